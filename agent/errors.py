@@ -1,0 +1,135 @@
+"""Every error the agent raises on purpose.
+
+    AgentError
+    ├── ConfigError             the configuration cannot be used
+    ├── HardwareError           the kernel or a driver refused
+    │   ├── DeviceGone          a device that should be there is not
+    │   ├── DriverUnavailable   a library or kernel subsystem is absent (NVML, RDMA)
+    │   └── NetlinkFailed       a netlink request was answered with an errno
+    ├── AllocationError         a unit cannot be granted
+    │   ├── UnknownUnit
+    │   └── UnitUnhealthy
+    ├── AttachmentError         a device cannot enter or leave a pod
+    │   ├── RequestInvalid      the CNI request or its netconf is wrong
+    │   ├── DeviceBusy          another live pod holds the device; trying again may help
+    │   └── IpamFailed          the delegated IPAM plugin failed
+    ├── LedgerError             the books cannot be read or written
+    └── Unavailable             a peer (kubelet, API server) does not answer
+
+Each class has a `reason`: one word that serves as metric label, log field and Event reason.
+Adapters translate their library's errors at their edge; a door (gRPC, CNI, HTTP, exit status)
+has one table from classes to its own codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class AgentError(Exception):
+    """Base of all errors raised on purpose."""
+
+    reason = "AgentError"
+
+
+class ConfigError(AgentError):
+    """The configuration cannot be used. Carries every problem found, path first."""
+
+    reason = "ConfigInvalid"
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        super().__init__(f"{source}: " + "; ".join(self.problems))
+
+
+class HardwareError(AgentError):
+    """The kernel or a driver refused what was asked of it."""
+
+    reason = "HardwareError"
+
+
+class DeviceGone(HardwareError):
+    """A device that should be there is not."""
+
+    reason = "DeviceGone"
+
+    def __init__(self, device: str, where: str) -> None:
+        self.device = device
+        super().__init__(f"{device} is gone: not found {where}")
+
+
+class DriverUnavailable(HardwareError):
+    """A library or kernel subsystem is absent on this node."""
+
+    reason = "DriverUnavailable"
+
+
+class NetlinkFailed(HardwareError):
+    """A netlink request was answered with an errno."""
+
+    reason = "NetlinkFailed"
+
+    def __init__(self, action: str, errno: int, text: str) -> None:
+        self.action = action
+        self.errno = errno
+        super().__init__(f"{action}: {text} (errno {errno})")
+
+
+class AllocationError(AgentError):
+    """A unit cannot be granted."""
+
+    reason = "AllocationError"
+
+
+class UnknownUnit(AllocationError):
+    """kubelet asked for a unit this resource never offered."""
+
+    reason = "UnknownUnit"
+
+
+class UnitUnhealthy(AllocationError):
+    """kubelet asked for a unit whose device cannot be handed out now."""
+
+    reason = "UnitUnhealthy"
+
+
+class AttachmentError(AgentError):
+    """A device cannot enter or leave a pod."""
+
+    reason = "AttachmentError"
+
+
+class RequestInvalid(AttachmentError):
+    """The CNI request or its network configuration is wrong; repeating it cannot help."""
+
+    reason = "RequestInvalid"
+
+
+class DeviceBusy(AttachmentError):
+    """Another live pod still holds the device; trying again later may help."""
+
+    reason = "DeviceBusy"
+
+
+class IpamFailed(AttachmentError):
+    """The delegated IPAM plugin failed. `code` is the CNI error code it gave, if any."""
+
+    reason = "IpamFailed"
+
+    def __init__(self, plugin: str, text: str, code: int | None = None) -> None:
+        self.plugin = plugin
+        self.code = code
+        super().__init__(f"IPAM plugin {plugin}: {text}")
+
+
+class LedgerError(AgentError):
+    """The books cannot be read or written."""
+
+    reason = "LedgerError"
+
+
+class Unavailable(AgentError):
+    """A peer (kubelet, API server, agent) does not answer."""
+
+    reason = "Unavailable"

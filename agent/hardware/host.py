@@ -1,0 +1,103 @@
+"""`Host`: the node's hardware behind one face, so that a simulated node can take its place.
+
+Everything above this package reaches the kernel through a Host. `agent.hardware.machine.Machine`
+is the real one; `agent.sim.machine` puts a recorded node in its place, on real kernel links.
+All methods block; call them from a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agent.model.allocation import NetnsId, VfSettings
+from agent.model.device import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A network interface as rtnetlink shows it."""
+
+    name: str
+    ifindex: int
+    mac: str
+    mtu: int
+    up: bool
+    """Administratively up (IFF_UP)."""
+    carrier: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChange:
+    """What to change about an interface while it moves. None: leave alone."""
+
+    name: str | None = None
+    mac: str | None = None
+    mtu: int | None = None
+    up: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    destination: str
+    """CIDR"""
+    gateway: str | None
+
+
+class Links(Protocol):
+    """Interfaces, in the host's network namespace and in pods'."""
+
+    def find(self, name: str, netns: int | None = None) -> Link | None:
+        """Look an interface up by name, in the host or in the namespace of a descriptor."""
+
+    def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
+        """Move a host interface into a namespace and apply the change, in one request if it can be."""
+
+    def move_out(self, link: Link, netns: int, change: LinkChange) -> None:
+        """Move an interface from a namespace back to the host and apply the change."""
+
+    def change(self, link: Link, change: LinkChange, netns: int | None = None) -> None:
+        """Change an interface where it is."""
+
+    def configure(self, ifname: str, netns: int, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
+        """Give a pod's interface its addresses (CIDR) and routes. Repeating it is harmless."""
+
+    def addresses(self, ifname: str, netns: int) -> tuple[str, ...]:
+        """List an interface's global addresses as CIDR."""
+
+
+class VfControl(Protocol):
+    """What PFs enforce on their VFs."""
+
+    def read(self, pf_netdev: str, vf_index: int) -> VfSettings:
+        """Read all settings of one VF. Raises HardwareError."""
+
+    def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
+        """Set those fields that are not None, and read them back. Raises HardwareError."""
+
+
+class Watch(Protocol):
+    def close(self) -> None:
+        """Stop watching."""
+
+
+class Host(Protocol):
+    """All of a node's hardware."""
+
+    root: Path
+    links: Links
+    vf_control: VfControl
+
+    def scan(self) -> Snapshot:
+        """Read the hardware. What cannot be read is named in the snapshot's problems."""
+
+    def find_netdev(self, device: str) -> Link | None:
+        """Find the interface of a PCI device in the host's namespace, live, whatever its name is now."""
+
+    def watch(self, on_event: Callable[[str], None]) -> Watch:
+        """Call `on_event(what)` from any thread at each kernel event that may change a scan's result."""
+
+    def netns_alive(self, netns: NetnsId, path: str) -> bool:
+        """Tell whether the namespace of that identity still exists at its path."""

@@ -1,0 +1,365 @@
+"""The ledger: what this node promised to kubelet and did to hardware.
+
+Owns ledger.db and every SQL statement. Knows nothing of gRPC, CNI or netlink.
+A row is written before the hardware is touched, so a crash leaves a row to undo, never a lost
+device. All statements run on one thread of the ledger's own, which also puts writes in order;
+the methods may be called from any thread but the event loop's (they wait for the disk).
+
+Durability: attachment and quarantine rows are on the disk before a method returns
+(`synchronous=FULL`), since IPAM leases outlive a power cut. Grants are handed to the kernel
+(`NORMAL`): they survive the death of the process, and after a power cut kubelet's PodResources
+tells them again; this keeps a slow disk out of pod admission.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent.errors import DeviceBusy, LedgerError
+from agent.model.allocation import (
+    Attachment,
+    AttachmentState,
+    Grant,
+    NetnsId,
+    Owner,
+    PodRef,
+    Quarantine,
+    Undo,
+    VfSettings,
+)
+
+SCHEMA_VERSION = 1
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Ledger:
+    """Open books. Use `Ledger.open`; close it when done."""
+
+    def __init__(self, path: Path, boot_id: str, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self.boot_id = boot_id
+        self.recovered_from: Path | None = None
+        """Where a damaged file was set aside at opening; None if there was none."""
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._listeners: list[Callable[[], None]] = []
+        self._db: sqlite3.Connection
+
+    @classmethod
+    def open(cls, path: Path, boot_id: str, clock: Callable[[], float] = time.time) -> Ledger:
+        """Open or create the ledger file.
+
+        A damaged file is set aside (`recovered_from` names it) and an empty one begun: kubelet's
+        PodResources and the kernel still know the rest. Raises LedgerError for a file written by a
+        newer version, and for a folder or disk that cannot be written.
+        """
+        ledger = cls(path, boot_id, clock)
+        try:
+            ledger._run(ledger._connect)
+        except BaseException:
+            ledger._thread.shutdown()
+            raise
+        return ledger
+
+    def close(self) -> None:
+        """Finish what is under way and close the file."""
+        self._run(lambda: self._db.close())
+        self._thread.shutdown()
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change, on the ledger's thread. It must not block or raise."""
+        self._listeners.append(listener)
+
+    # ------------------------------------------------------------------ grants
+
+    def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
+        """Record that kubelet was given these units (unit ID → device).
+
+        A unit that is granted already starts a new life without an owner: an init container's
+        unit is granted again to the main container, and kubelet frees units without a word.
+        """
+
+        def write() -> None:
+            now = self._clock()
+            self._db.executemany(
+                "INSERT INTO grants (unit_id, resource_name, device, granted_at) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (unit_id) DO UPDATE SET resource_name = excluded.resource_name,"
+                " device = excluded.device, granted_at = excluded.granted_at,"
+                " pod_namespace = NULL, pod_name = NULL, pod_uid = NULL",
+                [(unit, resource_name, device, now) for unit, device in units.items()],
+            )
+
+        self._write(write, durable=False)
+
+    def bind(self, unit_ids: Iterable[str], pod: PodRef) -> None:
+        """Name the pod that holds these granted units. Binding the same pod twice is a no-op."""
+        units = tuple(unit_ids)
+
+        def write() -> None:
+            self._db.executemany(
+                "UPDATE grants SET pod_namespace = ?, pod_name = ?, pod_uid = ? WHERE unit_id = ?",
+                [(pod.namespace, pod.name, pod.uid, unit) for unit in units],
+            )
+
+        self._write(write, durable=False)
+
+    def release(self, unit_ids: Iterable[str]) -> None:
+        """Forget the grants of these units: kubelet no longer counts them to any pod."""
+        units = [(unit,) for unit in unit_ids]
+        self._write(lambda: self._db.executemany("DELETE FROM grants WHERE unit_id = ?", units), durable=False)
+
+    def grants(self) -> tuple[Grant, ...]:
+        """List all grants, oldest first."""
+        rows = self._read("SELECT * FROM grants ORDER BY granted_at, unit_id")
+        return tuple(_grant(row) for row in rows)
+
+    # ------------------------------------------------------------- attachments
+
+    def begin_attach(
+        self,
+        owner: Owner,
+        *,
+        ifname: str,
+        device: str,
+        resource_name: str,
+        undo: Undo,
+        netns_path: str,
+        request: Mapping[str, Any],
+    ) -> Attachment:
+        """Write the *attaching* row. From its return on the hardware may be touched.
+
+        Raises DeviceBusy if any attachment of the device exists.
+        """
+
+        def write() -> Attachment:
+            now = self._clock()
+            try:
+                cursor = self._db.execute(
+                    "INSERT INTO attachments (container_id, cni_ifname, pod_namespace, pod_name, pod_uid,"
+                    " netns_device, netns_inode, netns_path, ifname, device, resource_name, state, undo,"
+                    " request, boot_id, since) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'attaching', ?, ?, ?, ?)",
+                    (
+                        owner.container_id,
+                        owner.cni_ifname,
+                        owner.pod.namespace,
+                        owner.pod.name,
+                        owner.pod.uid,
+                        owner.netns.device,
+                        owner.netns.inode,
+                        netns_path,
+                        ifname,
+                        device,
+                        resource_name,
+                        json.dumps(asdict(undo)),
+                        json.dumps(dict(request)),
+                        self.boot_id,
+                        now,
+                    ),
+                )
+            except sqlite3.IntegrityError as error:
+                raise DeviceBusy(f"{device} has an attachment in the ledger already") from error
+            assert cursor.lastrowid is not None
+            return Attachment(
+                attachment_id=cursor.lastrowid,
+                owner=owner,
+                ifname=ifname,
+                device=device,
+                resource_name=resource_name,
+                state=AttachmentState.ATTACHING,
+                undo=undo,
+                boot_id=self.boot_id,
+                netns_path=netns_path,
+                request=dict(request),
+                result=None,
+                since=now,
+            )
+
+        return self._write(write)
+
+    def finish_attach(self, attachment_ids: Iterable[int], result: Mapping[str, Any]) -> None:
+        """Turn *attaching* rows into *attached*, with the CNI result that will be answered."""
+        ids = tuple(attachment_ids)
+        text = json.dumps(dict(result))
+
+        def write() -> None:
+            now = self._clock()
+            for attachment_id in ids:
+                changed = self._db.execute(
+                    "UPDATE attachments SET state = 'attached', result = ?, since = ?"
+                    " WHERE attachment_id = ? AND state = 'attaching'",
+                    (text, now, attachment_id),
+                ).rowcount
+                if changed != 1:
+                    raise LedgerError(f"attachment {attachment_id} is not in state attaching")
+
+        self._write(write)
+
+    def begin_detach(self, attachment_ids: Iterable[int]) -> None:
+        """Mark rows *detaching*: a promise to undo them that survives a crash."""
+        ids = [(attachment_id,) for attachment_id in attachment_ids]
+
+        def write() -> None:
+            now = self._clock()
+            self._db.executemany(
+                "UPDATE attachments SET state = 'detaching', since = ? WHERE attachment_id = ?",
+                [(now, *row) for row in ids],
+            )
+
+        self._write(write)
+
+    def finish_detach(self, attachment_id: int, quarantine: str | None = None) -> None:
+        """Drop a row whose device is back; with a reason, withhold the device in the same step."""
+
+        def write() -> None:
+            row = self._db.execute("SELECT device FROM attachments WHERE attachment_id = ?", (attachment_id,))
+            found = row.fetchone()
+            self._db.execute("DELETE FROM attachments WHERE attachment_id = ?", (attachment_id,))
+            if quarantine is not None and found is not None:
+                self._db.execute(
+                    "INSERT OR IGNORE INTO quarantine VALUES (?, ?, ?)", (found["device"], quarantine, self._clock())
+                )
+
+        self._write(write)
+
+    def attachments(self) -> tuple[Attachment, ...]:
+        """List all attachments, oldest first."""
+        return self._attachments("")
+
+    def attachments_of(self, container_id: str, cni_ifname: str) -> tuple[Attachment, ...]:
+        """List what one CNI call's sandbox and interface owns."""
+        return self._attachments("WHERE container_id = ? AND cni_ifname = ?", container_id, cni_ifname)
+
+    def attachment_on(self, device: str) -> Attachment | None:
+        """Return the attachment of a device, whoever owns it."""
+        found = self._attachments("WHERE device = ?", device)
+        return found[0] if found else None
+
+    def _attachments(self, where: str, *values: str) -> tuple[Attachment, ...]:
+        sql = f"SELECT * FROM attachments {where} ORDER BY attachment_id"  # noqa: S608 -- literals from above only
+        return tuple(_attachment(row) for row in self._read(sql, values))
+
+    # -------------------------------------------------------------- quarantine
+
+    def quarantine(self, device: str, reason: str) -> None:
+        """Withhold a device. A device that is withheld already keeps its first reason."""
+        self._write(
+            lambda: self._db.execute(
+                "INSERT OR IGNORE INTO quarantine VALUES (?, ?, ?)", (device, reason, self._clock())
+            )
+        )
+
+    def end_quarantine(self, device: str) -> None:
+        """Offer a device again."""
+        self._write(lambda: self._db.execute("DELETE FROM quarantine WHERE device = ?", (device,)))
+
+    def quarantines(self) -> tuple[Quarantine, ...]:
+        """List the withheld devices, by address."""
+        rows = self._read("SELECT * FROM quarantine ORDER BY device")
+        return tuple(Quarantine(row["device"], row["reason"], row["since"]) for row in rows)
+
+    # ---------------------------------------------------------------- plumbing
+
+    def _run(self, work: Callable[[], T]) -> T:
+        try:
+            return self._thread.submit(work).result()
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self.path}: {error}: free space or repair the disk; nothing was changed") from error
+
+    def _read(self, sql: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
+        return self._run(lambda: self._db.execute(sql, values).fetchall())
+
+    def _write(self, work: Callable[[], T], durable: bool = True) -> T:
+        def transaction() -> T:
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                value = work()
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+            for listener in self._listeners:
+                listener()
+            return value
+
+        return self._run(transaction)
+
+    def _connect(self) -> None:
+        try:
+            self._db = self._open_file()
+        except sqlite3.OperationalError:
+            raise  # the folder or the disk, not the content
+        except sqlite3.DatabaseError as error:
+            aside = self.path.with_name(f"{self.path.name}.damaged-{int(self._clock())}")
+            log.error("the ledger is damaged; it is set aside and begun anew", extra={"path": str(aside)})
+            log.error("damage: %s", error)
+            for suffix in ("", "-wal", "-shm"):
+                part = self.path.with_name(self.path.name + suffix)
+                if part.exists():
+                    part.rename(aside.with_name(aside.name + suffix))
+            self.recovered_from = aside
+            self._db = self._open_file()
+
+    def _open_file(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, isolation_level=None)
+        try:
+            db.row_factory = sqlite3.Row
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            if (state := db.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(state)
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA_VERSION:
+                raise LedgerError(
+                    f"{self.path} was written by a newer nodefabric (format {version}, this one knows"
+                    f" {SCHEMA_VERSION}): install that version again, or move the file away with no pod on the node"
+                )
+            if version == 0:
+                schema = importlib.resources.files("agent").joinpath("schema.sql").read_text()
+                db.executescript(f"BEGIN; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+def _pod(row: sqlite3.Row) -> PodRef:
+    return PodRef(row["pod_namespace"], row["pod_name"], row["pod_uid"])
+
+
+def _grant(row: sqlite3.Row) -> Grant:
+    pod = _pod(row) if row["pod_name"] is not None else None
+    return Grant(row["unit_id"], row["resource_name"], row["device"], row["granted_at"], pod)
+
+
+def _attachment(row: sqlite3.Row) -> Attachment:
+    undo = json.loads(row["undo"])
+    undo["settings"] = VfSettings(**undo["settings"])
+    return Attachment(
+        attachment_id=row["attachment_id"],
+        owner=Owner(
+            row["container_id"], row["cni_ifname"], _pod(row), NetnsId(row["netns_device"], row["netns_inode"])
+        ),
+        ifname=row["ifname"],
+        device=row["device"],
+        resource_name=row["resource_name"],
+        state=AttachmentState(row["state"]),
+        undo=Undo(**undo),
+        boot_id=row["boot_id"],
+        netns_path=row["netns_path"],
+        request=json.loads(row["request"]),
+        result=json.loads(row["result"]) if row["result"] is not None else None,
+        since=row["since"],
+    )

@@ -1,0 +1,1 @@
+"""Pure values and decisions about devices. No I/O; imports nothing of ours but errors."""

@@ -1,0 +1,137 @@
+"""Who holds what: grants, owners, attachments, and the legal steps between their states.
+
+grant (kubelet Allocate) → bind (pod known) → attach (device in the pod) → detach → release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A unit that kubelet gave to some container. kubelet never says which, nor takes it back."""
+
+    unit_id: str
+    resource_name: str
+    device: str
+    """PCI address of the device behind the unit, or the GPU's UUID."""
+    granted_at: float
+    """Seconds since the epoch."""
+    pod: PodRef | None = None
+    """Known once CNI ADD or PodResources told."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodRef:
+    namespace: str
+    name: str
+    uid: str = ""
+    """Empty where the source (PodResources) does not tell."""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class NetnsId:
+    """Identity of a network namespace: device and inode of its nsfs file, never its path."""
+
+    device: int
+    inode: int
+
+    def __str__(self) -> str:
+        return f"{self.device}:{self.inode}"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who an attachment is for: one CNI call's sandbox and interface."""
+
+    container_id: str
+    cni_ifname: str
+    """CNI_IFNAME of the call. A chained call may make several interfaces under one of these."""
+    pod: PodRef
+    netns: NetnsId
+
+
+class AttachmentState(Enum):
+    ATTACHING = "attaching"
+    """Hardware may be touched in part; the undo record says how to get back."""
+    ATTACHED = "attached"
+    DETACHING = "detaching"
+    """Promised to be undone. The answer to DEL may be out already."""
+
+
+@dataclass(frozen=True, slots=True)
+class VfSettings:
+    """What a PF enforces on one VF. None: leave alone (in a change) or unknown (in a reading).
+
+    Rates are in Mbit/s, 0 for no limit. Source: rtnetlink IFLA_VF_* (include/uapi/linux/if_link.h).
+    """
+
+    mac: str | None = None
+    vlan: int | None = None
+    vlan_qos: int | None = None
+    vlan_proto: str | None = None
+    """802.1q or 802.1ad"""
+    min_tx_rate: int | None = None
+    max_tx_rate: int | None = None
+    spoofchk: bool | None = None
+    trust: bool | None = None
+    link_state: str | None = None
+    """auto, enable or disable"""
+
+    @property
+    def is_empty(self) -> bool:
+        return self == VfSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """All that is needed to put a VF back as it was found. Written before the first change."""
+
+    netdev: str
+    """Name in the host."""
+    mac: str
+    mtu: int
+    up: bool
+    pf_netdev: str | None = None
+    vf_index: int | None = None
+    settings: VfSettings = VfSettings()
+    """The PF's settings before; only fields that were about to be changed are set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """One device in one pod."""
+
+    attachment_id: int
+    owner: Owner
+    ifname: str
+    """Name of the interface inside the pod."""
+    device: str
+    """PCI address"""
+    resource_name: str
+    state: AttachmentState
+    undo: Undo
+    boot_id: str
+    netns_path: str
+    request: Mapping[str, Any]
+    """The effective network configuration (for IPAM DEL and CHECK)."""
+    result: Mapping[str, Any] | None
+    """The CNI result that was answered; None until attached."""
+    since: float
+    """Seconds since the epoch of the last state change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A device withheld from kubelet because its clean-up could not be verified."""
+
+    device: str
+    reason: str
+    since: float

@@ -1,0 +1,192 @@
+"""The node's hardware as frozen values.
+
+A `Snapshot` is what one scan saw. It is never changed: a later scan makes another one.
+PCI addresses are strings of the form `0000:3b:02.1` (domain:bus:device.function), lower case.
+NUMA nodes are integers; -1 means that the firmware did not say (kernel: drivers/base `numa_node`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from types import MappingProxyType
+
+NO_NUMA_NODE = -1
+
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+def is_pci_address(text: str) -> bool:
+    """Tell whether the text is a full PCI address in the kernel's spelling."""
+    return _PCI_ADDRESS.fullmatch(text) is not None
+
+
+class LinkLayer(Enum):
+    """Link layer of an RDMA port or netdev, in the words of sysfs `link_layer`."""
+
+    ETHERNET = "Ethernet"
+    INFINIBAND = "InfiniBand"
+    UNSPECIFIED = "Unspecified"
+
+
+@dataclass(frozen=True, slots=True)
+class Netdev:
+    """A network interface that sits in the host's network namespace."""
+
+    name: str
+    ifindex: int
+    mac: str
+    mtu: int
+    operstate: str
+    """up, down, dormant, unknown …: RFC 2863 states as /sys/class/net/*/operstate spells them."""
+    carrier: bool | None
+    """None while the interface is administratively down: the kernel then refuses to say."""
+    link_layer: LinkLayer
+    speed_mbps: int | None
+    phys_port_name: str = ""
+    """`p0` for an uplink, `pf0vf3` for a switchdev representor, else empty."""
+
+    @property
+    def is_representor(self) -> bool:
+        return "vf" in self.phys_port_name or "sf" in self.phys_port_name
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaPort:
+    number: int
+    state: str
+    """DOWN, INIT, ARMED, ACTIVE, ACTIVE_DEFER (include/rdma/ib_verbs.h, enum ib_port_state)."""
+    phys_state: str
+    link_layer: LinkLayer
+    rate_gbps: float
+    lid: int
+
+
+@dataclass(frozen=True, slots=True)
+class CharDevice:
+    """A character device of an RDMA device, as the container must see it."""
+
+    kind: str
+    """uverbs, umad or issm."""
+    path: str
+    """/dev/infiniband/uverbs0"""
+    port: int | None = None
+    """umad and issm exist once per port."""
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaDevice:
+    name: str
+    node_type: str
+    """CA, RNIC, usNIC, unspecified …: the text after the number in sysfs `node_type`."""
+    node_guid: str
+    sys_image_guid: str
+    fw_version: str
+    board_id: str
+    ports: tuple[RdmaPort, ...]
+    char_devices: tuple[CharDevice, ...]
+
+    def char_device(self, kind: str) -> tuple[CharDevice, ...]:
+        return tuple(c for c in self.char_devices if c.kind == kind)
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    address: str
+    path: tuple[str, ...]
+    """From the host bridge down: ("pci0000:3a", "0000:3a:00.0", …, own address)."""
+    pci_class: int
+    """24 bits: 0x020000 Ethernet, 0x020700 InfiniBand, 0x030200 3D controller."""
+    vendor: int
+    device: int
+    subsystem_vendor: int
+    subsystem_device: int
+    driver: str | None
+    numa_node: int
+    iommu_group: int | None
+    physfn: str | None = None
+    """PCI address of the PF, for a VF."""
+    vf_index: int | None = None
+    vfs: tuple[str, ...] = ()
+    """PCI addresses of a PF's VFs, by VF index."""
+    sriov_totalvfs: int = 0
+    netdevs: tuple[Netdev, ...] = ()
+    rdma_devices: tuple[RdmaDevice, ...] = ()
+
+    @property
+    def is_vf(self) -> bool:
+        return self.physfn is not None
+
+    @property
+    def is_pf(self) -> bool:
+        return self.sriov_totalvfs > 0
+
+    @property
+    def netdev(self) -> Netdev | None:
+        """The interface of this function itself, never a representor of one of its VFs."""
+        return next((n for n in self.netdevs if not n.is_representor), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    uuid: str
+    index: int
+    minor: int | None
+    pci_address: str
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    number: int
+    cpus: tuple[int, ...]
+    memory_bytes: int
+    hugepages: tuple[tuple[int, int], ...] = ()
+    """(page size in bytes, number of pages), by size."""
+    distances: tuple[int, ...] = ()
+    """SLIT distances to all nodes, in node order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something a scan could not read. The device concerned is left out or incomplete."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that one scan of the node saw.."""
+
+    devices: tuple[PciDevice, ...] = ()
+    """PCI devices with an inventory meaning (bridges left out), by address."""
+    gpus: tuple[Gpu, ...] = ()
+    numa_nodes: tuple[NumaNode, ...] = ()
+    rdma_cm: bool = False
+    """/dev/infiniband/rdma_cm exists."""
+    boot_id: str = ""
+    problems: tuple[Problem, ...] = ()
+    generation: int = field(default=0, compare=False)
+    """Counts changes; 0 before the first scan."""
+
+    @cached_property
+    def by_address(self) -> Mapping[str, PciDevice]:
+        return MappingProxyType({d.address: d for d in self.devices})
+
+    @cached_property
+    def gpu_by_uuid(self) -> Mapping[str, Gpu]:
+        return MappingProxyType({g.uuid: g for g in self.gpus})
+
+    def parent(self, device: PciDevice) -> PciDevice | None:
+        """The PF of a VF; None for anything else."""
+        return self.by_address.get(device.physfn) if device.physfn else None
+
+    def pf_netdev(self, device: PciDevice) -> Netdev | None:
+        """The PF's own interface, for a VF; the device's own, for anything else."""
+        owner = self.parent(device) or device
+        return owner.netdev

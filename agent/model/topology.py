@@ -1,0 +1,49 @@
+"""How near two devices are, from their PCI paths and NUMA nodes.
+
+The words are those of `nvidia-smi topo -m`; a smaller value is nearer.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from agent.model.device import NO_NUMA_NODE, PciDevice
+
+
+class Locality(IntEnum):
+    SELF = 0
+    PIX = 1
+    """At most one PCIe switch (or bridge) between them."""
+    PXB = 2
+    """Several switches, all below one root port."""
+    PHB = 3
+    """Through the host bridge: the same root complex."""
+    NODE = 4
+    """Between host bridges of one NUMA node."""
+    SYS = 5
+    """Across the link between NUMA nodes (or unknown)."""
+
+
+def locality(a: PciDevice, b: PciDevice) -> Locality:
+    """Tell how near two PCI devices are.
+
+    A VF's PCI path ends at its PF's port, so a VF is exactly as near as its PF.
+    Unknown NUMA nodes (-1) on different host bridges count as SYS: nothing says they are near.
+    """
+    if a.address == b.address:
+        return Locality.SELF
+    if a.path[:1] != b.path[:1]:
+        if a.numa_node == b.numa_node != NO_NUMA_NODE:
+            return Locality.NODE
+        return Locality.SYS
+    common = 0
+    for x, y in zip(a.path, b.path, strict=False):
+        if x != y:
+            break
+        common += 1
+    if common == 1:
+        return Locality.PHB
+    # Below the shared bridge hangs a switch's internal bus. One bridge down to each device
+    # is one switch; more bridges on either side are more switches.
+    bridges = (len(a.path) - 1 - common) + (len(b.path) - 1 - common)
+    return Locality.PIX if bridges <= 2 else Locality.PXB

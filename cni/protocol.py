@@ -1,0 +1,148 @@
+"""The frame that the relay and the agent exchange, and CNI's error codes.
+
+One connection carries one request and one answer. All integers are big-endian.
+
+    request   "NFC1"  u32 length  body            body = NAME=VALUE\\0 … NAME=VALUE\\0 \\0 stdin
+    answer    "NFC1"  u32 length  u8 exit  body   body = what the relay prints on stdout
+
+`length` counts what follows it. With the first byte of a request may come one descriptor
+(SCM_RIGHTS): the open network namespace of CNI_NETNS. A spooled DEL is a file that holds one
+request frame, without a descriptor. Standard library only: both ends of a test use it.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+MAGIC = b"NFC1"
+MAX_REQUEST = 1 << 20
+MAX_ANSWER = 4 << 20
+_HEAD = struct.Struct(">4sI")
+
+# Error codes of the CNI specification (1.1.0, section "Error") and our own, from 100 on.
+INCOMPATIBLE_VERSION = 1
+UNSUPPORTED_FIELD = 2
+UNKNOWN_CONTAINER = 3
+INVALID_ENVIRONMENT = 4
+IO_FAILURE = 5
+DECODING_FAILURE = 6
+INVALID_NETWORK_CONFIG = 7
+TRY_AGAIN_LATER = 11
+PLUGIN_NOT_AVAILABLE = 50
+HARDWARE_FAILED = 100
+IPAM_FAILED = 101
+LEDGER_FAILED = 102
+CHECK_FAILED = 103
+INTERNAL = 999
+
+
+class FrameInvalid(ValueError):
+    """The bytes are not a frame of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the runtime gave the relay. `netns` is an open descriptor the receiver must close."""
+
+    env: Mapping[str, str]
+    stdin: bytes
+    netns: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    exit: int
+    stdout: bytes
+
+
+def encode_request(request: Request) -> bytes:
+    """Make a request frame. The descriptor travels beside it."""
+    env = b"".join(f"{k}={v}".encode() + b"\0" for k, v in request.env.items())
+    body = env + b"\0" + request.stdin
+    return _HEAD.pack(MAGIC, len(body)) + body
+
+
+def decode_request(frame: bytes, netns: int | None = None) -> Request:
+    """Read a whole request frame. Raises FrameInvalid."""
+    body = _body(frame, MAX_REQUEST)
+    env: dict[str, str] = {}
+    at = 0
+    while True:
+        end = body.find(b"\0", at)
+        if end < 0:
+            raise FrameInvalid("the environment does not end")
+        if end == at:
+            break
+        name, equals, value = body[at:end].partition(b"=")
+        if not equals or not name:
+            raise FrameInvalid("an environment entry is not NAME=VALUE")
+        env[name.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
+        at = end + 1
+    return Request(MappingProxyType(env), body[at + 1 :], netns)
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """Make an answer frame."""
+    return _HEAD.pack(MAGIC, 1 + len(answer.stdout)) + bytes([answer.exit]) + answer.stdout
+
+
+def decode_answer(frame: bytes) -> Answer:
+    """Read a whole answer frame. Raises FrameInvalid."""
+    body = _body(frame, MAX_ANSWER)
+    if not body:
+        raise FrameInvalid("an answer has no exit status")
+    return Answer(body[0], body[1:])
+
+
+def _body(frame: bytes, limit: int) -> bytes:
+    if len(frame) < _HEAD.size:
+        raise FrameInvalid("shorter than a frame's head")
+    magic, length = _HEAD.unpack_from(frame)
+    if magic != MAGIC:
+        raise FrameInvalid(f"begins with {magic!r}, not {MAGIC!r}")
+    if length > limit or length != len(frame) - _HEAD.size:
+        raise FrameInvalid(f"says {length} bytes, has {len(frame) - _HEAD.size} (limit {limit})")
+    return frame[_HEAD.size :]
+
+
+def receive_request(connection: socket.socket) -> Request:
+    """Read one request and its descriptor, if one came. Raises FrameInvalid or OSError (timeout)."""
+    data, netns = _receive_with_descriptor(connection)
+    try:
+        while len(data) < _HEAD.size or len(data) < _HEAD.size + _expected(data):
+            more = connection.recv(65536)
+            if not more:
+                raise FrameInvalid("the connection ended inside a frame")
+            data += more
+        return decode_request(data, netns)
+    except BaseException:
+        if netns is not None:
+            os.close(netns)
+        raise
+
+
+def _expected(data: bytes) -> int:
+    magic, length = _HEAD.unpack_from(data)
+    if magic != MAGIC or length > MAX_REQUEST:
+        raise FrameInvalid(f"begins with {magic!r} and says {length} bytes (limit {MAX_REQUEST})")
+    return int(length)
+
+
+def _receive_with_descriptor(connection: socket.socket) -> tuple[bytes, int | None]:
+    size = array.array("i").itemsize
+    data, control, flags, _ = connection.recvmsg(65536, socket.CMSG_SPACE(4 * size), socket.MSG_CMSG_CLOEXEC)
+    received = array.array("i")
+    for level, kind, payload in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(payload[: len(payload) - len(payload) % size])
+    if not data or len(received) > 1 or flags & socket.MSG_CTRUNC:
+        for fd in received:
+            os.close(fd)
+        raise FrameInvalid("empty" if not data else "more than one descriptor came")
+    return data, received[0] if received else None
