@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agent.model.allocation import NetnsId, VfSettings
+from agent.model.allocation import VfSettings
 from agent.model.device import Snapshot
 
 
@@ -27,6 +27,8 @@ class Link:
     up: bool
     """Administratively up (IFF_UP)."""
     carrier: bool
+    device: str | None = None
+    """Bus address of the device below it, where the kernel tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,9 @@ class Links(Protocol):
 
     def find(self, name: str, netns: int | None = None) -> Link | None:
         """Look an interface up by name, in the host or in the namespace of a descriptor."""
+
+    def find_device(self, device: str, netns: int | None = None) -> Link | None:
+        """Look for the interface of a device, whatever its name is. Lists all interfaces there."""
 
     def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
         """Move a host interface into a namespace and apply the change, in one request if it can be."""
@@ -99,5 +104,5 @@ class Host(Protocol):
     def watch(self, on_event: Callable[[str], None]) -> Watch:
         """Call `on_event(what)` from any thread at each kernel event that may change a scan's result."""
 
-    def netns_alive(self, netns: NetnsId, path: str) -> bool:
-        """Tell whether the namespace of that identity still exists at its path."""
+    def close(self) -> None:
+        """Let go of sockets and threads."""

@@ -1,0 +1,297 @@
+"""Interfaces and VF settings through rtnetlink (pyroute2).
+
+A pyroute2 socket belongs to the thread that opened it and to the namespace that thread was in.
+So requests in the host's namespace go through one socket on one thread; a request inside a pod's
+namespace opens a socket of its own on a thread that entered it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from agent.errors import HardwareError, NetlinkFailed
+from agent.hardware import netns as namespaces
+from agent.hardware.host import Link, LinkChange, Route
+from agent.model.allocation import VfSettings
+
+IFF_UP = 0x1
+IFF_LOWER_UP = 0x10000
+RTEXT_FILTER_VF = 1
+RTEXT_FILTER_SKIP_STATS = 8
+RT_SCOPE_UNIVERSE = 0
+VLAN_PROTOCOLS = {"802.1q": 0x8100, "802.1ad": 0x88A8}
+LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_{AUTO,ENABLE,DISABLE}
+
+T = TypeVar("T")
+
+
+def parent_device(message: Any) -> str | None:
+    """Return the bus address of the device below an interface (Linux 5.14 and later tell it)."""
+    name: str | None = message.get_attr("IFLA_PARENT_DEV_NAME")
+    return name
+
+
+class Netlink:
+    """`host.Links` and `host.VfControl` on the real kernel."""
+
+    def __init__(self, device_of: Callable[[Any], str | None] = parent_device) -> None:
+        """`device_of` names the device of a link message; a simulated node has another rule."""
+        self._device_of = device_of
+        self._host_netns = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="netlink")
+        self._socket: IPRoute | None = None
+
+    def close(self) -> None:
+        """Close the socket and end its thread."""
+        self._thread.submit(self._close_socket).result()
+        self._thread.shutdown()
+        os.close(self._host_netns)
+
+    # ------------------------------------------------------------------- links
+
+    def find(self, name: str, netns: int | None = None) -> Link | None:
+        """Look an interface up by name."""
+        return self._run(netns, lambda ipr: self._find(ipr, name))
+
+    def find_device(self, device: str, netns: int | None = None) -> Link | None:
+        """Look for the interface of a device, whatever its name is. Lists all interfaces there."""
+        return self.by_device(netns).get(device)
+
+    def by_device(self, netns: int | None = None) -> dict[str, Link]:
+        """List the interfaces that have a device below them, by its bus address."""
+
+        def dump(ipr: IPRoute) -> dict[str, Link]:
+            with _translated("list interfaces"):
+                links = [self._link(message) for message in ipr.link("dump")]
+            return {link.device: link for link in links if link.device is not None}
+
+        return self._run(netns, dump)
+
+    def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
+        """Move a host interface into a namespace and apply the change.
+
+        One RTM_NEWLINK does it all: the kernel moves first and changes the rest there, so the
+        pod's namespace need not be entered (net/core/rtnetlink.c, do_setlink). Should it refuse the
+        rest after the move, the interface is in the namespace; the caller's undo looks for it there.
+        """
+        self._run(None, lambda ipr: _move(ipr, link, netns, change))
+
+    def move_out(self, link: Link, netns: int, change: LinkChange) -> None:
+        """Move an interface from a namespace back to the host and apply the change."""
+        self._run(netns, lambda ipr: _move(ipr, link, self._host_netns, change))
+
+    def change(self, link: Link, change: LinkChange, netns: int | None = None) -> None:
+        """Change an interface where it is."""
+
+        def apply(ipr: IPRoute) -> None:
+            with _translated(f"change interface {link.name}"):
+                if link.up and change.name is not None:
+                    ipr.link("set", index=link.ifindex, state="down")  # before Linux 6.2 a rename needs that
+                ipr.link("set", index=link.ifindex, **_attributes(change))
+
+        self._run(netns, apply)
+
+    def configure(self, ifname: str, netns: int, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
+        """Give a pod's interface its addresses and routes."""
+
+        def apply(ipr: IPRoute) -> None:
+            link = self._find(ipr, ifname)
+            if link is None:
+                raise HardwareError(f"interface {ifname} is not in the pod's namespace")
+            for cidr in addresses:
+                address, _, prefix = cidr.partition("/")
+                with _translated(f"add address {cidr} to {ifname}"):
+                    # NODAD: the pod may use the address at once; IPAM says it is unique.
+                    flags = {"flags": 0x02} if ":" in address else {}
+                    ipr.addr("replace", index=link.ifindex, address=address, prefixlen=int(prefix), **flags)
+            for route in routes:
+                spec: dict[str, Any] = {"dst": route.destination, "oif": link.ifindex}
+                if route.gateway is not None:
+                    spec["gateway"] = route.gateway
+                with _translated(f"add route {route.destination} via {route.gateway or ifname}"):
+                    ipr.route("replace", **spec)
+
+        self._run(netns, apply)
+
+    def addresses(self, ifname: str, netns: int) -> tuple[str, ...]:
+        """List an interface's global addresses as CIDR."""
+
+        def read(ipr: IPRoute) -> tuple[str, ...]:
+            link = self._find(ipr, ifname)
+            if link is None:
+                return ()
+            with _translated(f"list addresses of {ifname}"):
+                messages = list(ipr.addr("dump", index=link.ifindex, scope=RT_SCOPE_UNIVERSE))
+            return tuple(f"{m.get_attr('IFA_ADDRESS')}/{m['prefixlen']}" for m in messages)
+
+        return self._run(netns, read)
+
+    # ------------------------------------------------------------- VF settings
+
+    def read(self, pf_netdev: str, vf_index: int) -> VfSettings:
+        """Read what a PF enforces on one VF.
+
+        rtnetlink can only list all VFs of a PF at once, so this is not for the common path of
+        a VF whose settings nobody asked to change.
+        """
+
+        def query(ipr: IPRoute) -> VfSettings:
+            with _translated(f"read VF {vf_index} of {pf_netdev}"):
+                messages = list(ipr.link("get", ifname=pf_netdev, ext_mask=RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS))
+            for message in messages:
+                vfs = message.get_attr("IFLA_VFINFO_LIST")
+                for info in vfs.get_attrs("IFLA_VF_INFO") if vfs is not None else ():
+                    mac = info.get_attr("IFLA_VF_MAC")
+                    if mac is not None and mac["vf"] == vf_index:
+                        return _settings(info)
+            raise HardwareError(f"{pf_netdev} has no VF {vf_index}: look at its sriov_numvfs")
+
+        return self._run(None, query)
+
+    def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
+        """Set those settings that are not None, one by one, then read them back.
+
+        Drivers set a MAC asynchronously or refuse single attributes; one request per attribute
+        tells which it was, and the reading tells whether it holds.
+        """
+        before = self.read(pf_netdev, vf_index)
+
+        def send(ipr: IPRoute) -> None:
+            pf = self._find(ipr, pf_netdev)
+            if pf is None:
+                raise HardwareError(f"PF interface {pf_netdev} is gone")
+            for what, attribute in _vf_attributes(settings, before):
+                with _translated(f"set {what} of VF {vf_index} on {pf_netdev}"):
+                    ipr.link("set", index=pf.ifindex, vf={"vf": vf_index, **attribute})
+
+        self._run(None, send)
+        after = self.read(pf_netdev, vf_index)
+        for name in VfSettings.__dataclass_fields__:
+            wanted, found = getattr(settings, name), getattr(after, name)
+            if wanted is not None and found is not None and wanted != found:
+                raise HardwareError(
+                    f"VF {vf_index} of {pf_netdev}: {name} was set to {wanted!r} without an error but is {found!r}"
+                )
+
+    # ---------------------------------------------------------------- plumbing
+
+    def _find(self, ipr: IPRoute, name: str) -> Link | None:
+        try:
+            messages = list(ipr.link("get", ifname=name))
+        except NetlinkError as error:
+            if error.code == errno.ENODEV:
+                return None
+            raise NetlinkFailed(f"look up interface {name}", error.code, os.strerror(error.code)) from error
+        return self._link(messages[0]) if messages else None
+
+    def _link(self, message: Any) -> Link:
+        return Link(
+            name=message.get_attr("IFLA_IFNAME"),
+            ifindex=message["index"],
+            mac=message.get_attr("IFLA_ADDRESS") or "",
+            mtu=message.get_attr("IFLA_MTU") or 0,
+            up=bool(message["flags"] & IFF_UP),
+            carrier=bool(message["flags"] & IFF_LOWER_UP),
+            device=self._device_of(message),
+        )
+
+    def _run(self, netns: int | None, work: Callable[[IPRoute], T]) -> T:
+        if netns is None:
+            return self._thread.submit(lambda: work(self._open_socket())).result()
+
+        def inside() -> T:
+            with IPRoute() as ipr:
+                return work(ipr)
+
+        return namespaces.run_in(netns, inside)
+
+    def _open_socket(self) -> IPRoute:
+        if self._socket is None:
+            self._socket = IPRoute()
+        return self._socket
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+@contextmanager
+def _translated(action: str) -> Iterator[None]:
+    try:
+        yield
+    except NetlinkError as error:
+        raise NetlinkFailed(action, error.code, os.strerror(error.code)) from error
+    except OSError as error:
+        raise NetlinkFailed(action, error.errno or 0, error.strerror or str(error)) from error
+
+
+def _attributes(change: LinkChange) -> dict[str, Any]:
+    wanted: dict[str, Any] = {"ifname": change.name, "address": change.mac, "mtu": change.mtu}
+    if change.up is not None:
+        wanted["state"] = "up" if change.up else "down"
+    return {key: value for key, value in wanted.items() if value is not None}
+
+
+def _move(ipr: IPRoute, link: Link, target: int, change: LinkChange) -> None:
+    name = f" as {change.name}" if change.name else ""
+    with _translated(f"move interface {link.name}{name} to another network namespace"):
+        ipr.link("set", index=link.ifindex, net_ns_fd=target, **_attributes(change))
+
+
+def _settings(info: Any) -> VfSettings:
+    def value(attribute: str, key: str) -> Any:
+        nla = info.get_attr(attribute)
+        return None if nla is None else nla[key]
+
+    vlans = info.get_attr("IFLA_VF_VLAN_LIST")
+    vlan = vlans.get_attr("IFLA_VF_VLAN_INFO") if vlans is not None else info.get_attr("IFLA_VF_VLAN")
+    protocol = next((n for n, v in VLAN_PROTOCOLS.items() if vlan is not None and vlan.get("proto") == v), None)
+    spoofchk = _flag(value("IFLA_VF_SPOOFCHK", "spoofchk"))
+    trust = _flag(value("IFLA_VF_TRUST", "trust"))
+    state = value("IFLA_VF_LINK_STATE", "link_state")
+    return VfSettings(
+        mac=value("IFLA_VF_MAC", "mac"),
+        vlan=vlan["vlan"] if vlan is not None else None,
+        vlan_qos=vlan["qos"] if vlan is not None else None,
+        vlan_proto=protocol,
+        min_tx_rate=value("IFLA_VF_RATE", "min_tx_rate"),
+        max_tx_rate=value("IFLA_VF_RATE", "max_tx_rate"),
+        spoofchk=spoofchk,
+        trust=trust,
+        link_state=LINK_STATES[state] if state is not None and state < len(LINK_STATES) else None,
+    )
+
+
+def _flag(value: int | None) -> bool | None:
+    """The kernel says 0xffffffff where a driver does not tell."""
+    return bool(value) if value in (0, 1) else None
+
+
+def _vf_attributes(settings: VfSettings, before: VfSettings) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield one netlink attribute for each group of settings that is to be changed."""
+    if settings.vlan is not None or settings.vlan_qos is not None or settings.vlan_proto is not None:
+        vlan = settings.vlan if settings.vlan is not None else before.vlan or 0
+        qos = settings.vlan_qos if settings.vlan_qos is not None else before.vlan_qos or 0
+        proto = VLAN_PROTOCOLS[settings.vlan_proto or before.vlan_proto or "802.1q"]
+        yield f"VLAN {vlan}", {"vlan": [{"vlan": vlan, "qos": qos, "proto": proto}]}
+    if settings.mac is not None:
+        yield f"MAC {settings.mac}", {"mac": settings.mac}
+    if settings.min_tx_rate is not None or settings.max_tx_rate is not None:
+        low = settings.min_tx_rate if settings.min_tx_rate is not None else before.min_tx_rate or 0
+        high = settings.max_tx_rate if settings.max_tx_rate is not None else before.max_tx_rate or 0
+        yield f"rate {low}..{high} Mbit/s", {"rate": {"min_tx_rate": low, "max_tx_rate": high}}
+    if settings.spoofchk is not None:
+        yield f"spoofchk {settings.spoofchk}", {"spoofchk": int(settings.spoofchk)}
+    if settings.trust is not None:
+        yield f"trust {settings.trust}", {"trust": int(settings.trust)}
+    if settings.link_state is not None:
+        yield f"link state {settings.link_state}", {"link_state": LINK_STATES.index(settings.link_state)}

@@ -1,0 +1,134 @@
+"""Real kernel links for a simulated node: each PF and VF is one end of a veth pair.
+
+The other ends are ports of one bridge in a network namespace of its own, the fabric; so pods that
+hold VFs really talk to each other, and moving a VF is the kernel's real move. A link's alias holds
+the PCI address it stands for. Unlike a VF, a veth end dies with the namespace it is in; `revive`
+then does what the kernel does for hardware: the device is in the host again, under another name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute
+
+from agent.hardware import netns as namespaces
+from agent.model.device import LinkLayer, Snapshot
+
+BRIDGE = "fabric"
+
+
+def device_of(message: Any) -> str | None:
+    """Return the PCI address that a link of the simulation stands for."""
+    alias: str | None = message.get_attr("IFLA_IFALIAS")
+    return alias or None
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One simulated device's place in the fabric."""
+
+    device: str
+    netdev: str
+    mac: str
+    mtu: int
+    port: str
+    """Name of the peer in the fabric's namespace."""
+
+
+class Fabric:
+    """The links of one simulated node, described by files in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._netns_path = folder / "fabric.netns"
+        document = json.loads((folder / "links.json").read_text())
+        self.ports: Mapping[str, Port] = {device: Port(**port) for device, port in document.items()}
+
+    @classmethod
+    def build(cls, folder: Path, snapshot: Snapshot) -> Fabric:
+        """Make the fabric and a link for every Ethernet interface of the snapshot."""
+        (folder / "fabric.netns").touch()
+        subprocess.run(
+            ["/usr/bin/unshare", f"--net={folder / 'fabric.netns'}", "true"], check=True, stdin=subprocess.DEVNULL
+        )
+        ports = {
+            device.address: Port(device.address, netdev.name, netdev.mac, netdev.mtu, f"port{number}")
+            for number, device in enumerate(snapshot.devices)
+            if (netdev := device.netdev) is not None and netdev.link_layer is LinkLayer.ETHERNET
+        }
+        (folder / "links.json").write_text(json.dumps({d: asdict(p) for d, p in ports.items()}, indent=1))
+        fabric = cls(folder)
+        with fabric._open() as netns:
+            namespaces.run_in(netns, _make_bridge)
+            with IPRoute() as ipr:
+                for port in ports.values():
+                    _make_link(ipr, netns, port, port.netdev)
+            namespaces.run_in(netns, _plug_all)
+        return fabric
+
+    def revive(self, devices: Collection[str]) -> bool:
+        """Make those links anew that died with a namespace. Tell whether there were any."""
+        ports = [self.ports[device] for device in devices if device in self.ports]
+        if not ports:
+            return False
+        with self._open() as netns:
+            alive = namespaces.run_in(netns, _names)
+            dead = [port for port in ports if port.port not in alive]
+            with IPRoute() as ipr:
+                for port in dead:
+                    _make_link(ipr, netns, port, f"dev{port.port.removeprefix('port')}")
+            if dead:
+                namespaces.run_in(netns, _plug_all)
+        return bool(dead)
+
+    @contextmanager
+    def _open(self) -> Iterator[int]:
+        netns = os.open(self._netns_path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield netns
+        finally:
+            os.close(netns)
+
+
+def _make_bridge() -> None:
+    with IPRoute() as ipr:
+        ipr.link("add", ifname=BRIDGE, kind="bridge", br_forward_delay=0)
+        ipr.link("set", index=_index(ipr, BRIDGE), state="up")
+
+
+def _make_link(ipr: IPRoute, fabric: int, port: Port, name: str) -> None:
+    ipr.link(
+        "add",
+        ifname=name,
+        kind="veth",
+        address=port.mac,
+        mtu=port.mtu,
+        peer={"ifname": port.port, "net_ns_fd": fabric, "mtu": 65535},
+    )
+    ipr.link("set", index=_index(ipr, name), ifalias=port.device)
+
+
+def _plug_all() -> None:
+    """Join all loose ports to the bridge."""
+    with IPRoute() as ipr:
+        bridge = _index(ipr, BRIDGE)
+        for link in list(ipr.link("dump")):
+            name = link.get_attr("IFLA_IFNAME")
+            if name.startswith("port") and link.get_attr("IFLA_MASTER") is None:
+                ipr.link("set", index=link["index"], master=bridge, state="up")
+
+
+def _names() -> frozenset[str]:
+    with IPRoute() as ipr:
+        return frozenset(link.get_attr("IFLA_IFNAME") for link in ipr.link("dump"))
+
+
+def _index(ipr: IPRoute, name: str) -> int:
+    return int(ipr.link_lookup(ifname=name)[0])

@@ -1,0 +1,151 @@
+"""A recorded node as a `Host`: its sysfs from a file, its interfaces real kernel links."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from agent.errors import HardwareError
+from agent.hardware import sysfs
+from agent.hardware.host import Link, Watch
+from agent.hardware.netlink import Netlink
+from agent.hardware.uevents import Uevents
+from agent.model.allocation import VfSettings
+from agent.model.device import Gpu, Netdev, PciDevice, Snapshot
+from agent.sim import fabric, recorded
+from agent.sim.fabric import Fabric
+
+IGB_LIKE = VfSettings(
+    mac="00:00:00:00:00:00",
+    vlan=0,
+    vlan_qos=0,
+    vlan_proto="802.1q",
+    min_tx_rate=0,
+    max_tx_rate=0,
+    spoofchk=True,
+    trust=False,
+    link_state="auto",
+)
+
+
+class RecordedVfControl:
+    """VF settings in a file: a veth has no PF that could enforce them. Any process can look at it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, pf_netdev: str, vf_index: int) -> VfSettings:
+        """Read all settings of one VF."""
+        return VfSettings(**self._load().get(f"{pf_netdev}/{vf_index}", asdict(IGB_LIKE)))
+
+    def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
+        """Set those fields that are not None."""
+        with open(self._path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            document = self._load()
+            changed = {k: v for k, v in asdict(settings).items() if v is not None}
+            document[f"{pf_netdev}/{vf_index}"] = asdict(self.read(pf_netdev, vf_index)) | changed
+            fresh = self._path.with_suffix(".new")
+            fresh.write_text(json.dumps(document, indent=1))
+            os.rename(fresh, self._path)
+
+    def _load(self) -> dict[str, dict[str, object]]:
+        try:
+            document: dict[str, dict[str, object]] = json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise HardwareError(f"the simulated VF settings {self._path} cannot be read: {error}") from error
+        return document
+
+
+@dataclass(frozen=True)
+class SimulatedMachine:
+    """A node from a file, in a folder of its own, in the network namespace of this process."""
+
+    root: Path
+    links: Netlink
+    vf_control: RecordedVfControl
+    gpus: tuple[Gpu, ...]
+    fabric: Fabric | None
+
+    @classmethod
+    def create(cls, folder: Path, node: recorded.Node, *, with_links: bool = True) -> None:
+        """Lay a recorded node out in a folder and make its links. `open` then opens it, in any process."""
+        root = folder / "root"
+        root.mkdir(parents=True)
+        recorded.unpack(node, root)
+        (folder / "gpus.json").write_text(json.dumps([asdict(gpu) for gpu in node.gpus]))
+        if with_links:
+            Fabric.build(folder, sysfs.scan(root))
+
+    @classmethod
+    def open(cls, folder: Path) -> SimulatedMachine:
+        """Open a node that `create` laid out."""
+        gpus = tuple(Gpu(**gpu) for gpu in json.loads((folder / "gpus.json").read_text()))
+        built = Fabric(folder) if (folder / "links.json").exists() else None
+        return cls(
+            folder / "root", Netlink(fabric.device_of), RecordedVfControl(folder / "vf-settings.json"), gpus, built
+        )
+
+    def scan(self) -> Snapshot:
+        """Read the recorded sysfs, and the real links in place of the recorded interfaces."""
+        snapshot = replace(sysfs.scan(self.root), gpus=self.gpus)
+        if self.fabric is None:
+            return snapshot
+        simulated = {d.address for d in snapshot.devices if d.address in self.fabric.ports}
+        links = self.links.by_device()
+        if self.fabric.revive(simulated - links.keys()):
+            links = self.links.by_device()
+        return replace(
+            snapshot,
+            devices=tuple(
+                _with_link(d, links.get(d.address)) if d.address in simulated else d for d in snapshot.devices
+            ),
+        )
+
+    def find_netdev(self, device: str) -> Link | None:
+        """Find the link that stands for a PCI device, in the host's namespace."""
+        if self.fabric is None or device not in self.fabric.ports or not self._present(device):
+            return None
+        link = self.links.find(self.fabric.ports[device].netdev)
+        if link is not None and link.device == device:
+            return link
+        link = self.links.find_device(device)
+        if link is None and self.fabric.revive([device]):
+            link = self.links.find_device(device)
+        return link
+
+    def _present(self, device: str) -> bool:
+        return (self.root / "sys/bus/pci/devices" / device).exists()
+
+    def watch(self, on_event: Callable[[str], None]) -> Watch:
+        """Call `on_event` at link events; the recorded sysfs itself never changes unasked."""
+        return Uevents(on_event)
+
+    def close(self) -> None:
+        """Let go of sockets and threads."""
+        self.links.close()
+
+
+def _with_link(device: PciDevice, link: Link | None) -> PciDevice:
+    recorded_netdev = device.netdev
+    if link is None or recorded_netdev is None:
+        return replace(device, netdevs=())
+    return replace(device, netdevs=(_netdev(link, recorded_netdev),))
+
+
+def _netdev(link: Link, recorded_netdev: Netdev) -> Netdev:
+    return replace(
+        recorded_netdev,
+        name=link.name,
+        ifindex=link.ifindex,
+        mac=link.mac,
+        mtu=link.mtu,
+        operstate="up" if link.carrier else "down",
+        carrier=link.carrier if link.up else None,
+    )

@@ -1,0 +1,72 @@
+"""CNI results: built, joined to a previous plugin's, in the shape of the asked version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent.hardware.host import Route
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    name: str
+    mac: str
+    mtu: int
+    sandbox: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """What an IPAM plugin answered."""
+
+    ips: tuple[Mapping[str, Any], ...] = ()
+    """Each with `address` (CIDR) and, at times, `gateway`."""
+    routes: tuple[Mapping[str, Any], ...] = ()
+    dns: Mapping[str, Any] | None = None
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(ip["address"] for ip in self.ips)
+
+    def kernel_routes(self) -> tuple[Route, ...]:
+        """The routes for the kernel; one without a gateway takes that of the first lease of its family."""
+        found = []
+        for route in self.routes:
+            family = ":" in route["dst"]
+            default = next(
+                (ip["gateway"] for ip in self.ips if ip.get("gateway") and (":" in ip["address"]) == family), None
+            )
+            found.append(Route(route["dst"], route.get("gw") or default))
+        return tuple(found)
+
+
+def build(version: str, previous: Mapping[str, Any] | None, made: Sequence[tuple[Interface, Leases]]) -> dict[str, Any]:
+    """Make the result of an ADD: what came before, and our interfaces with their addresses after it."""
+    result: dict[str, Any] = dict(previous or {})
+    interfaces = list(result.get("interfaces") or [])
+    ips = list(result.get("ips") or [])
+    routes = list(result.get("routes") or [])
+    dns = result.get("dns") or {}
+    for interface, leases in made:
+        entry: dict[str, Any] = {"name": interface.name, "mac": interface.mac, "sandbox": interface.sandbox}
+        if version == "1.1.0":
+            entry |= {"mtu": interface.mtu, "pciID": interface.device}
+        interfaces.append(entry)
+        for ip in leases.ips:
+            lease = {"interface": len(interfaces) - 1, "address": ip["address"]}
+            if version.startswith("0."):
+                lease["version"] = "6" if ":" in ip["address"] else "4"
+            if ip.get("gateway"):
+                lease["gateway"] = ip["gateway"]
+            ips.append(lease)
+        routes.extend(dict(route) for route in leases.routes)
+        dns = dns or leases.dns or {}
+    result |= {"cniVersion": version, "interfaces": interfaces, "dns": dict(dns)}
+    if ips:
+        result["ips"] = ips
+    if routes:
+        result["routes"] = routes
+    return result

@@ -1,0 +1,174 @@
+"""Mode `vf`: one Ethernet VF into a pod and back.
+
+Entering: settings on the PF, then the interface. Leaving works from any point in between, and may
+be repeated: it looks at where the device is and brings it to what the undo record says. So the same
+code serves DEL, a failed ADD, and the reconciler after a crash.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields, replace
+
+from agent.errors import DeviceGone, HardwareError, NetlinkFailed
+from agent.hardware.host import Host, Link, LinkChange
+from agent.model.allocation import Attachment, Undo, VfSettings
+from agent.model.device import Snapshot
+
+RETURN_SECONDS = 2.0
+"""How long the kernel may take to bring back an interface from a namespace that went away."""
+EEXIST = 17
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What entering needs to know, found out before anything is changed."""
+
+    link: Link
+    undo: Undo
+    settings: VfSettings
+    change: LinkChange
+
+
+def plan(host: Host, snapshot: Snapshot, device: str, ifname: str, settings: VfSettings, mtu: int | None) -> Plan:
+    """Find the device and record how it is now. Changes nothing.
+
+    Raises DeviceGone for a device that vanished, HardwareError for one without an interface.
+    """
+    facts = snapshot.by_address.get(device)
+    if facts is None:
+        raise DeviceGone(device, "among the node's PCI devices; its PF's sriov_numvfs may have been changed")
+    link = host.find_netdev(device)
+    if link is None:
+        raise HardwareError(
+            f"{device} has no interface in the host (driver {facts.driver or 'none'}):"
+            " it needs a network driver, or sits in another namespace"
+        )
+    change = LinkChange(name=ifname, mac=settings.mac, mtu=mtu, up=True)
+    undo = Undo(netdev=link.name, mac=link.mac, mtu=link.mtu, up=link.up)
+    if settings.is_empty or (settings == VfSettings(mac=settings.mac) and facts.physfn is None):
+        return Plan(link, undo, VfSettings(), change)
+    pf = snapshot.pf_netdev(facts)
+    if facts.vf_index is None or pf is None:
+        raise HardwareError(f"{device} is not a VF whose PF has an interface: VLAN, rates and the like cannot be set")
+    before = host.vf_control.read(pf.name, facts.vf_index)
+    undo = replace(undo, pf_netdev=pf.name, vf_index=facts.vf_index, settings=_only(before, settings))
+    return Plan(link, undo, settings, change)
+
+
+def enter(host: Host, planned: Plan, netns: int) -> None:
+    """Set the VF up on its PF and move its interface into the namespace."""
+    undo = planned.undo
+    if not planned.settings.is_empty and undo.pf_netdev is not None and undo.vf_index is not None:
+        host.vf_control.apply(undo.pf_netdev, undo.vf_index, planned.settings)
+    try:
+        host.links.move_in(planned.link, netns, planned.change)
+    except NetlinkFailed as error:
+        if error.errno == EEXIST:
+            raise NetlinkFailed(error.action, EEXIST, "an interface of that name is in the pod already") from error
+        raise
+
+
+def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
+    """Bring a VF back to the host as it was found, from wherever it is, and verify it.
+
+    A device that no longer exists is success. `netns` is the pod's namespace if it is still open.
+    Raises HardwareError if the device is not (verifiably) back.
+    """
+    undo = attachment.undo
+    if not _exists(host, attachment.device):
+        return
+    link = host.find_netdev(attachment.device)
+    if link is None and netns is not None:
+        _bring_out(host, attachment, netns)
+        link = host.find_netdev(attachment.device)
+    if link is None:
+        link = _await_return(host, attachment.device)
+    if undo.pf_netdev is not None and undo.vf_index is not None and not undo.settings.is_empty:
+        facts = snapshot.by_address.get(attachment.device)
+        pf = snapshot.pf_netdev(facts) if facts is not None else None
+        host.vf_control.apply(pf.name if pf else undo.pf_netdev, undo.vf_index, undo.settings)
+        link = host.find_netdev(attachment.device) or link
+    # The driver may refuse the VF a MAC while the PF enforces another, hence after the PF's settings.
+    change = LinkChange(
+        name=undo.netdev if link.name != undo.netdev else None,
+        mac=undo.mac if link.mac != undo.mac else None,
+        mtu=undo.mtu if link.mtu != undo.mtu else None,
+        up=undo.up if link.up != undo.up else None,
+    )
+    if change != LinkChange():
+        host.links.change(link, change)
+        link = host.find_netdev(attachment.device) or link
+    _verify(attachment.device, link, undo)
+
+
+def differences(host: Host, attachment: Attachment, netns: int, settings: VfSettings, mtu: int | None) -> list[str]:
+    """Tell what about an attached VF is not as it was set up. Empty: all is well."""
+    link = host.links.find(attachment.ifname, netns)
+    if link is None:
+        return [f"interface {attachment.ifname} is not in the pod"]
+    found = []
+    if not link.up:
+        found.append(f"{attachment.ifname} is down")
+    if mtu is not None and link.mtu != mtu:
+        found.append(f"{attachment.ifname} has MTU {link.mtu}, not {mtu}")
+    if settings.mac is not None and link.mac != settings.mac:
+        found.append(f"{attachment.ifname} has MAC {link.mac}, not {settings.mac}")
+    undo = attachment.undo
+    if undo.pf_netdev is not None and undo.vf_index is not None:
+        now = host.vf_control.read(undo.pf_netdev, undo.vf_index)
+        for field in fields(VfSettings):
+            wanted, is_now = getattr(settings, field.name), getattr(now, field.name)
+            if wanted is not None and is_now is not None and wanted != is_now:
+                found.append(f"the PF {undo.pf_netdev} has {field.name} {is_now!r}, not {wanted!r}")
+    return found
+
+
+def _only(before: VfSettings, touched: VfSettings) -> VfSettings:
+    """Keep of a reading what is about to be changed: nothing else is put back later."""
+    keep = {f.name for f in fields(VfSettings) if getattr(touched, f.name) is not None}
+    if keep & {"vlan", "vlan_qos", "vlan_proto"}:
+        keep |= {"vlan", "vlan_qos", "vlan_proto"}  # the kernel sets the three together
+    if keep & {"min_tx_rate", "max_tx_rate"}:
+        keep |= {"min_tx_rate", "max_tx_rate"}
+    return VfSettings(**{name: getattr(before, name) for name in keep})
+
+
+def _exists(host: Host, device: str) -> bool:
+    return (host.root / "sys/bus/pci/devices" / device).exists()
+
+
+def _bring_out(host: Host, attachment: Attachment, netns: int) -> None:
+    link = host.links.find(attachment.ifname, netns)
+    if link is None or link.device != attachment.device:
+        link = host.links.find_device(attachment.device, netns)  # renamed in the pod, or not moved in full
+    if link is None:
+        return
+    undo = attachment.undo
+    change = LinkChange(name=undo.netdev, mtu=undo.mtu if link.mtu != undo.mtu else None, up=False)
+    if undo.settings.is_empty and link.mac != undo.mac:
+        change = replace(change, mac=undo.mac)
+    host.links.move_out(link, netns, change)
+
+
+def _await_return(host: Host, device: str) -> Link:
+    deadline = time.monotonic() + RETURN_SECONDS
+    while time.monotonic() < deadline:
+        link = host.find_netdev(device)
+        if link is not None:
+            return link
+        time.sleep(0.02)
+    raise HardwareError(
+        f"{device} has no interface in the host after {RETURN_SECONDS:g} s: it is in a namespace"
+        " that still lives, or its driver is gone"
+    )
+
+
+def _verify(device: str, link: Link, undo: Undo) -> None:
+    for what, wanted, found in (
+        ("name", undo.netdev, link.name),
+        ("MTU", undo.mtu, link.mtu),
+        ("MAC", undo.mac, link.mac),
+    ):
+        if wanted != found:
+            raise HardwareError(f"{device} came back with {what} {found}, not {wanted}")
