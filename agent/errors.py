@@ -15,6 +15,7 @@
     │   └── IpamFailed          the delegated IPAM plugin failed
     ├── LedgerError             the books cannot be read or written
     └── Unavailable             a peer (kubelet, API server) does not answer
+        └── Refused             the API server answered no (permission, missing CRD, invalid object)
 
 Each class has a `reason`: one word that serves as metric label, log field and Event reason.
 Adapters translate their library's errors at their edge; a door (gRPC, CNI, HTTP, exit status)
@@ -133,3 +134,18 @@ class Unavailable(AgentError):
     """A peer (kubelet, API server, agent) does not answer."""
 
     reason = "Unavailable"
+
+    def __init__(self, text: str, retry_after: float | None = None) -> None:
+        self.retry_after = retry_after
+        """Seconds the peer asked to wait, if it did."""
+        super().__init__(text)
+
+
+class Refused(Unavailable):
+    """The API server answered no; only a change in the cluster makes a repeat succeed."""
+
+    reason = "Refused"
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status = status
+        super().__init__(text)

@@ -1,0 +1,246 @@
+"""HTTP for probes, Prometheus and people: /metrics, /healthz, /readyz and /status.
+
+Read-only, on loopback unless told otherwise. Runs on threads of its own, so that a busy event loop
+still answers and a slow reader cannot delay kubelet: at most MAX_CONNECTIONS at a time, each cut
+off after CONNECTION_SECONDS. Checks and suppliers are called on these threads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import MappingProxyType
+from typing import Any
+
+from agent.errors import AgentError, ConfigError
+
+MAX_CONNECTIONS = 16
+CONNECTION_SECONDS = 10.0
+SCRAPE_WAIT_SECONDS = 5.0
+POLL_SECONDS = 0.1
+
+TEXT = "text/plain; charset=utf-8"
+JSON = "application/json"
+HEADERS = (
+    ("Cache-Control", "no-store"),
+    ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"),
+    ("Referrer-Policy", "no-referrer"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+)
+
+Check = Callable[[], str | None]
+"""Returns None if all is well, or what is wrong."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """What the endpoints show."""
+
+    metrics: Callable[[str], tuple[str, bytes]]
+    """Accept header → content type and text."""
+    status: Callable[[], Any]
+    """A document that JSON can express."""
+    health: Mapping[str, Check] = field(default_factory=lambda: MappingProxyType({}))
+    """Must hold for the process to be worth keeping: the kubelet restarts it otherwise."""
+    ready: Mapping[str, Check] = field(default_factory=lambda: MappingProxyType({}))
+    """Must hold for the agent to do all of its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: HTTPStatus
+    content_type: str
+    body: bytes
+
+
+class EndpointServer:
+    """The open endpoints. Use `EndpointServer.open`; close it when done."""
+
+    def __init__(self, server: _Server, thread: threading.Thread) -> None:
+        self._server = server
+        self._thread = thread
+
+    @classmethod
+    def open(cls, address: str, port: int, pages: Pages) -> EndpointServer:
+        """Listen and serve. Port 0 takes a free one; `port` tells which.
+
+        Raises ConfigError if the address cannot be had.
+        """
+        try:
+            server = _Server((address, port), pages)
+        except OSError as error:
+            problem = f"endpoints: cannot listen on {address} port {port}: {error.strerror or error}; choose another"
+            raise ConfigError("the configuration", [problem]) from error
+        thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,), name="endpoints", daemon=True)
+        thread.start()
+        return cls(server, thread)
+
+    @property
+    def port(self) -> int:
+        """The port really listened on."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop listening and cut what is still open. Returns at once; blocking at most a poll interval."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def answer(path: str, accept: str, pages: Pages, scrape: threading.Lock) -> Reply:
+    """Build the reply to a GET of `path`."""
+    match path.partition("?")[0]:
+        case "/healthz":
+            return _checked(pages.health)
+        case "/readyz":
+            return _checked(pages.ready)
+        case "/status":
+            return Reply(HTTPStatus.OK, JSON, json.dumps(pages.status(), indent=1, default=str).encode() + b"\n")
+        case "/metrics":
+            # Reading the facts costs a ledger query: scrapes queue, and a crowd of them is turned away.
+            if not scrape.acquire(timeout=SCRAPE_WAIT_SECONDS):
+                return _text(HTTPStatus.SERVICE_UNAVAILABLE, "another scrape is still running")
+            try:
+                content_type, body = pages.metrics(accept)
+            finally:
+                scrape.release()
+            return Reply(HTTPStatus.OK, content_type, body)
+        case "/":
+            return _text(HTTPStatus.OK, "nodefabric: /metrics /healthz /readyz /status")
+        case _:
+            return _text(HTTPStatus.NOT_FOUND, "not found")
+
+
+def run_checks(checks: Mapping[str, Check]) -> dict[str, str | None]:
+    """Run each check: name → None, or what is wrong. A check that fails with an error of ours is wrong by that."""
+    results: dict[str, str | None] = {}
+    for name, check in checks.items():
+        try:
+            results[name] = check()
+        except AgentError as error:
+            results[name] = f"{error.reason}: {error}"
+    return results
+
+
+def _checked(checks: Mapping[str, Check]) -> Reply:
+    results = run_checks(checks)
+    lines = [f"{name}: {' '.join((wrong or 'ok').split())}" for name, wrong in results.items()]
+    failed = any(wrong is not None for wrong in results.values())
+    return _text(HTTPStatus.SERVICE_UNAVAILABLE if failed else HTTPStatus.OK, "\n".join(lines) or "ok")
+
+
+def _text(status: HTTPStatus, text: str) -> Reply:
+    return Reply(status, TEXT, f"{text}\n".encode())
+
+
+class _Server(HTTPServer):
+    """Serves each connection on a thread, with bounds in number and time."""
+
+    allow_reuse_address = True
+    request_queue_size = 32
+
+    def __init__(self, address: tuple[str, int], pages: Pages) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.pages = pages
+        self.scrape = threading.Lock()
+        self._slots = threading.Semaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, float] = {}
+        super().__init__(address, _Connection)
+
+    def server_bind(self) -> None:
+        """Bind without HTTPServer's reverse look-up of the own name, which can wait for a resolver."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._slots.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        with self._lock:
+            self._open[request] = time.monotonic() + CONNECTION_SECONDS
+        threading.Thread(target=self._serve, args=(request, client_address), name="endpoints", daemon=True).start()
+
+    def _serve(self, request: socket.socket, client_address: Any) -> None:
+        try:
+            self.finish_request(request, client_address)
+        except OSError as error:
+            log.debug("a reader of the endpoints went away: %s", error)
+        finally:
+            with self._lock:
+                self._open.pop(request, None)
+            self.shutdown_request(request)
+            self._slots.release()
+
+    def service_actions(self) -> None:
+        """Cut connections that are past their time; called at each poll."""
+        self._cut(time.monotonic())
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._cut(float("inf"))
+
+    def _cut(self, now: float) -> None:
+        with self._lock:
+            for connection, deadline in self._open.items():
+                if deadline <= now:
+                    try:
+                        connection.shutdown(socket.SHUT_RDWR)
+                    except OSError as error:
+                        log.debug("a connection was gone before it was cut: %s", error)
+
+
+class _Connection(BaseHTTPRequestHandler):
+    """One request; HTTP/1.0, so the connection ends with the reply."""
+
+    server: _Server
+    timeout = CONNECTION_SECONDS
+
+    def do_GET(self) -> None:
+        try:
+            reply = answer(self.path, self.headers.get("Accept", ""), self.server.pages, self.server.scrape)
+        except AgentError as error:
+            reply = _text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error.reason}: {error}")
+        except Exception:
+            log.exception("the endpoint failed", extra={"path": self.path})
+            reply = _text(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the agent's log tells more")
+        self._send(reply)
+
+    do_HEAD = do_GET
+
+    def _refuse(self) -> None:
+        self._send(_text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD"), (("Allow", "GET, HEAD"),))
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that is not HTTP or has an unknown method, without the library's HTML page."""
+        self.close_connection = True
+        self._send(_text(HTTPStatus(code), HTTPStatus(code).phrase.lower()))
+
+    def _send(self, reply: Reply, more: tuple[tuple[str, str], ...] = ()) -> None:
+        self.send_response(reply.status)
+        headers = (("Content-Type", reply.content_type), ("Content-Length", str(len(reply.body))), *HEADERS, *more)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(reply.body)
+
+    def version_string(self) -> str:
+        return "nodefabric"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug("endpoint request: %s", format % args, extra={"peer": self.client_address[0]})

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from typing import Any
+
+import pytest
+
+from agent import endpoints
+from agent.endpoints import Check, EndpointServer, Pages
+from agent.errors import ConfigError, LedgerError
+
+
+def up(accept: str) -> tuple[str, bytes]:
+    return "text/plain; version=0.0.4", b"up 1\n"
+
+
+def pages(
+    metrics: Callable[[str], tuple[str, bytes]] = up,
+    status: Callable[[], Any] = dict,
+    health: Mapping[str, Check] | None = None,
+    ready: Mapping[str, Check] | None = None,
+) -> Pages:
+    return Pages(metrics, status, health or {}, ready or {})
+
+
+@contextmanager
+def serving(shown: Pages) -> Iterator[EndpointServer]:
+    server = EndpointServer.open("127.0.0.1", 0, shown)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def ask(server: EndpointServer, path: str, method: str = "GET") -> tuple[HTTPResponse, bytes]:
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response, response.read()
+    finally:
+        connection.close()
+
+
+def test_metrics_come_with_their_content_type_and_security_headers() -> None:
+    with serving(pages()) as server:
+        response, body = ask(server, "/metrics?collect=all")
+    assert (response.status, body) == (200, b"up 1\n")
+    assert response.headers["Content-Type"] == "text/plain; version=0.0.4"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert response.headers["Server"] == "nodefabric"
+
+
+def test_readiness_has_a_line_for_each_check_and_fails_with_any() -> None:
+    checks: dict[str, Check] = {"ledger": lambda: None, "kubelet": lambda: "rdma/vf has\nno open stream"}
+    with serving(pages(ready=checks)) as server:
+        ready, body = ask(server, "/readyz")
+        alive, _ = ask(server, "/healthz")
+    assert ready.status == 503
+    assert body == b"ledger: ok\nkubelet: rdma/vf has no open stream\n"
+    assert alive.status == 200
+
+
+def test_a_check_that_raises_counts_as_failed() -> None:
+    def broken() -> None:
+        raise LedgerError("disk full")
+
+    with serving(pages(health={"ledger": broken})) as server:
+        response, body = ask(server, "/healthz")
+    assert (response.status, body) == (503, b"ledger: LedgerError: disk full\n")
+
+
+def test_status_is_one_json_document() -> None:
+    with serving(pages(status=lambda: {"units": [1, 2]})) as server:
+        response, body = ask(server, "/status")
+    assert response.headers["Content-Type"] == "application/json"
+    assert json.loads(body) == {"units": [1, 2]}
+
+
+@pytest.mark.parametrize("path", ["/x", "/metrics/", "/../etc/passwd", "/%2e%2e/etc/passwd"])
+def test_other_paths_are_not_found(path: str) -> None:
+    with serving(pages()) as server:
+        assert ask(server, path)[0].status == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_written(method: str) -> None:
+    with serving(pages()) as server:
+        response, _ = ask(server, "/status", method)
+    assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_head_has_the_length_and_no_body() -> None:
+    with serving(pages()) as server:
+        response, body = ask(server, "/metrics", "HEAD")
+    assert (response.status, response.headers["Content-Length"], body) == (200, "5", b"")
+
+
+def test_an_unknown_method_or_garbage_gets_plain_text() -> None:
+    with serving(pages()) as server:
+        assert ask(server, "/", "BREW")[0].status == 501
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(b"\x16\x03\x01 nonsense more words here\r\n\r\n")
+            assert b"<html" not in connection.recv(4096).lower()
+
+
+def test_an_internal_error_is_told_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> Any:
+        raise KeyError("inner detail")
+
+    with serving(pages(status=broken)) as server:
+        response, body = ask(server, "/status")
+    assert response.status == 500
+    assert b"inner detail" not in body
+    assert "inner detail" in caplog.text
+
+
+def test_an_error_of_ours_is_told() -> None:
+    def broken() -> Any:
+        raise LedgerError("disk full")
+
+    with serving(pages(status=broken)) as server:
+        response, body = ask(server, "/status")
+    assert (response.status, body) == (503, b"LedgerError: disk full\n")
+
+
+def test_two_scrapes_never_run_at_once() -> None:
+    running = threading.Semaphore(1)
+    overlaps: list[bool] = []
+
+    def slow(accept: str) -> tuple[str, bytes]:
+        overlaps.append(not running.acquire(blocking=False))
+        time.sleep(0.05)
+        running.release()
+        return "text/plain", b"up 1\n"
+
+    with serving(pages(metrics=slow)) as server:
+        threads = [threading.Thread(target=ask, args=(server, "/metrics")) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert overlaps == [False] * 4
+
+
+def test_a_crowd_of_silent_connections_is_bounded_and_does_not_stop_the_close() -> None:
+    with serving(pages()) as server:
+        before = threading.active_count()
+        crowd = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(40)]
+        try:
+            turned_away = sum(connection.recv(1) == b"" for connection in crowd[endpoints.MAX_CONNECTIONS :])
+            assert turned_away == 40 - endpoints.MAX_CONNECTIONS
+            assert threading.active_count() - before <= endpoints.MAX_CONNECTIONS
+            server.close()
+            assert crowd[0].recv(1) == b""
+        finally:
+            for connection in crowd:
+                connection.close()
+
+
+def test_a_taken_port_is_named_with_the_remedy() -> None:
+    with serving(pages()) as server, pytest.raises(ConfigError, match=rf"{server.port}.*choose another"):
+        EndpointServer.open("127.0.0.1", server.port, pages())
+
+
+def test_the_port_is_free_again_after_close() -> None:
+    with serving(pages()) as server:
+        port = server.port
+    EndpointServer.open("127.0.0.1", port, pages()).close()

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agent.errors import LedgerError, NetlinkFailed
+from agent.metrics import Facts, Metrics
+from agent.model.allocation import Attachment, AttachmentState, Grant, NetnsId, Owner, PodRef, Quarantine, Undo
+from agent.model.device import Gpu, PciDevice, Problem, Snapshot
+from agent.model.health import HEALTHY, Health, unhealthy
+
+POD = PodRef("team", "trainer-0", "uid-1")
+
+
+@dataclass(frozen=True, slots=True)
+class FakeUnit:
+    resource_name: str
+    unit_id: str
+    device: str
+    numa_node: int = 0
+    health: Health = HEALTHY
+
+
+def function(address: str, *, physfn: str | None = None, totalvfs: int = 0, pci_class: int = 0x020000) -> PciDevice:
+    return PciDevice(
+        address=address,
+        path=("pci0000:3a", address),
+        pci_class=pci_class,
+        vendor=0x15B3,
+        device=0x101E,
+        subsystem_vendor=0,
+        subsystem_device=0,
+        driver="mlx5_core",
+        numa_node=0,
+        iommu_group=None,
+        physfn=physfn,
+        sriov_totalvfs=totalvfs,
+    )
+
+
+def attachment(device: str, state: AttachmentState) -> Attachment:
+    return Attachment(
+        attachment_id=1,
+        owner=Owner("sandbox", "eth0", POD, NetnsId(4, 4026531840)),
+        ifname="net1",
+        device=device,
+        resource_name="rdma/vf",
+        state=state,
+        undo=Undo("ens1f0v0", "02:00:00:00:00:01", 1500, False),
+        boot_id="boot",
+        netns_path="/var/run/netns/a",
+        request={},
+        result=None,
+        since=0.0,
+    )
+
+
+VF0, VF1 = "0000:3b:00.2", "0000:3b:00.3"
+FACTS = Facts(
+    snapshot=Snapshot(
+        devices=(
+            function("0000:3b:00.0", totalvfs=2),
+            function(VF0, physfn="0000:3b:00.0"),
+            function(VF1, physfn="0000:3b:00.0"),
+            function("0000:5e:00.0"),
+            function("0000:5f:00.0", pci_class=0x030200),
+        ),
+        gpus=(Gpu("GPU-1", 0, 0, "0000:5f:00.0", "H100", 80 << 30),),
+        problems=(Problem("/sys/x", "unreadable"),),
+    ),
+    units={
+        "rdma/vf": (FakeUnit("rdma/vf", VF0, VF0), FakeUnit("rdma/vf", VF1, VF1, health=unhealthy("LinkDown"))),
+        "rdma/hca": (),
+    },
+    grants=(Grant(VF0, "rdma/vf", VF0, 0.0, POD), Grant("unbound", "rdma/hca", "0000:5e:00.0", 0.0)),
+    attachments=(attachment(VF0, AttachmentState.ATTACHED),),
+    quarantines=(Quarantine("0000:3b:00.9", "ResetFailed", 0.0),),
+    scan_milliseconds=12.5,
+)
+
+
+def metrics_of(facts: Facts) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    Metrics(registry).add_facts(lambda: facts, "1.2.3")
+    return registry
+
+
+def test_units_are_counted_by_state_and_a_resource_without_units_shows_zero() -> None:
+    registry = metrics_of(FACTS)
+    counts = {
+        state: registry.get_sample_value("nodefabric_units", {"resource": "rdma/vf", "state": state})
+        for state in ("healthy", "unhealthy", "granted", "attached")
+    }
+    assert counts == {"healthy": 1, "unhealthy": 1, "granted": 1, "attached": 1}
+    assert registry.get_sample_value("nodefabric_units", {"resource": "rdma/hca", "state": "healthy"}) == 0
+
+
+def test_an_unhealthy_unit_shows_its_reason() -> None:
+    labels = {"resource": "rdma/vf", "reason": "LinkDown"}
+    assert metrics_of(FACTS).get_sample_value("nodefabric_unit_unhealthy", labels) == 1
+
+
+def test_an_allocation_names_pod_and_device() -> None:
+    labels = {"namespace": "team", "pod": "trainer-0", "resource": "rdma/vf"}
+    labels |= {"unit": VF0, "device": VF0, "numa_node": "0"}
+    assert metrics_of(FACTS).get_sample_value("nodefabric_allocation_info", labels) == 1
+
+
+def test_two_shares_of_one_hca_in_one_pod_are_two_series() -> None:
+    shares = tuple(FakeUnit("rdma/hca", f"guid-{i}", "0000:5e:00.0") for i in range(2))
+    grants = tuple(Grant(u.unit_id, u.resource_name, u.device, 0.0, POD) for u in shares)
+    registry = metrics_of(Facts(Snapshot(), units={"rdma/hca": shares}, grants=grants))
+    (family,) = [f for f in registry.collect() if f.name == "nodefabric_allocation_info"]
+    assert len({tuple(sorted(s.labels.items())) for s in family.samples}) == 2
+
+
+def test_devices_attachments_quarantine_and_scan_are_shown() -> None:
+    registry = metrics_of(FACTS)
+    kinds = {
+        k: registry.get_sample_value("nodefabric_devices", {"kind": k}) for k in ("gpu", "nic", "pf", "rdma", "vf")
+    }
+    assert kinds == {"gpu": 1, "nic": 1, "pf": 1, "rdma": 0, "vf": 2}
+    assert registry.get_sample_value("nodefabric_attachments", {"state": "attached"}) == 1
+    assert registry.get_sample_value("nodefabric_attachments", {"state": "attaching"}) == 0
+    assert registry.get_sample_value("nodefabric_quarantined_devices", {"reason": "ResetFailed"}) == 1
+    assert registry.get_sample_value("nodefabric_scan_duration_milliseconds") == 12.5
+    assert registry.get_sample_value("nodefabric_scan_problems") == 1
+    assert registry.get_sample_value("nodefabric_build_info", {"version": "1.2.3"}) == 1
+
+
+def test_a_broken_ledger_leaves_out_the_facts_and_nothing_else() -> None:
+    def broken() -> Facts:
+        raise LedgerError("disk full")
+
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.add_facts(broken, "1.2.3")
+    _, text = metrics.render()
+    assert b"nodefabric_facts_available 0.0" in text
+    assert b"nodefabric_build_info" in text
+    assert b"nodefabric_units" not in text
+
+
+def test_durations_are_milliseconds_and_carry_the_outcome() -> None:
+    ticks = iter((1.0, 1.004, 2.0, 2.5))
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, clock=lambda: next(ticks))
+    with metrics.observe("Allocate", "rdma/vf"):
+        pass
+    with pytest.raises(NetlinkFailed), metrics.observe("Allocate", "rdma/vf"):
+        raise NetlinkFailed("move", 19, "No such device")
+    name = "nodefabric_rpc_duration_milliseconds_sum"
+    labels = {"operation": "Allocate", "resource": "rdma/vf"}
+    assert registry.get_sample_value(name, labels | {"outcome": "ok"}) == pytest.approx(4)
+    assert registry.get_sample_value(name, labels | {"outcome": "NetlinkFailed"}) == pytest.approx(500)
+
+
+def test_an_unexpected_error_counts_as_internal_and_a_cancelled_call_as_cancelled() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for error in (KeyError("x"), asyncio.CancelledError()):
+        with pytest.raises(type(error)), metrics.observe_cni("ADD"):
+            raise error
+    for outcome in ("Internal", "Cancelled"):
+        labels = {"command": "ADD", "outcome": outcome}
+        assert registry.get_sample_value("nodefabric_cni_duration_milliseconds_count", labels) == 1
+
+
+def test_a_door_that_answers_an_error_names_the_outcome() -> None:
+    registry = CollectorRegistry()
+    with Metrics(registry).observe_cni("DEL") as seen:
+        seen.outcome = "DeviceBusy"
+    labels = {"command": "DEL", "outcome": "DeviceBusy"}
+    assert registry.get_sample_value("nodefabric_cni_duration_milliseconds_count", labels) == 1
+
+
+def test_commands_from_the_wire_cannot_make_new_series() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for i in range(50):
+        with metrics.observe_cni(f"X{i}"):
+            pass
+    labels = {"command": "other", "outcome": "ok"}
+    assert registry.get_sample_value("nodefabric_cni_duration_milliseconds_count", labels) == 50
+
+
+def test_counters_end_in_total() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.reconciled("healed")
+    metrics.api_write("NodeResourceTopology", "accepted")
+    metrics.spooled(3)
+    assert registry.get_sample_value("nodefabric_reconcile_actions_total", {"action": "healed"}) == 1
+    labels = {"object": "NodeResourceTopology", "outcome": "accepted"}
+    assert registry.get_sample_value("nodefabric_api_writes_total", labels) == 1
+    assert registry.get_sample_value("nodefabric_spooled_requests_total") == 3
+
+
+def test_the_agents_own_memory_is_shown() -> None:
+    value = metrics_of(FACTS).get_sample_value("process_resident_memory_bytes")
+    assert value is not None
+    assert value > 0
+
+
+def test_openmetrics_is_served_to_who_asks_for_it() -> None:
+    metrics = Metrics(CollectorRegistry())
+    assert metrics.render("application/openmetrics-text; version=1.0.0")[0].startswith("application/openmetrics-text")
+    assert metrics.render("text/html")[0].startswith("text/plain")
