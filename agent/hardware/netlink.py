@@ -20,6 +20,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Link, LinkChange, Route
+from agent.hardware.vf_vlan import set_vf_vlan
 from agent.model.allocation import VfSettings
 
 IFF_UP = 0x1
@@ -170,7 +171,10 @@ class Netlink:
                 raise HardwareError(f"PF interface {pf_netdev} is gone")
             for what, attribute in _vf_attributes(settings, before):
                 with _translated(f"set {what} of VF {vf_index} on {pf_netdev}"):
-                    ipr.link("set", index=pf.ifindex, vf={"vf": vf_index, **attribute})
+                    if "vlan" in attribute:
+                        set_vf_vlan(pf.ifindex, vf_index, **attribute["vlan"])
+                    else:
+                        ipr.link("set", index=pf.ifindex, vf={"vf": vf_index, **attribute})
 
         self._run(None, send)
         after = self.read(pf_netdev, vf_index)
@@ -282,7 +286,7 @@ def _vf_attributes(settings: VfSettings, before: VfSettings) -> Iterator[tuple[s
         vlan = settings.vlan if settings.vlan is not None else before.vlan or 0
         qos = settings.vlan_qos if settings.vlan_qos is not None else before.vlan_qos or 0
         proto = VLAN_PROTOCOLS[settings.vlan_proto or before.vlan_proto or "802.1q"]
-        yield f"VLAN {vlan}", {"vlan": [{"vlan": vlan, "qos": qos, "proto": proto}]}
+        yield f"VLAN {vlan}", {"vlan": {"vlan": vlan, "qos": qos, "proto": proto}}
     if settings.mac is not None:
         yield f"MAC {settings.mac}", {"mac": settings.mac}
     if settings.min_tx_rate is not None or settings.max_tx_rate is not None:

@@ -1,0 +1,164 @@
+"""The virtual machine's rig, as far as it can be tested without booting anything."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rig import initramfs, programs, release, session, snapshot, suite
+from rig.cli import main
+from rig.errors import Impossible, RigError, TimedOut
+from rig.kernel import Kernel, elf_of, module_order
+from rig.machine import Shape, arguments
+from rig.progress import Deadline
+
+MODULES_DEP = """\
+kernel/drivers/net/igb/igb.ko.xz: kernel/drivers/dca/dca.ko.xz kernel/drivers/i2c/i2c-algo-bit.ko.xz
+kernel/drivers/dca/dca.ko.xz:
+kernel/drivers/i2c/i2c-algo-bit.ko.xz: kernel/drivers/dca/dca.ko.xz
+kernel/drivers/vfio/vfio-pci.ko.xz:
+"""
+
+
+def test_modules_are_loaded_after_all_they_need_and_once() -> None:
+    order, absent = module_order(MODULES_DEP, ["igb", "vfio_pci", "igb", "no-such"])
+    assert [path.rsplit("/", 1)[-1] for path in order] == [
+        "dca.ko.xz",
+        "i2c-algo-bit.ko.xz",
+        "igb.ko.xz",
+        "vfio-pci.ko.xz",
+    ]
+    assert absent == ["no-such"]
+
+
+@pytest.mark.skipif(shutil.which("cpio") is None, reason="the program cpio is missing")
+def test_cpio_reads_the_initramfs(tmp_path: Path) -> None:
+    data = b"".join(initramfs.archive(["bin", "mod"], [("init", b"#!/bin/sh\n"), ("mod/odd.ko", b"12345")]))
+    subprocess.run(["cpio", "-idm", "--quiet"], input=data, cwd=tmp_path, check=True)
+    assert (tmp_path / "mod" / "odd.ko").read_bytes() == b"12345"
+    assert (tmp_path / "init").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "bin").is_dir()
+
+
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="the program zstd is missing")
+def test_the_kernel_proper_is_taken_out_of_a_zstd_image() -> None:
+    elf = b"\x7fELF" + bytes(1000)
+    packed = subprocess.run(["zstd", "-cq"], input=elf, capture_output=True, check=True).stdout
+    assert elf_of(b"MZ boot code" + packed + b"what follows the kernel") == elf
+    assert elf_of(b"MZ no kernel") == b"MZ no kernel"
+
+
+def test_each_adapter_has_its_own_root_port_and_numa_node() -> None:
+    words = arguments(Shape(pfs=2, numa_nodes=2), Kernel(Path("/k")), Path("/i"), "/run/x", [])
+    text = " ".join(words)
+    for i in (0, 1):
+        assert f"pxb-pcie,id=pxb{i},bus=pcie.0,bus_nr={224 - 16 * i},numa_node={i}" in text
+        assert f"pcie-root-port,id=rp{i},bus=pxb{i}" in text
+        assert f"igb,id=pf{i},bus=rp{i}" in text
+    # The firmware numbers the last host bridge first.
+    assert text.index("id=pf1") < text.index("id=pf0")
+
+
+def test_a_snapshot_fits_another_folder_of_sockets_but_no_other_machine(tmp_path: Path) -> None:
+    def named(shape: Shape) -> Path:
+        return snapshot.path(tmp_path, arguments(shape, Kernel(Path("/k")), Path("/i"), "RUN", ["SHARE"]))
+
+    assert named(Shape(vfs=4)) == named(Shape(vfs=4))
+    assert named(Shape(vfs=4)) != named(Shape(vfs=3))
+
+
+def test_only_the_snapshots_used_last_are_kept(tmp_path: Path) -> None:
+    for number in range(snapshot.KEEP + 2):
+        file = tmp_path / f"snapshot-{number:012d}"
+        file.touch()
+        subprocess.run(["touch", "-d", f"@{number}", file], check=True)
+    snapshot.prune(tmp_path)
+    assert sorted(int(p.name[9:]) for p in tmp_path.iterdir()) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("os_release", "kernel"),
+    [
+        ('ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n', "bookworm-backports"),
+        ('ID=debian\nVERSION_ID="13"\nVERSION_CODENAME=trixie\n', "trixie"),
+        ("ID=debian\nVERSION_CODENAME=forky\n", "trixie"),
+        ('ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n', "trixie"),
+    ],
+)
+def test_a_known_distribution_names_the_suite_of_its_kernel(os_release: str, kernel: str) -> None:
+    assert release.parse(os_release).kernel_suite == kernel
+
+
+@pytest.mark.parametrize(
+    ("os_release", "words"),
+    [
+        ('PRETTY_NAME="Fedora 44"\nID=fedora\nVERSION_ID=44\n', "Fedora 44 is not supported: Debian 12"),
+        ('PRETTY_NAME="Ubuntu 22.04"\nID=ubuntu\nVERSION_ID="22.04"\n', "Ubuntu 22.04 is too old"),
+    ],
+)
+def test_an_unknown_distribution_is_impossible_and_says_what_is_needed(os_release: str, words: str) -> None:
+    with pytest.raises(Impossible, match=words):
+        release.parse(os_release)
+
+
+def test_the_cache_is_below_the_users_own_unless_told_otherwise() -> None:
+    assert session.default_cache({"HOME": "/home/u"}) == Path("/home/u/.cache/nodefabric/vm")
+    assert session.default_cache({"HOME": "/home/u", "XDG_CACHE_HOME": "/c"}) == Path("/c/nodefabric/vm")
+    assert session.default_cache({"HOME": "/home/u", "NODEFABRIC_VM_CACHE": "/n"}) == Path("/n")
+
+
+def test_another_run_that_holds_the_cache_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as lock:
+        lock.write("4711")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RigError, match=f"process 4711 still holds {tmp_path}/lock"):
+            session.prepare(session.Order(cache=tmp_path), Deadline.after(0.5))
+
+
+def test_a_cache_that_cannot_be_made_is_named_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RigError, match="NODEFABRIC_VM_CACHE"):
+        session.prepare(session.Order(cache=tmp_path / "file" / "cache"), Deadline.after(5))
+
+
+def test_too_little_memory_is_impossible(tmp_path: Path) -> None:
+    with pytest.raises(Impossible, match="MB of memory are needed"):
+        session.prepare(session.Order(cache=tmp_path, shape=Shape(memory_mib=1 << 30)), Deadline.after(5))
+
+
+def test_a_program_that_fails_is_quoted_and_one_that_hangs_is_ended() -> None:
+    with pytest.raises(programs.ProgramFailed, match="status 3:\nsays why"):
+        programs.run(["sh", "-c", "echo says why >&2; exit 3"], Deadline.after(10))
+    with pytest.raises(TimedOut):
+        programs.run(["sleep", "10"], Deadline.after(0.1))
+    with pytest.raises(RigError, match="no-such-program is missing"):
+        programs.run(["no-such-program"], Deadline.after(10))
+
+
+def test_what_cannot_run_is_skipped_loudly_but_fails_in_ci(capsys: pytest.CaptureFixture[str]) -> None:
+    assert suite.skip("there is no root", {}) == 0
+    assert "SKIPPED" in capsys.readouterr().err
+    assert suite.skip("there is no root", {"CI": "true"}) != 0
+    assert "FAILED" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv", [["--snapshot"], ["--share", "/no/such", "--", "true"], ["--memory", "2T", "--prepare"]]
+)
+def test_bad_options_are_refused(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv, {})
+    assert caught.value.code == 2
+
+
+def test_vmrun_needs_nothing_installed_to_say_what_it_does() -> None:
+    vmrun = suite.ROOT / "hack" / "vm" / "vmrun"
+    # -S: without site-packages
+    done = subprocess.run([sys.executable, "-S", "-E", vmrun, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--snapshot" in done.stdout

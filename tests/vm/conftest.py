@@ -1,0 +1,83 @@
+"""Keeps these tests out of any other computer, and hands them adapters, namespaces and soft RoCE."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vm.adapters import Pf, find_pfs, ip, run
+
+IN_THE_MACHINE = Path("/run/vmrun/command").is_file()
+"""hack/vm mounts this file. Anywhere else these tests would take somebody's adapters apart."""
+
+collect_ignore_glob = [] if IN_THE_MACHINE else ["test_*.py"]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say that these tests were left out, where they were."""
+    if not IN_THE_MACHINE:
+        terminalreporter.write_line("tests/vm was left out: it runs in the virtual machine only (make vm)")
+
+
+@pytest.fixture(scope="session")
+def pfs() -> tuple[Pf, ...]:
+    """The machine's two adapters, in the order of their interfaces' names, up."""
+    found = find_pfs()
+    assert len(found) == 2
+    for pf in found:
+        ip("link", "set", pf.netdev, "up")
+    return found
+
+
+@pytest.fixture(scope="module")
+def vfs(pfs: tuple[Pf, ...]) -> Iterator[Callable[[Pf, int], tuple[str, ...]]]:
+    """Make so many VFs on a PF and return their addresses. The module's last test leaves none."""
+
+    def make(pf: Pf, count: int) -> tuple[str, ...]:
+        if len(pf.vfs()) != count:
+            pf.set_vfs(0)
+            pf.set_vfs(count)
+        return pf.vfs()
+
+    yield make
+    for pf in pfs:
+        pf.set_vfs(0)
+
+
+@pytest.fixture
+def netns() -> Iterator[Callable[[], str]]:
+    """Make a named network namespace and return its name; it is removed at the end."""
+    made: list[str] = []
+    numbers = itertools.count()
+
+    def make() -> str:
+        name = f"pod{next(numbers)}"
+        ip("netns", "add", name)
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        if Path("/run/netns", name).exists():
+            ip("netns", "delete", name)
+
+
+@pytest.fixture
+def rxe() -> Iterator[Callable[[str], str]]:
+    """Put a soft RoCE device on an interface and return its name."""
+    made: list[str] = []
+
+    def make(netdev: str) -> str:
+        name = f"rxe{len(made)}"
+        run("rdma", "link", "add", name, "type", "rxe", "netdev", netdev)
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        if Path("/sys/class/infiniband", name).exists():
+            run("rdma", "link", "delete", name)
