@@ -91,9 +91,17 @@ class Watch(Protocol):
 class Host(Protocol):
     """All of a node's hardware."""
 
-    root: Path
-    links: Links
-    vf_control: VfControl
+    @property
+    def root(self) -> Path:
+        """Where this node's /sys, /proc and /dev are."""
+
+    @property
+    def links(self) -> Links:
+        """The node's interfaces."""
+
+    @property
+    def vf_control(self) -> VfControl:
+        """The node's PFs."""
 
     def scan(self) -> Snapshot:
         """Read the hardware. What cannot be read is named in the snapshot's problems."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.hardware import sysfs
@@ -32,7 +32,9 @@ class Machine:
 
     def scan(self) -> Snapshot:
         """Read the hardware."""
-        return sysfs.scan(self.root)
+        snapshot = sysfs.scan(self.root)
+        gpus, problems = self.gpus.read()
+        return replace(snapshot, gpus=gpus, problems=snapshot.problems + problems)
 
     def find_netdev(self, device: str) -> Link | None:
         """Find the interface of a PCI device in the host's namespace.

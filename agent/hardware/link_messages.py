@@ -1,0 +1,56 @@
+"""rtnetlink link messages, read just far enough to tell which are worth a scan. Pure.
+
+Layout: include/uapi/linux/netlink.h and rtnetlink.h.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+RTM_NEWLINK = 16
+RTM_DELLINK = 17
+IFLA_IFNAME = 3
+IFLA_LINKINFO = 18
+IFLA_PARENT_DEV_BUS_NAME = 57
+"""Since Linux 5.14."""
+
+_HEADER = struct.Struct("=IHHII")
+_IFINFOMSG_BYTES = 16
+_ATTRIBUTE = struct.Struct("=HH")
+_TYPE_MASK = 0x3FFF
+
+
+def link_events(packet: bytes, *, virtual_links: bool) -> Iterator[str]:
+    """Name the link changes in a netlink packet: `link eth0 changed`, `link eth0 gone`.
+
+    Without `virtual_links` links of software only (veth, bridge, …) are passed over. An interface
+    of a bus device says its bus; older kernels do not, but only software links have a kind.
+    """
+    for kind, body in _messages(packet):
+        if kind in (RTM_NEWLINK, RTM_DELLINK):
+            attributes = dict(_attributes(body[_IFINFOMSG_BYTES:]))
+            on_a_bus = IFLA_PARENT_DEV_BUS_NAME in attributes
+            if virtual_links or on_a_bus or IFLA_LINKINFO not in attributes:
+                name = attributes.get(IFLA_IFNAME, b"?").rstrip(b"\0").decode("utf-8", "replace")
+                yield f"link {name} {'changed' if kind == RTM_NEWLINK else 'gone'}"
+
+
+def _messages(packet: bytes) -> Iterator[tuple[int, bytes]]:
+    offset = 0
+    while offset + _HEADER.size <= len(packet):
+        length, kind, _, _, _ = _HEADER.unpack_from(packet, offset)
+        if length < _HEADER.size:
+            return
+        yield kind, packet[offset + _HEADER.size : offset + length]
+        offset += (length + 3) & ~3
+
+
+def _attributes(body: bytes) -> Iterator[tuple[int, bytes]]:
+    offset = 0
+    while offset + _ATTRIBUTE.size <= len(body):
+        length, kind = _ATTRIBUTE.unpack_from(body, offset)
+        if length < _ATTRIBUTE.size:
+            return
+        yield kind & _TYPE_MASK, body[offset + _ATTRIBUTE.size : offset + length]
+        offset += (length + 3) & ~3

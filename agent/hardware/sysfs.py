@@ -1,0 +1,168 @@
+"""The scan: PCI devices with their interfaces, RDMA devices and NUMA nodes, from /sys and /proc.
+
+Owns the PCI tree and puts the other subsystems' readings onto it. GPUs are `nvml`'s business
+(here they are PCI devices only). The root may be a recorded node's folder instead of `/`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agent.hardware.sysfs_netdev import read_netdev
+from agent.hardware.sysfs_numa import read_numa_nodes
+from agent.hardware.sysfs_rdma import CharDevices, rdma_cm_present, read_char_devices, read_rdma_device
+from agent.hardware.sysfs_read import Attributes
+from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot, is_pci_address
+
+_PCI_DEVICES = "/sys/bus/pci/devices"
+_BASE_CLASSES = frozenset({0x02, 0x03, 0x12})
+"""Network controllers, display controllers (GPUs), processing accelerators."""
+_INFINIBAND_CONTROLLER = 0x0C06
+_BRIDGE = 0x06
+
+_MAX_VFS = 65535
+"""TotalVFs is 16 bits wide (PCIe base specification, SR-IOV capability)."""
+
+Names = Mapping[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Classes:
+    """What hangs on PCI functions, by their address."""
+
+    netdevs: Names
+    rdma: Names
+    char_devices: CharDevices
+
+
+def scan(root: Path) -> Snapshot:
+    """Read the node's hardware below root. Never raises: what cannot be read is in `problems`.
+
+    A device that vanishes meanwhile is left out without a problem.
+    """
+    read = Attributes(root)
+    classes = _Classes(
+        netdevs=_names_by_device(read, "/sys/class/net"),
+        rdma=_names_by_device(read, "/sys/class/infiniband"),
+        char_devices=read_char_devices(read),
+    )
+    devices: dict[str, PciDevice] = {}
+    vf_indices: dict[str, int] = {}
+    for address in read.names(_PCI_DEVICES):
+        device = _device(read, address, classes, vf_indices) if is_pci_address(address) else None
+        if device is not None:
+            devices[address] = device
+    for address, index in vf_indices.items():
+        if address in devices:
+            devices[address] = replace(devices[address], vf_index=index)
+    return Snapshot(
+        devices=tuple(devices.values()),
+        numa_nodes=read_numa_nodes(read),
+        rdma_cm=rdma_cm_present(read),
+        boot_id=read.text("/proc/sys/kernel/random/boot_id") or "",
+        problems=read.problems,
+    )
+
+
+def _device(read: Attributes, address: str, classes: _Classes, vf_indices: dict[str, int]) -> PciDevice | None:
+    """Read one PCI device; None if it has no inventory meaning or went away.
+
+    Adds the indices of a PF's VFs: only the PF's links tell them.
+    """
+    folder = f"{_PCI_DEVICES}/{address}"
+    target = read.link(folder)
+    pci_class = read.whole(f"{folder}/class", -1, 16)
+    if target is None or pci_class < 0:
+        read.lacks(folder, "class")
+        return None
+    if pci_class >> 16 == _BRIDGE:
+        return None
+    totalvfs = read.whole(f"{folder}/sriov_totalvfs", 0)
+    physfn = read.link(f"{folder}/physfn")
+    if not (totalvfs or physfn or _is_of_interest(pci_class) or address in classes.netdevs or address in classes.rdma):
+        return None
+    vendor = read.whole(f"{folder}/vendor", -1, 16)
+    product = read.whole(f"{folder}/device", -1, 16)
+    if vendor < 0 or product < 0:
+        read.lacks(folder, "device" if product < 0 else "vendor")
+        return None
+    vfs = _vfs(read, folder, totalvfs)
+    vf_indices.update(vfs)
+    driver = read.link(f"{folder}/driver")
+    return PciDevice(
+        address=address,
+        path=_path(target),
+        pci_class=pci_class,
+        vendor=vendor,
+        device=product,
+        subsystem_vendor=read.whole(f"{folder}/subsystem_vendor", 0, 16),
+        subsystem_device=read.whole(f"{folder}/subsystem_device", 0, 16),
+        driver=sys.intern(os.path.basename(driver)) if driver else None,
+        numa_node=read.whole(f"{folder}/numa_node", NO_NUMA_NODE),
+        iommu_group=_group(read.link(f"{folder}/iommu_group")),
+        physfn=os.path.basename(physfn) if physfn else None,
+        vfs=tuple(vfs),
+        sriov_totalvfs=totalvfs,
+        netdevs=tuple(n for name in classes.netdevs.get(address, ()) if (n := read_netdev(read, name))),
+        rdma_devices=tuple(
+            r for name in classes.rdma.get(address, ()) if (r := read_rdma_device(read, name, classes.char_devices))
+        ),
+    )
+
+
+def _is_of_interest(pci_class: int) -> bool:
+    return pci_class >> 16 in _BASE_CLASSES or pci_class >> 8 == _INFINIBAND_CONTROLLER
+
+
+def _names_by_device(read: Attributes, folder: str) -> Names:
+    """Group the entries of a class folder by the PCI function they hang on.
+
+    The class link tells it in one call, and sees an interface below a virtio device as well. A
+    software RDMA device (rxe) hangs on nothing; its `parent` names the interface it runs over.
+    """
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name in read.names(folder):
+        address = _function(read.link(f"{folder}/{name}"))
+        if address is None and folder.endswith("infiniband"):
+            parent = read.text(f"{folder}/{name}/parent") or read.text(f"{folder}/{name}/ports/1/gid_attrs/ndevs/0")
+            if parent and "/" not in parent:
+                address = _function(read.link(f"/sys/class/net/{parent}"))
+        if address is not None:
+            found[address].append(name)
+    return found
+
+
+def _function(target: str | None) -> str | None:
+    """Find the innermost PCI address in a link's target."""
+    for part in reversed((target or "").split("/")):
+        if is_pci_address(part):
+            return part
+    return None
+
+
+def _path(target: str) -> tuple[str, ...]:
+    """Cut `../../../devices/pci0000:3a/0000:3a:00.0/…` down to the part from the host bridge on."""
+    parts = target.split("/")
+    start = next((i for i, part in enumerate(parts) if part.startswith("pci") and ":" in part), len(parts) - 1)
+    return tuple(map(sys.intern, parts[start:]))
+
+
+def _group(target: str | None) -> int | None:
+    name = os.path.basename(target or "")
+    return int(name) if name.isdecimal() else None
+
+
+def _vfs(read: Attributes, folder: str, totalvfs: int) -> dict[str, int]:
+    """Read the addresses of a PF's VFs with their indices, by index."""
+    # Not up to sriov_numvfs: that number is set last while VFs come, and VF 0 goes first while
+    # they leave (drivers/pci/iov.c), so there can be gaps.
+    found = {}
+    for index in range(min(totalvfs, _MAX_VFS)):
+        if link := read.link(f"{folder}/virtfn{index}"):
+            found[os.path.basename(link)] = index
+    return found

@@ -1,0 +1,39 @@
+"""Network interfaces as /sys/class/net shows them in the host's namespace."""
+
+from __future__ import annotations
+
+from agent.hardware.sysfs_read import Attributes
+from agent.model.device import LinkLayer, Netdev
+
+_LINK_LAYER_OF_TYPE = {"1": LinkLayer.ETHERNET, "32": LinkLayer.INFINIBAND}
+"""ARPHRD_ETHER and ARPHRD_INFINIBAND (include/uapi/linux/if_arp.h)."""
+_MAX_SPEED = 1 << 31
+"""Above it stands SPEED_UNKNOWN, which some kernels print unsigned."""
+
+
+def read_netdev(read: Attributes, name: str) -> Netdev | None:
+    """Read one interface; None if it went away meanwhile."""
+    folder = f"/sys/class/net/{name}"
+    ifindex = read.whole(f"{folder}/ifindex", 0)
+    mac = read.text(f"{folder}/address")
+    if not ifindex or mac is None:
+        read.lacks(folder, "address" if ifindex else "ifindex")
+        return None
+    carrier = read.text(f"{folder}/carrier")
+    return Netdev(
+        name=name,
+        ifindex=ifindex,
+        mac=mac,
+        mtu=read.whole(f"{folder}/mtu", 0),
+        operstate=read.text(f"{folder}/operstate") or "unknown",
+        carrier=carrier == "1" if carrier else None,
+        link_layer=_LINK_LAYER_OF_TYPE.get(read.text(f"{folder}/type") or "", LinkLayer.UNSPECIFIED),
+        # Without carrier there is no speed, and asking can cost a firmware command per interface.
+        speed_mbps=_speed(read, folder) if carrier == "1" else None,
+        phys_port_name=read.text(f"{folder}/phys_port_name") or "",
+    )
+
+
+def _speed(read: Attributes, folder: str) -> int | None:
+    speed = read.whole(f"{folder}/speed", -1)
+    return speed if 0 < speed < _MAX_SPEED else None

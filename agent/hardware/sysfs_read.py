@@ -1,0 +1,90 @@
+"""Small kernel files, read fast and without surprises.
+
+Kernel attributes come and go with their devices, refuse to answer while a link is down, and on
+broken hardware fail with EIO. Here is decided which of these is a fact (None) and which is a
+`Problem`; the readers of single subsystems build on that.
+"""
+
+from __future__ import annotations
+
+import os
+from errno import EINVAL, ENODEV, ENOENT, ENOTDIR, ENXIO, EOPNOTSUPP
+
+from agent.model.device import Problem
+
+ATTRIBUTE_BYTES = 4096
+"""sysfs never shows more than a page (fs/sysfs/file.c, sysfs_kf_seq_show)."""
+
+_NO_ANSWER = frozenset({ENOENT, ENOTDIR, ENODEV, ENXIO, EINVAL, EOPNOTSUPP})
+"""Absent, just removed, or not applicable now: `carrier` of an interface that is down gives
+EINVAL, `phys_port_name` without driver support EOPNOTSUPP (net/core/net-sysfs.c)."""
+
+
+class Attributes:
+    """Kernel files below one root. Paths are absolute as the kernel knows them (`/sys/…`)."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = os.fspath(root).rstrip("/")
+        self._noted: dict[str, str] = {}
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """List what could not be read so far, by path."""
+        return tuple(Problem(path, text) for path, text in sorted(self._noted.items()))
+
+    def note(self, path: str, text: str) -> None:
+        """Remember a problem. The first one of a path stays."""
+        self._noted.setdefault(path, text)
+
+    def text(self, path: str) -> str | None:
+        """Read an attribute; None if it is absent or has no answer now."""
+        try:
+            descriptor = os.open(self._root + path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                content = os.read(descriptor, ATTRIBUTE_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._failed(path, error)
+            return None
+        return content.decode("utf-8", "replace").strip()
+
+    def whole(self, path: str, default: int, base: int = 10) -> int:
+        """Read a whole number, or give the default if there is none."""
+        text = self.text(path)
+        if not text:
+            return default
+        try:
+            return int(text, base)
+        except ValueError:
+            self.note(path, f"is not a number: {text[:40]!r}")
+            return default
+
+    def names(self, path: str) -> list[str]:
+        """List a folder, sorted; empty if it is absent."""
+        try:
+            return sorted(os.listdir(self._root + path))
+        except OSError as error:
+            self._failed(path, error)
+            return []
+
+    def link(self, path: str) -> str | None:
+        """Read where a symbolic link points; None if it is absent."""
+        try:
+            return os.readlink(self._root + path)
+        except OSError as error:
+            self._failed(path, error)
+            return None
+
+    def exists(self, path: str) -> bool:
+        """Tell whether something is there."""
+        return os.path.lexists(self._root + path)
+
+    def lacks(self, folder: str, attribute: str) -> None:
+        """Note that a device misses an attribute it must have, unless the whole device is gone."""
+        if self.exists(folder):
+            self.note(f"{folder}/{attribute}", "is missing; the device is left out")
+
+    def _failed(self, path: str, error: OSError) -> None:
+        if error.errno not in _NO_ANSWER:
+            self.note(path, f"cannot be read: {error.strerror}")

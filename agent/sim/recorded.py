@@ -1,0 +1,191 @@
+"""Recorded nodes: one machine's hardware as one JSON file, and its way back into a folder.
+
+    {"format": 1, "name": …, "description": …,
+     "tree": {"sys": {…}, "proc": {…}, "dev": {…}},
+     "gpus": [{"uuid": …, "index": 0, "minor": 0, "pci_address": …, "name": …, "memory_bytes": …}]}
+
+In the tree an object is a folder, a text is a file's content, and a list of one text is a symbolic
+link's target. `hack/record-node` writes such a file from a machine, `hack/make-nodes` from a description.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from agent.errors import ConfigError
+from agent.model.device import Gpu, is_pci_address
+
+FORMAT = 1
+_TOP_FOLDERS = frozenset({"sys", "proc", "dev"})
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_MAX_DEPTH = 40
+_LINE_DEPTH = 6
+
+Tree = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A recorded node, checked."""
+
+    name: str
+    description: str
+    tree: Tree
+    gpus: tuple[Gpu, ...] = ()
+
+
+def load(path: Path) -> Node:
+    """Read a node file. Raises ConfigError with all that is wrong in it."""
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(str(path), [f"cannot be read: {error.strerror}"]) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(str(path), [f"is not JSON: {error}"]) from error
+    return parse(document, str(path))
+
+
+def parse(document: Any, source: str) -> Node:
+    """Check a node document. Raises ConfigError with all that is wrong in it."""
+    if not isinstance(document, dict):
+        raise ConfigError(source, ["must be a JSON object"])
+    if document.get("format") != FORMAT:
+        raise ConfigError(source, [f"format: must be {FORMAT}, is {document.get('format')!r}: record the node again"])
+    problems: list[str] = []
+    known = {"format", "name", "description", "tree", "gpus"}
+    problems += [f"{key}: is not a known key" for key in document if key not in known]
+    name, description = document.get("name"), document.get("description", "")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        problems.append(f"name: must be a lower-case DNS label, is {name!r}")
+    if not isinstance(description, str):
+        problems.append("description: must be text")
+    tree = document.get("tree")
+    if not isinstance(tree, dict):
+        problems.append("tree: must be an object")
+        tree = {}
+    problems += [f"tree.{top}: must be sys, proc or dev" for top in tree if top not in _TOP_FOLDERS]
+    problems += _tree_problems(tree, ())
+    gpus = _gpus(document.get("gpus", []), problems)
+    if problems:
+        raise ConfigError(source, problems)
+    return Node(str(name), description, tree, gpus)
+
+
+def dump(node: Node) -> str:
+    """Write a node as JSON text: one line per device, so that changes can be reviewed."""
+    document = {
+        "format": FORMAT,
+        "name": node.name,
+        "description": node.description,
+        "tree": node.tree,
+        "gpus": [asdict(gpu) for gpu in node.gpus],
+    }
+    return "".join(_lines(document, 0)) + "\n"
+
+
+def unpack(node: Node, directory: Path) -> None:
+    """Lay the node's tree out in an existing folder. Nothing is written outside of it."""
+    _unpack(node.tree, os.fspath(directory))
+
+
+def find(name: str) -> Path:
+    """Find a node file by name: among those installed with the agent, then in the checkout's tests.
+
+    Raises ConfigError that lists the names there are.
+    """
+    for folder in _folders():
+        path = folder / f"{name}.json"
+        if _NAME.fullmatch(name) and path.is_file():
+            return path
+    raise ConfigError(name, [f"is not the name of a recorded node; there are: {', '.join(names()) or 'none'}"])
+
+
+def names() -> tuple[str, ...]:
+    """List the names of all recorded nodes that `find` knows."""
+    return tuple(sorted({path.stem for folder in _folders() for path in folder.glob("*.json")}))
+
+
+def _folders() -> tuple[Path, ...]:
+    here = Path(__file__).parent
+    return here / "nodes", here.parents[1] / "tests" / "nodes"
+
+
+def _tree_problems(tree: Tree, where: tuple[str, ...]) -> Iterator[str]:
+    if len(where) > _MAX_DEPTH:
+        yield f"{'/'.join(where)}: is nested more than {_MAX_DEPTH} folders deep"
+        return
+    for name, entry in tree.items():
+        at = (*where, name)
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            yield f"{'/'.join(at)}: {name!r} is not a file name"
+        elif isinstance(entry, dict):
+            yield from _tree_problems(entry, at)
+        elif isinstance(entry, list):
+            if len(entry) != 1 or not isinstance(entry[0], str):
+                yield f"{'/'.join(at)}: a symbolic link must be a list of one text"
+            elif not _stays_inside(entry[0], len(where)):
+                yield f"{'/'.join(at)}: the link to {entry[0]!r} leaves the tree"
+        elif not isinstance(entry, str):
+            yield f"{'/'.join(at)}: must be an object, a text or a list, is {type(entry).__name__}"
+
+
+def _stays_inside(target: str, depth: int) -> bool:
+    """Tell whether a link in a folder of that depth points into the tree, by its text."""
+    if not target or target.startswith("/") or "\0" in target:
+        return False
+    for part in target.split("/"):
+        depth += {"..": -1, ".": 0, "": 0}.get(part, 1)
+        if depth < 0:
+            return False
+    return True
+
+
+def _gpus(items: Any, problems: list[str]) -> tuple[Gpu, ...]:
+    if not isinstance(items, list):
+        problems.append("gpus: must be a list")
+        return ()
+    gpus = []
+    wanted = {field.name for field in fields(Gpu)}
+    for i, item in enumerate(items):
+        if not isinstance(item, dict) or set(item) != wanted:
+            problems.append(f"gpus[{i}]: must be an object with exactly {', '.join(sorted(wanted))}")
+            continue
+        texts = all(isinstance(item[key], str) for key in ("uuid", "name", "pci_address"))
+        numbers = all(type(item[key]) is int for key in ("index", "memory_bytes"))
+        if not texts or not numbers or not (item["minor"] is None or type(item["minor"]) is int):
+            problems.append(f"gpus[{i}]: uuid, name, pci_address must be texts, the others whole numbers")
+        elif not is_pci_address(item["pci_address"]):
+            problems.append(f"gpus[{i}].pci_address: {item['pci_address']!r} is not a PCI address")
+        else:
+            gpus.append(Gpu(**item))
+    return tuple(gpus)
+
+
+def _unpack(tree: Tree, folder: str) -> None:
+    for name, entry in tree.items():
+        path = f"{folder}/{name}"
+        if isinstance(entry, dict):
+            os.makedirs(path, exist_ok=True)
+            _unpack(entry, path)
+        elif isinstance(entry, list):
+            os.symlink(entry[0], path)
+        else:
+            with open(path, "x", encoding="utf-8", newline="") as file:
+                file.write(entry)
+
+
+def _lines(value: Any, depth: int) -> Iterator[str]:
+    if isinstance(value, dict) and value and depth < _LINE_DEPTH:
+        yield "{\n"
+        for i, (key, entry) in enumerate(value.items()):
+            yield (",\n" if i else "") + " " * (depth + 1) + json.dumps(key) + ":"
+            yield from _lines(entry, depth + 1)
+        yield "\n" + " " * depth + "}"
+    else:
+        yield json.dumps(value, separators=(",", ":"))
