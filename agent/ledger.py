@@ -30,6 +30,7 @@ from agent.model.allocation import (
     AttachmentState,
     Grant,
     NetnsId,
+    OwedLease,
     Owner,
     PodRef,
     Quarantine,
@@ -218,19 +219,36 @@ class Ledger:
 
         self._write(write)
 
-    def finish_detach(self, attachment_id: int, quarantine: str | None = None) -> None:
-        """Drop a row whose device is back; with a reason, withhold the device in the same step."""
+    def finish_detach(self, row: Attachment, *, lease_owed: bool = False) -> None:
+        """Drop the row of a device that is back, and end its quarantine.
+
+        With `lease_owed`, keep in the same step that its addresses are still to be given back.
+        """
 
         def write() -> None:
-            row = self._db.execute("SELECT device FROM attachments WHERE attachment_id = ?", (attachment_id,))
-            found = row.fetchone()
-            self._db.execute("DELETE FROM attachments WHERE attachment_id = ?", (attachment_id,))
-            if quarantine is not None and found is not None:
+            self._db.execute("DELETE FROM attachments WHERE attachment_id = ?", (row.attachment_id,))
+            self._db.execute("DELETE FROM quarantine WHERE device = ?", (row.device,))
+            if lease_owed:
                 self._db.execute(
-                    "INSERT OR IGNORE INTO quarantine VALUES (?, ?, ?)", (found["device"], quarantine, self._clock())
+                    "INSERT INTO owed_leases (container_id, ifname, netns_path, request, since) VALUES (?, ?, ?, ?, ?)",
+                    (row.owner.container_id, row.ifname, row.netns_path, json.dumps(dict(row.request)), self._clock()),
                 )
 
         self._write(write)
+
+    def owed_leases(self) -> tuple[OwedLease, ...]:
+        """List the addresses that are still to be given back, oldest first."""
+        rows = self._read("SELECT * FROM owed_leases ORDER BY lease_id")
+        return tuple(
+            OwedLease(
+                r["lease_id"], r["container_id"], r["ifname"], r["netns_path"], json.loads(r["request"]), r["since"]
+            )
+            for r in rows
+        )
+
+    def settle_lease(self, lease_id: int) -> None:
+        """Forget addresses that were given back."""
+        self._write(lambda: self._db.execute("DELETE FROM owed_leases WHERE lease_id = ?", (lease_id,)))
 
     def attachments(self) -> tuple[Attachment, ...]:
         """List all attachments, oldest first."""

@@ -86,6 +86,8 @@ class Reconciler:
             else:
                 if reason is not None:
                     self._count(reason)
+        for _ in range(self._attachments.settle_leases()):
+            self._count("lease-returned")
         self._retry_quarantine()
 
     def _retry_quarantine(self) -> None:

@@ -40,3 +40,13 @@ CREATE TABLE quarantine (
     reason  TEXT NOT NULL,
     since   REAL NOT NULL
 ) STRICT;
+
+-- Addresses of interfaces whose device is back, that the IPAM plugin has not taken back yet.
+CREATE TABLE owed_leases (
+    lease_id      INTEGER PRIMARY KEY AUTOINCREMENT,
+    container_id  TEXT NOT NULL,
+    ifname        TEXT NOT NULL,
+    netns_path    TEXT NOT NULL,
+    request       TEXT NOT NULL,
+    since         REAL NOT NULL
+) STRICT;

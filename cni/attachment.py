@@ -18,11 +18,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agent.errors import AgentError, AttachmentError, DeviceBusy, RequestInvalid
+from agent.errors import AgentError, AttachmentError, DeviceBusy, IpamFailed, RequestInvalid
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef, VfSettings
+from agent.model.allocation import Attachment, AttachmentState, OwedLease, Owner, PodRef, VfSettings
 from agent.model.device import Snapshot
 from cni import ipam, netconf, result, vf
 from cni.netconf import NetConf
@@ -184,7 +184,10 @@ class Attachments:
                 vf.enter(self._host, planned, call.netns)
                 leases = result.Leases()
                 if conf.ipam is not None:
-                    leases = ipam.add(row.request["network"], _ipam_call(row))
+                    leases = ipam.add(
+                        row.request["network"],
+                        _ipam_call(row.request, owner.container_id, target.ifname, call.netns_path),
+                    )
                     self._host.links.configure(target.ifname, call.netns, leases.addresses, leases.kernel_routes())
                 mac = conf.mac or planned.undo.mac
                 mtu = conf.mtu or planned.undo.mtu
@@ -246,8 +249,8 @@ class Attachments:
         """Bring the device back, return its leases, drop the row. Repeatable after any crash.
 
         Without a descriptor the namespace is looked for at its path. The caller holds the device's
-        lock. Raises AgentError if something is left to do; the row then stays, and a device that is
-        not verifiably back is in quarantine.
+        lock. Raises AgentError if the device is not verifiably back; the row then stays, and the
+        device is in quarantine.
         """
         if row.boot_id == self._ledger.boot_id:
             try:
@@ -256,10 +259,29 @@ class Attachments:
             except AgentError as error:
                 self._ledger.quarantine(row.device, f"clean-up failed: {error}")
                 raise
-        if row.request["network"] is not None:
-            ipam.delete(row.request["network"], _ipam_call(row))
-        self._ledger.finish_detach(row.attachment_id)
-        self._ledger.end_quarantine(row.device)
+        self._ledger.finish_detach(row, lease_owed=not self._return_lease(row))
+
+    def _return_lease(self, row: Attachment | OwedLease) -> bool:
+        """Give addresses back, if there are any. False if the plugin failed: then they are still owed."""
+        network = row.request["network"]
+        if network is None:
+            return True
+        container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id
+        try:
+            ipam.delete(network, _ipam_call(row.request, container_id, row.ifname, row.netns_path))
+        except IpamFailed as error:
+            log.error("the addresses of %s in container %s are still leased: %s", row.ifname, container_id, error)
+            return False
+        return True
+
+    def settle_leases(self) -> int:
+        """Try again to give back addresses that are owed. Returns how many were given back."""
+        settled = 0
+        for lease in self._ledger.owed_leases():
+            if self._return_lease(lease):
+                self._ledger.settle_lease(lease.lease_id)
+                settled += 1
+        return settled
 
     def heal(self, device: str) -> str | None:
         """Finish what a crash, a lost DEL or a reboot left of an attachment.
@@ -373,7 +395,9 @@ def _request(call: Call, conf: NetConf) -> dict[str, Any]:
     """What the row must hold for CHECK, GC and the return of leases."""
     network = None
     if conf.ipam is not None:
-        network = {"cniVersion": conf.cni_version, "name": conf.name, "type": "nodefabric", "ipam": dict(conf.ipam)}
+        # Leases look the same in 1.0.0 and 1.1.0, and many installed plugins know only the former.
+        version = min(conf.cni_version, "1.0.0")
+        network = {"cniVersion": version, "name": conf.name, "type": "nodefabric", "ipam": dict(conf.ipam)}
     return {
         "name": conf.name,
         "settings": asdict(conf.settings),
@@ -384,10 +408,8 @@ def _request(call: Call, conf: NetConf) -> dict[str, Any]:
     }
 
 
-def _ipam_call(row: Attachment) -> ipam.IpamCall:
-    return ipam.IpamCall(
-        row.owner.container_id, row.ifname, row.netns_path, row.request["cni_args"], row.request["cni_path"]
-    )
+def _ipam_call(request: Mapping[str, Any], container_id: str, ifname: str, netns_path: str) -> ipam.IpamCall:
+    return ipam.IpamCall(container_id, ifname, netns_path, request["cni_args"], request["cni_path"])
 
 
 def _leased(row: Attachment) -> set[str]:

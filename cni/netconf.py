@@ -77,13 +77,14 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
             raise RequestInvalid(f"ipam.type must be the name of an IPAM plugin, is {kind!r}")
     previous = fields.mapping("prevResult")
     valid = fields.take("cni.dev/valid-attachments", lambda v: isinstance(v, list), "a list")
+    mtu = fields.whole("mtu", 68, MAX_MTU)
     fields.refuse_unknown()
     return NetConf(
         cni_version=version,
         name=name,
         device=device,
         settings=settings,
-        mtu=fields.whole("mtu", 68, MAX_MTU),
+        mtu=mtu,
         ipam=ipam or None,
         prev_result=previous,
         valid_attachments=None if valid is None else tuple(_valid_attachment(item, i) for i, item in enumerate(valid)),

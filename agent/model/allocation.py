@@ -129,6 +129,19 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class OwedLease:
+    """Addresses that an IPAM plugin has not taken back yet."""
+
+    lease_id: int
+    container_id: str
+    ifname: str
+    netns_path: str
+    request: Mapping[str, Any]
+    """As in the attachment they belonged to."""
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class Quarantine:
     """A device withheld from kubelet because its clean-up could not be verified."""
 
