@@ -14,6 +14,7 @@
     │   ├── DeviceBusy          another live pod holds the device; trying again may help
     │   └── IpamFailed          the delegated IPAM plugin failed
     ├── LedgerError             the books cannot be read or written
+    ├── InstallFailed           the CNI relay cannot be put in place or taken away
     └── Unavailable             a peer (kubelet, API server) does not answer
         └── Refused             the API server answered no (permission, missing CRD, invalid object)
 
@@ -128,6 +129,12 @@ class LedgerError(AgentError):
     """The books cannot be read or written."""
 
     reason = "LedgerError"
+
+
+class InstallFailed(AgentError):
+    """The CNI relay cannot be put in place or taken away."""
+
+    reason = "InstallFailed"
 
 
 class Unavailable(AgentError):
