@@ -1,0 +1,113 @@
+#include "frame.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "deadline.h"
+
+enum { INPUT_WAIT_MS = 30000 };
+
+static const char magic[4] = {'N', 'F', 'C', '1'};
+
+/* The variables of the CNI specification. Nothing else of the runtime's environment leaves this process. */
+static const char *const variables[] = {
+    "CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH",
+};
+
+static unsigned char request_bytes[FRAME_HEAD + REQUEST_LIMIT + 1]; /* one more shows that there is more */
+
+static bool fail(struct trouble *trouble, int code, const char *msg, const char *thing, const char *why)
+{
+    *trouble = (struct trouble){.code = code, .msg = msg, .thing = thing, .why = why};
+    return false;
+}
+
+static void put(size_t *at, const char *bytes, size_t length)
+{
+    memcpy(request_bytes + *at, bytes, length);
+    *at += length;
+}
+
+static bool put_environment(size_t *at, struct trouble *trouble)
+{
+    for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
+        const char *value = getenv(variables[i]);
+        if (value == NULL)
+            continue;
+        size_t length = strnlen(value, VALUE_LIMIT + 1);
+        if (length > VALUE_LIMIT)
+            return fail(trouble, INVALID_ENVIRONMENT, "an environment variable is too long", variables[i],
+                        "more than 64 KiB");
+        put(at, variables[i], strlen(variables[i]));
+        put(at, "=", 1);
+        put(at, value, length + 1);
+    }
+    put(at, "", 1);
+    return true;
+}
+
+static bool put_input(size_t *at, struct trouble *trouble)
+{
+    int64_t deadline = now_ms() + INPUT_WAIT_MS;
+    for (;;) {
+        if (*at == sizeof request_bytes)
+            return fail(trouble, INVALID_NETWORK_CONFIG, "the network configuration is too large", "standard input",
+                        "with the environment more than 1 MiB; does prevResult or a list of attachments grow?");
+        if (!wait_ready(STDIN_FILENO, POLLIN, deadline))
+            return fail(trouble, IO_FAILURE, "the network configuration does not end", "standard input",
+                        "still open after 30 s");
+        ssize_t got = read(STDIN_FILENO, request_bytes + *at, sizeof request_bytes - *at);
+        if (got == 0)
+            return true;
+        if (got > 0)
+            *at += (size_t)got;
+        else if (errno != EINTR && errno != EAGAIN)
+            return fail(trouble, IO_FAILURE, "the network configuration cannot be read", "standard input",
+                        strerror(errno));
+    }
+}
+
+bool compose_request(struct frame *request, struct trouble *trouble)
+{
+    size_t at = FRAME_HEAD;
+    if (!put_environment(&at, trouble) || !put_input(&at, trouble))
+        return false;
+    size_t body = at - FRAME_HEAD;
+    memcpy(request_bytes, magic, sizeof magic);
+    for (size_t i = 0; i < 4; i++)
+        request_bytes[4 + i] = (unsigned char)(body >> (24 - 8 * i));
+    *request = (struct frame){.bytes = request_bytes, .length = at};
+    return true;
+}
+
+enum answer_state examine_answer(const struct frame *received)
+{
+    if (memcmp(received->bytes, magic, received->length < sizeof magic ? received->length : sizeof magic) != 0)
+        return ANSWER_MALFORMED;
+    if (received->length < FRAME_HEAD)
+        return ANSWER_PARTIAL;
+    size_t body = 0;
+    for (size_t i = 4; i < FRAME_HEAD; i++)
+        body = body << 8 | received->bytes[i];
+    if (body == 0 || body > ANSWER_LIMIT || received->length > FRAME_HEAD + body)
+        return ANSWER_MALFORMED;
+    return received->length == FRAME_HEAD + body ? ANSWER_COMPLETE : ANSWER_PARTIAL;
+}
+
+int answer_exit(const struct frame *answer)
+{
+    return answer->bytes[FRAME_HEAD];
+}
+
+const unsigned char *answer_body(const struct frame *answer)
+{
+    return answer->bytes + FRAME_HEAD + 1;
+}
+
+size_t answer_body_length(const struct frame *answer)
+{
+    return answer->length - FRAME_HEAD - 1;
+}

@@ -1,0 +1,38 @@
+/* The frame that the relay and the agent exchange. cni/protocol.py says what it looks like. */
+#ifndef NODEFABRIC_FRAME_H
+#define NODEFABRIC_FRAME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "report.h"
+
+enum {
+    FRAME_HEAD = 8,
+    REQUEST_LIMIT = 1 << 20, /* what may follow the head */
+    ANSWER_LIMIT = 4 << 20,
+    VALUE_LIMIT = 64 << 10, /* one environment variable */
+};
+
+/* One frame; `length` counts the head too. */
+struct frame {
+    const unsigned char *bytes;
+    size_t length;
+};
+
+/* Makes the request from the CNI_* environment and standard input, in memory of its own.
+ * Fills `trouble` and returns false if they are too long or cannot be read. */
+bool compose_request(struct frame *request, struct trouble *trouble);
+
+/* How far the bytes received so far are an answer. */
+enum answer_state { ANSWER_PARTIAL, ANSWER_COMPLETE, ANSWER_MALFORMED };
+
+enum answer_state examine_answer(const struct frame *received);
+
+/* The parts of a complete answer. */
+int answer_exit(const struct frame *answer);
+const unsigned char *answer_body(const struct frame *answer);
+size_t answer_body_length(const struct frame *answer);
+
+#endif

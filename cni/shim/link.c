@@ -1,0 +1,101 @@
+#include "link.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "deadline.h"
+
+static unsigned char answer_bytes[FRAME_HEAD + ANSWER_LIMIT];
+
+static struct exchange ended(enum outcome outcome, const char *why)
+{
+    return (struct exchange){.outcome = outcome, .why = why};
+}
+
+static ssize_t send_some(int link, const unsigned char *bytes, size_t length, int netns)
+{
+    struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = length};
+    union {
+        struct cmsghdr aligned;
+        unsigned char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (netns >= 0) {
+        memset(&control, 0, sizeof control);
+        message.msg_control = &control;
+        message.msg_controllen = sizeof control;
+        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+        rights->cmsg_level = SOL_SOCKET;
+        rights->cmsg_type = SCM_RIGHTS;
+        rights->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(rights), &netns, sizeof netns);
+    }
+    return sendmsg(link, &message, MSG_NOSIGNAL);
+}
+
+/* Sends the request. A peer that stops reading is no failure yet: it may have answered already. */
+static struct exchange send_request(int link, const struct frame *request, int netns, int64_t deadline)
+{
+    size_t sent = 0;
+    while (sent < request->length) {
+        ssize_t n = send_some(link, request->bytes + sent, request->length - sent, sent == 0 ? netns : -1);
+        if (n > 0)
+            sent += (size_t)n;
+        else if (n < 0 && (errno == EPIPE || errno == ECONNRESET))
+            break;
+        else if (n < 0 && errno != EAGAIN && errno != EINTR)
+            return ended(NO_ANSWER, strerror(errno));
+        else if (!wait_ready(link, POLLOUT, deadline))
+            return ended(NO_ANSWER, "it does not take the request in time");
+    }
+    return ended(ANSWERED, NULL);
+}
+
+static struct exchange receive_answer(int link, int64_t deadline)
+{
+    struct frame received = {.bytes = answer_bytes, .length = 0};
+    for (;;) {
+        if (!wait_ready(link, POLLIN, deadline))
+            return ended(NO_ANSWER, "it does not answer in time");
+        ssize_t n = recv(link, answer_bytes + received.length, sizeof answer_bytes - received.length, 0);
+        if (n == 0 || (n < 0 && errno == ECONNRESET))
+            return received.length == 0 ? ended(AGENT_AWAY, "it closed the connection without an answer")
+                                        : ended(NO_ANSWER, "it closed the connection inside an answer");
+        if (n < 0 && errno != EINTR && errno != EAGAIN)
+            return ended(NO_ANSWER, strerror(errno));
+        if (n < 0)
+            continue;
+        received.length += (size_t)n;
+        switch (examine_answer(&received)) {
+        case ANSWER_COMPLETE:
+            return (struct exchange){.outcome = ANSWERED, .answer = received};
+        case ANSWER_MALFORMED:
+            return ended(NO_ANSWER, "its answer is malformed: are relay and agent of the same release?");
+        case ANSWER_PARTIAL:
+            break;
+        }
+    }
+}
+
+struct exchange ask_agent(const struct sockaddr_un *agent, const struct frame *request, int netns, int64_t deadline)
+{
+    int link = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (link < 0)
+        return ended(NO_ANSWER, strerror(errno));
+    struct exchange exchange;
+    if (connect(link, (const struct sockaddr *)agent, sizeof *agent) != 0) {
+        /* A unix socket whose backlog is full answers EAGAIN; it never answers EINPROGRESS. */
+        if (errno == ENOENT || errno == ECONNREFUSED)
+            exchange = ended(AGENT_AWAY, strerror(errno));
+        else
+            exchange = ended(errno == EAGAIN ? AGENT_BUSY : NO_ANSWER, strerror(errno));
+    } else {
+        exchange = send_request(link, request, netns, deadline);
+        if (exchange.outcome == ANSWERED)
+            exchange = receive_answer(link, deadline);
+    }
+    close(link);
+    return exchange;
+}

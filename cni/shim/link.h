@@ -1,0 +1,27 @@
+/* The conversation with the agent: one connection, one request, one answer. */
+#ifndef NODEFABRIC_LINK_H
+#define NODEFABRIC_LINK_H
+
+#include <stdint.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "frame.h"
+
+enum outcome {
+    ANSWERED,
+    AGENT_AWAY, /* nobody listens, or it went away before the first byte of an answer: ask again */
+    AGENT_BUSY, /* it lives, but its queue of connections is full: ask again */
+    NO_ANSWER,  /* asking again will not help; `why` says what happened */
+};
+
+struct exchange {
+    enum outcome outcome;
+    const char *why;     /* for all but ANSWERED */
+    struct frame answer; /* for ANSWERED */
+};
+
+/* Asks the agent once. `netns` (-1: none) travels with the first byte. The answer must be complete by the deadline. */
+struct exchange ask_agent(const struct sockaddr_un *agent, const struct frame *request, int netns, int64_t deadline);
+
+#endif
