@@ -73,6 +73,11 @@ class Fabric:
             namespaces.run_in(netns, _plug_all)
         return fabric
 
+    @staticmethod
+    def destroy(folder: Path) -> None:
+        """Unpin the fabric's namespace; its links end with it, and so do their other ends."""
+        subprocess.run(["/usr/bin/umount", "--lazy", str(folder / "fabric.netns")], capture_output=True, check=False)
+
     def revive(self, devices: Collection[str]) -> bool:
         """Make those links anew that died with a namespace. Tell whether there were any."""
         ports = [self.ports[device] for device in devices if device in self.ports]

@@ -83,6 +83,11 @@ class SimulatedMachine:
         if with_links:
             Fabric.build(folder, sysfs.scan(root))
 
+    @staticmethod
+    def destroy(folder: Path) -> None:
+        """End the links of a node that `create` laid out, so that its folder can be removed."""
+        Fabric.destroy(folder)
+
     @classmethod
     def open(cls, folder: Path) -> SimulatedMachine:
         """Open a node that `create` laid out."""
@@ -125,7 +130,7 @@ class SimulatedMachine:
 
     def watch(self, on_event: Callable[[str], None]) -> Watch:
         """Call `on_event` at link events; the recorded sysfs itself never changes unasked."""
-        return Uevents(on_event)
+        return Uevents(on_event, virtual_links=True)
 
     def close(self) -> None:
         """Let go of sockets and threads."""

@@ -1,0 +1,279 @@
+"""The command line.
+
+Exit statuses: 0 done, 1 something failed, 2 the configuration or the command line is wrong,
+3 the agent does not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent import config as configuration
+from agent import logs
+from agent.errors import AgentError, ConfigError, Unavailable
+
+if TYPE_CHECKING:
+    from agent.hardware.host import Host
+    from agent.model.device import Snapshot
+    from agent.topology.publisher import TopologyApi
+
+DEFAULT_CONFIG = Path("/etc/nodefabric/config.yaml")
+DEFAULT_RELAY = Path("/usr/local/libexec/nodefabric/nodefabric-cni")
+DONE, FAILED, WRONG_INPUT, NO_ANSWER = 0, 1, 2, 3
+STOP_SECONDS = 1.8
+"""After this long a stuck driver or disk no longer holds up the end of the process."""
+
+log = logging.getLogger("agent")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"{error.source}: {problem}", file=sys.stderr)
+        return WRONG_INPUT
+    except Unavailable as error:
+        print(f"nodefabric: {error}", file=sys.stderr)
+        return NO_ANSWER
+    except AgentError as error:
+        print(f"nodefabric: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # who read us has read enough
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="nodefabric", description="Kubernetes node agent for RDMA, SR-IOV and GPUs")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        return added
+
+    run = command("run", _run, "run the agent")
+    _add_config(run)
+    _add_hardware(run)
+    run.add_argument("--kubeconfig", type=Path, help="API server to publish to (default: the pod's own account)")
+    run.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    run.add_argument("--log-format", default="auto", choices=("auto", "json", "text"))
+
+    demo = command("demo", _demo, "show the main job on a simulated node")
+    demo.add_argument("--node", default="h100-8gpu", help="recorded node to simulate (default: %(default)s)")
+    demo.add_argument("--relay", type=Path, default=DEFAULT_RELAY, help="the CNI relay (default: %(default)s)")
+    demo.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+
+    status = command("status", _status, "show what the running agent offers, who holds what, and what is wrong")
+    _add_config(status)
+    _add_output(status)
+
+    topology = command("topology", _topology, "show how near GPUs and NICs are to each other")
+    _add_hardware(topology)
+    _add_output(topology)
+
+    check = command("check-config", _check_config, "check a configuration and show what it selects on this node")
+    check.add_argument("file", type=Path)
+    _add_hardware(check)
+    _add_output(check)
+
+    install = command("install-cni", _install_cni, "put the CNI relay where the container runtime looks for plugins")
+    install.add_argument("--relay", type=Path, default=DEFAULT_RELAY, help="default: %(default)s")
+    install.add_argument("--target", type=Path, default=Path("/opt/cni/bin"), help="default: %(default)s")
+    install.add_argument("--remove", action="store_true", help="take it away again")
+
+    _add_output(command("version", _version, "show the version"))
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="default: %(default)s")
+
+
+def _add_hardware(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--root", type=Path, default=Path("/"), help="where /sys, /proc and /dev are (default: /)")
+    where.add_argument("--node", help="a recorded node instead of this machine: its name, or a file")
+    where.add_argument("--simulate", type=Path, help="folder of a simulated node (see agent.sim.machine)")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", "-o", choices=("text", "json"), default="text")
+
+
+def _host(options: argparse.Namespace) -> Host:
+    if options.simulate is not None:
+        from agent.sim.machine import SimulatedMachine
+
+        return SimulatedMachine.open(options.simulate)
+    from agent.hardware.machine import Machine
+
+    return Machine.open(options.root)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from agent.main import Agent
+    from agent.startup import await_config
+
+    logs.configure(sys.stderr, options.log_level, options.log_format)
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _stop, stop)
+        host = _host(options)
+        try:
+            config = await await_config(options.config, host.scan, stop)
+            if config is not None:
+                log.info("configuration: %s", config)
+                await Agent(config, host, api=_api_server(config, options.kubeconfig)).run(stop)
+        finally:
+            host.close()
+
+    asyncio.run(serve())
+    return DONE
+
+
+def _api_server(config: configuration.Config, kubeconfig: Path | None) -> TopologyApi | None:
+    if not config.topology.publish:
+        return None
+    from agent.clients.apiserver import ApiServer
+
+    return ApiServer.from_kubeconfig(kubeconfig) if kubeconfig is not None else ApiServer.in_cluster(os.environ)
+
+
+def _stop(stop: asyncio.Event) -> None:
+    stop.set()
+    late = threading.Timer(STOP_SECONDS, os._exit, (FAILED,))
+    late.daemon = True
+    late.start()
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from agent import demo
+
+    if not options.relay.is_file():
+        raise ConfigError(str(options.relay), ["is not there: build the CNI relay, or name it with --relay"])
+    if not options.inside:
+        demo.enter_namespaces(["--node", options.node, "--relay", str(options.relay)])
+    return demo.run(options.node, options.relay)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from agent import status
+
+    document = _ask(configuration.load(options.config).endpoints)
+    _show(options, document, status.text(document))
+    return DONE
+
+
+def _ask(endpoints: configuration.Endpoints) -> dict[str, Any]:
+    host = f"[{endpoints.address}]" if ":" in endpoints.address else endpoints.address
+    url = f"http://{host}:{endpoints.port}/status"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            document: dict[str, Any] = json.load(answer)
+    except (OSError, ValueError) as error:
+        raise Unavailable(
+            f"the agent does not answer at {url} ({error}): is it running with this configuration?"
+        ) from error
+    return document
+
+
+def _topology(options: argparse.Namespace) -> int:
+    from agent.topology import matrix
+
+    with _snapshot(options) as snapshot:
+        _show(options, matrix.as_document(snapshot), matrix.as_text(snapshot))
+    return DONE
+
+
+def _check_config(options: argparse.Namespace) -> int:
+    from agent.startup import check
+    from deviceplugin.resources import explain
+
+    config = configuration.load(options.file)
+    with _snapshot(options) as snapshot:
+        check(config, snapshot)
+        found = [explain(resource, snapshot) for resource in config.resources]
+    lines = [f"{options.file} is sound"]
+    for resource in found:
+        lines.append(
+            f"{resource.resource_name} ({resource.kind}): {len(resource.devices)} of {len(resource.candidates)}"
+        )
+        lines += [
+            f"  {match.field} {match.text}: {', '.join(match.devices) or 'nothing'}" for match in resource.selectors
+        ]
+        lines.append(f"  takes {', '.join(resource.devices) or 'nothing'}")
+    _show(options, {"resources": [asdict(resource) for resource in found]}, "\n".join(lines))
+    return DONE
+
+
+def _install_cni(options: argparse.Namespace) -> int:
+    from cni import install
+
+    if options.remove:
+        done = install.remove(options.target)
+        print(f"{options.target}: {'the relay is removed' if done else 'there was no relay'}")
+    else:
+        done = install.install(options.relay, options.target)
+        print(f"{options.target}: {'the relay is installed' if done else 'this relay is there already'}")
+    return DONE
+
+
+def _version(options: argparse.Namespace) -> int:
+    from agent.main import agent_version
+
+    _show(options, {"version": agent_version()}, f"nodefabric {agent_version()}")
+    return DONE
+
+
+@contextmanager
+def _snapshot(options: argparse.Namespace) -> Iterator[Snapshot]:
+    """Scan this machine, another root, or a recorded node."""
+    if options.node is None:
+        host = _host(options)
+        try:
+            yield host.scan()
+        finally:
+            host.close()
+        return
+    from agent.sim import recorded
+    from agent.sim.machine import SimulatedMachine
+
+    with tempfile.TemporaryDirectory(prefix="nodefabric-") as folder:
+        path = Path(options.node) if "/" in options.node else recorded.find(options.node)
+        SimulatedMachine.create(Path(folder) / "node", recorded.load(path), with_links=False)
+        host = SimulatedMachine.open(Path(folder) / "node")
+        try:
+            yield host.scan()
+        finally:
+            host.close()
+
+
+def _show(options: argparse.Namespace, document: Any, text: str) -> None:
+    print(json.dumps(document, indent=1) if options.output == "json" else text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""The composition root: opens the parts in order, runs them together, closes them in reverse.
+
+Order matters: the endpoints come first, so that a node that cannot start says why; the books and
+the reconciler come before the CNI socket and the device plugins, so that nothing is handed out
+before what was left by an earlier run is known and cleaned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from agent import cdi, status
+from agent.clients.kubelet import PodResources
+from agent.config import Config
+from agent.endpoints import EndpointServer, Pages
+from agent.errors import LedgerError, Unavailable
+from agent.hardware.host import Host
+from agent.inventory import Inventory
+from agent.ledger import Ledger
+from agent.metrics import Facts, Metrics
+from agent.model.allocation import PodRef
+from agent.reconcile import Claim, Reconciler
+from agent.topology import kubelet_config, resource
+from agent.topology.publisher import Pace, Publisher, TopologyApi
+from agent.topology.state import node_state
+from cni import spool
+from cni.attachment import Attachments, GrantedDevice
+from cni.server import CniServer
+from deviceplugin.plugins import DevicePlugins
+
+LEDGER_RETRY_SECONDS = 5.0
+REGISTRATION_POLL_SECONDS = 0.5
+PODRESOURCES_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+
+def agent_version() -> str:
+    """Return the installed version, or a word that says that this is a checkout."""
+    try:
+        return version("nodefabric")
+    except PackageNotFoundError:
+        return "checkout"
+
+
+def node_name() -> str:
+    """Return the Kubernetes node name: NODE_NAME (downward API), else the host name."""
+    return os.environ.get("NODE_NAME") or socket.gethostname()
+
+
+class Obstacles:
+    """What keeps the agent from doing all its work: name → what is wrong. Shown by /readyz."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {"starting": "the first scan and clean-up are not done"}
+
+    def set(self, name: str, what: str | None) -> None:
+        """Note an obstacle, or that it is gone. Said in the log when it changes."""
+        if what is None:
+            if self.found.pop(name, None) is not None:
+                log.info("no longer in the way: %s", name)
+        elif self.found.get(name) != what:
+            self.found[name] = what
+            log.error("%s: %s", name, what)
+
+    def first(self) -> str | None:
+        """Return one of them as a sentence, or None."""
+        return next((f"{name}: {what}" for name, what in self.found.items()), None)
+
+
+class Agent:
+    """All parts of one running agent."""
+
+    def __init__(self, config: Config, host: Host, *, api: TopologyApi | None = None) -> None:
+        """`api` is the API server to publish the topology to; None publishes nothing."""
+        self.config = config
+        self.obstacles = Obstacles()
+        self.registry = CollectorRegistry()
+        self.metrics = Metrics(self.registry)
+        self._host = host
+        self._api = api
+        self._inventory = Inventory(host, config.rescan_seconds)
+        self._pod_resources = PodResources.of_kubelet(config.kubelet_dir)
+        self._kinds = {resource.name: resource.kind for resource in config.resources}
+        self._ledger: Ledger | None = None
+        self._plugins: DevicePlugins | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.port = 0
+        """Port of the endpoints, once open."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until `stop` is set, then close everything in reverse order. Devices in pods stay there."""
+        self._loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            endpoints = self._open_endpoints()
+            self.port = endpoints.port
+            stack.push_async_callback(asyncio.to_thread, endpoints.close)
+            self.metrics.add_facts(self._facts, agent_version())
+            stack.push_async_callback(self._pod_resources.close)
+            snapshot = await self._inventory.scan_now()
+            ledger = await self._open_ledger(snapshot.boot_id, stop)
+            if ledger is None:
+                return
+            stack.push_async_callback(asyncio.to_thread, ledger.close)
+            attachments = Attachments(self._host, ledger, lambda: self._inventory.snapshot, self._granted)
+            stack.push_async_callback(asyncio.to_thread, attachments.close)
+            server = CniServer(
+                self.config.cni_socket, attachments, obstacle=self.obstacles.first, observe=self._observe_cni
+            )
+            self._plugins = plugins = DevicePlugins(
+                self.config, self._inventory, ledger, observe=self._observe_rpc, cdi_kinds=cdi.installed_kinds
+            )
+            reconciler = Reconciler(
+                ledger,
+                attachments,
+                claims=self._claims,
+                devices_of_units=lambda: {u.unit_id: u.device for units in plugins.units.values() for u in units},
+                replay_spool=lambda: self._replay(server),
+                count=self.metrics.reconciled,
+            )
+            await asyncio.to_thread(reconciler.heal_attachments)
+            server.start()
+            stack.push_async_callback(asyncio.to_thread, server.close)
+            self.obstacles.set("starting", None)
+            await self._run_parts(stop, ledger, plugins, reconciler)
+
+    async def _run_parts(
+        self, stop: asyncio.Event, ledger: Ledger, plugins: DevicePlugins, reconciler: Reconciler
+    ) -> None:
+        """Run the loops. One that ends unasked ends the agent, loudly."""
+
+        seen = self._inventory.snapshot.generation
+
+        async def hardware_changed() -> None:
+            nonlocal seen
+            seen = (await self._inventory.newer_than(seen)).generation
+
+        async with asyncio.TaskGroup() as tasks:
+            loops = [
+                tasks.create_task(self._inventory.run(), name="inventory"),
+                tasks.create_task(reconciler.run(hardware_changed), name="reconciler"),
+                tasks.create_task(self._watch_registration(plugins), name="registration"),
+            ]
+            if self._api is not None:
+                publisher = self._publisher(self._api)
+                ledger.subscribe(publisher.changed)
+                loops.append(tasks.create_task(publisher.run(), name="publisher"))
+                loops.append(tasks.create_task(self._tell_of_hardware(publisher), name="publisher's inventory"))
+            serving = tasks.create_task(plugins.run(), name="device plugins")
+            await stop.wait()
+            log.info("stopping; devices in pods stay where they are")
+            await plugins.close()
+            await serving
+            for task in loops:
+                task.cancel()
+
+    # ------------------------------------------------------------------ opening
+
+    def _open_endpoints(self) -> EndpointServer:
+        checks = {"agent": self.obstacles.first}
+        pages = Pages(metrics=self.metrics.render, status=self._status, health={}, ready=checks)
+        return EndpointServer.open(self.config.endpoints.address, self.config.endpoints.port, pages)
+
+    async def _open_ledger(self, boot_id: str, stop: asyncio.Event) -> Ledger | None:
+        """Open the books, however long that takes: an agent that restarts in a loop explains nothing."""
+        while not stop.is_set():
+            try:
+                self._ledger = await asyncio.to_thread(_open_ledger, self.config.ledger_path, boot_id)
+            except LedgerError as error:
+                self.obstacles.set("ledger", str(error))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LEDGER_RETRY_SECONDS):
+                        await stop.wait()
+            else:
+                self.obstacles.set("ledger", None)
+                return self._ledger
+        return None
+
+    def _publisher(self, api: TopologyApi) -> Publisher:
+        topology = self.config.topology
+        return Publisher(
+            node_name(),
+            self._topology_object,
+            api,
+            self.metrics,
+            Pace(coalesce=topology.coalesce_seconds, heartbeat=topology.heartbeat_seconds),
+        )
+
+    async def _tell_of_hardware(self, publisher: Publisher) -> None:
+        generation = self._inventory.snapshot.generation
+        while True:
+            publisher.changed()
+            generation = (await self._inventory.newer_than(generation)).generation
+
+    # ---------------------------------------------------- what the parts ask for
+
+    def _granted(self, pod: PodRef) -> Sequence[GrantedDevice]:
+        """List the VFs that kubelet gave to a pod, for a CNI call. Runs on the call's thread.
+
+        No VF is granted on the node at all: then none is this pod's, and kubelet need not be asked.
+        """
+        assert self._ledger is not None
+        assert self._loop is not None
+        granted = {grant.unit_id: grant for grant in self._ledger.grants()}
+        if not any(self._kinds.get(grant.resource_name) == "vf" for grant in granted.values()):
+            return ()
+        asked = asyncio.run_coroutine_threadsafe(self._pod_resources.get(pod), self._loop)
+        try:
+            found = asked.result(PODRESOURCES_SECONDS)
+        except concurrent.futures.TimeoutError as error:
+            asked.cancel()
+            raise Unavailable(f"kubelet did not say what {pod} holds within {PODRESOURCES_SECONDS:g} s") from error
+        mine = [granted[unit] for unit in (found.all_device_ids if found else ()) if unit in granted]
+        self._ledger.bind([grant.unit_id for grant in mine], pod)
+        networks = {r.name: self.config.network(r.network) for r in self.config.resources if r.network is not None}
+        return tuple(
+            GrantedDevice(grant.device, grant.resource_name, network.netconf if network is not None else None)
+            for grant in sorted(mine, key=lambda grant: (grant.resource_name, grant.device))
+            if self._kinds.get(grant.resource_name) == "vf"
+            for network in [networks.get(grant.resource_name)]
+        )
+
+    async def _claims(self) -> Sequence[Claim]:
+        """List what kubelet says that pods hold of our resources."""
+        pods = await self._pod_resources.list()
+        return tuple(
+            Claim(pod.pod, resource_name, unit)
+            for pod in pods
+            for resource_name in self._kinds
+            for unit in pod.device_ids(resource_name)
+        )
+
+    async def _topology_object(self, node_uid: str | None) -> Mapping[str, Any] | None:
+        """Build the NodeResourceTopology object of this moment. Raises Unavailable without kubelet."""
+        settings = await asyncio.to_thread(kubelet_config.read, self.config.topology.kubelet_config)
+        pods = await self._pod_resources.list()
+        allocatable = await self._pod_resources.allocatable()
+        units = self._plugins.units if self._plugins is not None else {}
+        return resource.build(
+            node_state(node_name(), node_uid, self._inventory.snapshot, units, settings, pods, allocatable)
+        )
+
+    def _replay(self, server: CniServer) -> int:
+        count = spool.replay(self.config.spool_dir, server.answer)
+        self.metrics.spooled(count)
+        return count
+
+    async def _watch_registration(self, plugins: DevicePlugins) -> None:
+        """Keep the obstacle about kubelet up to date."""
+        while True:
+            missing = [s.resource_name for s in plugins.status() if not s.registered]
+            self.obstacles.set("kubelet", f"has no open stream for {', '.join(missing)}" if missing else None)
+            await asyncio.sleep(REGISTRATION_POLL_SECONDS)
+
+    def _facts(self) -> Facts:
+        units = self._plugins.units if self._plugins is not None else {}
+        if self._ledger is None:
+            return Facts(self._inventory.snapshot, units)
+        return Facts(
+            self._inventory.snapshot,
+            units,
+            self._ledger.grants(),
+            self._ledger.attachments(),
+            self._ledger.quarantines(),
+            self._inventory.scan_seconds * 1000,
+        )
+
+    def _status(self) -> dict[str, Any]:
+        return status.build(
+            self._facts(), node=node_name(), version=agent_version(), kinds=self._kinds, obstacles=self.obstacles.found
+        )
+
+    @contextmanager
+    def _observe_cni(self, command: str) -> Iterator[None]:
+        with self.metrics.observe_cni(command):
+            yield
+
+    @contextmanager
+    def _observe_rpc(self, operation: str) -> Iterator[None]:
+        with self.metrics.observe(operation):
+            yield
+
+
+def _open_ledger(path: Path, boot_id: str) -> Ledger:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerError(f"{path.parent} cannot be made: {error.strerror}: mount a writable folder there") from error
+    return Ledger.open(path, boot_id)

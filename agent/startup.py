@@ -1,0 +1,95 @@
+"""What must be right before the agent starts: the configuration, on this node.
+
+A configuration that cannot be used is said at once and waited out: an agent that restarts in a loop
+explains nothing, and is no quicker to notice the repair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from agent import config as configuration
+from agent.config import Config
+from agent.endpoints import EndpointServer, Pages
+from agent.errors import ConfigError, RequestInvalid
+from agent.metrics import Metrics
+from agent.model.device import Snapshot
+from cni import netconf
+from deviceplugin.resources import check_overlaps
+
+RETRY_SECONDS = 2.0
+
+log = logging.getLogger(__name__)
+
+
+def check(config: Config, snapshot: Snapshot) -> None:
+    """Check what the configuration alone cannot tell. Raises ConfigError with all problems found."""
+    problems = []
+    for i, network in enumerate(config.networks):
+        try:
+            parsed = netconf.from_document(dict(network.netconf))
+        except RequestInvalid as error:
+            problems.append(f"networks[{i}]: {error}")
+            continue
+        if parsed.device is not None:
+            problems.append(f"networks[{i}].deviceID: is chosen for each pod, so leave it out")
+    try:
+        check_overlaps(config.resources, snapshot, config.source)
+    except ConfigError as error:
+        problems.extend(error.problems)
+    if problems:
+        raise ConfigError(config.source, problems)
+
+
+async def await_config(path: Path, scan: Callable[[], Snapshot], stop: asyncio.Event) -> Config | None:
+    """Read the configuration, waiting for its repair if it is wrong. None if asked to stop meanwhile.
+
+    Meanwhile /healthz is fine and /readyz says what is wrong, on the default address.
+    """
+    said: tuple[str, ...] = ()
+    wrong: list[str] = []
+    with ExitStack() as stack:
+        while not stop.is_set():
+            try:
+                config = await asyncio.to_thread(_load, path, scan)
+            except ConfigError as error:
+                if error.problems != said:
+                    for problem in error.problems:
+                        log.error("%s: %s", error.source, problem)
+                    log.error("waiting for %s to be repaired", path)
+                    if not said:
+                        _explain(stack, wrong)
+                    said = error.problems
+                    wrong[:] = said
+            else:
+                return config
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_SECONDS):
+                    await stop.wait()
+    return None
+
+
+def _load(path: Path, scan: Callable[[], Snapshot]) -> Config:
+    config = configuration.load(path)
+    check(config, scan())
+    return config
+
+
+def _explain(stack: ExitStack, wrong: Sequence[str]) -> None:
+    defaults = Config().endpoints
+    pages = Pages(
+        metrics=Metrics(CollectorRegistry()).render,
+        status=lambda: {"ready": False, "obstacles": {"config": "; ".join(wrong)}},
+        ready={"config": lambda: "; ".join(wrong)},
+    )
+    try:
+        stack.callback(EndpointServer.open(defaults.address, defaults.port, pages).close)
+    except ConfigError as error:
+        log.warning("the endpoints cannot say so: %s", error)
