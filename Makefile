@@ -1,0 +1,40 @@
+# Every target may be run first: each prepares what it needs.
+.DEFAULT_GOAL := help
+.PHONY: help setup shim demo test check bench vm lock clean
+NATIVE := hack/build-shim native
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+setup: ## Debian packages that are missing, and .venv with everything pinned
+	@hack/setup
+
+shim: setup ## the static CNI relay for amd64 and arm64, in build/shim
+	@hack/build-shim
+
+demo: setup ## a simulated node with GPUs and VFs, the agent, and pods that come and go
+	@$(NATIVE)
+	@.venv/bin/nodefabric demo --relay build/shim/native/nodefabric-cni
+
+test: check ## every check and every test, with those in the virtual machine
+	@$(NATIVE)
+	@mkdir -p build/reports
+	.venv/bin/python -m pytest --ignore tests/vm --junit-xml build/reports/tests.xml
+	hack/vm/run-tests
+
+check: setup ## format, lint, types, import contracts, generated code
+	@hack/check
+
+bench: setup ## measurements, into build/reports/bench.json
+	@$(NATIVE)
+	hack/bench
+
+vm: setup ## the tests against a real kernel with SR-IOV adapters, in QEMU
+	@$(NATIVE)
+	hack/vm/run-tests
+
+lock: ## requirements/*.txt anew from pyproject.toml
+	hack/lock
+
+clean: ## without what was built; .venv stays
+	rm -rf build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
