@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.model.device import PciDevice, Snapshot
+from agent.model.device import LinkLayer, PciDevice, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,25 @@ def judge_nic(device: PciDevice, snapshot: Snapshot, *, quarantined: str | None)
     """Judge a PF, VF or HCA that is present in the snapshot.
 
     A VF follows its PF's link. A link that nobody brought up (administratively down) tells
-    nothing about the cable and is not held against the device. An RDMA device is judged by
-    its ports: one ACTIVE port is enough, as on a dual-port HCA with one cable.
+    nothing about the cable and is not held against the device. Where there are RDMA ports they
+    decide: one ACTIVE port is enough, as on a dual-port HCA with one cable, whatever an interface
+    on top says (IPoIB has no carrier until it has joined its multicast group).
     """
     if quarantined is not None:
         return unhealthy("Quarantined")
     if device.driver is None:
         return unhealthy("NoDriver")
-    ports = [p for r in device.rdma_devices for p in r.ports]
-    if ports and not device.is_vf and not any(p.state.startswith("ACTIVE") for p in ports):
+    if device.driver == "vfio-pci" and device.iommu_group is None:
+        return unhealthy("NoIommuGroup")
+    uplink = snapshot.parent(device) or device
+    ports = [p for r in uplink.rdma_devices for p in r.ports]
+    if any(p.state.startswith("ACTIVE") for p in ports):
+        return HEALTHY
+    # A RoCE port is also DOWN while nobody brought its interface up; an InfiniBand port is only
+    # DOWN without a link, so that one counts against the VFs too.
+    if ports and (not device.is_vf or all(p.link_layer is LinkLayer.INFINIBAND for p in ports)):
         return unhealthy("PortDown")
-    uplink = snapshot.pf_netdev(device)
-    if uplink is not None and uplink.carrier is False:
+    carriers = [n.carrier for n in uplink.netdevs if not n.is_representor and n.carrier is not None]
+    if carriers and not any(carriers):
         return unhealthy("LinkDown")
     return HEALTHY

@@ -1,0 +1,157 @@
+"""Allocate and GetPreferredAllocation, answered from memory and written into the ledger.
+
+Holds the newest offer. kubelet's admission of the whole node waits for these answers, so nothing
+here asks the kernel or a peer, and the wait for the ledger is bounded.
+
+An Allocate error fails the pod for good. It is for what can never work: an ID that is not offered,
+a device withheld because its clean-up is in doubt, a device without the files a container needs,
+and a ledger that cannot be written (a grant that is not on record would be handed out twice after
+a restart). A link that happens to be down is none of these: it may be up when the pod starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from agent.config import Resource
+from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
+from agent.model.device import Snapshot
+from agent.placement import Option, choose
+from deviceplugin.resources import Unit
+from deviceplugin.response import Grants, build
+
+PAIRING_SECONDS = 5.0
+LEDGER_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class GrantBook(Protocol):
+    """The part of the ledger that grants need."""
+
+    def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
+        """Record that kubelet was given these units (unit ID → device). Blocks; raises LedgerError."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """All units of the node at one moment, and the snapshot that they come from."""
+
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    units: Mapping[str, tuple[Unit, ...]] = field(default_factory=dict)
+    """Resource name → its units."""
+    cdi_kinds: frozenset[str] = frozenset()
+    by_id: Mapping[str, Unit] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_id = {unit.unit_id: unit for units in self.units.values() for unit in units}
+        object.__setattr__(self, "by_id", MappingProxyType(by_id))
+
+
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    resource: Resource
+    devices: tuple[str, ...]
+    at: float
+
+
+class Allocator:
+    """Answers for all resources of the node, so that what is granted last can draw its partner near."""
+
+    def __init__(
+        self, resources: Sequence[Resource], book: GrantBook, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.offer = Offer()
+        """The newest offer. Replace it to change what is granted."""
+        self._resources = {resource.name: resource for resource in resources}
+        self._book = book
+        self._clock = clock
+        self._run: list[_Grant] = []
+        """The last grants, of one container as far as can be told."""
+        # A thread of its own: the loop's common pool may be full of slow scans.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grant")
+
+    def close(self) -> None:
+        """Take no more grants."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def allocate(self, resource_name: str, containers: Sequence[Sequence[str]]) -> tuple[Grants, ...]:
+        """Grant units to containers: check all, record all, answer.
+
+        A unit that is granted already is granted again: to the main container after an init
+        container, or to a new pod before the old one's DEL.
+        Raises UnknownUnit, UnitUnhealthy or LedgerError; nothing is granted then.
+        """
+        resource = self._resources[resource_name]
+        offer = self.offer
+        wanted = [[self._unit(offer, resource_name, i) for i in dict.fromkeys(ids)] for ids in containers]
+        answers = tuple(build(resource, units, offer.snapshot, offer.cdi_kinds) for units in wanted)
+        granted = {unit.unit_id: unit.device for units in wanted for unit in units}
+        if granted:
+            await self._record(resource_name, granted)
+            self._remember(resource, tuple(granted.values()))
+        return answers
+
+    def prefer(
+        self, resource_name: str, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> tuple[str, ...]:
+        """Say which of the available units a container should get. Never fails."""
+        offer = self.offer
+        options = (Option(u.unit_id, u.device) for u in offer.units.get(resource_name, ()))
+        return choose(offer.snapshot, options, available, must_include, size, self._near(resource_name))
+
+    def _unit(self, offer: Offer, resource_name: str, unit_id: str) -> Unit:
+        unit = offer.by_id.get(unit_id)
+        if unit is None or unit.resource_name != resource_name:
+            count = len(offer.units.get(resource_name, ()))
+            raise UnknownUnit(
+                f"{unit_id} is not among the {count} units that {resource_name} offers now:"
+                " its device is gone, or the configuration has changed; recreate the pod"
+            )
+        if unit.health.reason == "Quarantined":
+            raise UnitUnhealthy(
+                f"unit {unit_id} of {resource_name}: {unit.device} is withheld, because what its last pod left"
+                " behind is not cleaned up yet; recreate the pod"
+            )
+        return unit
+
+    async def _record(self, resource_name: str, granted: Mapping[str, str]) -> None:
+        loop = asyncio.get_running_loop()
+        write = loop.run_in_executor(self._thread, self._book.grant, resource_name, granted)
+        try:
+            async with asyncio.timeout(LEDGER_SECONDS):
+                await write
+        except TimeoutError as error:
+            raise LedgerError(
+                f"the ledger did not take the grant of {len(granted)} units of {resource_name} within"
+                f" {LEDGER_SECONDS:g} s: its disk is stuck or overloaded"
+            ) from error
+
+    # kubelet names no pod. But it admits one pod after the other, and asks for each resource of a
+    # container once, in random order. So grants in close succession are one container's until a
+    # resource comes up for the second time.
+
+    def _recent(self) -> list[_Grant]:
+        return [g for g in self._run if self._clock() - g.at <= PAIRING_SECONDS]
+
+    def _remember(self, resource: Resource, devices: tuple[str, ...]) -> None:
+        run = self._recent()
+        if any(g.resource.name == resource.name for g in run):
+            run = []
+        self._run = [*run, _Grant(resource, devices, self._clock())]
+
+    def _near(self, resource_name: str) -> tuple[str, ...]:
+        """Devices that the next units of this resource should be near to: a NIC's GPU, a GPU's NIC."""
+        run = self._recent()
+        resource = self._resources.get(resource_name)
+        if resource is None or any(g.resource.name == resource_name for g in run):
+            return ()
+        complement = [g for g in run if (g.resource.kind == "gpu") != (resource.kind == "gpu")]
+        return tuple(device for grant in complement or run for device in grant.devices)

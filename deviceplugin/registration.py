@@ -1,0 +1,266 @@
+"""Keep one resource registered with kubelet, whatever becomes of kubelet and of the socket files.
+
+Serving comes first, then Register: kubelet dials back inside the call. Registered means that
+kubelet holds an open ListAndWatch stream; nothing else shows whether it still knows us. The server
+is closed and opened again, under a new socket name, when
+
+- kubelet.sock is another file (kubelet started anew, and deleted every socket of the folder),
+- our own socket file is gone,
+- the stream ended, or kubelet opened none.
+
+The old stream has always ended before Register is called again: kubelet up to 1.36 keeps one
+client per resource, and when an older stream ends it closes the newer one
+(https://github.com/kubernetes/kubernetes/issues/127803). New names keep it from mistaking one for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from agent.errors import Unavailable
+from deviceplugin.allocation import Allocator
+from deviceplugin.server import Observe, ResourceService, UnitBoard
+from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
+
+API_VERSION = "v1beta1"
+SOCKET_PATTERN = "nodefabric-*.sock"
+MAX_SOCKET_PATH = 107
+"""sun_path of sockaddr_un is 108 bytes, with a zero at the end (unix(7))."""
+STABLE_SECONDS = 10.0
+"""A stream that lived this long ends the counting of failures."""
+
+# A channel of gRPC shares its connection, and that connection's back-off, with others to the same
+# address unless told otherwise: a retry would then not even try.
+CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long to wait for what, in seconds."""
+
+    poll: float = 0.3
+    """Between two looks at the socket files."""
+    first_retry: float = 0.2
+    last_retry: float = 10.0
+    register: float = 12.0
+    """kubelet dials back for up to 10 s inside Register."""
+    stream: float = 10.0
+    """For kubelet to open its stream after Register."""
+
+
+DEFAULT_PACE = Pace()
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationStatus:
+    resource_name: str
+    socket: str
+    """File name of the socket it is served on; empty while there is none."""
+    streams_open: int
+    registrations: int
+    """How often Register succeeded."""
+    problem: str
+    """Why it is not registered; empty when it is."""
+
+
+class ResourceServer:
+    """One resource's server and its standing with kubelet. `run` until `close`."""
+
+    def __init__(
+        self,
+        resource_name: str,
+        folder: Path,
+        board: UnitBoard,
+        allocator: Allocator,
+        observe: Observe,
+        pace: Pace = DEFAULT_PACE,
+    ) -> None:
+        self.resource_name = resource_name
+        self.kubelet_socket = folder / "kubelet.sock"
+        self._folder = folder
+        self._board = board
+        self._allocator = allocator
+        self._observe = observe
+        self._pace = pace
+        self._closing = asyncio.Event()
+        self._service: ResourceService | None = None
+        self._socket: Path | None = None
+        self._registrations = 0
+        self._problem = "not registered yet"
+
+    @property
+    def status(self) -> RegistrationStatus:
+        """Tell how things stand."""
+        return RegistrationStatus(
+            resource_name=self.resource_name,
+            socket=self._socket.name if self._socket else "",
+            streams_open=self._service.streams.open if self._service else 0,
+            registrations=self._registrations,
+            problem=self._problem,
+        )
+
+    def close(self) -> None:
+        """Make `run` end: the stream ends by itself, then the server stops."""
+        self._closing.set()
+        if self._service is not None:
+            self._service.end_streams()
+
+    async def run(self) -> None:
+        """Serve and stay registered until closed. No trouble with kubelet or its folder ends it."""
+        retry = self._pace.first_retry
+        while not self._closing.is_set():
+            began = asyncio.get_running_loop().time()
+            try:
+                await self._serve_once()
+            except Unavailable as error:
+                self._note(str(error))
+            if asyncio.get_running_loop().time() - began > STABLE_SECONDS:
+                retry = self._pace.first_retry
+            await self._pause(retry)
+            retry = min(retry * 2, self._pace.last_retry)
+
+    async def _serve_once(self) -> None:
+        """Listen, register, and stay until something asks for a new beginning."""
+        service = ResourceService(self.resource_name, self._board, self._allocator, self._observe)
+        server, socket = await self._listen(service)
+        self._service, self._socket = service, socket
+        try:
+            while not self._closing.is_set() and identity(socket) is not None:
+                kubelet = identity(self.kubelet_socket)
+                if kubelet is None:
+                    self._note(f"{self.kubelet_socket} is missing: waiting for kubelet")
+                    await self._pause(self._pace.poll)
+                    continue
+                await self._register(socket.name)
+                self._registrations += 1
+                why = await self._stay(service, socket, kubelet)
+                if why:
+                    self._note(why)
+                return
+        finally:
+            self._service = self._socket = None
+            await stop(server, service)
+
+    async def _listen(self, service: ResourceService) -> tuple[grpc.aio.Server, Path]:
+        socket = self._folder / socket_name(self.resource_name)
+        if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
+            raise Unavailable(
+                f"{socket} is longer than a socket's path may be ({MAX_SOCKET_PATH}): set a shorter kubeletDir"
+            )
+        if identity(self._folder) is None:
+            raise Unavailable(f"{self._folder} is missing: waiting for kubelet, or is kubeletDir wrong?")
+        if not os.access(self._folder, os.W_OK | os.X_OK):
+            raise Unavailable(f"{self._folder} may not be written to: mount it writable and run as root")
+        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        api_pb2_grpc.add_DevicePluginServicer_to_server(service, server)
+        try:
+            server.add_insecure_port(f"unix:{socket}")
+        except RuntimeError as error:
+            await server.stop(None)
+            raise Unavailable(f"cannot listen on a socket in {self._folder}: {error}") from error
+        await server.start()
+        return server, socket
+
+    async def _register(self, endpoint: str) -> None:
+        """Call Register. Raises Unavailable when kubelet refuses or does not answer."""
+        request = api_pb2.RegisterRequest(
+            version=API_VERSION,
+            endpoint=endpoint,
+            resource_name=self.resource_name,
+            options=api_pb2.DevicePluginOptions(get_preferred_allocation_available=True),
+        )
+        async with grpc.aio.insecure_channel(f"unix:{self.kubelet_socket}", options=CHANNEL_OPTIONS) as channel:
+            call = asyncio.ensure_future(
+                api_pb2_grpc.RegistrationStub(channel).Register(request, timeout=self._pace.register)
+            )
+            closing = asyncio.ensure_future(self._closing.wait())
+            try:
+                await asyncio.wait((call, closing), return_when=asyncio.FIRST_COMPLETED)
+                if not call.done():
+                    raise Unavailable("closed while registering")
+                call.result()
+            except grpc.aio.AioRpcError as error:
+                raise Unavailable(
+                    f"kubelet did not register {self.resource_name}: {error.code().name}: {error.details()}"
+                ) from error
+            finally:
+                closing.cancel()
+                call.cancel()
+
+    async def _stay(self, service: ResourceService, socket: Path, kubelet: tuple[int, int, int]) -> str:
+        """Wait until this registration is over, and say why; empty when we are closing."""
+        patience = asyncio.get_running_loop().time() + self._pace.stream
+        while not self._closing.is_set():
+            service.stream_changed.clear()
+            if service.streams.open:
+                if self._problem:
+                    log.info("registered with kubelet", extra={"resource": self.resource_name})
+                    self._problem = ""
+            elif service.streams.opened:
+                return "kubelet ended its stream: registering again"
+            elif asyncio.get_running_loop().time() > patience:
+                return f"kubelet opened no stream within {self._pace.stream:g} s: registering again"
+            if identity(self.kubelet_socket) not in (kubelet, None):
+                return "kubelet has started anew: registering again"
+            if identity(socket) is None:
+                return f"{socket} was removed: listening and registering again"
+            await _wait(service.stream_changed, self._pace.poll)
+        return ""
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but no longer than until closing or a new kubelet.sock."""
+        before = identity(self.kubelet_socket)
+        until = asyncio.get_running_loop().time() + seconds
+        while (left := until - asyncio.get_running_loop().time()) > 0 and not self._closing.is_set():
+            await _wait(self._closing, min(left, self._pace.poll))
+            if identity(self.kubelet_socket) != before:
+                return
+
+    def _note(self, problem: str) -> None:
+        """Log a change of trouble once; the same again stays quiet."""
+        if problem != self._problem and not self._closing.is_set():
+            log.warning("%s", problem, extra={"resource": self.resource_name})
+        self._problem = problem
+
+
+def socket_name(resource_name: str) -> str:
+    """Make a file name that no other instance of the plugin uses."""
+    return f"nodefabric-{_safe(resource_name)}-{secrets.token_hex(4)}.sock"
+
+
+def _safe(resource_name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", resource_name.lower())[-24:].strip("-")
+
+
+def identity(path: Path) -> tuple[int, int, int] | None:
+    """Tell one file from its successor of the same name. tmpfs reuses inodes at once, hence ctime."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_ctime_ns
+
+
+async def stop(server: grpc.aio.Server, service: ResourceService) -> None:
+    """End the streams, then the server; what is still open after a moment is cut."""
+    service.end_streams()
+    await server.stop(0.4)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,200 @@
+"""Configuration and snapshot → the units that each resource offers to kubelet.
+
+Pure. A unit's ID is unique over all resources of the node and survives a reboot: a VF's is its PCI
+address, a GPU's its UUID, an HCA share's the node GUID with a number. kubelet keeps IDs in its
+checkpoint and looks a unit's pod up by ID alone, whatever the resource.
+
+A device that is no longer in the snapshot leaves the list, it does not stay as unhealthy: a VF
+that an administrator removed (sriov_numvfs) is no longer capacity of the node, and kubelet keeps
+the books of containers that still hold its ID by itself. A VF whose interface sits in a pod is
+still a PCI device of the host, so it stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from agent.config import Resource
+from agent.errors import ConfigError
+from agent.model.device import NO_NUMA_NODE, RdmaDevice, Snapshot
+from agent.model.health import HEALTHY, Health, judge_nic, unhealthy
+from deviceplugin.selectors import NO_NAMES, Candidate, candidates, conditions, takes
+
+MAX_UNIT_ID = 63
+NO_QUARANTINE: Mapping[str, str] = MappingProxyType({})
+_NO_GUID = frozenset({"", "0" * 16, "f" * 16})
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What kubelet counts and hands out under one ID."""
+
+    unit_id: str
+    resource_name: str
+    kind: str
+    device: str
+    """PCI address of the device behind the unit, or the GPU's UUID."""
+    health: Health
+    numa_node: int
+    rdma_devices: tuple[str, ...] = ()
+    """RDMA devices that come with the unit: the HCA itself, or those of the VF."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorMatch:
+    """What one entry of a selector field finds by itself."""
+
+    field: str
+    """Path in the resource, such as `select.pf[0]`."""
+    text: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a resource has the devices that it has."""
+
+    resource_name: str
+    kind: str
+    candidates: tuple[str, ...]
+    """Every device of the kind on this node."""
+    selectors: tuple[SelectorMatch, ...]
+    devices: tuple[str, ...]
+    """Those that the whole selector takes."""
+
+
+def list_units(
+    resources: Sequence[Resource],
+    snapshot: Snapshot,
+    quarantined: Mapping[str, str] = NO_QUARANTINE,
+    host_names: Mapping[str, str] = NO_NAMES,
+) -> Mapping[str, tuple[Unit, ...]]:
+    """List every resource's units, in the order of the configuration.
+
+    `quarantined` maps withheld devices to the reason, `host_names` devices in pods to the name of
+    their interface in the host. A device that two resources select goes to the first of them:
+    `check_overlaps` refuses such a configuration at start, but a device may also appear later.
+    """
+    guids = _shared_guids(snapshot)
+    taken: set[str] = set()
+    units: dict[str, tuple[Unit, ...]] = {}
+    for resource in resources:
+        mine = [c for c in _selected(resource, snapshot, host_names) if c.label not in taken]
+        taken.update(c.label for c in mine)
+        units[resource.name] = tuple(u for c in mine for u in _units(resource, c, snapshot, quarantined, guids))
+    return MappingProxyType(units)
+
+
+def check_overlaps(
+    resources: Sequence[Resource], snapshot: Snapshot, source: str, host_names: Mapping[str, str] = NO_NAMES
+) -> None:
+    """Refuse a configuration in which two resources select one device.
+
+    An HCA and the VFs of the same port are different devices. Raises ConfigError that names the
+    device and both resources.
+    """
+    owners: dict[str, int] = {}
+    problems = []
+    for i, resource in enumerate(resources):
+        for candidate in _selected(resource, snapshot, host_names):
+            first = owners.setdefault(candidate.label, i)
+            if first != i:
+                problems.append(
+                    f"resources[{i}].select: {resource.name} takes {candidate.label}, which resources[{first}]"
+                    f" ({resources[first].name}) takes too: narrow one of the two selectors"
+                )
+    if problems:
+        raise ConfigError(source, problems)
+
+
+def explain(resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES) -> Explanation:
+    """Tell what each selector of a resource finds on this node, and what all of them find together."""
+    found = list(candidates(resource.kind, snapshot, host_names))
+    groups = conditions(resource.select)
+    return Explanation(
+        resource_name=resource.name,
+        kind=resource.kind,
+        candidates=tuple(c.label for c in found),
+        selectors=tuple(
+            SelectorMatch(f"select.{condition.field}", condition.text, _labels(found, condition.holds))
+            for group in groups
+            for condition in group
+        ),
+        devices=_labels(found, lambda c: takes(groups, c)),
+    )
+
+
+def _labels(found: Iterable[Candidate], holds: Callable[[Candidate], bool]) -> tuple[str, ...]:
+    return tuple(c.label for c in found if holds(c))
+
+
+def _selected(resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str]) -> list[Candidate]:
+    groups = conditions(resource.select)
+    return [c for c in candidates(resource.kind, snapshot, host_names) if takes(groups, c)]
+
+
+def _units(
+    resource: Resource,
+    candidate: Candidate,
+    snapshot: Snapshot,
+    quarantined: Mapping[str, str],
+    shared_guids: frozenset[str],
+) -> Iterable[Unit]:
+    health = judge(candidate, snapshot, quarantined)
+    numa_node = _numa_node(candidate, snapshot)
+    if resource.kind == "hca":
+        prefix = hca_prefix(candidate, shared_guids)
+        ids = [f"{prefix}-{n}" for n in range(resource.shares)]
+    else:
+        ids = [candidate.device]
+    rdma = tuple(sorted(candidate.rdma_names))
+    return (Unit(i, resource.name, resource.kind, candidate.device, health, numa_node, rdma) for i in ids)
+
+
+def judge(candidate: Candidate, snapshot: Snapshot, quarantined: Mapping[str, str]) -> Health:
+    """Judge a device that is in the snapshot."""
+    withheld = quarantined.get(candidate.device)
+    if candidate.rdma is not None and not candidate.rdma.char_device("uverbs"):
+        return unhealthy("NoCharDevice")
+    if candidate.rdma is not None or (candidate.pci is not None and candidate.pci.is_vf):
+        assert candidate.pci is not None
+        return judge_nic(candidate.pci, snapshot, quarantined=withheld)
+    return HEALTHY if withheld is None else unhealthy("Quarantined")
+
+
+def hca_prefix(candidate: Candidate, shared_guids: frozenset[str]) -> str:
+    """Name an HCA by its node GUID, which moves with the card; by its PCI address where that says nothing.
+
+    Zero GUIDs are usual on virtual machines, and two devices of one card may carry the same.
+    """
+    assert candidate.rdma is not None
+    assert candidate.pci is not None
+    guid = guid_hex(candidate.rdma)
+    if guid not in _NO_GUID and guid not in shared_guids:
+        return f"hca-{guid}"
+    siblings = sorted(r.name for r in candidate.pci.rdma_devices)
+    port = f"-{siblings.index(candidate.rdma.name)}" if len(siblings) > 1 else ""
+    return f"hca-{candidate.device}{port}"
+
+
+def guid_hex(rdma: RdmaDevice) -> str:
+    """Spell a node GUID without separators: 0c42:a103:0065:1234 → 0c42a10300651234."""
+    return re.sub(r"[^0-9a-f]", "", rdma.node_guid.lower())
+
+
+def _shared_guids(snapshot: Snapshot) -> frozenset[str]:
+    counts = Counter(guid_hex(r) for d in snapshot.devices if not d.is_vf for r in d.rdma_devices)
+    return frozenset(guid for guid, count in counts.items() if count > 1)
+
+
+def _numa_node(candidate: Candidate, snapshot: Snapshot) -> int:
+    if candidate.pci is None:
+        return NO_NUMA_NODE
+    parent = snapshot.parent(candidate.pci)
+    if candidate.pci.numa_node == NO_NUMA_NODE and parent is not None:
+        return parent.numa_node
+    return candidate.pci.numa_node

@@ -1,0 +1,97 @@
+"""Granted units → what their container gets. Pure.
+
+hca and vf get character devices of exactly the devices granted, never of a neighbour. A GPU is
+left to the NVIDIA container toolkit: by CDI name where the node has its CDI spec, else by the
+variable that its runtime hook reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from agent.config import Resource
+from agent.errors import UnitUnhealthy
+from agent.model.device import PciDevice, RdmaDevice, Snapshot
+from deviceplugin.resources import Unit
+
+RDMA_CM = "/dev/infiniband/rdma_cm"
+GPU_CDI_KIND = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A device file of the host, under the same path in the container."""
+
+    path: str
+    permissions: str = "rw"
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """What one container gets."""
+
+    envs: tuple[tuple[str, str], ...] = ()
+    devices: tuple[DeviceNode, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+
+
+def build(resource: Resource, units: Sequence[Unit], snapshot: Snapshot, cdi_kinds: frozenset[str]) -> Grants:
+    """Work out what a container gets for these units of one resource.
+
+    `cdi_kinds` are the kinds for which the node has CDI specs.
+    Raises UnitUnhealthy for a unit whose device lacks what a container needs to use it.
+    """
+    if not units:
+        return Grants()
+    if resource.kind == "gpu":
+        return _gpu(units, cdi_kinds)
+    paths: dict[str, None] = {}
+    for unit in units:
+        device = snapshot.by_address.get(unit.device)
+        if device is None:
+            raise UnitUnhealthy(f"unit {unit.unit_id} of {resource.name}: {unit.device} is not on this node any more")
+        for path in _paths(resource, unit, device):
+            paths[path] = None
+    if snapshot.rdma_cm and any("/uverbs" in path for path in paths):
+        paths[RDMA_CM] = None
+    envs = ((pcidevice_name(resource.name), ",".join(u.device for u in units)),) if resource.kind == "vf" else ()
+    return Grants(envs=envs, devices=tuple(DeviceNode(path) for path in paths))
+
+
+def pcidevice_name(resource_name: str) -> str:
+    """Name the well-known variable that lists PCI addresses: rdma/vf → PCIDEVICE_RDMA_VF."""
+    return "PCIDEVICE_" + re.sub(r"[./-]", "_", resource_name).upper()
+
+
+def _gpu(units: Sequence[Unit], cdi_kinds: frozenset[str]) -> Grants:
+    if GPU_CDI_KIND in cdi_kinds:
+        return Grants(cdi_devices=tuple(f"{GPU_CDI_KIND}={unit.device}" for unit in units))
+    return Grants(envs=(("NVIDIA_VISIBLE_DEVICES", ",".join(unit.device for unit in units)),))
+
+
+def _paths(resource: Resource, unit: Unit, device: PciDevice) -> Iterator[str]:
+    if device.driver == "vfio-pci":
+        if device.iommu_group is None:
+            raise UnitUnhealthy(
+                f"unit {unit.unit_id} of {resource.name}: {device.address} is bound to vfio-pci but has no IOMMU"
+                " group: enable the IOMMU in the firmware and on the kernel command line"
+            )
+        yield "/dev/vfio/vfio"
+        yield f"/dev/vfio/{device.iommu_group}"
+        return
+    found = [r for r in device.rdma_devices if r.name in unit.rdma_devices]
+    if resource.kind == "hca" and not any(r.char_device("uverbs") for r in found):
+        raise UnitUnhealthy(
+            f"unit {unit.unit_id} of {resource.name}: {device.address} has no /dev/infiniband/uverbs device:"
+            " load the module ib_uverbs"
+        )
+    kinds = ("uverbs", "umad", "issm") if resource.management else ("uverbs",)
+    yield from _char_devices(found, kinds)
+
+
+def _char_devices(rdma_devices: Iterable[RdmaDevice], kinds: tuple[str, ...]) -> Iterator[str]:
+    for rdma in rdma_devices:
+        for kind in kinds:
+            yield from (c.path for c in rdma.char_device(kind))

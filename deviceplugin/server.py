@@ -1,0 +1,190 @@
+"""kubelet's DevicePlugin service for one resource: gRPC in front, our values behind.
+
+Owns the translation between both and the table from our errors to gRPC statuses. An exception that
+nobody foresaw fails its one request, with a traceback in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from agent.errors import AgentError, AllocationError, LedgerError, UnitUnhealthy, UnknownUnit
+from agent.model.device import NO_NUMA_NODE
+from deviceplugin.allocation import Allocator
+from deviceplugin.resources import Unit
+from deviceplugin.response import Grants
+from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
+
+Observe = Callable[[str], AbstractContextManager[None]]
+"""Times one operation, named by its argument; sees the exception when it fails."""
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[object, object]
+
+log = logging.getLogger(__name__)
+
+STATUS = (
+    (UnknownUnit, grpc.StatusCode.NOT_FOUND),
+    (UnitUnhealthy, grpc.StatusCode.FAILED_PRECONDITION),
+    (AllocationError, grpc.StatusCode.FAILED_PRECONDITION),
+    (LedgerError, grpc.StatusCode.UNAVAILABLE),
+)
+
+
+def unobserved(_operation: str) -> AbstractContextManager[None]:
+    """Observe nothing."""
+    return nullcontext()
+
+
+class UnitBoard:
+    """The newest list of one resource's units. Readers wait for a newer one and may miss older ones."""
+
+    def __init__(self) -> None:
+        self.units: tuple[Unit, ...] = ()
+        self.version = 0
+        self._changed = asyncio.Event()
+
+    def post(self, units: tuple[Unit, ...]) -> None:
+        """Replace the list, if it differs."""
+        if units == self.units:
+            return
+        self.units = units
+        self.version += 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Let all who wait look again."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def change(self) -> None:
+        """Wait for the next post or wake."""
+        await self._changed.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """What became of the ListAndWatch streams of one server."""
+
+    opened: int = 0
+    open: int = 0
+
+
+class ResourceService(api_pb2_grpc.DevicePluginServicer):
+    """Serves one resource on one socket. Made anew whenever the socket is."""
+
+    def __init__(self, resource_name: str, board: UnitBoard, allocator: Allocator, observe: Observe) -> None:
+        self.resource_name = resource_name
+        self.streams = Streams()
+        self.stream_changed = asyncio.Event()
+        """Set when a stream begins or ends; whoever waits clears it."""
+        self._board = board
+        self._allocator = allocator
+        self._observe = observe
+        self._ending = False
+
+    def end_streams(self) -> None:
+        """Let the open streams end by themselves: one that is cut off leaves a traceback."""
+        self._ending = True
+        self._board.wake()
+        self.stream_changed.set()
+
+    async def GetDevicePluginOptions(self, request: api_pb2.Empty, context: Context) -> api_pb2.DevicePluginOptions:
+        return api_pb2.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
+
+    async def ListAndWatch(
+        self, request: api_pb2.Empty, context: Context
+    ) -> AsyncIterator[api_pb2.ListAndWatchResponse]:
+        self._note(opened=1, open_=1)
+        try:
+            sent = -1
+            while not self._ending:
+                if self._board.version != sent:
+                    sent = self._board.version
+                    yield list_message(self._board.units)
+                else:
+                    await self._board.change()
+        finally:
+            self._note(opened=0, open_=-1)
+
+    async def GetPreferredAllocation(
+        self, request: api_pb2.PreferredAllocationRequest, context: Context
+    ) -> api_pb2.PreferredAllocationResponse:
+        return await self._answer("GetPreferredAllocation", context, self._prefer(request))
+
+    async def Allocate(self, request: api_pb2.AllocateRequest, context: Context) -> api_pb2.AllocateResponse:
+        return await self._answer("Allocate", context, self._allocate(request))
+
+    async def PreStartContainer(
+        self, request: api_pb2.PreStartContainerRequest, context: Context
+    ) -> api_pb2.PreStartContainerResponse:
+        return api_pb2.PreStartContainerResponse()
+
+    def _note(self, opened: int, open_: int) -> None:
+        self.streams = Streams(self.streams.opened + opened, self.streams.open + open_)
+        self.stream_changed.set()
+
+    async def _prefer(self, request: api_pb2.PreferredAllocationRequest) -> api_pb2.PreferredAllocationResponse:
+        return api_pb2.PreferredAllocationResponse(
+            container_responses=[
+                api_pb2.ContainerPreferredAllocationResponse(
+                    deviceIDs=self._allocator.prefer(
+                        self.resource_name, c.available_deviceIDs, c.must_include_deviceIDs, c.allocation_size
+                    )
+                )
+                for c in request.container_requests
+            ]
+        )
+
+    async def _allocate(self, request: api_pb2.AllocateRequest) -> api_pb2.AllocateResponse:
+        containers = [tuple(c.devices_ids) for c in request.container_requests]
+        answers = await self._allocator.allocate(self.resource_name, containers)
+        log.info("granted %s", containers, extra={"resource": self.resource_name})
+        return api_pb2.AllocateResponse(container_responses=[grants_message(a) for a in answers])
+
+    async def _answer(self, operation: str, context: Context, work: Awaitable[T]) -> T:
+        try:
+            with self._observe(operation):
+                return await work
+        except AgentError as error:
+            log.warning("%s failed: %s", operation, error, extra={"resource": self.resource_name})
+            code = next((c for kind, c in STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+            await context.abort(code, f"{error.reason}: {error}")
+        except Exception as error:
+            log.exception("%s failed unexpectedly", operation, extra={"resource": self.resource_name})
+            await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error} (see the agent's log)")
+
+
+def list_message(units: tuple[Unit, ...]) -> api_pb2.ListAndWatchResponse:
+    """Spell a full list for kubelet. A device whose NUMA node is unknown has no topology."""
+    return api_pb2.ListAndWatchResponse(
+        devices=[
+            api_pb2.Device(
+                ID=unit.unit_id,
+                health="Healthy" if unit.health.healthy else "Unhealthy",
+                topology=None
+                if unit.numa_node == NO_NUMA_NODE
+                else api_pb2.TopologyInfo(nodes=[api_pb2.NUMANode(ID=unit.numa_node)]),
+            )
+            for unit in units
+        ]
+    )
+
+
+def grants_message(grants: Grants) -> api_pb2.ContainerAllocateResponse:
+    """Spell what a container gets for kubelet."""
+    return api_pb2.ContainerAllocateResponse(
+        envs=dict(grants.envs),
+        devices=[
+            api_pb2.DeviceSpec(container_path=d.path, host_path=d.path, permissions=d.permissions)
+            for d in grants.devices
+        ],
+        cdi_devices=[api_pb2.CDIDevice(name=name) for name in grants.cdi_devices],
+    )

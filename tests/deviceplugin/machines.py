@@ -1,0 +1,127 @@
+"""Small made-up nodes for device plugin and placement tests."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from agent.model.device import CharDevice, Gpu, LinkLayer, Netdev, PciDevice, RdmaDevice, RdmaPort, Snapshot
+
+
+def rdma(number: int, guid: str, *, state: str = "ACTIVE", layer: LinkLayer = LinkLayer.ETHERNET) -> RdmaDevice:
+    """Make an HCA with one port and all its character devices."""
+    return RdmaDevice(
+        name=f"mlx5_{number}",
+        node_type="CA",
+        node_guid=guid,
+        sys_image_guid=guid,
+        fw_version="28.39.1002",
+        board_id="MT_0000000838",
+        ports=(RdmaPort(1, state, "LinkUp", layer, 400.0, 0),),
+        char_devices=(
+            CharDevice("uverbs", f"/dev/infiniband/uverbs{number}"),
+            CharDevice("umad", f"/dev/infiniband/umad{number}", 1),
+            CharDevice("issm", f"/dev/infiniband/issm{number}", 1),
+        ),
+    )
+
+
+def netdev(name: str, *, carrier: bool | None = True) -> Netdev:
+    """Make an Ethernet interface."""
+    return Netdev(name, 10, "b8:3f:d2:00:00:01", 1500, "up", carrier, LinkLayer.ETHERNET, 100_000)
+
+
+def pci(address: str, path: tuple[str, ...], numa_node: int, **more: object) -> PciDevice:
+    """Make a PCI function."""
+    return PciDevice(
+        address=address,
+        path=(*path, address),
+        pci_class=0x020000,
+        vendor=0x15B3,
+        device=0x1021,
+        subsystem_vendor=0x15B3,
+        subsystem_device=0x0023,
+        driver="mlx5_core",
+        numa_node=numa_node,
+        iommu_group=None,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def node(rails: int = 4, vfs: int = 4, generation: int = 1) -> Snapshot:
+    """Make a node of two sockets; each rail is one PCIe switch with a NIC (and its VFs) and a GPU."""
+    devices: list[PciDevice] = []
+    gpus = []
+    for rail in range(rails):
+        bus = 0x10 + rail * 0x10
+        numa = rail * 2 // rails
+        switch = (f"pci0000:{bus:02x}", f"0000:{bus:02x}:01.0", f"0000:{bus + 1:02x}:00.0")
+        pf = f"0000:{bus + 2:02x}:00.0"
+        vf_addresses = tuple(f"0000:{bus + 2:02x}:{(i + 1) // 8:02x}.{(i + 1) % 8}" for i in range(vfs))
+        nic_path = (*switch, f"0000:{bus + 1:02x}:01.0")
+        guid = f"b83f:d203:00a0:{rail:04x}"
+        devices.append(
+            pci(
+                pf,
+                nic_path,
+                numa,
+                vfs=vf_addresses,
+                sriov_totalvfs=max(vfs, 1),
+                netdevs=(netdev(f"rail{rail}"),),
+                rdma_devices=(rdma(rail, guid),),
+            )
+        )
+        devices += [
+            pci(a, nic_path, numa, physfn=pf, vf_index=i, netdevs=(netdev(f"rail{rail}v{i}"),))
+            for i, a in enumerate(vf_addresses)
+        ]
+        gpu = f"0000:{bus + 4:02x}:00.0"
+        gpu_path = (*switch, f"0000:{bus + 1:02x}:02.0")
+        devices.append(replace(pci(gpu, gpu_path, numa), pci_class=0x030200, vendor=0x10DE, driver="nvidia"))
+        gpus.append(Gpu(gpu_uuid(rail), rail, rail, gpu, "NVIDIA H100 80GB HBM3", 80 << 30))
+    return Snapshot(
+        devices=tuple(sorted(devices, key=lambda d: d.address)),
+        gpus=tuple(gpus),
+        rdma_cm=True,
+        generation=generation,
+    )
+
+
+def gpu_uuid(rail: int) -> str:
+    """Name the GPU of a rail."""
+    return f"GPU-{rail:08x}-1111-2222-3333-444444444444"
+
+
+def change(snapshot: Snapshot, address: str, **changes: object) -> Snapshot:
+    """Change one device."""
+    devices = tuple(
+        replace(d, **changes) if d.address == address else d  # type: ignore[arg-type]
+        for d in snapshot.devices
+    )
+    return replace(snapshot, devices=devices, generation=snapshot.generation + 1)
+
+
+def without(snapshot: Snapshot, *addresses: str) -> Snapshot:
+    """Take devices away."""
+    devices = tuple(d for d in snapshot.devices if d.address not in addresses)
+    return replace(snapshot, devices=devices, generation=snapshot.generation + 1)
+
+
+class StillInventory:
+    """An inventory that changes when told to."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._changed = asyncio.Condition()
+
+    async def publish(self, snapshot: Snapshot) -> None:
+        """Make a snapshot the newest."""
+        async with self._changed:
+            self.snapshot = replace(snapshot, generation=self.snapshot.generation + 1)
+            self._changed.notify_all()
+
+    async def newer_than(self, generation: int) -> Snapshot:
+        """Wait for a newer snapshot."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.snapshot.generation > generation)
+            return self.snapshot

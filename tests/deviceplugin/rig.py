@@ -1,0 +1,112 @@
+"""Device plugins and a kubelet stand-in, face to face over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent.config import Config, Resource
+from agent.ledger import Ledger
+from agent.model.device import Snapshot
+from agent.sim.kubelet import Kubelet
+from agent.sim.plugins import Call
+from agent.sim.pods import Container, PodSpec
+from deviceplugin.plugins import Books, DevicePlugins
+from deviceplugin.registration import Pace
+from deviceplugin.server import Observe, unobserved
+from tests.deviceplugin.machines import StillInventory, node
+
+T = TypeVar("T")
+RESOURCES = (
+    Resource("rdma/hca", "hca", shares=4),
+    Resource("rdma/vf", "vf"),
+    Resource("nvidia.com/gpu", "gpu"),
+)
+QUICK = Pace(poll=0.02, first_retry=0.02, last_retry=0.2, register=3.0, stream=1.0)
+
+
+@dataclass
+class Rig:
+    folder: Path
+    kubelet: Kubelet
+    inventory: StillInventory
+    ledger: Ledger
+    plugins: DevicePlugins
+
+    def calls(self, *names: str) -> list[Call]:
+        """List the calls of some names, oldest first."""
+        return [c for c in self.kubelet.registry.calls if c.name in names]
+
+    def allocatable(self) -> dict[str, int]:
+        return self.kubelet.devices.allocatable()
+
+    async def run_pod(self, name: str, *containers: Container, init: tuple[Container, ...] = ()) -> dict[str, Any]:
+        """Create a pod and wait until it runs or has failed."""
+        pod = self.kubelet.create(PodSpec("default", name, (), init, containers))
+        await until(lambda: pod.phase != "Pending")
+        return self.kubelet.describe(pod)
+
+
+@contextlib.asynccontextmanager
+async def rig(
+    folder: Path,
+    *,
+    snapshot: Snapshot | None = None,
+    resources: tuple[Resource, ...] = RESOURCES,
+    seed: int = 1,
+    book: Books | None = None,
+    observe: Observe = unobserved,
+) -> AsyncIterator[Rig]:
+    """Start both sides and wait until kubelet knows all units."""
+    kubelet = new_kubelet(folder, seed)
+    await kubelet.start()
+    inventory = StillInventory(snapshot or node())
+    ledger = Ledger.open(folder / "ledger.db", "boot")
+    config = Config(resources=resources, kubelet_dir=folder)
+    plugins = DevicePlugins(config, inventory, book or ledger, observe=observe, pace=QUICK)
+    running = asyncio.create_task(plugins.run())
+    try:
+        await until(lambda: running.done() or (plugins.ready and knows_all(kubelet, plugins)))
+        yield Rig(folder, kubelet, inventory, ledger, plugins)
+        await plugins.close()
+        await running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await kubelet.close()
+        ledger.close()
+
+
+def knows_all(kubelet: Kubelet, plugins: DevicePlugins) -> bool:
+    return kubelet.devices.capacity() == {name: len(units) for name, units in plugins.units.items()}
+
+
+def new_kubelet(folder: Path, seed: int = 1) -> Kubelet:
+    return Kubelet(folder, netns_dir=folder / "netns", seed=seed)
+
+
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait for something to become true."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 -- what is waited for happens on the other side of a socket
+            await asyncio.sleep(0.005)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a test's coroutine, and fail the test for a task that died unseen."""
+    unseen: list[str] = []
+
+    async def watched() -> T:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(
+            lambda _, context: unseen.append(f"{context['message']}: {context.get('exception')}")
+        )
+        return await work
+
+    result = asyncio.run(watched())
+    assert unseen == []
+    return result

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from agent.config import Resource
+from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
+from agent.ledger import Ledger
+from agent.model.device import Snapshot
+from deviceplugin.allocation import Allocator, Offer
+from deviceplugin.resources import list_units
+from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
+
+RESOURCES = (
+    Resource("rdma/hca", "hca", shares=4),
+    Resource("rdma/vf", "vf"),
+    Resource("nvidia.com/gpu", "gpu"),
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger.open(tmp_path / "ledger.db", "boot")
+    with contextlib.closing(ledger):
+        yield ledger
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def allocator(ledger: Ledger, clock: Clock) -> Iterator[Allocator]:
+    with contextlib.closing(Allocator(RESOURCES, ledger, clock)) as allocator:
+        allocator.offer = offer(node())
+        yield allocator
+
+
+def offer(snapshot: Snapshot, quarantined: Mapping[str, str] | None = None) -> Offer:
+    return Offer(snapshot, list_units(RESOURCES, snapshot, quarantined or {}))
+
+
+def allocate(allocator: Allocator, resource: str, *unit_ids: str) -> object:
+    return asyncio.run(allocator.allocate(resource, [unit_ids]))
+
+
+def everything(allocator: Allocator, resource: str) -> list[str]:
+    return [u.unit_id for u in allocator.offer.units[resource]]
+
+
+def test_a_grant_is_in_the_ledger_before_the_answer(allocator: Allocator, ledger: Ledger) -> None:
+    allocate(allocator, "rdma/hca", "hca-b83fd20300a00001-2")
+    (grant,) = ledger.grants()
+    assert (grant.unit_id, grant.resource_name, grant.device, grant.pod) == (
+        "hca-b83fd20300a00001-2",
+        "rdma/hca",
+        "0000:22:00.0",
+        None,
+    )
+
+
+def test_a_unit_can_be_granted_again(allocator: Allocator, ledger: Ledger) -> None:
+    allocate(allocator, "rdma/vf", "0000:12:00.1")
+    allocate(allocator, "rdma/vf", "0000:12:00.1")
+    assert len(ledger.grants()) == 1
+
+
+def test_several_containers_are_answered_one_by_one(allocator: Allocator, ledger: Ledger) -> None:
+    answers = asyncio.run(allocator.allocate("rdma/vf", [["0000:12:00.1"], [], ["0000:22:00.1", "0000:22:00.2"]]))
+    assert [dict(a.envs).get("PCIDEVICE_RDMA_VF") for a in answers] == [
+        "0000:12:00.1",
+        None,
+        "0000:22:00.1,0000:22:00.2",
+    ]
+    assert len(ledger.grants()) == 3
+
+
+@pytest.mark.parametrize("unit_id", ["nonsense", "0000:12:00.1", ""])
+def test_a_unit_that_the_resource_does_not_offer_is_unknown(allocator: Allocator, ledger: Ledger, unit_id: str) -> None:
+    with pytest.raises(UnknownUnit, match="is not among the 16 units that rdma/hca offers"):
+        asyncio.run(allocator.allocate("rdma/hca", [["hca-b83fd20300a00001-2"], [unit_id]]))
+    assert ledger.grants() == ()
+
+
+def test_a_vf_that_vanished_is_unknown(allocator: Allocator) -> None:
+    allocator.offer = offer(without(node(), "0000:12:00.1"))
+    with pytest.raises(UnknownUnit, match="its device is gone"):
+        allocate(allocator, "rdma/vf", "0000:12:00.1")
+
+
+def test_a_withheld_device_is_refused(allocator: Allocator) -> None:
+    allocator.offer = offer(node(), {"0000:12:00.1": "vlan"})
+    with pytest.raises(UnitUnhealthy, match="is withheld"):
+        allocate(allocator, "rdma/vf", "0000:12:00.1")
+
+
+def test_a_link_that_is_down_does_not_fail_the_pod_for_good(allocator: Allocator, ledger: Ledger) -> None:
+    down = change(node(), "0000:12:00.0", netdevs=(netdev("rail0", carrier=False),), rdma_devices=())
+    allocator.offer = offer(down)
+    assert not allocator.offer.by_id["0000:12:00.1"].health.healthy
+    allocate(allocator, "rdma/vf", "0000:12:00.1")
+    assert len(ledger.grants()) == 1
+
+
+def test_a_ledger_that_cannot_be_written_grants_nothing(clock: Clock) -> None:
+    class FullDisk:
+        def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
+            raise LedgerError("/var/lib/nodefabric/ledger.db: database or disk is full")
+
+    with contextlib.closing(Allocator(RESOURCES, FullDisk(), clock)) as allocator:
+        allocator.offer = offer(node())
+        with pytest.raises(LedgerError, match="disk is full"):
+            allocate(allocator, "rdma/vf", "0000:12:00.1")
+        assert allocator.prefer("nvidia.com/gpu", [gpu_uuid(0), gpu_uuid(1)], (), 1) == (gpu_uuid(0),)
+
+
+@pytest.mark.parametrize("rail", range(4))
+def test_a_nic_follows_the_gpu_granted_just_before(allocator: Allocator, rail: int) -> None:
+    allocate(allocator, "nvidia.com/gpu", gpu_uuid(rail))
+    (vf,) = allocator.prefer("rdma/vf", everything(allocator, "rdma/vf"), (), 1)
+    assert vf == f"0000:{0x12 + rail * 0x10:02x}:00.1"
+    allocate(allocator, "rdma/vf", vf)
+    (hca,) = allocator.prefer("rdma/hca", everything(allocator, "rdma/hca"), (), 1)
+    assert hca == f"hca-b83fd20300a0{rail:04x}-0"
+
+
+@pytest.mark.parametrize("rail", range(4))
+def test_a_gpu_follows_the_nics_granted_just_before(allocator: Allocator, rail: int) -> None:
+    allocate(allocator, "rdma/hca", f"hca-b83fd20300a0{rail:04x}-3")
+    (vf,) = allocator.prefer("rdma/vf", everything(allocator, "rdma/vf"), (), 1)
+    assert vf.startswith(f"0000:{0x12 + rail * 0x10:02x}:")
+    allocate(allocator, "rdma/vf", vf)
+    assert allocator.prefer("nvidia.com/gpu", everything(allocator, "nvidia.com/gpu"), (), 1) == (gpu_uuid(rail),)
+
+
+def test_a_grant_draws_only_one_partner_of_a_kind(allocator: Allocator) -> None:
+    allocate(allocator, "nvidia.com/gpu", gpu_uuid(3))
+    allocate(allocator, "rdma/vf", "0000:42:00.1")
+    free = [i for i in everything(allocator, "rdma/vf") if i != "0000:42:00.1"]
+    assert allocator.prefer("rdma/vf", free, (), 1) == ("0000:12:00.1",)
+
+
+def test_an_old_grant_draws_no_partner(allocator: Allocator, clock: Clock) -> None:
+    allocate(allocator, "nvidia.com/gpu", gpu_uuid(3))
+    clock.now += 6
+    assert allocator.prefer("rdma/vf", everything(allocator, "rdma/vf"), (), 1) == ("0000:12:00.1",)
