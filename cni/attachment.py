@@ -201,11 +201,12 @@ class Attachments:
         return answer
 
     def _undo_failed_add(self, row: Attachment, netns: int) -> None:
+        # The row is not marked first: it may be a full disk that brought us here, and an *attaching*
+        # row that no ADD works on says as much.
         try:
-            self._ledger.begin_detach([row.attachment_id])
             self.undo(row, netns)
         except AgentError as error:
-            log.error("%s stays in the books as detaching: %s", row.device, error)
+            log.error("%s stays in the books as half attached: %s", row.device, error)
 
     # ------------------------------------------------------------- DEL and undo
 

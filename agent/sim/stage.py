@@ -1,0 +1,265 @@
+"""One node with its processes: recorded hardware, the agent, the kubelet stand-in, the relay.
+
+The demo, the end-to-end tests and the benchmarks play on it. Everything lives in one folder and in
+the network and mount namespace of this process, which should be fresh ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from agent.errors import AgentError, Unavailable
+from agent.sim import recorded
+from agent.sim.machine import SimulatedMachine
+
+CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+DEADLINE_SECONDS = 30.0
+LOG_LINES_SHOWN = 40
+CONFIG: Mapping[str, Any] = {
+    "resources": [
+        {"name": "rdma/hca", "kind": "hca", "select": {"vendors": ["15b3"]}},
+        {"name": "rdma/vf", "kind": "vf", "select": {"vendors": ["15b3"]}, "network": "rails"},
+        {"name": "nvidia.com/gpu", "kind": "gpu"},
+    ],
+}
+"""The resources of the demo; `Stage.write_config` adds folders and the network `rails`."""
+
+T = TypeVar("T")
+
+
+@dataclass
+class Stage:
+    """The folder, and what runs in it. `close` ends everything that was started."""
+
+    folder: Path
+    relay: Path
+    port: int = 9808
+    host: tuple[str, ...] = ()
+    """How the agent finds its hardware: options of `nodefabric run`; set by `build_node`."""
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        for name in ("cni", "manifests", "netns", "pods", "kubelet/device-plugins", "kubelet/pod-resources", "state"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        (self.folder / "cni/nodefabric").symlink_to(self.relay.resolve())
+        subprocess.run(["/usr/sbin/ip", "link", "set", "lo", "up"], check=True)
+
+    def close(self) -> None:
+        """End the processes and the links."""
+        for name in list(self.processes):
+            self.end(name)
+        self._stack.close()
+
+    # ---------------------------------------------------------------- hardware
+
+    def build_node(self, node: str, *, with_links: bool = True) -> SimulatedMachine:
+        """Lay a recorded node out, with real links for its Ethernet interfaces."""
+        place = self.folder / "node"
+        self._stack.callback(SimulatedMachine.destroy, place)
+        SimulatedMachine.create(place, recorded.load(recorded.find(node)), with_links=with_links)
+        machine = SimulatedMachine.open(place)
+        self._stack.callback(machine.close)
+        self.host = ("--simulate", str(place))
+        return machine
+
+    # ------------------------------------------------------------ configuration
+
+    def ipam(self, name: str, subnet: str) -> dict[str, Any]:
+        """Return IPAM configuration with leases in the stage's folder."""
+        return {"type": "host-local", "ranges": [[{"subnet": subnet}]], "dataDir": str(self.folder / f"leases-{name}")}
+
+    def write_config(self, document: Mapping[str, Any] = CONFIG) -> Path:
+        """Write the agent's configuration. What is not said comes from the stage."""
+        rails = {"name": "rails", "mtu": 4200, "ipam": self.ipam("rails", "192.168.100.0/24")}
+        path = self.folder / "config.yaml"
+        standard = {
+            "networks": [rails],
+            "endpoints": {"port": self.port},
+            "kubeletDir": str(self.folder / "kubelet"),
+            "stateDir": str(self.folder / "state"),
+            "runDir": str(self.folder / "run"),
+        }
+        path.write_text(yaml.safe_dump({**standard, **document}, sort_keys=False))
+        return path
+
+    def write_conflist(self, plugins: Sequence[Mapping[str, Any]] | None = None) -> Path:
+        """Write the cluster network: by default ptp with our plugin chained after it."""
+        cluster = {"type": "ptp", "ipam": self.ipam("cluster", "10.244.0.0/24")}
+        document = {"cniVersion": "1.0.0", "name": "cluster", "plugins": plugins or [cluster, {"type": "nodefabric"}]}
+        path = self.folder / "cluster.conflist"
+        path.write_text(json.dumps(document))
+        return path
+
+    @property
+    def cni_path(self) -> str:
+        """Our plugin first, then those of the distribution."""
+        return ":".join(str(folder) for folder in (self.folder / "cni", *CNI_FOLDERS) if folder.is_dir())
+
+    @property
+    def relay_environment(self) -> dict[str, str]:
+        """What the relay must be told of this stage's folders."""
+        return {
+            "NODEFABRIC_CNI_SOCKET": str(self.folder / "run/cni.sock"),
+            "NODEFABRIC_CNI_SPOOL": str(self.folder / "state/spool"),
+        }
+
+    # ---------------------------------------------------------------- processes
+
+    def start_agent(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start the agent. `write_config` and `build_node` come before."""
+        config = self.folder / "config.yaml"
+        arguments = ["-m", "agent", "run", "--config", str(config), *self.host, "--log-format", "text", *options]
+        return self.spawn("agent", arguments, {"NODE_NAME": "sim-node"})
+
+    def start_kubelet(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start the kubelet stand-in. `write_conflist` comes before."""
+        arguments = {
+            "dir": self.folder / "kubelet",
+            "manifests": self.folder / "manifests",
+            "status": self.folder / "pods",
+            "netns-dir": self.folder / "netns",
+            "conflist": self.folder / "cluster.conflist",
+            "cni-path": self.cni_path,
+        }
+        words = [text for key, value in arguments.items() for text in (f"--{key}", str(value))]
+        return self.spawn("kubelet", ["-m", "agent.sim.kubelet", *words, *options], self.relay_environment)
+
+    def spawn(self, name: str, arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start a Python process whose output goes to `<name>.log`."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen([sys.executable, *arguments], env={**os.environ, **env}, stdout=log, stderr=log)
+        self.processes[name] = process
+        return process
+
+    def end(self, name: str, number: int = signal.SIGTERM) -> float:
+        """Send a signal to a process, wait for its end, and return how many seconds that took."""
+        process = self.processes.pop(name)
+        started = time.monotonic()
+        if process.poll() is None:
+            process.send_signal(number)
+            try:
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        return time.monotonic() - started
+
+    def log(self, name: str) -> str:
+        """Return what a process has written so far."""
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def log_ends(self) -> str:
+        """Return the last lines of every log, for a failure's report."""
+        parts = []
+        for path in sorted(self.folder.glob("*.log")):
+            lines = path.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+            parts.append("\n".join([f"--- the end of {path.name}", *lines]))
+        return "\n".join(parts)
+
+    # --------------------------------------------------------------------- pods
+
+    def create_pod(self, name: str, limits: Mapping[str, int]) -> None:
+        """Write the manifest of a pod with one container."""
+        (self.folder / "manifests" / f"{name}.yaml").write_text(manifest(name, limits))
+
+    def delete_pod(self, name: str) -> None:
+        """Take a pod's manifest away."""
+        (self.folder / "manifests" / f"{name}.yaml").unlink()
+
+    def pod(self, name: str) -> dict[str, Any] | None:
+        """Return what kubelet says of a pod; None if it does not know it."""
+        try:
+            pod: dict[str, Any] = json.loads((self.folder / "pods" / f"default_{name}.json").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return pod
+
+    def await_pod(self, name: str, phase: str = "Running") -> dict[str, Any]:
+        """Wait until a pod is in a phase. Raises AgentError if it fails instead."""
+
+        def look() -> dict[str, Any] | None:
+            pod = self.pod(name)
+            if pod is not None and pod["phase"] == "Failed" != phase:
+                raise AgentError(f"pod {name} failed: {pod['reason']}: {pod['message']}")
+            return pod if pod is not None and pod["phase"] == phase else None
+
+        return wait(f"pod {name} to be {phase}", look)
+
+    def await_no_pod(self, *names: str) -> None:
+        """Wait until kubelet has forgotten some pods."""
+        wait(f"{', '.join(names)} to end", lambda: all(self.pod(name) is None for name in names) or None)
+
+    # ---------------------------------------------------------------- endpoints
+
+    def fetch(self, path: str) -> str:
+        """Ask the agent's endpoints. Raises OSError."""
+        url = f"http://127.0.0.1:{self.port}{path}"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
+
+    def status(self) -> dict[str, Any]:
+        """Return the agent's status document. Raises OSError."""
+        document: dict[str, Any] = json.loads(self.fetch("/status"))
+        return document
+
+    def await_ready(self) -> None:
+        """Wait until nothing keeps the agent from its work."""
+
+        def look() -> bool | None:
+            if self.processes["agent"].poll() is not None:
+                raise AgentError(f"the agent ended with status {self.processes['agent'].returncode}")
+            try:
+                return self.status()["ready"] or None
+            except OSError:
+                return None
+
+        wait("the agent to be ready", look)
+
+
+def manifest(name: str, limits: Mapping[str, int]) -> str:
+    """Return a pod as anybody would write it."""
+    shown = ", ".join(f"{resource}: {count}" for resource, count in limits.items())
+    return f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: default}}
+spec:
+  containers:
+    - name: worker
+      image: pytorch
+      resources:
+        limits: {{{shown}}}
+"""
+
+
+def wait(what: str, look: Callable[[], T | None], seconds: float = DEADLINE_SECONDS) -> T:
+    """Look until there is something. Raises Unavailable after the deadline."""
+    deadline = time.monotonic() + seconds
+    while (found := look()) is None:
+        if time.monotonic() > deadline:
+            raise Unavailable(f"gave up waiting for {what} after {seconds:g} s")
+        time.sleep(0.05)
+    return found
+
+
+def settled(wrong: Callable[[], list[str]], seconds: float = 5.0) -> list[str]:
+    """Look until nothing is wrong; return what still is after the deadline."""
+    deadline = time.monotonic() + seconds
+    while (found := wrong()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
