@@ -82,7 +82,7 @@ class Attributes:
 
     def lacks(self, folder: str, attribute: str) -> None:
         """Note that a device misses an attribute it must have, unless the whole device is gone."""
-        if self.exists(folder):
+        if os.path.exists(self._root + folder):  # follows the class link: it may outlive the device a moment
             self.note(f"{folder}/{attribute}", "is missing; the device is left out")
 
     def _failed(self, path: str, error: OSError) -> None:

@@ -1,0 +1,41 @@
+"""Recorded nodes for all tests of the agent: laid out on disk once per run, and as snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.hardware.sysfs import scan
+from agent.model.device import Snapshot
+from agent.sim import recorded
+
+
+@pytest.fixture(scope="session")
+def node_root(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Give the folder of a recorded node. It is shared: do not change it."""
+    made: dict[str, Path] = {}
+
+    def root(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            recorded.unpack(recorded.load(recorded.find(name)), made[name])
+        return made[name]
+
+    return root
+
+
+@pytest.fixture(scope="session")
+def node_snapshot(node_root: Callable[[str], Path]) -> Callable[[str], Snapshot]:
+    """Give the snapshot of a recorded node, GPUs included."""
+    made: dict[str, Snapshot] = {}
+
+    def snapshot(name: str) -> Snapshot:
+        if name not in made:
+            gpus = recorded.load(recorded.find(name)).gpus
+            made[name] = replace(scan(node_root(name)), gpus=gpus, generation=1)
+        return made[name]
+
+    return snapshot
