@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.sim.pods import Container, ManifestInvalid, PodSpec, read_folder, read_manifest
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: train-0
+  annotations: {nodefabric.io/note: hello}
+spec:
+  restartPolicy: Never
+  initContainers:
+    - {name: init, image: busybox, resources: {limits: {rdma/vf: 1}}}
+  containers:
+    - name: main
+      image: cuda
+      resources: {limits: {cpu: 4, memory: 8Gi, hugepages-2Mi: 1Gi, rdma/vf: "2", nvidia.com/gpu: 1, rdma/none: 0}}
+"""
+
+
+def test_a_pod_is_read_from_ordinary_yaml() -> None:
+    (pod,) = read_manifest(POD, "pod.yaml")
+    assert pod == PodSpec(
+        "default",
+        "train-0",
+        (("nodefabric.io/note", "hello"),),
+        (Container("init", (("rdma/vf", 1),)),),
+        (Container("main", (("rdma/vf", 2), ("nvidia.com/gpu", 1))),),
+    )
+
+
+def test_a_file_may_hold_several_pods() -> None:
+    assert [p.name for p in read_manifest(f"{POD}---{POD.replace('train-0', 'train-1')}", "x")] == [
+        "train-0",
+        "train-1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "is not YAML"),
+        ("kind: Deployment", "not a Pod"),
+        ("[]", "not a Pod"),
+        ("kind: Pod", "metadata is missing"),
+        ("kind: Pod\nmetadata: {name: p}\nspec: {}", "spec.containers is empty"),
+        ("kind: Pod\nmetadata: {}\nspec: {}", "name is missing"),
+        (POD.replace("rdma/vf: 1", "rdma/vf: 1.5"), "limit rdma/vf: 1.5 is not a whole number"),
+    ],
+)
+def test_a_bad_manifest_is_refused_by_name(text: str, problem: str) -> None:
+    with pytest.raises(ManifestInvalid, match=problem) as failure:
+        read_manifest(text, "pod.yaml")
+    assert str(failure.value).startswith("pod.yaml: ")
+
+
+def test_a_bad_file_does_not_hide_the_good_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(POD)
+    (tmp_path / "b.yaml").write_text("{")
+    (tmp_path / "c.yaml").write_text(POD)
+    (tmp_path / "notes.txt").write_text("{")
+    pods, problems = read_folder(tmp_path)
+    assert [p.key for p in pods] == ["default/train-0"]
+    assert len(problems) == 2
+    assert "in another file already" in problems[1]
