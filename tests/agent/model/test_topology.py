@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot
+from agent.model.topology import Locality, locality
+
+ROOT = ("pci0000:3a", "0000:3a:00.0")
+SWITCH = (*ROOT, "0000:3b:00.0")
+
+
+def device(*path: str, numa_node: int = 0) -> PciDevice:
+    return PciDevice(
+        address=path[-1],
+        path=path,
+        pci_class=0x020000,
+        vendor=0x15B3,
+        device=0x1021,
+        subsystem_vendor=0,
+        subsystem_device=0,
+        driver=None,
+        numa_node=numa_node,
+        iommu_group=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        pytest.param(device(*SWITCH), device(*ROOT, "0000:3b:00.1"), Locality.PIX, id="two functions"),
+        pytest.param(
+            device(*SWITCH, "0000:3c:00.0", "0000:3d:00.0"),
+            device(*SWITCH, "0000:3c:01.0", "0000:3e:00.0"),
+            Locality.PIX,
+            id="one switch",
+        ),
+        pytest.param(
+            device(*SWITCH, "0000:3c:00.0", "0000:3d:00.0"),
+            device(*SWITCH, "0000:3c:01.0", "0000:3e:00.0", "0000:3f:00.0", "0000:40:00.0"),
+            Locality.PXB,
+            id="a switch below a switch",
+        ),
+        pytest.param(
+            device(*ROOT, "0000:3b:00.0"),
+            device("pci0000:3a", "0000:3a:01.0", "0000:41:00.0"),
+            Locality.PHB,
+            id="two root ports",
+        ),
+        pytest.param(
+            device("pci0000:10", "0000:10:1b.0"),
+            device("pci0000:10", "0000:10:1c.0"),
+            Locality.PHB,
+            id="on the root complex itself",
+        ),
+        pytest.param(device(*ROOT), device("pci0000:57", "0000:57:00.0"), Locality.NODE, id="two host bridges"),
+        pytest.param(
+            device(*ROOT),
+            device("pci0000:97", "0000:97:00.0", numa_node=1),
+            Locality.SYS,
+            id="two sockets",
+        ),
+        pytest.param(
+            device(*ROOT, numa_node=NO_NUMA_NODE),
+            device("pci0000:57", "0000:57:00.0", numa_node=NO_NUMA_NODE),
+            Locality.SYS,
+            id="firmware that says nothing",
+        ),
+    ],
+)
+def test_each_word_has_its_case(a: PciDevice, b: PciDevice, expected: Locality) -> None:
+    assert locality(a, b) is expected
+    assert locality(b, a) is expected
+
+
+def test_the_gpu_and_nic_of_a_rail_share_a_switch(node_snapshot: Callable[[str], Snapshot]) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    nics = [d for d in snapshot.devices if d.device == 0x1021]
+    for gpu, nic in zip(snapshot.gpus, nics, strict=True):
+        own = snapshot.by_address[gpu.pci_address]
+        assert locality(own, nic) is Locality.PIX
+        for other in nics:
+            if other is not nic:
+                expected = Locality.NODE if other.numa_node == own.numa_node else Locality.SYS
+                assert locality(own, other) is expected
+
+
+def test_a_vf_is_as_near_as_its_pf_to_everything_else(node_snapshot: Callable[[str], Snapshot]) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    for vf in (d for d in snapshot.devices if d.is_vf):
+        pf = snapshot.parent(vf)
+        assert pf is not None
+        assert locality(vf, pf) is Locality.PIX
+        for other in snapshot.devices:
+            if other.address not in (vf.address, pf.address):
+                assert locality(vf, other) is locality(pf, other)
+
+
+slots = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+
+
+@st.composite
+def devices(draw: st.DrawFn) -> PciDevice:
+    """A function somewhere below one of three host bridges. Two with the same path are the same."""
+    bridge = draw(st.integers(0, 2))
+    path = [f"pci0000:{bridge:02x}"]
+    for slot in draw(slots):
+        path.append(f"{path[-1]}/{slot}")  # stands for an address: names its whole way down
+    return device(*path, numa_node=(NO_NUMA_NODE, 0, 0)[bridge])
+
+
+@given(devices(), devices())
+def test_nearness_is_mutual(a: PciDevice, b: PciDevice) -> None:
+    assert locality(a, b) is locality(b, a)
+
+
+@given(devices(), devices())
+def test_only_a_device_itself_is_at_no_distance(a: PciDevice, b: PciDevice) -> None:
+    assert locality(a, a) is Locality.SELF
+    assert (locality(a, b) is Locality.SELF) == (a.address == b.address)
+
+
+@given(devices(), devices(), st.integers(3, 9))
+def test_another_function_of_the_same_adapter_is_as_near(a: PciDevice, b: PciDevice, function: int) -> None:
+    vf_path = (*a.path[:-1], f"{a.path[-2]}/{function}")
+    vf = replace(a, address=vf_path[-1], path=vf_path, physfn=a.address)
+    assume(a.address not in b.path)  # nothing hangs below an endpoint
+    assert locality(vf, b) is locality(a, b)
+
+
+@given(devices(), devices())
+def test_the_host_bridge_and_the_numa_node_bound_the_answer(a: PciDevice, b: PciDevice) -> None:
+    place = locality(a, b)
+    if a.path[0] == b.path[0]:
+        assert place <= Locality.PHB
+    elif a.numa_node == b.numa_node != NO_NUMA_NODE:
+        assert place is Locality.NODE
+    else:
+        assert place is Locality.SYS

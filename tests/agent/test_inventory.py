@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from agent.errors import DriverUnavailable, HardwareError
+from agent.hardware.host import Link, Links, VfControl, Watch
+from agent.inventory import Inventory
+from agent.model.allocation import NetnsId
+from agent.model.device import Problem, Snapshot
+
+DEADLINE = 10.0
+
+
+class FakeWatch:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeHost:
+    """Hardware that is whatever `now` says."""
+
+    now: Snapshot = field(default_factory=lambda: Snapshot(boot_id="a"))
+    error: Exception | None = None
+    watch_error: Exception | None = None
+    scans: int = 0
+    gate: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)
+    on_event: Callable[[str], None] | None = None
+    watched: FakeWatch = field(default_factory=FakeWatch)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    @property
+    def root(self) -> Path:
+        raise AssertionError("not used")
+
+    @property
+    def links(self) -> Links:
+        raise AssertionError("not used")
+
+    @property
+    def vf_control(self) -> VfControl:
+        raise AssertionError("not used")
+
+    def scan(self) -> Snapshot:
+        self.scans += 1
+        found = self.now
+        self.begun.set()
+        assert self.gate.wait(DEADLINE)
+        if self.error is not None:
+            raise self.error
+        return found
+
+    def find_netdev(self, device: str) -> Link | None:
+        raise AssertionError("not used")
+
+    def watch(self, on_event: Callable[[str], None]) -> Watch:
+        if self.watch_error is not None:
+            raise self.watch_error
+        self.on_event = on_event
+        return self.watched
+
+    def netns_alive(self, netns: NetnsId, path: str) -> bool:
+        raise AssertionError("not used")
+
+    def close(self) -> None:
+        pass
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(int(DEADLINE / 0.005)):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come true")
+
+
+async def running(inventory: Inventory) -> asyncio.Task[None]:
+    task = asyncio.create_task(inventory.run())
+    async with asyncio.timeout(DEADLINE):
+        await inventory.newer_than(0)
+    return task
+
+
+async def stopped(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_before_the_first_scan_there_is_an_empty_generation_zero() -> None:
+    assert Inventory(FakeHost(), 60).snapshot == Snapshot()
+    assert Inventory(FakeHost(), 60).snapshot.generation == 0
+
+
+def test_the_first_scan_counts_even_if_it_finds_nothing() -> None:
+    async def scenario() -> None:
+        inventory = Inventory(FakeHost(Snapshot()), 60)
+        assert (await inventory.scan_now()).generation == 1
+        assert (inventory.scans, inventory.scan_seconds >= 0) == (1, True)
+
+    asyncio.run(scenario())
+
+
+def test_only_a_difference_makes_a_new_generation() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 60)
+        first = await inventory.scan_now()
+        assert await inventory.scan_now() is first
+        host.now = Snapshot(boot_id="b")
+        second = await inventory.scan_now()
+        assert (second.generation, second.boot_id) == (2, "b")
+        assert inventory.snapshot is second
+
+    asyncio.run(scenario())
+
+
+def test_all_waiters_wake_at_a_newer_generation() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 60)
+        await inventory.scan_now()
+        waiting = [asyncio.create_task(inventory.newer_than(1)) for _ in range(50)]
+        late = asyncio.create_task(inventory.newer_than(2))
+        await asyncio.sleep(0)
+        host.now = Snapshot(boot_id="b")
+        await inventory.scan_now()
+        async with asyncio.timeout(DEADLINE):
+            assert {s.generation for s in await asyncio.gather(*waiting)} == {2}
+        assert not late.done()
+        late.cancel()
+        assert (await inventory.newer_than(0)).generation == 2
+
+    asyncio.run(scenario())
+
+
+def test_no_follower_misses_the_last_of_many_changes() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 60)
+
+        async def follow() -> int:
+            seen = 0
+            while seen < 30:
+                seen = (await inventory.newer_than(seen)).generation
+                await asyncio.sleep(0)
+            return seen
+
+        followers = [asyncio.create_task(follow()) for _ in range(5)]
+        for number in range(30):
+            host.now = Snapshot(boot_id=str(number))
+            await inventory.scan_now()
+        async with asyncio.timeout(DEADLINE):
+            assert await asyncio.gather(*followers) == [30] * 5
+
+    asyncio.run(scenario())
+
+
+def test_a_scan_that_began_before_the_call_does_not_answer_it() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 60)
+        host.gate.clear()
+        early = asyncio.create_task(inventory.scan_now())
+        await until(host.begun.is_set)
+        host.now = Snapshot(boot_id="b")
+        calls = [asyncio.create_task(inventory.scan_now()) for _ in range(10)]
+        await asyncio.sleep(0)
+        host.gate.set()
+        async with asyncio.timeout(DEADLINE):
+            assert (await early).boot_id == "a"
+            assert {s.boot_id for s in await asyncio.gather(*calls)} == {"b"}
+        assert host.scans == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_scan_keeps_the_snapshot_and_tells_the_caller() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 60)
+        first = await inventory.scan_now()
+        host.error = HardwareError("broken")
+        with pytest.raises(HardwareError):
+            await inventory.scan_now()
+        assert inventory.snapshot is first
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_behind_a_failed_scan_gets_a_scan_of_its_own() -> None:
+    async def scenario() -> None:
+        host = FakeHost(error=HardwareError("broken"))
+        inventory = Inventory(host, 60)
+        host.gate.clear()
+        calls = [asyncio.create_task(inventory.scan_now()) for _ in range(3)]
+        await until(host.begun.is_set)
+        host.gate.set()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(r) for r in results] == [HardwareError] * 3
+
+    asyncio.run(scenario())
+
+
+def test_an_event_leads_to_a_scan() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 3600)
+        task = await running(inventory)
+        host.now = Snapshot(boot_id="b")
+        assert host.on_event is not None
+        threading.Thread(target=host.on_event, args=("pci add 0000:3b:00.1",)).start()
+        async with asyncio.timeout(DEADLINE):
+            assert (await inventory.newer_than(1)).boot_id == "b"
+        await stopped(task)
+        assert host.watched.closed
+
+    asyncio.run(scenario())
+
+
+def test_a_burst_of_events_makes_few_scans() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 3600)
+        task = await running(inventory)
+        for _ in range(500):
+            inventory.rescan_soon("net add eth0")
+        await until(lambda: host.scans >= 2)
+        await asyncio.sleep(0.3)
+        assert host.scans <= 3
+        await stopped(task)
+
+    asyncio.run(scenario())
+
+
+def test_events_that_never_end_do_not_put_the_scan_off_for_ever() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 3600)
+        task = await running(inventory)
+
+        async def chatter() -> None:
+            while True:
+                inventory.rescan_soon()
+                await asyncio.sleep(0.002)
+
+        noise = asyncio.create_task(chatter())
+        await until(lambda: host.scans >= 4)
+        noise.cancel()
+        await stopped(task)
+
+    asyncio.run(scenario())
+
+
+def test_an_event_during_a_scan_leads_to_another() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 3600)
+        task = await running(inventory)
+        host.gate.clear()
+        host.begun.clear()
+        inventory.rescan_soon()
+        await until(host.begun.is_set)
+        host.now = Snapshot(boot_id="b")
+        inventory.rescan_soon()
+        await asyncio.sleep(0.01)
+        host.gate.set()
+        async with asyncio.timeout(DEADLINE):
+            assert (await inventory.newer_than(1)).boot_id == "b"
+        await stopped(task)
+
+    asyncio.run(scenario())
+
+
+def test_the_timer_finds_what_no_event_told() -> None:
+    async def scenario() -> None:
+        host = FakeHost(watch_error=DriverUnavailable("no libudev"))
+        inventory = Inventory(host, 0.05)
+        task = await running(inventory)
+        host.now = Snapshot(boot_id="b")
+        async with asyncio.timeout(DEADLINE):
+            assert (await inventory.newer_than(1)).boot_id == "b"
+        await stopped(task)
+
+    asyncio.run(scenario())
+
+
+def test_a_failing_scan_does_not_end_the_following() -> None:
+    async def scenario() -> None:
+        host = FakeHost(error=HardwareError("broken"))
+        inventory = Inventory(host, 0.02)
+        task = asyncio.create_task(inventory.run())
+        await until(lambda: host.scans >= 2)
+        host.error = None
+        async with asyncio.timeout(DEADLINE):
+            assert (await inventory.newer_than(0)).boot_id == "a"
+        await stopped(task)
+
+    asyncio.run(scenario())
+
+
+def test_an_error_that_nobody_foresaw_ends_the_following_loudly() -> None:
+    async def scenario() -> None:
+        host = FakeHost(error=ZeroDivisionError())
+        with pytest.raises(ZeroDivisionError):
+            await Inventory(host, 60).run()
+        assert host.watched.closed
+
+    asyncio.run(scenario())
+
+
+def test_events_after_the_end_are_harmless() -> None:
+    inventory = Inventory(FakeHost(), 60)
+
+    async def scenario() -> None:
+        await stopped(await running(inventory))
+
+    asyncio.run(scenario())
+    inventory.rescan_soon("too late")
+
+
+def test_a_problem_is_logged_once_when_it_comes_and_once_when_it_goes(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 60)
+        sound = host.now
+        host.now = replace(sound, problems=(Problem("/sys/class/net/eth0/mtu", "cannot be read: EIO"),))
+        for _ in range(3):
+            await inventory.scan_now()
+        assert inventory.problems == host.now.problems
+        host.now = sound
+        for _ in range(3):
+            await inventory.scan_now()
+
+    with caplog.at_level(logging.INFO, "agent.inventory"):
+        asyncio.run(scenario())
+    assert [r.getMessage() for r in caplog.records] == [
+        "scan: /sys/class/net/eth0/mtu cannot be read: EIO",
+        "scan: /sys/class/net/eth0/mtu is readable again or gone",
+    ]
+
+
+def test_a_flood_of_problems_is_summed_up(caplog: pytest.LogCaptureFixture) -> None:
+    host = FakeHost(Snapshot(problems=tuple(Problem(f"/sys/{n}", "is broken") for n in range(1000))))
+    with caplog.at_level(logging.INFO, "agent.inventory"):
+        asyncio.run(Inventory(host, 60).scan_now())
+    assert len(caplog.records) == 21
+    assert "980 more problems" in caplog.records[-1].getMessage()
+
+
+def test_a_slow_scan_does_not_stop_the_loop() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        host.gate.clear()
+        scan = asyncio.create_task(Inventory(host, 60).scan_now())
+        await until(host.begun.is_set)
+        before = time.monotonic()
+        await asyncio.sleep(0.01)
+        assert not scan.done()
+        assert time.monotonic() - before < DEADLINE
+        host.gate.set()
+        await scan
+
+    asyncio.run(scenario())
