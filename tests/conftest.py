@@ -1,0 +1,40 @@
+"""Gives the whole run namespaces of its own, and says to tests what there is on this machine.
+
+A test that makes links or mounts asks for `own_network` and is skipped (in CI: fails) where the kernel
+forbids namespaces; it then has a network namespace to itself. All other tests share one with a loopback only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import sandbox
+
+IN_THE_MACHINE = Path("/run/vmrun/command").is_file()
+"""In the virtual machine of hack/vm the adapters are in the first namespace, and nothing else is at stake."""
+
+_SEALED = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave the machine's namespaces before any test, thread or event loop begins."""
+    config.stash[_SEALED] = ""
+    if IN_THE_MACHINE:
+        return
+    try:
+        sandbox.seal()
+    except OSError as error:
+        config.stash[_SEALED] = f"this machine lets nobody make namespaces ({error})"
+
+
+@pytest.fixture
+def own_network(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give the test an empty network namespace, and mounts that nobody else sees."""
+    if forbidden := request.config.stash[_SEALED]:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(forbidden)
+    with sandbox.network():
+        yield

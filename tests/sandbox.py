@@ -1,0 +1,59 @@
+"""Namespaces of the test run's own: no test can reach the machine's network, processes' mounts or links.
+
+`seal` runs once, before any thread exists. An ordinary user becomes root of a user namespace on the
+way. `network` then gives one test a network namespace of its own: setns(2) and unshare(2) change the
+calling thread alone, and every thread and process that a test starts inherits from its main thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWNET = 0x40000000
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
+OWN_NETNS = "/proc/thread-self/ns/net"
+
+
+def seal() -> None:
+    """Move this process into fresh network and mount namespaces. Raises OSError where that is forbidden."""
+    uid, gid = os.geteuid(), os.getegid()
+    if uid == 0:
+        _call("unshare", CLONE_NEWNS | CLONE_NEWNET)
+    else:
+        _call("unshare", CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+    _call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    _raise_loopback()
+
+
+@contextmanager
+def network() -> Iterator[None]:
+    """Put the calling thread into a network namespace that has nothing but a loopback interface."""
+    before = os.open(OWN_NETNS, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _call("unshare", CLONE_NEWNET)
+        _raise_loopback()
+        yield
+    finally:
+        _call("setns", before, CLONE_NEWNET)
+        os.close(before)
+
+
+def _raise_loopback() -> None:
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+def _call(name: str, *arguments: int | bytes | None) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
