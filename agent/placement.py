@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agent.model.device import PciDevice, Snapshot
@@ -28,99 +28,93 @@ class Option:
     """PCI address, or the GPU's UUID."""
 
 
+class Layout:
+    """Where all units of one resource are. Made once per snapshot, so that a choice is quick."""
+
+    def __init__(self, snapshot: Snapshot, options: Iterable[Option] = ()) -> None:
+        self._snapshot = snapshot
+        ordered = sorted(options, key=self._order)
+        self.rank = {option.unit_id: rank for rank, option in enumerate(ordered)}
+        """Natural order: `…-2` before `…-10`, VF index order before text order."""
+        self.adapter = {option.unit_id: self._adapter(option.device) for option in ordered}
+        """The device that a unit's bandwidth comes from: the PF behind a VF, else the device itself."""
+        self.offered = Counter(self.adapter.values())
+        self._distances: dict[tuple[str, str], Locality] = {}
+
+    def distance(self, adapter: str, other: str) -> Locality:
+        """Tell how near an adapter is to any device. A VF is as near as its PF."""
+        key = (adapter, other)
+        if key not in self._distances:
+            a, b = self._pci(adapter), self._pci(other)
+            self._distances[key] = Locality.SYS if a is None or b is None else locality(a, b)
+        return self._distances[key]
+
+    def _pci(self, device: str) -> PciDevice | None:
+        gpu = self._snapshot.gpu_by_uuid.get(device)
+        return self._snapshot.by_address.get(gpu.pci_address if gpu else device)
+
+    def _adapter(self, device: str) -> str:
+        pci = self._snapshot.by_address.get(device)
+        return (pci.physfn if pci else None) or device
+
+    def _order(self, option: Option) -> tuple[str, int, str, int, str]:
+        pci = self._pci(option.device)
+        index = pci.vf_index if pci is not None and pci.vf_index is not None else -1
+        place = self._adapter(option.device) if index >= 0 or pci is None else pci.address
+        head, _, tail = option.unit_id.rpartition("-")
+        return place, index, head, int(tail) if tail.isdecimal() else -1, option.unit_id
+
+
 def choose(
-    snapshot: Snapshot,
-    offered: Iterable[Option],
-    available: Sequence[str],
-    must_include: Sequence[str],
-    size: int,
-    near: Sequence[str] = (),
+    layout: Layout, available: Sequence[str], must_include: Sequence[str], size: int, near: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """Choose `size` of the available unit IDs, those that must be included among them.
 
-    `offered` are all units of the resource, `near` the devices that the choice should be close to,
-    each of which should get a device of its own. Always answers; with fewer IDs if fewer are there.
+    `near` are the devices that the choice should be close to, each of which should get a device of
+    its own. Always answers; with fewer IDs if fewer are there.
     """
     try:
-        return _choose(snapshot, {o.unit_id: o for o in offered}, available, must_include, size, near)
+        return _choose(layout, available, must_include, size, near)
     except Exception:
         log.exception("no preference could be worked out; taking the first units available")
-        return _first(available, must_include, size)
-
-
-def _first(available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*must_include, *available)))[: max(size, 0)]
+        return tuple(dict.fromkeys((*must_include, *available)))[: max(size, 0)]
 
 
 def _choose(
-    snapshot: Snapshot,
-    offered: Mapping[str, Option],
-    available: Sequence[str],
-    must_include: Sequence[str],
-    size: int,
-    near: Sequence[str],
+    layout: Layout, available: Sequence[str], must_include: Sequence[str], size: int, near: Sequence[str]
 ) -> tuple[str, ...]:
     chosen = list(dict.fromkeys(must_include))[: max(size, 0)]
-    free = [offered[i] for i in dict.fromkeys(available) if i in offered and i not in chosen]
-    places = _Places(snapshot)
-    load = Counter(places.adapter(o.device) for o in offered.values())
-    load.subtract(places.adapter(o.device) for o in free)
-    mine = Counter(places.adapter(offered[i].device) for i in chosen if i in offered)
-    wanted = [places.pci(device) for device in near]
+    free: dict[str, list[int]] = {}
+    """Adapter → ranks of its free units, the first one last."""
+    unit_of: dict[int, str] = {}
+    for unit in set(available).difference(chosen):
+        if (rank := layout.rank.get(unit)) is not None:
+            free.setdefault(layout.adapter[unit], []).append(rank)
+            unit_of[rank] = unit
+    load = {adapter: layout.offered[adapter] - len(ranks) for adapter, ranks in free.items()}
+    for ranks in free.values():
+        ranks.sort(reverse=True)
+    peers = [layout.adapter[unit] for unit in chosen if unit in layout.adapter]
     while free and len(chosen) < size:
         # Each device of `near` takes its turn, so that each finds the nearest adapter that serves
         # no other one yet; without any, the new units should at least be near each other.
-        turn = [wanted[len(chosen) % len(wanted)]] if wanted else []
-        peers = [places.pci(offered[i].device) for i in chosen if i in offered]
+        turn = near[len(chosen) % len(near)] if near else None
 
-        def cost(option: Option, turn: list[PciDevice | None] = turn, peers: list[PciDevice | None] = peers) -> object:
-            adapter = places.adapter(option.device)
+        def cost(adapter: str, turn: str | None = turn) -> tuple[int, int, int, int, int]:
             return (
-                [places.distance(option.device, other) for other in turn],
-                mine[adapter],
-                sum(places.distance(option.device, other) for other in peers),
+                layout.distance(adapter, turn) if turn is not None else 0,
+                peers.count(adapter),
+                sum(layout.distance(adapter, peer) for peer in peers),
                 load[adapter],
-                *places.order(option),
+                free[adapter][-1],
             )
 
-        best = min(free, key=cost)  # type: ignore[arg-type]
-        free.remove(best)
-        chosen.append(best.unit_id)
-        mine[places.adapter(best.device)] += 1
-    rest = [i for i in available if i not in chosen]
+        best = min(free, key=cost)
+        chosen.append(unit_of[free[best].pop()])
+        peers.append(best)
+        load[best] += 1
+        if not free[best]:
+            del free[best]
+    taken = set(chosen)
+    rest = [unit for unit in dict.fromkeys(available) if unit not in taken]
     return (*chosen, *rest[: max(size - len(chosen), 0)])
-
-
-class _Places:
-    """Where the devices of one snapshot are."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-        self._known: dict[tuple[str, str], Locality] = {}
-
-    def pci(self, device: str) -> PciDevice | None:
-        gpu = self.snapshot.gpu_by_uuid.get(device)
-        return self.snapshot.by_address.get(gpu.pci_address if gpu else device)
-
-    def adapter(self, device: str) -> str:
-        """The PF behind a VF; anything else is its own adapter."""
-        pci = self.snapshot.by_address.get(device)
-        return (pci.physfn if pci else None) or device
-
-    def distance(self, device: str, other: PciDevice | None) -> Locality:
-        """A VF is as near as its PF, so the answer is kept per adapter."""
-        pci = self.pci(self.adapter(device)) or self.pci(device)
-        if pci is None or other is None:
-            return Locality.SYS
-        key = (pci.address, other.address)
-        if key not in self._known:
-            self._known[key] = locality(pci, other)
-        return self._known[key]
-
-    def order(self, option: Option) -> tuple[object, ...]:
-        """Natural order: `…-2` before `…-10`, VF index order before text order."""
-        pci = self.pci(option.device)
-        head, _, tail = option.unit_id.rpartition("-")
-        number = int(tail) if tail.isdecimal() else -1
-        index = pci.vf_index if pci is not None and pci.vf_index is not None else -1
-        return (pci.address if pci is not None and index < 0 else option.device, index, head, number, option.unit_id)

@@ -23,7 +23,7 @@ from typing import Protocol
 from agent.config import Resource
 from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
 from agent.model.device import Snapshot
-from agent.placement import Option, choose
+from agent.placement import Layout, Option, choose
 from deviceplugin.resources import Unit
 from deviceplugin.response import Grants, build
 
@@ -49,10 +49,17 @@ class Offer:
     """Resource name → its units."""
     cdi_kinds: frozenset[str] = frozenset()
     by_id: Mapping[str, Unit] = field(init=False, compare=False)
+    layouts: Mapping[str, Layout] = field(init=False, compare=False)
+    """Resource name → where its units are."""
 
     def __post_init__(self) -> None:
         by_id = {unit.unit_id: unit for units in self.units.values() for unit in units}
+        layouts = {
+            name: Layout(self.snapshot, (Option(unit.unit_id, unit.device) for unit in units))
+            for name, units in self.units.items()
+        }
         object.__setattr__(self, "by_id", MappingProxyType(by_id))
+        object.__setattr__(self, "layouts", MappingProxyType(layouts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +111,8 @@ class Allocator:
     ) -> tuple[str, ...]:
         """Say which of the available units a container should get. Never fails."""
         offer = self.offer
-        options = (Option(u.unit_id, u.device) for u in offer.units.get(resource_name, ()))
-        return choose(offer.snapshot, options, available, must_include, size, self._near(resource_name))
+        layout = offer.layouts.get(resource_name) or Layout(offer.snapshot)
+        return choose(layout, available, must_include, size, self._near(resource_name))
 
     def _unit(self, offer: Offer, resource_name: str, unit_id: str) -> Unit:
         unit = offer.by_id.get(unit_id)

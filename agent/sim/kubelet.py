@@ -18,37 +18,24 @@ import signal
 import stat
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc.aio
 
-from agent.sim.devices import CHECKPOINT, AdmissionFailed, DeviceManager
+from agent.sim.devices import CHECKPOINT, DeviceManager
 from agent.sim.plugins import CHANNEL_OPTIONS, Registry
-from agent.sim.pod_status import Pod, describe, timed, write_json
+from agent.sim.pod_life import DEFAULT_TIMING, PodLife, Timing, either
+from agent.sim.pod_status import Pod, describe, write_json
 from agent.sim.podresources import ActivePod, PodResourcesService
 from agent.sim.pods import PodSpec, read_folder
-from agent.sim.runtime import CniFailed, CniRunner, Sandbox, make_netns, remove_netns
+from agent.sim.runtime import CniRunner
 from proto.deviceplugin.v1beta1 import api_pb2_grpc
 from proto.podresources.v1 import api_pb2_grpc as podresources_grpc
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds. A real runtime retries a sandbox after 12 to 13 s, and repeats DEL after 4 to 8 s."""
-
-    poll: float = 0.2
-    sandbox_retry: float = 1.0
-    later_delete: float = 0.3
-
-
-DEFAULT_TIMING = Timing()
 
 
 class Kubelet:
@@ -70,15 +57,15 @@ class Kubelet:
         self.podresources_folder = folder / "pod-resources"
         self.pods: dict[str, Pod] = {}
         """By namespace/name."""
-        self._netns_dir = netns_dir
-        self._runner = runner
+        self.admission = asyncio.Lock()
+        self.closing = False
         self._status_dir = status_dir
         self._manifests = manifests
         self._timing = timing
         self._has_get = has_get
         self._rng = random.Random(seed)  # noqa: S311 -- reproducible order, not secrecy
-        self._admission = asyncio.Lock()
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="runtime")
+        self._life = PodLife(self, netns_dir, runner, timing, self._rng, self._threads)
         self._lives: dict[str, asyncio.Task[None]] = {}
         """By pod UID; a pod's last DELs may fall into the life of another pod of its name."""
         self._problems: tuple[str, ...] = ()
@@ -119,6 +106,7 @@ class Kubelet:
 
     async def close(self) -> None:
         """End all pods, then stop."""
+        self.closing = True
         for key in list(self.pods):
             self.delete(key)
         await asyncio.gather(*self._lives.values())
@@ -139,10 +127,10 @@ class Kubelet:
             raise ValueError(f"pod {spec.key} exists")
         pod = Pod(str(uuid.UUID(int=self._rng.getrandbits(128), version=4)), spec)
         self.pods[spec.key] = pod
-        life = asyncio.get_running_loop().create_task(self._live(pod), name=f"pod {spec.key}")
+        life = asyncio.get_running_loop().create_task(self._life.live(pod), name=f"pod {spec.key}")
         self._lives[pod.uid] = life
-        life.add_done_callback(lambda _: self._lives.pop(pod.uid))
-        self._write_pod(pod)
+        life.add_done_callback(lambda _: self._ended(pod))
+        self.write(pod)
         return pod
 
     def delete(self, key: str) -> asyncio.Task[None]:
@@ -155,7 +143,7 @@ class Kubelet:
         """Follow the folder of manifests until cancelled."""
         assert self._manifests is not None
         while True:
-            wanted, problems = await self._blocking(read_folder, self._manifests)
+            wanted, problems = await asyncio.to_thread(read_folder, self._manifests)
             if problems != self._problems:
                 for problem in problems:
                     log.error("%s", problem)
@@ -168,100 +156,6 @@ class Kubelet:
                 if spec.key not in self.pods:
                     self.create(spec)
             await asyncio.sleep(self._timing.poll)
-
-    async def _live(self, pod: Pod) -> None:
-        try:
-            await self._admit(pod)
-            if pod.phase != "Failed" and not pod.spec.host_network and self._runner is not None:
-                await self._make_sandbox(pod, self._runner)
-            if pod.phase == "Pending" and not pod.ending.is_set():
-                await self._start_containers(pod)
-                pod.phase = "Running"
-            self._write_pod(pod)
-            await pod.ending.wait()
-            await self._end(pod)
-        finally:
-            self._forget(pod)
-
-    async def _admit(self, pod: Pod) -> None:
-        """Admission is one pod at a time; whoever waits for a plugin holds up the node."""
-        async with self._admission:
-            with timed(pod, "admission"):
-                try:
-                    await self.devices.admit(pod.uid, pod.spec.init_containers, pod.spec.containers)
-                except AdmissionFailed as error:
-                    pod.phase, pod.reason = "Failed", "UnexpectedAdmissionError"
-                    pod.message = f"Allocate failed due to {error}, which is unexpected"
-                    pod.active = False
-
-    async def _make_sandbox(self, pod: Pod, runner: CniRunner) -> None:
-        """Try until it works: a failed sandbox is cleaned up, the next one has new names."""
-        while not pod.ending.is_set():
-            pod.attempts += 1
-            sandbox = self._new_sandbox(pod)
-            try:
-                await self._blocking(make_netns, sandbox.netns)
-                with timed(pod, "add"):
-                    result = await self._blocking(runner.add, sandbox)
-            except (CniFailed, OSError) as error:
-                pod.message = f"failed to set up sandbox: {error}"
-                log.warning("pod %s: %s", pod.spec.key, pod.message)
-                await self._delete_sandbox(pod, runner, sandbox, str(sandbox.netns), None)
-                await self._blocking(remove_netns, sandbox.netns)
-                self._write_pod(pod)
-                await _either(pod.ending, self._timing.sandbox_retry)
-                continue
-            pod.sandbox, pod.result, pod.message = sandbox, result, ""
-            return
-
-    async def _start_containers(self, pod: Pod) -> None:
-        for container in (*pod.spec.init_containers, *pod.spec.containers):
-            held = self.devices.of_container(pod.uid, container.name)
-            for item in self._rng.sample(held, len(held)):
-                client = self.registry.client(item.resource_name)
-                if client is not None:
-                    await client.pre_start(item.ids)
-
-    async def _end(self, pod: Pod) -> None:
-        """One DEL with the namespace; later two more without it, when the devices may be another pod's."""
-        sandbox, runner = pod.sandbox, self._runner
-        if sandbox is not None and runner is not None:
-            while not await self._delete_sandbox(pod, runner, sandbox, str(sandbox.netns), pod.result):
-                self._write_pod(pod)
-                await asyncio.sleep(self._timing.sandbox_retry)
-            await self._blocking(remove_netns, sandbox.netns)
-        pod.active = False
-        del self.pods[pod.spec.key]
-        if sandbox is not None and runner is not None:
-            for _ in range(2):
-                await asyncio.sleep(self._timing.later_delete)
-                await self._delete_sandbox(pod, runner, sandbox, "", None)
-
-    async def _delete_sandbox(
-        self, pod: Pod, runner: CniRunner, sandbox: Sandbox, netns: str, result: Mapping[str, Any] | None
-    ) -> bool:
-        pod.deletes += 1
-        try:
-            with timed(pod, "delete" if netns else "later_delete"):
-                await self._blocking(runner.delete, sandbox, netns, result)
-        except CniFailed as error:
-            pod.message = f"failed to clean up sandbox: {error}"
-            log.warning("pod %s: %s", pod.spec.key, pod.message)
-            return False
-        return True
-
-    def _new_sandbox(self, pod: Pod) -> Sandbox:
-        return Sandbox(
-            container_id=f"{self._rng.getrandbits(256):064x}",
-            netns=self._netns_dir / f"cni-{uuid.UUID(int=self._rng.getrandbits(128), version=4)}",
-            namespace=pod.spec.namespace,
-            name=pod.spec.name,
-            uid=pod.uid,
-            annotations=pod.spec.annotations,
-        )
-
-    async def _blocking(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     # ------------------------------------------------------------------- status
 
@@ -277,25 +171,23 @@ class Kubelet:
             document = {"capacity": self.devices.capacity(), "allocatable": self.devices.allocatable()}
             write_json(self._status_dir / "node.json", document)
 
-    def _write_pod(self, pod: Pod) -> None:
+    def write(self, pod: Pod) -> None:
+        """Show a pod's newest state."""
         if self._status_dir is not None:
             write_json(self._status_path(pod), self.describe(pod))
 
-    def _forget(self, pod: Pod) -> None:
+    def forget(self, pod: Pod) -> None:
+        """Drop a pod that needs its devices no more; another of its name may come."""
+        del self.pods[pod.spec.key]
+
+    def _ended(self, pod: Pod) -> None:
+        del self._lives[pod.uid]
         if self._status_dir is not None and pod.spec.key not in self.pods:
             self._status_path(pod).unlink(missing_ok=True)
 
     def _status_path(self, pod: Pod) -> Path:
         assert self._status_dir is not None
         return self._status_dir / f"{pod.spec.namespace}_{pod.spec.name}.json"
-
-
-async def _either(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
 
 
 async def _serve(socket: Path, add: Callable[[grpc.aio.Server], None]) -> grpc.aio.Server:
@@ -348,7 +240,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(kubelet.run())
         while not stopping.is_set():
-            await _either(stopping, 0.1)
+            await either(stopping, 0.1)
             if restarting.is_set():
                 restarting.clear()
                 await kubelet.restart()

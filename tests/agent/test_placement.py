@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.device import Snapshot
-from agent.placement import Option, choose
+from agent.model.topology import Locality
+from agent.placement import Layout, Option, choose
 from tests.deviceplugin.machines import gpu_uuid, node
 
 
@@ -29,27 +30,27 @@ def ids(options: list[Option]) -> list[str]:
 def test_a_vf_stands_beside_the_gpu() -> None:
     snapshot = node()
     for rail in range(4):
-        found = choose(snapshot, vfs(snapshot), ids(vfs(snapshot)), (), 1, (gpu_uuid(rail),))
+        found = choose(Layout(snapshot, vfs(snapshot)), ids(vfs(snapshot)), (), 1, (gpu_uuid(rail),))
         assert found == (f"0000:{0x12 + rail * 0x10:02x}:00.1",)
 
 
 def test_a_gpu_stands_beside_the_vf_or_hca() -> None:
     snapshot = node()
     for nic in ("0000:32:00.2", "0000:32:00.0"):
-        assert choose(snapshot, gpus(snapshot), ids(gpus(snapshot)), (), 1, (nic,)) == (gpu_uuid(2),)
+        assert choose(Layout(snapshot, gpus(snapshot)), ids(gpus(snapshot)), (), 1, (nic,)) == (gpu_uuid(2),)
 
 
 def test_each_gpu_gets_a_nic_of_its_own() -> None:
     snapshot = node()
     near = (gpu_uuid(3), gpu_uuid(1))
-    found = choose(snapshot, vfs(snapshot), ids(vfs(snapshot)), (), 2, near)
+    found = choose(Layout(snapshot, vfs(snapshot)), ids(vfs(snapshot)), (), 2, near)
     assert found == ("0000:42:00.1", "0000:22:00.1")
 
 
 def test_with_the_best_nic_taken_the_same_socket_is_next() -> None:
     snapshot = node()
     free = [i for i in ids(vfs(snapshot)) if not i.startswith("0000:22:")]
-    assert choose(snapshot, vfs(snapshot), free, (), 1, (gpu_uuid(1),)) == ("0000:12:00.1",)
+    assert choose(Layout(snapshot, vfs(snapshot)), free, (), 1, (gpu_uuid(1),)) == ("0000:12:00.1",)
 
 
 def test_shares_spread_over_the_hcas_by_load() -> None:
@@ -58,7 +59,7 @@ def test_shares_spread_over_the_hcas_by_load() -> None:
     free = ids(options)
     taken: Counter[str] = Counter()
     for _ in range(10):
-        (unit,) = choose(snapshot, options, free, (), 1)
+        (unit,) = choose(Layout(snapshot, options), free, (), 1)
         free.remove(unit)
         taken[unit.rpartition("-")[0]] += 1
     assert sorted(taken.values()) == [2, 2, 3, 3]
@@ -66,45 +67,47 @@ def test_shares_spread_over_the_hcas_by_load() -> None:
 
 def test_several_shares_of_one_request_are_on_different_hcas() -> None:
     snapshot = node()
-    found = choose(snapshot, shares(snapshot), ids(shares(snapshot)), (), 4)
+    found = choose(Layout(snapshot, shares(snapshot)), ids(shares(snapshot)), (), 4)
     assert len({i.rpartition("-")[0] for i in found}) == 4
 
 
 def test_shares_are_taken_in_natural_order() -> None:
     snapshot = node(rails=1)
     free = [f"hca-0000:12:00.0-{n}" for n in (10, 9, 2, 11)]
-    assert choose(snapshot, shares(snapshot), free, (), 1) == ("hca-0000:12:00.0-2",)
+    assert choose(Layout(snapshot, shares(snapshot)), free, (), 1) == ("hca-0000:12:00.0-2",)
 
 
 def test_gpus_without_a_nic_to_be_near_to_are_near_each_other() -> None:
     snapshot = node()
     free = [gpu_uuid(0), gpu_uuid(2), gpu_uuid(3)]
-    assert choose(snapshot, gpus(snapshot), free, (gpu_uuid(3),), 2) == (gpu_uuid(3), gpu_uuid(2))
+    assert choose(Layout(snapshot, gpus(snapshot)), free, (gpu_uuid(3),), 2) == (gpu_uuid(3), gpu_uuid(2))
 
 
 def test_what_must_be_included_counts_and_comes_first() -> None:
     snapshot = node(rails=1)
     free = ids(vfs(snapshot))
-    assert choose(snapshot, vfs(snapshot), free, ("0000:12:00.3",), 2)[0] == "0000:12:00.3"
-    assert choose(snapshot, vfs(snapshot), free, ("0000:12:00.3",), 1) == ("0000:12:00.3",)
+    assert choose(Layout(snapshot, vfs(snapshot)), free, ("0000:12:00.3",), 2)[0] == "0000:12:00.3"
+    assert choose(Layout(snapshot, vfs(snapshot)), free, ("0000:12:00.3",), 1) == ("0000:12:00.3",)
 
 
 def test_unknown_units_are_taken_when_nothing_else_is_left() -> None:
-    assert choose(Snapshot(), [], ["a", "b", "c"], ("c",), 2) == ("c", "a")
+    assert choose(Layout(Snapshot()), ["a", "b", "c"], ("c",), 2) == ("c", "a")
 
 
 def test_a_surprise_ends_in_the_first_units_available() -> None:
-    class Broken(Snapshot):
-        @property
-        def by_address(self) -> dict[str, object]:  # type: ignore[override]
+    class Broken(Layout):
+        def distance(self, adapter: str, other: str) -> Locality:
             raise RuntimeError("broken")
 
-    snapshot = Broken()
-    assert choose(snapshot, [Option("a", "a"), Option("b", "b")], ["b", "a"], (), 1) == ("b",)
+    layout = Broken(node(), vfs(node()))
+    assert choose(layout, ["0000:22:00.1", "0000:12:00.1"], (), 1, (gpu_uuid(0),)) == ("0000:22:00.1",)
 
 
 SNAPSHOT = node()
 EVERYTHING = [*vfs(SNAPSHOT), *shares(SNAPSHOT, 3), *gpus(SNAPSHOT)]
+
+
+LAYOUT = Layout(SNAPSHOT, EVERYTHING)
 
 
 @given(data=st.data())
@@ -113,12 +116,12 @@ def test_an_answer_is_complete_valid_and_independent_of_order(data: st.DataObjec
     must = data.draw(st.lists(st.sampled_from(available), unique=True, max_size=3)) if available else []
     size = data.draw(st.integers(len(must), len(available) + 2))
     near = data.draw(st.lists(st.sampled_from([gpu_uuid(1), "0000:12:00.1", "GPU-unknown"]), max_size=3))
-    found = choose(SNAPSHOT, EVERYTHING, available, must, size, near)
+    found = choose(LAYOUT, available, must, size, near)
     assert len(found) == len(set(found)) == min(size, len(available))
     assert set(must) <= set(found) <= set(available)
     known = [i for i in available if i in ids(EVERYTHING)]
     mixed = data.draw(st.permutations(known))
     must_known = [i for i in must if i in known]
-    assert choose(SNAPSHOT, EVERYTHING, mixed, must_known, min(size, len(known)), near) == choose(
-        SNAPSHOT, EVERYTHING, known, must_known, min(size, len(known)), near
+    assert choose(LAYOUT, mixed, must_known, min(size, len(known)), near) == choose(
+        LAYOUT, known, must_known, min(size, len(known)), near
     )

@@ -3,9 +3,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -408,12 +408,11 @@ def test_a_failing_ledger_fails_the_request_and_nothing_else(short_path: Path, e
 
 
 @pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+def tiny_disk(tmp_path: Path, own_network: None) -> Iterator[Path]:
     """A folder on a disk of a few pages."""
-    if os.geteuid() != 0 or os.system(f"mount -t tmpfs -o size=256k nodefabric-test {tmp_path} 2>/dev/null") != 0:
-        pytest.skip("no tmpfs can be mounted here")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "nodefabric-test", tmp_path], check=True)
     yield tmp_path
-    assert os.system(f"umount {tmp_path}") == 0
+    subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_a_full_disk_under_the_ledger_refuses_grants_and_heals(short_path: Path, tiny_disk: Path) -> None:

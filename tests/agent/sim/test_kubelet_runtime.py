@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -19,9 +18,12 @@ from typing import Any
 
 import pytest
 
-from agent.sim.kubelet import Kubelet, Timing
+from agent.sim.kubelet import Kubelet
+from agent.sim.pod_life import Timing
 from agent.sim.pods import Container, PodSpec
-from agent.sim.runtime import CniRunner, make_netns, remove_netns
+from agent.sim.runtime import CniRunner, remove_netns
+
+pytestmark = pytest.mark.usefixtures("own_network")
 
 DEBIAN_PLUGINS = Path("/usr/lib/cni")
 POD = PodSpec("default", "p", (("note", "hello"),), (), (Container("main"),))
@@ -52,15 +54,6 @@ def folder() -> Iterator[Path]:
     for pinned in (path / "netns").glob("*"):
         remove_netns(pinned)
     shutil.rmtree(path)
-
-
-@pytest.fixture(autouse=True)
-def _namespaces(tmp_path: Path) -> None:
-    try:
-        make_netns(tmp_path / "probe")
-    except OSError as error:
-        pytest.skip(f"no network namespace can be made here: {error}")
-    remove_netns(tmp_path / "probe")
 
 
 def recorders(folder: Path, *names: str, **more: Any) -> CniRunner:
@@ -189,9 +182,7 @@ def test_a_later_pod_of_the_same_name_is_not_disturbed_by_late_dels(folder: Path
 
 @pytest.mark.skipif(not (DEBIAN_PLUGINS / "ptp").exists(), reason="containernetworking-plugins is not installed")
 def test_a_pod_gets_a_real_interface_from_debians_plugins(folder: Path) -> None:
-    # In a namespace of its own: ptp puts the host's end of its link, and a route, where it is called.
-    subnet = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(250)}.0/24"
-    ptp = {"type": "ptp", "ipam": {"type": "host-local", "subnet": subnet, "dataDir": str(folder / "ipam")}}
+    ptp = {"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.244.7.0/24", "dataDir": str(folder / "ipam")}}
     runner(folder, [ptp], DEBIAN_PLUGINS)
     (folder / "manifests").mkdir()
     (folder / "manifests" / "p.yaml").write_text(
@@ -207,7 +198,7 @@ def test_a_pod_gets_a_real_interface_from_debians_plugins(folder: Path) -> None:
         "later-delete": "0.05",
     }
     process = subprocess.Popen(
-        ["unshare", "--net", sys.executable, "-m", "agent.sim.kubelet"]
+        [sys.executable, "-m", "agent.sim.kubelet"]
         + [part for name, value in arguments.items() for part in (f"--{name}", str(value))],
         cwd=Path(__file__).parents[3],
         stderr=subprocess.PIPE,
