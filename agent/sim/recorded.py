@@ -122,8 +122,8 @@ def _tree_problems(tree: Tree, where: tuple[str, ...]) -> Iterator[str]:
         return
     for name, entry in tree.items():
         at = (*where, name)
-        if name in ("", ".", "..") or "/" in name or "\0" in name:
-            yield f"{'/'.join(at)}: {name!r} is not a file name"
+        if name in ("", ".", "..") or "/" in name or not _is_text(name):
+            yield f"{'/'.join(where)}: {name!r} is not a file name"
         elif isinstance(entry, dict):
             yield from _tree_problems(entry, at)
         elif isinstance(entry, list):
@@ -131,19 +131,30 @@ def _tree_problems(tree: Tree, where: tuple[str, ...]) -> Iterator[str]:
                 yield f"{'/'.join(at)}: a symbolic link must be a list of one text"
             elif not _stays_inside(entry[0], len(where)):
                 yield f"{'/'.join(at)}: the link to {entry[0]!r} leaves the tree"
-        elif not isinstance(entry, str):
+        elif isinstance(entry, str):
+            if not _is_text(entry):
+                yield f"{'/'.join(at)}: is not text that could be written"
+        else:
             yield f"{'/'.join(at)}: must be an object, a text or a list, is {type(entry).__name__}"
 
 
 def _stays_inside(target: str, depth: int) -> bool:
-    """Tell whether a link in a folder of that depth points into the tree, by its text."""
-    if not target or target.startswith("/") or "\0" in target:
+    """Tell whether a link in a folder of that depth points into the tree.
+
+    `..` may stand only at the front, as the kernel writes it: behind a name that is a link itself
+    it could lead anywhere.
+    """
+    parts = target.split("/")
+    ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
+    return ups <= depth and ".." not in parts[ups:] and bool(target) and parts[0] != "" and _is_text(target)
+
+
+def _is_text(text: str) -> bool:
+    """Tell whether the text can be written: JSON can spell half characters (lone surrogates)."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
         return False
-    for part in target.split("/"):
-        depth += {"..": -1, ".": 0, "": 0}.get(part, 1)
-        if depth < 0:
-            return False
-    return True
 
 
 def _gpus(items: Any, problems: list[str]) -> tuple[Gpu, ...]:

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.hardware.sysfs import scan
+from agent.model.device import Snapshot
+from agent.sim import recorded
+from agent.sim.recording import anonymous, record
+
+HACK = Path(__file__).parents[3] / "hack"
+
+
+def scanned(node: recorded.Node, folder: Path) -> Snapshot:
+    recorded.unpack(recorded.parse(json.loads(recorded.dump(node)), node.name), folder)
+    return scan(folder)
+
+
+@pytest.mark.parametrize("name", recorded.names())
+def test_a_recording_scans_like_the_machine(name: str, node_root: Callable[[str], Path], tmp_path: Path) -> None:
+    again = record(node_root(name), "again", "", keep_identifiers=True)
+    assert scanned(again, tmp_path) == scan(node_root(name))
+
+
+def test_this_machine_can_be_recorded(tmp_path: Path) -> None:
+    seen = scan(Path("/"))
+    again = scanned(record(Path("/"), "this", "", keep_identifiers=True), tmp_path)
+    assert [d.address for d in again.devices] == [d.address for d in seen.devices]
+    assert [d.path for d in again.devices] == [d.path for d in seen.devices]
+    assert again.boot_id == seen.boot_id
+
+
+def test_what_names_one_machine_is_replaced_and_the_rest_stays(
+    node_root: Callable[[str], Path], tmp_path: Path
+) -> None:
+    node = recorded.load(recorded.find("ib-dual-port"))
+    before, after = scan(node_root("ib-dual-port")), scanned(anonymous(node), tmp_path)
+    hca, hidden = before.by_address["0000:03:00.0"], after.by_address["0000:03:00.0"]
+    assert after.boot_id == "00000000-0000-4000-8000-000000000000"
+    assert [n.mac for n in hidden.netdevs] != [n.mac for n in hca.netdevs]
+    for mine, theirs in zip(hidden.netdevs, hca.netdevs, strict=True):
+        assert len(mine.mac) == len(theirs.mac)
+        assert mine.mac[: 12 * 3 + 8] == theirs.mac[: 12 * 3 + 8]
+    (rdma,) = hidden.rdma_devices
+    assert re.fullmatch(r"f452:14[0-9a-f]{2}(:[0-9a-f]{4}){2}", rdma.node_guid)
+    assert rdma.node_guid != rdma.sys_image_guid
+    assert rdma.node_guid not in (hca.rdma_devices[0].node_guid, hca.rdma_devices[0].sys_image_guid)
+    assert replace(hidden, netdevs=(), rdma_devices=()) == replace(hca, netdevs=(), rdma_devices=())
+
+
+def test_equal_identifiers_stay_equal_and_empty_ones_stay_empty(tmp_path: Path) -> None:
+    for name in ("h100-8gpu", "efa"):
+        folder = tmp_path / name
+        folder.mkdir()
+        node = anonymous(recorded.load(recorded.find(name)))
+        devices = [r for d in scanned(node, folder).devices for r in d.rdma_devices]
+        if name == "efa":
+            assert {r.node_guid for r in devices} == {"0000:0000:0000:0000"}
+        else:
+            assert all(r.node_guid == r.sys_image_guid for r in devices)
+            assert len({r.node_guid for r in devices}) == len(devices)
+        assert len({g.uuid for g in node.gpus}) == len(node.gpus) == 8
+
+
+def test_the_command_writes_a_file_that_can_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "node.json"
+    run = subprocess.run(
+        [sys.executable, HACK / "record-node", "--name", "here", "-o", path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    node = recorded.load(path)
+    assert node.name == "here"
+    text = path.read_text()
+    own: list[Any] = [n.mac for d in scan(Path("/")).devices for n in d.netdevs]
+    assert not [mac for mac in own if mac in text and not mac.startswith("02:")]
