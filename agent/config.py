@@ -85,6 +85,8 @@ class Topology:
     """Publish a NodeResourceTopology object for this node."""
     coalesce_seconds: float = 2.0
     heartbeat_seconds: float = 600.0
+    start_spread_seconds: float = 30.0
+    """The first write comes at a random moment within this time, so that a cluster's nodes do not write at once."""
     kubelet_config: Path = Path("/var/lib/kubelet/config.yaml")
 
 
@@ -247,6 +249,7 @@ def _config(top: _Reader, source: str) -> Config:
             publish=topology.flag("publish", False),
             coalesce_seconds=topology.seconds("coalesceSeconds", 2.0, 0, 60),
             heartbeat_seconds=topology.seconds("heartbeatSeconds", 600.0, 10, 86400),
+            start_spread_seconds=topology.seconds("startSpreadSeconds", 30.0, 0, 600),
             kubelet_config=topology.path_to("kubeletConfig", _TOPOLOGY.kubelet_config),
         ),
         kubelet_dir=top.path_to("kubeletDir", _DEFAULTS.kubelet_dir),

@@ -7,6 +7,7 @@ be read gives the defaults and a problem to report, since `none` never makes a s
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from agent.topology.quantity import parse_quantity
 MAX_BYTES = 1 << 20
 POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 SCOPES = ("container", "pod")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,24 @@ class KubeletSettings:
     problem: str | None = None
 
 
+class KubeletConfigFile:
+    """The file at its place. What is wrong with it is logged once, not at each reading."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._said: str | None = None
+
+    def read(self) -> KubeletSettings:
+        """Read the file anew."""
+        settings = read(self._path)
+        if settings.problem is not None and settings.problem != self._said:
+            log.warning("%s", settings.problem)
+        self._said = settings.problem
+        return settings
+
+
 def read(path: Path) -> KubeletSettings:
-    """Read the file anew."""
+    """Read the file. Never fails: `problem` says what is wrong."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)

@@ -23,6 +23,10 @@ hugepages as memory.
 devices   capacity: the zone's units. allocatable: healthy ones. available: healthy and held by no
           pod, by PodResources.
 
+The fingerprint counts the pods that PodResources lists. From Kubernetes 1.34 on these are the
+admitted pods that have not ended; a scheduler that counts ended pods too sees another set until
+they are removed, and then keeps to what it has reserved itself.
+
 A unit without a NUMA node (-1) is in no zone. That is what kubelet does with it too: it has no
 part in alignment. If no unit of a resource has a NUMA node, the resource is in no zone, and the
 scheduler then accepts it at the node level.

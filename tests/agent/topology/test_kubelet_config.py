@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.topology.kubelet_config import KubeletSettings, parse_cpus, read
+from agent.topology.kubelet_config import KubeletConfigFile, KubeletSettings, parse_cpus, read
 
 FULL = """
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -82,3 +82,15 @@ def test_a_folder_in_its_place_is_named(tmp_path: Path) -> None:
 def test_cpu_lists() -> None:
     assert parse_cpus("0-3,8, 10") == {0, 1, 2, 3, 8, 10}
     assert parse_cpus("") == frozenset()
+
+
+def test_a_problem_is_logged_once_until_it_is_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = KubeletConfigFile(tmp_path / "config.yaml")
+    for _ in range(3):
+        file.read()
+    assert len(caplog.records) == 1
+    written(tmp_path, FULL)
+    assert file.read().policy == "single-numa-node"
+    written(tmp_path, "a: [")
+    file.read()
+    assert len(caplog.records) == 2
