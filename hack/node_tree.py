@@ -11,6 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MIB = 1 << 20
+CHAR_DEVICES = {
+    "uverbs": ("infiniband_verbs", 192, 32, 511),
+    "umad": ("infiniband_mad", 0, 64, 510),
+    "issm": ("infiniband_mad", 64, 64, 509),
+}
+"""Kind → class, first minor of major 231, how many there are, and the major that the rest gets
+(drivers/infiniband/core/uverbs_main.c and user_mad.c)."""
 
 
 @dataclass(frozen=True)
@@ -185,24 +192,25 @@ class NodeTree:
         )
         self.link(f"{folder}/device", above)
         self.link(f"/sys/class/infiniband/{name}", folder)
-        self._char_device(above, "infiniband_verbs", "uverbs", 192, ibdev=name)
+        self._char_device(above, "uverbs", ibdev=name)
         for number, port in enumerate(ports, 1):
             self.files(f"{folder}/ports/{number}", **port)
             if netdev is not None:
                 self.file(f"{folder}/ports/{number}/gid_attrs/ndevs/0", netdev)
             if mad:
-                self._char_device(above, "infiniband_mad", "umad", 0, ibdev=name, port=number)
+                self._char_device(above, "umad", ibdev=name, port=number)
             if issm:
-                self._char_device(above, "infiniband_mad", "issm", 64, ibdev=name, port=number)
+                self._char_device(above, "issm", ibdev=name, port=number)
         if "rdma_cm" not in self.tree.get("dev", {}).get("infiniband", {}):
             self._folder("/dev/infiniband")["rdma_cm"] = ""
             self.file("/sys/devices/virtual/misc/rdma_cm/dev", "10:122")
             self.link("/sys/class/misc/rdma_cm", "/sys/devices/virtual/misc/rdma_cm")
 
-    def _char_device(self, above: str, family: str, kind: str, first_minor: int, **texts: object) -> None:
+    def _char_device(self, above: str, kind: str, **texts: object) -> None:
+        family, first, fixed, more = CHAR_DEVICES[kind]
         number = self.next(kind)
         folder = f"{above}/{family}/{kind}{number}"
-        self.files(folder, dev=f"231:{first_minor + number}", **texts)
+        self.files(folder, dev=f"231:{first + number}" if number < fixed else f"{more}:{number - fixed}", **texts)
         self.link(f"{folder}/device", above)
         self.link(f"/sys/class/{family}/{kind}{number}", folder)
         self._folder("/dev/infiniband")[f"{kind}{number}"] = ""
