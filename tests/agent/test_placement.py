@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,6 +102,17 @@ def test_a_surprise_ends_in_the_first_units_available() -> None:
 
     layout = Broken(node(), vfs(node()))
     assert choose(layout, ["0000:22:00.1", "0000:12:00.1"], (), 1, (gpu_uuid(0),)) == ("0000:22:00.1",)
+
+
+def test_on_an_h100_host_every_pair_of_gpu_and_nic_shares_a_switch(node_snapshot: Callable[[str], Snapshot]) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    nics, boards = Layout(snapshot, vfs(snapshot)), Layout(snapshot, gpus(snapshot))
+    free = ids(vfs(snapshot))
+    for gpu in snapshot.gpus:
+        (vf,) = choose(nics, free, (), 1, (gpu.uuid,))
+        free.remove(vf)
+        assert nics.distance(nics.adapter[vf], gpu.uuid) is Locality.PIX
+        assert choose(boards, ids(gpus(snapshot)), (), 1, (vf,)) == (gpu.uuid,)
 
 
 SNAPSHOT = node()
