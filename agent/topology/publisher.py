@@ -46,9 +46,9 @@ class Pace:
     coalesce: float = 2.0
     heartbeat: float = 600.0
     """The object is written anew this long after the last write."""
-    refresh: float = 60.0
-    """The object is built and compared this often even if nothing called `changed`: pods without
-    devices of ours come and go unseen, and count for the fingerprint."""
+    refresh: float = 10.0
+    """The object is built and compared this often even if nothing called `changed`: nobody tells when
+    kubelet takes units back, and pods without devices of ours count for the fingerprint too."""
     start_spread: float = 30.0
     retry_first: float = 1.0
     retry_cap: float = 300.0
