@@ -32,7 +32,8 @@ from agent.ledger import Ledger
 from agent.metrics import Facts, Metrics
 from agent.model.allocation import PodRef
 from agent.reconcile import Claim, Reconciler
-from agent.topology import kubelet_config, resource
+from agent.topology import resource
+from agent.topology.kubelet_config import KubeletConfigFile
 from agent.topology.publisher import Pace, Publisher, TopologyApi
 from agent.topology.state import node_state
 from cni import spool
@@ -64,7 +65,10 @@ class Obstacles:
     """What keeps the agent from doing all its work: name → what is wrong. Shown by /readyz."""
 
     def __init__(self) -> None:
-        self.found: dict[str, str] = {"starting": "the first scan and clean-up are not done"}
+        self.found: dict[str, str] = {
+            "starting": "the first scan and clean-up are not done",
+            "kubelet": "has not been asked yet",
+        }
 
     def set(self, name: str, what: str | None) -> None:
         """Note an obstacle, or that it is gone. Said in the log when it changes."""
@@ -93,6 +97,7 @@ class Agent:
         self._api = api
         self._inventory = Inventory(host, config.rescan_seconds)
         self._pod_resources = PodResources.of_kubelet(config.kubelet_dir)
+        self._kubelet_config = KubeletConfigFile(config.topology.kubelet_config)
         self._kinds = {resource.name: resource.kind for resource in config.resources}
         self._ledger: Ledger | None = None
         self._plugins: DevicePlugins | None = None
@@ -195,7 +200,11 @@ class Agent:
             self._topology_object,
             api,
             self.metrics,
-            Pace(coalesce=topology.coalesce_seconds, heartbeat=topology.heartbeat_seconds),
+            Pace(
+                coalesce=topology.coalesce_seconds,
+                heartbeat=topology.heartbeat_seconds,
+                start_spread=topology.start_spread_seconds,
+            ),
         )
 
     async def _tell_of_hardware(self, publisher: Publisher) -> None:
@@ -244,7 +253,7 @@ class Agent:
 
     async def _topology_object(self, node_uid: str | None) -> Mapping[str, Any] | None:
         """Build the NodeResourceTopology object of this moment. Raises Unavailable without kubelet."""
-        settings = await asyncio.to_thread(kubelet_config.read, self.config.topology.kubelet_config)
+        settings = await asyncio.to_thread(self._kubelet_config.read)
         pods = await self._pod_resources.list()
         allocatable = await self._pod_resources.allocatable()
         units = self._plugins.units if self._plugins is not None else {}

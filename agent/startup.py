@@ -64,10 +64,10 @@ async def await_config(path: Path, scan: Callable[[], Snapshot], stop: asyncio.E
                     for problem in error.problems:
                         log.error("%s: %s", error.source, problem)
                     log.error("waiting for %s to be repaired", path)
+                    wrong[:] = error.problems
                     if not said:
                         _explain(stack, wrong)
                     said = error.problems
-                    wrong[:] = said
             else:
                 return config
             with contextlib.suppress(TimeoutError):

@@ -1,0 +1,219 @@
+"""What may go wrong on a node: a clear word, no restart loop, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+from pathlib import Path
+
+import pytest
+
+from agent.demo import not_back, still_attached
+from agent.sim.machine import SimulatedMachine
+from agent.sim.runtime import make_netns, remove_netns
+from agent.sim.stage import CONFIG, Stage, settled, wait
+from tests.e2e.test_pods import units
+
+
+def not_ready_text(stage: Stage) -> str | None:
+    try:
+        stage.fetch("/readyz")
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+    except OSError:
+        return None
+    return None
+
+
+def fill(path: Path) -> None:
+    with path.open("wb") as file:
+        while True:
+            file.write(b"x" * 4096)
+            file.flush()
+
+
+def test_sigterm_ends_the_agent_in_time_and_leaves_attached_vfs_alone(node: Stage) -> None:
+    node.create_pod("a", {"rdma/vf": 1})
+    pod = node.await_pod("a")
+    process = node.processes["agent"]
+    assert node.end("agent") < 2
+    assert process.returncode == 0
+    shown = subprocess.run(["nsenter", f"--net={pod['netns']}", "ip", "-brief", "link"], capture_output=True, text=True)
+    assert "net1@" in shown.stdout
+    node.start_agent()
+    node.await_ready()
+    rows = node.status()["attachments"]
+    assert [(row["pod"], row["state"]) for row in rows] == [("default/a", "attached")]
+    node.delete_pod("a")
+    node.await_no_pod("a")
+    assert settled(lambda: still_attached(node)) == []
+
+
+def test_a_killed_agent_loses_nothing(node: Stage) -> None:
+    machine = SimulatedMachine.open(node.folder / "node")
+    before = machine.links.by_device()
+    for n in range(6):
+        node.create_pod(f"p{n}", {"rdma/vf": 2})
+    # Once kubelet has admitted them all: a pod that is admitted without the agent fails for good.
+    wait("all grants", lambda: len(node.status()["grants"]) == 12 or None)
+    assert len(node.status()["attachments"]) < 12
+    node.end("agent", signal.SIGKILL)
+    node.start_agent()
+    node.await_ready()
+    for n in range(6):
+        node.await_pod(f"p{n}")
+    rows = node.status()["attachments"]
+    assert len(rows) == len({row["device"] for row in rows}) == 12
+    for n in range(6):
+        node.delete_pod(f"p{n}")
+    node.await_no_pod(*(f"p{n}" for n in range(6)))
+    assert settled(lambda: [*not_back(machine, before), *still_attached(node)], 15) == []
+    assert list((node.folder / "leases-rails/rails").glob("192.168.*")) == []
+    machine.close()
+
+
+def test_a_del_while_the_agent_is_away_is_spooled_and_replayed(node: Stage) -> None:
+    machine = SimulatedMachine.open(node.folder / "node")
+    before = machine.links.by_device()
+    node.create_pod("a", {"rdma/vf": 1})
+    node.await_pod("a")
+    node.end("agent", signal.SIGKILL)
+    node.delete_pod("a")
+    node.await_no_pod("a")
+    assert list((node.folder / "state/spool").glob("*.del"))
+    node.start_agent()
+    node.await_ready()
+    # The namespace took the simulated VF with it; the agent finds it under another name and heals it.
+    assert settled(lambda: [*not_back(machine, before), *still_attached(node)], 15) == []
+    assert list((node.folder / "state/spool").glob("*.del")) == []
+    assert list((node.folder / "leases-rails/rails").glob("192.168.*")) == []
+    machine.close()
+
+
+def test_a_namespace_that_dies_without_del_is_noticed(node: Stage) -> None:
+    machine = SimulatedMachine.open(node.folder / "node")
+    before = machine.links.by_device()
+    node.create_pod("a", {"rdma/vf": 1})
+    pod = node.await_pod("a")
+    node.end("kubelet", signal.SIGKILL)
+    subprocess.run(["umount", "--lazy", pod["netns"]], check=True)
+    Path(pod["netns"]).unlink()
+    assert settled(lambda: [*not_back(machine, before), *still_attached(node)], 20) == []
+    assert "owner-gone" in node.fetch("/metrics")
+    machine.close()
+
+
+def test_a_kubelet_restart_is_followed(node: Stage) -> None:
+    registered = node.log("agent").count("registered with kubelet")
+    assert registered == len(CONFIG["resources"])
+    node.processes["kubelet"].send_signal(signal.SIGUSR1)
+    wait(
+        "every resource to be registered again",
+        lambda: node.log("agent").count("registered with kubelet") == 2 * registered or None,
+    )
+    node.await_ready()
+    node.create_pod("a", {"rdma/vf": 1})
+    node.await_pod("a")
+
+
+def test_a_missing_kubelet_is_said_and_waited_for(stage: Stage) -> None:
+    stage.build_node("one-nic", with_links=False)
+    stage.write_config()
+    stage.write_conflist()
+    process = stage.start_agent()
+    text = wait("a word about kubelet", lambda: not_ready_text(stage))
+    assert "kubelet" in text or "starting" in text
+    wait("a line in the log", lambda: "kubelet.sock is missing" in stage.log("agent") or None)
+    time.sleep(1)
+    assert process.poll() is None
+    assert stage.log("agent").count("kubelet.sock is missing") == len(CONFIG["resources"])
+    stage.start_kubelet()
+    stage.await_ready()
+
+
+def test_a_bad_configuration_is_said_and_its_repair_noticed(stage: Stage) -> None:
+    stage.build_node("one-nic", with_links=False)
+    stage.write_conflist()
+    stage.write_config({**CONFIG, "resourcs": [], "rescanSeconds": "often"})
+    process = stage.start_agent()
+    text = wait("the problems", lambda: not_ready_text(stage))
+    assert "resourcs" in text
+    assert "rescanSeconds: must be a number of seconds" in text
+    assert process.poll() is None
+    stage.write_config()
+    stage.start_kubelet()
+    stage.await_ready()
+
+
+def test_a_vf_that_vanishes_between_allocate_and_add_is_named(node: Stage) -> None:
+    node.create_pod("first", {"rdma/vf": 1})
+    vf = units(node.await_pod("first"), "rdma/vf")[0]
+    node.delete_pod("first")
+    node.await_no_pod("first")
+    settled(lambda: still_attached(node))
+    gone = node.folder / "node/root/sys/bus/pci/devices" / vf
+    conf = f'{{"cniVersion": "1.0.0", "name": "x", "type": "nodefabric", "deviceID": "{vf}"}}'
+    target = os.readlink(gone)
+    gone.unlink()
+    try:
+        make_netns(node.folder / "vanish")
+        done = subprocess.run(
+            [str(node.folder / "cni/nodefabric")],
+            input=conf.encode(),
+            env={
+                **node.relay_environment,
+                "CNI_COMMAND": "ADD",
+                "CNI_CONTAINERID": "vanished",
+                "CNI_NETNS": str(node.folder / "vanish"),
+                "CNI_IFNAME": "net1",
+                "CNI_PATH": node.cni_path,
+            },
+            capture_output=True,
+        )
+    finally:
+        remove_netns(node.folder / "vanish")
+        gone.symlink_to(target)
+    assert done.returncode == 1
+    assert vf.encode() in done.stdout
+    assert node.status()["attachments"] == []
+
+
+def test_a_full_disk_under_the_ledger_stops_grants_and_is_said(stage: Stage) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "state", str(stage.folder / "state")], check=True)
+    try:
+        stage.build_node("h100-8gpu")
+        stage.write_config()
+        stage.write_conflist()
+        stage.start_kubelet()
+        process = stage.start_agent()
+        stage.await_ready()
+        filler = stage.folder / "state/filler"
+        with pytest.raises(OSError, match="No space left"):
+            fill(filler)
+        stage.create_pod("a", {"rdma/vf": 1, "rdma/hca": 1})
+        pod = stage.await_pod("a", "Failed")
+        assert "ledger" in pod["message"]
+        assert process.poll() is None
+        filler.unlink()
+        stage.create_pod("b", {"rdma/vf": 1})
+        stage.await_pod("b")
+    finally:
+        stage.close()
+        subprocess.run(["umount", "--lazy", str(stage.folder / "state")], check=True)
+
+
+def test_unreadable_sysfs_entries_are_named_and_the_rest_is_served(stage: Stage) -> None:
+    machine = stage.build_node("one-nic", with_links=False)
+    nic = machine.scan().devices[0].address
+    broken = stage.folder / "node/root/sys/bus/pci/devices" / nic / "vendor"
+    broken.unlink()
+    broken.mkdir()  # reading it gives EISDIR, for root too
+    stage.write_config()
+    stage.write_conflist()
+    stage.start_kubelet()
+    stage.start_agent()
+    stage.await_ready()
+    assert any("vendor" in problem["path"] for problem in stage.status()["problems"])

@@ -1,0 +1,86 @@
+"""Pods come and go: what they get, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+from agent.demo import not_back, still_attached
+from agent.sim.machine import SimulatedMachine
+from agent.sim.stage import Stage, settled
+
+ALL = {"rdma/hca": 1, "rdma/vf": 1, "nvidia.com/gpu": 1}
+
+
+def in_pod(pod: dict[str, Any], *command: str) -> str:
+    done = subprocess.run(["nsenter", f"--net={pod['netns']}", *command], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def units(pod: dict[str, Any], resource: str) -> list[str]:
+    found: list[str] = pod["containers"][0]["devices"].get(resource, [])
+    return found
+
+
+def test_a_pod_gets_its_devices_and_leaves_nothing_behind(node: Stage) -> None:
+    machine = SimulatedMachine.open(node.folder / "node")
+    before = machine.links.by_device()
+    for name in ("a", "b"):
+        node.create_pod(name, ALL)
+    a, b = node.await_pod("a"), node.await_pod("b")
+
+    vf = units(a, "rdma/vf")[0]
+    link = machine.links.by_device()
+    assert vf not in link
+    address = next(ip["address"] for ip in a["cni_result"]["ips"] if ip["address"].startswith("192.168.100."))
+    assert address in in_pod(a, "ip", "-brief", "address", "show", "net1")
+    other = next(ip["address"] for ip in b["cni_result"]["ips"] if ip["address"].startswith("192.168.100."))
+    assert "2 received" in in_pod(a, "ping", "-c", "2", "-i", "0.2", "-W", "2", other.partition("/")[0])
+    assert {row["pod"] for row in node.status()["attachments"]} == {"default/a", "default/b"}
+
+    for name in ("a", "b"):
+        node.delete_pod(name)
+    node.await_no_pod("a", "b")
+    assert settled(lambda: [*not_back(machine, before), *still_attached(node)]) == []
+    assert list((node.folder / "leases-rails/rails").glob("192.168.*")) == []
+    machine.close()
+
+
+def test_an_hca_share_brings_the_char_devices_of_that_hca_only(node: Stage) -> None:
+    node.create_pod("a", {"rdma/hca": 1})
+    pod = node.await_pod("a")
+    nodes = [entry["host"] for entry in pod["containers"][0]["device_nodes"]]
+    assert sum("uverbs" in path for path in nodes) == 1
+    assert set(nodes) - {n for n in nodes if "uverbs" in n} == {"/dev/infiniband/rdma_cm"}
+
+
+def test_vf_and_gpu_of_a_pod_are_below_one_switch(node: Stage) -> None:
+    from agent.model.topology import Locality, locality
+
+    machine = SimulatedMachine.open(node.folder / "node")
+    snapshot = machine.scan()
+    for n in range(4):
+        node.create_pod(f"p{n}", {"nvidia.com/gpu": 1, "rdma/vf": 1})
+    for n in range(4):
+        pod = node.await_pod(f"p{n}")
+        gpu = snapshot.gpu_by_uuid[units(pod, "nvidia.com/gpu")[0]]
+        vf = snapshot.by_address[units(pod, "rdma/vf")[0]]
+        assert locality(snapshot.by_address[gpu.pci_address], vf) is Locality.PIX
+    machine.close()
+
+
+def test_a_pod_with_nothing_of_ours_passes_through(node: Stage) -> None:
+    node.create_pod("plain", {"cpu": 1})
+    pod = node.await_pod("plain")
+    assert [i["name"] for i in pod["cni_result"]["interfaces"] if i.get("sandbox")] == ["eth0"]
+    assert node.status()["attachments"] == []
+
+
+def test_a_pod_with_several_vfs_gets_as_many_interfaces(node: Stage) -> None:
+    node.create_pod("many", {"rdma/vf": 3})
+    pod = node.await_pod("many")
+    shown = in_pod(pod, "ip", "-brief", "link")
+    assert all(f"net{n}@" in shown for n in (1, 2, 3))
+    node.delete_pod("many")
+    node.await_no_pod("many")
+    assert settled(lambda: still_attached(node)) == []
