@@ -77,7 +77,9 @@ def test_the_object_follows_the_pods_and_is_written_on_change_only(stage: Stage,
     assert f'outcome="accepted"}} {counts.applies:.1f}' in stage.fetch("/metrics")
 
 
-@pytest.mark.parametrize("fault", [Fault(status=500), Fault(drop=True), Fault(delay_seconds=20)], ids=lambda f: str(f))
+@pytest.mark.parametrize(
+    "fault", [Fault(status=500), Fault(drop=True), Fault(delay_seconds=20)], ids=["error", "drop", "silence"]
+)
 def test_a_failing_api_server_harms_nothing(stage: Stage, api: ApiServerStandIn, fault: Fault) -> None:
     api.state.set_fault(fault)
     play(stage, api)
