@@ -82,8 +82,8 @@ def _device(read: Attributes, address: str, classes: _Classes, vf_indices: dict[
         return None
     if pci_class >> 16 == _BRIDGE:
         return None
-    totalvfs = read.whole(f"{folder}/sriov_totalvfs", 0)
     physfn = read.link(f"{folder}/physfn")
+    totalvfs = 0 if physfn else read.whole(f"{folder}/sriov_totalvfs", 0)
     if not (totalvfs or physfn or _is_of_interest(pci_class) or address in classes.netdevs or address in classes.rdma):
         return None
     vendor = read.whole(f"{folder}/vendor", -1, 16)
