@@ -7,6 +7,7 @@ code serves DEL, a failed ADD, and the reconciler after a crash.
 
 from __future__ import annotations
 
+import errno
 import time
 from dataclasses import dataclass, fields, replace
 
@@ -17,7 +18,6 @@ from agent.model.device import Snapshot
 
 RETURN_SECONDS = 2.0
 """How long the kernel may take to bring back an interface from a namespace that went away."""
-EEXIST = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,15 @@ def enter(host: Host, planned: Plan, netns: int) -> None:
     try:
         host.links.move_in(planned.link, netns, planned.change)
     except NetlinkFailed as error:
-        if error.errno == EEXIST:
-            raise NetlinkFailed(error.action, EEXIST, "an interface of that name is in the pod already") from error
-        raise
+        if error.errno == errno.EEXIST:
+            raise NetlinkFailed(error.action, error.errno, "an interface of that name is in the pod already") from error
+        if error.errno != errno.EADDRNOTAVAIL or planned.change.mac is None:
+            raise
+        # The kernel moves before it sets the MAC and renames after it: the interface is in the pod, of whatever name.
+        moved = host.links.find_device(planned.link.device or "", netns)
+        if moved is None:
+            raise
+        _fetch_mac(host, moved, planned.change, netns)
 
 
 def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
@@ -97,9 +103,29 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
         up=undo.up if link.up != undo.up else None,
     )
     if change != LinkChange():
-        host.links.change(link, change)
+        try:
+            host.links.change(link, change)
+        except NetlinkFailed as error:
+            if error.errno != errno.EADDRNOTAVAIL or change.mac is None:
+                raise
+            _fetch_mac(host, link, replace(change, up=undo.up), None)
         link = host.find_netdev(attachment.device) or link
     _verify(attachment.device, link, undo)
+
+
+def _fetch_mac(host: Host, link: Link, change: LinkChange, netns: int | None) -> None:
+    """Make a change, with the MAC fetched from the PF by a driver that will not be told it.
+
+    Once the PF has set a VF's MAC, igbvf answers EADDRNOTAVAIL even to that same MAC; it asks the PF
+    when its interface goes down (drivers/net/ethernet/intel/igbvf: netdev.c, igbvf_down; vf.c,
+    e1000_rar_set_vf). Raises HardwareError if the interface then has another MAC.
+    """
+    for up in (True, False):
+        host.links.change(link, LinkChange(up=up), netns)
+    host.links.change(link, replace(change, mac=None), netns)
+    found = host.links.find(change.name or link.name, netns)
+    if found is None or found.mac != change.mac:
+        raise HardwareError(f"{link.name} takes no MAC {change.mac}: its PF gives it {found.mac if found else 'none'}")
 
 
 def differences(host: Host, attachment: Attachment, netns: int, settings: VfSettings, mtu: int | None) -> list[str]:

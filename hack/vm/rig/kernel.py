@@ -6,6 +6,7 @@ import lzma
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,23 +90,28 @@ def _unpack(folder: Path, deadline: Deadline) -> None:
     modules.rename(tree)
     programs.run(["depmod", "-b", folder / "mod", modules.name], deadline)
     vmlinuz = next(p for p in [*root.glob("boot/vmlinuz-*"), tree / "vmlinuz"] if p.exists())
-    (folder / "vmlinux").write_bytes(elf_of(vmlinuz.read_bytes()))
+    (folder / "vmlinux").write_bytes(elf_of(vmlinuz.read_bytes(), unzstd))
     shutil.rmtree(root)
     (folder / "version").write_text(modules.name)
 
 
-def elf_of(image: bytes) -> bytes:
+def elf_of(image: bytes, decompress: Callable[[bytes], bytes]) -> bytes:
     """Take the kernel proper out of a bzImage, or return the image if it cannot be found.
 
     QEMU starts the kernel proper at its PVH entry; the guest is then spared from unpacking
     it, which takes seconds under software emulation.
     """
     at = image.find(_ZSTD_MAGIC)
-    if at < 0:
-        return image
-    # What follows the compressed kernel makes zstd complain after it has written all of it.
-    unpacked = subprocess.run(["zstd", "-dcq"], input=image[at:], capture_output=True, check=False).stdout
-    return unpacked if unpacked.startswith(b"\x7fELF") else image
+    proper = decompress(image[at:]) if at >= 0 else b""
+    return proper if proper.startswith(b"\x7fELF") else image
+
+
+def unzstd(data: bytes) -> bytes:
+    """Decompress what is at the front of the data.
+
+    What follows it, in a bzImage, makes zstd complain, after it has written all that counts.
+    """
+    return subprocess.run(["zstd", "-dcq"], input=data, capture_output=True, check=False).stdout
 
 
 def module_order(modules_dep: str, names: list[str]) -> tuple[list[str], list[str]]:
@@ -148,5 +154,5 @@ def read_module(path: Path) -> bytes:
     if path.suffix == ".xz":
         return lzma.decompress(data)
     if path.suffix == ".zst":
-        return subprocess.run(["zstd", "-dcq"], input=data, capture_output=True, check=True).stdout
+        return unzstd(data)
     return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import platform
 import shlex
 import shutil
 import time
@@ -125,6 +126,9 @@ def prepare(order: Order, deadline: Deadline) -> Prepared:
     Raises Impossible when this computer cannot run it at all, RigError for what the caller can put right.
     """
     system = release.parse(_os_release())
+    if platform.machine() != "x86_64":
+        # The guest runs this computer's own programs, and igb is only worth emulating on the PC machine.
+        raise Impossible(f"this computer is {platform.machine()}, and the guest is made for x86_64")
     _check_memory(order.shape)
     try:
         order.cache.mkdir(parents=True, exist_ok=True)
@@ -133,7 +137,7 @@ def prepare(order: Order, deadline: Deadline) -> Prepared:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Impossible(f"the disk of the cache {order.cache} is full; {_remedy()}") from error
-        raise RigError(f"the cache {order.cache} cannot be used: {error}; {_remedy()}") from error
+        raise RigError(f"the cache {order.cache} cannot be used: {error}; set {CACHE_VARIABLE} to a folder") from error
 
 
 def _prepare(order: Order, system: release.Release, deadline: Deadline) -> Prepared:
