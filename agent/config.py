@@ -6,9 +6,13 @@ Owns the types, their defaults and their rules. Whether a selector matches anyth
 
 from __future__ import annotations
 
+import ipaddress
+import json
+import math
 import re
+import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,8 @@ from agent.errors import ConfigError
 from agent.model.device import LinkLayer, is_pci_address
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_NETWORK_VALUES = 1000
+MAX_NETWORK_DEPTH = 20
 KINDS = ("hca", "vf", "gpu")
 DEFAULT_SHARES = 63
 """A RoCE port has 128 GIDs and a sharer takes two (v1 and v2): about 63 pods fit one HCA."""
@@ -27,6 +33,7 @@ _RESOURCE_NAME = re.compile(
     r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 )
 _NETWORK_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_PATH = re.compile(r"(?:/(?!\.\.(?:/|$))[^/\0\n]*)+")
 _HEX_ID = re.compile(r"(?:0x)?[0-9a-fA-F]{4}")
 
 
@@ -137,14 +144,37 @@ def load(path: Path) -> Config:
 def parse(text: str | bytes, source: str) -> Config:
     """Read configuration text. Raises ConfigError with all that is wrong in it."""
     try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(source, [f"is not YAML: {' '.join(str(error).split())}"]) from error
+        document = yaml.load(text, _Loader)  # noqa: S506 -- a SafeLoader that also refuses repeated keys
+    except Exception as error:  # for a bad tag or number PyYAML raises whatever int(), date() or a lookup raise
+        raise ConfigError(source, [f"is not YAML: {' '.join(str(error).split()) or type(error).__name__}"]) from error
     problems: list[str] = []
     config = _config(_Reader({} if document is None else document, "", problems), source)
     if problems:
         raise ConfigError(source, problems)
     return config
+
+
+def describe(config: Config) -> str:
+    """Return the configuration in effect, defaults included, as one line of JSON."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, frozenset):
+            return sorted(value)
+        return value.value if isinstance(value, LinkLayer) else str(value)
+
+    return json.dumps(asdict(config), default=plain)
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML in which no key may stand twice in a mapping: the last one would win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key} stands twice", node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
 
 
 class _Reader:
@@ -193,7 +223,7 @@ class _Reader:
         return float(self.take(key, default, want, lambda v: type(v) in (int, float) and low <= v <= high))
 
     def path_to(self, key: str, default: Path) -> Path:
-        return Path(self.text(key, str(default), "an absolute path", re.compile(r"/(?!.*(?:^|/)\.\.(?:/|$)).*")))
+        return Path(self.text(key, str(default), "an absolute path", _PATH))
 
     def section(self, key: str) -> _Reader:
         self.asked.add(key)
@@ -224,8 +254,45 @@ class _Reader:
 
 
 def _kind(value: Any) -> str:
-    text = repr(value)
+    # Aliases can make a short document endless when written out, hence not repr().
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring, short.maxother = 2, 80, 80
+    try:
+        text = short.repr(value)
+    except ValueError:
+        return "a number too long to show"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _is_ip_address(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(ipaddress.ip_address(value))
+    except ValueError:
+        return False
+
+
+def _is_json(value: Any) -> bool:
+    """Tell whether JSON can express the value, in a bounded size: aliases can make it endless."""
+    waiting = [(value, 0)]
+    for _ in range(MAX_NETWORK_VALUES):
+        if not waiting:
+            return True
+        item, depth = waiting.pop()
+        if isinstance(item, dict) and all(isinstance(key, str) for key in item):
+            waiting.extend((inner, depth + 1) for inner in item.values())
+        elif isinstance(item, list):
+            waiting.extend((inner, depth + 1) for inner in item)
+        elif isinstance(item, float):
+            if not math.isfinite(item):
+                return False
+        elif type(item) is int:
+            if abs(item) >= 1 << 63:
+                return False
+        elif item is not None and not isinstance(item, str | bool):
+            return False
+        if depth > MAX_NETWORK_DEPTH:
+            return False
+    return False
 
 
 def _config(top: _Reader, source: str) -> Config:
@@ -242,7 +309,7 @@ def _config(top: _Reader, source: str) -> Config:
         resources=resources,
         networks=networks,
         endpoints=Endpoints(
-            address=http.text("address", "127.0.0.1", "an IP address", re.compile(r"[0-9a-fA-F.:]+")),
+            address=http.take("address", "127.0.0.1", "an IP address", _is_ip_address),
             port=http.whole("port", 9808, 0, 65535),
         ),
         topology=Topology(
@@ -274,6 +341,9 @@ def _network(reader: _Reader) -> Network:
     if "name" not in reader.value:
         reader.note("name", "is missing")
     netconf = {k: v for k, v in reader.value.items() if k != "name"}
+    for key, value in netconf.items():
+        if not _is_json(value):
+            reader.note(key, f"must be plain JSON values, not dates or the like, is {_kind(value)}")
     return Network(name or "", netconf)
 
 
@@ -286,7 +356,7 @@ def _resource(reader: _Reader) -> Resource:
     resource = Resource(
         name=name or "",
         kind=kind or "",
-        select=_select(reader.section("select")),
+        select=_select(reader.section("select"), kind),
         shares=reader.whole("shares", DEFAULT_SHARES, 1, 10_000) if kind == "hca" else DEFAULT_SHARES,
         management=reader.flag("management", False) if kind in ("hca", "vf") else False,
         network=reader.text("network", None, "the name of a network", _NETWORK_NAME) if kind == "vf" else None,
@@ -296,7 +366,10 @@ def _resource(reader: _Reader) -> Resource:
     return resource
 
 
-def _select(reader: _Reader) -> Select:
+def _select(reader: _Reader, kind: str | None) -> Select:
+    if kind == "gpu":
+        for key in reader.value.keys() & {"pf", "netdevs", "rdmaDevices", "linkLayer"}:
+            reader.note(key, "matches no GPU; a GPU is selected by vendors, devices, drivers or pciAddresses")
     select = Select(
         vendors=reader.strings("vendors", "a four-digit hexadecimal ID such as 15b3", _hex_id),
         devices=reader.strings("devices", "a four-digit hexadecimal ID such as 101e", _hex_id),
@@ -338,7 +411,7 @@ def parse_pf(text: str) -> PfSelector:
     indices: set[int] = set()
     for part in ranges.split(","):
         low, dash, high = part.partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()) or len(part) > 11:
+        if not part.isascii() or not low.isdecimal() or (dash and not high.isdecimal()) or len(part) > 11:
             raise ValueError(text)
         first, last = int(low), int(high if dash else low)
         if not first <= last <= 65535:

@@ -1,0 +1,339 @@
+"""The configuration file: what is read from it, and what is said about one that is wrong."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent import config
+from agent.config import Config, PfSelector
+from agent.errors import ConfigError
+from agent.model.device import LinkLayer
+
+FULL = """
+resources:
+  - {name: rdma/hca, kind: hca, shares: 10, management: true, select: {linkLayer: [InfiniBand, Ethernet]}}
+  - name: rdma/vf
+    kind: vf
+    network: rails
+    select:
+      vendors: ["15b3", "0x8086"]
+      devices: ["101e"]
+      drivers: [mlx5_core]
+      pciAddresses: ["0000:3B:00.2"]
+      pf: ["ens1f0#0-2,7", "ens2f0"]
+      netdevs: [ens1f0v0]
+      rdmaDevices: [mlx5_2]
+  - {name: nvidia.com/gpu, kind: gpu}
+networks:
+  - {name: rails, mode: vf, mtu: 9000, ipam: {type: host-local}}
+endpoints: {address: "::", port: 0}
+topology: {publish: true, coalesceSeconds: 1, heartbeatSeconds: 60.5, kubeletConfig: /etc/kubelet.yaml}
+kubeletDir: /k
+stateDir: /s
+runDir: /r
+rescanSeconds: 5
+"""
+
+
+def problems_of(text: str | bytes) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        config.parse(text, "test.yaml")
+    return caught.value.problems
+
+
+def test_every_key_is_read() -> None:
+    read = config.parse(FULL, "test.yaml")
+    hca, vf, gpu = read.resources
+    assert (hca.name, hca.kind, hca.shares, hca.management) == ("rdma/hca", "hca", 10, True)
+    assert hca.select.link_layers == (LinkLayer.INFINIBAND, LinkLayer.ETHERNET)
+    assert vf.select.vendors == (0x15B3, 0x8086)
+    assert vf.select.devices == (0x101E,)
+    assert vf.select.drivers == ("mlx5_core",)
+    assert vf.select.pci_addresses == ("0000:3b:00.2",)
+    assert vf.select.pf == (PfSelector("ens1f0", frozenset({0, 1, 2, 7})), PfSelector("ens2f0"))
+    assert vf.select.netdevs == ("ens1f0v0",)
+    assert vf.select.rdma_devices == ("mlx5_2",)
+    assert (vf.network, gpu.network) == ("rails", None)
+    network = read.network("rails")
+    assert network is not None
+    assert network.netconf == {"mode": "vf", "mtu": 9000, "ipam": {"type": "host-local"}}
+    assert (read.endpoints.address, read.endpoints.port) == ("::", 0)
+    assert read.topology.publish
+    assert (read.topology.coalesce_seconds, read.topology.heartbeat_seconds) == (1.0, 60.5)
+    assert read.topology.kubelet_config == Path("/etc/kubelet.yaml")
+    assert (read.kubelet_dir, read.ledger_path) == (Path("/k"), Path("/s/ledger.db"))
+    assert (read.spool_dir, read.cni_socket) == (Path("/s/spool"), Path("/r/cni.sock"))
+    assert read.rescan_seconds == 5.0
+    assert read.source == "test.yaml"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "# nothing\n", "---\n", "null"])
+def test_an_empty_document_means_the_defaults(text: str) -> None:
+    assert config.parse(text, "empty.yaml") == Config()
+
+
+def test_all_problems_are_listed_with_their_paths() -> None:
+    found = problems_of(
+        "resources:\n"
+        "  - {name: Bad Name, kind: vf, network: none}\n"
+        "  - {kind: disk}\n"
+        "  - {name: a/b, kind: hca, shares: 0, select: {pf: [ok, 'x#9-1'], vendors: 15b3}}\n"
+        "networks: [{mtu: 1}]\n"
+        "endpoints: {port: 70000}\n"
+        "rescanSeconds: soon\n"
+    )
+    paths = [problem.split(":")[0] for problem in found]
+    assert set(paths) == {
+        "resources[0].name",
+        "resources[0].network",
+        "resources[1].kind",
+        "resources[1].name",
+        "resources[2].shares",
+        "resources[2].select.pf[1]",
+        "resources[2].select.vendors",
+        "networks[0].name",
+        "endpoints.port",
+        "rescanSeconds",
+    }
+    assert len(paths) == len(set(paths))
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("port: 1", "port"),
+        ("endpoints: {prot: 1}", "endpoints.prot"),
+        ("topology: {enabled: true}", "topology.enabled"),
+        ("resources: [{name: a/b, kind: vf, selector: {}}]", "resources[0].selector"),
+        ("resources: [{name: a/b, kind: vf, select: {pfs: [x]}}]", "resources[0].select.pfs"),
+        ("resources: [{name: a/b, kind: vf, shares: 3}]", "resources[0].shares"),
+        ("resources: [{name: a/b, kind: gpu, management: true}]", "resources[0].management"),
+        ("resources: [{name: a/b, kind: hca, network: n}]", "resources[0].network"),
+    ],
+)
+def test_an_unknown_key_is_an_error_that_names_the_known_ones(text: str, path: str) -> None:
+    (problem,) = problems_of(text)
+    assert problem.startswith(f"{path}: is not a known key here; known are: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "resources: [",
+        "a: b: c",
+        "\t- x",
+        "!!python/object/apply:os.system [true]",
+        "x: !!timestamp nonsense",
+        "x: 2026-13-41",
+        "x: !!int nonsense",
+        "x: !!int ''",
+        "x: !!bool nonsense",
+        "x: !!float nonsense",
+        "x: " + "9" * 5000,
+        "[" * 5000,
+        "--- 1\n--- 2\n",
+        "? [a, b]\n: 1",
+    ],
+)
+def test_what_is_not_plain_yaml_is_told_so(text: str) -> None:
+    (problem,) = problems_of(text)
+    assert problem.startswith("is not YAML")
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe\xfa", b"rescanSeconds: 5 # \xe4\n", b"\x00\x01"])
+def test_bytes_that_are_not_utf8_are_told_so(text: bytes) -> None:
+    (problem,) = problems_of(text)
+    assert problem.startswith("is not YAML")
+
+
+@pytest.mark.parametrize("text", ["[]", "text", "5", "{1: 2}", "true"])
+def test_a_document_that_is_no_mapping_is_told_so(text: str) -> None:
+    assert problems_of(text)[0].startswith("the document: must be a mapping with text keys")
+
+
+def test_a_key_that_stands_twice_is_an_error() -> None:
+    (problem,) = problems_of("rescanSeconds: 5\nresources: []\nrescanSeconds: 6\n")
+    assert "rescanSeconds" in problem
+    assert "twice" in problem
+
+
+def test_an_expanding_document_is_refused_in_few_words() -> None:
+    """Each line repeats the one above ten times: written out it would fill the memory."""
+    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 20)]
+    found = problems_of("\n".join(lines) + "\nresources: *a19\nrunDir: *a19\n")
+    assert all(len(problem) < 500 for problem in found)
+
+
+def test_a_document_that_holds_itself_is_refused() -> None:
+    assert problems_of("&a {resources: *a, networks: [{name: n, ipam: &b {x: *b}}]}")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["2026-01-01", "!!binary aGVsbG8=", "!!set {a}", "{1: x}", ".nan", "&b {x: *b}"],
+)
+def test_a_network_must_be_expressible_in_json(value: str) -> None:
+    """It goes to the IPAM plugin as JSON."""
+    (problem,) = problems_of(f"networks: [{{name: n, ipam: {{type: host-local, x: {value}}}}}]")
+    assert problem.startswith("networks[0]")
+
+
+@pytest.mark.parametrize(
+    ("key", "low", "high"),
+    [
+        ("endpoints.port", 0, 65535),
+        ("topology.coalesceSeconds", 0, 60),
+        ("topology.heartbeatSeconds", 10, 86400),
+        ("rescanSeconds", 1, 3600),
+    ],
+)
+def test_a_number_out_of_range_is_refused_with_the_range(key: str, low: int, high: int) -> None:
+    outer, _, inner = key.partition(".")
+
+    def text(value: object) -> str:
+        return f"{outer}: {{{inner}: {value}}}" if inner else f"{outer}: {value}"
+
+    for fine in (low, high):
+        config.parse(text(fine), "test.yaml")
+    for wrong in (low - 1, high + 1, "true", "'5'", ".nan", ".inf", "-.inf", "null"):
+        (problem,) = problems_of(text(wrong))
+        assert problem.startswith(f"{key}: must be a")
+        assert f"from {low} to {high}" in problem
+
+
+@pytest.mark.parametrize("key", ["kubeletDir", "stateDir", "runDir"])
+@pytest.mark.parametrize("value", ["relative", "/..", "/../etc", "/a/../b", "/a/..", "5", '"/a\\0b"', '"/a\\nb"', "''"])
+def test_a_folder_must_be_an_absolute_path_without_dots(key: str, value: str) -> None:
+    (problem,) = problems_of(f"{key}: {value}")
+    assert problem.startswith(f"{key}: must be an absolute path")
+
+
+@pytest.mark.parametrize("value", ["/", "/a", "/a/b..c/..d", "/var/lib/node fabric"])
+def test_an_ordinary_path_is_fine(value: str) -> None:
+    assert config.parse(f"stateDir: {value}", "test.yaml").state_dir == Path(value)
+
+
+@pytest.mark.parametrize("value", ["localhost", "dead", "1.2.3", "1.2.3.4:80", "':::'", "''"])
+def test_the_address_to_listen_on_must_be_an_ip_address(value: str) -> None:
+    (problem,) = problems_of(f"endpoints: {{address: {value}}}")
+    assert problem.startswith("endpoints.address: must be an IP address")
+
+
+@pytest.mark.parametrize(
+    "name", ["hca", "rdma/", "/hca", "RDMA/hca", "a/b/c", "rdma/-x", "-a/b", "a..b/c", "a/" + "x" * 64]
+)
+def test_a_resource_name_must_be_one_that_kubelet_accepts(name: str) -> None:
+    (problem,) = problems_of(f"resources: [{{name: {name!r}, kind: gpu}}]")
+    assert problem.startswith("resources[0].name: must be domain/name")
+
+
+def test_a_name_used_twice_is_refused() -> None:
+    found = problems_of(
+        "resources: [{name: a/b, kind: gpu}, {name: a/b, kind: vf}]\nnetworks: [{name: n}, {name: m}, {name: n}]"
+    )
+    assert found == (
+        "networks[2].name: 'n' is used by networks[0] already",
+        "resources[1].name: 'a/b' is used by resources[0] already",
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "#", "x#", "x#a", "x#1-", "x#-1", "x#2-1", "x#65536", "x#1,,2", "a b", "a/b", "..", "x#\uff11"]
+)
+def test_a_pf_selector_that_is_wrong_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^"):
+        config.parse_pf(text)
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(b"#" * (config.MAX_CONFIG_BYTES + 1))
+    with pytest.raises(ConfigError, match="is larger than 1048576 bytes"):
+        config.load(path)
+
+
+def test_a_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(b"#" * config.MAX_CONFIG_BYTES)
+    assert config.load(path) == Config()
+
+
+def test_an_endless_file_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is larger than"):
+        config.load(Path("/dev/zero"))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read: No such file"):
+        config.load(tmp_path / "missing.yaml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        config.load(tmp_path)
+
+
+KEYS = st.sampled_from(
+    [
+        "resources",
+        "networks",
+        "name",
+        "kind",
+        "select",
+        "shares",
+        "network",
+        "vendors",
+        "pf",
+        "linkLayer",
+        "endpoints",
+        "address",
+        "port",
+        "topology",
+        "publish",
+        "coalesceSeconds",
+        "kubeletConfig",
+        "runDir",
+        "rescanSeconds",
+        "ipam",
+    ]
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=12),
+    st.dates(),
+    st.sampled_from(["vf", "hca", "gpu", "rdma/vf", "n", "ens1f0#0-3", "/x", "2026-99-99", "!!int x", "&a", "*a"]),
+)
+DOCUMENTS = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.one_of(KEYS, SCALARS), inner, max_size=6)),
+    max_leaves=25,
+)
+
+
+def written(value: object) -> str:
+    """Write YAML in flow style without quoting, so that much of it is wrong in interesting ways."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{written(k)}: {written(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(written, value)) + "]"
+    return str(value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(DOCUMENTS)
+def test_whatever_stands_in_the_document_only_a_config_error_is_raised(document: object) -> None:
+    with suppress(ConfigError):
+        config.parse(written(document), "fuzz.yaml")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(st.binary(max_size=60), st.text("{}[]:,-&*!|>'\"%@ \n\tab1?#~.", max_size=60).map(str.encode)))
+def test_whatever_bytes_come_only_a_config_error_is_raised(text: bytes) -> None:
+    with suppress(ConfigError):
+        config.parse(text, "fuzz.yaml")
