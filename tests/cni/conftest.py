@@ -1,0 +1,56 @@
+"""The relay in both builds: as installed, and with address and undefined-behaviour sanitizers."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cni.relay import Relay
+
+ROOT = Path(__file__).parents[2]
+SANITIZED = [
+    *("gcc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wconversion", "-Wshadow"),
+    *("-fanalyzer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+]
+
+
+@pytest.fixture(scope="session")
+def relay_program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Build a relay, "static" or "sanitized", once."""
+    built: dict[str, Path] = {}
+
+    def build(kind: str) -> Path:
+        if kind not in built:
+            if kind == "static":
+                subprocess.run([ROOT / "hack/build-shim", "native"], check=True)
+                built[kind] = ROOT / "build/shim/native/nodefabric-cni"
+            else:
+                built[kind] = tmp_path_factory.mktemp("sanitized") / "nodefabric-cni"
+                sources = sorted((ROOT / "cni/shim").glob("*.c"))
+                subprocess.run([*SANITIZED, "-o", built[kind], *sources], check=True)
+        return built[kind]
+
+    return build
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose name leaves room for a socket's: its path has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="nf-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(params=["static", "sanitized"])
+def relay(request: pytest.FixtureRequest, relay_program: Callable[[str], Path], short_folder: Path) -> Relay:
+    """A relay with an empty folder of its own."""
+    return Relay(relay_program(request.param), short_folder)
+
+
+@pytest.fixture
+def sanitized_relay(relay_program: Callable[[str], Path], short_folder: Path) -> Relay:
+    """The relay that stops at any misuse of memory."""
+    return Relay(relay_program("sanitized"), short_folder)

@@ -1,0 +1,265 @@
+"""The relay: what it asks, how long it waits, what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cni import protocol
+from tests.cni.relay import OWN_NETNS, Agent, Relay, finish, hang_up, serve
+
+POD = {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": OWN_NETNS, "CNI_ARGS": "K8S_POD_NAME=p"}
+REQUEST_ROOM = protocol.MAX_REQUEST - len(b"CNI_COMMAND=STATUS\0\0")
+
+
+def test_the_agent_gets_the_request_and_the_runtime_the_answer(relay: Relay) -> None:
+    agent = Agent()
+    with serve(relay.socket, agent, agent.answering(b'{"cniVersion":"1.1.0"}')):
+        outcome = relay.run("ADD", b'{"name":"n"}', CNI_PATH="/opt/cni/bin", SECRET="s", **POD)
+        (request,) = agent.requests
+    assert (outcome.status, outcome.stdout) == (0, b'{"cniVersion":"1.1.0"}')
+    assert request.env == {"CNI_COMMAND": "ADD", "CNI_PATH": "/opt/cni/bin", **POD}
+    assert request.stdin == b'{"name":"n"}'
+
+
+def test_the_exit_status_is_the_agents(relay: Relay) -> None:
+    agent = Agent()
+    with serve(relay.socket, agent, agent.answering(b'{"code":7}', 3)):
+        outcome = relay.run("DEL", **POD)
+    assert (outcome.status, outcome.stdout) == (3, b'{"code":7}')
+    assert relay.spooled() == []
+
+
+@pytest.mark.parametrize("command", ["ADD", "CHECK", "DEL"])
+@pytest.mark.parametrize("size", [2, 900_000])
+def test_the_namespace_travels_as_a_descriptor(relay: Relay, command: str, size: int) -> None:
+    agent = Agent()
+    with serve(relay.socket, agent, agent.answering()):
+        assert relay.run(command, b" " * size, **POD).status == 0
+        (request,) = agent.requests
+        assert request.netns is not None
+        received, own = os.fstat(request.netns), os.stat(OWN_NETNS)
+    assert (received.st_dev, received.st_ino) == (own.st_dev, own.st_ino)
+    assert len(request.stdin) == size
+
+
+@pytest.mark.parametrize("command", ["GC", "STATUS"])
+def test_requests_about_the_node_carry_no_descriptor(relay: Relay, command: str) -> None:
+    agent = Agent()
+    with serve(relay.socket, agent, agent.answering()):
+        assert relay.run(command, **POD).status == 0
+    assert agent.requests[0].netns is None
+
+
+@pytest.mark.parametrize("netns", ["", "/run/netns/gone"])
+def test_del_goes_to_the_agent_when_the_namespace_is_gone(relay: Relay, netns: str) -> None:
+    agent = Agent()
+    with serve(relay.socket, agent, agent.answering(b"")):
+        assert relay.run("DEL", **{**POD, "CNI_NETNS": netns}).status == 0
+    assert (agent.requests[0].netns, agent.requests[0].env["CNI_NETNS"]) == (None, netns)
+
+
+@pytest.mark.parametrize("command", ["ADD", "CHECK"])
+def test_a_namespace_that_cannot_be_opened_is_named(relay: Relay, command: str) -> None:
+    path = '/run/netns/"odd"\n\\ \udcff ä€😀'
+    error = relay.run(command, CNI_NETNS=path).error
+    assert error["code"] == protocol.INVALID_ENVIRONMENT
+    assert error["details"] == '/run/netns/"odd"\n\\ \ufffd ä€😀: No such file or directory'
+
+
+def test_a_pipe_in_place_of_a_namespace_does_not_hang_the_relay(relay: Relay) -> None:
+    os.mkfifo(relay.folder / "pipe")
+    agent = Agent()
+    with serve(relay.socket, agent, agent.answering()):
+        assert relay.run("ADD", CNI_NETNS=str(relay.folder / "pipe")).status == 0
+
+
+def test_version_needs_no_agent_and_no_input(relay: Relay) -> None:
+    process = relay.start("VERSION")
+    stdout, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert json.loads(stdout) == {"cniVersion": "1.1.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0", "1.1.0"]}
+
+
+@pytest.mark.parametrize("command", ["", "add", "ADDED", "\udcff"])
+def test_other_commands_are_refused(relay: Relay, command: str) -> None:
+    error = relay.run(command).error
+    assert error["code"] == protocol.INVALID_ENVIRONMENT
+    assert "CNI_COMMAND" in error["msg"]
+
+
+@pytest.mark.parametrize("command", ["ADD", "CHECK", "GC"])
+def test_the_relay_waits_for_an_agent_that_starts(relay: Relay, command: str) -> None:
+    agent = Agent()
+    process = relay.start(command, **POD)
+    time.sleep(0.2)
+    with serve(relay.socket, agent, agent.answering()):
+        assert finish(process).stdout == b"answer"
+
+
+def test_a_socket_that_nobody_listens_on_is_an_agent_away(relay: Relay) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(relay.socket))
+        error = relay.run("ADD", wait="0.2", **POD).error
+    assert error["code"] == protocol.TRY_AGAIN_LATER
+    assert error["details"] == f"{relay.socket}: Connection refused"
+
+
+def test_an_agent_that_dies_before_it_answers_is_asked_again(relay: Relay) -> None:
+    agent = Agent()
+    with serve(relay.socket, agent, hang_up, agent.sending(b""), agent.answering()):
+        assert relay.run("ADD", b" " * 300_000, **POD).stdout == b"answer"
+    assert agent.connections == 3
+    assert len(agent.requests) == 2
+
+
+@pytest.mark.parametrize("command", ["ADD", "CHECK", "GC"])
+def test_an_agent_that_stays_away_means_try_again_later(relay: Relay, command: str) -> None:
+    error = relay.run(command, wait="0.2", **POD).error
+    assert error["code"] == protocol.TRY_AGAIN_LATER
+    assert error["details"] == f"{relay.socket}: No such file or directory"
+
+
+def test_an_agent_that_hangs_up_again_and_again_means_try_again_later(relay: Relay) -> None:
+    agent = Agent()
+    with serve(relay.socket, agent, hang_up):
+        assert relay.run("ADD", wait="0.3", **POD).error["code"] == protocol.TRY_AGAIN_LATER
+    assert agent.connections > 2
+
+
+@pytest.mark.parametrize("command", ["ADD", "CHECK", "GC", "STATUS"])
+@pytest.mark.parametrize("beginning", [b"", b"NFC1", b"NFC1\0\0\0\x09\0half"])
+def test_an_agent_that_falls_silent_is_not_waited_for_for_ever(relay: Relay, command: str, beginning: bytes) -> None:
+    done = threading.Event()
+
+    def fall_silent(connection: socket.socket) -> None:
+        connection.sendall(beginning)
+        done.wait(60)
+
+    with serve(relay.socket, Agent(), fall_silent):
+        error = relay.run(command, wait="0.3", **POD).error
+        done.set()
+    assert error["code"] == (protocol.PLUGIN_NOT_AVAILABLE if command == "STATUS" else protocol.TRY_AGAIN_LATER)
+    assert "in time" in error["details"]
+
+
+def test_an_agent_whose_queue_is_full_is_waited_for(relay: Relay) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(str(relay.socket))
+        listener.listen(0)
+        first.connect(str(relay.socket))
+        assert relay.run("ADD", wait="0.2", **POD).error["code"] == protocol.TRY_AGAIN_LATER
+        process = relay.start("ADD", **POD)
+        time.sleep(0.2)
+        listener.accept()[0].close()
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+        connection, _ = listener.accept()
+        with connection:
+            request = protocol.receive_request(connection)
+            connection.sendall(protocol.encode_answer(protocol.Answer(0, b"late")))
+            assert request.netns is not None
+            os.close(request.netns)
+            assert process.communicate(timeout=60)[0] == b"late"
+
+
+def test_status_without_an_agent_says_that_the_plugin_is_not_available(relay: Relay) -> None:
+    assert relay.run("STATUS").error["code"] == protocol.PLUGIN_NOT_AVAILABLE
+
+
+def test_a_socket_that_may_not_be_used_is_told_at_once(relay: Relay) -> None:
+    (relay.folder / "file").write_text("")
+    error = relay.run("ADD", NODEFABRIC_CNI_SOCKET=str(relay.folder / "file/sock"), **POD).error
+    assert error["code"] == protocol.TRY_AGAIN_LATER
+    assert "Not a directory" in error["details"]
+
+
+def test_an_answer_that_came_before_the_whole_request_was_read_is_printed(relay: Relay) -> None:
+    def refuse(connection: socket.socket) -> None:
+        connection.sendall(protocol.encode_answer(protocol.Answer(1, b"refused")))
+
+    with serve(relay.socket, Agent(), refuse):
+        outcome = relay.run("GC", b" " * 900_000)
+    assert (outcome.status, outcome.stdout) == (1, b"refused")
+
+
+@pytest.mark.parametrize(("size", "fits"), [(REQUEST_ROOM, True), (REQUEST_ROOM + 1, False), (3 << 20, False)])
+def test_a_request_has_at_most_one_mebibyte(relay: Relay, size: int, fits: bool) -> None:
+    agent = Agent()
+    with serve(relay.socket, agent, agent.answering()):
+        outcome = relay.run("STATUS", b" " * size, wait="2")
+    if fits:
+        assert len(agent.requests[0].stdin) == size
+    else:
+        assert outcome.error["code"] == protocol.INVALID_NETWORK_CONFIG
+        assert agent.requests == []
+
+
+def test_a_variable_has_at_most_64_kibibytes(relay: Relay) -> None:
+    error = relay.run("ADD", CNI_ARGS="x" * 65537).error
+    assert (error["code"], error["details"]) == (protocol.INVALID_ENVIRONMENT, "CNI_ARGS: more than 64 KiB")
+
+
+@pytest.mark.parametrize("wait", ["soon", "-1", "1e3", "3601", "99999999999999999999", "1.5s", "."])
+def test_a_wait_that_is_no_time_is_refused(relay: Relay, wait: str) -> None:
+    error = relay.run("ADD", wait=wait).error
+    assert error["code"] == protocol.INVALID_ENVIRONMENT
+    assert error["details"].startswith(f"{wait}: ")
+
+
+def test_a_socket_path_that_is_too_long_is_refused(relay: Relay) -> None:
+    error = relay.run("ADD", NODEFABRIC_CNI_SOCKET="/" + "x" * 107).error
+    assert error["code"] == protocol.INVALID_ENVIRONMENT
+    assert "107 bytes" in error["details"]
+
+
+def test_a_long_answer_reaches_a_runtime_that_reads_slowly(relay: Relay) -> None:
+    agent, answer = Agent(), os.urandom(protocol.MAX_ANSWER - 1)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with serve(relay.socket, agent, agent.answering(answer)):
+        process = subprocess.Popen(
+            [relay.program], env=relay.environment("GC", "20", {}), stdin=subprocess.DEVNULL, stdout=writer
+        )
+        os.close(writer)
+        time.sleep(0.2)
+        with os.fdopen(reader, "rb") as stream:
+            assert stream.read() == answer
+        assert process.wait(60) == 0
+
+
+def test_a_runtime_that_no_longer_reads_makes_a_failure_not_a_signal(relay: Relay) -> None:
+    agent = Agent()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with serve(relay.socket, agent, agent.answering()):
+        environment = relay.environment("GC", "20", {})
+        process = subprocess.Popen([relay.program], env=environment, stdin=subprocess.DEVNULL, stdout=writer)
+        assert process.wait(60) == 1
+    os.close(writer)
+
+
+def test_closed_standard_streams_do_not_become_the_socket(relay: Relay) -> None:
+    agent = Agent()
+    with serve(relay.socket, agent, agent.answering(b"x", 5)):
+        environment = relay.environment("ADD", "20", POD)
+        script = 'exec "$0" <&- >&- 2>&-'
+        command = ["/bin/sh", "-c", script, str(relay.program)]
+        assert subprocess.run(command, env=environment, check=False).returncode == 5
+    assert agent.requests[0].stdin == b""
+
+
+def test_the_installed_program_needs_nothing_of_the_host(relay_program: Callable[[str], Path]) -> None:
+    command = ["readelf", "-lW", str(relay_program("static"))]
+    headers = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "INTERP" not in headers
+    assert "DYNAMIC" not in headers

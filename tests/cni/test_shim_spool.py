@@ -1,0 +1,121 @@
+"""A DEL that no agent takes: on disk, and a success; or an error that makes the runtime try again."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cni import protocol
+from tests.cni.relay import OWN_NETNS, Agent, Behaviour, Relay, hang_up, serve
+
+POD = {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": OWN_NETNS}
+
+
+def read_spool(relay: Relay) -> list[protocol.Request]:
+    return [protocol.decode_request(path.read_bytes()) for path in relay.spooled()]
+
+
+def test_del_without_an_agent_is_kept_on_disk_and_succeeds(relay: Relay) -> None:
+    outcome = relay.run("DEL", b'{"name":"n"}', **POD)
+    assert (outcome.status, outcome.stdout) == (0, b"")
+    (request,) = read_spool(relay)
+    assert request == protocol.Request({"CNI_COMMAND": "DEL", **POD}, b'{"name":"n"}')
+
+
+def test_only_root_reads_the_spool(relay: Relay) -> None:
+    relay.run("DEL")
+    (path,) = relay.spooled()
+    assert path.stat().st_mode & 0o7777 == 0o600
+    assert relay.spool.stat().st_mode & 0o7777 == 0o700
+
+
+def test_spooled_dels_sort_by_time(relay: Relay) -> None:
+    names = [f"c{n}" for n in range(4)]
+    for name in names:
+        assert relay.run("DEL", wait="0", CNI_CONTAINERID=name).status == 0
+    assert [request.env["CNI_CONTAINERID"] for request in read_spool(relay)] == names
+    assert {path.suffix for path in relay.spooled()} == {".del"}
+
+
+def fall_silent(connection: socket.socket) -> None:
+    threading.Event().wait(1)
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        hang_up,
+        fall_silent,
+        Agent().sending(b"NFC1"),
+        Agent().sending(b"HTTP/1.1 200 OK\r\n\r\n"),
+        Agent().sending(b"NFC1\0\0\0\0"),
+        Agent().sending(b"NFC1\xff\xff\xff\xff\0"),
+    ],
+    ids=["hangs up", "is silent", "breaks off", "speaks another tongue", "forgets the status", "says too much"],
+)
+def test_del_is_kept_when_the_agent(relay: Relay, behaviour: Behaviour) -> None:
+    with serve(relay.socket, Agent(), behaviour):
+        outcome = relay.run("DEL", wait="0.5", CNI_CONTAINERID="c1")
+    assert (outcome.status, outcome.stdout) == (0, b"")
+    assert [request.env["CNI_CONTAINERID"] for request in read_spool(relay)] == ["c1"]
+
+
+@pytest.mark.parametrize("command", ["ADD", "CHECK", "GC", "STATUS"])
+def test_nothing_but_del_is_kept(relay: Relay, command: str) -> None:
+    relay.run(command, wait="0.1", **POD)
+    assert relay.spooled() == []
+
+
+def test_a_spool_that_is_a_file_is_told(relay: Relay) -> None:
+    relay.spool.parent.mkdir()
+    relay.spool.write_text("")
+    error = relay.run("DEL").error
+    assert error["code"] == protocol.TRY_AGAIN_LATER
+    assert error["details"] == f"{relay.spool}: Not a directory"
+
+
+def test_no_tree_of_folders_is_made_for_a_spool(relay: Relay) -> None:
+    error = relay.run("DEL", NODEFABRIC_CNI_SPOOL=str(relay.folder / "no/such/spool")).error
+    assert error["details"].endswith("no/such/spool: No such file or directory")
+    assert list(relay.folder.iterdir()) == []
+
+
+@contextlib.contextmanager
+def disk(folder: Path, options: str) -> Iterator[None]:
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", options, "nodefabric-test", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"a full disk under the spool: no tmpfs can be mounted ({mounted.stderr.strip()})")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_half_written(relay: Relay) -> None:
+    with disk(relay.spool, "size=64k"):
+        filler = relay.spool / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        error = relay.run("DEL", b" " * 9000).error
+        assert error["code"] == protocol.TRY_AGAIN_LATER
+        assert error["details"] == f"{relay.spool}: No space left on device"
+        assert relay.spooled() == [filler]
+        filler.unlink()
+        assert relay.run("DEL", b" " * 9000).status == 0
+        assert len(read_spool(relay)) == 1
+
+
+def test_a_read_only_disk_is_told(relay: Relay) -> None:
+    with disk(relay.spool, "ro"):
+        error = relay.run("DEL").error
+    assert error["code"] == protocol.TRY_AGAIN_LATER
+    assert error["details"] == f"{relay.spool}: Read-only file system"

@@ -1,0 +1,60 @@
+"""The relay's build: the same bytes wherever it is made, for both architectures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MACHINES = {"amd64": "Advanced Micro Devices X86-64", "arm64": "AArch64"}
+
+
+def build(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [checkout / "hack/build-shim", *arguments],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """What the build needs of a checkout, in another place."""
+    for folder in ("cni/shim", "hack"):
+        (tmp_path / folder).mkdir(parents=True)
+    for path in [*(ROOT / "cni/shim").iterdir(), ROOT / "hack/build-shim", ROOT / "hack/progress"]:
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
+    return tmp_path
+
+
+@pytest.mark.parametrize("architecture", MACHINES)
+def test_two_places_make_the_same_program(elsewhere: Path, architecture: str) -> None:
+    here, there = build(ROOT, architecture), build(elsewhere, architecture)
+    assert (here.returncode, there.returncode) == (0, 0), here.stderr + there.stderr
+    program = Path("build/shim", architecture, "nodefabric-cni")
+    assert (elsewhere / program).read_bytes() == (ROOT / program).read_bytes()
+    header = subprocess.run(["readelf", "-h", ROOT / program], capture_output=True, text=True, check=True).stdout
+    assert MACHINES[architecture] in header
+
+
+def test_nothing_is_done_twice_and_a_change_is_built(elsewhere: Path) -> None:
+    assert "building" in build(elsewhere, "native").stdout
+    assert build(elsewhere, "native").stdout == ""
+    with (elsewhere / "cni/shim/relay.c").open("a") as file:
+        file.write("#error changed\n")
+    failed = build(elsewhere, "native")
+    assert failed.returncode == 1
+    assert "#error changed" in failed.stderr
+
+
+def test_an_unknown_architecture_is_named(elsewhere: Path) -> None:
+    failed = build(elsewhere, "vax")
+    assert failed.returncode == 2
+    assert "'vax'" in failed.stderr
