@@ -13,6 +13,7 @@ tells them again; this keeps a slow disk out of pod admission.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import json
 import logging
@@ -74,8 +75,9 @@ class Ledger:
         return ledger
 
     def close(self) -> None:
-        """Finish what is under way and close the file."""
-        self._run(lambda: self._db.close())
+        """Finish what is under way and close the file. Whoever comes later gets a LedgerError."""
+        with contextlib.suppress(RuntimeError):  # closed before
+            self._thread.submit(lambda: self._db.close())
         self._thread.shutdown()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
@@ -290,8 +292,12 @@ class Ledger:
 
     def _run(self, work: Callable[[], T]) -> T:
         try:
-            return self._thread.submit(work).result()
-        except sqlite3.Error as error:
+            done = self._thread.submit(work)
+        except RuntimeError as error:
+            raise LedgerError(f"{self.path} is closed: the agent is ending") from error
+        try:
+            return done.result()
+        except (sqlite3.Error, OSError) as error:
             raise LedgerError(f"{self.path}: {error}: free space or repair the disk; nothing was changed") from error
 
     def _read(self, sql: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:

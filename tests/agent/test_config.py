@@ -276,30 +276,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         config.load(tmp_path)
 
 
-KEYS = st.sampled_from(
-    [
-        "resources",
-        "networks",
-        "name",
-        "kind",
-        "select",
-        "shares",
-        "network",
-        "vendors",
-        "pf",
-        "linkLayer",
-        "endpoints",
-        "address",
-        "port",
-        "topology",
-        "publish",
-        "coalesceSeconds",
-        "kubeletConfig",
-        "runDir",
-        "rescanSeconds",
-        "ipam",
-    ]
-)
+# fmt: off
+KEYS = st.sampled_from([
+    "resources", "networks", "name", "kind", "select", "shares", "network", "vendors", "pf", "linkLayer", "endpoints",
+    "address", "port", "topology", "publish", "coalesceSeconds", "kubeletConfig", "runDir", "rescanSeconds", "ipam",
+])
+# fmt: on
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),

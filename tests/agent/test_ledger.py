@@ -1,0 +1,220 @@
+"""The books: grants, attachments, quarantine and owed leases, in a real SQLite file."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent.errors import DeviceBusy, LedgerError
+from agent.ledger import Ledger
+from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
+from tests.agent.books import POD, VF, attach, open_books, owner
+
+
+def test_a_grant_is_bound_and_released(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.grant("rdma/vf", {"u1": VF, "u2": "0000:3b:00.3"})
+        assert [(g.unit_id, g.resource_name, g.device, g.pod) for g in books.grants()] == [
+            ("u1", "rdma/vf", VF, None),
+            ("u2", "rdma/vf", "0000:3b:00.3", None),
+        ]
+        books.bind(["u1"], POD)
+        books.bind(["u1"], POD)
+        assert [g.pod for g in books.grants()] == [POD, None]
+        books.release(["u1", "never-granted"])
+        assert [g.unit_id for g in books.grants()] == ["u2"]
+
+
+def test_granting_a_unit_again_begins_a_new_life_without_an_owner(tmp_path: Path) -> None:
+    now = [100.0]
+    with open_books(tmp_path, clock=lambda: now[0]) as books:
+        books.grant("rdma/vf", {"u1": VF})
+        books.bind(["u1"], POD)
+        now[0] = 200.0
+        books.grant("rdma/other", {"u1": "0000:3b:00.3"})
+        (grant,) = books.grants()
+    assert (grant.resource_name, grant.device, grant.granted_at, grant.pod) == (
+        "rdma/other",
+        "0000:3b:00.3",
+        200.0,
+        None,
+    )
+
+
+def test_binding_a_unit_that_was_never_granted_changes_nothing(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.bind(["u1"], POD)
+        assert books.grants() == ()
+
+
+def test_an_attachment_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    undo = Undo(
+        "ens1f0v0", "02:00:00:00:01:00", 1500, False, "ens1f0", 0, VfSettings(vlan=5, spoofchk=True, trust=False)
+    )
+    who = Owner("c1", "eth0", PodRef("ns", "pod", "uid"), NetnsId(4, 2**40))
+    with open_books(tmp_path) as books:
+        begun = books.begin_attach(
+            who,
+            ifname="net1",
+            device=VF,
+            resource_name="rdma/vf",
+            undo=undo,
+            netns_path="/proc/1/ns/net",
+            request={"name": "ü", "x": [1, None]},
+        )
+        assert books.attachments() == (begun,)
+        books.finish_attach([begun.attachment_id], {"cniVersion": "1.0.0"})
+    with open_books(tmp_path) as books:
+        (row,) = books.attachments()
+    assert (row.owner, row.undo, row.request) == (who, undo, {"name": "ü", "x": [1, None]})
+    assert (row.state, row.result, row.ifname) == (AttachmentState.ATTACHED, {"cniVersion": "1.0.0"}, "net1")
+    assert (row.boot_id, row.netns_path, row.resource_name) == ("boot", "/proc/1/ns/net", "rdma/vf")
+
+
+def test_attachments_are_found_by_owner_and_by_device(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        one = attach(books, VF, owner("c1", "eth0"))
+        two = attach(books, "0000:3b:00.3", owner("c1", "eth0"))
+        attach(books, "0000:3b:00.4", owner("c1", "net2"))
+        assert books.attachments_of("c1", "eth0") == (one, two)
+        assert books.attachments_of("c2", "eth0") == ()
+        assert books.attachment_on(VF) == one
+        assert books.attachment_on("0000:3b:00.7") is None
+
+
+def test_a_device_is_attached_once_at_most_however_many_try(tmp_path: Path) -> None:
+    won: list[str] = []
+    busy: list[str] = []
+    start = threading.Barrier(8)
+
+    with open_books(tmp_path) as books:
+
+        def attempt(container: str) -> None:
+            start.wait()
+            try:
+                attach(books, VF, owner(container))
+            except DeviceBusy:
+                busy.append(container)
+            else:
+                won.append(container)
+
+        threads = [threading.Thread(target=attempt, args=(f"c{i}",)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (row,) = books.attachments()
+    assert (len(won), len(busy)) == (1, 7)
+    assert row.owner.container_id == won[0]
+
+
+def test_two_agents_on_one_file_cannot_attach_a_device_twice(tmp_path: Path) -> None:
+    with open_books(tmp_path) as one, open_books(tmp_path) as other:
+        attach(one, VF, owner("c1"))
+        with pytest.raises(DeviceBusy, match=VF):
+            attach(other, VF, owner("c2"))
+
+
+def test_an_attachment_can_be_finished_only_while_it_is_attaching(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        one, two = attach(books, VF, owner()), attach(books, "0000:3b:00.3", owner())
+        books.begin_detach([two.attachment_id])
+        with pytest.raises(LedgerError, match="is not in state attaching"):
+            books.finish_attach([one.attachment_id, two.attachment_id], {})
+        # All or nothing: the first row is as it was.
+        assert [row.state.value for row in books.attachments()] == ["attaching", "detaching"]
+
+
+def test_a_finished_detach_frees_the_device_and_ends_its_quarantine(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        row = attach(books, VF, owner())
+        books.begin_detach([row.attachment_id])
+        books.quarantine(VF, "it does not come back")
+        books.quarantine(VF, "a later reason")
+        assert [(q.device, q.reason) for q in books.quarantines()] == [(VF, "it does not come back")]
+        books.finish_detach(row)
+        books.finish_detach(row)
+        assert (books.attachments(), books.quarantines(), books.owed_leases()) == ((), (), ())
+        attach(books, VF, owner("c2"))
+
+
+def test_row_numbers_are_not_used_again(tmp_path: Path) -> None:
+    """A late clean-up of an old row must not hit a new one."""
+    with open_books(tmp_path) as books:
+        first = attach(books, VF, owner("c1"))
+        books.finish_detach(first)
+        assert attach(books, VF, owner("c2")).attachment_id > first.attachment_id
+
+
+def test_owed_leases_outlive_their_device_until_they_are_settled(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        row = attach(books, VF, owner("c1"))
+        books.finish_detach(row, lease_owed=True)
+    with open_books(tmp_path) as books:
+        (lease,) = books.owed_leases()
+        assert (lease.container_id, lease.ifname, lease.request) == ("c1", row.ifname, row.request)
+        books.settle_lease(lease.lease_id)
+        assert books.owed_leases() == ()
+
+
+def test_quarantine_ends_when_told(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.quarantine(VF, "reason")
+        books.end_quarantine(VF)
+        books.end_quarantine(VF)
+        assert books.quarantines() == ()
+
+
+def test_listeners_hear_of_each_change_and_of_no_failure(tmp_path: Path) -> None:
+    heard: list[str] = []
+    with open_books(tmp_path) as books:
+        books.subscribe(lambda: heard.append("change"))
+        attach(books, VF, owner("c1"))
+        with pytest.raises(DeviceBusy):
+            attach(books, VF, owner("c2"))
+        books.grants()
+    assert heard == ["change"]
+
+
+def test_a_closed_ledger_says_so_and_may_be_closed_again(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.close()
+        with pytest.raises(LedgerError, match="is closed"):
+            books.grants()
+        with pytest.raises(LedgerError, match="is closed"):
+            books.quarantine(VF, "reason")
+
+
+def test_nothing_is_left_open_or_beside_the_file_after_a_close(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    with open_books(tmp_path) as books:
+        books.grant("rdma/vf", {"u1": VF})
+    assert threading.active_count() == threads
+    assert [p.name for p in tmp_path.iterdir()] == ["ledger.db"]
+
+
+def test_the_ledger_may_be_used_from_many_threads(tmp_path: Path) -> None:
+    def work(number: int) -> None:
+        device = f"0000:3b:00.{number}"
+        for _ in range(5):
+            books.grant("rdma/vf", {f"u{number}": device})
+            row = attach(books, device, owner(f"c{number}"))
+            books.finish_attach([row.attachment_id], {})
+            books.begin_detach([row.attachment_id])
+            books.finish_detach(row)
+
+    with open_books(tmp_path) as books:
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(books.grants()) == 6
+        assert books.attachments() == ()
+
+
+def test_opening_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=r"missing/ledger\.db"):
+        Ledger.open(tmp_path / "missing/ledger.db", "boot")

@@ -1,0 +1,224 @@
+"""What may happen to the books: a killed process, a damaged file, a full or unwritable disk, another version."""
+
+from __future__ import annotations
+
+import importlib.resources
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import ledger
+from agent.errors import LedgerError
+from agent.ledger import Ledger
+from agent.model.allocation import Attachment, AttachmentState
+from tests.agent.books import POD, VF, attach, open_books, owner
+
+ATTACHES_AND_WAITS = """
+import sys
+from pathlib import Path
+from tests.agent.books import VF, attach, open_books, owner
+with open_books(Path(sys.argv[1])) as books:
+    books.grant("rdma/vf", {"u1": VF})
+    row = attach(books, VF, owner("killed"))
+    if sys.argv[2] == "attached":
+        books.finish_attach([row.attachment_id], {"cniVersion": "1.0.0"})
+    print("written", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("state", ["attaching", "attached"])
+def test_what_was_written_survives_a_kill(tmp_path: Path, state: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ATTACHES_AND_WAITS, str(tmp_path), state],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"written\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with open_books(tmp_path) as books:
+        (row,) = books.attachments()
+        assert (row.owner.container_id, row.state) == ("killed", AttachmentState(state))
+        assert [grant.unit_id for grant in books.grants()] == ["u1"]
+        assert books.recovered_from is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"this is no database, but long enough to be one" * 40, b"SQLite format 3\0" + b"\xff" * 4080],
+)
+def test_a_damaged_file_is_set_aside_and_new_books_begun(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "ledger.db").write_bytes(content)
+    with open_books(tmp_path, clock=lambda: 1234.5) as books:
+        assert books.recovered_from == tmp_path / "ledger.db.damaged-1234"
+        assert books.recovered_from.read_bytes() == content
+        assert books.grants() == ()
+        attach(books, VF, owner())
+
+
+def test_damage_inside_a_file_is_found_when_it_is_opened(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.grant("rdma/vf", {f"unit-{i}": VF for i in range(2000)})
+    path = tmp_path / "ledger.db"
+    content = bytearray(path.read_bytes())
+    assert len(content) > 100_000
+    content[40_000:60_000] = b"\xa5" * 20_000
+    path.write_bytes(content)
+    with open_books(tmp_path) as books:
+        assert books.recovered_from is not None
+        assert books.grants() == ()
+
+
+def test_an_empty_file_is_as_good_as_none(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").touch()
+    with open_books(tmp_path) as books:
+        assert books.recovered_from is None
+        books.quarantine(VF, "reason")
+
+
+def test_books_of_a_newer_version_are_refused_and_left_alone(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.grant("rdma/vf", {"u1": VF})
+    with sqlite3.connect(tmp_path / "ledger.db") as db:
+        db.execute(f"PRAGMA user_version = {ledger.SCHEMA_VERSION + 1}")
+    db.close()
+    with pytest.raises(LedgerError, match=r"written by a newer nodefabric \(format 2, this one knows 1\)"):
+        Ledger.open(tmp_path / "ledger.db", "boot")
+    assert [p.name for p in tmp_path.iterdir()] == ["ledger.db"]
+
+
+def test_the_schema_carries_the_version_that_the_code_expects(tmp_path: Path) -> None:
+    with open_books(tmp_path):
+        pass
+    with sqlite3.connect(tmp_path / "ledger.db") as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (ledger.SCHEMA_VERSION,)
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        found = {row[0] for row in db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' AND sql NOT NULL")}
+    db.close()
+    schema = importlib.resources.files("agent").joinpath("schema.sql").read_text()
+    ours = {statement for statement in found if "sqlite_sequence" not in statement}
+    assert all(statement in schema for statement in ours)
+    assert all("STRICT" in statement for statement in ours)
+    assert len(ours) == schema.count("CREATE TABLE")
+
+
+def test_a_failed_creation_leaves_a_file_that_can_be_opened_later(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "ledger.db") as db:
+        db.execute("CREATE TABLE owed_leases (x)")  # the last table of the schema: the others come first
+    db.close()
+    with pytest.raises(LedgerError, match="owed_leases already exists"):
+        Ledger.open(tmp_path / "ledger.db", "boot")
+    with sqlite3.connect(tmp_path / "ledger.db") as db:
+        assert db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (1,)
+        db.execute("DROP TABLE owed_leases")
+    db.close()
+    with open_books(tmp_path) as books:
+        attach(books, VF, owner())
+
+
+def mount_small_disk(path: Path, *options: str) -> Path:
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(("size=256k", *options)), "test", path], check=True)
+    return path
+
+
+@pytest.fixture
+def small_disk(own_network: None, tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB, in the mount namespace of the test run."""
+    path = mount_small_disk(tmp_path / "disk")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no byte free."""
+    filler = disk / "filler"
+    with filler.open("ab", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while file.write(b"\0" * size) == size:
+                    pass
+            except OSError:
+                continue
+    return filler
+
+
+def test_a_full_disk_is_a_ledger_error_that_changes_nothing_and_passes(small_disk: Path) -> None:
+    with open_books(small_disk) as books:
+        books.grant("rdma/vf", {"u1": VF})
+        row = attach(books, VF, owner("before"))
+        filler = fill(small_disk)
+        written: list[Attachment] = []
+
+        def attach_for_ever() -> None:
+            for number in range(1000):
+                written.append(attach(books, f"0000:{number:04x}", owner("full")))
+
+        with pytest.raises(LedgerError, match="free space or repair the disk; nothing was changed"):
+            attach_for_ever()
+        for attempt in (
+            lambda: books.grant("rdma/vf", {f"unit-{i}": VF for i in range(1000)}),
+            lambda: books.finish_attach([row.attachment_id], {"x": "y" * 100_000}),
+        ):
+            with pytest.raises(LedgerError, match="nothing was changed"):
+                attempt()
+        # Reading goes on, and shows all that was promised and nothing else.
+        assert books.attachments() == (row, *written)
+        assert [g.unit_id for g in books.grants()] == ["u1"]
+        filler.unlink()
+        books.finish_attach([row.attachment_id], {})
+        books.bind(["u1"], POD)
+    with open_books(small_disk) as books:
+        assert books.recovered_from is None
+        assert len(books.attachments()) == 1 + len(written)
+
+
+def test_books_that_find_no_room_to_begin_begin_later(small_disk: Path) -> None:
+    filler = fill(small_disk)
+    with pytest.raises(LedgerError, match="free space"):
+        Ledger.open(small_disk / "ledger.db", "boot")
+    filler.unlink()
+    with open_books(small_disk) as books:
+        assert books.recovered_from is None
+        attach(books, VF, owner())
+
+
+def test_books_on_a_disk_that_filled_up_can_still_be_opened_and_read(small_disk: Path) -> None:
+    """SQLite needs room for its shared memory file alone."""
+    with open_books(small_disk) as books:
+        attach(books, VF, owner())
+    reserve = small_disk / "reserve"
+    reserve.write_bytes(b"\0" * 40_960)
+    fill(small_disk)
+    reserve.unlink()
+    with open_books(small_disk) as books:
+        assert len(books.attachments()) == 1
+
+
+def test_a_disk_that_cannot_be_written_is_a_ledger_error(own_network: None, tmp_path: Path) -> None:
+    disk = mount_small_disk(tmp_path / "disk")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        with pytest.raises(LedgerError, match=r"disk/ledger\.db"):
+            Ledger.open(disk / "ledger.db", "boot")
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+        (disk / "ledger.db").write_bytes(b"damaged" * 1000)
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        with pytest.raises(LedgerError, match=r"disk/ledger\.db"):
+            Ledger.open(disk / "ledger.db", "boot")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_folder_in_place_of_the_file_is_a_ledger_error(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").mkdir()
+    with pytest.raises(LedgerError, match=r"ledger\.db"):
+        Ledger.open(tmp_path / "ledger.db", "boot")
