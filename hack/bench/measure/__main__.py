@@ -1,0 +1,113 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.demo import UNSHARE
+from agent.sim.stage import CNI_FOLDERS, Stage
+from measure import agent_process, attach, discovery, passthrough
+from measure.figures import Figures, exceeded, table
+
+CHECKOUT = Path(__file__).parents[3]
+PARTS = ("discovery", "agent", "attach", "passthrough")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, print and write. Returns 1 if a limit is not held."""
+    options = _parser().parse_args(arguments)
+    if not options.inside:
+        _enter_namespaces(arguments)
+    figures = _measure(options)
+    options.report.parent.mkdir(parents=True, exist_ok=True)
+    options.report.write_text(json.dumps({name: round(value, 4) for name, value in figures.items()}, indent=1) + "\n")
+    print("\n" + "\n".join(table(figures)) + f"\n\nThe figures are in {options.report}", flush=True)
+    for line in exceeded(figures):
+        print(f"LIMIT NOT HELD: {line}", flush=True)
+    return 1 if exceeded(figures) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hack/bench/run",
+        description="Measure discovery, the device plugins, the agent's footprint and the CNI relay, in network and"
+        " mount namespaces of their own. A busy machine gives bad figures; the ratios suffer least.",
+    )
+    add = parser.add_argument
+    add("--only", action="append", choices=PARTS, help="measure this part alone (may be repeated)")
+    add("--relay", type=Path, default=CHECKOUT / "build/shim/native/nodefabric-cni", help="default: %(default)s")
+    add("--report", type=Path, default=CHECKOUT / "build/reports/bench.json", help="default: %(default)s")
+    add("--scans", type=int, default=15, help="scans of the large node (default: %(default)s)")
+    add("--calls", type=int, default=1000, help="calls of each device plugin method (default: %(default)s)")
+    add("--rounds", type=int, default=150, help="rounds of ADD and DEL, and of pass-through (default: %(default)s)")
+    add("--idle", type=float, default=20.0, help="seconds to watch the idle agent (default: %(default)s)")
+    add("--inside", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def _enter_namespaces(arguments: Sequence[str]) -> None:
+    """Become the same command in fresh namespaces. An ordinary user becomes root of a user namespace."""
+    command = [UNSHARE, "--net", "--mount", "--propagation", "private"]
+    if os.geteuid() != 0:
+        command += ["--user", "--map-root-user"]
+    os.execv(UNSHARE, [*command, sys.executable, "-m", "measure", "--inside", *arguments])
+
+
+def _measure(options: argparse.Namespace) -> Figures:
+    parts = options.only or PARTS
+    figures: Figures = {}
+    # On a disk, not in memory: what the ledger waits for is a part of the figures.
+    with tempfile.TemporaryDirectory(prefix="nf-bench-", dir="/var/tmp") as folder:
+        if "discovery" in parts:
+            figures |= discovery.measure(Path(folder), options.scans, _say)
+    if "agent" in parts:
+        figures |= agent_process.measure(options.relay, options.calls, options.idle, _say)
+    if "attach" in parts or "passthrough" in parts:
+        figures |= _measure_relay(options, parts)
+    return figures
+
+
+def _measure_relay(options: argparse.Namespace, parts: Sequence[str]) -> Figures:
+    """Start one node for both parts, and measure them."""
+    figures: Figures = {}
+    _say(f"the agent on {attach.NODE}, with real links")
+    with tempfile.TemporaryDirectory(prefix="nf-bench-", dir="/var/tmp") as folder:
+        stage = Stage(Path(folder), options.relay)
+        try:
+            machine = stage.build_node(attach.NODE)
+            stage.write_config()
+            stage.write_conflist()
+            stage.start_kubelet("--seed", "7")
+            stage.start_agent()
+            stage.await_ready()
+            if "attach" in parts:
+                figures |= attach.measure(stage, machine, _host_device(), options.rounds, _say)
+            if "passthrough" in parts:
+                figures |= passthrough.measure(stage, options.rounds, _say)
+        except BaseException:
+            _say(stage.log_ends())
+            raise
+        finally:
+            stage.close()
+    return figures
+
+
+def _host_device() -> Path:
+    for folder in CNI_FOLDERS:
+        if (folder / "host-device").is_file():
+            return folder / "host-device"
+    raise SystemExit("the CNI plugin host-device is missing: install containernetworking-plugins")
+
+
+def _say(text: str) -> None:
+    print(f"bench: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,73 @@
+"""The agent as a process on the node with 1,024 VFs: kubelet's calls, memory, idle processor time."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agent.sim.stage import Stage, wait
+from measure import discovery, plugins
+from measure.figures import Figures
+from measure.footprint import cpu_percent, resident_mib
+
+RESOURCES: list[dict[str, Any]] = [
+    {"name": "rdma/hca", "kind": "hca", "select": {"vendors": ["15b3"]}},
+    {"name": "rdma/vf", "kind": "vf", "select": {"vendors": ["15b3"]}},
+]
+SETTLE_SECONDS = 5.0
+
+
+def measure(relay: Path, calls: int, idle_seconds: float, say: Callable[[str], None]) -> Figures:
+    """Run the agent publishing its topology, as a node with schedulers' support does, and once without."""
+    with _agent(relay, publish=True, say=say) as stage:
+        figures = plugins.measure(stage, calls, say)
+        say(f"footprint: the agent left alone for {idle_seconds:g} s")
+        pid = stage.processes["agent"].pid
+        cpu_percent(pid, SETTLE_SECONDS)
+        figures["idle_cpu_pct"] = cpu_percent(pid, idle_seconds)
+        figures["agent_rss_mib"] = resident_mib(pid)
+    with _agent(relay, publish=False, say=say) as stage:
+        plugins.measure(stage, calls, say)
+        pid = stage.processes["agent"].pid
+        cpu_percent(pid, SETTLE_SECONDS)
+        figures["agent_rss_no_publish_mib"] = resident_mib(pid)
+    return figures
+
+
+@contextmanager
+def _agent(relay: Path, *, publish: bool, say: Callable[[str], None]) -> Iterator[Stage]:
+    say(f"the agent on {discovery.NODE}, {'publishing its topology' if publish else 'publishing nothing'}")
+    # In a socket's path are 107 characters: a folder with a short name.
+    with tempfile.TemporaryDirectory(prefix="nf-bench-", dir="/var/tmp") as folder:
+        stage = Stage(Path(folder), relay)
+        try:
+            stage.build_node(discovery.NODE, with_links=False)
+            stage.write_conflist()
+            stage.start_kubelet()
+            topology = {"publish": publish, "startSpreadSeconds": 0, "kubeletConfig": f"{folder}/kubelet.yaml"}
+            stage.write_config({"resources": RESOURCES, "topology": topology})
+            stage.start_agent(*(_api_server(stage) if publish else ()))
+            stage.await_ready()
+            if publish:
+                wait("the topology object to be written", lambda: _has_published(stage) or None)
+            yield stage
+        except BaseException:
+            say(stage.log_ends())
+            raise
+        finally:
+            stage.close()
+
+
+def _api_server(stage: Stage) -> tuple[str, str]:
+    kubeconfig = stage.folder / "kubeconfig"
+    stage.spawn("apiserver", ["-m", "agent.sim.apiserver", "--kubeconfig", str(kubeconfig), "--node", "sim-node"], {})
+    wait("the API server", lambda: kubeconfig.exists() or None)
+    return "--kubeconfig", str(kubeconfig)
+
+
+def _has_published(stage: Stage) -> bool:
+    lines = stage.fetch("/metrics").splitlines()
+    return any(line.startswith("nodefabric_api_writes_total{") and 'outcome="accepted"' in line for line in lines)

@@ -1,0 +1,120 @@
+"""A CNI plugin in a host of its own: a network namespace with a simulated node's links in it.
+
+Each of the plugins that are compared has such a host, made by the same code from the same node, so
+that nobody's work disturbs the other's: link events of one namespace are not heard in another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent.hardware import netns as namespaces
+from agent.sim.runtime import make_netns, remove_netns
+from measure.program import Program, Run
+
+CLONE_NEWNET = 0x40000000
+IFNAME = "net1"
+T = TypeVar("T")
+
+
+class Host:
+    """A network namespace, and a thread in it: what the thread starts, opens or asks is there."""
+
+    def __init__(self, *, fresh: bool) -> None:
+        """Without `fresh` it is the namespace of this process."""
+        self._thread = ThreadPoolExecutor(1, initializer=_enter_fresh_namespace if fresh else None)
+
+    def close(self) -> None:
+        """End the thread, and with it a fresh namespace that nothing else holds."""
+        self._thread.shutdown()
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Do something in the namespace."""
+        return self._thread.submit(work).result()
+
+
+class Contender:
+    """A plugin, its network configuration, and the VF that it brings into a pod and back."""
+
+    def __init__(
+        self, program: Program, host: Host, config: Mapping[str, Any], environment: Mapping[str, str], link: str
+    ) -> None:
+        """`link` is the interface's name in the host; `environment` is what the plugin needs beside CNI's."""
+        self.name = program.path.name
+        self.host = host
+        self.link = link
+        self._program = program
+        self._config = {"cniVersion": "1.0.0", "name": "bench", **config}
+        self._environment = dict(environment)
+        self._netns: Path | None = None
+        self._result: dict[str, Any] = {}
+
+    def make_pod(self, netns: Path) -> None:
+        """Make the pod's network namespace."""
+        make_netns(netns)
+        self._netns = netns
+
+    def end_pod(self) -> None:
+        """End the pod's network namespace."""
+        if self._netns is not None:
+            remove_netns(self._netns)
+
+    def add(self, container_id: str) -> Run:
+        """Run ADD, and check what it answered and did."""
+        run = self._run("ADD", container_id, self._config)
+        self._result = json.loads(run.output)
+        found = [(i["name"], i["sandbox"]) for i in self._result.get("interfaces", ())]
+        if found != [(IFNAME, str(self._netns))]:
+            raise RuntimeError(f"{self.name} ADD answered with interfaces {found}")
+        if not self._in_pod() or self.in_host():
+            raise RuntimeError(f"{self.name} ADD answered, but {self.link} is not in the pod as {IFNAME}")
+        return run
+
+    def delete(self, container_id: str) -> Run:
+        """Run DEL. The VF may still be on its way back after it."""
+        return self._run("DEL", container_id, {**self._config, "prevResult": self._result})
+
+    def in_host(self) -> bool:
+        """Tell whether the VF is in the host under its own name. Waits for no lock in the kernel (SIOCGIFINDEX)."""
+        return self.host.do(lambda: _exists(self.link))
+
+    def _in_pod(self) -> bool:
+        with open(str(self._netns)) as netns:
+            return namespaces.run_in(netns.fileno(), lambda: _exists(IFNAME))
+
+    def _run(self, command: str, container_id: str, config: Mapping[str, Any]) -> Run:
+        environment = {
+            **self._environment,
+            "PATH": os.defpath,
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": container_id,
+            "CNI_NETNS": str(self._netns),
+            "CNI_IFNAME": IFNAME,
+            "CNI_PATH": str(self._program.path.parent),
+        }
+        text = json.dumps(config).encode()
+        run = self.host.do(lambda: self._program.run(environment, text))
+        if run.status != 0:
+            raise RuntimeError(f"{self.name} {command} failed: {run.output.decode(errors='replace')}")
+        return run
+
+
+def _exists(link: str) -> bool:
+    try:
+        socket.if_nametoindex(link)
+    except OSError:
+        return False
+    return True
+
+
+def _enter_fresh_namespace() -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"unshare: {os.strerror(number)}")

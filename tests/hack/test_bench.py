@@ -1,0 +1,39 @@
+"""The arithmetic and the stop-watch of the benchmarks."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from measure.figures import exceeded, quantile, spread, table
+from measure.program import Program
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 50), (0.99, 99), (1, 100), (0, 1)])
+def test_a_quantile_is_a_value_of_the_sample(share: float, value: int) -> None:
+    assert quantile(range(100, 0, -1), share) == value
+
+
+def test_a_sample_of_one_has_all_quantiles() -> None:
+    assert spread("add", [7.0]) == {"add_p50_ms": 7, "add_p99_ms": 7}
+
+
+def test_a_figure_on_its_limit_holds_it() -> None:
+    assert exceeded({"allocate_p99_ms": 5.0, "add_p50_ms": 1000.0}) == []
+
+
+def test_a_figure_above_its_limit_is_named_with_the_limit() -> None:
+    [line] = exceeded({"allocate_p99_ms": 5.1})
+    assert line.startswith("allocate_p99_ms is 5.1, must be at most 5")
+    [row] = table({"allocate_p99_ms": 5.1})
+    assert "OVER at most 5" in row
+
+
+def test_a_program_gets_each_run_s_input_and_gives_its_output_and_status() -> None:
+    with closing(Program(Path("/bin/cat"))) as cat:
+        assert [cat.run({}, text).output for text in (b"a longer text", b"short")] == [b"a longer text", b"short"]
+    with closing(Program(Path("/bin/false"))) as false:
+        run = false.run({}, b"")
+        assert (run.status, run.output) == (1, b"")
+        assert run.milliseconds > 0
