@@ -131,10 +131,10 @@ def _host(options: argparse.Namespace) -> Host:
 
 
 def _run(options: argparse.Namespace) -> int:
+    logs.configure(sys.stderr, options.log_level, options.log_format)
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC's core writes past Python's logging
     from agent.main import Agent
     from agent.startup import await_config
-
-    logs.configure(sys.stderr, options.log_level, options.log_format)
 
     async def serve() -> None:
         stop = asyncio.Event()
@@ -145,7 +145,7 @@ def _run(options: argparse.Namespace) -> int:
         try:
             config = await await_config(options.config, host.scan, stop)
             if config is not None:
-                log.info("configuration: %s", config)
+                log.info("configuration in effect: %s", configuration.describe(config))
                 await Agent(config, host, api=_api_server(config, options.kubeconfig)).run(stop)
         finally:
             host.close()

@@ -63,6 +63,8 @@ def configure(stream: TextIO, level: str = "INFO", form: str = "auto") -> loggin
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # At DEBUG gRPC writes a line for each event of each stream, which says nothing about the node.
+    logging.getLogger("grpc").setLevel(max(root.level, logging.INFO))
     return handler
 
 
