@@ -399,6 +399,7 @@ def _request(call: Call, conf: NetConf) -> dict[str, Any]:
         # Leases look the same in 1.0.0 and 1.1.0, and many installed plugins know only the former.
         version = min(conf.cni_version, "1.0.0")
         network = {"cniVersion": version, "name": conf.name, "type": "nodefabric", "ipam": dict(conf.ipam)}
+        network |= conf.for_ipam
     return {
         "name": conf.name,
         "settings": asdict(conf.settings),

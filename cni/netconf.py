@@ -39,6 +39,8 @@ class NetConf:
     settings: VfSettings
     mtu: int | None
     ipam: Mapping[str, Any] | None
+    for_ipam: Mapping[str, Any]
+    """What the pod asks of the IPAM plugin (runtimeConfig.ips, args.cni.ips …), in the keys it came in."""
     prev_result: Mapping[str, Any] | None
     valid_attachments: tuple[tuple[str, str], ...] | None
     """(container ID, interface) pairs that GC must keep; None outside GC."""
@@ -67,25 +69,28 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
     fields.text("type", "nodefabric", lambda v: bool(_PLUGIN_TYPE.fullmatch(v)), "a plugin type")
     fields.text("mode", "vf", lambda v: v == "vf", "vf")
     runtime = _Fields(fields.mapping("runtimeConfig") or {}, "runtimeConfig")
-    device = fields.address("deviceID") or fields.address("pciBusID") or runtime.address("deviceID")
-    mac = runtime.mac("mac") or _args_mac(cni_args or {}) or fields.mac("mac")
-    settings = replace(_settings(fields), mac=mac)
+    # All are read before one is chosen: Multus gives deviceID and pciBusID at once.
+    devices = fields.address("deviceID"), fields.address("pciBusID"), runtime.address("deviceID")
+    macs = runtime.mac("mac"), _args_mac(cni_args or {}), fields.mac("mac")
+    settings = replace(_settings(fields), mac=next(filter(None, macs), None))
     ipam = fields.mapping("ipam")
     if ipam is not None and ipam:
         kind = ipam.get("type")
         if not isinstance(kind, str) or not _PLUGIN_TYPE.fullmatch(kind):
             raise RequestInvalid(f"ipam.type must be the name of an IPAM plugin, is {kind!r}")
     previous = fields.mapping("prevResult")
+    _check_result(_Fields(previous or {}, "prevResult"))
     valid = fields.take("cni.dev/valid-attachments", lambda v: isinstance(v, list), "a list")
     mtu = fields.whole("mtu", 68, MAX_MTU)
     fields.refuse_unknown()
     return NetConf(
         cni_version=version,
         name=name,
-        device=device,
+        device=next(filter(None, devices), None),
         settings=settings,
         mtu=mtu,
         ipam=ipam or None,
+        for_ipam={key: document[key] for key in ("runtimeConfig", "args") if document.get(key) is not None},
         prev_result=previous,
         valid_attachments=None if valid is None else tuple(_valid_attachment(item, i) for i, item in enumerate(valid)),
     )
@@ -94,7 +99,7 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
 def with_network(conf: NetConf, document: Mapping[str, Any]) -> NetConf:
     """Set a call's interface up as a network of the agent's configuration says."""
     network = from_document(dict(document))
-    return replace(conf, settings=network.settings, mtu=network.mtu, ipam=network.ipam)
+    return replace(conf, settings=network.settings, mtu=network.mtu, ipam=network.ipam, for_ipam=network.for_ipam)
 
 
 class _Fields:
@@ -173,6 +178,14 @@ def _settings(fields: _Fields) -> VfSettings:
         trust=fields.switch("trust"),
         link_state=fields.word("link_state", ("auto", "enable", "disable")),
     )
+
+
+def _check_result(fields: _Fields) -> None:
+    for key in ("interfaces", "ips", "routes"):
+        fields.take(
+            key, lambda v: isinstance(v, list) and all(isinstance(item, dict) for item in v), "a list of objects"
+        )
+    fields.mapping("dns")
 
 
 def _args_mac(cni_args: Mapping[str, str]) -> str | None:

@@ -164,12 +164,10 @@ def test_a_full_disk_is_a_ledger_error_that_changes_nothing_and_passes(small_dis
 
         with pytest.raises(LedgerError, match="free space or repair the disk; nothing was changed"):
             attach_for_ever()
-        for attempt in (
-            lambda: books.grant("rdma/vf", {f"unit-{i}": VF for i in range(1000)}),
-            lambda: books.finish_attach([row.attachment_id], {"x": "y" * 100_000}),
-        ):
-            with pytest.raises(LedgerError, match="nothing was changed"):
-                attempt()
+        with pytest.raises(LedgerError, match="nothing was changed"):
+            books.grant("rdma/vf", {f"unit-{i}": VF for i in range(1000)})
+        with pytest.raises(LedgerError, match="nothing was changed"):
+            books.finish_attach([row.attachment_id], {"x": "y" * 100_000})
         # Reading goes on, and shows all that was promised and nothing else.
         assert books.attachments() == (row, *written)
         assert [g.unit_id for g in books.grants()] == ["u1"]

@@ -1,0 +1,244 @@
+"""Network configurations: what is read from them, and what is said about one that is wrong."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.errors import RequestInvalid
+from agent.model.allocation import VfSettings
+from cni import netconf
+
+FULL = {
+    "cniVersion": "1.1.0",
+    "name": "rails",
+    "type": "nodefabric",
+    "mode": "vf",
+    "deviceID": "0000:3B:00.2",
+    "vlan": 100,
+    "vlanQoS": 3,
+    "vlanProto": "802.1Q",
+    "mac": "02:00:00:00:00:AA",
+    "min_tx_rate": 10,
+    "max_tx_rate": 100,
+    "spoofchk": "off",
+    "trust": "on",
+    "link_state": "enable",
+    "mtu": 9000,
+    "ipam": {"type": "host-local", "subnet": "10.0.0.0/24"},
+    "prevResult": {"interfaces": [{"name": "eth0"}], "ips": [{"address": "10.0.0.2/24"}], "routes": [], "dns": {}},
+    "capabilities": {"mac": True},
+    "args": {"cni": {}},
+    "dns": {},
+    "disableCheck": True,
+    "logLevel": "debug",
+    "logFile": "/x",
+    "cni.dev/attachments": [],
+}
+
+
+def read(document: Any, **cni_args: str) -> netconf.NetConf:
+    return netconf.parse(json.dumps(document).encode(), cni_args)
+
+
+def test_every_key_is_read() -> None:
+    conf = read(FULL)
+    assert (conf.cni_version, conf.name, conf.device, conf.mtu) == ("1.1.0", "rails", "0000:3b:00.2", 9000)
+    assert conf.settings == VfSettings(
+        mac="02:00:00:00:00:aa",
+        vlan=100,
+        vlan_qos=3,
+        vlan_proto="802.1q",
+        min_tx_rate=10,
+        max_tx_rate=100,
+        spoofchk=False,
+        trust=True,
+        link_state="enable",
+    )
+    assert conf.mac == "02:00:00:00:00:aa"
+    assert conf.ipam == FULL["ipam"]
+    assert conf.prev_result == FULL["prevResult"]
+    assert conf.valid_attachments is None
+
+
+def test_an_empty_configuration_asks_for_nothing() -> None:
+    conf = read({})
+    assert (conf.cni_version, conf.name, conf.device, conf.mtu, conf.ipam) == ("0.3.1", "", None, None, None)
+    assert conf.settings.is_empty
+
+
+@pytest.mark.parametrize("key", [key for key in FULL if key != "cni.dev/attachments"])
+def test_null_means_that_the_key_is_absent(key: str) -> None:
+    """Go writes null for an empty list or map, and several runtimes do."""
+    assert read({key: None}) == read({})
+
+
+@pytest.mark.parametrize(
+    "key", ["cniVersion", "name", "type", "deviceID", "pciBusID", "mac", "vlanProto", "spoofchk", "trust", "link_state"]
+)
+def test_an_empty_text_means_that_the_key_is_absent(key: str) -> None:
+    assert read({key: ""}) == read({})
+
+
+def test_the_device_may_have_any_of_three_names() -> None:
+    first, second, third = "0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.4"
+    everywhere = {"deviceID": first, "pciBusID": second, "runtimeConfig": {"deviceID": third}}
+    assert read(everywhere).device == first
+    assert read(everywhere | {"deviceID": None}).device == second
+    assert read({"runtimeConfig": {"deviceID": third, "other": 1}}).device == third
+
+
+def test_the_mac_of_the_pod_goes_before_that_of_the_network() -> None:
+    runtime, args, network = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
+    assert read({"mac": network, "runtimeConfig": {"mac": runtime}}, MAC=args).mac == runtime
+    assert read({"mac": network}, MAC=args.upper()).mac == args
+    assert read({"mac": network}).mac == network
+
+
+@pytest.mark.parametrize(("text", "value"), [("on", True), (True, True), ("off", False), (False, False)])
+def test_switches_may_be_written_both_ways(text: object, value: bool) -> None:
+    conf = read({"spoofchk": text, "trust": text})
+    assert (conf.settings.spoofchk, conf.settings.trust) == (value, value)
+
+
+BAD_MACS = ["02:00:00:00:00", "01:00:00:00:00:01", "00:00:00:00:00:00", "02-00-00-00-00-01", "02:00:00:00:00:0g", 5]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("cniVersion", value) for value in ("0.2.0", "1.2.0", "2", 1, ["1.0.0"])],
+        *[("name", value) for value in ("-x", "a b", "x" * 256, "a/b", 5, ["x"], "a\n")],
+        *[("type", value) for value in ("../x", "a b", 5)],
+        *[("mode", value) for value in ("ipoib", 5)],
+        *[(key, value) for key in ("deviceID", "pciBusID") for value in ("3b:00.2", "eth0", 5, "0000:3b:00.8", [])],
+        *[("mac", value) for value in BAD_MACS],
+        *[("vlan", value) for value in (-1, 4095, "100", 1.5, True, [])],
+        *[("vlanQoS", value) for value in (-1, 8, "1", True)],
+        *[("vlanProto", value) for value in ("8021q", 5, ["802.1q"])],
+        *[(key, value) for key in ("min_tx_rate", "max_tx_rate") for value in (-1, "5", 0.5, 2**31 + 1, True)],
+        *[(key, value) for key in ("spoofchk", "trust") for value in ("yes", 1, 0, [], {})],
+        *[("link_state", value) for value in ("up", True, [], 0)],
+        *[("mtu", value) for value in (67, 65521, "1500", 0, True)],
+        *[("ipam", value) for value in ([], "host-local", 5)],
+        *[("runtimeConfig", value) for value in ([], "x", True)],
+        *[("prevResult", value) for value in ([], "x", True)],
+        *[("cni.dev/valid-attachments", value) for value in ({}, "x", True)],
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_key_and_what_it_should_be(key: str, value: object) -> None:
+    with pytest.raises(RequestInvalid) as caught:
+        read({key: value})
+    assert str(caught.value).startswith(f"{key} must be ")
+    assert ", is " in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("document", "path"),
+    [
+        ({"runtimeConfig": {"mac": "x"}}, "runtimeConfig.mac"),
+        ({"runtimeConfig": {"deviceID": "x"}}, "runtimeConfig.deviceID"),
+        ({"ipam": {"subnet": "x"}}, "ipam.type"),
+        ({"ipam": {"type": "../host-local"}}, "ipam.type"),
+        ({"ipam": {"type": ["x"]}}, "ipam.type"),
+        ({"cni.dev/valid-attachments": [{"containerID": "c", "ifname": "i"}, {}]}, "cni.dev/valid-attachments[1]"),
+        ({"cni.dev/valid-attachments": ["x"]}, "cni.dev/valid-attachments[0]"),
+        ({"prevResult": {"interfaces": "eth0"}}, "prevResult.interfaces"),
+        ({"prevResult": {"interfaces": ["eth0"]}}, "prevResult.interfaces"),
+        ({"prevResult": {"ips": {}}}, "prevResult.ips"),
+        ({"prevResult": {"ips": [5]}}, "prevResult.ips"),
+        ({"prevResult": {"routes": [[]]}}, "prevResult.routes"),
+        ({"prevResult": {"dns": []}}, "prevResult.dns"),
+    ],
+)
+def test_a_wrong_value_inside_is_refused_with_its_path(document: dict[str, object], path: str) -> None:
+    with pytest.raises(RequestInvalid) as caught:
+        read(document)
+    assert str(caught.value).startswith(f"{path} must ")
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ({"vlanQoS": 3}, "vlanQoS and vlanProto 802.1ad need a vlan"),
+        ({"vlan": 0, "vlanQoS": 3}, "vlanQoS and vlanProto 802.1ad need a vlan"),
+        ({"vlanProto": "802.1ad"}, "vlanQoS and vlanProto 802.1ad need a vlan"),
+        ({"min_tx_rate": 10, "max_tx_rate": 5}, "min_tx_rate 10 is above max_tx_rate 5"),
+        ({"vlna": 100}, "vlna is not a known key; known are: "),
+        ({"spoofChk": "on"}, "spoofChk is not a known key; known are: "),
+    ],
+)
+def test_keys_that_do_not_go_together_or_are_unknown_are_refused(document: dict[str, object], text: str) -> None:
+    with pytest.raises(RequestInvalid) as caught:
+        read(document)
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize("mac", ["x", "01:00:00:00:00:01", "00:00:00:00:00:00"])
+def test_a_wrong_mac_in_cni_args_is_refused(mac: str) -> None:
+    with pytest.raises(RequestInvalid, match="CNI_ARGS MAC must be a unicast MAC address"):
+        read({}, MAC=mac)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"\xff", b'{"a": }', b"[" * 100_000, b'{"mtu": ' + b"9" * 5000 + b"}", b"[]", b"5", b'"x"']
+)
+def test_what_is_no_json_object_is_refused(text: bytes) -> None:
+    with pytest.raises(RequestInvalid, match="the network configuration"):
+        netconf.parse(text)
+
+
+def test_the_attachments_to_keep_are_read() -> None:
+    conf = read({"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "net1"}]})
+    assert conf.valid_attachments == (("c1", "net1"),)
+    assert read({"cni.dev/valid-attachments": []}).valid_attachments == ()
+
+
+def test_a_network_of_the_agents_configuration_decides_how_an_interface_is_set_up() -> None:
+    call = read({"cniVersion": "1.0.0", "name": "chain", "prevResult": {"interfaces": []}, "mtu": 1400, "trust": "on"})
+    conf = netconf.with_network(call, {"mode": "vf", "mtu": 9000, "vlan": 7, "ipam": {"type": "static"}})
+    assert (conf.cni_version, conf.name, conf.prev_result) == ("1.0.0", "chain", {"interfaces": []})
+    assert (conf.mtu, conf.settings, conf.ipam) == (9000, VfSettings(vlan=7), {"type": "static"})
+
+
+def test_what_the_pod_asks_of_the_ipam_plugin_is_kept_for_it() -> None:
+    asked = {"runtimeConfig": {"ips": ["10.0.0.5/24"], "mac": "02:00:00:00:00:01"}, "args": {"cni": {"ips": []}}}
+    assert read(asked).for_ipam == asked
+    assert read({"runtimeConfig": None}).for_ipam == {}
+
+
+KEYS = st.sampled_from([*FULL, "pciBusID", "runtimeConfig", "cni.dev/valid-attachments", "interfaces", "ips", "x"])
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=8),
+        st.sampled_from(["on", "off", "1.0.0", "host-local", "0000:3b:00.2", "02:00:00:00:00:01", 100, "802.1ad"]),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=4)),
+    max_leaves=15,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(KEYS, VALUES, max_size=6), st.dictionaries(st.just("MAC"), st.text(max_size=20)))
+def test_whatever_is_configured_only_a_request_error_is_raised(
+    document: dict[str, object], cni_args: dict[str, str]
+) -> None:
+    with suppress(RequestInvalid):
+        read(document, **cni_args)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=50))
+def test_whatever_bytes_come_only_a_request_error_is_raised(text: bytes) -> None:
+    with suppress(RequestInvalid):
+        netconf.parse(text)
