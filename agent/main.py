@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -43,6 +44,8 @@ from deviceplugin.plugins import DevicePlugins
 
 LEDGER_RETRY_SECONDS = 5.0
 REGISTRATION_POLL_SECONDS = 0.5
+BEAT_SECONDS = 1.0
+STUCK_SECONDS = 20.0
 PODRESOURCES_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
@@ -102,6 +105,7 @@ class Agent:
         self._ledger: Ledger | None = None
         self._plugins: DevicePlugins | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._beat_at: float | None = None
         self.port = 0
         """Port of the endpoints, once open."""
 
@@ -157,6 +161,7 @@ class Agent:
                 tasks.create_task(self._inventory.run(), name="inventory"),
                 tasks.create_task(reconciler.run(hardware_changed), name="reconciler"),
                 tasks.create_task(self._watch_registration(plugins), name="registration"),
+                tasks.create_task(self._beat(), name="heartbeat"),
             ]
             if self._api is not None:
                 publisher = self._publisher(self._api)
@@ -175,7 +180,7 @@ class Agent:
 
     def _open_endpoints(self) -> EndpointServer:
         checks = {"agent": self.obstacles.first}
-        pages = Pages(metrics=self.metrics.render, status=self._status, health={}, ready=checks)
+        pages = Pages(metrics=self.metrics.render, status=self._status, health={"loop": self._stuck_loop}, ready=checks)
         return EndpointServer.open(self.config.endpoints.address, self.config.endpoints.port, pages)
 
     async def _open_ledger(self, boot_id: str, stop: asyncio.Event) -> Ledger | None:
@@ -206,6 +211,16 @@ class Agent:
                 start_spread=topology.start_spread_seconds,
             ),
         )
+
+    async def _beat(self) -> None:
+        while True:
+            self._beat_at = time.monotonic()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _stuck_loop(self) -> str | None:
+        """Tell whether the event loop, which answers kubelet, has stood still. Runs on the endpoints' threads."""
+        still = time.monotonic() - self._beat_at if self._beat_at is not None else 0.0
+        return f"the event loop has stood still for {still:.0f} s" if still > STUCK_SECONDS else None
 
     async def _tell_of_hardware(self, publisher: Publisher) -> None:
         generation = self._inventory.snapshot.generation
