@@ -16,6 +16,7 @@ import array
 import os
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -63,7 +64,7 @@ class Answer:
 
 def encode_request(request: Request) -> bytes:
     """Make a request frame. The descriptor travels beside it."""
-    env = b"".join(f"{k}={v}".encode() + b"\0" for k, v in request.env.items())
+    env = b"".join(f"{k}={v}".encode("utf-8", "surrogateescape") + b"\0" for k, v in request.env.items())
     body = env + b"\0" + request.stdin
     return _HEAD.pack(MAGIC, len(body)) + body
 
@@ -111,11 +112,17 @@ def _body(frame: bytes, limit: int) -> bytes:
     return frame[_HEAD.size :]
 
 
-def receive_request(connection: socket.socket) -> Request:
-    """Read one request and its descriptor, if one came. Raises FrameInvalid or OSError (timeout)."""
+def receive_request(connection: socket.socket, seconds: float | None = None) -> Request:
+    """Read one request and its descriptor, if one came. Raises FrameInvalid, or OSError.
+
+    `seconds` is for the whole request, however slowly it trickles in; TimeoutError when they are over.
+    """
+    deadline = None if seconds is None else time.monotonic() + seconds
+    _set_timeout(connection, deadline)
     data, netns = _receive_with_descriptor(connection)
     try:
         while len(data) < _HEAD.size or len(data) < _HEAD.size + _expected(data):
+            _set_timeout(connection, deadline)
             more = connection.recv(65536)
             if not more:
                 raise FrameInvalid("the connection ended inside a frame")
@@ -125,6 +132,14 @@ def receive_request(connection: socket.socket) -> Request:
         if netns is not None:
             os.close(netns)
         raise
+
+
+def _set_timeout(connection: socket.socket, deadline: float | None) -> None:
+    if deadline is not None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request did not come in time")
+        connection.settimeout(left)
 
 
 def _expected(data: bytes) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cni import protocol
@@ -37,15 +38,26 @@ def replay(folder: Path, answer: Callable[[protocol.Request], protocol.Answer]) 
                 raise protocol.FrameInvalid("not a DEL")
         except protocol.FrameInvalid as error:
             log.error("%s is not a spooled DEL (%s); it is set aside", file, error)
-            file.rename(file.with_suffix(".bad"))
+            with _tolerated(file):
+                file.rename(file.with_suffix(".bad"))
             continue
         except OSError as error:
             log.error("%s cannot be read: %s", file, error.strerror)
             continue
         result = answer(request)
         if result.exit == 0:
-            file.unlink(missing_ok=True)
+            with _tolerated(file):
+                file.unlink(missing_ok=True)
             done += 1
         else:
             log.error("the spooled DEL %s failed and stays: %s", file, result.stdout.decode(errors="replace"))
     return done
+
+
+@contextmanager
+def _tolerated(file: Path) -> Iterator[None]:
+    """Carry on where the disk refuses: the same DEL once more is harmless."""
+    try:
+        yield
+    except OSError as error:
+        log.error("%s stays in the spool: %s", file, error.strerror)

@@ -1,0 +1,163 @@
+"""Frames: written, read, and refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cni import protocol
+from cni.protocol import Answer, FrameInvalid, Request
+
+TEXTS = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=10)
+NAMES = TEXTS.filter(lambda name: name and "=" not in name)
+
+
+@given(st.dictionaries(NAMES, TEXTS, max_size=5), st.binary(max_size=50))
+def test_a_request_reads_back_as_it_was_written(env: dict[str, str], stdin: bytes) -> None:
+    assert protocol.decode_request(protocol.encode_request(Request(env, stdin))) == Request(env, stdin)
+
+
+@given(st.integers(0, 255), st.binary(max_size=50))
+def test_an_answer_reads_back_as_it_was_written(status: int, stdout: bytes) -> None:
+    assert protocol.decode_answer(protocol.encode_answer(Answer(status, stdout))) == Answer(status, stdout)
+
+
+def test_bytes_that_are_not_utf8_come_through_unchanged() -> None:
+    frame = b"NFC1" + (7).to_bytes(4, "big") + b"A=\xff\xfe\0\0x"
+    request = protocol.decode_request(frame)
+    assert request.env["A"].encode("utf-8", "surrogateescape") == b"\xff\xfe"
+    assert protocol.encode_request(request) == frame
+
+
+@settings(max_examples=200)
+@given(st.one_of(st.binary(max_size=40), st.binary(max_size=30).map(lambda b: b"NFC1" + len(b).to_bytes(4, "big") + b)))
+def test_whatever_bytes_come_only_a_frame_error_is_raised(frame: bytes) -> None:
+    with suppress(FrameInvalid):
+        protocol.decode_request(frame)
+    with suppress(FrameInvalid):
+        protocol.decode_answer(frame)
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (b"", "shorter than"),
+        (b"NFC1\0\0\0", "shorter than"),
+        (b"NFC2\0\0\0\0", "begins with"),
+        (b"NFC1\0\0\0\2x", "says 2 bytes, has 1"),
+        (b"NFC1\0\0\0\0x", "says 0 bytes, has 1"),
+        (b"NFC1\xff\xff\xff\xff", "limit 1048576"),
+        (b"NFC1\0\0\0\0", "does not end"),
+        (b"NFC1\0\0\0\3A=1", "does not end"),
+        (b"NFC1\0\0\0\3A\0\0", "not NAME=VALUE"),
+        (b"NFC1\0\0\0\4=A\0\0", "not NAME=VALUE"),
+    ],
+)
+def test_what_is_wrong_with_a_frame_is_told(frame: bytes, text: str) -> None:
+    with pytest.raises(FrameInvalid, match=text):
+        protocol.decode_request(frame)
+
+
+def received(frame: bytes, *descriptors: int, pieces: int = 1) -> Request:
+    """Send a frame in some pieces, with descriptors beside the first, and receive it."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.settimeout(5)
+        size = max(1, len(frame) // pieces)
+
+        def send() -> None:
+            socket.send_fds(here, [frame[:size]], list(descriptors))
+            for at in range(size, len(frame), size):
+                here.sendall(frame[at : at + size])
+            here.shutdown(socket.SHUT_WR)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            return protocol.receive_request(there)
+        finally:
+            sender.join()
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_descriptor_comes_with_the_request() -> None:
+    with open("/proc/self/ns/net") as netns:
+        request = received(protocol.encode_request(Request({"A": "1"}, b"{}")), netns.fileno())
+        assert request.netns is not None
+        assert os.fstat(request.netns).st_ino == os.fstat(netns.fileno()).st_ino
+        assert not os.get_inheritable(request.netns)
+        os.close(request.netns)
+
+
+def test_a_request_may_come_in_many_pieces() -> None:
+    sent = Request({"A": "1"}, b"x" * 200_000)
+    assert received(protocol.encode_request(sent), pieces=40) == sent
+    short = Request({"A": "1"}, b"")
+    assert received(protocol.encode_request(short), pieces=100) == short
+
+
+def test_the_largest_request_is_received_and_a_larger_one_refused() -> None:
+    largest = Request({"A": "1"}, b"x" * (protocol.MAX_REQUEST - 5))
+    assert received(protocol.encode_request(largest)) == largest
+    here, there = socket.socketpair()
+    with here, there:
+        here.sendall(b"NFC1" + (protocol.MAX_REQUEST + 1).to_bytes(4, "big"))
+        with pytest.raises(FrameInvalid, match="limit 1048576"):
+            protocol.receive_request(there)
+
+
+@pytest.mark.parametrize("count", [2, 3, 9])
+def test_more_than_one_descriptor_is_refused_and_all_are_closed(count: int) -> None:
+    frame = protocol.encode_request(Request({"A": "1"}, b""))
+    with open("/dev/null") as file:
+        before = open_descriptors()
+        with pytest.raises(FrameInvalid, match="more than one descriptor"):
+            received(frame, *[file.fileno()] * count)
+        assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("frame", [b"garbage!", b"NFC1\0\0\0\4A\0\0x", b"NFC1\0\0\0\4A", b"NF"])
+def test_the_descriptor_of_a_refused_request_is_closed(frame: bytes) -> None:
+    with open("/dev/null") as file:
+        before = open_descriptors()
+        with pytest.raises(FrameInvalid):
+            received(frame, file.fileno())
+        assert open_descriptors() == before
+
+
+def test_an_empty_connection_is_refused() -> None:
+    here, there = socket.socketpair()
+    with there:
+        here.close()
+        with pytest.raises(FrameInvalid, match="empty"):
+            protocol.receive_request(there)
+
+
+def test_a_sender_that_is_slow_in_small_bites_runs_out_of_time() -> None:
+    """Each byte alone comes in time; the whole request does not."""
+    here, there = socket.socketpair()
+    stop = threading.Event()
+
+    def trickle() -> None:
+        for byte in protocol.encode_request(Request({"A": "1"}, b"x" * 1000)):
+            if stop.wait(0.02):
+                return
+            with suppress(OSError):
+                here.send(bytes([byte]))
+
+    sender = threading.Thread(target=trickle)
+    with here, there:
+        sender.start()
+        with pytest.raises(TimeoutError):
+            protocol.receive_request(there, seconds=0.3)
+        stop.set()
+        sender.join()
