@@ -27,7 +27,7 @@ check: setup ## format, lint, types, import contracts, generated code
 
 bench: setup ## measurements, into build/reports/bench.json
 	@$(NATIVE)
-	hack/bench
+	hack/bench/run
 
 vm: setup ## the tests against a real kernel with SR-IOV adapters, in QEMU
 	@$(NATIVE)

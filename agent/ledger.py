@@ -17,6 +17,7 @@ import contextlib
 import importlib.resources
 import json
 import logging
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -117,10 +118,17 @@ class Ledger:
 
         self._write(write, durable=False)
 
-    def release(self, unit_ids: Iterable[str]) -> None:
-        """Forget the grants of these units: kubelet no longer counts them to any pod."""
-        units = [(unit,) for unit in unit_ids]
-        self._write(lambda: self._db.executemany("DELETE FROM grants WHERE unit_id = ?", units), durable=False)
+    def release(self, unit_ids: Iterable[str], granted_before: float = math.inf) -> None:
+        """Forget the grants of these units: kubelet no longer counts them to any pod.
+
+        `granted_before` (seconds since the epoch) spares one that was granted anew meanwhile.
+        """
+        units = [(unit, granted_before) for unit in unit_ids]
+
+        def write() -> None:
+            self._db.executemany("DELETE FROM grants WHERE unit_id = ? AND granted_at < ?", units)
+
+        self._write(write, durable=False)
 
     def grants(self) -> tuple[Grant, ...]:
         """List all grants, oldest first."""

@@ -23,15 +23,16 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from agent import cdi, status
-from agent.clients.kubelet import PodResources
+from agent.clients.kubelet import PodDevices, PodResources
 from agent.config import Config
 from agent.endpoints import EndpointServer, Pages
-from agent.errors import LedgerError, Unavailable
+from agent.errors import DeviceGone, LedgerError, Unavailable
 from agent.hardware.host import Host
 from agent.inventory import Inventory
 from agent.ledger import Ledger
 from agent.metrics import Facts, Metrics
 from agent.model.allocation import PodRef
+from agent.model.unit import OfferedUnit
 from agent.reconcile import Claim, Reconciler
 from agent.topology import resource
 from agent.topology.kubelet_config import KubeletConfigFile
@@ -104,6 +105,7 @@ class Agent:
         self._kinds = {resource.name: resource.kind for resource in config.resources}
         self._ledger: Ledger | None = None
         self._plugins: DevicePlugins | None = None
+        self._reconciler: Reconciler | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beat_at: float | None = None
         self.port = 0
@@ -135,11 +137,12 @@ class Agent:
                 ledger,
                 attachments,
                 claims=self._claims,
-                devices_of_units=lambda: {u.unit_id: u.device for units in plugins.units.values() for u in units},
+                devices_of_units=lambda: _devices_of(plugins.units) if plugins.units else None,
                 replay_spool=lambda: self._replay(server),
                 count=self.metrics.reconciled,
             )
             await asyncio.to_thread(reconciler.heal_attachments)
+            self._reconciler = reconciler
             server.start()
             stack.push_async_callback(asyncio.to_thread, server.close)
             self.obstacles.set("starting", None)
@@ -233,28 +236,40 @@ class Agent:
     def _granted(self, pod: PodRef) -> Sequence[GrantedDevice]:
         """List the VFs that kubelet gave to a pod, for a CNI call. Runs on the call's thread.
 
-        No VF is granted on the node at all: then none is this pod's, and kubelet need not be asked.
+        Once the grants agree with kubelet and none of them is a VF's, none is this pod's either, and
+        kubelet need not be asked. Until then kubelet is the authority: the ledger may be a new one.
         """
         assert self._ledger is not None
-        assert self._loop is not None
-        granted = {grant.unit_id: grant for grant in self._ledger.grants()}
-        if not any(self._kinds.get(grant.resource_name) == "vf" for grant in granted.values()):
+        assert self._plugins is not None
+        vfs = {name for name, kind in self._kinds.items() if kind == "vf"}
+        granted = {grant.unit_id: grant.device for grant in self._ledger.grants() if grant.resource_name in vfs}
+        if not vfs or (self._reconciler is not None and self._reconciler.settled and not granted):
             return ()
+        found = self._ask_kubelet(pod)
+        if found is None:
+            return ()
+        self._ledger.bind(found.all_device_ids, pod)
+        mine = []
+        for name in sorted(vfs):
+            network = next(
+                (self.config.network(r.network) for r in self.config.resources if r.name == name and r.network), None
+            )
+            for unit_id in sorted(found.device_ids(name)):
+                offered = self._plugins.unit(unit_id)
+                device = granted.get(unit_id) or (offered.device if offered is not None else None)
+                if device is None:
+                    raise DeviceGone(unit_id, f"among the units of {name}, though kubelet gave it to {pod}")
+                mine.append(GrantedDevice(device, name, network.netconf if network is not None else None))
+        return mine
+
+    def _ask_kubelet(self, pod: PodRef) -> PodDevices | None:
+        assert self._loop is not None
         asked = asyncio.run_coroutine_threadsafe(self._pod_resources.get(pod), self._loop)
         try:
-            found = asked.result(PODRESOURCES_SECONDS)
+            return asked.result(PODRESOURCES_SECONDS)
         except concurrent.futures.TimeoutError as error:
             asked.cancel()
             raise Unavailable(f"kubelet did not say what {pod} holds within {PODRESOURCES_SECONDS:g} s") from error
-        mine = [granted[unit] for unit in (found.all_device_ids if found else ()) if unit in granted]
-        self._ledger.bind([grant.unit_id for grant in mine], pod)
-        networks = {r.name: self.config.network(r.network) for r in self.config.resources if r.network is not None}
-        return tuple(
-            GrantedDevice(grant.device, grant.resource_name, network.netconf if network is not None else None)
-            for grant in sorted(mine, key=lambda grant: (grant.resource_name, grant.device))
-            if self._kinds.get(grant.resource_name) == "vf"
-            for network in [networks.get(grant.resource_name)]
-        )
 
     async def _claims(self) -> Sequence[Claim]:
         """List what kubelet says that pods hold of our resources."""
@@ -315,6 +330,10 @@ class Agent:
     def _observe_rpc(self, operation: str) -> Iterator[None]:
         with self.metrics.observe(operation):
             yield
+
+
+def _devices_of(units: Mapping[str, Sequence[OfferedUnit]]) -> dict[str, str]:
+    return {unit.unit_id: unit.device for offered in units.values() for unit in offered}
 
 
 def _open_ledger(path: Path, boot_id: str) -> Ledger:

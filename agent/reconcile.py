@@ -41,12 +41,16 @@ class Reconciler:
         attachments: Attachments,
         *,
         claims: Callable[[], Awaitable[Sequence[Claim]]],
-        devices_of_units: Callable[[], Mapping[str, str]],
+        devices_of_units: Callable[[], Mapping[str, str] | None],
         replay_spool: Callable[[], int],
         count: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`claims` asks kubelet's PodResources; `devices_of_units` maps the offered unit IDs to devices."""
+        """Join the parts.
+
+        `claims` asks kubelet's PodResources; `devices_of_units` maps the offered unit IDs to devices,
+        and gives None before the first offer.
+        """
         self._ledger = ledger
         self._attachments = attachments
         self._claims = claims
@@ -54,6 +58,8 @@ class Reconciler:
         self._replay_spool = replay_spool
         self._count = count
         self._clock = clock
+        self.settled = False
+        """Whether the grants have agreed with kubelet's word once since the start."""
 
     async def run_once(self) -> None:
         """Compare everything once, and heal what can be healed."""
@@ -110,7 +116,8 @@ class Reconciler:
 
     def _settle(self, claims: Sequence[Claim]) -> None:
         granted = {grant.unit_id: grant for grant in self._ledger.grants()}
-        devices = self._devices_of_units()
+        offered = self._devices_of_units()
+        devices = offered or {}
         claimed = {claim.unit_id for claim in claims}
         for claim in claims:
             grant = granted.get(claim.unit_id)
@@ -124,9 +131,10 @@ class Reconciler:
         old = self._clock() - UNCLAIMED_SECONDS
         unclaimed = [g.unit_id for g in granted.values() if g.unit_id not in claimed and g.granted_at < old]
         if unclaimed:
-            self._ledger.release(unclaimed)
+            self._ledger.release(unclaimed, granted_before=old)
             for _ in unclaimed:
                 self._count("grant-released")
+        self.settled = self.settled or offered is not None
 
 
 def _differs(known: PodRef, claimed: PodRef) -> bool:
