@@ -106,31 +106,31 @@ def test_switches_may_be_written_both_ways(text: object, value: bool) -> None:
     assert (conf.settings.spoofchk, conf.settings.trust) == (value, value)
 
 
-BAD_MACS = ["02:00:00:00:00", "01:00:00:00:00:01", "00:00:00:00:00:00", "02-00-00-00-00-01", "02:00:00:00:00:0g", 5]
+WRONG: dict[str, tuple[object, ...]] = {
+    "cniVersion": ("0.2.0", "1.2.0", "2", 1, ["1.0.0"]),
+    "name": ("-x", "a b", "x" * 256, "a/b", 5, ["x"], "a\n"),
+    "type": ("../x", "a b", 5),
+    "mode": ("ipoib", 5),
+    "deviceID": ("3b:00.2", "eth0", 5, "0000:3b:00.8", []),
+    "pciBusID": ("3b:00.2", 5),
+    "mac": ("02:00:00:00:00", "01:00:00:00:00:01", "00:00:00:00:00:00", "02-00-00-00-00-01", "02:00:00:00:00:0g", 5),
+    "vlan": (-1, 4095, "100", 1.5, True, []),
+    "vlanQoS": (-1, 8, "1", True),
+    "vlanProto": ("8021q", 5, ["802.1q"]),
+    "min_tx_rate": (-1, "5", 0.5, 2**31 + 1, True),
+    "max_tx_rate": (-1, "5", 0.5, 2**31 + 1, True),
+    "spoofchk": ("yes", 1, 0, [], {}),
+    "trust": ("yes", 1, 0, [], {}),
+    "link_state": ("up", True, [], 0),
+    "mtu": (67, 65521, "1500", 0, True),
+    "ipam": ([], "host-local", 5),
+    "runtimeConfig": ([], "x", True),
+    "prevResult": ([], "x", True),
+    "cni.dev/valid-attachments": ({}, "x", True),
+}
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *[("cniVersion", value) for value in ("0.2.0", "1.2.0", "2", 1, ["1.0.0"])],
-        *[("name", value) for value in ("-x", "a b", "x" * 256, "a/b", 5, ["x"], "a\n")],
-        *[("type", value) for value in ("../x", "a b", 5)],
-        *[("mode", value) for value in ("ipoib", 5)],
-        *[(key, value) for key in ("deviceID", "pciBusID") for value in ("3b:00.2", "eth0", 5, "0000:3b:00.8", [])],
-        *[("mac", value) for value in BAD_MACS],
-        *[("vlan", value) for value in (-1, 4095, "100", 1.5, True, [])],
-        *[("vlanQoS", value) for value in (-1, 8, "1", True)],
-        *[("vlanProto", value) for value in ("8021q", 5, ["802.1q"])],
-        *[(key, value) for key in ("min_tx_rate", "max_tx_rate") for value in (-1, "5", 0.5, 2**31 + 1, True)],
-        *[(key, value) for key in ("spoofchk", "trust") for value in ("yes", 1, 0, [], {})],
-        *[("link_state", value) for value in ("up", True, [], 0)],
-        *[("mtu", value) for value in (67, 65521, "1500", 0, True)],
-        *[("ipam", value) for value in ([], "host-local", 5)],
-        *[("runtimeConfig", value) for value in ([], "x", True)],
-        *[("prevResult", value) for value in ([], "x", True)],
-        *[("cni.dev/valid-attachments", value) for value in ({}, "x", True)],
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
 def test_a_wrong_value_is_refused_with_its_key_and_what_it_should_be(key: str, value: object) -> None:
     with pytest.raises(RequestInvalid) as caught:
         read({key: value})

@@ -1,0 +1,191 @@
+"""The standard IPAM plugins, real and misbehaving."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import IpamFailed
+from cni import ipam
+from cni.ipam import IpamCall
+
+PLUGINS = "/opt/cni/bin:/usr/lib/cni"
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> IpamCall:
+    return IpamCall("c1", "net1", "/var/run/netns/x", "IgnoreUnknown=1;K8S_POD_NAME=p", str(tmp_path))
+
+
+def network(kind: str, **more: Any) -> dict[str, Any]:
+    return {"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric", "ipam": {"type": kind, **more}}
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Callable[[str], Path]:
+    """Write a shell script as IPAM plugin `stub`."""
+
+    def write(script: str) -> Path:
+        file = tmp_path / "stub"
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+        return file
+
+    return write
+
+
+def test_real_addresses_are_leased_and_given_back(tmp_path: Path) -> None:
+    if shutil.which("host-local", path=PLUGINS) is None:
+        pytest.skip("the standard plugins are not installed (Debian: containernetworking-plugins)")
+    document = network(
+        "host-local",
+        dataDir=str(tmp_path),
+        ranges=[[{"subnet": "10.9.0.0/24"}], [{"subnet": "fd09::/64"}]],
+        routes=[{"dst": "0.0.0.0/0"}],
+    )
+    call = IpamCall("c1", "net1", "/var/run/netns/x", "", PLUGINS)
+    leases = ipam.add(document, call)
+    assert leases.addresses == ("10.9.0.2/24", "fd09::2/64")
+    assert [(r.destination, r.gateway) for r in leases.kernel_routes()] == [("0.0.0.0/0", "10.9.0.1")]
+    assert (tmp_path / "rails/10.9.0.2").exists()
+    with pytest.raises(IpamFailed, match="ADD failed: "):
+        ipam.add(document, call)
+    ipam.delete(document, call)
+    ipam.delete(document, call)
+    assert not (tmp_path / "rails/10.9.0.2").exists()
+
+
+def test_a_full_range_is_told(tmp_path: Path) -> None:
+    if shutil.which("host-local", path=PLUGINS) is None:
+        pytest.skip("the standard plugins are not installed (Debian: containernetworking-plugins)")
+    document = network("host-local", dataDir=str(tmp_path), ranges=[[{"subnet": "10.9.0.0/30"}]])
+    ipam.add(document, IpamCall("c1", "net1", "/x", "", PLUGINS))
+    with pytest.raises(IpamFailed, match=r"IPAM plugin host-local: ADD failed: .*no IP addresses available") as caught:
+        ipam.add(document, IpamCall("c2", "net1", "/x", "", PLUGINS))
+    assert caught.value.code is not None
+
+
+def test_the_plugin_is_told_of_the_call_and_nothing_else(
+    tmp_path: Path, plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    plugin(f'env >{tmp_path}/env; cat >{tmp_path}/stdin; echo \'{{"ips": [{{"address": "10.0.0.2/24"}}]}}\'')
+    document = network("stub")
+    assert ipam.add(document, call).addresses == ("10.0.0.2/24",)
+    env = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    for shells_own in ("PWD", "SHLVL", "_", "OLDPWD"):
+        env.pop(shells_own, None)
+    assert env == {
+        "CNI_COMMAND": "ADD",
+        "CNI_CONTAINERID": "c1",
+        "CNI_IFNAME": "net1",
+        "CNI_NETNS": "/var/run/netns/x",
+        "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=p",
+        "CNI_PATH": str(tmp_path),
+        "PATH": "/bin:/usr/bin",
+    }
+    assert json.loads((tmp_path / "stdin").read_text()) == document
+
+
+def test_the_first_plugin_on_the_path_is_taken(tmp_path: Path, plugin: Callable[[str], Path]) -> None:
+    plugin('echo \'{"ips": [{"address": "10.0.0.2/24"}]}\'')
+    path = f"{tmp_path}/missing::relative:{tmp_path}:/usr/lib/cni"
+    assert ipam.add(network("stub"), IpamCall("c1", "net1", "/x", "", path)).addresses == ("10.0.0.2/24",)
+
+
+@pytest.mark.parametrize("path", ["", ":", "/nowhere:/usr/nowhere"])
+def test_a_plugin_that_is_not_on_the_path_is_named(path: str) -> None:
+    with pytest.raises(IpamFailed, match=r"IPAM plugin stub: is not in CNI_PATH .*: install it there"):
+        ipam.add(network("stub"), IpamCall("c1", "net1", "/x", "", path))
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "code"),
+    [
+        ("""echo '{"code": 11, "msg": "no more addresses", "details": "x"}'; exit 1""", "no more addresses", 11),
+        ("echo broken >&2; exit 1", "broken", None),
+        ("exit 3", "no message", None),
+        ("echo garbage; exit 1", "no message", None),
+        ("""echo '["list"]'; exit 1""", "no message", None),
+        ("""echo '{"code": "x", "msg": {"a": 1}}'; exit 1""", "{'a': 1}", None),
+        ("kill -9 $$", "no message", None),
+        (r"printf '\377\376' >&2; exit 1", "\ufffd\ufffd", None),
+    ],
+)
+def test_what_a_failing_plugin_says_is_passed_on(
+    plugin: Callable[[str], Path], call: IpamCall, script: str, text: str, code: int | None
+) -> None:
+    plugin(script)
+    with pytest.raises(IpamFailed) as caught:
+        ipam.add(network("stub"), call)
+    assert str(caught.value) == f"IPAM plugin stub: ADD failed: {text}"
+    assert caught.value.code == code
+    with pytest.raises(IpamFailed, match="DEL failed: "):
+        ipam.delete(network("stub"), call)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "garbage",
+        "[]",
+        r"\377\376",
+        "{}",
+        '{"ips": null}',
+        '{"ips": []}',
+        '{"ips": {}}',
+        '{"ips": ["10.0.0.2/24"]}',
+        '{"ips": [{"address": 5}]}',
+        '{"ips": [{"address": "10.0.0.2"}]}',
+        '{"ips": [{"address": "10.0.0.2/33"}]}',
+        '{"ips": [{"address": "10.0.0.2/24", "gateway": 5}]}',
+        '{"ips": [{"address": "10.0.0.2/24", "gateway": "10.0.0.300"}]}',
+        '{"ips": [{"address": "10.0.0.2/24"}], "routes": {"x": 1}}',
+        '{"ips": [{"address": "10.0.0.2/24"}], "routes": [{"dst": 5}]}',
+        '{"ips": [{"address": "10.0.0.2/24"}], "routes": [{"dst": "default"}]}',
+        '{"ips": [{"address": "10.0.0.2/24"}], "routes": [{"dst": "10.0.0.0/8", "gw": "x"}]}',
+        '{"ips": [{"address": "10.0.0.2/24"}], "dns": ["x"]}',
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_an_error(plugin: Callable[[str], Path], call: IpamCall, answer: str) -> None:
+    plugin(f"printf '{answer}'")
+    with pytest.raises(IpamFailed, match=r"IPAM plugin stub: answered without usable (ips|routes|dns): "):
+        ipam.add(network("stub"), call)
+    ipam.delete(network("stub"), call)
+
+
+@pytest.mark.parametrize("extra", ['"routes": null', '"routes": [{"dst": "10.1.0.0/16", "gw": ""}]', '"dns": null'])
+def test_what_go_writes_for_nothing_is_fine(plugin: Callable[[str], Path], call: IpamCall, extra: str) -> None:
+    plugin(f'echo \'{{"ips": [{{"address": "10.0.0.2/24", "gateway": null}}], {extra}}}\'')
+    assert ipam.add(network("stub"), call).addresses == ("10.0.0.2/24",)
+
+
+def test_a_plugin_that_hangs_is_killed_with_its_children(
+    plugin: Callable[[str], Path], call: IpamCall, tmp_path: Path
+) -> None:
+    plugin(f"sleep 1000 & echo $! >{tmp_path}/pid; sleep 1000")
+    with pytest.raises(IpamFailed, match=r"ADD did not end within 0\.3 s and was killed"):
+        ipam.add(network("stub"), call, seconds=0.3)
+    child = Path("/proc", (tmp_path / "pid").read_text().strip(), "cmdline")
+    deadline = time.monotonic() + 5
+    while child.exists() and child.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not child.exists() or not child.read_bytes()
+
+
+def test_a_plugin_that_cannot_be_run_is_named(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    plugin("").chmod(0o644)
+    with pytest.raises(IpamFailed, match="stub cannot be run: Permission denied"):
+        ipam.add(network("stub"), call)
+
+
+def test_a_plugin_that_does_not_read_its_input_is_fine(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    plugin('exec <&-; echo \'{"ips": [{"address": "10.0.0.2/24"}]}\'')
+    document = network("stub", padding="x" * 500_000)
+    assert ipam.add(document, call).addresses == ("10.0.0.2/24",)
