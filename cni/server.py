@@ -14,6 +14,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -36,6 +37,9 @@ from cni.attachment import Attachments, Call
 
 MAX_CONNECTIONS = 64
 RECEIVE_SECONDS = 10.0
+END_SECONDS = 0.5
+"""How long the end of the agent waits for requests under way."""
+ACCEPT_PAUSE_SECONDS = 0.1
 COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
 
 _CONTAINER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
@@ -71,6 +75,7 @@ class CniServer:
         self._obstacle = obstacle
         self._observe = observe
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._ending = threading.Event()
         self._listener: socket.socket | None = None
 
     def start(self) -> None:
@@ -91,22 +96,43 @@ class CniServer:
         self._listener = listener
         threading.Thread(target=self._accept, args=(listener,), name="cni", daemon=True).start()
 
-    def close(self) -> None:
-        """Stop listening. Requests under way end by themselves."""
-        if self._listener is not None:
-            self._path.unlink(missing_ok=True)
-            self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
-            self._listener = None
+    def close(self, seconds: float = END_SECONDS) -> None:
+        """Stop listening, and wait a bounded time for requests under way.
+
+        One that is not done by then, or that fails for want of what was closed, gets no answer: its
+        relay asks the next agent, as if this one had been killed.
+        """
+        if self._listener is None:
+            return
+        self._ending.set()
+        self._path.unlink(missing_ok=True)
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._listener = None
+        deadline = time.monotonic() + seconds
+        for _ in range(MAX_CONNECTIONS):
+            if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                return
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
             self._slots.acquire()
             try:
-                connection, _ = listener.accept()
-            except OSError:
-                return  # closed
+                self._begin(listener.accept()[0])
+            except (OSError, RuntimeError) as error:  # RuntimeError: no more threads
+                self._slots.release()
+                if self._ending.is_set():
+                    return
+                # Out of descriptors, memory or threads: nobody else would serve this socket, so carry on.
+                log.error("a CNI connection cannot be taken: %s", error)
+                self._ending.wait(ACCEPT_PAUSE_SECONDS)
+
+    def _begin(self, connection: socket.socket) -> None:
+        try:
             threading.Thread(target=self._serve, args=(connection,), name="cni-request", daemon=True).start()
+        except RuntimeError:
+            connection.close()
+            raise
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -122,7 +148,8 @@ class CniServer:
                 finally:
                     if request.netns is not None:
                         os.close(request.netns)
-                connection.sendall(protocol.encode_answer(answer))
+                if answer.exit == 0 or not self._ending.is_set():
+                    connection.sendall(protocol.encode_answer(answer))
         except (OSError, protocol.FrameInvalid) as error:
             log.warning("a CNI connection ended early: %s", error)
         finally:
