@@ -83,9 +83,9 @@ class Obstacles:
             self.found[name] = what
             log.error("%s: %s", name, what)
 
-    def first(self) -> str | None:
-        """Return one of them as a sentence, or None."""
-        return next((f"{name}: {what}" for name, what in self.found.items()), None)
+    def first(self, besides: str | None = None) -> str | None:
+        """Return one of them as a sentence, or None. `besides` names one that does not count."""
+        return next((f"{name}: {what}" for name, what in list(self.found.items()) if name != besides), None)
 
 
 class Agent:
@@ -128,7 +128,7 @@ class Agent:
             attachments = Attachments(self._host, ledger, lambda: self._inventory.snapshot, self._granted)
             stack.push_async_callback(asyncio.to_thread, attachments.close)
             server = CniServer(
-                self.config.cni_socket, attachments, obstacle=self.obstacles.first, observe=self._observe_cni
+                self.config.cni_socket, attachments, obstacle=self._unable_to_attach, observe=self._observe_cni
             )
             self._plugins = plugins = DevicePlugins(
                 self.config, self._inventory, ledger, observe=self._observe_rpc, cdi_kinds=cdi.installed_kinds
@@ -232,6 +232,13 @@ class Agent:
             generation = (await self._inventory.newer_than(generation)).generation
 
     # ---------------------------------------------------- what the parts ask for
+
+    def _unable_to_attach(self) -> str | None:
+        """Answer CNI's STATUS. The runtime calls the whole node's network not ready while this is not None.
+
+        So a kubelet that has not taken up our resources does not count: no ADD needs that.
+        """
+        return self.obstacles.first(besides="kubelet")
 
     def _granted(self, pod: PodRef) -> Sequence[GrantedDevice]:
         """List the VFs that kubelet gave to a pod, for a CNI call. Runs on the call's thread.

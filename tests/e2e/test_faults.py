@@ -134,6 +134,22 @@ def test_a_missing_kubelet_is_said_and_waited_for(stage: Stage) -> None:
     stage.await_ready()
 
 
+def test_the_network_is_ready_while_kubelet_is_away(stage: Stage) -> None:
+    stage.build_node("one-nic", with_links=False)
+    stage.write_config()
+    stage.write_conflist()
+    stage.start_agent()
+    wait("a line in the log", lambda: "kubelet.sock is missing" in stage.log("agent") or None)
+    done = subprocess.run(
+        [str(stage.folder / "cni/nodefabric")],
+        input=b'{"cniVersion": "1.1.0", "name": "x", "type": "nodefabric"}',
+        env={**stage.relay_environment, "CNI_COMMAND": "STATUS", "CNI_PATH": stage.cni_path},
+        capture_output=True,
+    )
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert "kubelet" in (not_ready_text(stage) or "")
+
+
 def test_a_bad_configuration_is_said_and_its_repair_noticed(stage: Stage) -> None:
     stage.build_node("one-nic", with_links=False)
     stage.write_conflist()
