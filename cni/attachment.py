@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from ipaddress import ip_interface
 from typing import Any
 
 from agent.errors import AgentError, AttachmentError, DeviceBusy, IpamFailed, RequestInvalid
@@ -77,12 +78,15 @@ class Attachments:
         ledger: Ledger,
         snapshot: Callable[[], Snapshot],
         granted: Callable[[PodRef], Sequence[GrantedDevice]],
+        *,
+        busy_seconds: float = BUSY_SECONDS,
     ) -> None:
         """`granted` lists the VFs that kubelet gave to a pod; it may raise Unavailable."""
         self._host = host
         self._ledger = ledger
         self._snapshot = snapshot
         self._granted = granted
+        self._busy_seconds = busy_seconds
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._leaving: dict[int, threading.Thread] = {}
@@ -109,7 +113,7 @@ class Attachments:
                 )
             return call.conf.prev_result
         owner = Owner(call.container_id, call.ifname, call.pod, namespaces.identity(call.netns))
-        deadline = time.monotonic() + BUSY_SECONDS
+        deadline = time.monotonic() + self._busy_seconds
         while True:
             with self._locked(target.device for target in targets):
                 answered = self._answered_before(owner, targets)
@@ -415,7 +419,7 @@ def _ipam_call(request: Mapping[str, Any], container_id: str, ifname: str, netns
 
 
 def _leased(row: Attachment) -> set[str]:
-    """The addresses that the answer gave to this interface."""
+    """The addresses that the answer gave to this interface, in the kernel's spelling."""
     answer = row.result or {}
     index = next((i for i, found in enumerate(answer.get("interfaces", [])) if found.get("name") == row.ifname), None)
-    return {ip["address"] for ip in answer.get("ips", []) if ip.get("interface") == index}
+    return {str(ip_interface(ip["address"])) for ip in answer.get("ips", []) if ip.get("interface") == index}

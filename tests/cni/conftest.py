@@ -1,4 +1,4 @@
-"""The relay in both builds: as installed, and with address and undefined-behaviour sanitizers."""
+"""The relay in both builds (as installed, and with sanitizers), and a node with VFs to attach."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cni import tiny_node
 from tests.cni.relay import Relay
+from tests.cni.tiny_node import Rig
 
 ROOT = Path(__file__).parents[2]
 SANITIZED = [
@@ -54,3 +56,11 @@ def relay(request: pytest.FixtureRequest, relay_program: Callable[[str], Path], 
 def sanitized_relay(relay_program: Callable[[str], Path], short_folder: Path) -> Relay:
     """The relay that stops at any misuse of memory."""
     return Relay(relay_program("sanitized"), short_folder)
+
+
+@pytest.fixture
+def rig(own_network: None, tmp_path: Path) -> Iterator[Rig]:
+    """A node of one PF and three VFs on real links, in a network namespace of the test's own."""
+    tiny_node.create(tmp_path)
+    with tiny_node.open_rig(tmp_path) as rig:
+        yield rig

@@ -1,0 +1,301 @@
+"""ADD and DEL of VFs on real links: what a pod gets, and what the host gets back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import DeviceBusy, DeviceGone, RequestInvalid
+from agent.model.allocation import AttachmentState, VfSettings
+from tests.cni.tiny_node import PF_NETDEV, Rig, mac_of, netdev, until, vf
+
+SETTINGS: dict[str, Any] = {
+    "vlan": 100,
+    "vlanQoS": 2,
+    "trust": "on",
+    "spoofchk": "off",
+    "max_tx_rate": 500,
+    "link_state": "enable",
+}
+MAC = "02:00:00:00:00:77"
+
+
+def test_add_puts_the_vf_into_the_pod_as_configured(rig: Rig) -> None:
+    pod = rig.pod()
+    answer = rig.add("c1", pod, mac=MAC, mtu=1400, **SETTINGS)
+    link = rig.in_pod(pod)
+    assert link is not None
+    assert (link.name, link.mac, link.mtu, link.up, link.carrier) == ("net1", MAC, 1400, True, True)
+    assert rig.machine.find_netdev(vf(0)) is None
+    assert rig.settings() == VfSettings(
+        mac=MAC,
+        vlan=100,
+        vlan_qos=2,
+        vlan_proto="802.1q",
+        min_tx_rate=0,
+        max_tx_rate=500,
+        spoofchk=False,
+        trust=True,
+        link_state="enable",
+    )
+    assert answer == {
+        "cniVersion": "1.1.0",
+        "interfaces": [{"name": "net1", "mac": MAC, "mtu": 1400, "sandbox": str(pod), "pciID": vf(0)}],
+        "dns": {},
+    }
+    (row,) = rig.ledger.attachments()
+    assert (row.state, row.device, row.owner.container_id) == (AttachmentState.ATTACHED, vf(0), "c1")
+
+
+def test_a_vf_of_which_nothing_is_asked_keeps_its_mac_and_mtu(rig: Rig) -> None:
+    pod = rig.pod()
+    answer = rig.add("c1", pod)
+    link = rig.in_pod(pod)
+    assert link is not None
+    assert (link.mac, link.mtu, link.up) == (mac_of(0), 1500, True)
+    assert (answer["interfaces"][0]["mac"], answer["interfaces"][0]["mtu"]) == (mac_of(0), 1500)
+
+
+def test_add_gives_the_addresses_and_routes_of_the_ipam_plugin(rig: Rig) -> None:
+    pod = rig.pod()
+    answer = rig.add("c1", pod, ipam=rig.ipam())
+    assert [ip["address"] for ip in answer["ips"]] == ["10.9.0.2/24", "fd09::2/64"]
+    found = json.loads(rig.run_in(pod, "ip", "-j", "address", "show", "net1"))[0]["addr_info"]
+    assert {(a["local"], a["prefixlen"]) for a in found if a["scope"] == "global"} == {
+        ("10.9.0.2", 24),
+        ("fd09::2", 64),
+    }
+    assert not any("tentative" in a for a in found if a["scope"] == "global")
+    (route,) = json.loads(rig.run_in(pod, "ip", "-j", "route", "show", "10.10.0.0/16"))
+    assert (route["gateway"], route["dev"]) == ("10.9.0.1", "net1")
+    (route,) = json.loads(rig.run_in(pod, "ip", "-j", "-6", "route", "show", "fd10::/64"))
+    assert (route["gateway"], route["dev"]) == ("fd09::77", "net1")
+    assert rig.leases() == ["10.9.0.2", "fd09::2"]
+
+
+def test_two_pods_with_vfs_can_talk(rig: Rig) -> None:
+    one, two = rig.pod("one"), rig.pod("two")
+    rig.add("c1", one, ipam=rig.ipam())
+    answer = rig.add("c2", two, deviceID=vf(1), ipam=rig.ipam())
+    address = answer["ips"][0]["address"].partition("/")[0]
+    # An answer to ARP is proof enough: ping is not installed everywhere.
+    rig.run_in(one, "bash", "-c", f"echo x >/dev/udp/{address}/9")
+    until(lambda: mac_of(1) in rig.run_in(one, "ip", "neighbour", "show", address))
+
+
+def test_del_answers_at_once_and_everything_comes_back(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.add("c1", pod, mac=MAC, mtu=1400, ipam=rig.ipam(), **SETTINGS)
+    assert rig.leases()
+    rig.delete("c1", pod)
+    assert [row.state for row in rig.ledger.attachments()] in ([AttachmentState.DETACHING], [])
+    rig.await_back()
+    assert rig.found() == before
+    assert rig.leases() == []
+    assert rig.ledger.quarantines() == ()
+    assert rig.in_pod(pod) is None
+
+
+def test_del_without_a_namespace_finds_it_at_its_path(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.add("c1", pod, mac=MAC)
+    rig.delete("c1", None)
+    rig.await_back()
+    assert rig.found() == before
+
+
+def test_del_of_what_was_never_added_is_success(rig: Rig) -> None:
+    rig.delete("c1", None)
+    rig.delete("c1", rig.pod())
+    assert rig.ledger.attachments() == ()
+
+
+def test_del_may_be_repeated_while_the_device_is_on_its_way(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.add("c1", pod, trust="on")
+    for _ in range(5):
+        rig.delete("c1", pod)
+        rig.delete("c1", None)
+    rig.await_back()
+    rig.delete("c1", None)
+    assert rig.found() == before
+
+
+def test_del_touches_only_the_interface_it_names(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod)
+    rig.add("c1", pod, ifname="net2", deviceID=vf(1))
+    rig.delete("c1", pod, ifname="net2")
+    rig.await_back(1)
+    assert [row.device for row in rig.ledger.attachments()] == [vf(0)]
+    assert rig.in_pod(pod, "net1") is not None
+
+
+def test_the_same_add_again_answers_the_same_and_changes_nothing(rig: Rig) -> None:
+    pod = rig.pod()
+    first = rig.add("c1", pod, mac=MAC, ipam=rig.ipam())
+    rows, leases = rig.ledger.attachments(), rig.leases()
+    assert rig.add("c1", pod, mac=MAC, ipam=rig.ipam()) == first
+    assert (rig.ledger.attachments(), rig.leases()) == (rows, leases)
+
+
+def test_an_add_of_the_same_name_in_another_namespace_is_busy(rig: Rig) -> None:
+    rig.add("c1", rig.pod("one"))
+    with pytest.raises(DeviceBusy, match="an earlier ADD of c1 net1"):
+        rig.add("c1", rig.pod("two"))
+
+
+def test_a_device_that_another_live_pod_holds_is_busy(rig: Rig) -> None:
+    one, two = rig.pod("one"), rig.pod("two")
+    rig.add("c1", one)
+    with pytest.raises(DeviceBusy, match=r"0000:3b:00\.2 is still held by pod default/pod-of-c1 \(container c1\)"):
+        rig.add("c2", two)
+    assert rig.in_pod(one) is not None
+    assert rig.in_pod(two) is None
+
+
+def test_add_waits_for_the_del_of_the_former_owner(rig: Rig) -> None:
+    one, two = rig.pod("one"), rig.pod("two")
+    rig.add("c1", one, mac=MAC, ipam=rig.ipam())
+    later = threading.Timer(0.1, rig.delete, ("c1", one))
+    later.start()
+    answer = rig.add("c2", two, ipam=rig.ipam())
+    later.join()
+    assert rig.in_pod(one) is None
+    link = rig.in_pod(two)
+    assert link is not None
+    assert link.mac == mac_of(0)
+    assert answer["interfaces"][0]["sandbox"] == str(two)
+    assert len(rig.leases()) == 2
+
+
+def test_add_cleans_up_after_an_owner_whose_namespace_is_gone(rig: Rig) -> None:
+    one, two = rig.pod("one"), rig.pod("two")
+    before = rig.settings()
+    rig.add("c1", one, mac=MAC, ipam=rig.ipam(), **SETTINGS)
+    rig.remove(one)
+    until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+    rig.add("c2", two)
+    link = rig.in_pod(two)
+    assert link is not None
+    assert link.mac == mac_of(0)
+    assert rig.settings() == before
+    assert rig.leases() == []
+    assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c2"]
+
+
+def test_a_late_del_of_the_former_owner_leaves_the_new_one_alone(rig: Rig) -> None:
+    one, two = rig.pod("one"), rig.pod("two")
+    rig.add("c1", one)
+    rig.delete("c1", one)
+    rig.await_back()
+    rig.add("c2", two, mac=MAC)
+    for netns in (one, None):
+        rig.delete("c1", netns)
+    rig.attachments.close()
+    link = rig.in_pod(two)
+    assert link is not None
+    assert link.mac == MAC
+    assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c2"]
+
+
+def test_a_vf_that_was_renamed_and_changed_in_the_pod_comes_back_as_it_was(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.add("c1", pod, mtu=1400, trust="on")
+    rig.run_in(pod, "ip", "link", "set", "net1", "down")
+    rig.run_in(pod, "ip", "link", "set", "net1", "name", "rail0", "mtu", "1300", "address", "02:00:00:00:00:99")
+    rig.delete("c1", pod)
+    rig.await_back()
+    assert rig.found() == before
+
+
+def test_a_name_that_the_host_uses_too_is_no_obstacle(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.add("c1", pod, ifname=PF_NETDEV)
+    assert rig.in_pod(pod, PF_NETDEV) is not None
+    rig.delete("c1", pod, ifname=PF_NETDEV)
+    rig.await_back()
+    assert rig.found() == before
+
+
+def test_a_host_name_that_the_pod_uses_already_is_no_obstacle(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.run_in(pod, "ip", "link", "add", netdev(0), "type", "bridge")
+    rig.add("c1", pod)
+    assert rig.in_pod(pod) is not None
+    rig.delete("c1", pod)
+    rig.await_back()
+    assert rig.found() == before
+
+
+def test_a_vf_that_was_up_in_the_host_is_up_again(rig: Rig) -> None:
+    link = rig.machine.find_netdev(vf(0))
+    assert link is not None
+    subprocess.run(["ip", "link", "set", link.name, "up"], check=True)
+    pod = rig.pod()
+    rig.add("c1", pod)
+    rig.delete("c1", pod)
+    rig.await_back()
+    link = rig.machine.find_netdev(vf(0))
+    assert link is not None
+    assert link.up
+
+
+def test_two_containers_that_want_the_same_vf_at_once_get_it_once(rig: Rig) -> None:
+    pods = {f"c{i}": rig.pod(f"p{i}") for i in range(4)}
+    won: list[str] = []
+    busy: list[str] = []
+
+    def attempt(container: str, pod: Path) -> None:
+        try:
+            rig.add(container, pod)
+        except DeviceBusy:
+            busy.append(container)
+        else:
+            won.append(container)
+
+    threads = [threading.Thread(target=attempt, args=item) for item in pods.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(won), len(busy)) == (1, 3)
+    assert [c for c, pod in pods.items() if rig.in_pod(pod) is not None] == won
+
+
+def test_the_same_add_twice_at_once_attaches_once(rig: Rig) -> None:
+    pod = rig.pod()
+    answers: list[object] = []
+    threads = [threading.Thread(target=lambda: answers.append(rig.add("c1", pod))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 3
+    assert answers[0] == answers[1] == answers[2]
+    assert len(rig.ledger.attachments()) == 1
+
+
+def test_a_device_that_the_node_does_not_have_is_gone(rig: Rig) -> None:
+    with pytest.raises(DeviceGone, match=r"0000:99:00\.0 is gone: not found among the node's PCI devices"):
+        rig.add("c1", rig.pod(), deviceID="0000:99:00.0")
+    assert rig.ledger.attachments() == ()
+
+
+def test_add_without_a_namespace_is_invalid(rig: Rig) -> None:
+    with (
+        rig.call("c1", None, {"deviceID": vf(0)}) as call,
+        pytest.raises(RequestInvalid, match="without a network namespace"),
+    ):
+        rig.attachments.add(call)
+
+
+def test_a_granted_vf_carries_its_resource_name(rig: Rig) -> None:
+    rig.ledger.grant("rdma/vf", {"unit": vf(0)})
+    rig.add("c1", rig.pod())
+    assert [row.resource_name for row in rig.ledger.attachments()] == ["rdma/vf"]

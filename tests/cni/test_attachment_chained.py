@@ -1,0 +1,109 @@
+"""Chained behind a pod's network: the pod gets what kubelet granted to it, all or nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.errors import IpamFailed, NetlinkFailed, RequestInvalid
+from cni.attachment import GrantedDevice
+from tests.cni.tiny_node import Rig, mac_of, stub_answer, vf
+
+PREVIOUS: dict[str, Any] = {
+    "cniVersion": "1.0.0",
+    "interfaces": [{"name": "cbr0"}, {"name": "eth0", "sandbox": "/x"}],
+    "ips": [{"interface": 1, "address": "10.244.0.5/24"}],
+    "dns": {"nameservers": ["10.96.0.10"]},
+}
+
+
+def grant(rig: Rig, *indices: int, network: dict[str, Any] | None = None) -> None:
+    rig.granted[:] = [GrantedDevice(vf(i), "rdma/vf", network) for i in indices]
+
+
+def test_a_pod_without_our_devices_passes_through_unchanged(rig: Rig) -> None:
+    before = {**PREVIOUS, "x": 1}
+    assert rig.add("c1", rig.pod(), ifname="eth0", prevResult=before) == before
+    assert rig.ledger.attachments() == ()
+    rig.delete("c1", None, ifname="eth0")
+
+
+def test_all_vfs_of_a_pod_enter_it_under_free_names(rig: Rig) -> None:
+    pod = rig.pod()
+    grant(rig, 0, 2, network={"mtu": 1400, "ipam": rig.ipam()})
+    previous = {**PREVIOUS, "interfaces": [*PREVIOUS["interfaces"], {"name": "net1"}]}
+    answer = rig.add("c1", pod, ifname="eth0", prevResult=previous)
+    assert [i["name"] for i in answer["interfaces"]] == ["cbr0", "eth0", "net1", "net2", "net3"]
+    assert [(ip["interface"], ip["address"]) for ip in answer["ips"]] == [
+        (1, "10.244.0.5/24"),
+        (3, "10.9.0.2/24"),
+        (3, "fd09::2/64"),
+        (4, "10.9.0.3/24"),
+        (4, "fd09::3/64"),
+    ]
+    assert answer["dns"] == PREVIOUS["dns"]
+    for name, index in (("net2", 0), ("net3", 2)):
+        link = rig.in_pod(pod, name)
+        assert link is not None
+        assert (link.device, link.mac, link.mtu, link.up) == (vf(index), mac_of(index), 1400, True)
+    assert len(rig.leases()) == 4
+    rig.check("c1", pod, ifname="eth0")
+
+
+def test_the_same_add_again_answers_the_same_in_any_order_of_grants(rig: Rig) -> None:
+    pod = rig.pod()
+    grant(rig, 0, 1)
+    first = rig.add("c1", pod, ifname="eth0", prevResult=PREVIOUS)
+    grant(rig, 1, 0)
+    assert rig.add("c1", pod, ifname="eth0", prevResult=PREVIOUS) == first
+
+
+def test_one_del_brings_all_vfs_back(rig: Rig) -> None:
+    pod = rig.pod()
+    before = [rig.found(i) for i in range(3)]
+    grant(rig, 0, 1, 2, network={"vlan": 7, "ipam": rig.ipam()})
+    rig.add("c1", pod, ifname="eth0", prevResult=PREVIOUS)
+    rig.delete("c1", pod, ifname="eth0")
+    rig.await_back(0, 1, 2)
+    assert [rig.found(i) for i in range(3)] == before
+    assert rig.leases() == []
+
+
+def test_a_second_vf_that_fails_undoes_the_first(rig: Rig) -> None:
+    pod = rig.pod()
+    before = [rig.found(i) for i in range(2)]
+    script = f"[ $CNI_COMMAND$CNI_IFNAME = ADDnet2 ] && exit 1; echo $CNI_COMMAND $CNI_IFNAME >>{rig.folder}/calls;"
+    grant(rig, 0, 1, network={"vlan": 7, "ipam": rig.stub_ipam(script + stub_answer("10.0.0.2/24"))})
+    with pytest.raises(IpamFailed):
+        rig.add("c1", pod, ifname="eth0", prevResult=PREVIOUS)
+    assert [rig.found(i) for i in range(2)] == before
+    assert rig.ledger.attachments() == ()
+    assert (rig.folder / "calls").read_text() == "ADD net1\nDEL net2\nDEL net1\n"
+
+
+def test_a_name_that_only_the_kernel_knows_to_be_taken_undoes_all(rig: Rig) -> None:
+    pod = rig.pod()
+    before = [rig.found(i) for i in range(2)]
+    rig.run_in(pod, "ip", "link", "add", "net2", "type", "bridge")
+    grant(rig, 0, 1)
+    with pytest.raises(NetlinkFailed, match="an interface of that name is in the pod already"):
+        rig.add("c1", pod, ifname="eth0", prevResult=PREVIOUS)
+    assert [rig.found(i) for i in range(2)] == before
+    assert rig.in_pod(pod, "net1") is None
+
+
+def test_a_network_that_is_wrong_is_refused_before_anything_is_touched(rig: Rig) -> None:
+    grant(rig, 0, network={"vlan": 9999})
+    with pytest.raises(RequestInvalid, match="vlan must be"):
+        rig.add("c1", rig.pod(), ifname="eth0", prevResult=PREVIOUS)
+    assert rig.ledger.attachments() == ()
+
+
+def test_a_device_named_in_the_configuration_goes_before_grants(rig: Rig) -> None:
+    """Multus names each device; what else the pod holds comes in calls of its own."""
+    pod = rig.pod()
+    grant(rig, 0, 1)
+    answer = rig.add("c1", pod, ifname="net7", prevResult=PREVIOUS, deviceID=vf(2))
+    assert [i["name"] for i in answer["interfaces"]] == ["cbr0", "eth0", "net7"]
+    assert [row.device for row in rig.ledger.attachments()] == [vf(2)]

@@ -1,0 +1,348 @@
+"""An ADD that fails at any step leaves no trace; a DEL that cannot be carried out yet loses nothing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import (
+    AgentError,
+    AttachmentError,
+    DeviceGone,
+    HardwareError,
+    IpamFailed,
+    LedgerError,
+    NetlinkFailed,
+    RequestInvalid,
+    Unavailable,
+)
+from agent.ledger import Ledger
+from agent.model.allocation import AttachmentState, PodRef, VfSettings
+from agent.sim.machine import RecordedVfControl, SimulatedMachine
+from cni.attachment import Attachments
+from tests.cni import tiny_node
+from tests.cni.tiny_node import Rig, netdev, open_rig, stub_answer, until, vf
+
+ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "mtu": 1400, "vlan": 100, "trust": "on"}
+
+
+@contextmanager
+def leaves_no_trace(rig: Rig, pod: Path) -> Iterator[None]:
+    before, links = rig.found(), rig.run_in(pod, "ip", "link")
+    yield
+    assert rig.found() == before
+    assert rig.run_in(pod, "ip", "link") == links
+    assert rig.ledger.attachments() == ()
+    assert rig.ledger.quarantines() == ()
+    assert rig.ledger.owed_leases() == ()
+
+
+def test_a_failing_ipam_plugin_undoes_the_add(rig: Rig) -> None:
+    pod = rig.pod()
+    ipam = rig.stub_ipam(f"echo $CNI_COMMAND >>{rig.folder}/calls; [ $CNI_COMMAND = DEL ]")
+    with leaves_no_trace(rig, pod), pytest.raises(IpamFailed, match="ADD failed"):
+        rig.add("c1", pod, ipam=ipam, **ASKED)
+    assert (rig.folder / "calls").read_text() == "ADD\nDEL\n"
+
+
+def test_an_ipam_plugin_that_is_missing_undoes_the_add_and_owes_what_it_may_have_leased(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    with pytest.raises(IpamFailed, match="is not in CNI_PATH"):
+        rig.add("c1", pod, ipam={"type": "absent"}, **ASKED)
+    assert rig.found() == before
+    assert rig.ledger.attachments() == ()
+    assert [lease.container_id for lease in rig.ledger.owed_leases()] == ["c1"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        stub_answer("10.0.0.2/24", routes=[{"dst": "10.7.0.0/16", "gw": "192.168.99.1"}]),  # not reachable
+        stub_answer("10.0.0.2/24", "10.0.0.255/33"),
+        "",
+    ],
+)
+def test_addresses_that_the_kernel_refuses_undo_the_add(rig: Rig, answer: str) -> None:
+    pod = rig.pod()
+    with leaves_no_trace(rig, pod), pytest.raises((NetlinkFailed, IpamFailed)):
+        rig.add("c1", pod, ipam=rig.stub_ipam(answer), **ASKED)
+
+
+def test_an_interface_name_that_is_taken_in_the_pod_undoes_the_add(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.run_in(pod, "ip", "link", "add", "net1", "type", "bridge")
+    with leaves_no_trace(rig, pod), pytest.raises(NetlinkFailed, match="an interface of that name is in the pod"):
+        rig.add("c1", pod, **ASKED)
+
+
+def test_an_mtu_that_the_driver_refuses_undoes_the_add(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.run_in(pod, "true")
+    with leaves_no_trace(rig, pod), pytest.raises(HardwareError):
+        rig.add("c1", pod, **{**ASKED, "mtu": 68, "ipam": rig.stub_ipam(stub_answer("fd00::2/64"))})
+
+
+def test_a_descriptor_that_is_no_namespace_undoes_the_add(rig: Rig) -> None:
+    file = rig.folder / "file"
+    file.touch()
+    before = rig.found()
+    with pytest.raises(HardwareError):
+        rig.add("c1", file, **ASKED)
+    assert rig.found() == before
+    assert rig.ledger.attachments() == ()
+
+
+class Refusing(RecordedVfControl):
+    """A PF whose driver refuses to set trust, after it has set all else."""
+
+    def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
+        super().apply(pf_netdev, vf_index, replace(settings, trust=None))
+        if settings.trust:
+            raise NetlinkFailed(f"set trust of VF {vf_index} on {pf_netdev}", 95, "Operation not supported")
+
+
+def test_settings_that_the_pf_refuses_undo_the_add(own_network: None, tmp_path: Path) -> None:
+    def refusing(machine: SimulatedMachine) -> SimulatedMachine:
+        return replace(machine, vf_control=Refusing(tmp_path / "vf-settings.json"))
+
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path, host=refusing) as rig:
+        pod = rig.pod()
+        with leaves_no_trace(rig, pod), pytest.raises(NetlinkFailed, match="set trust of VF 0 on ens1f0"):
+            rig.add("c1", pod, **ASKED)
+
+
+def test_a_vf_that_vanished_before_is_gone_and_leaves_no_row(rig: Rig) -> None:
+    rig.unplug()
+    with pytest.raises(HardwareError, match="has no interface in the host"):
+        rig.add("c1", rig.pod(), **ASKED)
+    assert rig.ledger.attachments() == ()
+
+
+def test_a_vf_that_vanishes_meanwhile_leaves_no_row_and_no_lease(rig: Rig) -> None:
+    file = rig.machine.root / "sys/bus/pci/devices" / vf(0)
+    ipam = rig.stub_ipam(f"echo $CNI_COMMAND >>{rig.folder}/calls; rm -f {file}; [ $CNI_COMMAND = DEL ]")
+    with pytest.raises(IpamFailed):
+        rig.add("c1", rig.pod(), ipam=ipam, **ASKED)
+    assert rig.ledger.attachments() == ()
+    assert rig.ledger.quarantines() == ()
+    assert (rig.folder / "calls").read_text() == "ADD\nDEL\n"
+
+
+def test_a_vf_without_an_interface_is_not_attached(rig: Rig) -> None:
+    """Its driver is not bound, or it sits in a namespace that nobody told us of."""
+    pod = rig.pod()
+    subprocess.run(["ip", "link", "set", netdev(0), "netns", pod], check=True)
+    with pytest.raises(HardwareError, match=r"has no interface in the host \(driver mlx5_core\)"):
+        rig.add("c1", pod)
+    assert rig.ledger.attachments() == ()
+
+
+def test_settings_for_a_device_that_is_no_vf_are_refused(rig: Rig) -> None:
+    with pytest.raises(HardwareError, match="is not a VF whose PF has an interface"):
+        rig.add("c1", rig.pod(), deviceID=tiny_node.PF, vlan=5)
+
+
+class Forgetful(Ledger):
+    """Books on a disk that fills up while a VF is being attached."""
+
+    full = False
+
+    def finish_attach(self, attachment_ids: Any, result: Mapping[str, Any]) -> None:
+        self.full = True
+        raise LedgerError("the disk is full")
+
+    def begin_detach(self, attachment_ids: Any) -> None:
+        if self.full:
+            raise LedgerError("the disk is full")
+        super().begin_detach(attachment_ids)
+
+    def finish_detach(self, row: Any, *, lease_owed: bool = False) -> None:
+        if self.full:
+            raise LedgerError("the disk is full")
+        super().finish_detach(row, lease_owed=lease_owed)
+
+
+def test_books_that_cannot_be_written_give_the_vf_back_and_are_put_right_later(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    ledger = Forgetful.open(rig.folder / "ledger.db", "boot")
+    snapshot = rig.machine.scan()
+    attachments = Attachments(rig.machine, ledger, lambda: snapshot, lambda pod: ())
+    with (
+        rig.call("c1", pod, {"deviceID": vf(0), **ASKED, "ipam": rig.ipam()}) as call,
+        pytest.raises(LedgerError, match="the disk is full"),
+    ):
+        attachments.add(call)
+    assert rig.found() == before
+    assert rig.leases() == []
+    ledger.close()
+    assert rig.attachments.heal(vf(0)) == "half-attaching"
+    assert rig.ledger.attachments() == ()
+    assert rig.found() == before
+
+
+def test_a_vf_that_cannot_be_put_back_is_withheld_until_it_can(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
+    subprocess.run(["ip", "link", "add", netdev(0), "type", "bridge"], check=True)  # somebody took its name
+    rig.delete("c1", pod)
+    until(lambda: bool(rig.ledger.quarantines()))
+    rig.attachments.close()
+    (entry,) = rig.ledger.quarantines()
+    assert entry.device == vf(0)
+    assert "clean-up failed" in entry.reason
+    assert [row.state for row in rig.ledger.attachments()] == [AttachmentState.DETACHING]
+    with pytest.raises(AgentError):
+        rig.add("c2", pod)
+    with pytest.raises(AgentError):
+        rig.attachments.heal(vf(0))
+    subprocess.run(["ip", "link", "delete", netdev(0)], check=True)
+    assert rig.attachments.heal(vf(0)) == "half-detaching"
+    assert rig.found() == before
+    assert rig.ledger.quarantines() == ()
+    assert rig.leases() == []
+
+
+def test_leases_that_cannot_be_given_back_are_owed_and_settled_later(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.add("c1", pod, ipam=rig.stub_ipam(stub_answer("10.0.0.2/24")))
+    rig.stub_ipam("echo broken >&2; exit 1")
+    rig.delete("c1", pod)
+    rig.await_back()
+    assert rig.found() == before
+    assert rig.attachments.settle_leases() == 0
+    assert [lease.container_id for lease in rig.ledger.owed_leases()] == ["c1"]
+    rig.stub_ipam(f"echo $CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME >{rig.folder}/calls")
+    assert rig.attachments.settle_leases() == 1
+    assert (rig.folder / "calls").read_text() == "DEL c1 net1\n"
+    assert rig.ledger.owed_leases() == ()
+    assert rig.attachments.settle_leases() == 0
+
+
+def test_a_del_during_a_slow_add_wins(rig: Rig) -> None:
+    """The runtime gave up on the ADD; nothing of it may stay."""
+    pod, before = rig.pod(), rig.found()
+    ipam = rig.stub_ipam(
+        f"[ $CNI_COMMAND = DEL ] && exit; touch {rig.folder}/asked; while [ ! -e {rig.folder}/go ]; do sleep 0.01;"
+        f" done; {stub_answer('10.0.0.2/24')}"
+    )
+    errors: list[AgentError] = []
+
+    def slow_add() -> None:
+        try:
+            rig.add("c1", pod, ipam=ipam, **ASKED)
+        except AgentError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=slow_add)
+    thread.start()
+    until((rig.folder / "asked").exists)
+    rig.delete("c1", pod)
+    (rig.folder / "go").touch()
+    thread.join()
+    rig.await_back()
+    assert len(errors) == 1
+    assert rig.found() == before
+    assert rig.ledger.owed_leases() == ()
+
+
+def test_kubelet_that_does_not_answer_fails_the_add_untouched(rig: Rig) -> None:
+    def unavailable(pod: PodRef) -> Any:
+        raise Unavailable("kubelet does not answer")
+
+    attachments = Attachments(rig.machine, rig.ledger, rig.machine.scan, unavailable)
+    with (
+        rig.call("c1", rig.pod(), {"prevResult": {"interfaces": []}}) as call,
+        pytest.raises(Unavailable, match="kubelet does not answer"),
+    ):
+        attachments.add(call)
+    assert rig.ledger.attachments() == ()
+
+
+def test_add_that_names_no_device_and_is_not_chained_is_invalid(rig: Rig) -> None:
+    with rig.call("c1", rig.pod(), {}) as call, pytest.raises(RequestInvalid, match="deviceID is missing"):
+        rig.attachments.add(call)
+
+
+def differences(rig: Rig, pod: Path, spoil: Callable[[], object], **conf: Any) -> str:
+    rig.add("c1", pod, **conf)
+    rig.check("c1", pod, deviceID=vf(0))
+    spoil()
+    with pytest.raises(AttachmentError) as caught:
+        rig.check("c1", pod, deviceID=vf(0))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("ip link set net1 down", "net1 is down"),
+        ("ip link set net1 mtu 1300", "net1 has MTU 1300, not 1400"),
+        ("ip link set net1 address 02:00:00:00:00:99", "net1 has MAC 02:00:00:00:00:99, not 02:00:00:00:00:77"),
+        ("ip address delete 10.9.0.2/24 dev net1", "net1 lacks address 10.9.0.2/24"),
+        ("ip address delete fd09::2/64 dev net1", "net1 lacks address fd09::2/64"),
+        ("ip link set net1 name other", "interface net1 is not in the pod"),
+    ],
+)
+def test_check_tells_what_was_changed_in_the_pod(rig: Rig, command: str, text: str) -> None:
+    pod = rig.pod()
+    found = differences(rig, pod, lambda: rig.run_in(pod, *command.split()), ipam=rig.ipam(), **ASKED)
+    assert text in found.split("; ")
+
+
+def test_check_tells_what_was_changed_on_the_pf(rig: Rig) -> None:
+    pod = rig.pod()
+    change = VfSettings(vlan=7, trust=False)
+    found = differences(rig, pod, lambda: rig.machine.vf_control.apply("ens1f0", 0, change), **ASKED)
+    assert found == "the PF ens1f0 has vlan 7, not 100; the PF ens1f0 has trust False, not True"
+
+
+def test_check_of_an_address_that_is_written_in_another_way_is_fine(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod, ipam=rig.stub_ipam(stub_answer("FD00:0:0::2/64")))
+    rig.check("c1", pod)
+
+
+def test_check_of_a_device_that_is_not_attached_is_an_error(rig: Rig) -> None:
+    pod = rig.pod()
+    with pytest.raises(AttachmentError, match="is not attached for container c1"):
+        rig.check("c1", pod, deviceID=vf(0))
+    rig.check("c1", pod)  # chained, in a pod without our devices
+
+
+def test_check_of_a_half_done_attachment_is_an_error(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod)
+    (row,) = rig.ledger.attachments()
+    rig.ledger.begin_detach([row.attachment_id])
+    with pytest.raises(AttachmentError, match=r"0000:3b:00\.2 is detaching"):
+        rig.check("c1", pod)
+
+
+def test_a_node_whose_pf_went_away_frees_its_vfs_without_settings(rig: Rig) -> None:
+    """A PF that is reset takes its VFs with it: nothing is left to put back."""
+    pod = rig.pod()
+    rig.add("c1", pod, **ASKED)
+    rig.unplug()
+    rig.delete("c1", pod)
+    rig.await_back()
+    assert rig.ledger.quarantines() == ()
+    with pytest.raises((DeviceGone, HardwareError)):
+        rig.add("c2", rig.pod("two"))
+
+
+def test_everything_still_works_when_the_folder_of_leases_is_gone(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod, ipam=rig.ipam())
+    shutil.rmtree(rig.folder / "leases")
+    rig.delete("c1", pod)
+    rig.await_back()
+    assert rig.ledger.owed_leases() == ()

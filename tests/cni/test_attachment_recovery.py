@@ -1,0 +1,263 @@
+"""What a crash, a lost DEL, a reboot or garbage leaves is found in the books and put right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef
+from cni import vf as mode
+from cni.netconf import from_document
+from tests.cni import tiny_node
+from tests.cni.tiny_node import PF_NETDEV, Rig, open_rig, stub_answer, until, vf
+
+ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "mtu": 1400, "vlan": 100, "trust": "on"}
+AGENT = """
+import sys
+from pathlib import Path
+from tests.cni.tiny_node import open_rig
+
+with open_rig(Path(sys.argv[1])) as rig:
+    pod = Path(sys.argv[2])
+    if sys.argv[3] == "ADD":
+        rig.add("c1", pod, mac="02:00:00:00:00:77", mtu=1400, vlan=100, trust="on", ipam={"type": "stub"})
+    else:
+        rig.delete("c1", pod)
+        rig.await_back()
+"""
+
+
+def run_agent(rig: Rig, pod: Path, command: str) -> int:
+    """Run one ADD or DEL in a process of its own; a stub of IPAM may kill it."""
+    return subprocess.run(
+        [sys.executable, "-c", AGENT, rig.folder, pod, command], cwd=Path(__file__).parents[2], check=False
+    ).returncode
+
+
+def test_nothing_is_wrong_with_an_attachment_whose_pod_lives(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod)
+    assert rig.attachments.heal(vf(0)) is None
+    assert rig.attachments.heal(vf(1)) is None
+    assert rig.in_pod(pod) is not None
+
+
+def test_a_pod_that_went_without_a_del_is_cleaned_up_after(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
+    rig.remove(pod)
+    until(lambda: rig.attachments.heal(vf(0)) == "owner-gone")
+    assert rig.found() == before
+    assert rig.leases() == []
+    assert rig.ledger.attachments() == ()
+
+
+def test_a_namespace_that_lives_on_unseen_keeps_its_device(rig: Rig) -> None:
+    """Its path may be hidden from the agent; a process in it is enough."""
+    pod = rig.pod()
+    rig.add("c1", pod)
+    with open(pod) as held:
+        rig.remove(pod)
+        assert rig.attachments.heal(vf(0)) is None
+        assert rig.machine.links.find("net1", held.fileno()) is not None
+    until(lambda: rig.attachments.heal(vf(0)) == "owner-gone")
+
+
+def test_a_path_that_is_used_again_by_another_namespace_is_another_owner(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.add("c1", pod, trust="on")
+    rig.remove(pod)
+    assert rig.pod() == pod
+    until(lambda: rig.attachments.heal(vf(0)) == "owner-gone")
+    assert rig.found() == before
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_an_agent_that_ended_during_add_is_cleaned_up_after(rig: Rig, moved: bool) -> None:
+    pod, before = rig.pod(), rig.found()
+    conf = from_document(ASKED)
+    planned = mode.plan(rig.machine, rig.machine.scan(), vf(0), "net1", conf.settings, conf.mtu)
+    with open(pod) as netns:
+        status = os.fstat(netns.fileno())
+        rig.ledger.begin_attach(
+            Owner("c1", "net1", PodRef("default", "p"), NetnsId(status.st_dev, status.st_ino)),
+            ifname="net1",
+            device=vf(0),
+            resource_name="",
+            undo=planned.undo,
+            netns_path=str(pod),
+            request={"name": "rails", "network": None},
+        )
+        if moved:
+            mode.enter(rig.machine, planned, netns.fileno())
+        else:
+            rig.machine.vf_control.apply(PF_NETDEV, 0, planned.settings)
+    assert rig.found() != before
+    assert rig.attachments.heal(vf(0)) == "half-attaching"
+    assert rig.found() == before
+    assert rig.in_pod(pod) is None
+    rig.add("c2", pod)
+
+
+def test_an_agent_killed_during_add_is_cleaned_up_after(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.stub_ipam(f"echo $CNI_COMMAND >>{rig.folder}/calls; [ $CNI_COMMAND = DEL ] || kill -9 $PPID")
+    assert run_agent(rig, pod, "ADD") == -signal.SIGKILL
+    assert rig.in_pod(pod) is not None
+    (row,) = rig.ledger.attachments()
+    assert row.state is AttachmentState.ATTACHING
+    assert rig.attachments.heal(vf(0)) == "half-attaching"
+    assert rig.found() == before
+    assert rig.ledger.owed_leases() == ()
+    assert (rig.folder / "calls").read_text() == "ADD\nDEL\n"
+
+
+def test_an_agent_killed_during_del_is_cleaned_up_after(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.stub_ipam(f"[ $CNI_COMMAND = ADD ] && {stub_answer('10.0.0.2/24')}")
+    assert run_agent(rig, pod, "ADD") == 0
+    assert rig.in_pod(pod) is not None
+    rig.stub_ipam("kill -9 $PPID")
+    assert run_agent(rig, pod, "DEL") == -signal.SIGKILL
+    (row,) = rig.ledger.attachments()
+    assert row.state is AttachmentState.DETACHING
+    rig.stub_ipam("exit 0")
+    assert rig.attachments.heal(vf(0)) == "half-detaching"
+    assert rig.found() == before
+    assert rig.ledger.owed_leases() == ()
+
+
+def test_an_add_after_an_agent_was_killed_during_del_finishes_that_first(rig: Rig) -> None:
+    pod, two = rig.pod(), rig.pod("two")
+    before = rig.settings()
+    rig.stub_ipam(f"[ $CNI_COMMAND = ADD ] && {stub_answer('10.0.0.2/24')}")
+    assert run_agent(rig, pod, "ADD") == 0
+    rig.stub_ipam("kill -9 $PPID")
+    assert run_agent(rig, pod, "DEL") == -signal.SIGKILL
+    rig.stub_ipam("exit 0")
+    rig.add("c2", two)
+    assert rig.in_pod(two) is not None
+    assert rig.settings() == before
+
+
+def test_attachments_outlive_the_agent(own_network: None, tmp_path: Path) -> None:
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path) as rig:
+        pod, before = rig.pod(), rig.found()
+        answer = rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
+    with open_rig(tmp_path) as rig:
+        assert rig.attachments.heal(vf(0)) is None
+        assert rig.add("c1", pod, ipam=rig.ipam(), **ASKED) == answer
+        rig.check("c1", pod, deviceID=vf(0))
+        rig.delete("c1", pod)
+        rig.await_back()
+        assert rig.found() == before
+        assert rig.leases() == []
+
+
+def test_a_reboot_voids_attachments_and_returns_their_leases(own_network: None, tmp_path: Path) -> None:
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path, boot_id="yesterday") as rig:
+        rig.add("c1", rig.pod("one"), ipam=rig.ipam())
+        rig.add("c2", rig.pod("two"), deviceID=vf(1), ipam=rig.ipam())
+        for pod in ("one", "two"):
+            rig.remove(tmp_path / f"{pod}.netns")
+    with open_rig(tmp_path, boot_id="today") as rig:
+        until(lambda: rig.machine.find_netdev(vf(1)) is not None)
+        assert rig.attachments.heal(vf(0)) == "rebooted"
+        assert len(rig.leases()) == 2
+        # And an ADD does not wait for anybody who lived before.
+        rig.add("c3", rig.pod("three"), deviceID=vf(1))
+        assert rig.leases() == []
+        assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c3"]
+
+
+def test_gc_frees_what_the_runtime_no_longer_lists(rig: Rig) -> None:
+    pods = [rig.pod(f"p{i}") for i in range(3)]
+    before = rig.found(1)
+    for index, pod in enumerate(pods):
+        rig.add(f"c{index}", pod, deviceID=vf(index), name="other" if index == 2 else "rails")
+    rig.collect(("c0", "net1"), ("c1", "net9"))
+    rig.await_back(1)
+    assert rig.found(1) == before
+    assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c0", "c2"]
+    rig.collect(name="other")
+    rig.await_back(2)
+    assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c0"]
+
+
+def test_healing_leaves_alone_what_an_add_is_working_on(rig: Rig) -> None:
+    pod = rig.pod()
+    ipam = rig.stub_ipam(
+        f"[ $CNI_COMMAND = DEL ] && exit; touch {rig.folder}/asked; while [ ! -e {rig.folder}/go ]; do sleep 0.01;"
+        f" done; {stub_answer('10.0.0.2/24')}"
+    )
+    thread = threading.Thread(target=lambda: rig.add("c1", pod, ipam=ipam))
+    thread.start()
+    until((rig.folder / "asked").exists)
+    assert rig.attachments.heal(vf(0)) is None
+    (rig.folder / "go").touch()
+    thread.join()
+    assert rig.in_pod(pod) is not None
+    assert [row.state for row in rig.ledger.attachments()] == [AttachmentState.ATTACHED]
+
+
+def test_many_vfs_come_and_go_in_parallel(own_network: None, tmp_path: Path) -> None:
+    count = 24
+    tiny_node.create(tmp_path, vfs=count)
+    with open_rig(tmp_path) as rig:
+        before = [rig.found(i) for i in range(count)]
+        pods = [rig.pod(f"p{i}") for i in range(count)]
+        errors: list[BaseException] = []
+
+        def live(index: int) -> None:
+            try:
+                for turn in range(2):
+                    rig.add(f"c{index}-{turn}", pods[index], deviceID=vf(index), ipam=rig.ipam(), **ASKED)
+                    rig.delete(f"c{index}-{turn}", pods[index])
+                    rig.attachments.heal(vf(index))
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=live, args=(i,)) for i in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        rig.await_back(*range(count))
+        assert [rig.found(i) for i in range(count)] == before
+        assert rig.leases() == []
+        assert rig.ledger.quarantines() == ()
+
+
+def test_many_pods_that_die_at_once_are_all_cleaned_up_after(own_network: None, tmp_path: Path) -> None:
+    count = 12
+    tiny_node.create(tmp_path, vfs=count)
+    with open_rig(tmp_path) as rig:
+        before = [rig.found(i) for i in range(count)]
+        pods = [rig.pod(f"p{i}") for i in range(count)]
+        for index, pod in enumerate(pods):
+            rig.add(f"c{index}", pod, deviceID=vf(index), trust="on")
+        for pod in pods:
+            rig.remove(pod)
+        healed: list[bool] = []
+
+        def heal(index: int) -> None:
+            until(lambda: rig.attachments.heal(vf(index)) is not None)
+            healed.append(rig.machine.find_netdev(vf(index)) is not None)
+
+        threads = [threading.Thread(target=heal, args=(i,)) for i in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert healed == [True] * count
+        assert [rig.found(i) for i in range(count)] == before

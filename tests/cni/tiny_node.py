@@ -1,0 +1,229 @@
+"""A node of one PF with a few VFs on real kernel links, pods to attach them to, and the parts that do it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.hardware.host import Host, Link
+from agent.ledger import Ledger
+from agent.model.allocation import PodRef, VfSettings
+from agent.sim.machine import SimulatedMachine
+from agent.sim.recorded import Node
+from cni import netconf
+from cni.attachment import Attachments, Call, GrantedDevice
+
+PF = "0000:3b:00.0"
+PF_NETDEV = "ens1f0"
+TIMEOUT_SECONDS = 10.0
+
+
+def vf(index: int) -> str:
+    """Return the address of a VF."""
+    return f"0000:3b:{(index + 2) // 8:02x}.{(index + 2) % 8}"
+
+
+def netdev(index: int) -> str:
+    """Return the name of a VF's interface in the host."""
+    return f"{PF_NETDEV}v{index}"
+
+
+def tiny_node(vfs: int) -> Node:
+    """Describe the node's sysfs."""
+    bridge: dict[str, Any] = {PF: _function(PF_NETDEV, 10, "02:00:00:00:00:01")}
+    bridge[PF] |= {"sriov_totalvfs": "64\n", "sriov_numvfs": f"{vfs}\n"}
+    for index in range(vfs):
+        bridge[vf(index)] = _function(netdev(index), 11 + index, mac_of(index)) | {"physfn": [f"../{PF}"]}
+        bridge[PF][f"virtfn{index}"] = [f"../{vf(index)}"]
+    folder = "devices/pci0000:3a/0000:3a:00.0"
+    names = {address: next(iter(function["net"])) for address, function in bridge.items()}
+    sysfs = {
+        "bus": {"pci": {"devices": {a: [f"../../../{folder}/{a}"] for a in bridge}, "drivers": {"mlx5_core": {}}}},
+        "class": {"net": {name: [f"../../{folder}/{a}/net/{name}"] for a, name in names.items()}},
+        "devices": {"pci0000:3a": {"0000:3a:00.0": bridge}},
+    }
+    boot = {"sys": {"kernel": {"random": {"boot_id": "boot\n"}}}}
+    return Node("tiny", "", {"sys": sysfs, "proc": boot, "dev": {}})
+
+
+def mac_of(index: int) -> str:
+    """Return the MAC that a VF has in the host."""
+    return f"02:00:00:00:01:{index:02x}"
+
+
+def _function(name: str, ifindex: int, mac: str) -> dict[str, Any]:
+    ids = {"class": "0x020000", "vendor": "0x15b3", "device": "0x101e", "numa_node": "0"}
+    interface = {"ifindex": str(ifindex), "address": mac, "mtu": "1500", "flags": "0x1002", "type": "1"}
+    return {
+        **{key: f"{value}\n" for key, value in ids.items()},
+        "driver": ["../../../../bus/pci/drivers/mlx5_core"],
+        "net": {name: {**{key: f"{value}\n" for key, value in interface.items()}, "device": ["../.."]}},
+    }
+
+
+@dataclass
+class Rig:
+    """The node, opened, with what attaches its VFs."""
+
+    folder: Path
+    machine: SimulatedMachine
+    ledger: Ledger
+    attachments: Attachments
+    granted: list[GrantedDevice] = field(default_factory=list)
+    """What kubelet gave to whichever pod asks."""
+
+    def pod(self, name: str = "pod") -> Path:
+        """Make a pod's network namespace and return its path."""
+        path = self.folder / f"{name}.netns"
+        path.touch()
+        subprocess.run(["unshare", f"--net={path}", "ip", "link", "set", "lo", "up"], check=True)
+        return path
+
+    def remove(self, pod: Path) -> None:
+        """Remove a pod's network namespace, as a runtime does."""
+        subprocess.run(["umount", "--lazy", pod], check=True)
+        pod.unlink()
+
+    @contextmanager
+    def call(
+        self, container_id: str, pod: Path | None, conf: Mapping[str, Any], ifname: str = "net1"
+    ) -> Iterator[Call]:
+        """Make a CNI call as the server does."""
+        netns = os.open(pod, os.O_RDONLY | os.O_CLOEXEC) if pod is not None else None
+        try:
+            yield Call(
+                container_id=container_id,
+                ifname=ifname,
+                netns=netns,
+                netns_path=str(pod) if pod is not None else "",
+                pod=PodRef("default", f"pod-of-{container_id}"),
+                cni_args="",
+                cni_path=f"{self.folder}:/opt/cni/bin:/usr/lib/cni",
+                conf=netconf.from_document({"cniVersion": "1.1.0", "name": "rails", **conf}),
+            )
+        finally:
+            if netns is not None:
+                os.close(netns)
+
+    def add(self, container_id: str, pod: Path, ifname: str = "net1", **conf: Any) -> Mapping[str, Any]:
+        """ADD a VF (the first one, if no deviceID is given)."""
+        chained = "prevResult" in conf
+        with self.call(container_id, pod, conf if chained else {"deviceID": vf(0), **conf}, ifname) as call:
+            return self.attachments.add(call)
+
+    def delete(self, container_id: str, pod: Path | None, ifname: str = "net1") -> None:
+        """DEL, as runtimes do it: with or without a namespace."""
+        with self.call(container_id, pod, {}, ifname) as call:
+            self.attachments.delete(call)
+
+    def check(self, container_id: str, pod: Path, ifname: str = "net1", **conf: Any) -> None:
+        """CHECK."""
+        with self.call(container_id, pod, conf, ifname) as call:
+            self.attachments.check(call)
+
+    def collect(self, *valid: tuple[str, str], name: str = "rails") -> None:
+        """GC with the attachments that the runtime still knows."""
+        kept = [{"containerID": c, "ifname": i} for c, i in valid]
+        with self.call("", None, {"name": name, "cni.dev/valid-attachments": kept}) as call:
+            self.attachments.collect(call)
+
+    def in_pod(self, pod: Path, ifname: str = "net1") -> Link | None:
+        """Look an interface up in a pod."""
+        with open(pod) as file:
+            return self.machine.links.find(ifname, file.fileno())
+
+    def run_in(self, pod: Path, *command: str) -> str:
+        """Run a program in a pod's network."""
+        return subprocess.run(["nsenter", f"--net={pod}", *command], check=True, capture_output=True, text=True).stdout
+
+    def found(self, index: int = 0) -> tuple[Any, ...]:
+        """Say all that a VF must have again when it is back."""
+        link = self.machine.find_netdev(vf(index))
+        settings = self.machine.vf_control.read(PF_NETDEV, index)
+        return (link.name, link.mac, link.mtu, link.up, settings) if link is not None else (None, settings)
+
+    def settings(self, index: int = 0) -> VfSettings:
+        """Read what the PF enforces on a VF."""
+        return self.machine.vf_control.read(PF_NETDEV, index)
+
+    def await_back(self, *indices: int) -> None:
+        """Wait until VFs are in no pod any more."""
+        until(lambda: all(self.ledger.attachment_on(vf(i)) is None for i in indices or (0,)))
+
+    def leases(self) -> list[str]:
+        """List the addresses that host-local has leased for the network of `ipam`."""
+        folder = self.folder / "leases/rails"
+        return sorted(p.name for p in folder.glob("*") if p.name != "lock" and not p.name.startswith("last_"))
+
+    def ipam(self, **more: Any) -> dict[str, Any]:
+        """Configure addresses from the real host-local plugin."""
+        return {
+            "type": "host-local",
+            "dataDir": str(self.folder / "leases"),
+            "ranges": [[{"subnet": "10.9.0.0/24"}], [{"subnet": "fd09::/64"}]],
+            "routes": [{"dst": "10.10.0.0/16"}, {"dst": "fd10::/64", "gw": "fd09::77"}],
+            **more,
+        }
+
+    def stub_ipam(self, script: str) -> dict[str, Any]:
+        """Configure addresses from a shell script. `$CNI_COMMAND` is ADD or DEL."""
+        file = self.folder / "stub"
+        fresh = self.folder / "stub.new"
+        fresh.write_text(f"#!/bin/sh\n{script}\n")
+        fresh.chmod(0o755)
+        fresh.rename(file)
+        return {"type": "stub"}
+
+    def unplug(self, index: int = 0) -> None:
+        """Take a VF off the PCI bus, as a lower sriov_numvfs does."""
+        (self.machine.root / "sys/bus/pci/devices" / vf(index)).unlink()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that must come true."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.01)
+
+
+@contextmanager
+def open_rig(
+    folder: Path, *, host: Callable[[SimulatedMachine], Host] = lambda machine: machine, boot_id: str = "boot"
+) -> Iterator[Rig]:
+    """Open the agent's parts on a node that was created before, as at an agent's start.
+
+    `host` may put something between the machine and what attaches.
+    """
+    machine = SimulatedMachine.open(folder)
+    ledger = Ledger.open(folder / "ledger.db", boot_id)
+    snapshot = machine.scan()
+    granted: list[GrantedDevice] = []
+
+    def granted_to(pod: PodRef) -> Sequence[GrantedDevice]:
+        return tuple(granted)
+
+    attachments = Attachments(host(machine), ledger, lambda: snapshot, granted_to, busy_seconds=0.3)
+    try:
+        yield Rig(folder, machine, ledger, attachments, granted)
+    finally:
+        attachments.close(seconds=TIMEOUT_SECONDS)
+        ledger.close()
+        machine.close()
+
+
+def create(folder: Path, vfs: int = 3) -> None:
+    """Make the node and its links, in the network namespace of the caller."""
+    SimulatedMachine.create(folder, tiny_node(vfs))
+
+
+def stub_answer(*addresses: str, **more: Any) -> str:
+    """Write the shell command by which a stub answers."""
+    return f"echo '{json.dumps({'ips': [{'address': a} for a in addresses], **more})}'"
