@@ -62,12 +62,16 @@ class Reconciler:
         """Whether the grants have agreed with kubelet's word once since the start."""
 
     async def run_once(self) -> None:
-        """Compare everything once, and heal what can be healed."""
+        """Compare everything once, and heal what can be healed.
+
+        Leases come last, since a plugin that hangs takes its whole time limit for each of them.
+        """
+        await asyncio.to_thread(self.heal_attachments)
         try:
-            await asyncio.to_thread(self.heal_attachments)
             await self.settle_grants()
         except AgentError as error:
-            log.error("reconciling ended early: %s", error)
+            log.error("grants are not compared: %s", error)
+        await asyncio.to_thread(self._settle_leases)
 
     async def run(self, changed: Callable[[], Awaitable[object]], seconds: float = 60.0) -> None:
         """Reconcile for ever: when `changed` returns, and at the latest after `seconds`."""
@@ -80,25 +84,42 @@ class Reconciler:
                 pass
 
     def heal_attachments(self) -> None:
-        """Replay spooled DELs, then look at every row of the ledger. Blocks."""
-        for _ in range(self._replay_spool()):
-            self._count("spool-replayed")
-        for row in self._ledger.attachments():
-            try:
-                reason = self._attachments.heal(row.device)
-            except AgentError as error:
-                log.error("%s cannot be healed yet: %s", row.device, error)
-                self._count("heal-failed")
-            else:
-                if reason is not None:
-                    self._count(reason)
-        for _ in range(self._attachments.settle_leases()):
-            self._count("lease-returned")
-        self._retry_quarantine()
+        """Replay spooled DELs, then look at every row of the ledger. Blocks.
+
+        Raises nothing that a later time could put right, such as a full disk: it is called before
+        the agent serves anybody, and an agent that ends there ends again after each restart.
+        """
+        try:
+            for _ in range(self._replay_spool()):
+                self._count("spool-replayed")
+            for row in self._ledger.attachments():
+                self._heal(row.device)
+            self._retry_quarantine()
+        except AgentError as error:
+            log.error("looking for what to heal ended early: %s", error)
+
+    def _heal(self, device: str) -> None:
+        try:
+            reason = self._attachments.heal(device)
+        except (AgentError, OSError) as error:  # OSError: no descriptor left to look with
+            log.error("%s cannot be healed yet: %s", device, error)
+            self._count("heal-failed")
+        else:
+            if reason is not None:
+                self._count(reason)
+
+    def _settle_leases(self) -> None:
+        try:
+            for _ in range(self._attachments.settle_leases()):
+                self._count("lease-returned")
+        except AgentError as error:
+            log.error("leases are still owed: %s", error)
 
     def _retry_quarantine(self) -> None:
+        withheld = self._ledger.quarantines()
+        # Read in this order: a device that is withheld meanwhile still has its row.
         held = {row.device for row in self._ledger.attachments()}
-        for entry in self._ledger.quarantines():
+        for entry in withheld:
             if entry.device not in held:
                 # Its row is gone, so its clean-up was verified after all.
                 log.info("%s leaves quarantine (%s)", entry.device, entry.reason)
