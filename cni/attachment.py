@@ -32,6 +32,7 @@ BUSY_SECONDS = 5.0
 """How long ADD waits for the device's former owner to let go."""
 POLL_SECONDS = 0.05
 LOCK_SECONDS = 30.0
+REBOOTED = "rebooted"
 
 log = logging.getLogger(__name__)
 
@@ -248,14 +249,21 @@ class Attachments:
                     os.close(held)
                 return  # a repeated DEL
             self._leaving[row.attachment_id] = thread
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads: the promise is kept by `heal`
+            log.error("%s is not back yet: %s", row.device, error)
+            with self._guard:
+                del self._leaving[row.attachment_id]
+            if held is not None:
+                os.close(held)
 
-    def undo(self, row: Attachment, netns: int | None = None) -> None:
+    def undo(self, row: Attachment, netns: int | None = None, *, leases_later: bool = False) -> None:
         """Bring the device back, return its leases, drop the row. Repeatable after any crash.
 
         Without a descriptor the namespace is looked for at its path. The caller holds the device's
-        lock. Raises AgentError if the device is not verifiably back; the row then stays, and the
-        device is in quarantine.
+        lock. `leases_later` leaves the leases to `settle_leases`. Raises AgentError if the device is
+        not verifiably back; the row then stays, and the device is in quarantine.
         """
         if row.boot_id == self._ledger.boot_id:
             try:
@@ -264,7 +272,8 @@ class Attachments:
             except AgentError as error:
                 self._ledger.quarantine(row.device, f"clean-up failed: {error}")
                 raise
-        self._ledger.finish_detach(row, lease_owed=not self._return_lease(row))
+        owed = row.request["network"] is not None and (leases_later or not self._return_lease(row))
+        self._ledger.finish_detach(row, lease_owed=owed)
 
     def _return_lease(self, row: Attachment | OwedLease) -> bool:
         """Give addresses back, if there are any. False if the plugin failed: then they are still owed."""
@@ -282,8 +291,10 @@ class Attachments:
     def settle_leases(self) -> int:
         """Try again to give back addresses that are owed. Returns how many were given back."""
         settled = 0
+        live = {(row.owner.container_id, row.ifname) for row in self._ledger.attachments()}
         for lease in self._ledger.owed_leases():
-            if self._return_lease(lease):
+            # A repeated ADD of the same container has taken the lease over: then its DEL returns it.
+            if (lease.container_id, lease.ifname) in live or self._return_lease(lease):
                 self._ledger.settle_lease(lease.lease_id)
                 settled += 1
         return settled
@@ -304,7 +315,9 @@ class Attachments:
                     return None
                 log.warning("healing %s of container %s: %s", device, row.owner.container_id, reason)
                 self._ledger.begin_detach([row.attachment_id])
-                self.undo(row)
+                # After a reboot there may be many, the start waits for all, and plugins may hang. At other
+                # times the relay may ask again for the same container, which must not meet its old lease.
+                self.undo(row, leases_later=reason == REBOOTED)
                 return reason
         except DeviceBusy:
             return None
@@ -312,7 +325,7 @@ class Attachments:
     def _ailment(self, row: Attachment) -> str | None:
         """Name what is wrong with a row. The caller holds the device's lock, so no ADD is under way."""
         if row.boot_id != self._ledger.boot_id:
-            return "rebooted"
+            return REBOOTED
         if row.state is not AttachmentState.ATTACHED:
             return f"half-{row.state.value}"
         return None if self.owner_alive(row) else "owner-gone"
@@ -389,9 +402,13 @@ def _open_netns(row: Attachment, netns: int | None) -> Iterator[int | None]:
     if netns is not None or not namespaces.is_at(row.owner.netns, row.netns_path):
         yield netns
         return
-    opened = os.open(row.netns_path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        yield opened
+        opened = os.open(row.netns_path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # just now
+        yield None
+        return
+    try:
+        yield opened if namespaces.identity(opened) == row.owner.netns else None
     finally:
         os.close(opened)
 

@@ -227,6 +227,20 @@ def test_leases_that_cannot_be_given_back_are_owed_and_settled_later(rig: Rig) -
     assert rig.attachments.settle_leases() == 0
 
 
+def test_a_lease_that_a_repeated_add_took_over_is_owed_no_more(rig: Rig) -> None:
+    """The relay asks the next agent again for the same container; its address must not be given away."""
+    pod = rig.pod()
+    rig.add("c1", pod, ipam=rig.stub_ipam(stub_answer("10.0.0.2/24")))
+    broken = rig.stub_ipam("exit 1")
+    rig.delete("c1", pod)
+    rig.await_back()
+    rig.stub_ipam(f"echo $CNI_COMMAND >>{rig.folder}/calls; {stub_answer('10.0.0.2/24')}")
+    rig.add("c1", pod, ipam=broken)
+    assert rig.attachments.settle_leases() == 1
+    assert (rig.folder / "calls").read_text() == "ADD\n"
+    assert rig.ledger.owed_leases() == ()
+
+
 def test_a_del_during_a_slow_add_wins(rig: Rig) -> None:
     """The runtime gave up on the ADD; nothing of it may stay."""
     pod, before = rig.pod(), rig.found()

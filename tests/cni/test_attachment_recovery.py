@@ -172,6 +172,9 @@ def test_a_reboot_voids_attachments_and_returns_their_leases(own_network: None, 
     with open_rig(tmp_path, boot_id="today") as rig:
         until(lambda: rig.machine.find_netdev(vf(1)) is not None)
         assert rig.attachments.heal(vf(0)) == "rebooted"
+        # The start waits for the devices, not for plugins that may hang.
+        assert (len(rig.leases()), len(rig.ledger.owed_leases())) == (4, 1)
+        assert rig.attachments.settle_leases() == 1
         assert len(rig.leases()) == 2
         # And an ADD does not wait for anybody who lived before.
         rig.add("c3", rig.pod("three"), deviceID=vf(1))
