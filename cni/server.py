@@ -37,13 +37,15 @@ from cni.attachment import Attachments, Call
 
 MAX_CONNECTIONS = 64
 RECEIVE_SECONDS = 10.0
+"""For a request to come whole, and for its answer to be taken."""
 END_SECONDS = 0.5
 """How long the end of the agent waits for requests under way."""
 ACCEPT_PAUSE_SECONDS = 0.1
 COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
 
 _CONTAINER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
-_IFNAME = re.compile(r"(?!\.{1,2}$)[^\s/:]{1,15}")
+_IFNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
+"""Printable ASCII without '/' and ':' (net/core/dev.c, dev_valid_name; IFNAMSIZ counts bytes)."""
 
 _CODES: tuple[tuple[type[AgentError], int], ...] = (
     (RequestInvalid, protocol.INVALID_NETWORK_CONFIG),
@@ -67,13 +69,20 @@ class CniServer:
     """Listens on the CNI socket and answers."""
 
     def __init__(
-        self, path: Path, attachments: Attachments, *, obstacle: Callable[[], str | None], observe: Observe
+        self,
+        path: Path,
+        attachments: Attachments,
+        *,
+        obstacle: Callable[[], str | None],
+        observe: Observe,
+        receive_seconds: float = RECEIVE_SECONDS,
     ) -> None:
         """`obstacle` tells why the agent cannot serve ADD now (for STATUS), or None."""
         self._path = path
         self._attachments = attachments
         self._obstacle = obstacle
         self._observe = observe
+        self._receive_seconds = receive_seconds
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._ending = threading.Event()
         self._listener: socket.socket | None = None
@@ -84,13 +93,7 @@ class CniServer:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if _is_served(self._path):
                 raise ConfigError(str(self._path), ["another agent serves this socket: stop it, or set runDir"])
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            fresh.unlink(missing_ok=True)
-            listener.bind(str(fresh))
-            os.chmod(fresh, 0o600)
-            listener.listen(128)
-            os.rename(fresh, self._path)  # so that a relay finds either the old socket or a served one
+            listener = _listen(self._path)
         except OSError as error:
             raise ConfigError(str(self._path), [f"cannot be made: {error.strerror or error}"]) from error
         self._listener = listener
@@ -137,18 +140,18 @@ class CniServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                connection.settimeout(RECEIVE_SECONDS)
                 uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
                 if uid != os.geteuid():
                     log.warning("refused a CNI request of user %d", uid)
                     return
-                request = protocol.receive_request(connection)
+                request = protocol.receive_request(connection, self._receive_seconds)
                 try:
                     answer = self.answer(request)
                 finally:
                     if request.netns is not None:
                         os.close(request.netns)
                 if answer.exit == 0 or not self._ending.is_set():
+                    connection.settimeout(self._receive_seconds)
                     connection.sendall(protocol.encode_answer(answer))
         except (OSError, protocol.FrameInvalid) as error:
             log.warning("a CNI connection ended early: %s", error)
@@ -165,7 +168,7 @@ class CniServer:
             with self._observe(command):
                 if command == "VERSION":
                     return _printed({"cniVersion": version, "supportedVersions": list(netconf.SUPPORTED_VERSIONS)})
-                args = _cni_args(request.env.get("CNI_ARGS", ""))
+                args = _cni_args(command, request.env.get("CNI_ARGS", ""))
                 conf = _conf(command, request, args)
                 version = conf.cni_version
                 return self._dispatch(command, _call(command, request, conf, args))
@@ -191,6 +194,22 @@ class CniServer:
         elif (obstacle := self._obstacle()) is not None:
             return _failed(call.conf.cni_version, protocol.PLUGIN_NOT_AVAILABLE, Unavailable(obstacle))
         return protocol.Answer(0, b"")
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.unlink(missing_ok=True)
+        listener.bind(str(fresh))
+        os.chmod(fresh, 0o600)
+        listener.listen(128)
+        os.rename(fresh, path)  # so that a relay finds either the old socket or a served one
+    except OSError:
+        listener.close()
+        fresh.unlink(missing_ok=True)
+        raise
+    return listener
 
 
 def _is_served(path: Path) -> bool:
@@ -237,11 +256,12 @@ def _call(command: str, request: protocol.Request, conf: netconf.NetConf, args: 
     )
 
 
-def _cni_args(text: str) -> dict[str, str]:
+def _cni_args(command: str, text: str) -> dict[str, str]:
+    """Read CNI_ARGS. A DEL needs none of them."""
     found = {}
     for part in filter(None, text.split(";")):
         name, equals, value = part.partition("=")
-        if not equals:
+        if not equals and command != "DEL":
             raise EnvironmentInvalid(f"CNI_ARGS must be NAME=VALUE;…, has {part!r}")
         found[name] = value
     return found
