@@ -33,11 +33,13 @@ class Plan:
 def plan(host: Host, snapshot: Snapshot, device: str, ifname: str, settings: VfSettings, mtu: int | None) -> Plan:
     """Find the device and record how it is now. Changes nothing.
 
-    Raises DeviceGone for a device that vanished, HardwareError for one without an interface.
+    Raises DeviceGone for a device that vanished, HardwareError for one that is no VF or has no interface.
     """
     facts = snapshot.by_address.get(device)
     if facts is None:
         raise DeviceGone(device, "among the node's PCI devices; its PF's sriov_numvfs may have been changed")
+    if facts.physfn is None:
+        raise HardwareError(f"{device} is not a VF, and mode vf takes nothing else: the node may need it itself")
     link = host.find_netdev(device)
     if link is None:
         raise HardwareError(
@@ -46,11 +48,11 @@ def plan(host: Host, snapshot: Snapshot, device: str, ifname: str, settings: VfS
         )
     change = LinkChange(name=ifname, mac=settings.mac, mtu=mtu, up=True)
     undo = Undo(netdev=link.name, mac=link.mac, mtu=link.mtu, up=link.up)
-    if settings.is_empty or (settings == VfSettings(mac=settings.mac) and facts.physfn is None):
+    if settings.is_empty:
         return Plan(link, undo, VfSettings(), change)
     pf = snapshot.pf_netdev(facts)
     if facts.vf_index is None or pf is None:
-        raise HardwareError(f"{device} is not a VF whose PF has an interface: VLAN, rates and the like cannot be set")
+        raise HardwareError(f"the PF of {device}, {facts.physfn}, has no interface: VLAN, MAC, rates cannot be set")
     before = host.vf_control.read(pf.name, facts.vf_index)
     undo = replace(undo, pf_netdev=pf.name, vf_index=facts.vf_index, settings=_only(before, settings))
     return Plan(link, undo, settings, change)

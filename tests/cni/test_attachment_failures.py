@@ -146,9 +146,12 @@ def test_a_vf_without_an_interface_is_not_attached(rig: Rig) -> None:
     assert rig.ledger.attachments() == ()
 
 
-def test_settings_for_a_device_that_is_no_vf_are_refused(rig: Rig) -> None:
-    with pytest.raises(HardwareError, match="is not a VF whose PF has an interface"):
-        rig.add("c1", rig.pod(), deviceID=tiny_node.PF, vlan=5)
+def test_a_pf_never_leaves_the_host(rig: Rig) -> None:
+    """It may be the one that the node's own network is on."""
+    with pytest.raises(HardwareError, match="is not a VF"):
+        rig.add("c1", rig.pod(), deviceID=tiny_node.PF)
+    assert rig.machine.find_netdev(tiny_node.PF) is not None
+    assert rig.ledger.attachments() == ()
 
 
 class Forgetful(Ledger):
