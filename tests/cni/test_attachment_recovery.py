@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef
+from agent.reconcile import Claim, Reconciler
+from cni import protocol, spool
 from cni import vf as mode
 from cni.netconf import from_document
+from cni.protocol import Request
+from cni.server import CniServer
 from tests.cni import tiny_node
 from tests.cni.tiny_node import PF_NETDEV, Rig, open_rig, stub_answer, until, vf
 
@@ -264,3 +270,60 @@ def test_many_pods_that_die_at_once_are_all_cleaned_up_after(own_network: None, 
             thread.join()
         assert healed == [True] * count
         assert [rig.found(i) for i in range(count)] == before
+
+
+def test_a_lease_that_a_repeated_add_took_over_is_not_given_away(own_network: None, tmp_path: Path) -> None:
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path, boot_id="yesterday") as rig:
+        pod = rig.pod()
+        rig.add("c1", pod, ipam=rig.stub_ipam(stub_answer("10.0.0.2/24")))
+        rig.remove(pod)
+    with open_rig(tmp_path, boot_id="today") as rig:
+        until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+        assert rig.attachments.heal(vf(0)) == "rebooted"
+        rig.add("c1", rig.pod("new"), ipam={"type": "stub"})
+        rig.stub_ipam(f"echo $CNI_COMMAND >>{tmp_path}/calls")
+        assert rig.attachments.settle_leases() == 1
+        assert not (tmp_path / "calls").exists()
+        assert rig.ledger.owed_leases() == ()
+
+
+def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: Rig) -> None:
+    pods = [rig.pod(f"p{i}") for i in range(3)]
+    before = [rig.found(i) for i in range(3)]
+    for index, pod in enumerate(pods):
+        rig.add(f"c{index}", pod, deviceID=vf(index), **{**ASKED, "mac": f"02:00:00:00:00:7{index}"})
+    # The first pod's DEL was spooled, the second's was lost, and the third lives.
+    spooled = Request({"CNI_COMMAND": "DEL", "CNI_CONTAINERID": "c0", "CNI_IFNAME": "net1", "CNI_NETNS": ""}, b"{}")
+    folder = rig.folder / "spool"
+    folder.mkdir()
+    (folder / "1.del").write_bytes(protocol.encode_request(spooled))
+    rig.remove(pods[1])
+    server = CniServer(
+        rig.folder / "cni.sock", rig.attachments, obstacle=lambda: None, observe=lambda command: nullcontext()
+    )
+    counted: list[str] = []
+
+    async def claims() -> tuple[Claim, ...]:
+        return ()
+
+    reconciler = Reconciler(
+        rig.ledger,
+        rig.attachments,
+        claims=claims,
+        devices_of_units=dict,
+        replay_spool=lambda: spool.replay(folder, server.answer),
+        count=counted.append,
+    )
+    rig.ledger.quarantine("0000:99:00.0", "its row is gone")
+
+    def healed() -> bool:
+        asyncio.run(reconciler.run_once())
+        return len(rig.ledger.attachments()) == 1
+
+    until(healed)
+    assert sorted(counted) == ["owner-gone", "quarantine-ended", "spool-replayed"]
+    assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c2"]
+    assert [rig.found(i) for i in range(2)] == before[:2]
+    assert rig.in_pod(pods[2]) is not None
+    assert list(folder.iterdir()) == []
