@@ -150,7 +150,13 @@ class Reconciler:
             elif grant is not None and (grant.pod is None or _differs(grant.pod, claim.pod)):
                 self._ledger.bind([claim.unit_id], claim.pod)
         old = self._clock() - UNCLAIMED_SECONDS
-        unclaimed = [g.unit_id for g in granted.values() if g.unit_id not in claimed and g.granted_at < old]
+        # A kubelet that has restarted while the API server is away knows no pods, though they run.
+        attached = {row.device for row in self._ledger.attachments()}
+        unclaimed = [
+            grant.unit_id
+            for grant in granted.values()
+            if grant.unit_id not in claimed and grant.granted_at < old and grant.device not in attached
+        ]
         if unclaimed:
             self._ledger.release(unclaimed, granted_before=old)
             for _ in unclaimed:

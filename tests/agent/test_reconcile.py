@@ -137,6 +137,14 @@ def test_a_grant_that_no_pod_claims_is_released_when_it_is_old(scene: Scene) -> 
     assert scene.books.grants() == ()
 
 
+def test_the_grant_of_a_device_in_a_pod_stays_whatever_kubelet_has_forgotten(scene: Scene) -> None:
+    scene.books.grant("rdma/vf", {VF: VF, OTHER_VF: OTHER_VF})
+    attach(scene.books, VF, owner())
+    scene.now += UNCLAIMED_SECONDS + 1
+    scene.run_once()
+    assert [grant.unit_id for grant in scene.books.grants()] == [VF]
+
+
 def test_a_kubelet_that_does_not_answer_frees_nothing(scene: Scene) -> None:
     scene.books.grant("rdma/vf", {VF: VF})
     scene.now += UNCLAIMED_SECONDS + 1
