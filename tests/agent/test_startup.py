@@ -1,0 +1,151 @@
+"""A configuration that cannot be used is said and waited out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import config, startup
+from agent.errors import ConfigError
+from agent.model.device import Snapshot
+from tests.deviceplugin.machines import node
+
+URL = "http://127.0.0.1:9808"
+GOOD = "resources: [{name: rdma/vf, kind: vf, select: {pf: [rail0]}, network: n}]\nnetworks: [{name: n, mtu: 9000}]\n"
+BAD = "rescanSeconds: soon\n"
+
+
+def get(page: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(URL + page, timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def await_config(path: Path, *steps: Callable[[], Any], stopped: bool = False) -> config.Config | None:
+    """Wait for a configuration, and take the steps meanwhile; then stop if nothing came of it."""
+
+    async def run() -> config.Config | None:
+        stop = asyncio.Event()
+        if stopped:
+            stop.set()
+        waiting = asyncio.create_task(startup.await_config(path, node, stop))
+        for step in steps:
+            await asyncio.to_thread(step)
+        try:
+            async with asyncio.timeout(None if not steps else startup.RETRY_SECONDS + 3):
+                return await asyncio.shield(waiting)
+        except TimeoutError:
+            stop.set()
+            return await waiting
+
+    return asyncio.run(run())
+
+
+def until_served() -> None:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            get("/healthz")
+        except OSError:
+            time.sleep(0.02)
+        else:
+            return
+    raise AssertionError("no endpoints")
+
+
+def test_a_good_configuration_is_read_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(GOOD)
+    read = await_config(path)
+    assert read is not None
+    assert [r.name for r in read.resources] == ["rdma/vf"]
+
+
+def test_a_bad_file_is_explained_until_it_is_repaired(
+    own_network: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(BAD)
+    seen: list[tuple[int, str]] = []
+
+    def look() -> None:
+        until_served()
+        seen.extend((get("/healthz"), get("/readyz"), get("/status")))
+        path.write_text(GOOD)
+
+    read = await_config(path, look)
+    assert read is not None
+    assert read.source == str(path)
+    health, ready, status = seen
+    problem = "rescanSeconds: must be a number of seconds from 1 to 3600, is 'soon'"
+    assert health[0] == 200
+    assert ready[0] == 503
+    assert problem in ready[1]
+    assert json.loads(status[1]) == {"ready": False, "obstacles": {"config": problem}}
+    with pytest.raises(OSError, match="refused"):
+        get("/healthz")
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert errors == [f"{path}: {problem}", f"waiting for {path} to be repaired"]
+
+
+def test_a_file_that_is_missing_is_waited_for(own_network: None, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+
+    def look() -> None:
+        until_served()
+        assert "cannot be read: No such file" in get("/readyz")[1]
+        path.write_text(GOOD)
+
+    assert await_config(path, look) is not None
+
+
+def test_being_stopped_ends_the_wait(own_network: None, tmp_path: Path) -> None:
+    async def run() -> config.Config | None:
+        stop = asyncio.Event()
+        waiting = asyncio.create_task(startup.await_config(tmp_path / "missing.yaml", node, stop))
+        await asyncio.to_thread(until_served)
+        stop.set()
+        async with asyncio.timeout(startup.RETRY_SECONDS / 2):
+            return await waiting
+
+    assert asyncio.run(run()) is None
+
+
+def test_who_is_stopped_before_reads_nothing(tmp_path: Path) -> None:
+    assert await_config(tmp_path / "missing.yaml", stopped=True) is None
+
+
+def test_what_is_wrong_for_this_node_is_listed_with_all_else() -> None:
+    wrong = config.parse(
+        "resources:\n"
+        "  - {name: a/one, kind: vf, select: {pf: [rail0]}}\n"
+        "  - {name: a/two, kind: vf, select: {pf: ['rail0#0-1']}}\n"
+        "networks:\n"
+        "  - {name: n1, vlan: 9999}\n"
+        "  - {name: n2, mtu: 1500}\n"
+        "  - {name: n3, deviceID: '0000:12:00.1'}\n",
+        "test.yaml",
+    )
+    with pytest.raises(ConfigError) as caught:
+        startup.check(wrong, node())
+    problems = caught.value.problems
+    assert problems[0].startswith("networks[0]: vlan must be a whole number from 0 to 4094")
+    assert problems[1] == "networks[2].deviceID: is chosen for each pod, so leave it out"
+    assert any("a/one" in p and "a/two" in p for p in problems[2:])
+
+
+def test_a_node_without_hardware_has_no_say_in_the_configuration() -> None:
+    startup.check(config.parse(GOOD, "test.yaml"), replace(Snapshot(), generation=1))

@@ -1,0 +1,133 @@
+"""The status document and its layout for people."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from agent import status
+from agent.metrics import Facts
+from agent.model.allocation import (
+    Attachment,
+    AttachmentState,
+    Grant,
+    Quarantine,
+    Undo,
+)
+from agent.model.device import Problem, Snapshot
+from agent.model.health import HEALTHY, unhealthy
+from tests.agent.books import POD, VF, owner
+
+OTHER = "0000:3b:00.3"
+
+
+class Offered:
+    """One unit."""
+
+    resource_name = "rdma/vf"
+    numa_node = 0
+
+    def __init__(self, device: str, reason: str = "") -> None:
+        self.unit_id = f"unit-{device}"
+        self.device = device
+        self.health = unhealthy(reason) if reason else HEALTHY
+
+
+ROW = Attachment(
+    attachment_id=1,
+    owner=owner("c1", "eth0"),
+    ifname="net1",
+    device=VF,
+    resource_name="rdma/vf",
+    state=AttachmentState.ATTACHED,
+    undo=Undo("ens1f0v0", "02:00:00:00:01:00", 1500, False),
+    boot_id="boot",
+    netns_path="/x",
+    request={},
+    result={
+        "interfaces": [{"name": "eth0"}, {"name": "net1"}],
+        "ips": [
+            {"address": "10.244.0.2/24", "interface": 0},
+            {"address": "10.9.0.2/24", "interface": 1},
+            {"address": "fd09::2/64", "interface": 1},
+            {"address": "192.168.0.1/24"},
+        ],
+    },
+    since=5.0,
+)
+FACTS = Facts(
+    Snapshot(problems=(Problem("/sys/x", "cannot be read"),), generation=7),
+    {"rdma/vf": (Offered(VF), Offered(OTHER, "PfDown")), "rdma/hca": ()},
+    (Grant(f"unit-{VF}", "rdma/vf", VF, 3.0, POD), Grant(f"unit-{OTHER}", "rdma/vf", OTHER, 4.0)),
+    (ROW,),
+    (Quarantine(OTHER, "clean-up failed: it is stuck", 6.0),),
+    12.34,
+)
+
+
+def document(facts: Facts = FACTS, **obstacles: str) -> dict[str, Any]:
+    return status.build(
+        facts, node="n1", version="1.2", kinds={"rdma/vf": "vf", "rdma/hca": "hca"}, obstacles=obstacles
+    )
+
+
+def test_the_document_tells_who_holds_what_and_what_is_wrong() -> None:
+    made = document(kubelet="has no open stream")
+    assert (made["node"], made["version"], made["ready"]) == ("n1", "1.2", False)
+    assert made["obstacles"] == {"kubelet": "has no open stream"}
+    assert made["snapshot"] == {"generation": 7, "scanMilliseconds": 12.3}
+    vfs, hcas = made["resources"]
+    assert vfs == {
+        "name": "rdma/vf",
+        "kind": "vf",
+        "units": 2,
+        "healthy": 1,
+        "granted": 2,
+        "attached": 1,
+        "unhealthy": [{"unit": f"unit-{OTHER}", "reason": "PfDown"}],
+    }
+    assert (hcas["name"], hcas["units"], hcas["attached"]) == ("rdma/hca", 0, 0)
+    assert [g["pod"] for g in made["grants"]] == ["default/trainer", None]
+    (attached,) = made["attachments"]
+    assert attached["addresses"] == ["10.9.0.2/24", "fd09::2/64"]
+    assert (attached["netdev"], attached["ifname"], attached["container"]) == ("ens1f0v0", "net1", "c1")
+    assert made["quarantine"] == [{"device": OTHER, "reason": "clean-up failed: it is stuck", "since": 6.0}]
+    assert made["problems"] == [{"path": "/sys/x", "text": "cannot be read"}]
+    json.dumps(made)
+
+
+def test_nothing_in_the_way_is_ready() -> None:
+    assert document()["ready"]
+
+
+def test_an_attachment_that_is_not_finished_has_no_addresses() -> None:
+    made = document(Facts(Snapshot(), {}, (), (replace(ROW, result=None),)))
+    assert made["attachments"][0]["addresses"] == []
+    status.text(made)
+
+
+def test_people_are_told_the_same_in_columns() -> None:
+    lines = status.text(document(kubelet="has no open stream")).splitlines()
+    assert lines[0] == "node n1  nodefabric 1.2  NOT READY"
+    assert lines[1] == "  kubelet: has no open stream"
+    assert "RESOURCE  KIND  UNITS  HEALTHY  GRANTED  ATTACHED" in lines
+    assert "rdma/vf   vf    2      1        2        1" in lines
+    text = "\n".join(lines)
+    assert "10.9.0.2/24, fd09::2/64" in text
+    assert status.UNKNOWN_POD in text
+    assert "PfDown" in text
+    assert "clean-up failed: it is stuck" in text
+    assert "cannot read /sys/x: cannot be read" in text
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_an_idle_node_is_told_in_few_lines() -> None:
+    lines = status.text(document(Facts(Snapshot()))).splitlines()
+    assert lines[0] == "node n1  nodefabric 1.2  ready"
+    assert "no device is in a pod" in lines
+    assert not any("QUARANTINED" in line for line in lines)
+
+
+def test_columns_are_as_wide_as_their_content() -> None:
+    assert status.table(("A", "BB"), [("xxx", 1), ("", "yy")]) == ["A    BB", "xxx  1", "     yy"]
