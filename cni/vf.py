@@ -86,10 +86,13 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
     undo = attachment.undo
     if not _exists(host, attachment.device):
         return
+    if netns is not None:
+        try:
+            _bring_out(host, attachment, netns)  # it is there, nearly always
+        except HardwareError:
+            if host.find_netdev(attachment.device) is None:
+                raise
     link = host.find_netdev(attachment.device)
-    if link is None and netns is not None:
-        _bring_out(host, attachment, netns)
-        link = host.find_netdev(attachment.device)
     if link is None:
         link = _await_return(host, attachment.device)
     if undo.pf_netdev is not None and undo.vf_index is not None and not undo.settings.is_empty:
