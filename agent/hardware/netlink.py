@@ -8,6 +8,7 @@ namespace opens a socket of its own on a thread that entered it.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ IFF_LOWER_UP = 0x10000
 RTEXT_FILTER_VF = 1
 RTEXT_FILTER_SKIP_STATS = 8
 RT_SCOPE_UNIVERSE = 0
+IFA_F_NODAD = 0x02
 VLAN_PROTOCOLS = {"802.1q": 0x8100, "802.1ad": 0x88A8}
 LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_{AUTO,ENABLE,DISABLE}
 
@@ -49,12 +51,18 @@ class Netlink:
         self._host_netns = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netlink")
         self._socket: IPRoute | None = None
+        self._closed = False
 
     def close(self) -> None:
-        """Close the socket and end its thread."""
+        """Close the socket and end its thread. Whoever comes later gets a HardwareError."""
+        if self._closed:
+            return
+        self._closed = True
         self._thread.submit(self._close_socket).result()
         self._thread.shutdown()
-        os.close(self._host_netns)
+        # A detach that is late must not take for the host what gets this number next: a pod's namespace, say.
+        descriptor, self._host_netns = self._host_netns, -1
+        os.close(descriptor)
 
     # ------------------------------------------------------------------- links
 
@@ -93,10 +101,16 @@ class Netlink:
         """Change an interface where it is."""
 
         def apply(ipr: IPRoute) -> None:
+            lowered = link.up and change.name is not None
             with _translated(f"change interface {link.name}"):
-                if link.up and change.name is not None:
+                if lowered:
                     ipr.link("set", index=link.ifindex, state="down")  # before Linux 6.2 a rename needs that
-                ipr.link("set", index=link.ifindex, **_attributes(change))
+                try:
+                    ipr.link("set", index=link.ifindex, **_attributes(change))
+                except NetlinkError:
+                    if lowered:
+                        ipr.link("set", index=link.ifindex, state="up")
+                    raise
 
         self._run(netns, apply)
 
@@ -108,11 +122,20 @@ class Netlink:
             if link is None:
                 raise HardwareError(f"interface {ifname} is not in the pod's namespace")
             for cidr in addresses:
-                address, _, prefix = cidr.partition("/")
+                wanted = ipaddress.ip_interface(cidr)
+                more: dict[str, Any] = {}
+                if wanted.version == 6:
+                    more["flags"] = IFA_F_NODAD  # the pod may use the address at once; IPAM says it is unique
+                elif wanted.network.prefixlen < 31:
+                    more["broadcast"] = str(wanted.network.broadcast_address)
                 with _translated(f"add address {cidr} to {ifname}"):
-                    # NODAD: the pod may use the address at once; IPAM says it is unique.
-                    flags = {"flags": 0x02} if ":" in address else {}
-                    ipr.addr("replace", index=link.ifindex, address=address, prefixlen=int(prefix), **flags)
+                    ipr.addr(
+                        "replace",
+                        index=link.ifindex,
+                        address=str(wanted.ip),
+                        prefixlen=wanted.network.prefixlen,
+                        **more,
+                    )
             for route in routes:
                 spec: dict[str, Any] = {"dst": route.destination, "oif": link.ifindex}
                 if route.gateway is not None:
@@ -208,6 +231,8 @@ class Netlink:
         )
 
     def _run(self, netns: int | None, work: Callable[[IPRoute], T]) -> T:
+        if self._closed:
+            raise HardwareError("netlink is closed: the agent is ending")
         if netns is None:
             return self._thread.submit(lambda: work(self._open_socket())).result()
 

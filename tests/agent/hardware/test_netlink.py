@@ -1,0 +1,239 @@
+"""Interfaces of the real kernel, in network namespaces of the test's own."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import HardwareError, NetlinkFailed
+from agent.hardware.host import Link, LinkChange, Route
+from agent.hardware.netlink import Netlink
+from agent.model.allocation import VfSettings
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def alias(message: Any) -> str | None:
+    """Take a link's alias for its device: a veth has none below it."""
+    name: str | None = message.get_attr("IFLA_IFALIAS")
+    return name
+
+
+@pytest.fixture
+def links(own_network: None) -> Iterator[Netlink]:
+    """An interface `v0` for device A, and its peer `p0`."""
+    run("ip", "link", "add", "v0", "address", "02:00:00:00:00:01", "type", "veth", "peer", "name", "p0")
+    run("ip", "link", "set", "v0", "alias", "A")
+    made = Netlink(alias)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pod(own_network: None, tmp_path: Path) -> Iterator[int]:
+    """A pod's network namespace."""
+    path = tmp_path / "pod"
+    path.touch()
+    run("unshare", f"--net={path}", "ip", "link", "set", "lo", "up")
+    descriptor = os.open(path, os.O_RDONLY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def v0(links: Netlink) -> Link:
+    link = links.find("v0")
+    assert link is not None
+    return link
+
+
+def test_an_interface_is_found_by_name_and_by_device(links: Netlink) -> None:
+    link = v0(links)
+    assert (link.name, link.mac, link.mtu, link.up, link.carrier, link.device) == (
+        "v0",
+        "02:00:00:00:00:01",
+        1500,
+        False,
+        False,
+        "A",
+    )
+    assert links.find_device("A") == link
+    assert links.by_device() == {"A": link}
+    assert links.find("nothing") is None
+    assert links.find_device("B") is None
+
+
+def test_carrier_is_told(links: Netlink) -> None:
+    run("ip", "link", "set", "v0", "up")
+    assert not v0(links).carrier
+    run("ip", "link", "set", "p0", "up")
+    assert v0(links).carrier
+
+
+@pytest.mark.parametrize("name", ["x" * 16, "x" * 500, "a/b", ""])
+def test_a_name_that_no_interface_can_have_is_not_found_or_refused(links: Netlink, name: str) -> None:
+    try:
+        assert links.find(name) is None
+    except HardwareError as error:
+        assert "look up interface" in str(error)  # noqa: PT017
+
+
+def test_an_interface_is_moved_and_changed_in_one_step(links: Netlink, pod: int) -> None:
+    links.move_in(v0(links), pod, LinkChange(name="net1", mac="02:00:00:00:00:77", mtu=1400, up=True))
+    assert links.find("v0") is None
+    link = links.find("net1", pod)
+    assert link is not None
+    assert (link.mac, link.mtu, link.up, link.device) == ("02:00:00:00:00:77", 1400, True, "A")
+    assert links.find_device("A", pod) == link
+    links.move_out(link, pod, LinkChange(name="v0", mac="02:00:00:00:00:01", mtu=1500, up=False))
+    assert links.find("net1", pod) is None
+    assert (v0(links).mac, v0(links).mtu, v0(links).up) == ("02:00:00:00:00:01", 1500, False)
+
+
+def test_a_name_that_is_taken_there_is_told_by_errno(links: Netlink, pod: int) -> None:
+    with pytest.raises(NetlinkFailed, match="move interface v0 as lo to another network namespace") as caught:
+        links.move_in(v0(links), pod, LinkChange(name="lo"))
+    assert caught.value.errno == errno.EEXIST
+
+
+def test_an_interface_that_is_gone_cannot_be_moved(links: Netlink, pod: int) -> None:
+    link = v0(links)
+    run("ip", "link", "delete", "v0")
+    with pytest.raises(NetlinkFailed) as caught:
+        links.move_in(link, pod, LinkChange(name="net1"))
+    assert caught.value.errno == errno.ENODEV
+
+
+def test_an_interface_that_is_up_can_be_renamed_and_stays_up_if_asked(links: Netlink) -> None:
+    run("ip", "link", "set", "v0", "up")
+    links.change(v0(links), LinkChange(name="v1", up=True))
+    link = links.find("v1")
+    assert link is not None
+    assert link.up
+
+
+def test_a_rename_that_fails_leaves_an_interface_up(links: Netlink) -> None:
+    run("ip", "link", "set", "v0", "up")
+    with pytest.raises(NetlinkFailed, match="change interface v0"):
+        links.change(v0(links), LinkChange(name="p0"))
+    assert v0(links).up
+
+
+def configure(links: Netlink, pod: int, addresses: tuple[str, ...], *routes: Route) -> None:
+    links.configure("net1", pod, addresses, routes)
+
+
+@pytest.fixture
+def net1(links: Netlink, pod: int) -> None:
+    """Put the interface into the pod, up, with carrier."""
+    links.move_in(v0(links), pod, LinkChange(name="net1", up=True))
+    run("ip", "link", "set", "p0", "up")
+
+
+@pytest.mark.usefixtures("net1")
+def test_addresses_and_routes_are_set_and_may_be_set_again(links: Netlink, pod: int, tmp_path: Path) -> None:
+    routes = (
+        Route("0.0.0.0/0", "10.0.0.1"),
+        Route("10.5.0.0/16", None),
+        Route("::/0", "fd00::1"),
+        Route("fd05::/64", None),
+    )
+    for _ in range(2):
+        configure(links, pod, ("10.0.0.2/24", "fd00::2/64"), *routes)
+    assert set(links.addresses("net1", pod)) == {"10.0.0.2/24", "fd00::2/64"}
+
+    def show(*what: str) -> Any:
+        return json.loads(run("nsenter", f"--net={tmp_path}/pod", "ip", "-j", *what))
+
+    found = {(r["dst"], r.get("gateway"), r["dev"]) for r in show("route") + show("-6", "route")}
+    assert {
+        ("default", "10.0.0.1", "net1"),
+        ("10.5.0.0/16", None, "net1"),
+        ("default", "fd00::1", "net1"),
+        ("fd05::/64", None, "net1"),
+    } <= found
+    assert len(show("route")) == 3
+    infos = show("address", "show", "net1")[0]["addr_info"]
+    assert all("tentative" not in info for info in infos if info["scope"] == "global")
+    (v4,) = [info for info in infos if info["family"] == "inet"]
+    assert v4.get("broadcast") == "10.0.0.255"
+
+
+@pytest.mark.usefixtures("net1")
+def test_what_the_kernel_refuses_is_told_with_address_or_route(links: Netlink, pod: int) -> None:
+    with pytest.raises(NetlinkFailed, match=r"add route 10\.9\.0\.0/16 via 192\.168\.0\.1"):
+        configure(links, pod, ("10.0.0.2/24",), Route("10.9.0.0/16", "192.168.0.1"))
+
+
+def test_an_interface_that_is_not_there_cannot_be_configured(links: Netlink, pod: int) -> None:
+    with pytest.raises(HardwareError, match="interface net1 is not in the pod's namespace"):
+        configure(links, pod, ("10.0.0.2/24",))
+    assert links.addresses("net1", pod) == ()
+
+
+def test_an_interface_without_vfs_has_no_vf_settings(links: Netlink) -> None:
+    with pytest.raises(HardwareError, match="v0 has no VF 0: look at its sriov_numvfs"):
+        links.read("v0", 0)
+    with pytest.raises(HardwareError):
+        links.apply("v0", 0, VfSettings(trust=True))
+    with pytest.raises(HardwareError, match="nothing"):
+        links.read("nothing", 0)
+
+
+def test_lists_are_complete_while_other_links_come_and_go(links: Netlink) -> None:
+    """The kernel tells when a list was disturbed, and it must be asked for again."""
+    for number in range(10):
+        run("ip", "link", "add", f"a{number}", "type", "veth", "peer", "name", f"b{number}")
+    stop = threading.Event()
+    script = "".join(f"link add x{n} type veth peer name y{n}\nlink delete x{n}\n" for n in range(50))
+
+    def churn() -> None:
+        while not stop.is_set():
+            subprocess.run(["ip", "-batch", "-"], input=script, text=True, check=True)
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(60):
+            assert links.find_device("A") is not None
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_many_threads_may_ask_at_once(links: Netlink, pod: int) -> None:
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            for _ in range(10):
+                assert links.find("v0") is not None
+                assert links.find("lo", pod) is not None
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_who_asks_after_the_close_is_told(own_network: None) -> None:
+    links = Netlink()
+    before = len(os.listdir("/proc/self/fd"))
+    links.find("lo")
+    links.close()
+    assert len(os.listdir("/proc/self/fd")) < before
+    with pytest.raises(HardwareError, match="closed"):
+        links.find("lo")

@@ -1,0 +1,86 @@
+"""Network namespaces: entered on a thread of their own, and told from one another."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.errors import HardwareError
+from agent.hardware import netns
+
+HERE = "/proc/thread-self/ns/net"
+
+
+@pytest.fixture
+def other(own_network: None, tmp_path: Path) -> Iterator[int]:
+    """Another network namespace, as an open descriptor."""
+    path = tmp_path / "netns"
+    path.touch()
+    subprocess.run(["unshare", f"--net={path}", "true"], check=True)
+    descriptor = os.open(path, os.O_RDONLY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def inode() -> int:
+    return os.stat(HERE).st_ino
+
+
+def test_work_is_done_inside_and_the_caller_stays_outside(other: int) -> None:
+    before = inode()
+    assert netns.run_in(other, inode) == os.fstat(other).st_ino != before
+    assert inode() == before
+
+
+def test_what_the_work_raises_is_raised(other: int) -> None:
+    def fail() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError, match="x"):
+        netns.run_in(other, fail)
+
+
+def test_no_thread_is_left(other: int) -> None:
+    before = threading.active_count()
+    for _ in range(5):
+        netns.run_in(other, inode)
+    assert threading.active_count() == before
+
+
+def test_many_may_be_inside_at_once(other: int) -> None:
+    meeting = threading.Barrier(5, timeout=10)
+    found: list[int] = []
+
+    def work() -> None:
+        netns.run_in(other, meeting.wait)
+        found.append(netns.run_in(other, inode))
+
+    threads = [threading.Thread(target=work) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [os.fstat(other).st_ino] * 5
+
+
+def test_what_is_no_namespace_cannot_be_entered(own_network: None) -> None:
+    with open("/dev/null") as file, pytest.raises(HardwareError, match=r"cannot enter the network namespace: Invalid"):
+        netns.run_in(file.fileno(), inode)
+    with pytest.raises(HardwareError, match="Bad file descriptor"):
+        netns.run_in(10_000, inode)
+
+
+def test_a_namespace_is_known_by_device_and_inode_and_not_by_its_path(other: int, tmp_path: Path) -> None:
+    with open(HERE) as here:
+        mine, others = netns.identity(here.fileno()), netns.identity(other)
+    assert mine != others
+    assert netns.is_at(others, str(tmp_path / "netns"))
+    assert not netns.is_at(mine, str(tmp_path / "netns"))
+    assert not netns.is_at(others, str(tmp_path / "missing"))
+    assert not netns.is_at(others, "")
+    assert str(others) == f"{others.device}:{others.inode}"
