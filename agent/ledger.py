@@ -5,10 +5,13 @@ A row is written before the hardware is touched, so a crash leaves a row to undo
 device. All statements run on one thread of the ledger's own, which also puts writes in order;
 the methods may be called from any thread but the event loop's (they wait for the disk).
 
-Durability: attachment and quarantine rows are on the disk before a method returns
-(`synchronous=FULL`), since IPAM leases outlive a power cut. Grants are handed to the kernel
-(`NORMAL`): they survive the death of the process, and after a power cut kubelet's PodResources
-tells them again; this keeps a slow disk out of pod admission.
+Durability: what is written survives the death of the process, always. What a power cut must not
+take either is on the disk before the method returns (`synchronous=FULL`): an attachment that gets
+addresses, since leases outlive the power cut, and a quarantine. The rest is handed to the kernel
+(`NORMAL`). For a reboot undoes every attachment: a row that has lost its last step is cleaned up
+as any row of an earlier boot, and one that is there again gives its addresses back once more, which
+is harmless. Grants are told again by kubelet's PodResources. This keeps a slow disk out of pod
+admission, and out of pods' start.
 """
 
 from __future__ import annotations
@@ -147,10 +150,12 @@ class Ledger:
         undo: Undo,
         netns_path: str,
         request: Mapping[str, Any],
+        durable: bool = True,
     ) -> Attachment:
         """Write the *attaching* row. From its return on the hardware may be touched.
 
-        Raises DeviceBusy if any attachment of the device exists.
+        Without `durable` no address may be leased for it. Raises DeviceBusy if any attachment of the
+        device exists.
         """
 
         def write() -> Attachment:
@@ -196,7 +201,7 @@ class Ledger:
                 since=now,
             )
 
-        return self._write(write)
+        return self._write(write, durable)
 
     def finish_attach(self, attachment_ids: Iterable[int], result: Mapping[str, Any]) -> None:
         """Turn *attaching* rows into *attached*, with the CNI result that will be answered."""
@@ -214,7 +219,7 @@ class Ledger:
                 if changed != 1:
                     raise LedgerError(f"attachment {attachment_id} is not in state attaching")
 
-        self._write(write)
+        self._write(write, durable=False)
 
     def begin_detach(self, attachment_ids: Iterable[int]) -> None:
         """Mark rows *detaching*: a promise to undo them that survives a crash."""
@@ -227,7 +232,7 @@ class Ledger:
                 [(now, *row) for row in ids],
             )
 
-        self._write(write)
+        self._write(write, durable=False)
 
     def finish_detach(self, row: Attachment, *, lease_owed: bool = False) -> None:
         """Drop the row of a device that is back, and end its quarantine.
@@ -244,7 +249,7 @@ class Ledger:
                     (row.owner.container_id, row.ifname, row.netns_path, json.dumps(dict(row.request)), self._clock()),
                 )
 
-        self._write(write)
+        self._write(write, durable=False)
 
     def owed_leases(self) -> tuple[OwedLease, ...]:
         """List the addresses that are still to be given back, oldest first."""

@@ -184,6 +184,7 @@ class Attachments:
                     undo=planned.undo,
                     netns_path=call.netns_path,
                     request=_request(call, conf),
+                    durable=conf.ipam is not None,
                 )
                 rows.append(row)
                 vf.enter(self._host, planned, call.netns)
