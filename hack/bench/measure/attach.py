@@ -1,12 +1,14 @@
 """ADD and DEL of a VF, in turn with host-device: one pod at a time, no IPAM on either side.
 
 Moving a link to another network namespace waits in rcu_barrier(), which is most of the time of both
-plugins and depends on what the kernel was doing just before. So every call begins after the same
-pause, and the order of the two changes from round to round.
+plugins and depends on what the kernel was doing just before. So every call begins after a pause, and
+the order of the two changes from round to round. The pause varies by more than a timer tick: such
+waits end on ticks, and pauses of a whole number of ticks would have every call begin equally far from one.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +22,7 @@ from measure.figures import Figures, quantile, spread
 from measure.program import Program
 
 NODE = "h100-8gpu"
-PAUSE_SECONDS = 0.1
+PAUSE_SECONDS = (0.1, 0.12)
 BACK_SECONDS = 5.0
 WARM_ROUNDS = 3
 
@@ -58,12 +60,12 @@ def _sample() -> Sample:
 def _round(number: int, order: tuple[Contender, Contender], samples: dict[Contender, Sample]) -> None:
     container_id = f"bench-{number + WARM_ROUNDS}"
     for contender in order:
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(random.uniform(*PAUSE_SECONDS))
         added = contender.add(container_id)
         if number >= 0:
             samples[contender]["add"].append(added.milliseconds)
     for contender in order:
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(random.uniform(*PAUSE_SECONDS))
         deleted = contender.delete(container_id)
         back = _await_back(contender, deleted.began)
         if number >= 0:
