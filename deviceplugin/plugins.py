@@ -221,15 +221,27 @@ class _Books:
 def sweep(folder: Path) -> None:
     """Remove sockets of earlier processes: a killed one leaves its files behind.
 
-    One that somebody listens on is left alone: during an update two processes may overlap.
+    One that somebody listens on is left alone: during an update two processes may overlap. One that
+    cannot be removed stays, since it does no harm.
     """
     for path in folder.glob(SOCKET_PATTERN):
-        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(FileNotFoundError):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)  # a process that has stopped accepts nobody, and would hold up the start
             try:
                 probe.connect(str(path))
             except ConnectionRefusedError:
-                path.unlink()
-                log.info("removed %s, which an earlier process left behind", path)
+                _remove(path)
+            except OSError:
+                continue
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s, which an earlier process left behind, stays: %s", path, error.strerror)
+    else:
+        log.info("removed %s, which an earlier process left behind", path)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
