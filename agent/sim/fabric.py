@@ -8,6 +8,7 @@ then does what the kernel does for hardware: the device is in the host again, un
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -81,17 +82,21 @@ class Fabric:
     def revive(self, devices: Collection[str]) -> bool:
         """Make those links anew that died with a namespace. Tell whether there were any."""
         ports = [self.ports[device] for device in devices if device in self.ports]
-        if not ports:
+        if not ports or not self._dead(ports):
             return False
+        # Other threads and processes may have seen the same.
+        with open(self._netns_path.with_suffix(".lock"), "w") as lock, self._open() as netns:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with IPRoute() as ipr:
+                for port in self._dead(ports):
+                    _make_link(ipr, netns, port, f"dev{port.port.removeprefix('port')}")
+            namespaces.run_in(netns, _plug_all)
+        return True
+
+    def _dead(self, ports: Collection[Port]) -> list[Port]:
         with self._open() as netns:
             alive = namespaces.run_in(netns, _names)
-            dead = [port for port in ports if port.port not in alive]
-            with IPRoute() as ipr:
-                for port in dead:
-                    _make_link(ipr, netns, port, f"dev{port.port.removeprefix('port')}")
-            if dead:
-                namespaces.run_in(netns, _plug_all)
-        return bool(dead)
+        return [port for port in ports if port.port not in alive]
 
     @contextmanager
     def _open(self) -> Iterator[int]:
