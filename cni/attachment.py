@@ -136,15 +136,17 @@ class Attachments:
             return ()
         taken = {i.get("name") for i in conf.prev_result.get("interfaces") or []} | {call.ifname}
         names = (name for n in range(1, 1000) if (name := f"net{n}") not in taken)
-        return tuple(
-            Target(
-                found.device,
-                found.resource_name,
-                next(names),
-                conf if found.network is None else netconf.with_network(conf, found.network),
-            )
-            for found in self._granted(call.pod)
-        )
+        targets = []
+        for found in self._granted(call.pod):
+            own = conf if found.network is None else netconf.with_network(conf, found.network)
+            # There is nothing to move then. But a VLAN that is asked for must not be passed over.
+            if not (self._is_for_vfio(found.device) and own.settings.is_empty):
+                targets.append(Target(found.device, found.resource_name, next(names), own))
+        return tuple(targets)
+
+    def _is_for_vfio(self, device: str) -> bool:
+        facts = self._snapshot().by_address.get(device)
+        return facts is not None and facts.is_for_vfio
 
     def _answered_before(self, owner: Owner, targets: tuple[Target, ...]) -> Mapping[str, Any] | None:
         rows = self._ledger.attachments_of(owner.container_id, owner.cni_ifname)

@@ -72,7 +72,7 @@ def _gpu(units: Sequence[Unit], cdi_kinds: frozenset[str]) -> Grants:
 
 
 def _paths(resource: Resource, unit: Unit, device: PciDevice) -> Iterator[str]:
-    if device.driver == "vfio-pci":
+    if device.is_for_vfio:
         if device.iommu_group is None:
             raise UnitUnhealthy(
                 f"unit {unit.unit_id} of {resource.name}: {device.address} is bound to vfio-pci but has no IOMMU"

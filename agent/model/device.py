@@ -125,6 +125,11 @@ class PciDevice:
         return self.sriov_totalvfs > 0
 
     @property
+    def is_for_vfio(self) -> bool:
+        """Handed to a program as it is (DPDK, a virtual machine): the kernel gives it no interface."""
+        return self.driver == "vfio-pci"
+
+    @property
     def netdev(self) -> Netdev | None:
         """The interface of this function itself, never a representor of one of its VFs."""
         return next((n for n in self.netdevs if not n.is_representor), None)

@@ -39,7 +39,7 @@ def judge_nic(device: PciDevice, snapshot: Snapshot, *, quarantined: str | None)
         return unhealthy("Quarantined")
     if device.driver is None:
         return unhealthy("NoDriver")
-    if device.driver == "vfio-pci" and device.iommu_group is None:
+    if device.is_for_vfio and device.iommu_group is None:
         return unhealthy("NoIommuGroup")
     uplink = snapshot.parent(device) or device
     ports = [p for r in uplink.rdma_devices for p in r.ports]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.errors import IpamFailed, NetlinkFailed, RequestInvalid
 from cni.attachment import GrantedDevice
+from tests.cni import tiny_node
 from tests.cni.tiny_node import Rig, mac_of, stub_answer, vf
 
 PREVIOUS: dict[str, Any] = {
@@ -49,6 +52,25 @@ def test_all_vfs_of_a_pod_enter_it_under_free_names(rig: Rig) -> None:
         assert (link.device, link.mac, link.mtu, link.up) == (vf(index), mac_of(index), 1400, True)
     assert len(rig.leases()) == 4
     rig.check("c1", pod, ifname="eth0")
+
+
+def bind_to_vfio(folder: Path, index: int) -> None:
+    """Give a VF's device to programs. The kernel then has no interface for it."""
+    link = folder / "root/sys/bus/pci/devices" / vf(index) / "driver"
+    (folder / "root/sys/bus/pci/drivers/vfio-pci").mkdir()
+    link.unlink()
+    link.symlink_to("../../../../bus/pci/drivers/vfio-pci")
+    shutil.rmtree(folder / "root/sys/bus/pci/devices" / vf(index) / "net")
+
+
+def test_a_vf_for_vfio_stays_and_the_others_enter(own_network: None, tmp_path: Path) -> None:
+    tiny_node.create(tmp_path)
+    bind_to_vfio(tmp_path, 0)
+    with tiny_node.open_rig(tmp_path) as rig:
+        grant(rig, 0, 1)
+        answer = rig.add("c1", rig.pod(), ifname="eth0", prevResult=PREVIOUS)
+        assert [row.device for row in rig.ledger.attachments()] == [vf(1)]
+        assert [i["name"] for i in answer["interfaces"]] == ["cbr0", "eth0", "net1"]
 
 
 def test_the_same_add_again_answers_the_same_in_any_order_of_grants(rig: Rig) -> None:
