@@ -204,12 +204,12 @@ def test_books_on_a_disk_that_filled_up_can_still_be_opened_and_read(small_disk:
 def test_a_disk_that_cannot_be_written_is_a_ledger_error(own_network: None, tmp_path: Path) -> None:
     disk = mount_small_disk(tmp_path / "disk")
     try:
-        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,ro", disk], check=True)
         with pytest.raises(LedgerError, match=r"disk/ledger\.db"):
             Ledger.open(disk / "ledger.db", "boot")
-        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,rw", disk], check=True)
         (disk / "ledger.db").write_bytes(b"damaged" * 1000)
-        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,ro", disk], check=True)
         with pytest.raises(LedgerError, match=r"disk/ledger\.db"):
             Ledger.open(disk / "ledger.db", "boot")
     finally:
