@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import fcntl
 import logging
 import os
 import socket
@@ -43,7 +44,7 @@ from cni.attachment import Attachments, GrantedDevice
 from cni.server import CniServer
 from deviceplugin.plugins import DevicePlugins
 
-LEDGER_RETRY_SECONDS = 5.0
+LEDGER_RETRY_SECONDS = 1.0
 REGISTRATION_POLL_SECONDS = 0.5
 BEAT_SECONDS = 1.0
 STUCK_SECONDS = 20.0
@@ -121,7 +122,7 @@ class Agent:
             self.metrics.add_facts(self._facts, agent_version())
             stack.push_async_callback(self._pod_resources.close)
             snapshot = await self._inventory.scan_now()
-            ledger = await self._open_ledger(snapshot.boot_id, stop)
+            ledger = await self._open_ledger(snapshot.boot_id, stop, stack)
             if ledger is None:
                 return
             stack.push_async_callback(asyncio.to_thread, ledger.close)
@@ -186,11 +187,15 @@ class Agent:
         pages = Pages(metrics=self.metrics.render, status=self._status, health={"loop": self._stuck_loop}, ready=checks)
         return EndpointServer.open(self.config.endpoints.address, self.config.endpoints.port, pages)
 
-    async def _open_ledger(self, boot_id: str, stop: asyncio.Event) -> Ledger | None:
+    async def _open_ledger(self, boot_id: str, stop: asyncio.Event, stack: AsyncExitStack) -> Ledger | None:
         """Open the books, however long that takes: an agent that restarts in a loop explains nothing."""
+        claimed = False
         while not stop.is_set():
             try:
-                self._ledger = await asyncio.to_thread(_open_ledger, self.config.ledger_path, boot_id)
+                if not claimed:
+                    stack.callback(os.close, await asyncio.to_thread(claim, self.config.state_dir))
+                    claimed = True
+                self._ledger = await asyncio.to_thread(Ledger.open, self.config.ledger_path, boot_id)
             except LedgerError as error:
                 self.obstacles.set("ledger", str(error))
                 with contextlib.suppress(TimeoutError):
@@ -343,9 +348,20 @@ def _devices_of(units: Mapping[str, Sequence[OfferedUnit]]) -> dict[str, str]:
     return {unit.unit_id: unit.device for offered in units.values() for unit in offered}
 
 
-def _open_ledger(path: Path, boot_id: str) -> Ledger:
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise LedgerError(f"{path.parent} cannot be made: {error.strerror}: mount a writable folder there") from error
-    return Ledger.open(path, boot_id)
+def claim(folder: Path) -> int:
+    """Make the state folder this process's alone, until the descriptor is closed. Raises LedgerError.
+
+    A second agent would take what the first has half done for the remains of a crash, and undo it.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LedgerError(f"{folder} is in use by another agent: stop it, or set another stateDir") from error
+        except OSError as error:
+            raise LedgerError(f"{folder} cannot be used: {error.strerror}: mount a writable folder there") from error
+        stack.pop_all()
+        return lock

@@ -10,6 +10,7 @@ import urllib.error
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agent.demo import not_back, still_attached
 from agent.sim.machine import SimulatedMachine
@@ -148,6 +149,21 @@ def test_the_network_is_ready_while_kubelet_is_away(stage: Stage) -> None:
     )
     assert (done.returncode, done.stdout) == (0, b"")
     assert "kubelet" in (not_ready_text(stage) or "")
+
+
+def test_a_second_agent_touches_nothing_until_the_first_has_ended(node: Stage) -> None:
+    config = yaml.safe_load((node.folder / "config.yaml").read_text())
+    other = node.folder / "other.yaml"
+    other.write_text(yaml.safe_dump({**config, "endpoints": {"port": node.port + 1}}))
+    options = ["--config", str(other), *node.host, "--log-format", "text"]
+    node.spawn("second", ["-m", "agent", "run", *options], {"NODE_NAME": "sim-node"})
+    wait("a word of the second agent", lambda: "is in use by another agent" in node.log("second") or None)
+    node.create_pod("a", {"rdma/vf": 1})
+    node.await_pod("a")
+    node.end("agent")
+    wait("the second agent to take over", lambda: "registered with kubelet" in node.log("second") or None)
+    node.delete_pod("a")
+    node.await_no_pod("a")
 
 
 def test_a_bad_configuration_is_said_and_its_repair_noticed(stage: Stage) -> None:
