@@ -11,11 +11,13 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.errors import (
     AttachmentError,
@@ -454,3 +456,25 @@ def test_an_answer_is_a_frame_of_our_protocol(door: Door) -> None:
     answer = protocol.decode_answer(received)
     assert answer == Answer(1, answer.stdout)
     assert set(json.loads(answer.stdout)) == {"cniVersion", "code", "msg", "details"}
+
+
+TEXTS = st.one_of(
+    st.text(max_size=12), st.sampled_from(["ADD", "DEL", "GC", "c1", "net1", "A=1;B=2", "\udcff", "MAC=x"])
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from([*ENV, "CNI_COMMAND", "X"]), TEXTS, max_size=7),
+    st.one_of(st.binary(max_size=20), st.sampled_from([b"{}", b'{"name": "x"}', b'{"prevResult": {}}'])),
+)
+def test_whatever_is_asked_the_answer_is_cni(env: dict[str, str], stdin: bytes) -> None:
+    attachments = Scripted()
+    server = CniServer(Path("/unused"), attachments, obstacle=lambda: None, observe=lambda command: nullcontext())
+    answer = server.answer(Request(env, stdin))
+    if answer.exit == 0:
+        assert answer.stdout == b"" or isinstance(json.loads(answer.stdout), dict)
+    else:
+        document = json.loads(answer.stdout)
+        assert document["code"] in (4, 7)
+        assert document["msg"]
