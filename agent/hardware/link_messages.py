@@ -1,4 +1,4 @@
-"""rtnetlink link messages, read just far enough to tell which are worth a scan. Pure.
+"""rtnetlink messages taken apart, and what link messages are worth a scan. Pure.
 
 Layout: include/uapi/linux/netlink.h and rtnetlink.h.
 """
@@ -27,26 +27,28 @@ def link_events(packet: bytes, *, virtual_links: bool) -> Iterator[str]:
     Without `virtual_links` links of software only (veth, bridge, …) are passed over. An interface
     of a bus device says its bus; older kernels do not, but only software links have a kind.
     """
-    for kind, body in _messages(packet):
+    for kind, _, body in messages(packet):
         if kind in (RTM_NEWLINK, RTM_DELLINK):
-            attributes = dict(_attributes(body[_IFINFOMSG_BYTES:]))
-            on_a_bus = IFLA_PARENT_DEV_BUS_NAME in attributes
-            if virtual_links or on_a_bus or IFLA_LINKINFO not in attributes:
-                name = attributes.get(IFLA_IFNAME, b"?").rstrip(b"\0").decode("utf-8", "replace")
+            found = dict(attributes(body[_IFINFOMSG_BYTES:]))
+            on_a_bus = IFLA_PARENT_DEV_BUS_NAME in found
+            if virtual_links or on_a_bus or IFLA_LINKINFO not in found:
+                name = found.get(IFLA_IFNAME, b"?").rstrip(b"\0").decode("utf-8", "replace")
                 yield f"link {name} {'changed' if kind == RTM_NEWLINK else 'gone'}"
 
 
-def _messages(packet: bytes) -> Iterator[tuple[int, bytes]]:
+def messages(packet: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield each message of a packet: its type, its flags, its body. Ends at the first that makes no sense."""
     offset = 0
     while offset + _HEADER.size <= len(packet):
-        length, kind, _, _, _ = _HEADER.unpack_from(packet, offset)
+        length, kind, flags, _, _ = _HEADER.unpack_from(packet, offset)
         if length < _HEADER.size:
             return
-        yield kind, packet[offset + _HEADER.size : offset + length]
+        yield kind, flags, packet[offset + _HEADER.size : offset + length]
         offset += (length + 3) & ~3
 
 
-def _attributes(body: bytes) -> Iterator[tuple[int, bytes]]:
+def attributes(body: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield type and content of each attribute. Ends at the first that makes no sense."""
     offset = 0
     while offset + _ATTRIBUTE.size <= len(body):
         length, kind = _ATTRIBUTE.unpack_from(body, offset)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from agent.hardware import sysfs
 from agent.hardware.host import Link, Watch
-from agent.hardware.netlink import IFF_UP, Netlink
+from agent.hardware.netlink import Netlink
 from agent.hardware.nvml import Nvml
+from agent.hardware.rtnetlink import IFF_UP
 from agent.hardware.uevents import Uevents
 from agent.model.device import Snapshot
 

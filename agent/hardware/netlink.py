@@ -1,13 +1,13 @@
-"""Interfaces and VF settings through rtnetlink (pyroute2).
+"""Interfaces and VF settings through rtnetlink.
 
-A pyroute2 socket belongs to the thread that opened it and to the namespace that thread was in.
-So requests in the host's namespace go through one socket on one thread; a request inside a pod's
-namespace opens a socket of its own on a thread that entered it.
+Links are `rtnetlink`'s, with a socket for each call. Addresses, routes and VF settings are
+pyroute2's, whose sockets belong to the thread that opened them and to the namespace that thread was
+in. So what it is to do in the host's namespace goes through one socket on one thread; in a pod's
+namespace it opens a socket of its own on a thread that entered it.
 """
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import os
 from collections.abc import Callable, Iterator
@@ -21,13 +21,21 @@ from pyroute2.netlink.exceptions import NetlinkError
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Link, LinkChange, Route
+from agent.hardware.link_messages import IFLA_IFNAME
+from agent.hardware.rtnetlink import (
+    IFF_LOWER_UP,
+    IFF_UP,
+    IFLA_ADDRESS,
+    IFLA_MTU,
+    IFLA_PARENT_DEV_NAME,
+    RTEXT_FILTER_SKIP_STATS,
+    LinkMessage,
+    LinkSocket,
+)
 from agent.hardware.vf_vlan import set_vf_vlan
 from agent.model.allocation import VfSettings
 
-IFF_UP = 0x1
-IFF_LOWER_UP = 0x10000
 RTEXT_FILTER_VF = 1
-RTEXT_FILTER_SKIP_STATS = 8
 RT_SCOPE_UNIVERSE = 0
 IFA_F_NODAD = 0x02
 VLAN_PROTOCOLS = {"802.1q": 0x8100, "802.1ad": 0x88A8}
@@ -36,16 +44,15 @@ LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_{AUTO,ENABLE,D
 T = TypeVar("T")
 
 
-def parent_device(message: Any) -> str | None:
+def parent_device(message: LinkMessage) -> str | None:
     """Return the bus address of the device below an interface (Linux 5.14 and later tell it)."""
-    name: str | None = message.get_attr("IFLA_PARENT_DEV_NAME")
-    return name
+    return message.text(IFLA_PARENT_DEV_NAME)
 
 
 class Netlink:
     """`host.Links` and `host.VfControl` on the real kernel."""
 
-    def __init__(self, device_of: Callable[[Any], str | None] = parent_device) -> None:
+    def __init__(self, device_of: Callable[[LinkMessage], str | None] = parent_device) -> None:
         """`device_of` names the device of a link message; a simulated node has another rule."""
         self._device_of = device_of
         self._host_netns = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -68,7 +75,9 @@ class Netlink:
 
     def find(self, name: str, netns: int | None = None) -> Link | None:
         """Look an interface up by name."""
-        return self._run(netns, lambda ipr: self._find(ipr, name))
+        with self._links(netns, f"look up interface {name}") as links:
+            found = links.find(name)
+        return self._link(found) if found is not None else None
 
     def find_device(self, device: str, netns: int | None = None) -> Link | None:
         """Look for the interface of a device, whatever its name is. Lists all interfaces there."""
@@ -76,13 +85,9 @@ class Netlink:
 
     def by_device(self, netns: int | None = None) -> dict[str, Link]:
         """List the interfaces that have a device below them, by its bus address."""
-
-        def dump(ipr: IPRoute) -> dict[str, Link]:
-            with _translated("list interfaces"):
-                links = [self._link(message) for message in ipr.link("dump")]
-            return {link.device: link for link in links if link.device is not None}
-
-        return self._run(netns, dump)
+        with self._links(netns, "list interfaces") as links:
+            found = map(self._link, links.all())
+            return {link.device: link for link in found if link.device is not None}
 
     def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
         """Move a host interface into a namespace and apply the change.
@@ -91,36 +96,33 @@ class Netlink:
         pod's namespace need not be entered (net/core/rtnetlink.c, do_setlink). Should it refuse the
         rest after the move, the interface is in the namespace; the caller's undo looks for it there.
         """
-        self._run(None, lambda ipr: _move(ipr, link, netns, change))
+        self._move(link, None, netns, change)
 
     def move_out(self, link: Link, netns: int, change: LinkChange) -> None:
         """Move an interface from a namespace back to the host and apply the change."""
-        self._run(netns, lambda ipr: _move(ipr, link, self._host_netns, change))
+        self._move(link, netns, self._host_netns, change)
 
     def change(self, link: Link, change: LinkChange, netns: int | None = None) -> None:
         """Change an interface where it is."""
-
-        def apply(ipr: IPRoute) -> None:
-            lowered = link.up and change.name is not None
-            with _translated(f"change interface {link.name}"):
+        lowered = link.up and change.name is not None
+        with self._links(netns, f"change interface {link.name}") as links:
+            if lowered:
+                links.change(link.ifindex, up=False)  # before Linux 6.2 a rename needs that
+            try:
+                links.change(link.ifindex, name=change.name, mac=change.mac, mtu=change.mtu, up=change.up)
+            except OSError:
                 if lowered:
-                    ipr.link("set", index=link.ifindex, state="down")  # before Linux 6.2 a rename needs that
-                try:
-                    ipr.link("set", index=link.ifindex, **_attributes(change))
-                except NetlinkError:
-                    if lowered:
-                        ipr.link("set", index=link.ifindex, state="up")
-                    raise
-
-        self._run(netns, apply)
+                    links.change(link.ifindex, up=True)
+                raise
 
     def configure(self, ifname: str, netns: int, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
         """Give a pod's interface its addresses and routes."""
 
+        link = self.find(ifname, netns)
+        if link is None:
+            raise HardwareError(f"interface {ifname} is not in the pod's namespace")
+
         def apply(ipr: IPRoute) -> None:
-            link = self._find(ipr, ifname)
-            if link is None:
-                raise HardwareError(f"interface {ifname} is not in the pod's namespace")
             for cidr in addresses:
                 wanted = ipaddress.ip_interface(cidr)
                 more: dict[str, Any] = {}
@@ -148,10 +150,11 @@ class Netlink:
     def addresses(self, ifname: str, netns: int) -> tuple[str, ...]:
         """List an interface's global addresses as CIDR."""
 
+        link = self.find(ifname, netns)
+        if link is None:
+            return ()
+
         def read(ipr: IPRoute) -> tuple[str, ...]:
-            link = self._find(ipr, ifname)
-            if link is None:
-                return ()
             with _translated(f"list addresses of {ifname}"):
                 messages = list(ipr.addr("dump", index=link.ifindex, scope=RT_SCOPE_UNIVERSE))
             return tuple(f"{m.get_attr('IFA_ADDRESS')}/{m['prefixlen']}" for m in messages)
@@ -188,10 +191,11 @@ class Netlink:
         """
         before = self.read(pf_netdev, vf_index)
 
+        pf = self.find(pf_netdev)
+        if pf is None:
+            raise HardwareError(f"PF interface {pf_netdev} is gone")
+
         def send(ipr: IPRoute) -> None:
-            pf = self._find(ipr, pf_netdev)
-            if pf is None:
-                raise HardwareError(f"PF interface {pf_netdev} is gone")
             for what, attribute in _vf_attributes(settings, before):
                 with _translated(f"set {what} of VF {vf_index} on {pf_netdev}"):
                     if "vlan" in attribute:
@@ -210,25 +214,28 @@ class Netlink:
 
     # ---------------------------------------------------------------- plumbing
 
-    def _find(self, ipr: IPRoute, name: str) -> Link | None:
-        try:
-            messages = list(ipr.link("get", ifname=name))
-        except NetlinkError as error:
-            if error.code == errno.ENODEV:
-                return None
-            raise NetlinkFailed(f"look up interface {name}", error.code, os.strerror(error.code)) from error
-        return self._link(messages[0]) if messages else None
+    def _move(self, link: Link, source: int | None, target: int, change: LinkChange) -> None:
+        name = f" as {change.name}" if change.name else ""
+        with self._links(source, f"move interface {link.name}{name} to another network namespace") as links:
+            links.change(link.ifindex, netns=target, name=change.name, mac=change.mac, mtu=change.mtu, up=change.up)
 
-    def _link(self, message: Any) -> Link:
+    def _link(self, message: LinkMessage) -> Link:
         return Link(
-            name=message.get_attr("IFLA_IFNAME"),
-            ifindex=message["index"],
-            mac=message.get_attr("IFLA_ADDRESS") or "",
-            mtu=message.get_attr("IFLA_MTU") or 0,
-            up=bool(message["flags"] & IFF_UP),
-            carrier=bool(message["flags"] & IFF_LOWER_UP),
+            name=message.text(IFLA_IFNAME) or "",
+            ifindex=message.ifindex,
+            mac=message.attributes.get(IFLA_ADDRESS, b"").hex(":"),
+            mtu=message.number(IFLA_MTU),
+            up=bool(message.flags & IFF_UP),
+            carrier=bool(message.flags & IFF_LOWER_UP),
             device=self._device_of(message),
         )
+
+    @contextmanager
+    def _links(self, netns: int | None, action: str) -> Iterator[LinkSocket]:
+        if self._closed:
+            raise HardwareError("netlink is closed: the agent is ending")
+        with _translated(action), LinkSocket(netns) as links:
+            yield links
 
     def _run(self, netns: int | None, work: Callable[[IPRoute], T]) -> T:
         if self._closed:
@@ -261,19 +268,6 @@ def _translated(action: str) -> Iterator[None]:
         raise NetlinkFailed(action, error.code, os.strerror(error.code)) from error
     except OSError as error:
         raise NetlinkFailed(action, error.errno or 0, error.strerror or str(error)) from error
-
-
-def _attributes(change: LinkChange) -> dict[str, Any]:
-    wanted: dict[str, Any] = {"ifname": change.name, "address": change.mac, "mtu": change.mtu}
-    if change.up is not None:
-        wanted["state"] = "up" if change.up else "down"
-    return {key: value for key, value in wanted.items() if value is not None}
-
-
-def _move(ipr: IPRoute, link: Link, target: int, change: LinkChange) -> None:
-    name = f" as {change.name}" if change.name else ""
-    with _translated(f"move interface {link.name}{name} to another network namespace"):
-        ipr.link("set", index=link.ifindex, net_ns_fd=target, **_attributes(change))
 
 
 def _settings(info: Any) -> VfSettings:

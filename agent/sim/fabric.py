@@ -16,20 +16,19 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pyroute2 import IPRoute
 
 from agent.hardware import netns as namespaces
+from agent.hardware.rtnetlink import IFLA_IFALIAS, LinkMessage
 from agent.model.device import LinkLayer, Snapshot
 
 BRIDGE = "fabric"
 
 
-def device_of(message: Any) -> str | None:
+def device_of(message: LinkMessage) -> str | None:
     """Return the PCI address that a link of the simulation stands for."""
-    alias: str | None = message.get_attr("IFLA_IFALIAS")
-    return alias or None
+    return message.text(IFLA_IFALIAS)
 
 
 @dataclass(frozen=True, slots=True)

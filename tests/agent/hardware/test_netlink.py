@@ -16,6 +16,7 @@ import pytest
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.host import Link, LinkChange, Route
 from agent.hardware.netlink import Netlink
+from agent.hardware.rtnetlink import IFLA_IFALIAS, LinkMessage
 from agent.model.allocation import VfSettings
 
 
@@ -23,10 +24,9 @@ def run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def alias(message: Any) -> str | None:
+def alias(message: LinkMessage) -> str | None:
     """Take a link's alias for its device: a veth has none below it."""
-    name: str | None = message.get_attr("IFLA_IFALIAS")
-    return name
+    return message.text(IFLA_IFALIAS)
 
 
 @pytest.fixture

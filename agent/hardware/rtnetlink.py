@@ -1,0 +1,155 @@
+"""rtnetlink's link requests, spoken directly: a pod's start waits for them.
+
+A library that knows all of netlink takes longer to decode one link than the kernel takes for the
+whole request, and a list of a thousand links keeps the other threads waiting for most of a second.
+Nothing but links is known here. Layout: include/uapi/linux/netlink.h, rtnetlink.h and if_link.h.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.hardware import netns as namespaces
+from agent.hardware.link_messages import IFLA_IFNAME, RTM_NEWLINK, attributes, messages
+
+NLMSG_ERROR, NLMSG_DONE, RTM_GETLINK = 2, 3, 18
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x1, 0x4, 0x10, 0x300
+IFLA_ADDRESS, IFLA_MTU, IFLA_IFALIAS, IFLA_NET_NS_FD = 1, 4, 20, 28
+IFLA_EXT_MASK, IFLA_PARENT_DEV_NAME = 29, 56
+RTEXT_FILTER_SKIP_STATS = 8
+IFF_UP = 0x1
+IFF_LOWER_UP = 0x10000
+
+_HEADER = struct.Struct("=IHHII")
+_LINK = struct.Struct("=BxHiII")
+_ATTRIBUTE = struct.Struct("=HH")
+_WORD = struct.Struct("=I")
+_ERROR = struct.Struct("=i")
+_DUMP_TRIES = 20
+_RECEIVE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMessage:
+    """What the kernel says of one link."""
+
+    ifindex: int
+    flags: int
+    attributes: Mapping[int, bytes]
+
+    def text(self, kind: int) -> str | None:
+        """Return a textual attribute, None if it is absent or empty."""
+        return self.attributes.get(kind, b"").rstrip(b"\0").decode("utf-8", "replace") or None
+
+    def number(self, kind: int) -> int:
+        """Return a 32-bit attribute, 0 if it is absent."""
+        content = self.attributes.get(kind)
+        return int(_WORD.unpack(content)[0]) if content is not None else 0
+
+
+class LinkSocket:
+    """A socket in one network namespace, whichever thread uses it. One question at a time; close it."""
+
+    def __init__(self, netns: int | None = None) -> None:
+        """`netns` is the descriptor of a namespace; None for that of the calling thread."""
+        self._socket = _open() if netns is None else namespaces.run_in(netns, _open)
+
+    def __enter__(self) -> LinkSocket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def find(self, name: str) -> LinkMessage | None:
+        """Look a link up by name. Raises OSError."""
+        try:
+            found = self._ask(RTM_GETLINK, 0, _link(0) + _without_statistics() + _text(IFLA_IFNAME, name))
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+        return found[0] if found else None
+
+    def all(self) -> list[LinkMessage]:
+        """List all links. Raises OSError."""
+        for _ in range(_DUMP_TRIES):
+            try:
+                return self._ask(RTM_GETLINK, NLM_F_DUMP, _link(0) + _without_statistics())
+            except InterruptedError:
+                continue  # links came or went meanwhile, and some may be missing
+        raise OSError(errno.EAGAIN, "the list of interfaces changes all the time")
+
+    def change(
+        self,
+        ifindex: int,
+        *,
+        name: str | None = None,
+        mac: str | None = None,
+        mtu: int | None = None,
+        up: bool | None = None,
+        netns: int | None = None,
+    ) -> None:
+        """Change a link in one request; with `netns` it moves to that namespace first. Raises OSError."""
+        request = _link(ifindex, flags=IFF_UP if up else 0, change=0 if up is None else IFF_UP)
+        if netns is not None:
+            request += _attribute(IFLA_NET_NS_FD, _WORD.pack(netns))
+        if name is not None:
+            request += _text(IFLA_IFNAME, name)
+        if mac is not None:
+            request += _attribute(IFLA_ADDRESS, bytes.fromhex(mac.replace(":", "")))
+        if mtu is not None:
+            request += _attribute(IFLA_MTU, _WORD.pack(mtu))
+        self._ask(RTM_NEWLINK, NLM_F_ACK, request)
+
+    def _ask(self, kind: int, flags: int, body: bytes) -> list[LinkMessage]:
+        self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, NLM_F_REQUEST | flags, 1, 0) + body)
+        found: list[LinkMessage] = []
+        disturbed = False
+        while True:
+            for answer, marks, payload in messages(self._socket.recv(_RECEIVE_BYTES)):
+                disturbed = disturbed or bool(marks & NLM_F_DUMP_INTR)
+                if answer == RTM_NEWLINK:
+                    found.append(_decode(payload))
+                if answer in (NLMSG_ERROR, NLMSG_DONE):
+                    _raise(payload)
+                    if disturbed:
+                        raise InterruptedError(errno.EINTR, "the list was disturbed")
+                    return found
+            if not flags:
+                return found  # the one link that was asked for
+
+
+def _open() -> socket.socket:
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+
+
+def _raise(payload: bytes) -> None:
+    (negative,) = _ERROR.unpack_from(payload)
+    if negative < 0:
+        raise OSError(-negative, os.strerror(-negative))
+
+
+def _decode(payload: bytes) -> LinkMessage:
+    _, _, ifindex, flags, _ = _LINK.unpack_from(payload)
+    return LinkMessage(ifindex, flags, dict(attributes(payload[_LINK.size :])))
+
+
+def _link(ifindex: int, *, flags: int = 0, change: int = 0) -> bytes:
+    return _LINK.pack(socket.AF_UNSPEC, 0, ifindex, flags, change)
+
+
+def _without_statistics() -> bytes:
+    return _attribute(IFLA_EXT_MASK, _WORD.pack(RTEXT_FILTER_SKIP_STATS))
+
+
+def _text(kind: int, value: str) -> bytes:
+    return _attribute(kind, value.encode() + b"\0")
+
+
+def _attribute(kind: int, payload: bytes) -> bytes:
+    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(payload), kind) + payload + b"\0" * (-len(payload) % 4)

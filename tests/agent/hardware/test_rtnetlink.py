@@ -1,0 +1,81 @@
+"""Link requests spoken directly, to a real kernel."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agent.hardware.rtnetlink import IFF_UP, IFLA_ADDRESS, IFLA_IFALIAS, IFLA_MTU, LinkMessage, LinkSocket
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_an_attribute_that_is_absent_is_none_or_zero() -> None:
+    message = LinkMessage(1, 0, {IFLA_IFALIAS: b"\0"})
+    assert message.text(IFLA_IFALIAS) is None
+    assert message.text(IFLA_ADDRESS) is None
+    assert message.number(IFLA_MTU) == 0
+
+
+def test_a_link_is_found_with_its_attributes(own_network: None) -> None:
+    run("ip", "link", "add", "v0", "address", "02:00:00:00:00:01", "mtu", "1400", "type", "veth", "peer", "name", "p0")
+    with LinkSocket() as links:
+        found = links.find("v0")
+        assert found is not None
+        assert found.attributes[IFLA_ADDRESS] == bytes.fromhex("020000000001")
+        assert (found.number(IFLA_MTU), found.flags & IFF_UP) == (1400, 0)
+        assert links.find("v1") is None
+
+
+def test_one_socket_takes_one_question_after_the_other(own_network: None) -> None:
+    run("ip", "link", "add", "v0", "type", "veth", "peer", "name", "p0")
+    with LinkSocket() as links:
+        found = links.find("v0")
+        assert found is not None
+        links.change(found.ifindex, name="v1", mtu=1300, up=True)
+        renamed = links.find("v1")
+        assert renamed is not None
+        assert (renamed.ifindex, renamed.number(IFLA_MTU), renamed.flags & IFF_UP) == (found.ifindex, 1300, IFF_UP)
+        links.change(found.ifindex, up=False)
+        assert sorted(link.ifindex for link in links.all()) == sorted({1, found.ifindex, found.ifindex - 1})
+
+
+def test_what_the_kernel_refuses_comes_with_its_errno(own_network: None) -> None:
+    run("ip", "link", "add", "v0", "type", "veth", "peer", "name", "p0")
+    with LinkSocket() as links:
+        with pytest.raises(OSError, match="No such device") as caught:
+            links.change(12345, name="v1")
+        assert caught.value.errno == errno.ENODEV
+        found = links.find("v0")
+        assert found is not None
+        with pytest.raises(OSError, match="File exists") as caught:
+            links.change(found.ifindex, name="p0")
+        assert caught.value.errno == errno.EEXIST
+
+
+def test_a_list_of_many_links_is_whole(own_network: None) -> None:
+    script = "".join(f"link add v{n} type veth peer name p{n}\n" for n in range(100))
+    subprocess.run(["ip", "-batch", "-"], input=script, text=True, check=True)
+    with LinkSocket() as links:
+        assert len({link.ifindex for link in links.all()}) == 201
+
+
+def test_a_socket_stays_in_the_namespace_it_was_opened_for(own_network: None, tmp_path: Path) -> None:
+    run("ip", "link", "add", "v0", "type", "veth", "peer", "name", "p0")
+    (tmp_path / "pod").touch()
+    run("unshare", f"--net={tmp_path / 'pod'}", "true")
+    pod = os.open(tmp_path / "pod", os.O_RDONLY)
+    with LinkSocket(pod) as inside, LinkSocket() as outside:
+        assert inside.find("v0") is None
+        found = outside.find("v0")
+        assert found is not None
+        outside.change(found.ifindex, name="net1", netns=pod)
+        assert inside.find("net1") is not None
+        assert outside.find("v0") is None
+    os.close(pod)
