@@ -121,8 +121,8 @@ class Agent:
             stack.push_async_callback(asyncio.to_thread, endpoints.close)
             self.metrics.add_facts(self._facts, agent_version())
             stack.push_async_callback(self._pod_resources.close)
-            snapshot = await self._inventory.scan_now()
-            ledger = await self._open_ledger(snapshot.boot_id, stop, stack)
+            boot_id = await self._learn_boot_id(stop)
+            ledger = await self._open_ledger(boot_id, stop, stack)
             if ledger is None:
                 return
             stack.push_async_callback(asyncio.to_thread, ledger.close)
@@ -186,6 +186,18 @@ class Agent:
         checks = {"agent": self.obstacles.first}
         pages = Pages(metrics=self.metrics.render, status=self._status, health={"loop": self._stuck_loop}, ready=checks)
         return EndpointServer.open(self.config.endpoints.address, self.config.endpoints.port, pages)
+
+    async def _learn_boot_id(self, stop: asyncio.Event) -> str:
+        """Scan until the boot ID can be read: without it every row would look like one of an earlier boot."""
+        while not (boot_id := (await self._inventory.scan_now()).boot_id) and not stop.is_set():
+            self.obstacles.set(
+                "hardware", f"{self._host.root}/proc/sys/kernel/random/boot_id cannot be read: mount /proc"
+            )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEDGER_RETRY_SECONDS):
+                    await stop.wait()
+        self.obstacles.set("hardware", None)
+        return boot_id
 
     async def _open_ledger(self, boot_id: str, stop: asyncio.Event, stack: AsyncExitStack) -> Ledger | None:
         """Open the books, however long that takes: an agent that restarts in a loop explains nothing."""
@@ -266,12 +278,13 @@ class Agent:
             network = next(
                 (self.config.network(r.network) for r in self.config.resources if r.name == name and r.network), None
             )
+            conf = {**network.netconf, "name": network.name} if network is not None else None
             for unit_id in sorted(found.device_ids(name)):
                 offered = self._plugins.unit(unit_id)
                 device = granted.get(unit_id) or (offered.device if offered is not None else None)
                 if device is None:
                     raise DeviceGone(unit_id, f"among the units of {name}, though kubelet gave it to {pod}")
-                mine.append(GrantedDevice(device, name, network.netconf if network is not None else None))
+                mine.append(GrantedDevice(device, name, conf))
         return mine
 
     def _ask_kubelet(self, pod: PodRef) -> PodDevices | None:

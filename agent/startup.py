@@ -40,6 +40,8 @@ def check(config: Config, snapshot: Snapshot) -> None:
             continue
         if parsed.device is not None:
             problems.append(f"networks[{i}].deviceID: is chosen for each pod, so leave it out")
+        if parsed.mac is not None:
+            problems.append(f"networks[{i}].mac: every VF of the network would get the same one, so leave it out")
     try:
         check_overlaps(config.resources, snapshot, config.source)
     except ConfigError as error:

@@ -1,10 +1,10 @@
 """ADD, DEL, CHECK and GC on the ledger and the hardware.
 
 ADD writes the *attaching* row before it touches anything; whatever fails afterwards, `leave` brings
-the device back from the row. DEL turns the rows into *detaching*, which is the promise, returns the
-leases, and lets the move back run on a thread of its own: the pod's namespace stays alive as long as
-its descriptor is held here, and after a crash the row is found again. So no runtime waits for a slow
-driver, and a device is never handed on before it is verifiably back.
+the device back from the row. DEL turns the rows into *detaching*, which is the promise, and lets the
+move back and the return of leases run on a thread of its own: the pod's namespace stays alive as long
+as its descriptor is held here, and after a crash the row is found again. So no runtime waits for a
+slow driver, and a device is never handed on before it is verifiably back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from ipaddress import ip_interface
 from typing import Any
 
@@ -120,6 +120,8 @@ class Attachments:
                 answered = self._answered_before(owner, targets)
                 if answered is not None:
                     return answered
+                for target in targets:
+                    self._refuse_second_interface(owner, target.device)
                 obstacle = next((o for target in targets if (o := self._free(target.device)) is not None), None)
                 if obstacle is None:
                     return self._attach(call, owner, targets)
@@ -130,15 +132,18 @@ class Attachments:
     def _targets(self, call: Call) -> tuple[Target, ...]:
         conf = call.conf
         if conf.device is not None:
-            resource = next((g.resource_name for g in self._ledger.grants() if g.device == conf.device), "")
-            return (Target(conf.device, resource, call.ifname, conf),)
+            resource_name = self._ledger.granted_resource(conf.device) or ""
+            return (Target(conf.device, resource_name, call.ifname, conf),)
         if conf.prev_result is None or not call.pod.name:
             return ()
         taken = {i.get("name") for i in conf.prev_result.get("interfaces") or []} | {call.ifname}
         names = (name for n in range(1, 1000) if (name := f"net{n}") not in taken)
         targets = []
         for found in self._granted(call.pod):
-            own = conf if found.network is None else netconf.with_network(conf, found.network)
+            # A MAC in the call is meant for the interface of the call, not for each VF that comes along.
+            own = replace(conf, settings=replace(conf.settings, mac=None))
+            if found.network is not None:
+                own = netconf.with_network(own, found.network)
             # There is nothing to move then. But a VLAN that is asked for must not be passed over.
             if not (self._is_for_vfio(found.device) and own.settings.is_empty):
                 targets.append(Target(found.device, found.resource_name, next(names), own))
@@ -156,6 +161,15 @@ class Attachments:
         if same and all(row.state is AttachmentState.ATTACHED and row.owner.netns == owner.netns for row in rows):
             return rows[0].result
         raise DeviceBusy(f"an earlier ADD of {owner.container_id} {owner.cni_ifname} is still being undone")
+
+    def _refuse_second_interface(self, owner: Owner, device: str) -> None:
+        """Refuse a device that the same sandbox has under another interface: no waiting can help."""
+        row = self._ledger.attachment_on(device)
+        if row is not None and row.owner.container_id == owner.container_id != "" and row.owner != owner:
+            raise RequestInvalid(
+                f"{device} is in this pod already, attached by the call for {row.owner.cni_ifname}: let either"
+                " the chained plugin or Multus attach the pod's VFs, not both"
+            )
 
     def _free(self, device: str) -> str | None:
         """Clean up after a former owner that is gone. Tell what is in the way if one is not."""
@@ -425,7 +439,7 @@ def _request(call: Call, conf: NetConf) -> dict[str, Any]:
         network = {"cniVersion": version, "name": conf.name, "type": "nodefabric", "ipam": dict(conf.ipam)}
         network |= conf.for_ipam
     return {
-        "name": conf.name,
+        "name": call.conf.name,
         "settings": asdict(conf.settings),
         "mtu": conf.mtu,
         "network": network,

@@ -99,7 +99,14 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
 def with_network(conf: NetConf, document: Mapping[str, Any]) -> NetConf:
     """Set a call's interface up as a network of the agent's configuration says."""
     network = from_document(dict(document))
-    return replace(conf, settings=network.settings, mtu=network.mtu, ipam=network.ipam, for_ipam=network.for_ipam)
+    return replace(
+        conf,
+        name=network.name or conf.name,
+        settings=network.settings,
+        mtu=network.mtu,
+        ipam=network.ipam,
+        for_ipam=network.for_ipam,
+    )
 
 
 class _Fields:

@@ -8,6 +8,8 @@ code serves DEL, a failed ADD, and the reconciler after a crash.
 from __future__ import annotations
 
 import errno
+import logging
+import re
 import time
 from dataclasses import dataclass, fields, replace
 
@@ -18,6 +20,8 @@ from agent.model.device import Snapshot
 
 RETURN_SECONDS = 2.0
 """How long the kernel may take to bring back an interface from a namespace that went away."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,12 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
         host.vf_control.apply(pf.name if pf else undo.pf_netdev, undo.vf_index, undo.settings)
         link = host.find_netdev(attachment.device) or link
     # The driver may refuse the VF a MAC while the PF enforces another, hence after the PF's settings.
+    name = undo.netdev
+    if link.name != name and host.links.find(name) is not None:
+        name = spare_name(attachment.device)
+        log.warning("%s keeps the name %s: another interface is called %s now", attachment.device, name, undo.netdev)
     change = LinkChange(
-        name=undo.netdev if link.name != undo.netdev else None,
+        name=name if link.name != name else None,
         mac=undo.mac if link.mac != undo.mac else None,
         mtu=undo.mtu if link.mtu != undo.mtu else None,
         up=undo.up if link.up != undo.up else None,
@@ -115,7 +123,7 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
                 raise
             _fetch_mac(host, link, replace(change, up=undo.up), None)
         link = host.find_netdev(attachment.device) or link
-    _verify(attachment.device, link, undo)
+    _verify(attachment.device, link, replace(undo, netdev=name))
 
 
 def _fetch_mac(host: Host, link: Link, change: LinkChange, netns: int | None) -> None:
@@ -179,7 +187,21 @@ def _bring_out(host: Host, attachment: Attachment, netns: int) -> None:
     change = LinkChange(name=undo.netdev, mtu=undo.mtu if link.mtu != undo.mtu else None, up=False)
     if undo.settings.is_empty and link.mac != undo.mac:
         change = replace(change, mac=undo.mac)
-    host.links.move_out(link, netns, change)
+    try:
+        host.links.move_out(link, netns, change)
+    except NetlinkFailed as error:
+        if error.errno != errno.EEXIST:
+            raise
+        if host.find_netdev(attachment.device) is None:  # it was moved, and only the rename refused, otherwise
+            host.links.move_out(link, netns, replace(change, name=spare_name(attachment.device)))
+
+
+def spare_name(device: str) -> str:
+    """Name an interface after its PCI address, for when another took its own name meanwhile.
+
+    With `net.ifnames=0` the kernel gives the lowest free ethN to whoever comes next.
+    """
+    return "vf" + re.sub("[:.]", "", device)[-12:]
 
 
 def _await_return(host: Host, device: str) -> Link:

@@ -129,3 +129,16 @@ def test_a_device_named_in_the_configuration_goes_before_grants(rig: Rig) -> Non
     answer = rig.add("c1", pod, ifname="net7", prevResult=PREVIOUS, deviceID=vf(2))
     assert [i["name"] for i in answer["interfaces"]] == ["cbr0", "eth0", "net7"]
     assert [row.device for row in rig.ledger.attachments()] == [vf(2)]
+
+
+def test_leases_of_a_configured_network_are_kept_under_its_name_and_the_callers_mac_is_not_the_vfs(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    grant(rig, 0, network={"name": "storage", "ipam": rig.ipam()})
+    answer = rig.add("c1", pod, prevResult={"interfaces": []}, mac="02:00:00:00:00:99")
+    assert [i["mac"] for i in answer["interfaces"]] == [before[1]]
+    assert len(list((rig.folder / "leases/storage").glob("10.9.*"))) == 1
+    rig.collect(("c1", "net1"))
+    assert rig.ledger.attachment_on(vf(0)) is not None
+    rig.delete("c1", pod)
+    rig.await_back()
+    assert list((rig.folder / "leases/storage").glob("10.9.*")) == []

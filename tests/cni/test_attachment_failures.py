@@ -28,6 +28,7 @@ from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
 from agent.sim.machine import RecordedVfControl, SimulatedMachine
 from cni.attachment import Attachments
+from cni.vf import spare_name
 from tests.cni import tiny_node
 from tests.cni.tiny_node import Rig, netdev, open_rig, stub_answer, until, vf
 
@@ -195,7 +196,9 @@ def test_books_that_cannot_be_written_give_the_vf_back_and_are_put_right_later(r
 def test_a_vf_that_cannot_be_put_back_is_withheld_until_it_can(rig: Rig) -> None:
     pod, before = rig.pod(), rig.found()
     rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
-    subprocess.run(["ip", "link", "add", netdev(0), "type", "bridge"], check=True)  # somebody took its name
+    settings = rig.folder / "vf-settings.json"
+    readable = settings.read_text()
+    settings.write_text("{")  # the PF's driver refuses
     rig.delete("c1", pod)
     until(lambda: bool(rig.ledger.quarantines()))
     rig.attachments.close()
@@ -207,11 +210,35 @@ def test_a_vf_that_cannot_be_put_back_is_withheld_until_it_can(rig: Rig) -> None
         rig.add("c2", pod)
     with pytest.raises(AgentError):
         rig.attachments.heal(vf(0))
-    subprocess.run(["ip", "link", "delete", netdev(0)], check=True)
+    settings.write_text(readable)
     assert rig.attachments.heal(vf(0)) == "half-detaching"
     assert rig.found() == before
     assert rig.ledger.quarantines() == ()
     assert rig.leases() == []
+
+
+def test_a_vf_whose_name_was_taken_comes_back_under_one_made_of_its_address(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod, **ASKED)
+    subprocess.run(["ip", "link", "add", netdev(0), "type", "bridge"], check=True)
+    rig.delete("c1", pod)
+    rig.await_back()
+    link = rig.machine.find_netdev(vf(0))
+    assert link is not None
+    assert link.name == spare_name(vf(0))
+    assert rig.ledger.quarantines() == ()
+    rig.add("c2", pod)
+    rig.delete("c2", pod)
+    rig.await_back()
+
+
+def test_a_vf_that_the_pod_has_under_another_interface_is_refused_for_good(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod)
+    with pytest.raises(RequestInvalid, match="in this pod already"):
+        rig.add("c1", pod, ifname="net9")
+    rig.delete("c1", pod)
+    rig.await_back()
 
 
 def test_leases_that_cannot_be_given_back_are_owed_and_settled_later(rig: Rig) -> None:

@@ -38,11 +38,14 @@ def test_a_pod_gets_its_devices_and_leaves_nothing_behind(node: Stage) -> None:
     assert "2 received" in in_pod(a, "ping", "-c", "2", "-i", "0.2", "-W", "2", other.partition("/")[0])
     assert {row["pod"] for row in node.status()["attachments"]} == {"default/a", "default/b"}
 
+    leases = node.folder / "leases-rails/rails"
+    assert len(list(leases.glob("192.168.*"))) == 2
+
     for name in ("a", "b"):
         node.delete_pod(name)
     node.await_no_pod("a", "b")
     assert settled(lambda: [*not_back(machine, before), *still_attached(node)]) == []
-    assert list((node.folder / "leases-rails/rails").glob("192.168.*")) == []
+    assert list(leases.glob("192.168.*")) == []
     machine.close()
 
 
