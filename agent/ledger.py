@@ -2,8 +2,9 @@
 
 Owns ledger.db and every SQL statement. Knows nothing of gRPC, CNI or netlink.
 A row is written before the hardware is touched, so a crash leaves a row to undo, never a lost
-device. All statements run on one thread of the ledger's own, which also puts writes in order;
-the methods may be called from any thread but the event loop's (they wait for the disk).
+device. All writes run on one thread of the ledger's own, which puts them in order. Reads run on the
+caller's, through a connection of their own, so that none waits for a write that waits for the disk.
+The methods may be called from any thread but the event loop's.
 
 Durability: what is written survives the death of the process, always. What a power cut must not
 take either is on the disk before the method returns (`synchronous=FULL`): an attachment that gets
@@ -22,8 +23,9 @@ import json
 import logging
 import math
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -61,6 +63,8 @@ class Ledger:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._listeners: list[Callable[[], None]] = []
         self._db: sqlite3.Connection
+        self._reading = threading.Lock()
+        self._reader: sqlite3.Connection | None = None
 
     @classmethod
     def open(cls, path: Path, boot_id: str, clock: Callable[[], float] = time.time) -> Ledger:
@@ -73,6 +77,7 @@ class Ledger:
         ledger = cls(path, boot_id, clock)
         try:
             ledger._run(ledger._connect)
+            ledger._reader = ledger._run(ledger._open_reader)
         except BaseException:
             ledger._thread.shutdown()
             raise
@@ -80,6 +85,10 @@ class Ledger:
 
     def close(self) -> None:
         """Finish what is under way and close the file. Whoever comes later gets a LedgerError."""
+        with self._reading:
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
         with contextlib.suppress(RuntimeError):  # closed before
             self._thread.submit(lambda: self._db.close())
         self._thread.shutdown()
@@ -137,6 +146,18 @@ class Ledger:
         """List all grants, oldest first."""
         rows = self._read("SELECT * FROM grants ORDER BY granted_at, unit_id")
         return tuple(_grant(row) for row in rows)
+
+    def granted_resource(self, device: str) -> str | None:
+        """Name the resource that a unit of this device was granted for; None if none is."""
+        rows = self._read("SELECT resource_name FROM grants WHERE device = ? LIMIT 1", (device,))
+        return rows[0]["resource_name"] if rows else None
+
+    def granted_devices(self, resource_names: Iterable[str]) -> dict[str, str]:
+        """List the granted units of some resources with their devices."""
+        names = tuple(resource_names)
+        marks = ", ".join("?" * len(names))
+        rows = self._read(f"SELECT unit_id, device FROM grants WHERE resource_name IN ({marks})", names)  # noqa: S608
+        return {row["unit_id"]: row["device"] for row in rows}
 
     # ------------------------------------------------------------- attachments
 
@@ -307,14 +328,26 @@ class Ledger:
         try:
             done = self._thread.submit(work)
         except RuntimeError as error:
-            raise LedgerError(f"{self.path} is closed: the agent is ending") from error
-        try:
+            raise self._closed() from error
+        with self._translated():
             return done.result()
-        except (sqlite3.Error, OSError) as error:
-            raise LedgerError(f"{self.path}: {error}: free space or repair the disk; nothing was changed") from error
 
     def _read(self, sql: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
-        return self._run(lambda: self._db.execute(sql, values).fetchall())
+        with self._reading:
+            if self._reader is None:
+                raise self._closed()
+            with self._translated():
+                return self._reader.execute(sql, values).fetchall()
+
+    def _closed(self) -> LedgerError:
+        return LedgerError(f"{self.path} is closed: the agent is ending")
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise LedgerError(f"{self.path}: {error}: free space or repair the disk; nothing was changed") from error
 
     def _write(self, work: Callable[[], T], durable: bool = True) -> T:
         def transaction() -> T:
@@ -370,6 +403,12 @@ class Ledger:
             db.close()
             raise
         return db
+
+    def _open_reader(self) -> sqlite3.Connection:
+        reader = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        reader.row_factory = sqlite3.Row
+        reader.execute("PRAGMA query_only = ON")
+        return reader
 
 
 def _pod(row: sqlite3.Row) -> PodRef:

@@ -266,7 +266,7 @@ class Agent:
         assert self._ledger is not None
         assert self._plugins is not None
         vfs = {name for name, kind in self._kinds.items() if kind == "vf"}
-        granted = {grant.unit_id: grant.device for grant in self._ledger.grants() if grant.resource_name in vfs}
+        granted = self._ledger.granted_devices(vfs)
         if not vfs or (self._reconciler is not None and self._reconciler.settled and not granted):
             return ()
         found = self._ask_kubelet(pod)

@@ -43,6 +43,36 @@ def test_granting_a_unit_again_begins_a_new_life_without_an_owner(tmp_path: Path
     )
 
 
+def test_grants_are_found_by_device_and_by_resource(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.grant("rdma/vf", {"u1": VF})
+        books.grant("rdma/hca", {"u2": "0000:3b:00.0"})
+        assert books.granted_resource(VF) == "rdma/vf"
+        assert books.granted_resource("0000:3b:00.7") is None
+        assert books.granted_devices(["rdma/vf", "rdma/other"]) == {"u1": VF}
+        assert books.granted_devices([]) == {}
+
+
+def test_no_read_waits_for_a_write_that_is_under_way(tmp_path: Path) -> None:
+    writing, done = threading.Event(), threading.Event()
+
+    def hold_up() -> None:
+        writing.set()
+        done.wait(30)
+
+    with open_books(tmp_path) as books:
+        books.subscribe(hold_up)
+        writer = threading.Thread(target=books.grant, args=("rdma/vf", {"u1": VF}))
+        writer.start()
+        try:
+            assert writing.wait(30)
+            assert books.granted_resource(VF) == "rdma/vf"
+            assert writer.is_alive()
+        finally:
+            done.set()
+            writer.join()
+
+
 def test_binding_a_unit_that_was_never_granted_changes_nothing(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         books.bind(["u1"], POD)
