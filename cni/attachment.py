@@ -357,8 +357,7 @@ class Attachments:
             return False
         if namespaces.is_at(row.owner.netns, row.netns_path):
             return True
-        exists = row.device in self._snapshot().by_address
-        return exists and self._host.find_netdev(row.device) is None
+        return vf.exists(self._host, row.device) and self._host.find_netdev(row.device) is None
 
     # ------------------------------------------------------------ CHECK and GC
 

@@ -88,7 +88,7 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
     Raises HardwareError if the device is not (verifiably) back.
     """
     undo = attachment.undo
-    if not _exists(host, attachment.device):
+    if not exists(host, attachment.device):
         return
     if netns is not None:
         try:
@@ -173,7 +173,8 @@ def _only(before: VfSettings, touched: VfSettings) -> VfSettings:
     return VfSettings(**{name: getattr(before, name) for name in keep})
 
 
-def _exists(host: Host, device: str) -> bool:
+def exists(host: Host, device: str) -> bool:
+    """Tell whether the PCI device is there at this moment; a snapshot may have missed it."""
     return (host.root / "sys/bus/pci/devices" / device).exists()
 
 
