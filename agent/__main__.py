@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 DEFAULT_CONFIG = Path("/etc/nodefabric/config.yaml")
 DEFAULT_RELAY = Path("/usr/local/libexec/nodefabric/nodefabric-cni")
 DONE, FAILED, WRONG_INPUT, NO_ANSWER = 0, 1, 2, 3
+SHOWN_DEVICES = 8
+"""check-config names as many per line; its JSON names all."""
 STOP_SECONDS = 1.8
 """After this long a stuck driver or disk no longer holds up the end of the process."""
 
@@ -79,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--log-format", default="auto", choices=("auto", "json", "text"))
 
     demo = command("demo", _demo, "show the main job on a simulated node")
-    demo.add_argument("--node", default="h100-8gpu", help="recorded node to simulate (default: %(default)s)")
+    demo.add_argument(
+        "--node", default="h100-8gpu", help="recorded node with GPUs and VFs to simulate (default: %(default)s)"
+    )
     demo.add_argument("--relay", type=Path, default=DEFAULT_RELAY, help="the CNI relay (default: %(default)s)")
     demo.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
 
@@ -221,12 +225,17 @@ def _check_config(options: argparse.Namespace) -> int:
         lines.append(
             f"{resource.resource_name} ({resource.kind}): {len(resource.devices)} of {len(resource.candidates)}"
         )
-        lines += [
-            f"  {match.field} {match.text}: {', '.join(match.devices) or 'nothing'}" for match in resource.selectors
-        ]
-        lines.append(f"  takes {', '.join(resource.devices) or 'nothing'}")
+        lines += [f"  {match.field} {match.text}: {_some(match.devices)}" for match in resource.selectors]
+        lines.append(f"  takes {_some(resource.devices)}")
+    if not found:
+        lines.append("it has no resources: the agent would offer nothing")
     _show(options, {"resources": [asdict(resource) for resource in found]}, "\n".join(lines))
     return DONE
+
+
+def _some(devices: Sequence[str]) -> str:
+    rest = len(devices) - SHOWN_DEVICES
+    return ", ".join([*devices[:SHOWN_DEVICES], *([f"and {rest} more"] if rest > 0 else [])]) or "nothing"
 
 
 def _install_cni(options: argparse.Namespace) -> int:
@@ -262,7 +271,9 @@ def _snapshot(options: argparse.Namespace) -> Iterator[Snapshot]:
     from agent.sim.machine import SimulatedMachine
 
     with tempfile.TemporaryDirectory(prefix="nodefabric-") as folder:
-        path = Path(options.node) if "/" in options.node else recorded.find(options.node)
+        path = (
+            Path(options.node) if "/" in options.node or options.node.endswith(".json") else recorded.find(options.node)
+        )
         SimulatedMachine.create(Path(folder) / "node", recorded.load(path), with_links=False)
         host = SimulatedMachine.open(Path(folder) / "node")
         try:

@@ -34,13 +34,18 @@ SHOWN_METRICS = ("nodefabric_units{", "nodefabric_attachments{", "nodefabric_cni
 def enter_namespaces(arguments: Sequence[str]) -> None:
     """Become the same command in fresh namespaces. Does not return.
 
-    Raises AgentError where the kernel does not let an ordinary user have them.
+    Raises AgentError where the kernel does not let this user have them.
     """
     command = [UNSHARE, "--net", "--mount", "--propagation", "private"]
-    if os.geteuid() != 0:
+    root = os.geteuid() == 0
+    if not root:
         command += ["--user", "--map-root-user"]
     if subprocess.run([*command, "true"], capture_output=True, check=False).returncode != 0:
-        raise AgentError("this kernel gives no network namespace to an ordinary user: run the demo as root")
+        raise AgentError(
+            "root may not make namespaces here: in a container, give it CAP_SYS_ADMIN and CAP_NET_ADMIN"
+            if root
+            else "this kernel gives no network namespace to an ordinary user: run the demo as root"
+        )
     os.execv(UNSHARE, [*command, sys.executable, "-m", "agent", "demo", "--inside", *arguments])  # noqa: S606
 
 
@@ -68,6 +73,8 @@ def _play(stage: Stage, node: str) -> int:
     snapshot = machine.scan()
     say(f"  {len(snapshot.gpus)} GPUs, {sum(d.is_pf for d in snapshot.devices)} SR-IOV adapters,")
     say(f"  {sum(d.is_vf for d in snapshot.devices)} VFs, each a real kernel link in a namespace of its own")
+    if min(len(snapshot.gpus), sum(d.is_vf for d in snapshot.devices)) < len(PODS):
+        raise AgentError(f"{node} is too small: each of the {len(PODS)} pods asks for a GPU and a VF. Try h100-8gpu")
     say("Starting the kubelet stand-in and the agent, as two processes")
     stage.write_config()
     stage.write_conflist()
