@@ -2,9 +2,9 @@
 
 Owns ledger.db and every SQL statement. Knows nothing of gRPC, CNI or netlink.
 A row is written before the hardware is touched, so a crash leaves a row to undo, never a lost
-device. All writes run on one thread of the ledger's own, which puts them in order. Reads run on the
-caller's, through a connection of their own, so that none waits for a write that waits for the disk.
-The methods may be called from any thread but the event loop's.
+device. Writes are done one at a time, reads through a connection of their own, so that none waits for
+a write that waits for the disk. All run on the caller's thread, which may be any but the event
+loop's: a pod's start waits for them, and to wake another thread takes longer than to write a row.
 
 Durability: what is written survives the death of the process, always. What a power cut must not
 take either is on the disk before the method returns (`synchronous=FULL`): an attachment that gets
@@ -26,7 +26,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,11 +59,11 @@ class Ledger:
         self.recovered_from: Path | None = None
         """Where a damaged file was set aside at opening; None if there was none."""
         self._clock = clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._listeners: list[Callable[[], None]] = []
+        self._writing, self._reading = threading.Lock(), threading.Lock()
         self._db: sqlite3.Connection
-        self._reading = threading.Lock()
-        self._reader: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection
+        self._is_open = True
 
     @classmethod
     def open(cls, path: Path, boot_id: str, clock: Callable[[], float] = time.time) -> Ledger:
@@ -75,26 +74,21 @@ class Ledger:
         newer version, and for a folder or disk that cannot be written.
         """
         ledger = cls(path, boot_id, clock)
-        try:
-            ledger._run(ledger._connect)
-            ledger._reader = ledger._run(ledger._open_reader)
-        except BaseException:
-            ledger._thread.shutdown()
-            raise
+        with ledger._translated():
+            ledger._connect()
+            ledger._reader = ledger._open_reader()
         return ledger
 
     def close(self) -> None:
         """Finish what is under way and close the file. Whoever comes later gets a LedgerError."""
-        with self._reading:
-            if self._reader is not None:
+        with self._writing, self._reading:
+            if self._is_open:
+                self._is_open = False
                 self._reader.close()
-                self._reader = None
-        with contextlib.suppress(RuntimeError):  # closed before
-            self._thread.submit(lambda: self._db.close())
-        self._thread.shutdown()
+                self._db.close()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each change, on the ledger's thread. It must not block or raise."""
+        """Call `listener` after each change, before anybody can make the next. It must not block or raise."""
         self._listeners.append(listener)
 
     # ------------------------------------------------------------------ grants
@@ -324,33 +318,12 @@ class Ledger:
 
     # ---------------------------------------------------------------- plumbing
 
-    def _run(self, work: Callable[[], T]) -> T:
-        try:
-            done = self._thread.submit(work)
-        except RuntimeError as error:
-            raise self._closed() from error
-        with self._translated():
-            return done.result()
-
     def _read(self, sql: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
-        with self._reading:
-            if self._reader is None:
-                raise self._closed()
-            with self._translated():
-                return self._reader.execute(sql, values).fetchall()
-
-    def _closed(self) -> LedgerError:
-        return LedgerError(f"{self.path} is closed: the agent is ending")
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            raise LedgerError(f"{self.path}: {error}: free space or repair the disk; nothing was changed") from error
+        with self._reading, self._usable():
+            return self._reader.execute(sql, values).fetchall()
 
     def _write(self, work: Callable[[], T], durable: bool = True) -> T:
-        def transaction() -> T:
+        with self._writing, self._usable():
             self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -364,7 +337,19 @@ class Ledger:
                 listener()
             return value
 
-        return self._run(transaction)
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        if not self._is_open:
+            raise LedgerError(f"{self.path} is closed: the agent is ending")
+        with self._translated():
+            yield
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise LedgerError(f"{self.path}: {error}: free space or repair the disk; nothing was changed") from error
 
     def _connect(self) -> None:
         try:
@@ -383,7 +368,7 @@ class Ledger:
             self._db = self._open_file()
 
     def _open_file(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, isolation_level=None)
+        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         try:
             db.row_factory = sqlite3.Row
             db.execute("PRAGMA journal_mode = WAL")
