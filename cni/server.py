@@ -1,7 +1,7 @@
 """The agent's end of the CNI socket: one request and one answer per connection.
 
 Only root (or whoever runs the agent, in a user namespace) is heard; frames and time are bounded.
-Errors become CNI codes in one table. Each connection has a thread of its own: what a request does
+Errors become CNI codes in one table. Each connection has a thread to itself: what a request does
 is kernel and disk work that blocks.
 """
 
@@ -36,6 +36,8 @@ from cni import netconf, protocol
 from cni.attachment import Attachments, Call
 
 MAX_CONNECTIONS = 64
+WAITING_THREADS = 4
+"""To start a thread for a request takes longer than to read it, and makes work for the kernel that an ADD waits for."""
 RECEIVE_SECONDS = 10.0
 """For a request to come whole, and for its answer to be taken."""
 END_SECONDS = 0.5
@@ -84,6 +86,9 @@ class CniServer:
         self._observe = observe
         self._receive_seconds = receive_seconds
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._guard = threading.Lock()
+        self._waiting = 0
+        """How many threads wait for a connection."""
         self._ending = threading.Event()
         self._listener: socket.socket | None = None
 
@@ -97,7 +102,8 @@ class CniServer:
         except OSError as error:
             raise ConfigError(str(self._path), [f"cannot be made: {error.strerror or error}"]) from error
         self._listener = listener
-        threading.Thread(target=self._accept, args=(listener,), name="cni", daemon=True).start()
+        for _ in range(WAITING_THREADS):
+            self._hire(listener)
 
     def close(self, seconds: float = END_SECONDS) -> None:
         """Stop listening, and wait a bounded time for requests under way.
@@ -117,25 +123,49 @@ class CniServer:
             if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
                 return
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
+    def _hire(self, listener: socket.socket) -> None:
+        try:
+            threading.Thread(target=self._work, args=(listener,), name="cni", daemon=True).start()
+        except RuntimeError as error:  # no more threads: those there are carry on
+            log.error("CNI requests have to wait for each other: %s", error)
+
+    def _work(self, listener: socket.socket) -> None:
+        """Serve one connection after the other, for as long as threads are needed that wait for one."""
+        while self._is_needed():
             self._slots.acquire()
             try:
-                self._begin(listener.accept()[0])
-            except (OSError, RuntimeError) as error:  # RuntimeError: no more threads
-                self._slots.release()
-                if self._ending.is_set():
+                connection = self._take(listener)
+                if connection is None:
                     return
-                # Out of descriptors, memory or threads: nobody else would serve this socket, so carry on.
+                self._serve(connection)
+            finally:
+                self._slots.release()
+
+    def _is_needed(self) -> bool:
+        with self._guard:
+            if self._waiting >= WAITING_THREADS:
+                return False
+            self._waiting += 1
+            return True
+
+    def _take(self, listener: socket.socket) -> socket.socket | None:
+        """Wait for a connection, and see that somebody waits for the next. None at the end."""
+        while True:
+            try:
+                connection = listener.accept()[0]
+                break
+            except OSError as error:
+                if self._ending.is_set():
+                    return None
+                # Out of descriptors or memory: nobody else would serve this socket, so carry on.
                 log.error("a CNI connection cannot be taken: %s", error)
                 self._ending.wait(ACCEPT_PAUSE_SECONDS)
-
-    def _begin(self, connection: socket.socket) -> None:
-        try:
-            threading.Thread(target=self._serve, args=(connection,), name="cni-request", daemon=True).start()
-        except RuntimeError:
-            connection.close()
-            raise
+        with self._guard:
+            self._waiting -= 1
+            is_last = self._waiting == 0
+        if is_last:
+            self._hire(listener)
+        return connection
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -155,8 +185,6 @@ class CniServer:
                     connection.sendall(protocol.encode_answer(answer))
         except (OSError, protocol.FrameInvalid) as error:
             log.warning("a CNI connection ended early: %s", error)
-        finally:
-            self._slots.release()
 
     def answer(self, request: protocol.Request) -> protocol.Answer:
         """Do what a request asks for, whatever comes: every error becomes a CNI error object."""

@@ -10,6 +10,7 @@ import resource
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -34,7 +35,7 @@ from agent.errors import (
 from cni import protocol
 from cni.attachment import Attachments, Call
 from cni.protocol import Answer, Request
-from cni.server import CniServer
+from cni.server import WAITING_THREADS, CniServer
 
 ENV = {
     "CNI_CONTAINERID": "c1",
@@ -346,6 +347,27 @@ def test_calls_run_side_by_side(door: Door) -> None:
     for thread in threads:
         thread.join()
     assert answers == [(0, {})] * 3
+
+
+def test_more_calls_than_there_are_threads_waiting_run_side_by_side_again_and_again(door: Door) -> None:
+    meeting = threading.Barrier(3 * WAITING_THREADS, timeout=10)
+
+    def meet(call: Call) -> Mapping[str, Any]:
+        meeting.wait()
+        return {}
+
+    door.attachments.does = meet
+    before = threading.active_count()
+    for _ in range(3):
+        threads = [threading.Thread(target=door.ask, args=("ADD",)) for _ in range(3 * WAITING_THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before + 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before + 1
 
 
 def test_running_out_of_descriptors_passes(door: Door) -> None:

@@ -17,7 +17,7 @@ import pytest
 from agent.errors import LedgerError
 from cni import protocol
 from cni.attachment import Attachments, Call
-from cni.server import CniServer
+from cni.server import WAITING_THREADS, CniServer
 
 CONF = b'{"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric"}'
 
@@ -92,11 +92,15 @@ def test_a_server_without_a_free_descriptor_serves_again_once_there_is_one(
     with served(short_folder, Attaching()):
         waiting = ask(short_folder, "VERSION")
         assert b"supportedVersions" in answer_of(waiting)
-        with socket.socket(socket.AF_UNIX) as early, no_descriptor_left():
-            early.connect(str(short_folder / "s"))
-            early.settimeout(0.3)
+        with contextlib.ExitStack() as stack:
+            # A thread that waits in accept(2) has its descriptor already.
+            early = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(WAITING_THREADS + 1)]
+            stack.enter_context(no_descriptor_left())
+            for caller in early:
+                caller.connect(str(short_folder / "s"))
+            early[-1].settimeout(0.3)
             with pytest.raises(TimeoutError):
-                early.recv(1)
+                early[-1].recv(1)
         assert "cannot be taken" in caplog.text
         assert b"supportedVersions" in answer_of(ask(short_folder, "VERSION"))
 
