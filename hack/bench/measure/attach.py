@@ -4,73 +4,110 @@ Moving a link to another network namespace waits in rcu_barrier(), which is most
 plugins and depends on what the kernel was doing just before. So every call begins after a pause, and
 the order of the two changes from round to round. The pause varies by more than a timer tick: such
 waits end on ticks, and pauses of a whole number of ticks would have every call begin equally far from one.
+What the kernel takes for the move alone is measured beside them: no plugin can be faster than that.
 """
 
 from __future__ import annotations
 
 import random
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import Stage
-from measure.contender import Contender, Host
+
+from measure.contender import BareMove, Contender, Host
 from measure.figures import Figures, quantile, spread
 from measure.program import Program
 
 NODE = "h100-8gpu"
+MORE_LINKS = 1024
 PAUSE_SECONDS = (0.1, 0.12)
 BACK_SECONDS = 5.0
 WARM_ROUNDS = 3
 
-Sample = dict[str, list[float]]
+Say = Callable[[str], None]
 
 
-def measure(
-    stage: Stage, machine: SimulatedMachine, host_device: Path, rounds: int, say: Callable[[str], None]
-) -> Figures:
-    """Let both plugins attach and detach a VF of the same node. The agent runs on the stage already."""
-    with _contenders(stage, machine, host_device) as (ours, theirs):
-        samples = {ours: _sample(), theirs: _sample()}
-        say(f"attach: {rounds} rounds of ADD and DEL, {ours.name} and {theirs.name} in turn")
-        for number in range(-WARM_ROUNDS, rounds):
-            _round(number, (ours, theirs) if number % 2 else (theirs, ours), samples)
-            if number > 0 and number % 50 == 0:
-                say(f"attach: {number} rounds")
-    mine, other = samples[ours], samples[theirs]
+@dataclass
+class Sample:
+    """Milliseconds of one contender."""
+
+    add: list[float] = field(default_factory=list)
+    delete: list[float] = field(default_factory=list)
+    back: list[float] = field(default_factory=list)
+    """Until the VF was in the host again, where the answer comes earlier."""
+
+
+@dataclass(frozen=True)
+class Players:
+    ours: Contender
+    theirs: Contender
+    kernel: BareMove
+
+
+def measure(stage: Stage, machine: SimulatedMachine, host_device: Path, rounds: int, say: Say) -> Figures:
+    """Let both plugins attach and detach a VF of the same node. The agent runs on the stage already.
+
+    First on the node as it is, then with as many more interfaces as a host with 1,024 VFs has.
+    """
+    with _players(stage, machine, host_device) as players:
+        links = players.theirs.host.do(_count_links)
+        say(f"attach: {rounds} rounds of ADD and DEL, in turn with host-device, in hosts with {links} interfaces")
+        figures = _figures(players, rounds, say)
+        for contender in (players.ours, players.theirs):
+            contender.host.do(_add_links)
+        links = players.theirs.host.do(_count_links)
+        say(f"attach: {rounds} rounds in hosts with {links} interfaces")
+        crowded = _figures(players, rounds, say)
+    return figures | {f"crowded_{name}": value for name, value in crowded.items()}
+
+
+def _figures(players: Players, rounds: int, say: Say) -> Figures:
+    ours, theirs = Sample(), Sample()
+    samples = {players.ours: ours, players.theirs: theirs}
+    moves: list[float] = []
+    for number in range(-WARM_ROUNDS, rounds):
+        if number == 0:
+            samples[players.ours], samples[players.theirs] = ours, theirs = Sample(), Sample()
+            moves.clear()
+        order = (players.ours, players.theirs) if number % 2 else (players.theirs, players.ours)
+        _round(f"bench-{number + WARM_ROUNDS}", order, samples)
+        _pause()
+        moves.append(players.kernel.move())
+        if number > 0 and number % 50 == 0:
+            say(f"attach: {number} rounds")
     figures = {
-        **spread("add", mine["add"]),
-        **spread("del", mine["del"]),
-        **spread("del_back", mine["back"]),
-        **spread("host_device_add", other["add"]),
-        **spread("host_device_del", other["del"]),
+        **spread("add", ours.add),
+        **spread("del", ours.delete),
+        **spread("del_back", ours.back),
+        **spread("host_device_add", theirs.add),
+        **spread("host_device_del", theirs.delete),
+        **spread("kernel_move", moves),
     }
-    for name, command in (("add", "add"), ("del", "del"), ("del_back", "del")):
-        figures[f"{name}_ratio_host_device"] = figures[f"{name}_p50_ms"] / quantile(other[command], 0.5)
+    for name, command in (("add", theirs.add), ("del", theirs.delete), ("del_back", theirs.delete)):
+        figures[f"{name}_ratio_host_device"] = figures[f"{name}_p50_ms"] / quantile(command, 0.5)
     return figures
 
 
-def _sample() -> Sample:
-    return {"add": [], "del": [], "back": []}
-
-
-def _round(number: int, order: tuple[Contender, Contender], samples: dict[Contender, Sample]) -> None:
-    container_id = f"bench-{number + WARM_ROUNDS}"
+def _round(container_id: str, order: tuple[Contender, Contender], samples: dict[Contender, Sample]) -> None:
     for contender in order:
-        time.sleep(random.uniform(*PAUSE_SECONDS))
-        added = contender.add(container_id)
-        if number >= 0:
-            samples[contender]["add"].append(added.milliseconds)
+        _pause()
+        samples[contender].add.append(contender.add(container_id).milliseconds)
     for contender in order:
-        time.sleep(random.uniform(*PAUSE_SECONDS))
+        _pause()
         deleted = contender.delete(container_id)
-        back = _await_back(contender, deleted.began)
-        if number >= 0:
-            samples[contender]["del"].append(deleted.milliseconds)
-            samples[contender]["back"].append(back)
+        samples[contender].delete.append(deleted.milliseconds)
+        samples[contender].back.append(_await_back(contender, deleted.began))
+
+
+def _pause() -> None:
+    time.sleep(random.uniform(*PAUSE_SECONDS))
 
 
 def _await_back(contender: Contender, began: float) -> float:
@@ -83,7 +120,7 @@ def _await_back(contender: Contender, began: float) -> float:
 
 
 @contextmanager
-def _contenders(stage: Stage, machine: SimulatedMachine, host_device: Path) -> Iterator[tuple[Contender, Contender]]:
+def _players(stage: Stage, machine: SimulatedMachine, host_device: Path) -> Iterator[Players]:
     with ExitStack() as stack:
         here, there = Host(fresh=False), Host(fresh=True)
         stack.callback(here.close)
@@ -94,14 +131,24 @@ def _contenders(stage: Stage, machine: SimulatedMachine, host_device: Path) -> I
         programs = Program(stage.relay.resolve()), Program(host_device)
         for program in programs:
             stack.callback(program.close)
-        vf = next(device for device in machine.scan().devices if device.is_vf and device.netdev)
+        vf, spare = [device for device in machine.scan().devices if device.is_vf and device.netdev][:2]
         assert vf.netdev is not None
+        assert spare.netdev is not None
         link = vf.netdev.name
         ours = Contender(
             programs[0], here, {"type": "nodefabric", "deviceID": vf.address}, stage.relay_environment, link
         )
         theirs = Contender(programs[1], there, {"type": "host-device", "device": link}, {}, link)
+        pods = [contender.make_pod(stage.folder / "netns" / contender.name) for contender in (ours, theirs)]
         for contender in (ours, theirs):
-            contender.make_pod(stage.folder / "netns" / contender.name)
             stack.callback(contender.end_pod)
-        yield ours, theirs
+        yield Players(ours, theirs, BareMove(there, spare.netdev.name, pods[1]))
+
+
+def _count_links() -> int:
+    return len(subprocess.run(["ip", "-o", "link"], check=True, capture_output=True).stdout.splitlines())
+
+
+def _add_links() -> None:
+    pairs = "".join(f"link add more{n} type veth peer name even{n}\n" for n in range(MORE_LINKS // 2))
+    subprocess.run(["ip", "-batch", "-"], input=pairs, text=True, check=True)

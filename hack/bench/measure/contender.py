@@ -10,12 +10,14 @@ import ctypes
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.hardware import netns as namespaces
+from agent.hardware.rtnetlink import LinkSocket
 from agent.sim.runtime import make_netns, remove_netns
 from measure.program import Program, Run
 
@@ -56,10 +58,11 @@ class Contender:
         self._netns: Path | None = None
         self._result: dict[str, Any] = {}
 
-    def make_pod(self, netns: Path) -> None:
+    def make_pod(self, netns: Path) -> Path:
         """Make the pod's network namespace."""
         make_netns(netns)
         self._netns = netns
+        return netns
 
     def end_pod(self) -> None:
         """End the pod's network namespace."""
@@ -104,6 +107,36 @@ class Contender:
         if run.status != 0:
             raise RuntimeError(f"{self.name} {command} failed: {run.output.decode(errors='replace')}")
         return run
+
+
+class BareMove:
+    """The move of a link into a pod's namespace with nothing around it, as one request to the kernel."""
+
+    def __init__(self, host: Host, link: str, netns: Path) -> None:
+        self._host = host
+        self._link = link
+        self._netns = netns
+
+    def move(self) -> float:
+        """Move the link there and back, and return the milliseconds that the way there took."""
+        return self._host.do(self._there_and_back)
+
+    def _there_and_back(self) -> float:
+        with open("/proc/thread-self/ns/net") as home, open(self._netns) as pod:
+            with LinkSocket() as links:
+                began = time.perf_counter()
+                links.change(_ifindex(links, self._link), netns=pod.fileno(), name="bare0", up=True)
+                taken = time.perf_counter() - began
+            with LinkSocket(pod.fileno()) as links:
+                links.change(_ifindex(links, "bare0"), netns=home.fileno(), name=self._link, up=False)
+        return taken * 1000
+
+
+def _ifindex(links: LinkSocket, name: str) -> int:
+    found = links.find(name)
+    if found is None:
+        raise RuntimeError(f"there is no link {name}")
+    return found.ifindex
 
 
 def _exists(link: str) -> bool:
