@@ -20,7 +20,6 @@ from pathlib import Path
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import Stage
-
 from measure.contender import BareMove, Contender, Host
 from measure.figures import Figures, quantile, spread
 from measure.program import Program
