@@ -22,7 +22,7 @@ from agent.errors import ConfigError, RequestInvalid
 from agent.metrics import Metrics
 from agent.model.device import Snapshot
 from cni import netconf
-from deviceplugin.resources import check_overlaps
+from deviceplugin.resources import check_overlaps, list_units
 
 RETRY_SECONDS = 2.0
 
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 def check(config: Config, snapshot: Snapshot) -> None:
     """Check what the configuration alone cannot tell. Raises ConfigError with all problems found."""
     problems = []
+    offered = list_units(config.resources, snapshot)
     for i, network in enumerate(config.networks):
         try:
             parsed = netconf.from_document(dict(network.netconf))
@@ -40,8 +41,9 @@ def check(config: Config, snapshot: Snapshot) -> None:
             continue
         if parsed.device is not None:
             problems.append(f"networks[{i}].deviceID: is chosen for each pod, so leave it out")
-        if parsed.mac is not None:
-            problems.append(f"networks[{i}].mac: every VF of the network would get the same one, so leave it out")
+        vfs = sum(len(offered[r.name]) for r in config.resources if r.network == network.name)
+        if parsed.mac is not None and vfs > 1:
+            problems.append(f"networks[{i}].mac: {vfs} VFs would get the same one, so leave it out")
     try:
         check_overlaps(config.resources, snapshot, config.source)
     except ConfigError as error:
