@@ -26,7 +26,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -192,7 +191,7 @@ class Ledger:
                         ifname,
                         device,
                         resource_name,
-                        json.dumps(asdict(undo)),
+                        json.dumps(undo.document()),
                         json.dumps(dict(request)),
                         self.boot_id,
                         now,

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from ipaddress import ip_interface
 from typing import Any
 
@@ -439,7 +439,7 @@ def _request(call: Call, conf: NetConf) -> dict[str, Any]:
         network |= conf.for_ipam
     return {
         "name": call.conf.name,
-        "settings": asdict(conf.settings),
+        "settings": conf.settings.document(),
         "mtu": conf.mtu,
         "network": network,
         "cni_args": call.cni_args,

@@ -89,6 +89,10 @@ class VfSettings:
     def is_empty(self) -> bool:
         return self == VfSettings()
 
+    def document(self) -> dict[str, Any]:
+        """Return all fields, as JSON holds them."""
+        return {name: getattr(self, name) for name in VfSettings.__dataclass_fields__}
+
 
 @dataclass(frozen=True, slots=True)
 class Undo:
@@ -103,6 +107,11 @@ class Undo:
     vf_index: int | None = None
     settings: VfSettings = VfSettings()
     """The PF's settings before; only fields that were about to be changed are set."""
+
+    def document(self) -> dict[str, Any]:
+        """Return all fields, as JSON holds them."""
+        found = {name: getattr(self, name) for name in Undo.__dataclass_fields__}
+        return found | {"settings": self.settings.document()}
 
 
 @dataclass(frozen=True, slots=True)

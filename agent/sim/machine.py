@@ -126,7 +126,7 @@ class SimulatedMachine:
         return link
 
     def _present(self, device: str) -> bool:
-        return (self.root / "sys/bus/pci/devices" / device).exists()
+        return os.path.exists(f"{self.root}/sys/bus/pci/devices/{device}")
 
     def watch(self, on_event: Callable[[str], None]) -> Watch:
         """Call `on_event` at link events; the recorded sysfs itself never changes unasked."""
