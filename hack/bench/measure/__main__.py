@@ -12,11 +12,11 @@ from pathlib import Path
 
 from agent.demo import UNSHARE
 from agent.sim.stage import CNI_FOLDERS, Stage
-from measure import agent_process, attach, discovery, passthrough
+from measure import agent_process, attach, attach_many, discovery, passthrough
 from measure.figures import Figures, exceeded, table
 
 CHECKOUT = Path(__file__).parents[3]
-PARTS = ("discovery", "agent", "attach", "passthrough")
+PARTS = ("discovery", "agent", "attach-many", "attach", "passthrough")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--scans", type=int, default=15, help="scans of the large node (default: %(default)s)")
     add("--calls", type=int, default=1000, help="calls of each device plugin method (default: %(default)s)")
     add("--rounds", type=int, default=150, help="rounds of ADD and DEL, and of pass-through (default: %(default)s)")
+    add("--crowds", type=int, default=20, help="rounds of 16 pods at once (default: %(default)s)")
     add("--idle", type=float, default=20.0, help="seconds to watch the idle agent (default: %(default)s)")
     add("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser
@@ -68,13 +69,13 @@ def _measure(options: argparse.Namespace) -> Figures:
             figures |= discovery.measure(Path(folder), options.scans, _say)
     if "agent" in parts:
         figures |= agent_process.measure(options.relay, options.calls, options.idle, _say)
-    if "attach" in parts or "passthrough" in parts:
+    if {"attach", "attach-many", "passthrough"} & set(parts):
         figures |= _measure_relay(options, parts)
     return figures
 
 
 def _measure_relay(options: argparse.Namespace, parts: Sequence[str]) -> Figures:
-    """Start one node for both parts, and measure them."""
+    """Start one node for these parts, and measure them."""
     figures: Figures = {}
     _say(f"the agent on {attach.NODE}, with real links")
     with tempfile.TemporaryDirectory(prefix="nf-bench-", dir="/var/tmp") as folder:
@@ -86,6 +87,8 @@ def _measure_relay(options: argparse.Namespace, parts: Sequence[str]) -> Figures
             stage.start_kubelet("--seed", "7")
             stage.start_agent()
             stage.await_ready()
+            if "attach-many" in parts:
+                figures |= attach_many.measure(stage, machine, _host_device(), options.crowds, _say)
             if "attach" in parts:
                 figures |= attach.measure(stage, machine, _host_device(), options.rounds, _say)
             if "passthrough" in parts:

@@ -77,7 +77,7 @@ def _figures(players: Players, rounds: int, say: Say) -> Figures:
             moves.clear()
         order = (players.ours, players.theirs) if number % 2 else (players.theirs, players.ours)
         _round(f"bench-{number + WARM_ROUNDS}", order, samples)
-        _pause()
+        pause()
         moves.append(players.kernel.move())
         if number > 0 and number % 50 == 0:
             say(f"attach: {number} rounds")
@@ -96,16 +96,17 @@ def _figures(players: Players, rounds: int, say: Say) -> Figures:
 
 def _round(container_id: str, order: tuple[Contender, Contender], samples: dict[Contender, Sample]) -> None:
     for contender in order:
-        _pause()
+        pause()
         samples[contender].add.append(contender.add(container_id).milliseconds)
     for contender in order:
-        _pause()
+        pause()
         deleted = contender.delete(container_id)
         samples[contender].delete.append(deleted.milliseconds)
         samples[contender].back.append(_await_back(contender, deleted.began))
 
 
-def _pause() -> None:
+def pause() -> None:
+    """Let the kernel finish what the last call left to do."""
     time.sleep(random.uniform(*PAUSE_SECONDS))
 
 

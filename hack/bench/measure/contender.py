@@ -21,25 +21,27 @@ from agent.hardware.rtnetlink import LinkSocket
 from agent.sim.runtime import make_netns, remove_netns
 from measure.program import Program, Run
 
-CLONE_NEWNET = 0x40000000
 IFNAME = "net1"
 T = TypeVar("T")
 
 
 class Host:
-    """A network namespace, and a thread in it: what the thread starts, opens or asks is there."""
+    """A network namespace, and threads in it: what a thread starts, opens or asks is there."""
 
-    def __init__(self, *, fresh: bool) -> None:
+    def __init__(self, *, fresh: bool, threads: int = 1) -> None:
         """Without `fresh` it is the namespace of this process."""
-        self._thread = ThreadPoolExecutor(1, initializer=_enter_fresh_namespace if fresh else None)
+        with ThreadPoolExecutor(1) as once:
+            self._netns = once.submit(_open_namespace, fresh).result()
+        self._threads = ThreadPoolExecutor(threads, initializer=_enter, initargs=(self._netns,))
 
     def close(self) -> None:
-        """End the thread, and with it a fresh namespace that nothing else holds."""
-        self._thread.shutdown()
+        """End the threads, and with them a fresh namespace that nothing else holds."""
+        self._threads.shutdown()
+        os.close(self._netns)
 
     def do(self, work: Callable[[], T]) -> T:
-        """Do something in the namespace."""
-        return self._thread.submit(work).result()
+        """Do something in the namespace. As many callers as there are threads do so at once."""
+        return self._threads.submit(work).result()
 
 
 class Contender:
@@ -147,7 +149,18 @@ def _exists(link: str) -> bool:
     return True
 
 
-def _enter_fresh_namespace() -> None:
-    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
+def _open_namespace(fresh: bool) -> int:
+    """Open the calling thread's namespace. The thread is at its end: it stays in a fresh one."""
+    if fresh:
+        _check("unshare", ctypes.CDLL(None, use_errno=True).unshare(namespaces.CLONE_NEWNET))
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _enter(netns: int) -> None:
+    _check("setns", ctypes.CDLL(None, use_errno=True).setns(netns, namespaces.CLONE_NEWNET))
+
+
+def _check(what: str, status: int) -> None:
+    if status != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"unshare: {os.strerror(number)}")
+        raise OSError(number, f"{what}: {os.strerror(number)}")
