@@ -8,11 +8,12 @@ differs is what each plugin adds to that, and how evenly the pods fare.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
@@ -102,7 +103,9 @@ def _teams(stage: Stage, machine: SimulatedMachine, host_device: Path) -> Iterat
         there.do(lambda: SimulatedMachine.create(other, recorded.load(recorded.find(NODE))))
         vfs = [device for device in machine.scan().devices if device.is_vf and device.netdev][:PODS]
 
-        def pod(host: Host, path: Path, config: dict[str, object], environment: dict[str, str], link: str) -> Contender:
+        def pod(
+            host: Host, path: Path, config: Mapping[str, Any], environment: Mapping[str, str], link: str
+        ) -> Contender:
             program = Program(path)
             stack.callback(program.close)
             contender = Contender(program, host, config, environment, link)
