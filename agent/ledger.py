@@ -40,7 +40,6 @@ from agent.model.allocation import (
     PodRef,
     Quarantine,
     Undo,
-    VfSettings,
 )
 
 SCHEMA_VERSION = 1
@@ -405,8 +404,6 @@ def _grant(row: sqlite3.Row) -> Grant:
 
 
 def _attachment(row: sqlite3.Row) -> Attachment:
-    undo = json.loads(row["undo"])
-    undo["settings"] = VfSettings(**undo["settings"])
     return Attachment(
         attachment_id=row["attachment_id"],
         owner=Owner(
@@ -416,7 +413,7 @@ def _attachment(row: sqlite3.Row) -> Attachment:
         device=row["device"],
         resource_name=row["resource_name"],
         state=AttachmentState(row["state"]),
-        undo=Undo(**undo),
+        undo=Undo.from_document(json.loads(row["undo"])),
         boot_id=row["boot_id"],
         netns_path=row["netns_path"],
         request=json.loads(row["request"]),

@@ -6,7 +6,7 @@ grant (kubelet Allocate) → bind (pod known) → attach (device in the pod) →
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -96,10 +96,10 @@ class VfSettings:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """All that is needed to put a VF back as it was found. Written before the first change."""
+    """All that is needed to put a device back as it was found. Written before the first change."""
 
     netdev: str
-    """Name in the host."""
+    """Name in the host; empty for a device that has no interface."""
     mac: str
     mtu: int
     up: bool
@@ -107,11 +107,22 @@ class Undo:
     vf_index: int | None = None
     settings: VfSettings = VfSettings()
     """The PF's settings before; only fields that were about to be changed are set."""
+    mode: str = "vf"
+    """Which mode brought the device in, and will bring it back."""
+    rdma: str | None = None
+    """The RDMA device that moved along, as it is called in the host."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What only this mode needs; values are as JSON holds them."""
 
     def document(self) -> dict[str, Any]:
         """Return all fields, as JSON holds them."""
         found = {name: getattr(self, name) for name in Undo.__dataclass_fields__}
-        return found | {"settings": self.settings.document()}
+        return found | {"settings": self.settings.document(), "extra": dict(self.extra)}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Undo:
+        """Read what `document` made, in this version or an earlier one."""
+        return cls(**{**document, "settings": VfSettings(**document["settings"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +134,7 @@ class Attachment:
     ifname: str
     """Name of the interface inside the pod."""
     device: str
-    """PCI address"""
+    """PCI address; for an interface made for the pod `<parent>/<container ID>/<ifname>`."""
     resource_name: str
     state: AttachmentState
     undo: Undo

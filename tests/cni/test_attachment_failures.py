@@ -28,7 +28,7 @@ from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
 from agent.sim.machine import RecordedVfControl, SimulatedMachine
 from cni.attachment import Attachments
-from cni.vf import spare_name
+from cni.modes.vf import spare_name
 from tests.cni import tiny_node
 from tests.cni.tiny_node import Rig, netdev, open_rig, stub_answer, until, vf
 

@@ -17,7 +17,8 @@ import pytest
 from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef
 from agent.reconcile import Claim, Reconciler
 from cni import protocol, spool
-from cni import vf as mode
+from cni.modes import vf as mode
+from cni.modes.mode import Target
 from cni.netconf import from_document
 from cni.protocol import Request
 from cni.server import CniServer
@@ -89,7 +90,7 @@ def test_a_path_that_is_used_again_by_another_namespace_is_another_owner(rig: Ri
 def test_an_agent_that_ended_during_add_is_cleaned_up_after(rig: Rig, moved: bool) -> None:
     pod, before = rig.pod(), rig.found()
     conf = from_document(ASKED)
-    planned = mode.plan(rig.machine, rig.machine.scan(), vf(0), "net1", conf.settings, conf.mtu)
+    planned = mode.plan(rig.machine, rig.machine.scan(), Target(vf(0), "", "c1", "net1", "vf", conf))
     with open(pod) as netns:
         status = os.fstat(netns.fileno())
         rig.ledger.begin_attach(

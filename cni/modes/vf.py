@@ -11,12 +11,14 @@ import errno
 import logging
 import re
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
-from agent.errors import DeviceGone, HardwareError, NetlinkFailed
+from agent.errors import DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware.host import Host, Link, LinkChange
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import Snapshot
+from cni.modes.mode import InterfaceFacts, Planned, Target
+from cni.netconf import NetConf
 
 RETURN_SECONDS = 2.0
 """How long the kernel may take to bring back an interface from a namespace that went away."""
@@ -24,21 +26,19 @@ RETURN_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What entering needs to know, found out before anything is changed."""
-
-    link: Link
-    undo: Undo
-    settings: VfSettings
-    change: LinkChange
+def key(host: Host, conf: NetConf, container_id: str, ifname: str) -> str:
+    """Name a VF by its PCI address."""
+    if conf.device is None:
+        raise RequestInvalid("deviceID is missing: name a VF by its PCI address")
+    return conf.device
 
 
-def plan(host: Host, snapshot: Snapshot, device: str, ifname: str, settings: VfSettings, mtu: int | None) -> Plan:
+def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     """Find the device and record how it is now. Changes nothing.
 
     Raises DeviceGone for a device that vanished, HardwareError for one that is no VF or has no interface.
     """
+    device, settings = target.device, target.conf.settings
     facts = snapshot.by_address.get(device)
     if facts is None:
         raise DeviceGone(device, "among the node's PCI devices; its PF's sriov_numvfs may have been changed")
@@ -50,35 +50,38 @@ def plan(host: Host, snapshot: Snapshot, device: str, ifname: str, settings: VfS
             f"{device} has no interface in the host (driver {facts.driver or 'none'}):"
             " it needs a network driver, or sits in another namespace"
         )
-    change = LinkChange(name=ifname, mac=settings.mac, mtu=mtu, up=True)
+    change = LinkChange(name=target.ifname, mac=settings.mac, mtu=target.conf.mtu, up=True)
     undo = Undo(netdev=link.name, mac=link.mac, mtu=link.mtu, up=link.up)
     if settings.is_empty:
-        return Plan(link, undo, VfSettings(), change)
+        return Planned(device, target.ifname, undo, device, link, change)
     pf = snapshot.pf_netdev(facts)
     if facts.vf_index is None or pf is None:
         raise HardwareError(f"the PF of {device}, {facts.physfn}, has no interface: VLAN, MAC, rates cannot be set")
     before = host.vf_control.read(pf.name, facts.vf_index)
     undo = replace(undo, pf_netdev=pf.name, vf_index=facts.vf_index, settings=_only(before, settings))
-    return Plan(link, undo, settings, change)
+    return Planned(device, target.ifname, undo, device, link, change, settings)
 
 
-def enter(host: Host, planned: Plan, netns: int) -> None:
+def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     """Set the VF up on its PF and move its interface into the namespace."""
-    undo = planned.undo
+    undo, link = planned.undo, planned.link
+    assert link is not None
     if not planned.settings.is_empty and undo.pf_netdev is not None and undo.vf_index is not None:
         host.vf_control.apply(undo.pf_netdev, undo.vf_index, planned.settings)
     try:
-        host.links.move_in(planned.link, netns, planned.change)
+        host.links.move_in(link, netns, planned.change)
     except NetlinkFailed as error:
         if error.errno == errno.EEXIST:
             raise NetlinkFailed(error.action, error.errno, "an interface of that name is in the pod already") from error
         if error.errno != errno.EADDRNOTAVAIL or planned.change.mac is None:
             raise
         # The kernel moves before it sets the MAC and renames after it: the interface is in the pod, of whatever name.
-        moved = host.links.find_device(planned.link.device or "", netns)
+        moved = host.links.find_device(planned.device, netns)
         if moved is None:
             raise
         _fetch_mac(host, moved, planned.change, netns)
+    mac, mtu = planned.change.mac or undo.mac, planned.change.mtu or undo.mtu
+    return InterfaceFacts(planned.ifname, mac, mtu, planned.pci_id)
 
 
 def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
@@ -141,8 +144,14 @@ def _fetch_mac(host: Host, link: Link, change: LinkChange, netns: int | None) ->
         raise HardwareError(f"{link.name} takes no MAC {change.mac}: its PF gives it {found.mac if found else 'none'}")
 
 
-def differences(host: Host, attachment: Attachment, netns: int, settings: VfSettings, mtu: int | None) -> list[str]:
+def away(host: Host, attachment: Attachment) -> bool:
+    """Tell whether the VF is not back: only a namespace that lives can keep it."""
+    return exists(host, attachment.device) and host.find_netdev(attachment.device) is None
+
+
+def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
     """Tell what about an attached VF is not as it was set up. Empty: all is well."""
+    settings, mtu = VfSettings(**attachment.request["settings"]), attachment.request["mtu"]
     link = host.links.find(attachment.ifname, netns)
     if link is None:
         return [f"interface {attachment.ifname} is not in the pod"]

@@ -13,7 +13,9 @@ from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.host import Link, LinkChange, Route, Watch
 from agent.model.allocation import Attachment, AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
 from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
-from cni import vf
+from cni import netconf
+from cni.modes import vf
+from cni.modes.mode import Target
 
 PF, VF = "0000:3b:00.0", "0000:3b:02.0"
 OWN_MAC, WANTED_MAC = "52:54:00:00:00:10", "02:00:00:00:00:07"
@@ -98,6 +100,10 @@ SNAPSHOT = Snapshot(
 )
 
 
+def target() -> Target:
+    return Target(VF, "rdma/vf", "c1", "net1", "vf", netconf.from_document({"deviceID": VF, "mac": WANTED_MAC}))
+
+
 def attachment(undo: Undo) -> Attachment:
     owner = Owner("c1", "net1", PodRef("default", "pod"), NetnsId(4, 4026531840))
     return Attachment(
@@ -109,7 +115,7 @@ def test_the_vf_fetches_its_mac_from_the_pf_and_gets_its_own_back(tmp_path: Path
     host = Igb(tmp_path)
     in_host = host.link
     in_pod = replace(in_host, name="net1", mac=WANTED_MAC, up=True)
-    planned = vf.plan(host, SNAPSHOT, VF, "net1", VfSettings(mac=WANTED_MAC), None)
+    planned = vf.plan(host, SNAPSHOT, target())
 
     vf.enter(host, planned, POD)
     assert (host.find("net1", POD), host.find("eth2")) == (in_pod, None)
@@ -120,6 +126,6 @@ def test_the_vf_fetches_its_mac_from_the_pf_and_gets_its_own_back(tmp_path: Path
 
 def test_a_mac_that_the_vf_does_not_get_is_an_error_that_names_both(tmp_path: Path) -> None:
     host = Igb(tmp_path, deaf=True)
-    planned = vf.plan(host, SNAPSHOT, VF, "net1", VfSettings(mac=WANTED_MAC), None)
+    planned = vf.plan(host, SNAPSHOT, target())
     with pytest.raises(HardwareError, match=f"takes no MAC {WANTED_MAC}: its PF gives it {OWN_MAC}"):
         vf.enter(host, planned, POD)

@@ -1,0 +1,192 @@
+"""ADD: finds out what a call wants, frees it of a former owner, and brings it into the pod.
+
+The *attaching* row is written before anything is touched; whatever fails afterwards, the mode's
+`leave` brings the device back from the row.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agent.errors import AgentError, DeviceBusy, RequestInvalid
+from agent.hardware import netns as namespaces
+from agent.hardware.host import Host
+from agent.ledger import Ledger
+from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef
+from agent.model.device import Snapshot
+from cni import ipam, netconf, result
+from cni.call import Call, GrantedDevice, ipam_call, request_of
+from cni.detach import Detaching
+from cni.locks import DeviceLocks
+from cni.modes import choice
+from cni.modes.mode import InterfaceFacts, Target
+from cni.netconf import NetConf
+
+BUSY_SECONDS = 5.0
+"""How long ADD waits for the device's former owner to let go."""
+POLL_SECONDS = 0.05
+
+log = logging.getLogger(__name__)
+
+
+class Attaching:
+    """Brings devices into pods. Methods block and may run on many threads at once."""
+
+    def __init__(
+        self,
+        host: Host,
+        ledger: Ledger,
+        snapshot: Callable[[], Snapshot],
+        granted: Callable[[PodRef], Sequence[GrantedDevice]],
+        locks: DeviceLocks,
+        detaching: Detaching,
+        *,
+        busy_seconds: float,
+    ) -> None:
+        self._host = host
+        self._ledger = ledger
+        self._snapshot = snapshot
+        self._granted = granted
+        self._locks = locks
+        self._detaching = detaching
+        self._busy_seconds = busy_seconds
+
+    def add(self, call: Call) -> Mapping[str, Any]:
+        """Attach the call's devices and return the CNI result. The same ADD again answers the same."""
+        if call.netns is None:
+            raise RequestInvalid("ADD came without a network namespace")
+        targets = self._targets(call)
+        if not targets:
+            if call.conf.prev_result is None:
+                raise RequestInvalid(
+                    "deviceID is missing: name a VF, let Multus do so, or chain this plugin after the pod's network"
+                )
+            return call.conf.prev_result
+        owner = Owner(call.container_id, call.ifname, call.pod, namespaces.identity(call.netns))
+        deadline = time.monotonic() + self._busy_seconds
+        while True:
+            with self._locks.hold(target.device for target in targets):
+                answered = self._answered_before(owner, targets)
+                if answered is not None:
+                    return answered
+                for target in targets:
+                    self._refuse_second_interface(owner, target.device)
+                obstacle = next((o for target in targets if (o := self._free(target.device)) is not None), None)
+                if obstacle is None:
+                    return self._attach(call, owner, targets)
+            if time.monotonic() > deadline:
+                raise DeviceBusy(obstacle)
+            time.sleep(POLL_SECONDS)  # without the locks: the former owner's DEL needs them
+
+    def _targets(self, call: Call) -> tuple[Target, ...]:
+        conf = call.conf
+        if conf.device is not None:
+            target = self._target(call, conf, "", call.ifname)
+            return (replace(target, resource_name=self._ledger.granted_resource(target.device) or ""),)
+        if conf.prev_result is None or not call.pod.name:
+            return ()
+        taken = {i.get("name") for i in conf.prev_result.get("interfaces") or []} | {call.ifname}
+        names = (name for n in range(1, 1000) if (name := f"net{n}") not in taken)
+        targets = []
+        for found in self._granted(call.pod):
+            # A MAC in the call is meant for the interface of the call, not for each VF that comes along.
+            own = replace(conf, device=found.device, settings=replace(conf.settings, mac=None))
+            if found.network is not None:
+                own = netconf.with_network(own, found.network)
+            # There is nothing to move then. But a VLAN that is asked for must not be passed over.
+            if not (self._is_for_vfio(found.device) and own.settings.is_empty):
+                targets.append(self._target(call, own, found.resource_name, next(names)))
+        return tuple(targets)
+
+    def _target(self, call: Call, conf: NetConf, resource_name: str, ifname: str) -> Target:
+        mode = choice.name_for(conf, self._snapshot())
+        device = choice.MODES[mode].key(self._host, conf, call.container_id, ifname)
+        return Target(device, resource_name, call.container_id, ifname, mode, conf)
+
+    def _is_for_vfio(self, device: str) -> bool:
+        facts = self._snapshot().by_address.get(device)
+        return facts is not None and facts.is_for_vfio
+
+    def _answered_before(self, owner: Owner, targets: tuple[Target, ...]) -> Mapping[str, Any] | None:
+        rows = self._ledger.attachments_of(owner.container_id, owner.cni_ifname)
+        if not rows:
+            return None
+        same = {row.device for row in rows} == {target.device for target in targets}
+        if same and all(row.state is AttachmentState.ATTACHED and row.owner.netns == owner.netns for row in rows):
+            return rows[0].result
+        raise DeviceBusy(f"an earlier ADD of {owner.container_id} {owner.cni_ifname} is still being undone")
+
+    def _refuse_second_interface(self, owner: Owner, device: str) -> None:
+        """Refuse a device that the same sandbox has under another interface: no waiting can help."""
+        row = self._ledger.attachment_on(device)
+        if row is not None and row.owner.container_id == owner.container_id != "" and row.owner != owner:
+            raise RequestInvalid(
+                f"{device} is in this pod already, attached by the call for {row.owner.cni_ifname}: let either"
+                " the chained plugin or Multus attach the pod's VFs, not both"
+            )
+
+    def _free(self, device: str) -> str | None:
+        """Clean up after a former owner that is gone. Tell what is in the way if one is not."""
+        row = self._ledger.attachment_on(device)
+        if row is None:
+            return None
+        if self._detaching.is_leaving(row):
+            return f"{device} is on its way back from container {row.owner.container_id}"
+        if row.state is not AttachmentState.DETACHING and self._detaching.owner_alive(row):
+            return f"{device} is still held by pod {row.owner.pod} (container {row.owner.container_id})"
+        log.info("finishing the clean-up of %s, left by container %s", device, row.owner.container_id)
+        self._detaching.undo(row)
+        return None
+
+    def _attach(self, call: Call, owner: Owner, targets: tuple[Target, ...]) -> Mapping[str, Any]:
+        assert call.netns is not None
+        rows: list[Attachment] = []
+        made: list[tuple[InterfaceFacts, result.Leases]] = []
+        try:
+            for target in targets:
+                conf, mode = target.conf, choice.MODES[target.mode]
+                planned = mode.plan(self._host, self._snapshot(), target)
+                row = self._ledger.begin_attach(
+                    owner,
+                    ifname=target.ifname,
+                    device=planned.device,
+                    resource_name=target.resource_name,
+                    undo=planned.undo,
+                    netns_path=call.netns_path,
+                    request=request_of(call, conf),
+                    durable=conf.ipam is not None,
+                )
+                rows.append(row)
+                facts = mode.enter(self._host, planned, call.netns)
+                leases = result.Leases()
+                if conf.ipam is not None:
+                    leases = ipam.add(
+                        row.request["network"],
+                        ipam_call(row.request, owner.container_id, target.ifname, call.netns_path),
+                    )
+                    if facts.in_kernel:
+                        self._host.links.configure(target.ifname, call.netns, leases.addresses, leases.kernel_routes())
+                made.append((facts, leases))
+            answer = result.build(
+                call.conf.cni_version,
+                call.conf.prev_result,
+                [(result.Interface(f.name, f.mac, f.mtu, call.netns_path, f.pci_id or ""), got) for f, got in made],
+            )
+            self._ledger.finish_attach([row.attachment_id for row in rows], answer)
+        except BaseException:
+            for row in reversed(rows):
+                self._undo_failed_add(row, call.netns)
+            raise
+        return answer
+
+    def _undo_failed_add(self, row: Attachment, netns: int) -> None:
+        # The row is not marked first: it may be a full disk that brought us here, and an *attaching*
+        # row that no ADD works on says as much.
+        try:
+            self._detaching.undo(row, netns)
+        except AgentError as error:
+            log.error("%s stays in the books as half attached: %s", row.device, error)

@@ -1,0 +1,57 @@
+"""One CNI call, checked, and what the books keep of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent.model.allocation import PodRef
+from cni import ipam
+from cni.netconf import NetConf
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One CNI call, checked. `netns` is an open descriptor, or None."""
+
+    container_id: str
+    ifname: str
+    netns: int | None
+    netns_path: str
+    pod: PodRef
+    cni_args: str
+    cni_path: str
+    conf: NetConf
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedDevice:
+    """A VF that kubelet granted to a pod, and the network it joins."""
+
+    device: str
+    resource_name: str
+    network: Mapping[str, Any] | None
+
+
+def request_of(call: Call, conf: NetConf) -> dict[str, Any]:
+    """Return what the row must hold for CHECK, GC and the return of leases."""
+    network = None
+    if conf.ipam is not None:
+        # Leases look the same in 1.0.0 and 1.1.0, and many installed plugins know only the former.
+        version = min(conf.cni_version, "1.0.0")
+        network = {"cniVersion": version, "name": conf.name, "type": "nodefabric", "ipam": dict(conf.ipam)}
+        network |= conf.for_ipam
+    return {
+        "name": call.conf.name,
+        "settings": conf.settings.document(),
+        "mtu": conf.mtu,
+        "network": network,
+        "cni_args": call.cni_args,
+        "cni_path": call.cni_path,
+    }
+
+
+def ipam_call(request: Mapping[str, Any], container_id: str, ifname: str, netns_path: str) -> ipam.IpamCall:
+    """Make the call to an IPAM plugin from what the row holds."""
+    return ipam.IpamCall(container_id, ifname, netns_path, request["cni_args"], request["cni_path"])

@@ -1,0 +1,199 @@
+"""DEL, and the way back after anything: a failed ADD, a crash, a lost DEL, a reboot.
+
+DEL turns the rows into *detaching*, which is the promise, and lets the move back and the return of
+leases run on a thread of its own: the pod's namespace stays alive as long as its descriptor is held
+here, and after a crash the row is found again. So no runtime waits for a slow driver, and a device is
+never handed on before it is verifiably back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from agent.errors import AgentError, DeviceBusy, IpamFailed
+from agent.hardware import netns as namespaces
+from agent.hardware.host import Host
+from agent.ledger import Ledger
+from agent.model.allocation import Attachment, AttachmentState, OwedLease
+from agent.model.device import Snapshot
+from cni import ipam
+from cni.call import Call, ipam_call
+from cni.locks import DeviceLocks
+from cni.modes.choice import mode_of
+
+REBOOTED = "rebooted"
+
+log = logging.getLogger(__name__)
+
+
+class Detaching:
+    """Brings devices back. Methods block and may run on many threads at once."""
+
+    def __init__(self, host: Host, ledger: Ledger, snapshot: Callable[[], Snapshot], locks: DeviceLocks) -> None:
+        self._host = host
+        self._ledger = ledger
+        self._snapshot = snapshot
+        self._locks = locks
+        self._guard = threading.Lock()
+        self._leaving: dict[int, threading.Thread] = {}
+
+    def close(self, seconds: float = 1.0) -> None:
+        """Wait a bounded time for devices on their way back; the rest is found at the next start."""
+        deadline = time.monotonic() + seconds
+        with self._guard:
+            threads = list(self._leaving.values())
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def is_leaving(self, row: Attachment) -> bool:
+        """Tell whether a thread is bringing this row's device back at the moment."""
+        return row.attachment_id in self._leaving
+
+    def delete(self, call: Call) -> None:
+        """Promise to detach what this container and interface own. Nothing owned is success."""
+        rows = self._ledger.attachments_of(call.container_id, call.ifname)
+        if not rows:
+            return
+        self._ledger.begin_detach([row.attachment_id for row in rows])
+        for row in rows:
+            self.start_detach(row, call.netns)
+
+    def start_detach(self, row: Attachment, netns: int | None) -> None:
+        """Bring a *detaching* row's device back on a thread of its own."""
+        held = os.dup(netns) if netns is not None else None
+
+        def leave() -> None:
+            try:
+                with self._locks.hold([row.device]):
+                    current = self._ledger.attachment_on(row.device)
+                    if current is not None and current.attachment_id == row.attachment_id:
+                        self.undo(row, held)
+            except AgentError as error:
+                log.error("%s is not back yet: %s", row.device, error)
+            finally:
+                if held is not None:
+                    os.close(held)
+                with self._guard:
+                    del self._leaving[row.attachment_id]
+
+        thread = threading.Thread(target=leave, name="detach", daemon=True)
+        with self._guard:
+            if row.attachment_id in self._leaving:
+                if held is not None:
+                    os.close(held)
+                return  # a repeated DEL
+            self._leaving[row.attachment_id] = thread
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads: the promise is kept by `heal`
+            log.error("%s is not back yet: %s", row.device, error)
+            with self._guard:
+                del self._leaving[row.attachment_id]
+            if held is not None:
+                os.close(held)
+
+    def undo(self, row: Attachment, netns: int | None = None, *, leases_later: bool = False) -> None:
+        """Bring the device back, return its leases, drop the row. Repeatable after any crash.
+
+        Without a descriptor the namespace is looked for at its path. The caller holds the device's
+        lock. `leases_later` leaves the leases to `settle_leases`. Raises AgentError if the device is
+        not verifiably back; the row then stays, and the device is in quarantine.
+        """
+        if row.boot_id == self._ledger.boot_id:
+            try:
+                with _open_netns(row, netns) as opened:
+                    mode_of(row).leave(self._host, self._snapshot(), row, opened)
+            except AgentError as error:
+                self._ledger.quarantine(row.device, f"clean-up failed: {error}")
+                raise
+        owed = row.request["network"] is not None and (leases_later or not self._return_lease(row))
+        self._ledger.finish_detach(row, lease_owed=owed)
+
+    def _return_lease(self, row: Attachment | OwedLease) -> bool:
+        """Give addresses back, if there are any. False if the plugin failed: then they are still owed."""
+        network = row.request["network"]
+        if network is None:
+            return True
+        container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id
+        try:
+            ipam.delete(network, ipam_call(row.request, container_id, row.ifname, row.netns_path))
+        except IpamFailed as error:
+            log.error("the addresses of %s in container %s are still leased: %s", row.ifname, container_id, error)
+            return False
+        return True
+
+    def settle_leases(self) -> int:
+        """Try again to give back addresses that are owed. Returns how many were given back."""
+        settled = 0
+        live = {(row.owner.container_id, row.ifname) for row in self._ledger.attachments()}
+        for lease in self._ledger.owed_leases():
+            # A repeated ADD of the same container has taken the lease over: then its DEL returns it.
+            if (lease.container_id, lease.ifname) in live or self._return_lease(lease):
+                self._ledger.settle_lease(lease.lease_id)
+                settled += 1
+        return settled
+
+    def heal(self, device: str) -> str | None:
+        """Finish what a crash, a lost DEL or a reboot left of an attachment.
+
+        Returns one word that says what was wrong, or None if all is well or somebody is at it.
+        Raises AgentError if the device is still not back.
+        """
+        try:
+            with self._locks.hold([device], seconds=0.2):
+                row = self._ledger.attachment_on(device)
+                if row is None or row.attachment_id in self._leaving:
+                    return None
+                reason = self._ailment(row)
+                if reason is None:
+                    return None
+                log.warning("healing %s of container %s: %s", device, row.owner.container_id, reason)
+                self._ledger.begin_detach([row.attachment_id])
+                # After a reboot there may be many, the start waits for all, and plugins may hang. At other
+                # times the relay may ask again for the same container, which must not meet its old lease.
+                self.undo(row, leases_later=reason == REBOOTED)
+                return reason
+        except DeviceBusy:
+            return None
+
+    def _ailment(self, row: Attachment) -> str | None:
+        """Name what is wrong with a row. The caller holds the device's lock, so no ADD is under way."""
+        if row.boot_id != self._ledger.boot_id:
+            return REBOOTED
+        if row.state is not AttachmentState.ATTACHED:
+            return f"half-{row.state.value}"
+        return None if self.owner_alive(row) else "owner-gone"
+
+    def owner_alive(self, row: Attachment) -> bool:
+        """Tell whether an attachment's pod may still use the device.
+
+        The namespace at its path decides. Where that path cannot be seen, a device that is not back
+        in the host still sits in a namespace that lives, and is left alone.
+        """
+        if row.boot_id != self._ledger.boot_id:
+            return False
+        if namespaces.is_at(row.owner.netns, row.netns_path):
+            return True
+        return mode_of(row).away(self._host, row)
+
+
+@contextmanager
+def _open_netns(row: Attachment, netns: int | None) -> Iterator[int | None]:
+    """Yield a descriptor of the row's namespace: the one given, or the one at its path if it is still it."""
+    if netns is not None or not namespaces.is_at(row.owner.netns, row.netns_path):
+        yield netns
+        return
+    try:
+        opened = os.open(row.netns_path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # just now
+        yield None
+        return
+    try:
+        yield opened if namespaces.identity(opened) == row.owner.netns else None
+    finally:
+        os.close(opened)

@@ -1,0 +1,87 @@
+"""What every mode can do: plan, enter, leave, compare.
+
+A mode knows one kind of device and nothing of calls, leases and books. The row in the ledger is written
+between `plan`, which changes nothing, and `enter`; so `leave` and `differences` have the row alone to
+work from, whoever wrote it and however far `enter` came.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agent.hardware.host import Host, Link, LinkChange
+from agent.model.allocation import Attachment, Undo, VfSettings
+from agent.model.device import Snapshot
+from cni.netconf import NetConf
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One device that a call is to bring into the pod."""
+
+    device: str
+    """The ledger's key, as the mode's `key` made it: no two pods may have rows with the same one."""
+    resource_name: str
+    container_id: str
+    ifname: str
+    """Name of the interface in the pod."""
+    mode: str
+    conf: NetConf
+
+
+@dataclass(frozen=True, slots=True)
+class InterfaceFacts:
+    """What the answer to ADD says of an interface."""
+
+    name: str
+    mac: str
+    mtu: int
+    pci_id: str | None
+    in_kernel: bool = True
+    """False where a program in the pod drives the device itself: there is nothing to give addresses to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What entering needs to know, found out before anything is changed."""
+
+    device: str
+    """The ledger's key."""
+    ifname: str
+    undo: Undo
+    pci_id: str | None = None
+    link: Link | None = None
+    change: LinkChange = field(default_factory=LinkChange)
+    settings: VfSettings = field(default_factory=VfSettings)
+    facts: Any = None
+    """What only this mode knows."""
+
+
+class Mode(Protocol):
+    """A module of this package."""
+
+    def key(self, host: Host, conf: NetConf, container_id: str, ifname: str) -> str:
+        """Name what the ledger keeps a row of. Raises AgentError if the configuration does not tell."""
+
+    def plan(self, host: Host, snapshot: Snapshot, target: Target) -> Planned:
+        """Find the device and record how it is now. Changes nothing. Raises AgentError."""
+
+    def enter(self, host: Host, planned: Planned, netns: int) -> InterfaceFacts:
+        """Bring it into the namespace of a descriptor. Raises AgentError; then `leave` undoes what was done."""
+
+    def leave(self, host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
+        """Bring the device back as it was found, from wherever it is, and verify it. Repeatable.
+
+        A device that no longer exists is success. `netns` is the pod's namespace if it is still open.
+        Raises AgentError if the device is not verifiably back.
+        """
+
+    def away(self, host: Host, attachment: Attachment) -> bool:
+        """Tell whether the device still is where only a living namespace can keep it."""
+
+    def differences(self, host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
+        """Tell what about an attached device is not as its row says. Empty: all is well.
+
+        `conf` is the configuration of the call that asks.
+        """
