@@ -159,6 +159,10 @@ class OwedLease:
     request: Mapping[str, Any]
     """As in the attachment they belonged to."""
     since: float
+    tried_at: float = 0.0
+    """When the plugin was last asked in vain; 0 for never."""
+    problem: str = ""
+    """What it said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +172,5 @@ class Quarantine:
     device: str
     reason: str
     since: float
+    boot_id: str = ""
+    """The boot in which that was; a later one has reset the device."""

@@ -103,7 +103,7 @@ def test_the_schema_carries_the_version_that_the_code_expects(tmp_path: Path) ->
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         found = {row[0] for row in db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' AND sql NOT NULL")}
     db.close()
-    schema = importlib.resources.files("agent").joinpath("schema.sql").read_text()
+    schema = importlib.resources.files("agent.ledger").joinpath("schema.sql").read_text()
     ours = {statement for statement in found if "sqlite_sequence" not in statement}
     assert all(statement in schema for statement in ours)
     assert all("STRICT" in statement for statement in ours)
@@ -112,13 +112,13 @@ def test_the_schema_carries_the_version_that_the_code_expects(tmp_path: Path) ->
 
 def test_a_failed_creation_leaves_a_file_that_can_be_opened_later(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "ledger.db") as db:
-        db.execute("CREATE TABLE owed_leases (x)")  # the last table of the schema: the others come first
+        db.execute("CREATE TABLE known_devices (x)")  # the last table of the schema: the others come first
     db.close()
-    with pytest.raises(LedgerError, match="owed_leases already exists"):
+    with pytest.raises(LedgerError, match="known_devices already exists"):
         Ledger.open(tmp_path / "ledger.db", "boot")
     with sqlite3.connect(tmp_path / "ledger.db") as db:
         assert db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (1,)
-        db.execute("DROP TABLE owed_leases")
+        db.execute("DROP TABLE known_devices")
     db.close()
     with open_books(tmp_path) as books:
         attach(books, VF, owner())

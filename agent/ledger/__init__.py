@@ -1,0 +1,31 @@
+"""The ledger: what this node promised to kubelet and did to hardware.
+
+Owns ledger.db and every SQL statement. Knows nothing of gRPC, CNI or netlink.
+A row is written before the hardware is touched, so a crash leaves a row to undo, never a lost
+device. Writes are done one at a time, reads through a connection of their own, so that none waits for
+a write that waits for the disk. All run on the caller's thread, which may be any but the event
+loop's: a pod's start waits for them, and to wake another thread takes longer than to write a row.
+
+Durability: what is written survives the death of the process, always. What a power cut must not
+take either is on the disk before the method returns (`synchronous=FULL`): an attachment that gets
+addresses, since leases outlive the power cut, and a quarantine. The rest is handed to the kernel
+(`NORMAL`). For a reboot undoes every attachment: a row that has lost its last step is cleaned up
+as any row of an earlier boot, and one that is there again gives its addresses back once more, which
+is harmless. Grants are told again by kubelet's PodResources. This keeps a slow disk out of pod
+admission, and out of pods' start.
+
+Other processes read through `reading`, which works on a copy and never writes.
+"""
+
+from __future__ import annotations
+
+from agent.ledger.attachments import AttachmentBook
+from agent.ledger.grants import GrantBook
+from agent.ledger.schema import SCHEMA_VERSION
+from agent.ledger.upkeep import UpkeepBook
+
+__all__ = ["SCHEMA_VERSION", "Ledger"]
+
+
+class Ledger(GrantBook, AttachmentBook, UpkeepBook):
+    """Open books. Use `Ledger.open`; close it when done."""

@@ -1,0 +1,184 @@
+"""Attachments: devices in pods, from the promise to put one there until it is verifiably back."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agent.errors import DeviceBusy, LedgerError
+from agent.ledger import rows
+from agent.ledger.database import Database
+from agent.model.allocation import Attachment, AttachmentState, Owner, Undo
+
+
+class AttachmentBook(Database):
+    """Which device is in which pod, and what undoes that."""
+
+    def begin_attach(
+        self,
+        owner: Owner,
+        *,
+        ifname: str,
+        device: str,
+        resource_name: str,
+        undo: Undo,
+        netns_path: str,
+        request: Mapping[str, Any],
+        durable: bool = True,
+    ) -> Attachment:
+        """Write the *attaching* row. From its return on the hardware may be touched.
+
+        Without `durable` no address may be leased for it. Raises DeviceBusy if any attachment of the
+        device exists.
+        """
+
+        return self._insert(
+            AttachmentState.ATTACHING, owner, ifname, device, resource_name, undo, netns_path, request, durable
+        )
+
+    def adopt(
+        self,
+        owner: Owner,
+        *,
+        ifname: str,
+        device: str,
+        resource_name: str,
+        undo: Undo,
+        netns_path: str,
+        request: Mapping[str, Any],
+        state: AttachmentState = AttachmentState.ATTACHED,
+        result: Mapping[str, Any] | None = None,
+    ) -> Attachment:
+        """Write the row of a device that came into its pod by other hands, or before the books were lost.
+
+        *attached* where its pod lives, *detaching* where only the undoing is left. In one step: a row that
+        a crash left *attaching* would be undone under the pod. Raises DeviceBusy as `begin_attach` does.
+        """
+        return self._insert(state, owner, ifname, device, resource_name, undo, netns_path, request, True, result)
+
+    def _insert(
+        self,
+        state: AttachmentState,
+        owner: Owner,
+        ifname: str,
+        device: str,
+        resource_name: str,
+        undo: Undo,
+        netns_path: str,
+        request: Mapping[str, Any],
+        durable: bool,
+        result: Mapping[str, Any] | None = None,
+    ) -> Attachment:
+        def write() -> Attachment:
+            now = self._clock()
+            try:
+                cursor = self._db.execute(
+                    "INSERT INTO attachments (container_id, cni_ifname, pod_namespace, pod_name, pod_uid,"
+                    " netns_device, netns_inode, netns_path, ifname, device, resource_name, state, undo,"
+                    " request, result, boot_id, since) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        owner.container_id,
+                        owner.cni_ifname,
+                        owner.pod.namespace,
+                        owner.pod.name,
+                        owner.pod.uid,
+                        owner.netns.device,
+                        owner.netns.inode,
+                        netns_path,
+                        ifname,
+                        device,
+                        resource_name,
+                        state.value,
+                        json.dumps(undo.document()),
+                        json.dumps(dict(request)),
+                        json.dumps(dict(result)) if result is not None else None,
+                        self.boot_id,
+                        now,
+                    ),
+                )
+            except sqlite3.IntegrityError as error:
+                raise DeviceBusy(f"{device} has an attachment in the ledger already") from error
+            assert cursor.lastrowid is not None
+            return Attachment(
+                attachment_id=cursor.lastrowid,
+                owner=owner,
+                ifname=ifname,
+                device=device,
+                resource_name=resource_name,
+                state=state,
+                undo=undo,
+                boot_id=self.boot_id,
+                netns_path=netns_path,
+                request=dict(request),
+                result=dict(result) if result is not None else None,
+                since=now,
+            )
+
+        return self._write(write, durable)
+
+    def finish_attach(self, attachment_ids: Iterable[int], result: Mapping[str, Any]) -> None:
+        """Turn *attaching* rows into *attached*, with the CNI result that will be answered."""
+        ids = tuple(attachment_ids)
+        text = json.dumps(dict(result))
+
+        def write() -> None:
+            now = self._clock()
+            for attachment_id in ids:
+                changed = self._db.execute(
+                    "UPDATE attachments SET state = 'attached', result = ?, since = ?"
+                    " WHERE attachment_id = ? AND state = 'attaching'",
+                    (text, now, attachment_id),
+                ).rowcount
+                if changed != 1:
+                    raise LedgerError(f"attachment {attachment_id} is not in state attaching")
+
+        self._write(write, durable=False)
+
+    def begin_detach(self, attachment_ids: Iterable[int]) -> None:
+        """Mark rows *detaching*: a promise to undo them that survives a crash."""
+        ids = [(attachment_id,) for attachment_id in attachment_ids]
+
+        def write() -> None:
+            now = self._clock()
+            self._db.executemany(
+                "UPDATE attachments SET state = 'detaching', since = ? WHERE attachment_id = ?",
+                [(now, *row) for row in ids],
+            )
+
+        self._write(write, durable=False)
+
+    def finish_detach(self, row: Attachment, *, lease_owed: bool = False) -> None:
+        """Drop the row of a device that is back, and end its quarantine.
+
+        With `lease_owed`, keep in the same step that its addresses are still to be given back.
+        """
+
+        def write() -> None:
+            self._db.execute("DELETE FROM attachments WHERE attachment_id = ?", (row.attachment_id,))
+            self._db.execute("DELETE FROM quarantine WHERE device = ?", (row.device,))
+            if lease_owed:
+                self._db.execute(
+                    "INSERT INTO owed_leases (container_id, ifname, netns_path, request, since) VALUES (?, ?, ?, ?, ?)",
+                    (row.owner.container_id, row.ifname, row.netns_path, json.dumps(dict(row.request)), self._clock()),
+                )
+
+        self._write(write, durable=False)
+
+    def attachments(self) -> tuple[Attachment, ...]:
+        """List all attachments, oldest first."""
+        return self._attachments("")
+
+    def attachments_of(self, container_id: str, cni_ifname: str) -> tuple[Attachment, ...]:
+        """List what one CNI call's sandbox and interface owns."""
+        return self._attachments("WHERE container_id = ? AND cni_ifname = ?", container_id, cni_ifname)
+
+    def attachment_on(self, device: str) -> Attachment | None:
+        """Return the attachment of a device, whoever owns it."""
+        found = self._attachments("WHERE device = ?", device)
+        return found[0] if found else None
+
+    def _attachments(self, where: str, *values: str) -> tuple[Attachment, ...]:
+        sql = f"SELECT * FROM attachments {where} ORDER BY attachment_id"  # noqa: S608 -- literals from above only
+        return tuple(rows.attachment(row) for row in self._read(sql, values))

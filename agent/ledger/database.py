@@ -1,0 +1,143 @@
+"""The file itself: opened, set aside if damaged, read and written, one change at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from agent.errors import LedgerError
+from agent.ledger import schema
+
+JOURNAL_BYTES = 4 << 20
+"""The write-ahead log is cut to this size when it begins anew; it may have grown while a reader was slow."""
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Database:
+    """An open ledger file. What is in it is told by the books that build on this."""
+
+    def __init__(self, path: Path, boot_id: str, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self.boot_id = boot_id
+        self.recovered_from: Path | None = None
+        """Where a damaged file was set aside at opening; None if there was none."""
+        self.is_new = False
+        """Whether there was nothing in the file at opening: what happened before is not known."""
+        self._clock = clock
+        self._listeners: list[Callable[[], None]] = []
+        self._writing, self._reading = threading.Lock(), threading.Lock()
+        self._db: sqlite3.Connection
+        self._reader: sqlite3.Connection
+        self._is_open = True
+
+    @classmethod
+    def open(cls, path: Path, boot_id: str, clock: Callable[[], float] = time.time) -> Self:
+        """Open or create the ledger file.
+
+        A damaged file is set aside (`recovered_from` names it) and an empty one begun: kubelet's
+        PodResources and the kernel still know the rest. Raises LedgerError for a file written by a
+        newer version, and for a folder or disk that cannot be written.
+        """
+        ledger = cls(path, boot_id, clock)
+        with ledger._translated():
+            ledger._connect()
+            ledger._reader = ledger._open_reader()
+        return ledger
+
+    def close(self) -> None:
+        """Finish what is under way and close the file. Whoever comes later gets a LedgerError."""
+        with self._writing, self._reading:
+            if self._is_open:
+                self._is_open = False
+                self._reader.close()
+                self._db.close()
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change, before anybody can make the next. It must not block or raise."""
+        self._listeners.append(listener)
+
+    def probe(self) -> None:
+        """Find out whether a change can be put on the disk now. Changes nothing; raises LedgerError."""
+        with self._writing, self._usable():
+            version = schema.version_of(self._db)
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute(f"PRAGMA user_version = {version}")
+
+    def _read(self, sql: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
+        with self._reading, self._usable():
+            return self._reader.execute(sql, values).fetchall()
+
+    def _write(self, work: Callable[[], T], durable: bool = True) -> T:
+        with self._writing, self._usable():
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                value = work()
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+            for listener in self._listeners:
+                listener()
+            return value
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        if not self._is_open:
+            raise LedgerError(f"{self.path} is closed: the agent is ending")
+        with self._translated():
+            yield
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise LedgerError(f"{self.path}: {error}: free space or repair the disk; nothing was changed") from error
+
+    def _connect(self) -> None:
+        try:
+            self._db = self._open_file()
+        except sqlite3.OperationalError:
+            raise  # the folder or the disk, not the content
+        except sqlite3.DatabaseError as error:
+            aside = self.path.with_name(f"{self.path.name}.damaged-{int(self._clock())}")
+            log.error("the ledger is damaged; it is set aside and begun anew", extra={"path": str(aside)})
+            log.error("damage: %s", error)
+            for suffix in ("", "-wal", "-shm"):  # without its log the file could look sound, and be older
+                part = self.path.with_name(self.path.name + suffix)
+                if part.exists():
+                    part.rename(aside.with_name(aside.name + suffix))
+            self.recovered_from = aside
+            self._db = self._open_file()
+
+    def _open_file(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        try:
+            db.row_factory = sqlite3.Row
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
+            if (state := db.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(state)
+            self.is_new = schema.version_of(db) == 0
+            schema.bring_up_to_date(db, self.path)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _open_reader(self) -> sqlite3.Connection:
+        reader = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        reader.row_factory = sqlite3.Row
+        reader.execute("PRAGMA query_only = ON")
+        return reader

@@ -1,0 +1,73 @@
+"""Rows of the file as values of the model."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+from agent.model.allocation import (
+    Attachment,
+    AttachmentState,
+    Grant,
+    NetnsId,
+    OwedLease,
+    Owner,
+    PodRef,
+    Quarantine,
+    Undo,
+)
+from agent.model.known import KnownDevice
+
+
+def grant(row: sqlite3.Row) -> Grant:
+    """Read a row of `grants`."""
+    pod = _pod(row) if row["pod_name"] is not None else None
+    return Grant(row["unit_id"], row["resource_name"], row["device"], row["granted_at"], pod)
+
+
+def attachment(row: sqlite3.Row) -> Attachment:
+    """Read a row of `attachments`."""
+    return Attachment(
+        attachment_id=row["attachment_id"],
+        owner=Owner(
+            row["container_id"], row["cni_ifname"], _pod(row), NetnsId(row["netns_device"], row["netns_inode"])
+        ),
+        ifname=row["ifname"],
+        device=row["device"],
+        resource_name=row["resource_name"],
+        state=AttachmentState(row["state"]),
+        undo=Undo.from_document(json.loads(row["undo"])),
+        boot_id=row["boot_id"],
+        netns_path=row["netns_path"],
+        request=json.loads(row["request"]),
+        result=json.loads(row["result"]) if row["result"] is not None else None,
+        since=row["since"],
+    )
+
+
+def quarantine(row: sqlite3.Row) -> Quarantine:
+    """Read a row of `quarantine`."""
+    return Quarantine(row["device"], row["reason"], row["since"], row["boot_id"])
+
+
+def owed_lease(row: sqlite3.Row) -> OwedLease:
+    """Read a row of `owed_leases`."""
+    return OwedLease(
+        lease_id=row["lease_id"],
+        container_id=row["container_id"],
+        ifname=row["ifname"],
+        netns_path=row["netns_path"],
+        request=json.loads(row["request"]),
+        since=row["since"],
+        tried_at=row["tried_at"],
+        problem=row["problem"],
+    )
+
+
+def known_device(row: sqlite3.Row) -> KnownDevice:
+    """Read a row of `known_devices`."""
+    return KnownDevice(row["device"], row["identity"], row["netdev"], row["mac"], row["mtu"], row["boot_id"])
+
+
+def _pod(row: sqlite3.Row) -> PodRef:
+    return PodRef(row["pod_namespace"], row["pod_name"], row["pod_uid"])

@@ -1,0 +1,67 @@
+"""The file's format: tables for a new file, and the steps that bring an older one up to date.
+
+A step is one transaction together with the version number it leads to, so a file is always of one
+version, whenever the process or the power goes.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from agent.errors import LedgerError
+
+SCHEMA_VERSION = 2
+
+STEPS: Mapping[int, str] = MappingProxyType(
+    {
+        1: """
+        ALTER TABLE quarantine ADD COLUMN boot_id TEXT NOT NULL DEFAULT '';
+        ALTER TABLE owed_leases ADD COLUMN tried_at REAL NOT NULL DEFAULT 0;
+        ALTER TABLE owed_leases ADD COLUMN problem TEXT NOT NULL DEFAULT '';
+        CREATE TABLE known_devices (
+            device    TEXT PRIMARY KEY,
+            identity  TEXT NOT NULL,
+            netdev    TEXT NOT NULL,
+            mac       TEXT NOT NULL,
+            mtu       INTEGER NOT NULL,
+            boot_id   TEXT NOT NULL,
+            seen      REAL NOT NULL
+        ) STRICT;
+        """
+    }
+)
+"""Format → what makes the next one of it."""
+
+
+def bring_up_to_date(db: sqlite3.Connection, path: Path) -> None:
+    """Give the file the current format, whatever it has. Raises LedgerError for a newer one, and sqlite3.Error."""
+    version = version_of(db)
+    if version > SCHEMA_VERSION:
+        raise LedgerError(
+            f"{path} was written by a newer nodefabric (format {version}, this one knows"
+            f" {SCHEMA_VERSION}): install that version again, or move the file away with no pod on the node"
+        )
+    if version == 0:
+        schema = importlib.resources.files("agent.ledger").joinpath("schema.sql").read_text()
+        _step(db, schema, SCHEMA_VERSION)
+    for known in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
+        _step(db, STEPS[known], known + 1)
+
+
+def version_of(db: sqlite3.Connection) -> int:
+    """Return the file's format; 0 for an empty file."""
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def _step(db: sqlite3.Connection, script: str, version: int) -> None:
+    try:
+        db.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {version}; COMMIT;")
+    except sqlite3.Error:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise

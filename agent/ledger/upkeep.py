@@ -1,0 +1,77 @@
+"""What is left to do or to know once a device is back: quarantine, leases that are owed, natural names.
+
+All of it is bounded: one row per device, and leases that nobody takes back are given up some day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent.ledger import rows
+from agent.ledger.database import Database
+from agent.model.allocation import OwedLease, Quarantine
+from agent.model.known import KnownDevice
+
+
+class UpkeepBook(Database):
+    """Devices withheld, addresses still leased, and what VFs are called when no pod has them."""
+
+    def quarantine(self, device: str, reason: str) -> None:
+        """Withhold a device. A device that is withheld already keeps its first reason."""
+        self._write(
+            lambda: self._db.execute(
+                "INSERT OR IGNORE INTO quarantine (device, reason, since, boot_id) VALUES (?, ?, ?, ?)",
+                (device, reason, self._clock(), self.boot_id),
+            )
+        )
+
+    def end_quarantine(self, device: str) -> None:
+        """Offer a device again."""
+        self._write(lambda: self._db.execute("DELETE FROM quarantine WHERE device = ?", (device,)))
+
+    def quarantines(self) -> tuple[Quarantine, ...]:
+        """List the withheld devices, by address."""
+        return tuple(map(rows.quarantine, self._read("SELECT * FROM quarantine ORDER BY device")))
+
+    def owed_leases(self) -> tuple[OwedLease, ...]:
+        """List the addresses that are still to be given back, oldest first."""
+        return tuple(map(rows.owed_lease, self._read("SELECT * FROM owed_leases ORDER BY lease_id")))
+
+    def owed_leases_of(self, container_id: str, ifname: str) -> tuple[OwedLease, ...]:
+        """List what is still to be given back of one interface's addresses."""
+        found = self._read(
+            "SELECT * FROM owed_leases WHERE container_id = ? AND ifname = ? ORDER BY lease_id", (container_id, ifname)
+        )
+        return tuple(map(rows.owed_lease, found))
+
+    def settle_lease(self, lease_id: int) -> None:
+        """Forget addresses that were given back."""
+        self._write(lambda: self._db.execute("DELETE FROM owed_leases WHERE lease_id = ?", (lease_id,)), durable=False)
+
+    def note_lease_problem(self, lease_id: int, problem: str) -> None:
+        """Remember why addresses could not be given back, and when that was tried."""
+        self._write(
+            lambda: self._db.execute(
+                "UPDATE owed_leases SET problem = ?, tried_at = ? WHERE lease_id = ?",
+                (problem, self._clock(), lease_id),
+            ),
+            durable=False,
+        )
+
+    def known_devices(self) -> tuple[KnownDevice, ...]:
+        """List what is known of VFs, by address; those of an earlier boot may have another address now."""
+        return tuple(map(rows.known_device, self._read("SELECT * FROM known_devices ORDER BY device")))
+
+    def know(self, known: Iterable[KnownDevice], forget: Iterable[str] = ()) -> None:
+        """Remember what VFs are called and look like, and forget some addresses, in one step."""
+        found, gone = tuple(known), [(device,) for device in forget]
+
+        def write() -> None:
+            now = self._clock()
+            self._db.executemany("DELETE FROM known_devices WHERE device = ?", gone)
+            self._db.executemany(
+                "INSERT OR REPLACE INTO known_devices VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [(k.device, k.identity, k.netdev, k.mac, k.mtu, k.boot_id, now) for k in found],
+            )
+
+        self._write(write, durable=False)

@@ -1,0 +1,102 @@
+"""Files of earlier versions: brought up to date as a whole or not at all, and nothing in them is lost."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agent.errors import LedgerError
+from agent.ledger import SCHEMA_VERSION, Ledger, schema
+from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Quarantine, VfSettings
+from tests.agent.books import VF, open_books
+
+FORMAT_1 = (Path(__file__).parent / "ledger-1.sql").read_text()
+UNDO = {
+    "netdev": "ens1f0v0",
+    "mac": "02:00:00:00:01:00",
+    "mtu": 1500,
+    "up": False,
+    "pf_netdev": "ens1f0",
+    "vf_index": 0,
+    "settings": {"vlan": 0, "vlan_qos": 0, "vlan_proto": "802.1q"},
+}
+
+
+def write_format_1(path: Path) -> None:
+    """Write a file as the first version did, with something in each table."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.executescript(FORMAT_1)
+        db.execute("INSERT INTO grants VALUES ('u1', 'rdma/vf', ?, 10.0, 'default', 'p', '')", (VF,))
+        db.execute(
+            "INSERT INTO attachments VALUES (7, 'c1', 'net1', 'default', 'p', 'uid', 4, 99, '/run/netns/x', 'net1', ?,"
+            " 'rdma/vf', 'attached', ?, '{\"name\": \"n\", \"network\": null}', '{}', 'boot', 11.0)",
+            (VF, json.dumps(UNDO)),
+        )
+        db.execute("INSERT INTO quarantine VALUES ('0000:3b:00.3', 'clean-up failed: x', 12.0)")
+        db.execute("INSERT INTO owed_leases VALUES (3, 'c0', 'net1', '/x', '{\"network\": null}', 13.0)")
+        db.execute("PRAGMA user_version = 1")
+
+
+def tables(path: Path) -> dict[str, list[tuple[object, ...]]]:
+    """Tell what the tables and indices of a file look like."""
+    with closing(sqlite3.connect(path)) as db:
+        names = [n for (n,) in db.execute("SELECT name FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'")]
+        found: dict[str, list[tuple[object, ...]]] = {}
+        for name in sorted(names):
+            found[name] = list(db.execute(f"PRAGMA table_info({name})")) or list(
+                db.execute(f"PRAGMA index_xinfo({name})")
+            )
+            found[f"{name} strict"] = list(db.execute("SELECT strict FROM pragma_table_list WHERE name = ?", (name,)))
+        return found
+
+
+def test_a_file_of_format_1_is_read_by_this_version_with_all_that_is_in_it(tmp_path: Path) -> None:
+    write_format_1(tmp_path / "ledger.db")
+    with open_books(tmp_path) as books:
+        assert not books.is_new
+        assert books.recovered_from is None
+        (grant,) = books.grants()
+        assert (grant.unit_id, grant.device, grant.pod) == ("u1", VF, PodRef("default", "p"))
+        (row,) = books.attachments()
+        assert row.owner == Owner("c1", "net1", PodRef("default", "p", "uid"), NetnsId(4, 99))
+        assert (row.attachment_id, row.state, row.undo.mode) == (7, AttachmentState.ATTACHED, "vf")
+        assert row.undo.settings == VfSettings(vlan=0, vlan_qos=0, vlan_proto="802.1q")
+        assert books.quarantines() == (Quarantine("0000:3b:00.3", "clean-up failed: x", 12.0, ""),)
+        (lease,) = books.owed_leases()
+        assert (lease.lease_id, lease.container_id, lease.tried_at, lease.problem) == (3, "c0", 0.0, "")
+        assert books.known_devices() == ()
+        books.finish_detach(row)
+        books.note_lease_problem(3, "hangs")
+
+
+def test_a_file_brought_up_to_date_looks_like_a_new_one(tmp_path: Path) -> None:
+    write_format_1(tmp_path / "ledger.db")
+    (tmp_path / "new").mkdir()
+    for folder in (tmp_path, tmp_path / "new"):
+        with open_books(folder):
+            pass
+    assert tables(tmp_path / "ledger.db") == tables(tmp_path / "new/ledger.db")
+
+
+def test_every_earlier_format_has_a_step_to_the_next() -> None:
+    assert list(schema.STEPS) == list(range(1, SCHEMA_VERSION))
+
+
+def test_a_step_that_fails_changes_nothing_and_is_taken_later(tmp_path: Path) -> None:
+    write_format_1(tmp_path / "ledger.db")
+    with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
+        db.execute("CREATE TABLE known_devices (x)")  # in the way of what the step does last
+    before = tables(tmp_path / "ledger.db")
+    with pytest.raises(LedgerError, match="known_devices already exists"):
+        Ledger.open(tmp_path / "ledger.db", "boot")
+    assert tables(tmp_path / "ledger.db") == before
+    with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+        db.execute("DROP TABLE known_devices")
+    with open_books(tmp_path) as books:
+        assert len(books.attachments()) == 1
