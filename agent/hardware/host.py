@@ -29,6 +29,18 @@ class Link:
     carrier: bool
     device: str | None = None
     """Bus address of the device below it, where the kernel tells."""
+    altnames: tuple[str, ...] = ()
+    promisc: bool = False
+    """Set by somebody with `ip link`; what packet sockets ask for is not counted."""
+    allmulti: bool = False
+    tx_queue: int = 0
+    """Length of the transmit queue in packets."""
+    group: int = 0
+    alias: str = ""
+    xdp: int = 0
+    """How an XDP program is attached (XDP_ATTACHED_*); 0 if none is."""
+    master: int | None = None
+    """Index of the bridge, bond … it is a port of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,11 @@ class LinkChange:
     mac: str | None = None
     mtu: int | None = None
     up: bool | None = None
+    promisc: bool | None = None
+    allmulti: bool | None = None
+    tx_queue: int | None = None
+    group: int | None = None
+    alias: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +82,14 @@ class Links(Protocol):
 
     def change(self, link: Link, change: LinkChange, netns: int | None = None) -> None:
         """Change an interface where it is."""
+
+    def change_altnames(
+        self, link: Link, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), netns: int | None = None
+    ) -> None:
+        """Give an interface other names, and take some away. What is so already is success."""
+
+    def detach_xdp(self, link: Link, netns: int | None = None) -> None:
+        """Detach the XDP programs that `link.xdp` tells of."""
 
     def configure(self, ifname: str, netns: int, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
         """Give a pod's interface its addresses (CIDR) and routes. Repeating it is harmless."""

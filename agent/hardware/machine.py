@@ -15,6 +15,9 @@ from agent.hardware.rtnetlink import IFF_UP
 from agent.hardware.uevents import Uevents
 from agent.model.device import Snapshot
 
+_RENAMES = 3
+"""How often an interface may be renamed (by udev) between the list of names and the look at it."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -40,16 +43,17 @@ class Machine:
     def find_netdev(self, device: str) -> Link | None:
         """Find the interface of a PCI device in the host's namespace.
 
-        Read from sysfs, which lists a function's interfaces by itself: no netlink dump of a
-        thousand links to find one.
+        sysfs lists a function's interfaces by itself: no netlink dump of a thousand links to find one.
         """
-        folder = self.root / "sys/bus/pci/devices" / device / "net"
-        try:
-            names = sorted(os.listdir(folder))
-        except OSError:
-            return None
-        for name in names:
-            link = _read_link(folder / name, device)
+        folder = f"{self.root}/sys/bus/pci/devices/{device}/net"
+        for _ in range(_RENAMES):
+            try:
+                names = sorted(os.listdir(folder))
+            except OSError:
+                return None
+            if not names:
+                return None
+            link = self.links.find_own(names, device)
             if link is not None:
                 return link
         return None
@@ -62,28 +66,3 @@ class Machine:
         """Let go of sockets and threads."""
         self.links.close()
         self.gpus.close()
-
-
-def _read_link(folder: Path, device: str) -> Link | None:
-    """Read one interface. None for a VF's representor, and for one that is renamed or moved just now."""
-
-    def read(file: str) -> str:
-        return (folder / file).read_text().strip()
-
-    try:
-        flags = int(read("flags"), 16)
-        link = Link(
-            name=folder.name,
-            ifindex=int(read("ifindex")),
-            mac=read("address"),
-            mtu=int(read("mtu")),
-            up=bool(flags & IFF_UP),
-            carrier=flags & IFF_UP != 0 and read("carrier") == "1",
-            device=device,
-        )
-    except (OSError, ValueError):
-        return None
-    try:
-        return None if "vf" in read("phys_port_name") else link
-    except OSError:
-        return link  # most drivers have no such name

@@ -8,11 +8,13 @@ namespace it opens a socket of its own on a thread that entered it.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pyroute2 import IPRoute
@@ -23,17 +25,25 @@ from agent.hardware import netns as namespaces
 from agent.hardware.host import Link, LinkChange, Route
 from agent.hardware.link_messages import IFLA_IFNAME
 from agent.hardware.rtnetlink import (
+    IFF_ALLMULTI,
     IFF_LOWER_UP,
+    IFF_PROMISC,
     IFF_UP,
     IFLA_ADDRESS,
+    IFLA_GROUP,
+    IFLA_IFALIAS,
+    IFLA_MASTER,
     IFLA_MTU,
     IFLA_PARENT_DEV_NAME,
+    IFLA_PHYS_PORT_NAME,
+    IFLA_TXQLEN,
     RTEXT_FILTER_SKIP_STATS,
     LinkMessage,
     LinkSocket,
 )
 from agent.hardware.vf_vlan import set_vf_vlan
 from agent.model.allocation import VfSettings
+from agent.model.device import names_representor
 
 RTEXT_FILTER_VF = 1
 RT_SCOPE_UNIVERSE = 0
@@ -83,6 +93,17 @@ class Netlink:
         """Look for the interface of a device, whatever its name is. Lists all interfaces there."""
         return self.by_device(netns).get(device)
 
+    def find_own(self, names: list[str], device: str) -> Link | None:
+        """Find, among the names that sysfs lists for a function, its own interface: no VF's representor."""
+        with self._links(None, f"look up the interface of {device}") as links:
+            for name in names:
+                found = links.find(name)
+                if found is None or names_representor(found.text(IFLA_PHYS_PORT_NAME) or ""):
+                    continue
+                if found.text(IFLA_PARENT_DEV_NAME) in (None, device):  # else the name is another's by now
+                    return replace(self._link(found), device=device)
+        return None
+
     def by_device(self, netns: int | None = None) -> dict[str, Link]:
         """List the interfaces that have a device below them, by its bus address."""
         with self._links(netns, "list interfaces") as links:
@@ -109,11 +130,35 @@ class Netlink:
             if lowered:
                 links.change(link.ifindex, up=False)  # before Linux 6.2 a rename needs that
             try:
-                links.change(link.ifindex, name=change.name, mac=change.mac, mtu=change.mtu, up=change.up)
+                links.change(link.ifindex, **_words(change))
             except OSError:
                 if lowered:
                     links.change(link.ifindex, up=True)
                 raise
+
+    def change_altnames(
+        self, link: Link, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), netns: int | None = None
+    ) -> None:
+        """Give an interface other names, and take some away. What is so already is success."""
+        with self._links(netns, f"change the alternative names of interface {link.name}") as links:
+            for name in remove:
+                try:
+                    links.remove_altname(link.ifindex, name)
+                except OSError as error:
+                    if error.errno != errno.ENOENT:
+                        raise
+            for name in add:
+                try:
+                    links.add_altname(link.ifindex, name)
+                except OSError as error:
+                    found = links.find(name) if error.errno == errno.EEXIST else None
+                    if found is None or found.ifindex != link.ifindex:
+                        raise
+
+    def detach_xdp(self, link: Link, netns: int | None = None) -> None:
+        """Detach the XDP programs that `link.xdp` tells of."""
+        with self._links(netns, f"detach the XDP program of interface {link.name}") as links:
+            links.detach_xdp(link.ifindex, link.xdp)
 
     def configure(self, ifname: str, netns: int, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
         """Give a pod's interface its addresses and routes."""
@@ -217,7 +262,7 @@ class Netlink:
     def _move(self, link: Link, source: int | None, target: int, change: LinkChange) -> None:
         name = f" as {change.name}" if change.name else ""
         with self._links(source, f"move interface {link.name}{name} to another network namespace") as links:
-            links.change(link.ifindex, netns=target, name=change.name, mac=change.mac, mtu=change.mtu, up=change.up)
+            links.change(link.ifindex, netns=target, **_words(change))
 
     def _link(self, message: LinkMessage) -> Link:
         return Link(
@@ -228,6 +273,14 @@ class Netlink:
             up=bool(message.flags & IFF_UP),
             carrier=bool(message.flags & IFF_LOWER_UP),
             device=self._device_of(message),
+            altnames=message.altnames,
+            promisc=bool(message.flags & IFF_PROMISC),
+            allmulti=bool(message.flags & IFF_ALLMULTI),
+            tx_queue=message.number(IFLA_TXQLEN),
+            group=message.number(IFLA_GROUP),
+            alias=message.text(IFLA_IFALIAS) or "",
+            xdp=message.xdp,
+            master=message.number(IFLA_MASTER) or None,
         )
 
     @contextmanager
@@ -258,6 +311,10 @@ class Netlink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _words(change: LinkChange) -> dict[str, Any]:
+    return {name: value for name in LinkChange.__slots__ if (value := getattr(change, name)) is not None}
 
 
 @contextmanager

@@ -18,12 +18,21 @@ from agent.hardware import netns as namespaces
 from agent.hardware.link_messages import IFLA_IFNAME, RTM_NEWLINK, attributes, messages
 
 NLMSG_ERROR, NLMSG_DONE, RTM_GETLINK = 2, 3, 18
+RTM_NEWLINKPROP, RTM_DELLINKPROP = 108, 109
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x1, 0x4, 0x10, 0x300
-IFLA_ADDRESS, IFLA_MTU, IFLA_IFALIAS, IFLA_NET_NS_FD = 1, 4, 20, 28
-IFLA_EXT_MASK, IFLA_PARENT_DEV_NAME = 29, 56
+NLA_F_NESTED = 0x8000
+IFLA_ADDRESS, IFLA_MTU, IFLA_MASTER, IFLA_TXQLEN, IFLA_IFALIAS, IFLA_GROUP, IFLA_NET_NS_FD = 1, 4, 10, 13, 20, 27, 28
+IFLA_EXT_MASK, IFLA_PHYS_PORT_NAME, IFLA_XDP, IFLA_PROP_LIST, IFLA_ALT_IFNAME = 29, 38, 43, 52, 53
+IFLA_PARENT_DEV_NAME = 56
+IFLA_XDP_FD, IFLA_XDP_ATTACHED, IFLA_XDP_FLAGS = 1, 2, 3
 RTEXT_FILTER_SKIP_STATS = 8
 IFF_UP = 0x1
+IFF_PROMISC = 0x100
+IFF_ALLMULTI = 0x200
 IFF_LOWER_UP = 0x10000
+
+_XDP_FLAGS = {1: (4,), 2: (2,), 3: (8,), 4: (2, 4, 8)}
+"""XDP_ATTACHED_{DRV,SKB,HW,MULTI} to XDP_FLAGS_{DRV,SKB,HW}_MODE: the kernel detaches in the mode that is named."""
 
 _HEADER = struct.Struct("=IHHII")
 _LINK = struct.Struct("=BxHiII")
@@ -50,6 +59,21 @@ class LinkMessage:
         """Return a 32-bit attribute, 0 if it is absent."""
         content = self.attributes.get(kind)
         return int(_WORD.unpack(content)[0]) if content is not None else 0
+
+    @property
+    def altnames(self) -> tuple[str, ...]:
+        """The other names the link answers to, in the kernel's order."""
+        content = self.attributes.get(IFLA_PROP_LIST, b"")
+        return tuple(
+            value.rstrip(b"\0").decode("utf-8", "replace")
+            for kind, value in attributes(content)
+            if kind == IFLA_ALT_IFNAME
+        )
+
+    @property
+    def xdp(self) -> int:
+        """How an XDP program is attached (XDP_ATTACHED_*); 0 if none is."""
+        return dict(attributes(self.attributes.get(IFLA_XDP, b""))).get(IFLA_XDP_ATTACHED, b"\0")[0]
 
 
 class LinkSocket:
@@ -92,10 +116,17 @@ class LinkSocket:
         mac: str | None = None,
         mtu: int | None = None,
         up: bool | None = None,
+        promisc: bool | None = None,
+        allmulti: bool | None = None,
+        tx_queue: int | None = None,
+        group: int | None = None,
+        alias: str | None = None,
         netns: int | None = None,
     ) -> None:
         """Change a link in one request; with `netns` it moves to that namespace first. Raises OSError."""
-        request = _link(ifindex, flags=IFF_UP if up else 0, change=0 if up is None else IFF_UP)
+        asked = ((IFF_UP, up), (IFF_PROMISC, promisc), (IFF_ALLMULTI, allmulti))
+        flags, change = sum(bit for bit, on in asked if on), sum(bit for bit, on in asked if on is not None)
+        request = _link(ifindex, flags=flags, change=change)
         if netns is not None:
             request += _attribute(IFLA_NET_NS_FD, _WORD.pack(netns))
         if name is not None:
@@ -104,7 +135,27 @@ class LinkSocket:
             request += _attribute(IFLA_ADDRESS, bytes.fromhex(mac.replace(":", "")))
         if mtu is not None:
             request += _attribute(IFLA_MTU, _WORD.pack(mtu))
+        if tx_queue is not None:
+            request += _attribute(IFLA_TXQLEN, _WORD.pack(tx_queue))
+        if group is not None:
+            request += _attribute(IFLA_GROUP, _WORD.pack(group))
+        if alias is not None:
+            request += _attribute(IFLA_IFALIAS, alias.encode())
         self._ask(RTM_NEWLINK, NLM_F_ACK, request)
+
+    def add_altname(self, ifindex: int, altname: str) -> None:
+        """Give a link another name. Raises OSError, EEXIST if any link has it, this one included."""
+        self._ask(RTM_NEWLINKPROP, NLM_F_ACK, _link(ifindex) + _altname(altname))
+
+    def remove_altname(self, ifindex: int, altname: str) -> None:
+        """Take another name away from a link. Raises OSError, ENOENT if it has none such."""
+        self._ask(RTM_DELLINKPROP, NLM_F_ACK, _link(ifindex) + _altname(altname))
+
+    def detach_xdp(self, ifindex: int, attached: int) -> None:
+        """Detach XDP programs, `attached` being what `LinkMessage.xdp` told. Raises OSError, EBUSY for a bpf_link's."""
+        for flag in _XDP_FLAGS.get(attached, ()):
+            nothing = _attribute(IFLA_XDP_FD, _ERROR.pack(-1)) + _attribute(IFLA_XDP_FLAGS, _WORD.pack(flag))
+            self._ask(RTM_NEWLINK, NLM_F_ACK, _link(ifindex) + _attribute(IFLA_XDP | NLA_F_NESTED, nothing))
 
     def _ask(self, kind: int, flags: int, body: bytes) -> list[LinkMessage]:
         self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, NLM_F_REQUEST | flags, 1, 0) + body)
@@ -145,6 +196,10 @@ def _link(ifindex: int, *, flags: int = 0, change: int = 0) -> bytes:
 
 def _without_statistics() -> bytes:
     return _attribute(IFLA_EXT_MASK, _WORD.pack(RTEXT_FILTER_SKIP_STATS))
+
+
+def _altname(altname: str) -> bytes:
+    return _attribute(IFLA_PROP_LIST | NLA_F_NESTED, _text(IFLA_ALT_IFNAME, altname))
 
 
 def _text(kind: int, value: str) -> bytes:

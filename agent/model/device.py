@@ -19,6 +19,15 @@ NO_NUMA_NODE = -1
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
+_REPRESENTOR = re.compile(r"(?:c\d+)?(?:pf\d+.*|.*[vs]f\d+)")
+"""pf0vf3, pf0sf88, and c1pf0 for the function of another host: net/core/devlink.c, devlink port names."""
+
+
+def names_representor(phys_port_name: str) -> bool:
+    """Tell whether an interface of this `phys_port_name` stands for another function's port, not for its own."""
+    return _REPRESENTOR.fullmatch(phys_port_name) is not None
+
+
 def is_pci_address(text: str) -> bool:
     """Tell whether the text is a full PCI address in the kernel's spelling."""
     return _PCI_ADDRESS.fullmatch(text) is not None
@@ -51,7 +60,7 @@ class Netdev:
 
     @property
     def is_representor(self) -> bool:
-        return "vf" in self.phys_port_name or "sf" in self.phys_port_name
+        return names_representor(self.phys_port_name)
 
 
 @dataclass(frozen=True, slots=True)
