@@ -13,6 +13,7 @@ from agent.hardware.netlink import Netlink
 from agent.hardware.nvml import Nvml
 from agent.hardware.rtnetlink import IFF_UP
 from agent.hardware.uevents import Uevents
+from agent.hardware.vf_control import PfNetlink
 from agent.model.device import Snapshot
 
 _RENAMES = 3
@@ -25,7 +26,7 @@ class Machine:
 
     root: Path
     links: Netlink
-    vf_control: Netlink
+    vf_control: PfNetlink
     gpus: Nvml
 
     @classmethod

@@ -1,6 +1,6 @@
-"""Interfaces and VF settings through rtnetlink.
+"""Interfaces, their addresses and routes through rtnetlink.
 
-Links are `rtnetlink`'s, with a socket for each call. Addresses, routes and VF settings are
+Links are `rtnetlink`'s, with a socket for each call. Addresses and routes are
 pyroute2's, whose sockets belong to the thread that opened them and to the namespace that thread was
 in. So what it is to do in the host's namespace goes through one socket on one thread; in a pod's
 namespace it opens a socket of its own on a thread that entered it.
@@ -37,20 +37,14 @@ from agent.hardware.rtnetlink import (
     IFLA_PARENT_DEV_NAME,
     IFLA_PHYS_PORT_NAME,
     IFLA_TXQLEN,
-    RTEXT_FILTER_SKIP_STATS,
     LinkMessage,
     LinkSocket,
+    translated,
 )
-from agent.hardware.vf_vlan import set_vf_vlan
-from agent.model.allocation import VfSettings
 from agent.model.device import names_representor
 
-RTEXT_FILTER_VF = 1
 RT_SCOPE_UNIVERSE = 0
 IFA_F_NODAD = 0x02
-VLAN_PROTOCOLS = {"802.1q": 0x8100, "802.1ad": 0x88A8}
-LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_{AUTO,ENABLE,DISABLE}
-
 T = TypeVar("T")
 
 
@@ -60,7 +54,7 @@ def parent_device(message: LinkMessage) -> str | None:
 
 
 class Netlink:
-    """`host.Links` and `host.VfControl` on the real kernel."""
+    """`host.Links` on the real kernel."""
 
     def __init__(self, device_of: Callable[[LinkMessage], str | None] = parent_device) -> None:
         """`device_of` names the device of a link message; a simulated node has another rule."""
@@ -206,57 +200,6 @@ class Netlink:
 
         return self._run(netns, read)
 
-    # ------------------------------------------------------------- VF settings
-
-    def read(self, pf_netdev: str, vf_index: int) -> VfSettings:
-        """Read what a PF enforces on one VF.
-
-        rtnetlink can only list all VFs of a PF at once, so this is not for the common path of
-        a VF whose settings nobody asked to change.
-        """
-
-        def query(ipr: IPRoute) -> VfSettings:
-            with _translated(f"read VF {vf_index} of {pf_netdev}"):
-                messages = list(ipr.link("get", ifname=pf_netdev, ext_mask=RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS))
-            for message in messages:
-                vfs = message.get_attr("IFLA_VFINFO_LIST")
-                for info in vfs.get_attrs("IFLA_VF_INFO") if vfs is not None else ():
-                    mac = info.get_attr("IFLA_VF_MAC")
-                    if mac is not None and mac["vf"] == vf_index:
-                        return _settings(info)
-            raise HardwareError(f"{pf_netdev} has no VF {vf_index}: look at its sriov_numvfs")
-
-        return self._run(None, query)
-
-    def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
-        """Set those settings that are not None, one by one, then read them back.
-
-        Drivers set a MAC asynchronously or refuse single attributes; one request per attribute
-        tells which it was, and the reading tells whether it holds.
-        """
-        before = self.read(pf_netdev, vf_index)
-
-        pf = self.find(pf_netdev)
-        if pf is None:
-            raise HardwareError(f"PF interface {pf_netdev} is gone")
-
-        def send(ipr: IPRoute) -> None:
-            for what, attribute in _vf_attributes(settings, before):
-                with _translated(f"set {what} of VF {vf_index} on {pf_netdev}"):
-                    if "vlan" in attribute:
-                        set_vf_vlan(pf.ifindex, vf_index, **attribute["vlan"])
-                    else:
-                        ipr.link("set", index=pf.ifindex, vf={"vf": vf_index, **attribute})
-
-        self._run(None, send)
-        after = self.read(pf_netdev, vf_index)
-        for name in VfSettings.__dataclass_fields__:
-            wanted, found = getattr(settings, name), getattr(after, name)
-            if wanted is not None and found is not None and wanted != found:
-                raise HardwareError(
-                    f"VF {vf_index} of {pf_netdev}: {name} was set to {wanted!r} without an error but is {found!r}"
-                )
-
     # ---------------------------------------------------------------- plumbing
 
     def _move(self, link: Link, source: int | None, target: int, change: LinkChange) -> None:
@@ -320,58 +263,7 @@ def _words(change: LinkChange) -> dict[str, Any]:
 @contextmanager
 def _translated(action: str) -> Iterator[None]:
     try:
-        yield
+        with translated(action):
+            yield
     except NetlinkError as error:
         raise NetlinkFailed(action, error.code, os.strerror(error.code)) from error
-    except OSError as error:
-        raise NetlinkFailed(action, error.errno or 0, error.strerror or str(error)) from error
-
-
-def _settings(info: Any) -> VfSettings:
-    def value(attribute: str, key: str) -> Any:
-        nla = info.get_attr(attribute)
-        return None if nla is None else nla[key]
-
-    vlans = info.get_attr("IFLA_VF_VLAN_LIST")
-    vlan = vlans.get_attr("IFLA_VF_VLAN_INFO") if vlans is not None else info.get_attr("IFLA_VF_VLAN")
-    protocol = next((n for n, v in VLAN_PROTOCOLS.items() if vlan is not None and vlan.get("proto") == v), None)
-    spoofchk = _flag(value("IFLA_VF_SPOOFCHK", "spoofchk"))
-    trust = _flag(value("IFLA_VF_TRUST", "trust"))
-    state = value("IFLA_VF_LINK_STATE", "link_state")
-    return VfSettings(
-        mac=value("IFLA_VF_MAC", "mac"),
-        vlan=vlan["vlan"] if vlan is not None else None,
-        vlan_qos=vlan["qos"] if vlan is not None else None,
-        vlan_proto=protocol,
-        min_tx_rate=value("IFLA_VF_RATE", "min_tx_rate"),
-        max_tx_rate=value("IFLA_VF_RATE", "max_tx_rate"),
-        spoofchk=spoofchk,
-        trust=trust,
-        link_state=LINK_STATES[state] if state is not None and state < len(LINK_STATES) else None,
-    )
-
-
-def _flag(value: int | None) -> bool | None:
-    """The kernel says 0xffffffff where a driver does not tell."""
-    return bool(value) if value in (0, 1) else None
-
-
-def _vf_attributes(settings: VfSettings, before: VfSettings) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield one netlink attribute for each group of settings that is to be changed."""
-    if settings.vlan is not None or settings.vlan_qos is not None or settings.vlan_proto is not None:
-        vlan = settings.vlan if settings.vlan is not None else before.vlan or 0
-        qos = settings.vlan_qos if settings.vlan_qos is not None else before.vlan_qos or 0
-        proto = VLAN_PROTOCOLS[settings.vlan_proto or before.vlan_proto or "802.1q"]
-        yield f"VLAN {vlan}", {"vlan": {"vlan": vlan, "qos": qos, "proto": proto}}
-    if settings.mac is not None:
-        yield f"MAC {settings.mac}", {"mac": settings.mac}
-    if settings.min_tx_rate is not None or settings.max_tx_rate is not None:
-        low = settings.min_tx_rate if settings.min_tx_rate is not None else before.min_tx_rate or 0
-        high = settings.max_tx_rate if settings.max_tx_rate is not None else before.max_tx_rate or 0
-        yield f"rate {low}..{high} Mbit/s", {"rate": {"min_tx_rate": low, "max_tx_rate": high}}
-    if settings.spoofchk is not None:
-        yield f"spoofchk {settings.spoofchk}", {"spoofchk": int(settings.spoofchk)}
-    if settings.trust is not None:
-        yield f"trust {settings.trust}", {"trust": int(settings.trust)}
-    if settings.link_state is not None:
-        yield f"link state {settings.link_state}", {"link_state": LINK_STATES.index(settings.link_state)}

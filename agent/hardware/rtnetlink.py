@@ -11,13 +11,15 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from agent.errors import NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.link_messages import IFLA_IFNAME, RTM_NEWLINK, attributes, messages
 
-NLMSG_ERROR, NLMSG_DONE, RTM_GETLINK = 2, 3, 18
+NLMSG_ERROR, NLMSG_DONE, RTM_GETLINK, RTM_SETLINK = 2, 3, 18, 19
 RTM_NEWLINKPROP, RTM_DELLINKPROP = 108, 109
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x1, 0x4, 0x10, 0x300
 NLA_F_NESTED = 0x8000
@@ -25,7 +27,7 @@ IFLA_ADDRESS, IFLA_MTU, IFLA_MASTER, IFLA_TXQLEN, IFLA_IFALIAS, IFLA_GROUP, IFLA
 IFLA_EXT_MASK, IFLA_PHYS_PORT_NAME, IFLA_XDP, IFLA_PROP_LIST, IFLA_ALT_IFNAME = 29, 38, 43, 52, 53
 IFLA_PARENT_DEV_NAME = 56
 IFLA_XDP_FD, IFLA_XDP_ATTACHED, IFLA_XDP_FLAGS = 1, 2, 3
-RTEXT_FILTER_SKIP_STATS = 8
+RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS = 1, 8
 IFF_UP = 0x1
 IFF_PROMISC = 0x100
 IFF_ALLMULTI = 0x200
@@ -41,6 +43,8 @@ _WORD = struct.Struct("=I")
 _ERROR = struct.Struct("=i")
 _DUMP_TRIES = 20
 _RECEIVE_BYTES = 1 << 16
+_RECEIVE_BYTES_WITH_VFS = 1 << 20
+"""More than 4,000 VFs take; a longer answer would be cut, and VFs that are cut off are not found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,26 @@ class LinkSocket:
                 return None
             raise
         return found[0] if found else None
+
+    def find_with_vfs(self, name: str) -> tuple[int, bytes] | None:
+        """Look a PF up by name, with all its VFs: its index, and the attributes as they came. Raises OSError."""
+        mask = _attribute(IFLA_EXT_MASK, _WORD.pack(RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS))
+        body = _link(0) + mask + _text(IFLA_IFNAME, name)
+        self._send(RTM_GETLINK, NLM_F_REQUEST, body)
+        for answer, _, payload in messages(self._socket.recv(_RECEIVE_BYTES_WITH_VFS)):
+            if answer == NLMSG_ERROR:
+                try:
+                    _raise(payload)
+                except OSError as error:
+                    if error.errno != errno.ENODEV:
+                        raise
+            if answer == RTM_NEWLINK:
+                return _decode(payload[: _LINK.size]).ifindex, payload[_LINK.size :]
+        return None
+
+    def set_vf(self, ifindex: int, attribute: bytes) -> None:
+        """Change what a PF enforces on a VF: an attribute of `vf_settings`. Raises OSError."""
+        self._ask(RTM_SETLINK, NLM_F_ACK, _link(ifindex) + attribute)
 
     def all(self) -> list[LinkMessage]:
         """List all links. Raises OSError."""
@@ -158,7 +182,7 @@ class LinkSocket:
             self._ask(RTM_NEWLINK, NLM_F_ACK, _link(ifindex) + _attribute(IFLA_XDP | NLA_F_NESTED, nothing))
 
     def _ask(self, kind: int, flags: int, body: bytes) -> list[LinkMessage]:
-        self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, NLM_F_REQUEST | flags, 1, 0) + body)
+        self._send(kind, NLM_F_REQUEST | flags, body)
         found: list[LinkMessage] = []
         disturbed = False
         while True:
@@ -173,6 +197,18 @@ class LinkSocket:
                     return found
             if not flags:
                 return found  # the one link that was asked for
+
+    def _send(self, kind: int, flags: int, body: bytes) -> None:
+        self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, 1, 0) + body)
+
+
+@contextmanager
+def translated(action: str) -> Iterator[None]:
+    """Raise NetlinkFailed, with what was attempted, for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise NetlinkFailed(action, error.errno or 0, error.strerror or str(error)) from error
 
 
 def _open() -> socket.socket:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from agent.errors import HardwareError, NetlinkFailed
-from agent.hardware.netlink import Netlink
+from agent.hardware.vf_control import PfNetlink
 from agent.model.allocation import VfSettings
 from tests.vm.adapters import Pf
 
@@ -17,10 +17,8 @@ VF = 1
 
 
 @pytest.fixture(scope="module")
-def control() -> Iterator[Netlink]:
-    opened = Netlink()
-    yield opened
-    opened.close()
+def control() -> PfNetlink:
+    return PfNetlink(settle_seconds=10.0)
 
 
 @pytest.fixture
@@ -29,7 +27,7 @@ def pf(pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> Pf:
     return pfs[0]
 
 
-def test_what_igb_enforces_is_set_and_read_back_and_put_back(control: Netlink, pf: Pf) -> None:
+def test_what_igb_enforces_is_set_and_read_back_and_put_back(control: PfNetlink, pf: Pf) -> None:
     before = control.read(pf.netdev, VF)
     wanted = VfSettings(mac="02:00:00:00:00:07", vlan=100, vlan_qos=3, trust=True, spoofchk=False, max_tx_rate=200)
     control.apply(pf.netdev, VF, wanted)
@@ -45,7 +43,7 @@ def test_what_igb_enforces_is_set_and_read_back_and_put_back(control: Netlink, p
     assert control.read(pf.netdev, VF) == replace(before, mac="02:00:00:00:00:07")
 
 
-def test_the_other_vf_keeps_its_settings(control: Netlink, pf: Pf) -> None:
+def test_the_other_vf_keeps_its_settings(control: PfNetlink, pf: Pf) -> None:
     before = control.read(pf.netdev, 0)
     control.apply(pf.netdev, VF, VfSettings(vlan=7, trust=True))
     assert control.read(pf.netdev, 0) == before
@@ -62,7 +60,7 @@ def test_the_other_vf_keeps_its_settings(control: Netlink, pf: Pf) -> None:
     ids=["link state", "802.1ad", "minimal rate", "multicast MAC"],
 )
 def test_what_igb_refuses_is_named_with_its_errno(
-    control: Netlink, pf: Pf, settings: VfSettings, number: int, word: str
+    control: PfNetlink, pf: Pf, settings: VfSettings, number: int, word: str
 ) -> None:
     before = control.read(pf.netdev, VF)
     with pytest.raises(NetlinkFailed, match=word) as caught:
@@ -72,6 +70,6 @@ def test_what_igb_refuses_is_named_with_its_errno(
     assert control.read(pf.netdev, VF) == before
 
 
-def test_a_vf_that_does_not_exist_is_named(control: Netlink, pf: Pf) -> None:
+def test_a_vf_that_does_not_exist_is_named(control: PfNetlink, pf: Pf) -> None:
     with pytest.raises(HardwareError, match=f"{pf.netdev} has no VF 5"):
         control.read(pf.netdev, 5)

@@ -17,7 +17,6 @@ from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.host import Link, LinkChange, Route
 from agent.hardware.netlink import Netlink
 from agent.hardware.rtnetlink import IFLA_IFALIAS, LinkMessage
-from agent.model.allocation import VfSettings
 
 
 def run(*command: str) -> str:
@@ -178,15 +177,6 @@ def test_an_interface_that_is_not_there_cannot_be_configured(links: Netlink, pod
     with pytest.raises(HardwareError, match="interface net1 is not in the pod's namespace"):
         configure(links, pod, ("10.0.0.2/24",))
     assert links.addresses("net1", pod) == ()
-
-
-def test_an_interface_without_vfs_has_no_vf_settings(links: Netlink) -> None:
-    with pytest.raises(HardwareError, match="v0 has no VF 0: look at its sriov_numvfs"):
-        links.read("v0", 0)
-    with pytest.raises(HardwareError):
-        links.apply("v0", 0, VfSettings(trust=True))
-    with pytest.raises(HardwareError, match="nothing"):
-        links.read("nothing", 0)
 
 
 def test_lists_are_complete_while_other_links_come_and_go(links: Netlink) -> None:
