@@ -18,8 +18,8 @@ from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef
 from agent.model.device import Snapshot
-from cni import ipam, netconf, result
-from cni.call import Call, GrantedDevice, ipam_call, request_of
+from cni import netconf, result
+from cni.call import Call, GrantedDevice, request_of
 from cni.detach import Detaching
 from cni.locks import DeviceLocks
 from cni.modes import choice
@@ -164,10 +164,7 @@ class Attaching:
                 facts = mode.enter(self._host, planned, call.netns)
                 leases = result.Leases()
                 if conf.ipam is not None:
-                    leases = ipam.add(
-                        row.request["network"],
-                        ipam_call(row.request, owner.container_id, target.ifname, call.netns_path),
-                    )
+                    leases = self._detaching.leases.take(row)
                     if facts.in_kernel:
                         self._host.links.configure(target.ifname, call.netns, leases.addresses, leases.kernel_routes())
                 made.append((facts, leases))

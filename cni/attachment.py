@@ -41,8 +41,13 @@ class Attachments(Detaching):
 
     def check(self, call: Call) -> None:
         """Compare what was set up with what is. Raises AttachmentError that lists the differences."""
-        check.check(self._host, self._ledger, call)
+        check.check(self._host, self._ledger, self.leases, call)
 
     def collect(self, call: Call) -> None:
         """GC: detach what this network holds for containers that the runtime no longer lists."""
         check.collect(self._ledger, self, call)
+        self.leases.collect(call)
+
+    def status(self, call: Call) -> None:
+        """Raise IpamFailed if the network's IPAM plugin says that it could serve no ADD now."""
+        self.leases.status(call)

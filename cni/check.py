@@ -11,12 +11,13 @@ from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState
 from cni.call import Call
 from cni.detach import Detaching
+from cni.leases import LeaseBook
 from cni.modes.choice import mode_of
 
 log = logging.getLogger(__name__)
 
 
-def check(host: Host, ledger: Ledger, call: Call) -> None:
+def check(host: Host, ledger: Ledger, leases: LeaseBook, call: Call) -> None:
     """Compare what was set up with what is. Raises AttachmentError that lists the differences."""
     if call.netns is None:
         raise RequestInvalid("CHECK came without a network namespace")
@@ -33,6 +34,7 @@ def check(host: Host, ledger: Ledger, call: Call) -> None:
         found += mode_of(row).differences(host, row, call.netns, call.conf)
         missing = _leased(row) - set(host.links.addresses(row.ifname, call.netns))
         found += [f"{row.ifname} lacks address {address}" for address in sorted(missing)]
+        found += filter(None, [leases.check(row)])
     if found:
         raise AttachmentError("; ".join(found))
 

@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from agent.errors import AgentError, DeviceBusy, IpamFailed
+from agent.errors import AgentError, DeviceBusy
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, AttachmentState, OwedLease
+from agent.model.allocation import Attachment, AttachmentState
 from agent.model.device import Snapshot
-from cni import ipam
-from cni.call import Call, ipam_call
+from cni.call import Call
+from cni.leases import LeaseBook
 from cni.locks import DeviceLocks
 from cni.modes.choice import mode_of
 
@@ -39,6 +39,7 @@ class Detaching:
         self._ledger = ledger
         self._snapshot = snapshot
         self._locks = locks
+        self.leases = LeaseBook(ledger)
         self._guard = threading.Lock()
         self._leaving: dict[int, threading.Thread] = {}
 
@@ -49,6 +50,7 @@ class Detaching:
             threads = list(self._leaving.values())
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        self.leases.close()
 
     def is_leaving(self, row: Attachment) -> bool:
         """Tell whether a thread is bringing this row's device back at the moment."""
@@ -111,32 +113,12 @@ class Detaching:
             except AgentError as error:
                 self._ledger.quarantine(row.device, f"clean-up failed: {error}")
                 raise
-        owed = row.request["network"] is not None and (leases_later or not self._return_lease(row))
+        owed = row.request["network"] is not None and (leases_later or not self.leases.give_back(row))
         self._ledger.finish_detach(row, lease_owed=owed)
-
-    def _return_lease(self, row: Attachment | OwedLease) -> bool:
-        """Give addresses back, if there are any. False if the plugin failed: then they are still owed."""
-        network = row.request["network"]
-        if network is None:
-            return True
-        container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id
-        try:
-            ipam.delete(network, ipam_call(row.request, container_id, row.ifname, row.netns_path))
-        except IpamFailed as error:
-            log.error("the addresses of %s in container %s are still leased: %s", row.ifname, container_id, error)
-            return False
-        return True
 
     def settle_leases(self) -> int:
         """Try again to give back addresses that are owed. Returns how many were given back."""
-        settled = 0
-        live = {(row.owner.container_id, row.ifname) for row in self._ledger.attachments()}
-        for lease in self._ledger.owed_leases():
-            # A repeated ADD of the same container has taken the lease over: then its DEL returns it.
-            if (lease.container_id, lease.ifname) in live or self._return_lease(lease):
-                self._ledger.settle_lease(lease.lease_id)
-                settled += 1
-        return settled
+        return self.leases.settle()[0]
 
     def heal(self, device: str) -> str | None:
         """Finish what a crash, a lost DEL or a reboot left of an attachment.

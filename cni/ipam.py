@@ -5,17 +5,21 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import signal
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent.errors import IpamFailed
+from cni import program, protocol
 from cni.result import Leases
 
 TIMEOUT_SECONDS = 30.0
+VERSIONS = ("1.1.0", "1.0.0", "0.4.0", "0.3.1", "0.3.0")
+"""What we can speak with a plugin, newest first. Before 0.3.0 a result looks otherwise."""
+CHECK_SINCE = "0.4.0"
+COLLECT_SINCE = "1.1.0"
+_SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,16 @@ class IpamCall:
     netns_path: str
     cni_args: str
     cni_path: str
+    inherited: tuple[int, ...] = ()
+    """Descriptors that the plugin keeps open for as long as it lives."""
+
+
+class IpamTimedOut(IpamFailed):
+    """The plugin hung and was killed; the next call to it will hang too."""
+
+
+class IpamMissing(IpamFailed):
+    """The plugin is not installed, or cannot be run."""
 
 
 def add(document: Mapping[str, Any], call: IpamCall, seconds: float = TIMEOUT_SECONDS) -> Leases:
@@ -49,6 +63,38 @@ def delete(document: Mapping[str, Any], call: IpamCall, seconds: float = TIMEOUT
     _run("DEL", document, call, seconds)
 
 
+def check(
+    document: Mapping[str, Any], call: IpamCall, answered: Mapping[str, Any], seconds: float = TIMEOUT_SECONDS
+) -> None:
+    """Ask whether the addresses of an answer are still leased. Raises IpamFailed if not.
+
+    CHECK came with CNI 0.4.0; a network of an earlier version has none.
+    """
+    version = document["cniVersion"]
+    if _key(version) >= _key(CHECK_SINCE):
+        _run("CHECK", {**document, "prevResult": {**answered, "cniVersion": version}}, call, seconds)
+
+
+def collect(
+    document: Mapping[str, Any], call: IpamCall, valid: Iterable[tuple[str, str]], seconds: float = TIMEOUT_SECONDS
+) -> None:
+    """Have a plugin free what belongs to none of these (container ID, interface), if it knows how to.
+
+    Raises IpamFailed.
+    """
+    kept = [{"containerID": container, "ifname": ifname} for container, ifname in sorted(valid)]
+    newer = {**document, "cniVersion": COLLECT_SINCE, "cni.dev/valid-attachments": kept}
+    if COLLECT_SINCE in _supported(newer, call, seconds):
+        _run("GC", newer, call, seconds)
+
+
+def status(document: Mapping[str, Any], call: IpamCall, seconds: float = TIMEOUT_SECONDS) -> None:
+    """Raise IpamFailed if the plugin says that it could lease no address now, or is not there at all."""
+    newer = {**document, "cniVersion": COLLECT_SINCE}
+    if COLLECT_SINCE in _supported(newer, call, seconds):
+        _run("STATUS", newer, call, seconds)
+
+
 def _all(items: Any, usable: Callable[[Mapping[str, Any]], bool]) -> bool:
     try:
         return isinstance(items, list) and all(isinstance(item, dict) and usable(item) for item in items)
@@ -68,11 +114,45 @@ def _kind(document: Mapping[str, Any]) -> str:
     return str(document["ipam"]["type"])
 
 
+def _key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
 def _run(command: str, document: Mapping[str, Any], call: IpamCall, seconds: float) -> Mapping[str, Any]:
+    """Run one command, in the version of the document, or in the newest one that the plugin knows too."""
+    try:
+        return _ask(command, document, call, seconds)
+    except IpamFailed as error:
+        if error.code != protocol.INCOMPATIBLE_VERSION:
+            raise
+        known = _supported(document, call, seconds)
+        asked = document["cniVersion"]
+        common = [v for v in VERSIONS if v in known and v != asked]
+        chosen = next((v for v in common if _key(v) < _key(asked)), common[-1] if common else None)
+        if chosen is None:
+            raise IpamFailed(
+                _kind(document), f"knows CNI {', '.join(known) or 'of no version'} only: update it", error.code
+            ) from error
+        return _ask(command, {**document, "cniVersion": chosen}, call, seconds)
+
+
+def _supported(document: Mapping[str, Any], call: IpamCall, seconds: float) -> Sequence[str]:
+    """Ask a plugin which versions of CNI it knows. One that does not say knows none. Raises IpamFailed."""
+    try:
+        found = _ask("VERSION", {"cniVersion": document["cniVersion"], "ipam": document["ipam"]}, call, seconds)
+    except (IpamTimedOut, IpamMissing):
+        raise
+    except IpamFailed:
+        return ()
+    known = found.get("supportedVersions")
+    return [v for v in known if isinstance(v, str)] if isinstance(known, list) else ()
+
+
+def _ask(command: str, document: Mapping[str, Any], call: IpamCall, seconds: float) -> Mapping[str, Any]:
     kind = _kind(document)
-    program = next((p for d in call.cni_path.split(":") if d and (p := Path(d) / kind).is_file()), None)
-    if program is None:
-        raise IpamFailed(kind, f"is not in CNI_PATH {call.cni_path!r}: install it there or change ipam.type")
+    file = next((p for d in call.cni_path.split(":") if d and (p := Path(d) / kind).is_file()), None)
+    if file is None:
+        raise IpamMissing(kind, f"is not in CNI_PATH {call.cni_path!r}: install it there or change ipam.type")
     env = {
         "CNI_COMMAND": command,
         "CNI_CONTAINERID": call.container_id,
@@ -83,31 +163,32 @@ def _run(command: str, document: Mapping[str, Any], call: IpamCall, seconds: flo
         "PATH": os.defpath,
     }
     try:
-        status, stdout, stderr = _finish([str(program)], json.dumps(document).encode(), env, seconds)
-    except subprocess.TimeoutExpired as error:
-        raise IpamFailed(kind, f"{command} did not end within {seconds:g} s and was killed") from error
+        done = program.run(file, json.dumps(document).encode(), env, seconds, call.inherited)
+    except program.OutOfTime as error:
+        raise IpamTimedOut(kind, f"{command} did not end within {seconds:g} s and was killed") from error
+    except program.TooMuchOutput as error:
+        raise IpamFailed(kind, f"{command} wrote more than {program.MAX_OUTPUT >> 20} MiB and was killed") from error
     except OSError as error:
-        raise IpamFailed(kind, f"{program} cannot be run: {error.strerror}") from error
+        raise IpamMissing(kind, f"{file} cannot be run: {error.strerror}") from error
     try:
-        answer = json.loads(stdout) if stdout.strip() else {}
+        answer = json.loads(done.stdout) if done.stdout.strip() else {}
     except (ValueError, RecursionError):
         answer = {}
     if not isinstance(answer, dict):
         answer = {}
-    if status != 0:
-        text = answer.get("msg") or stderr.decode(errors="replace").strip()[-300:] or "no message"
+    if done.status != 0:
+        text = str(answer.get("msg") or done.stderr.decode(errors="replace").strip() or "no message")[-_SHOWN:]
         code = answer.get("code")
-        raise IpamFailed(kind, f"{command} failed: {text}", code if isinstance(code, int) else None)
+        raise IpamFailed(
+            kind, f"{command} failed: {text}{_remedy(kind, text)}", code if isinstance(code, int) else None
+        )
     return answer
 
 
-def _finish(program: list[str], stdin: bytes, env: Mapping[str, str], seconds: float) -> tuple[int, bytes, bytes]:
-    """Run a program to its end. Out of time, it is killed with its children, which hold the lease's lock."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=pipe, env=env, process_group=0) as process:
-        try:
-            stdout, stderr = process.communicate(stdin, timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-        return process.returncode, stdout, stderr
+def _remedy(kind: str, text: str) -> str:
+    if kind == "dhcp" and "dial" in text:
+        return (
+            ": its daemon does not run; start `dhcp daemon` of the CNI plugins on this node, and let the agent see"
+            " its socket (/run/cni/dhcp.sock)"
+        )
+    return ""

@@ -221,6 +221,8 @@ class CniServer:
             self._attachments.collect(call)
         elif (obstacle := self._obstacle()) is not None:
             return _failed(call.conf.cni_version, protocol.PLUGIN_NOT_AVAILABLE, Unavailable(obstacle))
+        else:
+            self._attachments.status(call)
         return protocol.Answer(0, b"")
 
 

@@ -174,6 +174,11 @@ class AttachmentBook(Database):
         """List what one CNI call's sandbox and interface owns."""
         return self._attachments("WHERE container_id = ? AND cni_ifname = ?", container_id, cni_ifname)
 
+    def has_interface(self, container_id: str, ifname: str) -> bool:
+        """Tell whether a container has, or is being given, an interface of this name."""
+        sql = "SELECT 1 FROM attachments WHERE container_id = ? AND ifname = ? LIMIT 1"
+        return bool(self._read(sql, (container_id, ifname)))
+
     def attachment_on(self, device: str) -> Attachment | None:
         """Return the attachment of a device, whoever owns it."""
         found = self._attachments("WHERE device = ?", device)

@@ -282,11 +282,11 @@ def test_a_lease_that_a_repeated_add_took_over_is_not_given_away(own_network: No
     with open_rig(tmp_path, boot_id="today") as rig:
         until(lambda: rig.machine.find_netdev(vf(0)) is not None)
         assert rig.attachments.heal(vf(0)) == "rebooted"
+        rig.stub_ipam(f"echo $CNI_COMMAND >>{tmp_path}/calls; {stub_answer('10.0.0.2/24')}")
         rig.add("c1", rig.pod("new"), ipam={"type": "stub"})
-        rig.stub_ipam(f"echo $CNI_COMMAND >>{tmp_path}/calls")
-        assert rig.attachments.settle_leases() == 1
-        assert not (tmp_path / "calls").exists()
         assert rig.ledger.owed_leases() == ()
+        assert rig.attachments.settle_leases() == 0
+        assert (tmp_path / "calls").read_text() == "DEL\nADD\n"
 
 
 def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: Rig) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -189,3 +191,109 @@ def test_a_plugin_that_does_not_read_its_input_is_fine(plugin: Callable[[str], P
     plugin('exec <&-; echo \'{"ips": [{"address": "10.0.0.2/24"}]}\'')
     document = network("stub", padding="x" * 500_000)
     assert ipam.add(document, call).addresses == ("10.0.0.2/24",)
+
+
+def test_a_plugin_that_knows_only_an_older_version_is_asked_in_that(
+    tmp_path: Path, plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    plugin(
+        f'd={tmp_path}; cat >$d/in; [ $CNI_COMMAND = VERSION ] && {{ echo \'{{"cniVersion": "1.0.0",'
+        ' "supportedVersions": ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0"]}\'; exit; };'
+        ' grep -q \'"cniVersion": "0.4.0"\' $d/in && { echo \''
+        '{"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.0.0.2/24"}]}\'; exit; };'
+        ' echo \'{"code": 1, "msg": "incompatible CNI versions"}\'; exit 1'
+    )
+    assert ipam.add(network("stub"), call).addresses == ("10.0.0.2/24",)
+    ipam.delete(network("stub"), call)
+
+
+def test_a_plugin_of_no_common_version_is_named_with_those_it_knows(
+    plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    plugin(
+        '[ $CNI_COMMAND = VERSION ] && { echo \'{"supportedVersions": ["0.1.0", "0.2.0"]}\'; exit; };'
+        ' echo \'{"code": 1, "msg": "incompatible"}\'; exit 1'
+    )
+    with pytest.raises(IpamFailed, match=r"IPAM plugin stub: knows CNI 0\.1\.0, 0\.2\.0 only: update it"):
+        ipam.add(network("stub"), call)
+
+
+def test_what_a_plugin_leaves_running_does_not_hold_it_up(
+    plugin: Callable[[str], Path], call: IpamCall, tmp_path: Path
+) -> None:
+    """Its end counts, not that of its output, which a daemon may hold open."""
+    plugin(f'sleep 1000 & echo $! >{tmp_path}/pid; echo \'{{"ips": [{{"address": "10.0.0.2/24"}}]}}\'')
+    try:
+        assert ipam.add(network("stub"), call, seconds=20).addresses == ("10.0.0.2/24",)
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_a_plugin_that_never_stops_writing_is_killed(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    plugin("exec cat /dev/zero")
+    with pytest.raises(IpamFailed, match="ADD wrote more than 1 MiB and was killed"):
+        ipam.add(network("stub"), call)
+
+
+def test_endless_complaints_are_cut(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    plugin("head -c 3000000 /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1")
+    with pytest.raises(IpamFailed, match=r"ADD failed: x{300}$"):
+        ipam.add(network("stub"), call)
+
+
+def test_no_child_is_left_unreaped(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    plugin("sleep 1000")
+    with pytest.raises(IpamFailed, match="did not end"):
+        ipam.add(network("stub"), call, seconds=0.2)
+    states = [line for p in Path("/proc").glob("[0-9]*/stat") if (line := _read(p))]
+    mine = [line for line in states if line.rpartition(")")[2].split()[:2] == ["Z", str(os.getpid())]]
+    assert mine == []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def test_a_missing_dhcp_daemon_is_named_with_what_to_do(tmp_path: Path) -> None:
+    if shutil.which("dhcp", path=PLUGINS) is None:
+        pytest.skip("the standard plugins are not installed (Debian: containernetworking-plugins)")
+    document = network("dhcp", daemonSocketPath=str(tmp_path / "dhcp.sock"))
+    with pytest.raises(IpamFailed, match=r"IPAM plugin dhcp: ADD failed: .*dial.*: its daemon does not run; start"):
+        ipam.add(document, IpamCall("c1", "net1", "/var/run/netns/x", "", PLUGINS))
+
+
+def test_gc_and_status_reach_only_a_plugin_that_knows_them(
+    tmp_path: Path, plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    script = (
+        f"cat >{tmp_path}/in-$CNI_COMMAND; echo $CNI_COMMAND >>{tmp_path}/calls;"
+        ' [ $CNI_COMMAND = VERSION ] && { echo \'{"supportedVersions": ["%s"]}\'; exit; };'
+        ' [ $CNI_COMMAND = STATUS ] && { echo \'{"code": 50, "msg": "no range left"}\'; exit 1; }; exit 0'
+    )
+    plugin(script % "1.0.0")
+    ipam.collect(network("stub"), call, [("c1", "net1")])
+    ipam.status(network("stub"), call)
+    assert (tmp_path / "calls").read_text().split() == ["VERSION", "VERSION"]
+    plugin(script % "1.1.0")
+    ipam.collect(network("stub"), call, [("c2", "net1"), ("c1", "net1")])
+    sent = json.loads((tmp_path / "in-GC").read_text())
+    assert sent["cniVersion"] == "1.1.0"
+    assert sent["cni.dev/valid-attachments"] == [
+        {"containerID": "c1", "ifname": "net1"},
+        {"containerID": "c2", "ifname": "net1"},
+    ]
+    with pytest.raises(IpamFailed, match="STATUS failed: no range left") as caught:
+        ipam.status(network("stub"), call)
+    assert caught.value.code == 50
+
+
+def test_check_is_not_asked_of_a_network_before_there_was_one(tmp_path: Path, plugin: Callable[[str], Path]) -> None:
+    plugin(f"cat >{tmp_path}/in; exit 0")
+    call = IpamCall("c1", "net1", "/x", "", str(tmp_path))
+    ipam.check({**network("stub"), "cniVersion": "0.3.1"}, call, {"cniVersion": "0.3.1"})
+    assert not (tmp_path / "in").exists()
+    ipam.check(network("stub"), call, {"cniVersion": "1.1.0", "ips": []})
+    assert json.loads((tmp_path / "in").read_text())["prevResult"] == {"cniVersion": "1.0.0", "ips": []}

@@ -1,0 +1,234 @@
+"""Addresses of interfaces: leased, and given back once and only once, whatever happens between.
+
+A lease belongs to a container and an interface, as the standard plugins keep them; so giving one back
+that is gone, or whose address has a new owner, does nothing. What could go wrong is an order of things:
+
+* A late DEL must not meet the lease of a repeated ADD of the same container. So who takes or gives back
+  for a container and interface does it alone, and ADD returns what is owed before it asks for more.
+* A plugin that outlives a killed agent may write its lease after the next agent has asked for it back.
+  So the lease stays owed while such a plugin may live (`orphans`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from agent.errors import AgentError, DeviceBusy, IpamFailed
+from agent.ledger import Ledger
+from agent.model.allocation import Attachment, OwedLease
+from cni import ipam
+from cni.call import Call, ipam_call, request_of
+from cni.orphans import Orphans
+from cni.result import Leases
+
+ALONE_SECONDS = 35.0
+"""Longer than a plugin may take."""
+MAX_GROUPS = 8
+FORGET_SECONDS = 30 * 86400.0
+MAX_OWED = 4096
+
+log = logging.getLogger(__name__)
+
+
+class LeaseBook:
+    """Leases of this node's interfaces. Methods block and may run on many threads at once."""
+
+    def __init__(
+        self, ledger: Ledger, *, seconds: float = ipam.TIMEOUT_SECONDS, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`seconds` is what one call of a plugin may take."""
+        self._ledger = ledger
+        self._seconds = seconds
+        self._clock = clock
+        self._taken: set[tuple[str, str]] = set()
+        self._free = threading.Condition()
+        self._orphans = Orphans(ledger.path.parent)
+        self._ending = threading.Event()
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._ending.set()
+        self._orphans.close()
+
+    def take(self, row: Attachment) -> Leases:
+        """Lease addresses for an attachment, as its network says. Raises IpamFailed."""
+        container_id, ifname = row.owner.container_id, row.ifname
+        with self._alone(container_id, ifname):
+            for owed in self._ledger.owed_leases_of(container_id, ifname):
+                self._delete(owed)
+                self._ledger.settle_lease(owed.lease_id)
+            with self._call(row) as call:
+                return ipam.add(row.request["network"], call, self._seconds)
+
+    def give_back(self, row: Attachment) -> bool:
+        """Give an attachment's addresses back, if it has any. False if they are still to be given back."""
+        if row.request["network"] is None:
+            return True
+        if self._orphans.may_live():
+            log.warning("the addresses of %s are given back once earlier plugins have ended", row.ifname)
+            return False
+        try:
+            with self._alone(row.owner.container_id, row.ifname):
+                self._delete(row)
+        except (IpamFailed, DeviceBusy) as error:
+            log.error("the addresses of %s in container %s stay leased: %s", row.ifname, row.owner.container_id, error)
+            return False
+        return True
+
+    def check(self, row: Attachment) -> str | None:
+        """Tell what is wrong with an attachment's lease, in the plugin's words; None if nothing is."""
+        if row.request["network"] is None or row.result is None:
+            return None
+        try:
+            with self._call(row) as call:
+                ipam.check(row.request["network"], call, row.result, self._seconds)
+        except IpamFailed as error:
+            return str(error)
+        return None
+
+    def collect(self, call: Call) -> None:
+        """GC: have the IPAM plugins of a network free what nobody has any more. Raises IpamFailed.
+
+        The runtime lists the interface of its call, under which a chained call may have made others. So
+        what is in the books is kept too, and leaves by its own DEL.
+        """
+        rows = self._ledger.attachments()
+        kept = {(row.owner.container_id, row.ifname) for row in rows} | set(call.conf.valid_attachments or ())
+        for document in _networks(call, rows):
+            with self._orphans.plugin() as inherited:
+                ipam.collect(document, _bare(call, inherited), kept, self._seconds)
+
+    def status(self, call: Call) -> None:
+        """STATUS: raise IpamFailed if the call's IPAM plugin says that it could lease nothing now."""
+        for document in _networks(call, ()):
+            with self._orphans.plugin() as inherited:
+                ipam.status(document, _bare(call, inherited), self._seconds)
+
+    def settle(self) -> tuple[int, int]:
+        """Try again to give back what is owed. Returns how many were given back, and how many given up.
+
+        Plugins are asked side by side, each for one lease after the other; one that hangs is not asked for
+        its others this time.
+        """
+        if self._orphans.may_live():
+            return 0, 0
+        given_up = self._give_up()
+        groups: defaultdict[tuple[str, str], list[OwedLease]] = defaultdict(list)
+        for lease in sorted(self._ledger.owed_leases(), key=lambda lease: (lease.tried_at, lease.lease_id)):
+            network = lease.request["network"] or {"ipam": {"type": ""}}
+            groups[network["ipam"]["type"], lease.request["cni_path"]].append(lease)
+        waiting = list(groups.values())
+        settled: list[int] = []
+        guard = threading.Lock()
+
+        def work() -> None:
+            while True:
+                with guard:
+                    if not waiting:
+                        return
+                    group = waiting.pop(0)
+                count = self._settle_group(group)
+                with guard:
+                    settled.append(count)
+
+        threads = [
+            threading.Thread(target=work, name="leases", daemon=True) for _ in range(min(MAX_GROUPS, len(groups)))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sum(settled), given_up
+
+    def _settle_group(self, group: Sequence[OwedLease]) -> int:
+        settled = 0
+        for lease in group:
+            if self._ending.is_set():
+                break
+            try:
+                with self._alone(lease.container_id, lease.ifname, seconds=0):
+                    # An ADD that is under way for the same container returns it first, and asks anew.
+                    if self._ledger.has_interface(lease.container_id, lease.ifname):
+                        continue
+                    self._delete(lease)
+                    self._ledger.settle_lease(lease.lease_id)
+                    settled += 1
+            except DeviceBusy:
+                continue
+            except IpamFailed as error:
+                log.error("container %s still has the addresses of %s: %s", lease.container_id, lease.ifname, error)
+                self._note(lease, str(error))
+                if isinstance(error, ipam.IpamTimedOut | ipam.IpamMissing):
+                    break
+            except AgentError as error:
+                log.error("a lease that was given back stays in the books: %s", error)
+                break
+        return settled
+
+    def _note(self, lease: OwedLease, problem: str) -> None:
+        try:
+            self._ledger.note_lease_problem(lease.lease_id, problem)
+        except AgentError as error:
+            log.error("why a lease is owed cannot be written down: %s", error)
+
+    def _give_up(self) -> int:
+        """Forget leases that nobody has taken back for a month, or beyond what the books should hold."""
+        owed = self._ledger.owed_leases()
+        before = self._clock() - FORGET_SECONDS
+        dropped = [lease for i, lease in enumerate(owed) if lease.since < before or i < len(owed) - MAX_OWED]
+        for lease in dropped:
+            log.error(
+                "giving up on the addresses of %s in container %s, owed since %s: free them in the IPAM plugin"
+                " by hand (%s)",
+                lease.ifname,
+                lease.container_id,
+                time.strftime("%Y-%m-%d", time.gmtime(lease.since)),
+                lease.problem or "never asked",
+            )
+            self._ledger.settle_lease(lease.lease_id)
+        return len(dropped)
+
+    def _delete(self, row: Attachment | OwedLease) -> None:
+        if row.request["network"] is not None:
+            with self._call(row) as call:
+                ipam.delete(row.request["network"], call, self._seconds)
+
+    @contextmanager
+    def _call(self, row: Attachment | OwedLease) -> Iterator[ipam.IpamCall]:
+        container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id
+        with self._orphans.plugin() as inherited:
+            yield replace(ipam_call(row.request, container_id, row.ifname, row.netns_path), inherited=inherited)
+
+    @contextmanager
+    def _alone(self, container_id: str, ifname: str, seconds: float = ALONE_SECONDS) -> Iterator[None]:
+        key = container_id, ifname
+        with self._free:
+            if not self._free.wait_for(lambda: key not in self._taken, seconds):
+                raise DeviceBusy(f"an IPAM plugin is still at work for {ifname} of container {container_id}")
+            self._taken.add(key)
+        try:
+            yield
+        finally:
+            with self._free:
+                self._taken.discard(key)
+                self._free.notify_all()
+
+
+def _networks(call: Call, rows: Sequence[Attachment]) -> list[Mapping[str, Any]]:
+    """List the networks with addresses that a call is about: its own, and those that rows joined under its name."""
+    mine = [request_of(call, call.conf)["network"]]
+    found = mine + [row.request["network"] for row in rows if row.request["name"] == call.conf.name]
+    different = {json.dumps([n["name"], n["ipam"]], sort_keys=True): n for n in found if n is not None}
+    return list(different.values())
+
+
+def _bare(call: Call, inherited: tuple[int, ...]) -> ipam.IpamCall:
+    return ipam.IpamCall("", "", "", "", call.cni_path, inherited)

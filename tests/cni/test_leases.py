@@ -1,0 +1,292 @@
+"""Leases are given back once and only once, whoever hangs, dies or comes again meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import AttachmentError, IpamFailed
+from agent.ledger import Ledger
+from agent.model.allocation import Attachment
+from cni.call import GrantedDevice
+from cni.leases import FORGET_SECONDS, MAX_OWED, LeaseBook
+from cni.orphans import ORPHAN_SECONDS, Orphans
+from tests.agent.books import attach, open_books, owner
+from tests.cni.tiny_node import Rig, stub_answer, until, vf
+
+PLUGINS = "/opt/cni/bin:/usr/lib/cni"
+HAS_HOST_LOCAL = shutil.which("host-local", path=PLUGINS) is not None
+NO_HOST_LOCAL = "the standard plugins are not installed (Debian: containernetworking-plugins)"
+
+
+class Desk:
+    """A lease book on real books, and plugins made of shell scripts."""
+
+    def __init__(self, folder: Path, books: Ledger, seconds: float = 30.0) -> None:
+        self.folder = folder
+        self.books = books
+        self.leases = LeaseBook(books, seconds=seconds, clock=lambda: self.now)
+        self.now = time.time()
+        self._devices = 0
+
+    def plugin(self, name: str, script: str) -> None:
+        """Write a plugin. `$CNI_COMMAND` is ADD or DEL."""
+        fresh = self.folder / f"{name}.new"
+        fresh.write_text(f"#!/bin/sh\n{script}\n")
+        fresh.chmod(0o755)
+        fresh.rename(self.folder / name)
+
+    def row(self, container_id: str, kind: str = "stub", **ipam: Any) -> Attachment:
+        """Begin an attachment whose addresses come from a plugin."""
+        self._devices += 1
+        network = {"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric", "ipam": {"type": kind, **ipam}}
+        request = {"network": network, "cni_args": "", "cni_path": f"{self.folder}:{PLUGINS}"}
+        return attach(self.books, f"0000:3b:00.{self._devices}", owner(container_id), **request)
+
+    def owe(self, container_id: str, kind: str = "stub") -> None:
+        """Owe the lease of an interface that is gone."""
+        self.books.finish_detach(self.row(container_id, kind), lease_owed=True)
+
+    def owed(self) -> list[str]:
+        """List the containers whose leases are owed."""
+        return [lease.container_id for lease in self.books.owed_leases()]
+
+    def said(self, file: str = "calls") -> list[str]:
+        """Read what the plugins noted."""
+        path = self.folder / file
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@contextmanager
+def open_desk(folder: Path, seconds: float = 30.0) -> Iterator[Desk]:
+    with open_books(folder) as books:
+        desk = Desk(folder, books, seconds)
+        try:
+            yield desk
+        finally:
+            desk.leases.close()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with open_desk(tmp_path) as desk:
+        yield desk
+
+
+NOTES = "echo $CNI_COMMAND $CNI_CONTAINERID >>$(dirname $0)/calls; "
+
+
+@pytest.mark.skipif(not HAS_HOST_LOCAL, reason=NO_HOST_LOCAL)
+def test_a_repeated_release_leaves_the_address_with_its_new_owner(desk: Desk) -> None:
+    """With the real host-local: a range of one address, which two containers have one after the other."""
+    ranges = [[{"subnet": "10.9.0.0/24", "rangeStart": "10.9.0.5", "rangeEnd": "10.9.0.5"}]]
+    leases = desk.folder / "leases/rails"
+
+    def row(container_id: str) -> Attachment:
+        return desk.row(container_id, "host-local", ranges=ranges, dataDir=str(desk.folder / "leases"))
+
+    first, second = row("c1"), row("c2")
+    assert desk.leases.take(first).addresses == ("10.9.0.5/24",)
+    with pytest.raises(IpamFailed, match="no IP addresses available"):
+        desk.leases.take(second)
+    assert desk.leases.give_back(first)
+    assert desk.leases.take(second).addresses == ("10.9.0.5/24",)
+    for _ in range(3):  # the runtime's second and third DEL, a spooled one, a crash before the row was dropped
+        assert desk.leases.give_back(first)
+    desk.books.finish_detach(first, lease_owed=True)
+    assert desk.leases.settle() == (1, 0)
+    assert (leases / "10.9.0.5").read_text().split() == ["c2", "net1"]
+    assert desk.leases.check(second) is None
+    assert desk.leases.give_back(second)
+    assert not (leases / "10.9.0.5").exists()
+
+
+@pytest.mark.skipif(not HAS_HOST_LOCAL, reason=NO_HOST_LOCAL)
+def test_a_lease_that_somebody_freed_is_found_by_check(desk: Desk) -> None:
+    data = desk.folder / "leases"
+    row = desk.row("c1", "host-local", ranges=[[{"subnet": "10.9.0.0/24"}]], dataDir=str(data))
+    answer = {"cniVersion": "1.1.0", "ips": [{"address": desk.leases.take(row).addresses[0]}]}
+    desk.books.finish_attach([row.attachment_id], answer)
+    (attached,) = desk.books.attachments()
+    assert desk.leases.check(attached) is None
+    (data / "rails/10.9.0.2").unlink()
+    assert "Failed to find address" in str(desk.leases.check(attached))
+
+
+def test_a_plugin_that_hangs_keeps_no_other_plugins_leases(tmp_path: Path) -> None:
+    with open_desk(tmp_path, seconds=0.5) as desk:
+        desk.plugin("hangs", NOTES + "sleep 1000")
+        desk.plugin("stub", NOTES)
+        for container in ("h1", "h2", "h3"):
+            desk.owe(container, "hangs")
+        for container in ("c1", "c2", "c3"):
+            desk.owe(container)
+        assert desk.leases.settle() == (3, 0)
+        assert desk.owed() == ["h1", "h2", "h3"]
+        # It was asked for one lease, not for three times its limit; and for another one the next time.
+        assert [line for line in desk.said() if "h" in line] == ["DEL h1"]
+        assert desk.leases.settle() == (0, 0)
+        assert [line for line in desk.said() if "h" in line] == ["DEL h1", "DEL h2"]
+        assert "did not end within 0.5 s" in desk.books.owed_leases()[0].problem
+
+
+def test_one_lease_that_is_refused_keeps_no_other(desk: Desk) -> None:
+    desk.plugin("stub", "[ $CNI_CONTAINERID != c2 ]")
+    for container in ("c1", "c2", "c3"):
+        desk.owe(container)
+    assert desk.leases.settle() == (2, 0)
+    assert desk.owed() == ["c2"]
+
+
+def test_a_repeated_add_returns_what_is_owed_before_it_asks_again(desk: Desk) -> None:
+    desk.plugin("stub", NOTES + stub_answer("10.0.0.2/24"))
+    desk.owe("c1")
+    desk.leases.take(desk.row("c1"))
+    assert desk.said() == ["DEL c1", "ADD c1"]
+    assert desk.owed() == []
+    assert desk.leases.settle() == (0, 0)
+
+
+def test_no_late_release_meets_a_lease_that_is_being_taken(desk: Desk) -> None:
+    desk.plugin(
+        "stub",
+        f"{NOTES} [ $CNI_COMMAND = DEL ] && exit; while [ ! -e $(dirname $0)/go ]; do sleep 0.01; done;"
+        + stub_answer("10.0.0.2/24"),
+    )
+    row = desk.row("c1")
+    taking = threading.Thread(target=desk.leases.take, args=(row,))
+    taking.start()
+    until(lambda: desk.said() == ["ADD c1"])
+    desk.books.finish_detach(desk.row("c1"), lease_owed=True)
+    assert desk.leases.settle() == (0, 0)
+    (desk.folder / "go").touch()
+    taking.join()
+    assert desk.leases.settle() == (0, 0)  # the row that has the interface decides, and its DEL returns all
+    assert desk.said() == ["ADD c1"]
+    desk.books.finish_detach(row)
+    assert desk.leases.settle() == (1, 0)
+
+
+def test_a_lease_that_nobody_takes_back_is_given_up_some_day(desk: Desk) -> None:
+    desk.owe("c1", "missing")
+    assert desk.leases.settle() == (0, 0)
+    desk.now += FORGET_SECONDS + 60
+    assert desk.leases.settle() == (0, 1)
+    assert desk.owed() == []
+
+
+def test_the_number_of_owed_leases_is_bounded(desk: Desk) -> None:
+    row = desk.row("old", "missing")
+    desk.books.finish_detach(row, lease_owed=True)
+    many = [(f"c{i}", "net1", "/x", '{"network": null, "cni_path": ""}', desk.now) for i in range(MAX_OWED)]
+    desk.books._write(
+        lambda: desk.books._db.executemany(
+            "INSERT INTO owed_leases (container_id, ifname, netns_path, request, since) VALUES (?, ?, ?, ?, ?)", many
+        )
+    )
+    assert desk.leases.settle()[1] == 1
+    assert "old" not in desk.owed()
+
+
+KILLED = """
+import os, signal, sys, threading
+from pathlib import Path
+from tests.cni.test_leases import open_desk
+from tests.cni.tiny_node import until
+with open_desk(Path(sys.argv[1])) as desk:
+    threading.Thread(target=desk.leases.take, args=(desk.row("c1"),)).start()
+    until((desk.folder / "started").exists)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_lease_that_an_orphaned_plugin_may_still_write_is_given_back_later(tmp_path: Path) -> None:
+    with open_desk(tmp_path) as desk:
+        desk.plugin(
+            "stub",
+            "d=$(dirname $0); [ $CNI_COMMAND = DEL ] && { rm $d/lease; exit; }; touch $d/started;"
+            " while [ ! -e $d/go ]; do sleep 0.01; done; touch $d/lease; exit 0",
+        )
+    assert run_killed(tmp_path) == -signal.SIGKILL
+    with open_desk(tmp_path) as desk:
+        (row,) = desk.books.attachments()
+        assert not desk.leases.give_back(row)  # the plugin has not written its lease yet
+        desk.books.finish_detach(row, lease_owed=True)
+        assert desk.leases.settle() == (0, 0)
+        (tmp_path / "go").touch()
+        until((tmp_path / "lease").exists)
+        until(lambda: desk.leases.settle() == (1, 0))
+        assert not (tmp_path / "lease").exists()
+    assert list(tmp_path.glob("ipam-*.lock")) == []
+
+
+def run_killed(folder: Path) -> int:
+    """Run an agent that is killed while a plugin of its own is at work."""
+    return subprocess.run([sys.executable, "-c", KILLED, folder], cwd=Path(__file__).parents[2], check=False).returncode
+
+
+def test_a_daemon_that_a_plugin_left_behind_does_not_count_for_ever(tmp_path: Path) -> None:
+    now = [0.0]
+    earlier = Orphans(tmp_path)
+    with earlier.plugin() as (descriptor,):
+        later = Orphans(tmp_path, clock=lambda: now[0])
+        assert later.may_live()
+        now[0] = ORPHAN_SECONDS + 1
+        assert not later.may_live()
+        os.fstat(descriptor)
+
+
+def test_the_own_plugins_are_no_orphans(tmp_path: Path) -> None:
+    mine = Orphans(tmp_path)
+    with mine.plugin():
+        assert not mine.may_live()
+    mine.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_takes_no_file_keeps_no_plugin_from_its_work(tmp_path: Path) -> None:
+    mine = Orphans(tmp_path / "missing")
+    with mine.plugin() as inherited:
+        assert inherited == ()
+    assert not mine.may_live()
+
+
+def test_gc_keeps_the_leases_of_interfaces_that_the_runtime_does_not_know_of(rig: Rig) -> None:
+    """A chained call makes net1 under the runtime's eth0, and only eth0 is in the runtime's list."""
+    pod = rig.pod()
+    stub = rig.stub_ipam(
+        f"cat >{rig.folder}/in-$CNI_COMMAND; [ $CNI_COMMAND = VERSION ] &&"
+        ' { echo \'{"supportedVersions": ["1.1.0"]}\'; exit; }; ' + stub_answer("10.0.0.2/24")
+    )
+    rig.granted.append(GrantedDevice(vf(0), "rdma/vf", {"name": "rails", "ipam": stub}))
+    rig.add("c1", pod, "eth0", prevResult={"cniVersion": "1.1.0"}, name="cluster")
+    rig.collect(("c1", "eth0"), name="cluster")
+    sent = json.loads((rig.folder / "in-GC").read_text())
+    assert sent["name"] == "rails"
+    assert [(a["containerID"], a["ifname"]) for a in sent["cni.dev/valid-attachments"]] == [
+        ("c1", "eth0"),
+        ("c1", "net1"),
+    ]
+    assert rig.in_pod(pod) is not None
+
+
+def test_check_tells_of_a_lease_that_is_gone(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod, ipam=rig.ipam())
+    rig.check("c1", pod, deviceID=vf(0))
+    for lease in rig.leases():
+        (rig.folder / "leases/rails" / lease).unlink()
+    with pytest.raises(AttachmentError, match="IPAM plugin host-local: CHECK failed"):
+        rig.check("c1", pod, deviceID=vf(0))
