@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 OWN_NETNS = "/proc/thread-self/ns/net"
+OWN_MOUNTS = "/proc/thread-self/ns/mnt"
 
 
 def seal() -> None:
@@ -46,6 +48,22 @@ def network() -> Iterator[None]:
     finally:
         _call("setns", before, CLONE_NEWNET)
         os.close(before)
+
+
+@contextmanager
+def mounts() -> Iterator[None]:
+    """Put the calling thread into a copy of its mount namespace; what is mounted there ends with it."""
+    folder = os.getcwd()
+    before = os.open(OWN_MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _call("unshare", CLONE_NEWNS)
+        yield
+    finally:
+        # Threads started meanwhile share this one's root folder, which setns(2) forbids.
+        _call("unshare", CLONE_FS)
+        _call("setns", before, CLONE_NEWNS)
+        os.close(before)
+        os.chdir(folder)  # setns(2) went to /
 
 
 def _raise_loopback() -> None:
