@@ -106,6 +106,8 @@ class Config:
     kubelet_dir: Path = Path("/var/lib/kubelet")
     state_dir: Path = Path("/var/lib/nodefabric")
     run_dir: Path = Path("/run/nodefabric")
+    runtime_socket: Path | None = None
+    """The container runtime's socket, to ask which sandboxes live; without it kubelet's word alone counts."""
     rescan_seconds: float = 60.0
     source: str = field(default="defaults", compare=False)
 
@@ -222,8 +224,9 @@ class _Reader:
         want = f"a number of seconds from {low:g} to {high:g}"
         return float(self.take(key, default, want, lambda v: type(v) in (int, float) and low <= v <= high))
 
-    def path_to(self, key: str, default: Path) -> Path:
-        return Path(self.text(key, str(default), "an absolute path", _PATH))
+    def path_to(self, key: str, default: Path | None) -> Any:
+        found = self.text(key, None, "an absolute path", _PATH)
+        return default if found is None else Path(found)
 
     def section(self, key: str) -> _Reader:
         self.asked.add(key)
@@ -322,6 +325,7 @@ def _config(top: _Reader, source: str) -> Config:
         kubelet_dir=top.path_to("kubeletDir", _DEFAULTS.kubelet_dir),
         state_dir=top.path_to("stateDir", _DEFAULTS.state_dir),
         run_dir=top.path_to("runDir", _DEFAULTS.run_dir),
+        runtime_socket=top.path_to("runtimeSocket", None),
         rescan_seconds=top.seconds("rescanSeconds", 60.0, 1, 3600),
         source=source,
     )

@@ -36,6 +36,7 @@ topology: {publish: true, coalesceSeconds: 1, heartbeatSeconds: 60.5, kubeletCon
 kubeletDir: /k
 stateDir: /s
 runDir: /r
+runtimeSocket: /run/containerd/containerd.sock
 rescanSeconds: 5
 """
 
@@ -68,6 +69,7 @@ def test_every_key_is_read() -> None:
     assert read.topology.kubelet_config == Path("/etc/kubelet.yaml")
     assert (read.kubelet_dir, read.ledger_path) == (Path("/k"), Path("/s/ledger.db"))
     assert (read.spool_dir, read.cni_socket) == (Path("/s/spool"), Path("/r/cni.sock"))
+    assert read.runtime_socket == Path("/run/containerd/containerd.sock")
     assert read.rescan_seconds == 5.0
     assert read.source == "test.yaml"
 
@@ -207,7 +209,7 @@ def test_a_number_out_of_range_is_refused_with_the_range(key: str, low: int, hig
         assert f"from {low} to {high}" in problem
 
 
-@pytest.mark.parametrize("key", ["kubeletDir", "stateDir", "runDir"])
+@pytest.mark.parametrize("key", ["kubeletDir", "stateDir", "runDir", "runtimeSocket"])
 @pytest.mark.parametrize("value", ["relative", "/..", "/../etc", "/a/../b", "/a/..", "5", '"/a\\0b"', '"/a\\nb"', "''"])
 def test_a_folder_must_be_an_absolute_path_without_dots(key: str, value: str) -> None:
     (problem,) = problems_of(f"{key}: {value}")
@@ -280,6 +282,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 KEYS = st.sampled_from([
     "resources", "networks", "name", "kind", "select", "shares", "network", "vendors", "pf", "linkLayer", "endpoints",
     "address", "port", "topology", "publish", "coalesceSeconds", "kubeletConfig", "runDir", "rescanSeconds", "ipam",
+    "runtimeSocket",
 ])
 # fmt: on
 SCALARS = st.one_of(

@@ -1,0 +1,65 @@
+"""The container runtime's list of sandboxes, over the Container Runtime Interface.
+
+A network namespace belongs to a sandbox from before its first ADD until the runtime forgets it, so a
+container ID that is not in the list will have no DEL any more. Asked for nothing else: kubelet leads the runtime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from agent.errors import Unavailable
+from agent.model.allocation import PodRef
+from proto.cri.v1 import api_pb2, api_pb2_grpc
+
+CHANNEL_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 16 << 20),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A pod's sandbox. Its ID is the container ID of CNI calls."""
+
+    sandbox_id: str
+    pod: PodRef
+    ready: bool
+    """Whether it runs; one that does not is still to be stopped or removed by kubelet."""
+
+
+class ContainerRuntime:
+    """A client that connects anew for each question: it is asked once a minute, and runtimes restart."""
+
+    def __init__(self, socket: Path, timeout: float = 2.0) -> None:
+        self.socket = socket
+        self.timeout = timeout
+
+    async def sandboxes(self) -> tuple[Sandbox, ...]:
+        """List all sandboxes that the runtime knows, running or not. Raises Unavailable."""
+        try:
+            async with (
+                asyncio.timeout(self.timeout),
+                grpc.aio.insecure_channel(f"unix:{self.socket}", options=CHANNEL_OPTIONS) as channel,
+            ):
+                stub: api_pb2_grpc.RuntimeServiceAsyncStub = api_pb2_grpc.RuntimeServiceStub(channel)
+                answer = await stub.ListPodSandbox(api_pb2.ListPodSandboxRequest())
+        except TimeoutError as error:
+            raise Unavailable(f"the container runtime at {self.socket} did not answer in {self.timeout:g} s") from error
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(
+                f"the container runtime at {self.socket} cannot be asked for its sandboxes: {error.code().name}:"
+                f" {error.details()}; runtimeSocket must name the runtime's own socket"
+            ) from error
+        return tuple(_sandbox(item) for item in answer.items)
+
+
+def _sandbox(item: api_pb2.PodSandbox) -> Sandbox:
+    pod = PodRef(item.metadata.namespace, item.metadata.name, item.metadata.uid)
+    return Sandbox(item.id, pod, item.state == api_pb2.SANDBOX_READY)
