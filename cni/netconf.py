@@ -1,31 +1,30 @@
 """A CNI network configuration, read and checked.
 
-Accepts what libcni, Multus and kubelet's chain put in, and the keys of the SR-IOV plugin it
-replaces. An unknown key is an error that names it: a typo must not silently leave a VF open.
+Accepts what libcni, Multus and kubelet's chain put in. What the keys mean depends on the plugin's
+type, see `cni.kinds`: our own, or one of the plugins that are replaced.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.errors import RequestInvalid
 from agent.model.allocation import VfSettings
-from agent.model.device import is_pci_address
+from cni import kinds
+from cni.fields import Fields, decode, join, shown, unicast_mac
+from cni.kinds import MAX_MTU as MAX_MTU
 
 SUPPORTED_VERSIONS = ("0.3.1", "0.4.0", "1.0.0", "1.1.0")
-MAX_MTU = 65520
-_MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _PLUGIN_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+MAX_PATH = 4095
 
-# Given to every plugin by the runtime or by Multus, and of no meaning to this one.
-_FOREIGN_KEYS = frozenset(
-    ("capabilities", "args", "dns", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "logLevel", "logFile")
-)
+
+class VersionUnsupported(RequestInvalid):
+    """The configuration is of a CNI version that this plugin does not speak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,27 @@ class NetConf:
     prev_result: Mapping[str, Any] | None
     valid_attachments: tuple[tuple[str, str], ...] | None
     """(container ID, interface) pairs that GC must keep; None outside GC."""
+    kind: str = "nodefabric"
+    """The plugin's type: ours, or the one that the configuration was written for."""
+    mode: str = "vf"
+    """vf, nic, ipoib or macvlan. What a VF really is (Ethernet, InfiniBand, vfio) shows its device."""
+    master: str | None = None
+    """Interface of the host: the parent of a child, or the one that mode nic moves."""
+    guid: str | None = None
+    """Node and port GUID of an InfiniBand VF, aa:bb:cc:dd:ee:ff:00:11."""
+    pkey: int | None = None
+    rdma: bool | None = None
+    """Whether the RDMA device goes along. None: if the system keeps them apart. True: it must."""
+    vfio: bool | None = None
+    """True: the device must be bound to a driver for programs. None: look."""
+    function_reset: bool = False
+    """Reset the function when it comes back from a pod that drove it itself."""
+    altnames: tuple[str, ...] = ()
+    device_info_file: str | None = None
+    """Where the caller wants to read what the device is (runtimeConfig.CNIDeviceInfoFile)."""
+    macvlan_mode: str = "bridge"
+    ignored: tuple[str, ...] = ()
+    """Keys that a replaced plugin would have passed over in silence."""
 
     @property
     def mac(self) -> str | None:
@@ -52,47 +72,55 @@ class NetConf:
 
 def parse(text: bytes, cni_args: Mapping[str, str] | None = None) -> NetConf:
     """Read the configuration of a CNI call. Raises RequestInvalid with the path of what is wrong."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RequestInvalid(f"the network configuration is not JSON: {error}") from error
-    return from_document(document, cni_args or {})
+    return from_document(decode(text, "the network configuration"), cni_args or {})
 
 
 def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> NetConf:
     """Read a decoded configuration. Raises RequestInvalid with the path of what is wrong."""
-    fields = _Fields(document)
-    version = fields.text("cniVersion", "0.3.1", lambda v: v in SUPPORTED_VERSIONS, " or ".join(SUPPORTED_VERSIONS))
+    kind = _kind(document)
+    fields = Fields(document, fold=kind in kinds.REPLACED)
+    version = fields.take("cniVersion", lambda v: isinstance(v, str), "a text such as 1.0.0") or "0.3.1"
+    if version not in SUPPORTED_VERSIONS:
+        raise VersionUnsupported(f"cniVersion must be {' or '.join(SUPPORTED_VERSIONS)}, is {shown(version)}")
     name = fields.text(
         "name", "", lambda v: bool(_NAME.fullmatch(v)), "a network name (letters, digits, '.', '_', '-')"
     )
-    fields.text("type", "nodefabric", lambda v: bool(_PLUGIN_TYPE.fullmatch(v)), "a plugin type")
-    fields.text("mode", "vf", lambda v: v == "vf", "vf")
-    runtime = _Fields(fields.mapping("runtimeConfig") or {}, "runtimeConfig")
+    fields.take("type", lambda v: isinstance(v, str), "a plugin type")
+    runtime = fields.inside("runtimeConfig")
+    args = fields.inside("args").inside("cni")
+    wanted = kinds.read(kind, fields, runtime, args)
     # All are read before one is chosen: Multus gives deviceID and pciBusID at once.
-    devices = fields.address("deviceID"), fields.address("pciBusID"), runtime.address("deviceID")
-    macs = runtime.mac("mac"), _args_mac(cni_args or {}), fields.mac("mac")
-    settings = replace(_settings(fields), mac=next(filter(None, macs), None))
-    ipam = fields.mapping("ipam")
-    if ipam is not None and ipam:
-        kind = ipam.get("type")
-        if not isinstance(kind, str) or not _PLUGIN_TYPE.fullmatch(kind):
-            raise RequestInvalid(f"ipam.type must be the name of an IPAM plugin, is {kind!r}")
+    devices = wanted.device, fields.address("pciBusID"), runtime.address("deviceID")
+    macs = runtime.mac("mac"), _args_mac(cni_args or {}), wanted.settings.mac
+    ipam = _ipam(fields, kind, wanted.mode)
     previous = fields.mapping("prevResult")
-    _check_result(_Fields(previous or {}, "prevResult"))
+    _check_result(Fields(previous or {}, "prevResult"))
     valid = fields.take("cni.dev/valid-attachments", lambda v: isinstance(v, list), "a list")
-    mtu = fields.whole("mtu", 68, MAX_MTU)
-    fields.refuse_unknown()
+    info = runtime.text("CNIDeviceInfoFile", "", _is_plain_path, "an absolute path without '..'")
+    if kind not in kinds.REPLACED:
+        kinds.refuse_unknown(fields)
     return NetConf(
         cni_version=version,
         name=name,
         device=next(filter(None, devices), None),
-        settings=settings,
-        mtu=mtu,
-        ipam=ipam or None,
-        for_ipam={key: document[key] for key in ("runtimeConfig", "args") if document.get(key) is not None},
+        settings=replace(wanted.settings, mac=next(filter(None, macs), None)),
+        mtu=wanted.mtu,
+        ipam=ipam,
+        for_ipam={key: value for key in ("runtimeConfig", "args") if (value := fields.mapping(key)) is not None},
         prev_result=previous,
         valid_attachments=None if valid is None else tuple(_valid_attachment(item, i) for i, item in enumerate(valid)),
+        kind=kind,
+        mode=wanted.mode,
+        master=wanted.master,
+        guid=wanted.guid,
+        pkey=wanted.pkey,
+        rdma=wanted.rdma,
+        vfio=wanted.vfio,
+        function_reset=wanted.function_reset,
+        altnames=wanted.altnames,
+        device_info_file=info or None,
+        macvlan_mode=wanted.macvlan_mode,
+        ignored=kinds.passed_over(fields) if kind in kinds.REPLACED else (),
     )
 
 
@@ -106,88 +134,48 @@ def with_network(conf: NetConf, document: Mapping[str, Any]) -> NetConf:
         mtu=network.mtu,
         ipam=network.ipam,
         for_ipam=network.for_ipam,
+        mode=network.mode,
+        master=network.master,
+        guid=network.guid,
+        pkey=network.pkey,
+        rdma=network.rdma,
+        vfio=network.vfio,
+        function_reset=network.function_reset,
+        altnames=network.altnames,
+        device_info_file=None,
+        macvlan_mode=network.macvlan_mode,
     )
 
 
-class _Fields:
-    """Typed access to one JSON object. None stands for an absent key: Go writes null for both."""
+def _kind(document: Any) -> str:
+    """Find the plugin's type, which decides how all else is read. A Go plugin may have its key in any case."""
+    exact = Fields(document).document.get("type")
+    value = exact if exact else Fields(document, fold=True).document.get("type")
+    if value is None or value == "":
+        return kinds.OWN
+    if not isinstance(value, str) or value not in kinds.KINDS:
+        raise RequestInvalid(f"type must be {' or '.join(kinds.KINDS)}, is {shown(value)}")
+    return value
 
-    def __init__(self, document: Any, path: str = "") -> None:
-        self.path = path
-        if not isinstance(document, dict):
-            raise RequestInvalid(f"{path or 'the network configuration'} must be an object, is {_shown(document)}")
-        self.document: dict[str, Any] = document
-        self.asked: set[str] = set()
 
-    def take(self, key: str, ok: Callable[[Any], bool], want: str) -> Any:
-        self.asked.add(key)
-        value = self.document.get(key)
-        if value is not None and not ok(value):
-            where = f"{self.path}.{key}" if self.path else key
-            raise RequestInvalid(f"{where} must be {want}, is {_shown(value)}")
-        return value
-
-    def text(self, key: str, default: str, ok: Callable[[str], bool], want: str) -> str:
-        value = self.take(key, lambda v: isinstance(v, str) and (v == "" or ok(v)), want)
-        return value or default
-
-    def whole(self, key: str, low: int, high: int) -> int | None:
-        value: int | None = self.take(
-            key, lambda v: type(v) is int and low <= v <= high, f"a whole number from {low} to {high}"
+def _ipam(fields: Fields, kind: str, mode: str) -> Mapping[str, Any] | None:
+    ipam = fields.mapping("ipam")
+    if not ipam:
+        return None
+    inside = fields.inside("ipam")
+    name = inside.take("type", lambda v: isinstance(v, str), "the name of an IPAM plugin")
+    if not name and kind in kinds.REPLACED:
+        return None  # to the Go plugins this is the same as no ipam
+    if not name or not _PLUGIN_TYPE.fullmatch(name):
+        raise RequestInvalid(f"ipam.type must be the name of an IPAM plugin, is {shown(name)}")
+    if name == "dhcp" and (mode == "ipoib" or kind == "ib-sriov"):
+        raise RequestInvalid(
+            "ipam.type must not be dhcp, which knows no InfiniBand addresses: take host-local or the like"
         )
-        return value
-
-    def mapping(self, key: str) -> dict[str, Any] | None:
-        value: dict[str, Any] | None = self.take(key, lambda v: isinstance(v, dict), "an object")
-        return value
-
-    def switch(self, key: str) -> bool | None:
-        value = self.take(key, lambda v: isinstance(v, bool) or v in ("", "on", "off"), '"on" or "off"')
-        return None if value in (None, "") else value in (True, "on")
-
-    def word(self, key: str, words: tuple[str, ...]) -> str | None:
-        value = self.take(key, lambda v: v == "" or v in words, " or ".join(words))
-        return value or None
-
-    def mac(self, key: str) -> str | None:
-        want = "a unicast MAC address such as 02:00:00:00:00:01"
-        value = self.take(key, lambda v: isinstance(v, str) and (v == "" or _is_unicast(v)), want)
-        return value.lower() if value else None
-
-    def address(self, key: str) -> str | None:
-        want = "a PCI address such as 0000:3b:02.1"
-        value = self.take(key, lambda v: isinstance(v, str) and (v == "" or is_pci_address(v.lower())), want)
-        return value.lower() if value else None
-
-    def refuse_unknown(self) -> None:
-        for key in self.document:
-            if key not in self.asked and key not in _FOREIGN_KEYS and not key.startswith("cni.dev/"):
-                known = ", ".join(sorted(self.asked))
-                raise RequestInvalid(f"{key} is not a known key; known are: {known}")
+    return {**ipam, "type": name}
 
 
-def _settings(fields: _Fields) -> VfSettings:
-    vlan = fields.whole("vlan", 0, 4094)
-    qos = fields.whole("vlanQoS", 0, 7)
-    proto = fields.word("vlanProto", ("802.1q", "802.1ad", "802.1Q"))
-    if not vlan and (qos or (proto or "").lower() == "802.1ad"):
-        raise RequestInvalid("vlanQoS and vlanProto 802.1ad need a vlan from 1 to 4094")
-    low, high = fields.whole("min_tx_rate", 0, 2**31), fields.whole("max_tx_rate", 0, 2**31)
-    if low and high and low > high:
-        raise RequestInvalid(f"min_tx_rate {low} is above max_tx_rate {high} (Mbit/s)")
-    return VfSettings(
-        vlan=vlan,
-        vlan_qos=qos,
-        vlan_proto=proto.lower() if proto else None,
-        min_tx_rate=low,
-        max_tx_rate=high,
-        spoofchk=fields.switch("spoofchk"),
-        trust=fields.switch("trust"),
-        link_state=fields.word("link_state", ("auto", "enable", "disable")),
-    )
-
-
-def _check_result(fields: _Fields) -> None:
+def _check_result(fields: Fields) -> None:
     for key in ("interfaces", "ips", "routes"):
         fields.take(
             key, lambda v: isinstance(v, list) and all(isinstance(item, dict) for item in v), "a list of objects"
@@ -197,14 +185,16 @@ def _check_result(fields: _Fields) -> None:
 
 def _args_mac(cni_args: Mapping[str, str]) -> str | None:
     value = cni_args.get("MAC")
-    if value and not _is_unicast(value):
-        raise RequestInvalid(f"CNI_ARGS MAC must be a unicast MAC address, is {_shown(value)}")
-    return value.lower() if value else None
+    if not value:
+        return None
+    mac = unicast_mac(value)
+    if mac is None:
+        raise RequestInvalid(f"CNI_ARGS MAC must be a unicast MAC address, is {shown(value)}")
+    return mac
 
 
-def _is_unicast(text: str) -> bool:
-    text = text.lower()
-    return bool(_MAC.fullmatch(text)) and not int(text[:2], 16) & 1 and text != "00:00:00:00:00:00"
+def _is_plain_path(text: str) -> bool:
+    return text.startswith("/") and ".." not in text.split("/") and "\0" not in text and len(text) <= MAX_PATH
 
 
 def _valid_attachment(item: Any, index: int) -> tuple[str, str]:
@@ -212,9 +202,5 @@ def _valid_attachment(item: Any, index: int) -> tuple[str, str]:
         pair = (item.get("containerID"), item.get("ifname"))
         if isinstance(pair[0], str) and isinstance(pair[1], str):
             return pair[0], pair[1]
-    raise RequestInvalid(f"cni.dev/valid-attachments[{index}] must hold containerID and ifname, is {_shown(item)}")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    path = join("cni.dev/valid-attachments", index)
+    raise RequestInvalid(f"{path} must hold containerID and ifname, is {shown(item)}")
