@@ -8,6 +8,7 @@ All methods block; call them from a thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -108,6 +109,62 @@ class VfControl(Protocol):
         """Set those fields that are not None, and read them back. Raises HardwareError."""
 
 
+@dataclass(frozen=True, slots=True)
+class RdmaLink:
+    """An RDMA device as RDMA netlink shows it."""
+
+    index: int
+    """Unique on the system; it stays over moves and renames, and is another after the driver was rebound."""
+    name: str
+    node_guid: str
+    """As sysfs spells it: 0002:c903:00a1:b2c3."""
+    fw_version: str
+    ports: int
+    protocol: str
+    """ib, roce, iw …"""
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaCharDevice:
+    """A character device of an RDMA device."""
+
+    name: str
+    """uverbs0; its node is /dev/infiniband/uverbs0."""
+    major: int
+    minor: int
+    abi: int
+
+
+class Rdma(Protocol):
+    """RDMA devices, in the host's network namespace and in pods'."""
+
+    def mode(self) -> str | None:
+        """Return `exclusive` if RDMA devices belong to one namespace each, `shared`, or None without RDMA."""
+
+    def devices(self, netns: int | None = None) -> tuple[RdmaLink, ...]:
+        """List the RDMA devices that are seen in the host or in the namespace of a descriptor."""
+
+    def char_device(
+        self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None
+    ) -> RdmaCharDevice:
+        """Look up a device's `uverbs`, or a port's `umad` or `issm`."""
+
+    def move_in(self, device: RdmaLink, netns: int) -> None:
+        """Move a device from the host into a namespace."""
+
+    def move_out(self, device: RdmaLink, netns: int) -> None:
+        """Move a device from a namespace back to the host."""
+
+    def rename(self, device: RdmaLink, name: str, netns: int | None = None) -> None:
+        """Rename a device where it is."""
+
+    def renumbering(self) -> AbstractContextManager[object]:
+        """Keep everybody else from moving and rebinding devices: each such step frees minor numbers and takes others.
+
+        Two at once could leave two pods with each other's character devices.
+        """
+
+
 class Watch(Protocol):
     def close(self) -> None:
         """Stop watching."""
@@ -128,11 +185,21 @@ class Host(Protocol):
     def vf_control(self) -> VfControl:
         """The node's PFs."""
 
+    @property
+    def rdma(self) -> Rdma:
+        """The node's RDMA devices."""
+
     def scan(self) -> Snapshot:
         """Read the hardware. What cannot be read is named in the snapshot's problems."""
 
     def find_netdev(self, device: str) -> Link | None:
         """Find the interface of a PCI device in the host's namespace, live, whatever its name is now."""
+
+    def find_rdma(self, device: str) -> RdmaLink | None:
+        """Find the RDMA device of a PCI function in the host's namespace, live, whatever its name is now.
+
+        Raises HardwareError for a function that has several.
+        """
 
     def watch(self, on_event: Callable[[str], None]) -> Watch:
         """Call `on_event(what)` from any thread at each kernel event that may change a scan's result."""

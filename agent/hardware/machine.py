@@ -7,14 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from agent.errors import HardwareError
 from agent.hardware import sysfs
-from agent.hardware.host import Link, Watch
+from agent.hardware.host import Link, RdmaLink, Watch
 from agent.hardware.netlink import Netlink
 from agent.hardware.nvml import Nvml
-from agent.hardware.rtnetlink import IFF_UP
+from agent.hardware.rdma_netlink import RdmaNetlink
 from agent.hardware.uevents import Uevents
 from agent.hardware.vf_control import PfNetlink
-from agent.model.device import Snapshot
+from agent.model.device import Problem, Snapshot
 
 _RENAMES = 3
 """How often an interface may be renamed (by udev) between the list of names and the look at it."""
@@ -28,18 +29,25 @@ class Machine:
     links: Netlink
     vf_control: PfNetlink
     gpus: Nvml
+    rdma: RdmaNetlink
 
     @classmethod
     def open(cls, root: Path = Path("/")) -> Machine:
         """Open the machine whose /sys, /proc and /dev are found under `root`."""
-        netlink = Netlink()
-        return cls(root, netlink, netlink, Nvml())
+        return cls(root, Netlink(), PfNetlink(), Nvml(), RdmaNetlink())
 
     def scan(self) -> Snapshot:
         """Read the hardware."""
         snapshot = sysfs.scan(self.root)
         gpus, problems = self.gpus.read()
-        return replace(snapshot, gpus=gpus, problems=snapshot.problems + problems)
+        mode = None
+        if os.path.isdir(f"{self.root}/sys/class/infiniband"):
+            try:
+                mode = self.rdma.mode()
+            except HardwareError as error:
+                problems += (Problem("/sys/class/infiniband", f"taken for shared by namespaces: {error}"),)
+        exclusive = mode == "exclusive"
+        return replace(snapshot, gpus=gpus, rdma_exclusive=exclusive, problems=snapshot.problems + problems)
 
     def find_netdev(self, device: str) -> Link | None:
         """Find the interface of a PCI device in the host's namespace.
@@ -59,11 +67,38 @@ class Machine:
                 return link
         return None
 
+    def find_rdma(self, device: str) -> RdmaLink | None:
+        """Find the RDMA device of a PCI function in the host's namespace: below it, or software over its interface."""
+        names = set(_entries(f"{self.root}/sys/bus/pci/devices/{device}/infiniband"))
+        if not names:
+            netdevs = _entries(f"{self.root}/sys/bus/pci/devices/{device}/net")
+            software = f"{self.root}/sys/class/infiniband"
+            names = {name for name in _entries(software) if netdevs and _parent(f"{software}/{name}") in netdevs}
+        if len(names) > 1:
+            raise HardwareError(f"{device} has more than one RDMA device: {', '.join(sorted(names))}")
+        return next((found for found in self.rdma.devices() if found.name in names), None) if names else None
+
     def watch(self, on_event: Callable[[str], None]) -> Watch:
         """Call `on_event` at kernel events about PCI, network and RDMA devices."""
         return Uevents(on_event)
 
     def close(self) -> None:
         """Let go of sockets and threads."""
+        self.rdma.close()
         self.links.close()
         self.gpus.close()
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _parent(folder: str) -> str | None:
+    """Name the interface that a software RDMA device runs over, None for a device of hardware."""
+    try:
+        return Path(folder, "parent").read_text().strip()
+    except OSError:
+        return None

@@ -33,6 +33,14 @@ def is_pci_address(text: str) -> bool:
     return _PCI_ADDRESS.fullmatch(text) is not None
 
 
+def drives_for_programs(driver: str | None) -> bool:
+    """Tell whether a driver hands its devices to programs, and gives them no interface."""
+    return driver is not None and (driver.replace("_", "-").endswith("vfio-pci") or driver in _UIO_DRIVERS)
+
+
+_UIO_DRIVERS = frozenset(("uio_pci_generic", "igb_uio"))
+
+
 class LinkLayer(Enum):
     """Link layer of an RDMA port or netdev, in the words of sysfs `link_layer`."""
 
@@ -139,6 +147,11 @@ class PciDevice:
         return self.driver == "vfio-pci"
 
     @property
+    def is_for_programs(self) -> bool:
+        """Driven by a program in the pod, through vfio (its variants for single adapters too) or uio."""
+        return drives_for_programs(self.driver)
+
+    @property
     def netdev(self) -> Netdev | None:
         """The interface of this function itself, never a representor of one of its VFs."""
         return next((n for n in self.netdevs if not n.is_representor), None)
@@ -183,6 +196,8 @@ class Snapshot:
     numa_nodes: tuple[NumaNode, ...] = ()
     rdma_cm: bool = False
     """/dev/infiniband/rdma_cm exists."""
+    rdma_exclusive: bool = False
+    """Each RDMA device belongs to one network namespace, and so goes along into a pod."""
     boot_id: str = ""
     problems: tuple[Problem, ...] = ()
     generation: int = field(default=0, compare=False)

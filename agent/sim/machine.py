@@ -11,13 +11,14 @@ from pathlib import Path
 
 from agent.errors import HardwareError
 from agent.hardware import sysfs
-from agent.hardware.host import Link, Watch
+from agent.hardware.host import Link, RdmaLink, Watch
 from agent.hardware.netlink import Netlink
 from agent.hardware.uevents import Uevents
 from agent.model.allocation import VfSettings
 from agent.model.device import Gpu, Netdev, PciDevice, Snapshot
 from agent.sim import fabric, recorded
 from agent.sim.fabric import Fabric
+from agent.sim.rdma import SimulatedRdma
 
 IGB_LIKE = VfSettings(
     mac="00:00:00:00:00:00",
@@ -72,6 +73,7 @@ class SimulatedMachine:
     vf_control: RecordedVfControl
     gpus: tuple[Gpu, ...]
     fabric: Fabric | None
+    rdma: SimulatedRdma
 
     @classmethod
     def create(cls, folder: Path, node: recorded.Node, *, with_links: bool = True) -> None:
@@ -93,13 +95,14 @@ class SimulatedMachine:
         """Open a node that `create` laid out."""
         gpus = tuple(Gpu(**gpu) for gpu in json.loads((folder / "gpus.json").read_text()))
         built = Fabric(folder) if (folder / "links.json").exists() else None
-        return cls(
-            folder / "root", Netlink(fabric.device_of), RecordedVfControl(folder / "vf-settings.json"), gpus, built
-        )
+        root = folder / "root"
+        settings = RecordedVfControl(folder / "vf-settings.json")
+        return cls(root, Netlink(fabric.device_of), settings, gpus, built, SimulatedRdma(folder, root))
 
     def scan(self) -> Snapshot:
         """Read the recorded sysfs, and the real links in place of the recorded interfaces."""
-        snapshot = replace(sysfs.scan(self.root), gpus=self.gpus)
+        exclusive = self.rdma.mode() == "exclusive"  # first: it shows again what came back
+        snapshot = replace(sysfs.scan(self.root), gpus=self.gpus, rdma_exclusive=exclusive)
         if self.fabric is None:
             return snapshot
         simulated = {d.address for d in snapshot.devices if d.address in self.fabric.ports}
@@ -124,6 +127,13 @@ class SimulatedMachine:
         if link is None and self.fabric.revive([device]):
             link = self.links.find_device(device)
         return link
+
+    def find_rdma(self, device: str) -> RdmaLink | None:
+        """Find the RDMA device of a PCI function in the host's namespace."""
+        found = [rdma for rdma in self.rdma.devices() if self.rdma.function_of(rdma) == device]
+        if len(found) > 1:
+            raise HardwareError(f"{device} has more than one RDMA device: {', '.join(r.name for r in found)}")
+        return found[0] if found else None
 
     def _present(self, device: str) -> bool:
         return os.path.exists(f"{self.root}/sys/bus/pci/devices/{device}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import DriverUnavailable, HardwareError
-from agent.hardware.host import Link, Links, VfControl, Watch
+from agent.hardware.host import Link, Links, Rdma, RdmaLink, VfControl, Watch
 from agent.inventory import Inventory
 from agent.model.allocation import NetnsId
 from agent.model.device import Problem, Snapshot
@@ -55,6 +55,10 @@ class FakeHost:
     def vf_control(self) -> VfControl:
         raise AssertionError("not used")
 
+    @property
+    def rdma(self) -> Rdma:
+        raise AssertionError("not used")
+
     def scan(self) -> Snapshot:
         self.scans += 1
         found = self.now
@@ -65,6 +69,9 @@ class FakeHost:
         return found
 
     def find_netdev(self, device: str) -> Link | None:
+        raise AssertionError("not used")
+
+    def find_rdma(self, device: str) -> RdmaLink | None:
         raise AssertionError("not used")
 
     def watch(self, on_event: Callable[[str], None]) -> Watch:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from agent.errors import HardwareError, NetlinkFailed
-from agent.hardware.host import Link, LinkChange, Route, Watch
+from agent.hardware.host import Link, LinkChange, RdmaLink, Route, Watch
 from agent.model.allocation import Attachment, AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
 from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
+from agent.sim.rdma import SimulatedRdma
 from cni import netconf
 from cni.modes import vf
 from cni.modes.mode import Target
@@ -31,6 +32,7 @@ class Igb:
         (root / "sys/bus/pci/devices" / VF).mkdir(parents=True)
         self.links = self
         self.vf_control = self
+        self.rdma = SimulatedRdma(root, root)
         self.settings = VfSettings(mac=OWN_MAC, vlan=0)
         self.pf_has_set = False
         self.deaf = deaf
@@ -52,6 +54,9 @@ class Igb:
 
     def find_netdev(self, device: str) -> Link | None:
         return self.find_device(device)
+
+    def find_rdma(self, device: str) -> RdmaLink | None:
+        return None
 
     def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
         self.where = netns
