@@ -18,6 +18,7 @@ demo: setup ## a simulated node with GPUs and VFs, the agent, and pods that come
 
 test: check ## every check and every test, with those in the virtual machine
 	@$(NATIVE)
+	@hack/fetch-containerd
 	@mkdir -p build/reports
 	.venv/bin/python -m pytest --ignore tests/vm --junit-xml build/reports/tests.xml
 	hack/vm/run-tests

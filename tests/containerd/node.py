@@ -1,0 +1,127 @@
+"""A simulated node whose sandboxes are a real containerd's.
+
+The kubelet stand-in admits pods and answers PodResources; what kubelet does with the runtime is done here, call by
+call, so that a test can stop between two of them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.model.device import Snapshot
+from agent.sim.stage import Stage
+from proto.cri.v1 import api_pb2
+from tests.containerd import image, machine
+from tests.containerd.cri import Done, container_config, sandbox_config
+from tests.containerd.runtime import Containerd
+
+NVIDIA_MAJOR = 195
+CDI_SPEC = Path("/var/run/cdi/nvidia.json")
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod that was admitted, and what the runtime is told of it."""
+
+    name: str
+    config: api_pb2.PodSandboxConfig
+    containers: Sequence[Mapping[str, Any]]
+    """With all that device plugins answered."""
+
+    def units(self, resource: str) -> list[str]:
+        return [unit for container in self.containers for unit in container["devices"].get(resource, [])]
+
+
+@dataclass(frozen=True)
+class Node:
+    """The stage, with a runtime."""
+
+    stage: Stage
+    runtime: Containerd
+
+    def start_kubelet(self) -> None:
+        """Start the stand-in as one that leaves sandboxes alone."""
+        places = {"dir": "kubelet", "manifests": "manifests", "status": "pods", "netns-dir": "netns"}
+        words = [text for key, name in places.items() for text in (f"--{key}", str(self.stage.folder / name))]
+        self.stage.spawn("kubelet", ["-m", "agent.sim.kubelet", *words, "--seed", "7"], {})
+
+    def install_relay(self) -> None:
+        """Put our relay where the runtime looks for plugins."""
+        command = ["install-cni", "--relay", str(self.stage.relay), "--target", str(self.runtime.plugins)]
+        subprocess.run([sys.executable, "-m", "agent", *command], check=True, capture_output=True)
+
+    def write_network(self, version: str) -> None:
+        """Chain our plugin into a cluster network."""
+        ptp = {"type": "ptp", "ipam": self.stage.ipam("cluster", "10.244.0.0/24")}
+        document = {"cniVersion": version, "name": "cluster", "plugins": [ptp, {"type": "nodefabric"}]}
+        (self.runtime.net_d / "10-cluster.conflist").write_text(json.dumps(document))
+
+    # --------------------------------------------------------------------- pods
+
+    def admit(self, name: str, limits: Mapping[str, int]) -> Pod:
+        """Have kubelet grant a pod its devices."""
+        self.stage.create_pod(name, limits)
+        admitted = self.stage.await_pod(name)
+        folder = self.runtime.folder / "logs" / name
+        folder.mkdir(exist_ok=True)
+        config = sandbox_config(name, admitted["uid"], logs=folder, cgroup=f"/{self.runtime.cgroups.name}")
+        return Pod(name, config, admitted["containers"])
+
+    def forget(self, pod: Pod) -> None:
+        """Have kubelet forget a pod."""
+        self.stage.delete_pod(pod.name)
+        self.stage.await_no_pod(pod.name)
+
+    def run(self, pod: Pod, attempt: int = 0) -> str:
+        """Make a pod's sandbox. Raises RuntimeRefused."""
+        pod.config.metadata.attempt = attempt
+        return self.runtime.cri.run_sandbox(pod.config)
+
+    def start_container(self, pod: Pod, sandbox: str) -> str:
+        """Create and start a pod's only container."""
+        (granted,) = pod.containers
+        config = container_config(granted, image.POD, image.SLEEP)
+        container = self.runtime.cri.create_container(sandbox, config, pod.config)
+        self.runtime.cri.start_container(container)
+        return container
+
+    def shell(self, container: str, script: str) -> Done:
+        """Run a script in a container."""
+        return self.runtime.cri.execute(container, "/bin/busybox", "sh", "-c", f"PATH=; alias b=/bin/busybox\n{script}")
+
+    def end(self, sandbox: str) -> None:
+        """Stop and remove a sandbox as kubelet was seen to: stopped once, and twice again before it is removed."""
+        for _ in range(3):
+            self.runtime.cri.stop_sandbox(sandbox)
+        self.runtime.cri.remove_sandbox(sandbox)
+
+    def netns(self, sandbox: str) -> Path:
+        """Tell where the runtime keeps a sandbox's network namespace."""
+        namespaces = self.runtime.cri.sandbox_info(sandbox)["runtimeSpec"]["linux"]["namespaces"]
+        return Path(next(n["path"] for n in namespaces if n["type"] == "network"))
+
+    def links(self, sandbox: str) -> dict[str, dict[str, Any]]:
+        """Look at the interfaces inside a sandbox, by name."""
+        command = ["nsenter", f"--net={self.netns(sandbox)}", "ip", "-json", "address", "show"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return {link["ifname"]: link for link in json.loads(done.stdout)}
+
+
+def make_devices(snapshot: Snapshot) -> None:
+    """Make the device files that a simulated node's sysfs tells of, and the CDI spec of its GPUs."""
+    rdma = {c.path for device in snapshot.devices for r in device.rdma_devices for c in r.char_devices}
+    machine.make_rdma_devices([*rdma, "/dev/infiniband/rdma_cm"])
+    devices = []
+    for gpu in snapshot.gpus:
+        path = Path(f"/dev/nvidia{gpu.index}")
+        machine.make_device(path, (NVIDIA_MAJOR, gpu.index))
+        edits = {"deviceNodes": [{"path": str(path)}], "env": [f"GPU_BY_CDI={gpu.uuid}"]}
+        devices.append({"name": gpu.uuid, "containerEdits": edits})
+    CDI_SPEC.parent.mkdir()
+    CDI_SPEC.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}))

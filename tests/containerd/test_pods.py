@@ -1,0 +1,46 @@
+"""Pods of a real runtime: what they get over CNI, device nodes and CDI, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.demo import not_back, still_attached
+from agent.sim.machine import SimulatedMachine
+from agent.sim.stage import settled
+from tests.containerd.node import Node
+
+RUNTIMES = pytest.mark.parametrize("suite", ["trixie", "forky"], indirect=True)
+ALL = {"rdma/hca": 1, "rdma/vf": 1, "nvidia.com/gpu": 1}
+
+
+@RUNTIMES
+def test_a_pod_gets_its_vf_and_its_device_files_and_leaves_nothing_behind(
+    node: Node, hardware: SimulatedMachine
+) -> None:
+    before = hardware.links.by_device()
+    pod = node.admit("a", ALL)
+    sandbox = node.run(pod)
+    vf, gpu = pod.units("rdma/vf")[0], pod.units("nvidia.com/gpu")[0]
+
+    assert vf not in hardware.links.by_device()
+    link = node.links(sandbox)["net1"]
+    assert link["address"] == before[vf].mac
+    assert link["mtu"] == 4200
+    assert [a["local"].startswith("192.168.100.") for a in link["addr_info"] if a["family"] == "inet"] == [True]
+    assert [(row["pod"], row["device"]) for row in node.stage.status()["attachments"]] == [("default/a", vf)]
+
+    container = node.start_container(pod, sandbox)
+    shown = node.shell(container, "b ls /dev /dev/infiniband; echo $GPU_BY_CDI $PCIDEVICE_RDMA_VF; b ip addr show net1")
+    assert shown.status == 0, shown.stderr
+    nodes = {n["container"].removeprefix("/dev/infiniband/") for n in pod.containers[0]["device_nodes"]}
+    assert {word for word in shown.stdout.split() if word.startswith(("uverbs", "rdma_cm"))} == nodes
+    index = next(g.index for g in hardware.gpus if g.uuid == gpu)
+    assert [word for word in shown.stdout.split() if word.startswith("nvidia")] == [f"nvidia{index}"]
+    assert f"{gpu} {vf}" in shown.stdout
+    assert before[vf].mac in shown.stdout
+
+    node.end(sandbox)
+    node.forget(pod)
+    assert settled(lambda: [*not_back(hardware, before), *still_attached(node.stage)]) == []
+    assert list((node.stage.folder / "leases-rails/rails").glob("192.168.*")) == []
+    assert node.runtime.cri.sandboxes() == {}
