@@ -5,6 +5,8 @@
 #include <poll.h>
 #include <time.h>
 
+enum { LONGEST_SECONDS = 3600 };
+
 int64_t now_ms(void)
 {
     struct timespec now;
@@ -32,4 +34,19 @@ bool wait_ready(int fd, short events, int64_t deadline)
         if (ready == 0)
             return false;
     }
+}
+
+bool parse_seconds(const char *text, int64_t *milliseconds)
+{
+    int64_t whole = 0, part = 0, weight = 100;
+    const char *at = text;
+    for (; *at >= '0' && *at <= '9' && whole <= LONGEST_SECONDS; at++)
+        whole = whole * 10 + (*at - '0');
+    if (at == text)
+        return false;
+    if (*at == '.')
+        for (at++; *at >= '0' && *at <= '9'; at++, weight /= 10)
+            part += (*at - '0') * weight;
+    *milliseconds = whole * 1000 + part;
+    return *at == 0 && *milliseconds <= LONGEST_SECONDS * 1000;
 }

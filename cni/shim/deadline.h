@@ -14,4 +14,7 @@ void sleep_ms(int64_t duration);
  * False when the deadline, a value of now_ms(), passes first. */
 bool wait_ready(int fd, short events, int64_t deadline);
 
+/* Reads "12" or "0.25" seconds, an hour at most, into milliseconds. False for any other text. */
+bool parse_seconds(const char *text, int64_t *milliseconds);
+
 #endif

@@ -8,8 +8,6 @@
 
 #include "deadline.h"
 
-enum { INPUT_WAIT_MS = 30000 };
-
 static const char magic[4] = {'N', 'F', 'C', '1'};
 
 /* The variables of the CNI specification. Nothing else of the runtime's environment leaves this process. */
@@ -49,16 +47,15 @@ static bool put_environment(size_t *at, struct trouble *trouble)
     return true;
 }
 
-static bool put_input(size_t *at, struct trouble *trouble)
+static bool put_input(size_t *at, int64_t deadline, struct trouble *trouble)
 {
-    int64_t deadline = now_ms() + INPUT_WAIT_MS;
     for (;;) {
         if (*at == sizeof request_bytes)
             return fail(trouble, INVALID_NETWORK_CONFIG, "the network configuration is too large", "standard input",
                         "with the environment more than 1 MiB; does prevResult or a list of attachments grow?");
         if (!wait_ready(STDIN_FILENO, POLLIN, deadline))
             return fail(trouble, IO_FAILURE, "the network configuration does not end", "standard input",
-                        "still open after 30 s");
+                        "still open, though the time for it is over");
         ssize_t got = read(STDIN_FILENO, request_bytes + *at, sizeof request_bytes - *at);
         if (got == 0)
             return true;
@@ -70,11 +67,17 @@ static bool put_input(size_t *at, struct trouble *trouble)
     }
 }
 
-bool compose_request(struct frame *request, struct trouble *trouble)
+bool compose_request(struct frame *request, enum input_need need, int64_t deadline, struct trouble *trouble)
 {
     size_t at = FRAME_HEAD;
-    if (!put_environment(&at, trouble) || !put_input(&at, trouble))
+    if (!put_environment(&at, trouble))
         return false;
+    size_t input = at;
+    if (!put_input(&at, deadline, trouble)) {
+        if (need == INPUT_NEEDED)
+            return false;
+        at = input;
+    }
     size_t body = at - FRAME_HEAD;
     memcpy(request_bytes, magic, sizeof magic);
     for (size_t i = 0; i < 4; i++)

@@ -21,9 +21,15 @@ struct frame {
     size_t length;
 };
 
+/* What to do about a network configuration that is too long, does not end or cannot be read. */
+enum input_need {
+    INPUT_NEEDED,   /* fail */
+    INPUT_IF_SOUND, /* leave it away: what a DEL undoes is in the agent's books, and it must not get stuck */
+};
+
 /* Makes the request from the CNI_* environment and standard input, in memory of its own.
- * Fills `trouble` and returns false if they are too long or cannot be read. */
-bool compose_request(struct frame *request, struct trouble *trouble);
+ * Waits for the input until the deadline. Fills `trouble` and returns false if they cannot be had. */
+bool compose_request(struct frame *request, enum input_need need, int64_t deadline, struct trouble *trouble);
 
 /* How far the bytes received so far are an answer. */
 enum answer_state { ANSWER_PARTIAL, ANSWER_COMPLETE, ANSWER_MALFORMED };

@@ -79,6 +79,12 @@ static struct exchange receive_answer(int link, int64_t deadline)
     }
 }
 
+struct exchange ask_over(int link, const struct frame *request, int netns, int64_t deadline)
+{
+    struct exchange exchange = send_request(link, request, netns, deadline);
+    return exchange.outcome == ANSWERED ? receive_answer(link, deadline) : exchange;
+}
+
 struct exchange ask_agent(const struct sockaddr_un *agent, const struct frame *request, int netns, int64_t deadline)
 {
     int link = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -92,9 +98,7 @@ struct exchange ask_agent(const struct sockaddr_un *agent, const struct frame *r
         else
             exchange = ended(errno == EAGAIN ? AGENT_BUSY : NO_ANSWER, strerror(errno));
     } else {
-        exchange = send_request(link, request, netns, deadline);
-        if (exchange.outcome == ANSWERED)
-            exchange = receive_answer(link, deadline);
+        exchange = ask_over(link, request, netns, deadline);
     }
     close(link);
     return exchange;

@@ -24,4 +24,7 @@ struct exchange {
 /* Asks the agent once. `netns` (-1: none) travels with the first byte. The answer must be complete by the deadline. */
 struct exchange ask_agent(const struct sockaddr_un *agent, const struct frame *request, int netns, int64_t deadline);
 
+/* The same over a connection that is made already; it must not block. */
+struct exchange ask_over(int link, const struct frame *request, int netns, int64_t deadline);
+
 #endif

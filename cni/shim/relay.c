@@ -1,13 +1,14 @@
 /* nodefabric-cni: the CNI executable on the host.
  *
  * Hands the runtime's request, with an open descriptor of the pod's network namespace, to the node's agent and
- * prints the agent's answer. It decides three things only: VERSION needs no agent; an ADD, CHECK, GC or STATUS
- * waits a bounded time for an agent that restarts; a DEL that no agent takes goes to disk and has succeeded.
+ * prints the agent's answer. It decides few things itself: VERSION needs no agent; an ADD, CHECK or GC waits a bounded
+ * time for an agent that restarts; STATUS waits for none, and lets one that was ready a short while ago restart; a DEL
+ * that no agent takes goes to disk and has succeeded.
  *
  * Environment, beside CNI's own:
  *   NODEFABRIC_CNI_SOCKET  the agent's socket
  *   NODEFABRIC_CNI_SPOOL   the folder that keeps DELs
- *   NODEFABRIC_CNI_WAIT    seconds: both waits of ADD, CHECK and GC, and the most that DEL and STATUS wait
+ *   NODEFABRIC_CNI_WAIT    seconds: both waits of ADD, CHECK and GC, and the most that any other wait takes
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,37 +16,49 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "deadline.h"
 #include "frame.h"
 #include "link.h"
+#include "namespace.h"
 #include "report.h"
+#include "served.h"
 #include "spool.h"
 
-enum { FIRST_PAUSE_MS = 5, LONGEST_PAUSE_MS = 50, WAIT_LIMIT_S = 3600 };
+enum { FIRST_PAUSE_MS = 5, LONGEST_PAUSE_MS = 50, STREAM_WAIT_MS = 30000 };
 
 static const char versions[] =
     "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.3.1\",\"0.4.0\",\"1.0.0\",\"1.1.0\"]}\n";
 
 enum namespace_need { NO_NAMESPACE, NAMESPACE_IF_THERE, NAMESPACE_NEEDED };
 
+/* What happens when no answer comes. */
+enum fallback {
+    TELL,   /* an error with the command's code */
+    KEEP,   /* kept on disk, and a success */
+    RECALL, /* a success if the agent was ready a short while ago, else an error */
+};
+
 struct command {
     const char *name;
     enum namespace_need need;
-    bool spooled;      /* without an agent: kept on disk, and a success */
+    enum fallback fallback;
     bool patient;      /* NODEFABRIC_CNI_WAIT may lengthen its waits */
     int code;          /* when no answer comes */
     int64_t absent_ms; /* wait for an agent that is not there */
     int64_t answer_ms; /* wait for the answer of one that is */
+    int64_t stream_ms; /* wait for the runtime to end its input, and to take our output */
 };
 
+/* STATUS: kubelet asks every 5 s on a loop that also tells whether the runtime lives, so it is answered at once. */
 static const struct command commands[] = {
-    {"ADD", NAMESPACE_NEEDED, false, true, TRY_AGAIN_LATER, 10000, 90000},
-    {"DEL", NAMESPACE_IF_THERE, true, false, TRY_AGAIN_LATER, 100, 20000},
-    {"CHECK", NAMESPACE_NEEDED, false, true, TRY_AGAIN_LATER, 10000, 90000},
-    {"GC", NO_NAMESPACE, false, true, TRY_AGAIN_LATER, 10000, 90000},
-    {"STATUS", NO_NAMESPACE, false, false, PLUGIN_NOT_AVAILABLE, 1000, 1000},
+    {"ADD", NAMESPACE_NEEDED, TELL, true, TRY_AGAIN_LATER, 10000, 90000, STREAM_WAIT_MS},
+    {"DEL", NAMESPACE_IF_THERE, KEEP, false, TRY_AGAIN_LATER, 100, 20000, STREAM_WAIT_MS},
+    {"CHECK", NAMESPACE_NEEDED, TELL, true, TRY_AGAIN_LATER, 10000, 90000, STREAM_WAIT_MS},
+    {"GC", NO_NAMESPACE, TELL, true, TRY_AGAIN_LATER, 10000, 90000, STREAM_WAIT_MS},
+    {"STATUS", NO_NAMESPACE, RECALL, false, PLUGIN_NOT_AVAILABLE, 0, 1000, 1000},
 };
 
 static const char *variable(const char *name, const char *otherwise)
@@ -59,28 +72,14 @@ static int invalid(const char *msg, const char *thing, const char *why)
     return report(&(struct trouble){.code = INVALID_ENVIRONMENT, .msg = msg, .thing = thing, .why = why});
 }
 
-/* Reads "12" or "0.25" seconds into milliseconds. */
-static bool parse_seconds(const char *text, int64_t *milliseconds)
-{
-    int64_t whole = 0, part = 0, weight = 100;
-    const char *at = text;
-    for (; *at >= '0' && *at <= '9' && whole <= WAIT_LIMIT_S; at++)
-        whole = whole * 10 + (*at - '0');
-    if (at == text)
-        return false;
-    if (*at == '.')
-        for (at++; *at >= '0' && *at <= '9'; at++, weight /= 10)
-            part += (*at - '0') * weight;
-    *milliseconds = whole * 1000 + part;
-    return *at == 0 && *milliseconds <= WAIT_LIMIT_S * 1000;
-}
-
 static void apply_wait(struct command *command, int64_t wait)
 {
     if (command->patient || wait < command->absent_ms)
         command->absent_ms = wait;
     if (command->patient || wait < command->answer_ms)
         command->answer_ms = wait;
+    if (wait < command->stream_ms)
+        command->stream_ms = wait;
 }
 
 /* Asks until there is an answer, or the command's patience ends. Time in which the agent works is not time in which
@@ -95,7 +94,7 @@ static struct exchange converse(const struct command *command, const struct sock
         struct exchange exchange = ask_agent(agent, request, netns, deadline < end ? deadline : end);
         if (exchange.outcome == ANSWERED || exchange.outcome == NO_ANSWER)
             return exchange;
-        if (away >= command->absent_ms || now_ms() >= end)
+        if (now_ms() >= end || (exchange.outcome == AGENT_AWAY && away >= command->absent_ms))
             return exchange;
         if (exchange.outcome == AGENT_AWAY && pause > command->absent_ms - away)
             pause = command->absent_ms - away;
@@ -106,45 +105,59 @@ static struct exchange converse(const struct command *command, const struct sock
     }
 }
 
-/* Opens the pod's namespace: -1 if it is not wanted or not there, -2 (reported) if it must be there.
- * The descriptor, unlike the path, cannot come to mean another namespace while the request waits. */
-static int open_namespace(const struct command *command)
+/* Lets a runtime that takes no output end us: a write to its pipe has no time limit of its own. */
+static void bound_output(const struct command *command)
 {
-    const char *path = variable("CNI_NETNS", "");
-    if (command->need == NO_NAMESPACE || *path == 0)
-        return -1;
-    int netns = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* non-blocking: the path may be a pipe */
-    if (netns >= 0 || command->need == NAMESPACE_IF_THERE)
-        return netns;
-    invalid("the network namespace in CNI_NETNS cannot be opened", path, strerror(errno));
-    return -2;
+    struct itimerval limit = {.it_value.tv_sec = (time_t)(command->stream_ms / 1000 + 1)};
+    setitimer(ITIMER_REAL, &limit, NULL);
 }
 
 static int relay(const struct command *command, const struct sockaddr_un *agent)
 {
     struct frame request;
     struct trouble trouble;
-    if (!compose_request(&request, &trouble))
+    const char *why = NULL, *path = variable("CNI_NETNS", "");
+    enum input_need input = command->fallback == KEEP ? INPUT_IF_SOUND : INPUT_NEEDED;
+    if (!compose_request(&request, input, now_ms() + command->stream_ms, &trouble))
         return report(&trouble);
-    int netns = open_namespace(command);
-    if (netns == -2)
-        return EXIT_FAILURE;
+    int netns = command->need == NO_NAMESPACE || *path == 0 ? -1 : open_namespace(path, &why);
+    if (why != NULL && command->need == NAMESPACE_NEEDED)
+        return invalid("CNI_NETNS must name the pod's network namespace", path, why);
     struct exchange exchange = converse(command, agent, &request, netns);
-    if (exchange.outcome == ANSWERED) {
+    bool answered = exchange.outcome == ANSWERED;
+    if (answered && command->fallback == RECALL)
+        note_served(agent->sun_path, answer_exit(&exchange.answer) == 0);
+    if (answered) {
+        bound_output(command);
         if (!print_all(answer_body(&exchange.answer), answer_body_length(&exchange.answer)))
             return EXIT_FAILURE;
         return answer_exit(&exchange.answer);
     }
-    if (!command->spooled)
-        return report(&(struct trouble){
-            .code = command->code,
-            .msg = "the nodefabric agent gives no answer; is its pod on this node running?",
-            .thing = agent->sun_path,
-            .why = exchange.why,
-        });
-    if (!spool_request(variable("NODEFABRIC_CNI_SPOOL", "/var/lib/nodefabric/spool"), &request, &trouble))
-        return report(&trouble);
-    return EXIT_SUCCESS;
+    if (command->fallback == RECALL && served_lately(agent->sun_path))
+        return EXIT_SUCCESS;
+    if (command->fallback == KEEP) {
+        const char *spool = variable("NODEFABRIC_CNI_SPOOL", "/var/lib/nodefabric/spool");
+        return spool_request(spool, &request, &trouble) ? EXIT_SUCCESS : report(&trouble);
+    }
+    bound_output(command);
+    return report(&(struct trouble){
+        .code = command->code,
+        .msg = "the nodefabric agent gives no answer; is its pod on this node running?",
+        .thing = agent->sun_path,
+        .why = exchange.why,
+    });
+}
+
+/* The runtime's signals may be inherited in any state. A broken pipe and a file that grows too large are errors that
+ * are told, not deaths; the alarm is a death. */
+static void settle_signals(void)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    signal(SIGALRM, SIG_DFL);
 }
 
 /* A runtime may start us without standard streams. Then the socket must not become standard output. */
@@ -158,7 +171,7 @@ static bool occupy_standard_streams(void)
 
 int main(void)
 {
-    signal(SIGPIPE, SIG_IGN);
+    settle_signals();
     umask(0);
     if (!occupy_standard_streams())
         return invalid("the standard streams cannot be opened", "/dev/null", strerror(errno));

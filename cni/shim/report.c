@@ -9,14 +9,14 @@
 /* An error object under construction. `append` clips what does not fit, so `close_object` always does. */
 struct text {
     size_t length;
-    char bytes[16384];
+    char *bytes; /* REPORT_SIZE of them */
 };
 
 enum { CLOSING_ROOM = 8 };
 
 static void append(struct text *text, const char *bytes, size_t length)
 {
-    if (length > sizeof text->bytes - CLOSING_ROOM - text->length)
+    if (length > REPORT_SIZE - CLOSING_ROOM - text->length)
         return;
     memcpy(text->bytes + text->length, bytes, length);
     text->length += length;
@@ -103,10 +103,9 @@ static void close_object(struct text *text)
     text->length += 3;
 }
 
-int report(const struct trouble *trouble)
+size_t compose_report(const struct trouble *trouble, char object[REPORT_SIZE])
 {
-    static struct text text;
-    text.length = 0;
+    struct text text = {.length = 0, .bytes = object};
     append_literal(&text, "{\"cniVersion\":\"1.1.0\",\"code\":");
     append_number(&text, trouble->code);
     append_literal(&text, ",\"msg\":\"");
@@ -119,7 +118,13 @@ int report(const struct trouble *trouble)
     if (trouble->why != NULL)
         append_escaped(&text, trouble->why);
     close_object(&text);
-    print_all(text.bytes, text.length);
+    return text.length;
+}
+
+int report(const struct trouble *trouble)
+{
+    static char object[REPORT_SIZE];
+    print_all(object, compose_report(trouble, object));
     return EXIT_FAILURE;
 }
 

@@ -22,10 +22,15 @@ struct trouble {
     const char *why;
 };
 
-/* Prints a CNI error object; details are "thing: why". Returns the exit status to end with. */
+enum { REPORT_SIZE = 16384 };
+
+/* Writes a CNI error object; details are "thing: why", clipped where they are too long. Returns its length. */
+size_t compose_report(const struct trouble *trouble, char object[REPORT_SIZE]);
+
+/* Prints a CNI error object. Returns the exit status to end with. */
 int report(const struct trouble *trouble);
 
-/* Writes all bytes to standard output. False when nobody reads them any more. */
+/* Writes all bytes to standard output. False when nobody reads them any more. SIGALRM ends a wait for a reader. */
 bool print_all(const void *bytes, size_t length);
 
 #endif

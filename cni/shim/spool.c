@@ -1,16 +1,20 @@
 #include "spool.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h> /* renameat */
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { NAME_SIZE = 64 };
+enum { TIME_DIGITS = 20, PID_DIGITS = 10, SUM_DIGITS = 16, ENTRY_LIMIT = 20000 };
+
+static const char suffix[] = ".del";
+
+enum { NAME_SIZE = TIME_DIGITS + 1 + PID_DIGITS + 1 + SUM_DIGITS + sizeof suffix, SUM_AT = TIME_DIGITS + PID_DIGITS + 2 };
 
 static bool fail(struct trouble *trouble, const char *folder)
 {
@@ -18,7 +22,7 @@ static bool fail(struct trouble *trouble, const char *folder)
         .code = TRY_AGAIN_LATER,
         .msg = "the agent is away and this DEL cannot be kept for it",
         .thing = folder,
-        .why = strerror(errno),
+        .why = errno == EMLINK ? "holds 20000 files already; has no agent run here for long?" : strerror(errno),
     };
     return false;
 }
@@ -30,20 +34,26 @@ static char *put_digits(char *at, uint64_t number, unsigned base, size_t width)
     return at + width;
 }
 
-/* "<nanoseconds>-<pid>-<random>": names of one clock sort by time, and no two are alike. */
-static size_t make_name(char *name)
+/* FNV-1a. It need not resist anybody: what has the same sum is compared. */
+static uint64_t sum(const struct frame *request)
+{
+    uint64_t sum = 0xcbf29ce484222325;
+    for (size_t i = 0; i < request->length; i++)
+        sum = (sum ^ request->bytes[i]) * 0x100000001b3;
+    return sum;
+}
+
+/* "<nanoseconds>-<pid>-<sum>.del": names of one clock sort by time, those of the same request end alike. */
+static void make_name(const struct frame *request, char name[NAME_SIZE])
 {
     struct timespec now;
-    uint64_t chance = 0;
     clock_gettime(CLOCK_REALTIME, &now);
-    if (getrandom(&chance, sizeof chance, GRND_NONBLOCK) < 0)
-        chance = (uint64_t)(uintptr_t)&chance; /* early boot: the address is random too, and O_EXCL guards */
-    char *at = put_digits(name, (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec, 10, 20);
+    char *at = put_digits(name, (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec, 10, TIME_DIGITS);
     *at++ = '-';
-    at = put_digits(at, (uint64_t)getpid(), 10, 10);
+    at = put_digits(at, (uint64_t)getpid(), 10, PID_DIGITS);
     *at++ = '-';
-    at = put_digits(at, chance, 16, 16);
-    return (size_t)(at - name);
+    at = put_digits(at, sum(request), 16, SUM_DIGITS);
+    memcpy(at, suffix, sizeof suffix);
 }
 
 /* fsync says EINVAL where a filesystem has nothing to sync. */
@@ -122,26 +132,90 @@ static bool write_file(int folder, const char *name, const struct frame *request
     return done;
 }
 
+static bool holds_exactly(int folder, const char *name, const struct frame *request)
+{
+    int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0)
+        return false;
+    unsigned char part[4096];
+    size_t same = 0;
+    for (;;) {
+        ssize_t n = read(file, part, sizeof part);
+        if (n < 0 && errno == EINTR)
+            continue;
+        bool fits = n > 0 && (size_t)n <= request->length - same;
+        if (!fits || memcmp(part, request->bytes + same, (size_t)n) != 0) {
+            close(file);
+            return n == 0 && same == request->length;
+        }
+        same += (size_t)n;
+    }
+}
+
+enum presence { ABSENT, PRESENT, CROWDED };
+
+/* Looks for the same request in the spool: a runtime repeats a DEL for as long as another plugin fails it. */
+static enum presence find_request(int folder, const char *name, const struct frame *request)
+{
+    int listed = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *entries = listed < 0 ? NULL : fdopendir(listed);
+    if (entries == NULL) {
+        if (listed >= 0)
+            close(listed);
+        return ABSENT; /* to keep it twice does no harm */
+    }
+    enum presence found = ABSENT;
+    int count = 0;
+    for (struct dirent *entry; found == ABSENT && (entry = readdir(entries)) != NULL;) {
+        if (++count > ENTRY_LIMIT)
+            found = CROWDED;
+        else if (strlen(entry->d_name) == NAME_SIZE - 1 && strcmp(entry->d_name + SUM_AT, name + SUM_AT) == 0 &&
+                 holds_exactly(folder, entry->d_name, request))
+            found = PRESENT;
+    }
+    closedir(entries);
+    return found;
+}
+
+/* Opens the spool itself, never what a link there points to. */
+static int open_folder(const char *path)
+{
+    enum { HOW = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC };
+    int folder = open(path, HOW);
+    if (folder < 0 && errno == ENOENT && make_folder(path, 1))
+        folder = open(path, HOW);
+    return folder;
+}
+
+static bool keep(int folder, const struct frame *request)
+{
+    char unfinished[1 + NAME_SIZE + 4] = ".", final[NAME_SIZE];
+    make_name(request, final);
+    switch (find_request(folder, final, request)) {
+    case PRESENT:
+        return sync_fd(folder); /* whoever put it there may not have come so far */
+    case CROWDED:
+        errno = EMLINK;
+        return false;
+    case ABSENT:
+        break;
+    }
+    strcpy(unfinished + 1, final);
+    strcat(unfinished, ".tmp");
+    if (write_file(folder, unfinished, request) && renameat(folder, unfinished, folder, final) == 0)
+        return sync_fd(folder); /* the file stays even so: replaying a DEL twice does no harm */
+    int cause = errno;
+    unlinkat(folder, unfinished, 0);
+    errno = cause;
+    return false;
+}
+
 bool spool_request(const char *path, const struct frame *request, struct trouble *trouble)
 {
-    char unfinished[NAME_SIZE] = ".", final[NAME_SIZE];
-    size_t length = make_name(final);
-    memcpy(unfinished + 1, final, length);
-    strcpy(unfinished + 1 + length, ".tmp");
-    strcpy(final + length, ".del");
-
-    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder < 0 && errno == ENOENT && make_folder(path, 1))
-        folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int folder = open_folder(path);
     if (folder < 0)
         return fail(trouble, path);
-    bool done = write_file(folder, unfinished, request) && renameat(folder, unfinished, folder, final) == 0;
-    if (!done) {
-        fail(trouble, path);
-        unlinkat(folder, unfinished, 0);
-    } else if (!sync_fd(folder)) {
-        done = fail(trouble, path); /* the file stays: replaying a DEL twice does no harm */
-    }
+    bool done = keep(folder, request) || fail(trouble, path);
     close(folder);
     return done;
 }

@@ -75,13 +75,6 @@ def test_a_namespace_that_cannot_be_opened_is_named(relay: Relay, command: str) 
     assert error["details"] == '/run/netns/"odd"\n\\ \ufffd ä€😀: No such file or directory'
 
 
-def test_a_pipe_in_place_of_a_namespace_does_not_hang_the_relay(relay: Relay) -> None:
-    os.mkfifo(relay.folder / "pipe")
-    agent = Agent()
-    with serve(relay.socket, agent, agent.answering()):
-        assert relay.run("ADD", CNI_NETNS=str(relay.folder / "pipe")).status == 0
-
-
 def test_version_needs_no_agent_and_no_input(relay: Relay) -> None:
     process = relay.start("VERSION")
     stdout, _ = process.communicate(timeout=60)
@@ -170,10 +163,6 @@ def test_an_agent_whose_queue_is_full_is_waited_for(relay: Relay) -> None:
             assert request.netns is not None
             os.close(request.netns)
             assert process.communicate(timeout=60)[0] == b"late"
-
-
-def test_status_without_an_agent_says_that_the_plugin_is_not_available(relay: Relay) -> None:
-    assert relay.run("STATUS").error["code"] == protocol.PLUGIN_NOT_AVAILABLE
 
 
 def test_a_socket_that_may_not_be_used_is_told_at_once(relay: Relay) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cni import protocol
-from tests.cni.relay import OWN_NETNS, Agent, Behaviour, Relay, hang_up, serve
+from tests.cni.relay import OWN_NETNS, Agent, Behaviour, Outcome, Relay, hang_up, serve
 
 POD = {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": OWN_NETNS}
 
@@ -33,6 +35,24 @@ def test_only_root_reads_the_spool(relay: Relay) -> None:
     (path,) = relay.spooled()
     assert path.stat().st_mode & 0o7777 == 0o600
     assert relay.spool.stat().st_mode & 0o7777 == 0o700
+
+
+def test_a_del_that_is_killed_while_it_writes_leaves_nothing_that_counts(relay: Relay) -> None:
+    """The disk is slow, and the runtime's patience over: whatever is there by then, only whole files are DELs."""
+    for delay in (0.0, 0.001, 0.002, 0.004, 0.008):
+        process = relay.start("DEL", wait="0", **{**POD, "CNI_CONTAINERID": f"c{delay}"})
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+        time.sleep(delay)
+        process.kill()
+        process.communicate(timeout=60)
+    for path in relay.spooled():
+        if path.suffix == ".del":
+            protocol.decode_request(path.read_bytes())
+        else:
+            assert path.name.startswith(".")
+            assert path.suffix == ".tmp"
 
 
 def test_spooled_dels_sort_by_time(relay: Relay) -> None:
@@ -78,6 +98,69 @@ def test_a_spool_that_is_a_file_is_told(relay: Relay) -> None:
     error = relay.run("DEL").error
     assert error["code"] == protocol.TRY_AGAIN_LATER
     assert error["details"] == f"{relay.spool}: Not a directory"
+
+
+def test_a_spool_that_is_a_link_is_told_and_nothing_is_put_behind_it(relay: Relay, tmp_path: Path) -> None:
+    relay.spool.parent.mkdir()
+    relay.spool.symlink_to(tmp_path)
+    error = relay.run("DEL").error
+    assert error["code"] == protocol.TRY_AGAIN_LATER
+    assert error["details"] == f"{relay.spool}: Not a directory"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_del_is_kept_once(relay: Relay) -> None:
+    first, later = {**POD}, {**POD, "CNI_NETNS": ""}
+    for pod, stdin in ((first, b'{"prevResult":{}}'), (later, b"{}"), (later, b"{}"), (later, b"{}")):
+        assert relay.run("DEL", stdin, wait="0", **pod).status == 0
+    assert [request.env["CNI_NETNS"] for request in read_spool(relay)] == [OWN_NETNS, ""]
+
+
+def test_another_file_of_the_same_sum_does_not_stand_for_a_del(relay: Relay) -> None:
+    assert relay.run("DEL", b"{}", wait="0", **POD).status == 0
+    (path,) = relay.spooled()
+    content = path.read_bytes()
+    for other in (b"", content[:-1], content + b" ", content[:-1] + b" "):
+        path.write_bytes(other)
+        assert relay.run("DEL", b"{}", wait="0", **POD).status == 0
+        (kept,) = (p for p in relay.spooled() if p != path)
+        assert kept.read_bytes() == content
+        kept.unlink()
+
+
+def test_a_spool_that_nobody_reads_fills_up_to_a_limit(relay: Relay) -> None:
+    relay.spool.mkdir(parents=True)
+    for number in range(20_000):
+        os.close(os.open(relay.spool / str(number), os.O_CREAT | os.O_WRONLY))
+    error = relay.run("DEL", **POD).error
+    assert error["code"] == protocol.TRY_AGAIN_LATER
+    assert error["details"].startswith(f"{relay.spool}: holds 20000 files already")
+    assert len(relay.spooled()) == 20_000
+
+
+@pytest.mark.parametrize("stdin", [b" " * (2 << 20), None], ids=["too long", "endless"])
+def test_a_del_is_kept_without_its_configuration_when_that_cannot_be_had(relay: Relay, stdin: bytes | None) -> None:
+    """What it undoes is in the agent's books; refused, the pod would never go."""
+    process = relay.start("DEL", wait="0.2", **POD)
+    if stdin is None:
+        assert process.wait(60) == 0
+    process.communicate(stdin, timeout=60)
+    assert process.returncode == 0
+    assert read_spool(relay) == [protocol.Request({"CNI_COMMAND": "DEL", **POD}, b"")]
+
+
+def test_a_file_that_may_not_grow_is_told(relay: Relay) -> None:
+    script = 'ulimit -f 0; exec "$0"'
+    process = subprocess.run(
+        ["/bin/sh", "-c", script, str(relay.program)],
+        env=relay.environment("DEL", "0", POD),
+        input=b"{}",
+        capture_output=True,
+        check=False,
+    )
+    error = Outcome(process.returncode, process.stdout).error
+    assert error["details"] == f"{relay.spool}: File too large"
+    assert relay.spooled() == []
 
 
 def test_no_tree_of_folders_is_made_for_a_spool(relay: Relay) -> None:

@@ -1,0 +1,284 @@
+"""The relay in an environment that a runtime should not give it: streams, namespaces, signals, sockets."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from cni import protocol
+from tests.cni.relay import OWN_NETNS, Agent, Outcome, Relay, finish, hang_up, serve
+from tests.cni.test_shim_spool import disk
+
+POD = {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1"}
+
+
+def make(path: Path, kind: str) -> str:
+    """Put something where a namespace should be; returns its path."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "file":
+        path.write_text("")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
+    elif kind == "device":
+        return "/dev/zero"
+    elif kind == "link to itself":
+        path.symlink_to(path)
+    elif kind == "another namespace":
+        return "/proc/self/ns/uts"
+    return str(path)
+
+
+NOT_NAMESPACES = {
+    "missing": "No such file or directory",
+    "pipe": "is no namespace (its mount may be gone)",
+    "file": "is no namespace (its mount may be gone)",
+    "folder": "is no namespace (its mount may be gone)",
+    "device": "is no namespace (its mount may be gone)",
+    "socket": "No such device or address",
+    "link to itself": "",  # each C library has words of its own
+    "another namespace": "is a namespace of another kind",
+}
+
+
+@pytest.mark.parametrize("command", ["ADD", "CHECK"])
+@pytest.mark.parametrize(("kind", "why"), NOT_NAMESPACES.items(), ids=NOT_NAMESPACES)
+def test_what_is_no_network_namespace_is_refused_at_once(relay: Relay, command: str, kind: str, why: str) -> None:
+    path = make(relay.folder / "netns", kind)
+    error = relay.run(command, CNI_NETNS=path).error
+    assert error["code"] == protocol.INVALID_ENVIRONMENT
+    assert error["details"].startswith(f"{path}: {why}")
+
+
+@pytest.mark.parametrize("kind", NOT_NAMESPACES)
+def test_del_goes_to_the_agent_without_what_is_no_network_namespace(relay: Relay, kind: str) -> None:
+    path = make(relay.folder / "netns", kind)
+    agent = Agent()
+    with serve(relay.socket, agent, agent.answering(b"")):
+        assert relay.run("DEL", **POD, CNI_NETNS=path).status == 0
+    assert agent.requests[0].netns is None
+
+
+def test_a_link_to_a_namespace_is_followed(relay: Relay) -> None:
+    (relay.folder / "netns").symlink_to(OWN_NETNS)
+    agent = Agent()
+    with serve(relay.socket, agent, agent.answering(b"")):
+        assert relay.run("ADD", **POD, CNI_NETNS=str(relay.folder / "netns")).status == 0
+        netns = agent.requests[0].netns
+        assert netns is not None
+        assert os.fstat(netns).st_ino == os.stat(OWN_NETNS).st_ino
+
+
+@pytest.mark.parametrize("command", ["ADD", "CHECK", "GC", "STATUS"])
+def test_input_that_never_ends_is_not_waited_for_for_ever(relay: Relay, command: str) -> None:
+    process = relay.start(command, wait="0.2", **POD, CNI_NETNS=OWN_NETNS)
+    assert process.wait(60) == 1
+    error = finish(process).error
+    assert error["code"] == protocol.IO_FAILURE
+    assert error["details"].startswith("standard input: ")
+
+
+def test_input_without_end_is_read_up_to_a_limit(relay: Relay) -> None:
+    with open("/dev/zero") as endless:
+        environment = relay.environment("ADD", "20", POD)
+        process = subprocess.run([relay.program], env=environment, stdin=endless, capture_output=True, check=False)
+    assert Outcome(process.returncode, process.stdout).error["code"] == protocol.INVALID_NETWORK_CONFIG
+
+
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-", ">/dev/full"])
+def test_streams_that_are_missing_or_full_harm_nobody(relay: Relay, redirection: str) -> None:
+    """No descriptor of ours may take a stream's number: an answer printed there would go to the agent."""
+    agent = Agent()
+    with serve(relay.socket, agent, agent.answering(b"x", 5)):
+        environment = relay.environment("ADD", "20", {**POD, "CNI_NETNS": OWN_NETNS})
+        script = f'exec "$0" {redirection}'
+        command = ["/bin/sh", "-c", script, str(relay.program)]
+        status = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False
+        ).returncode
+        (request,) = agent.requests
+        assert request.netns is not None
+        assert os.fstat(request.netns).st_ino == os.stat(OWN_NETNS).st_ino
+    assert status == (1 if "full" in redirection else 5)
+    assert request.stdin == b""
+
+
+def test_a_runtime_that_takes_no_output_does_not_keep_the_relay(relay: Relay) -> None:
+    agent = Agent()
+    reader, writer = os.pipe()
+    with serve(relay.socket, agent, agent.answering(b"x" * 1_000_000)):
+        environment = relay.environment("GC", "0.9", {})
+        process = subprocess.Popen([relay.program], env=environment, stdin=subprocess.DEVNULL, stdout=writer)
+        assert process.wait(60) == -signal.SIGALRM
+    os.close(reader)
+    os.close(writer)
+
+
+def test_signals_that_the_runtime_blocked_or_ignored_are_settled(relay: Relay) -> None:
+    """Go programs start their children with a clean mask; others may not."""
+
+    agent = Agent()
+    reader, writer = os.pipe()
+    with serve(relay.socket, agent, agent.answering(b"x" * 1_000_000)):
+        process = subprocess.Popen(
+            [shutil.which("env"), "--block-signal=ALRM", "--ignore-signal=ALRM", relay.program],
+            env=relay.environment("GC", "0.9", {}),
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+        )
+        assert process.wait(60) == -signal.SIGALRM
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_runtime_that_loses_patience_ends_the_relay(relay: Relay, number: signal.Signals) -> None:
+    agent, arrived, done = Agent(), threading.Event(), threading.Event()
+
+    def fall_silent(connection: socket.socket) -> None:
+        agent.requests.append(protocol.receive_request(connection))
+        arrived.set()
+        done.wait(60)
+
+    with serve(relay.socket, agent, fall_silent):
+        process = relay.start("ADD", **POD, CNI_NETNS=OWN_NETNS)
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+        assert arrived.wait(60)
+        process.send_signal(number)
+        assert process.wait(60) == -number
+        process.communicate()
+        done.set()
+
+
+def test_an_agent_that_is_replaced_during_the_call_is_followed(relay: Relay) -> None:
+    """An update: the old agent takes the request and ends, another binds the socket's name anew."""
+    old, new = Agent(), Agent()
+    taken = threading.Event()
+
+    def end(connection: socket.socket) -> None:
+        old.requests.append(protocol.receive_request(connection))
+        taken.set()
+
+    with serve(relay.socket, old, end, hang_up):
+        process = relay.start("ADD", **POD, CNI_NETNS=OWN_NETNS)
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+        assert taken.wait(60)
+    with serve(relay.socket, new, new.answering(b"new")):
+        assert process.communicate(timeout=60)[0] == b"new"
+    assert process.returncode == 0
+    assert [agent.requests[0].env for agent in (old, new)] == [old.requests[0].env] * 2
+    assert new.requests[0].netns is not None
+
+
+def test_a_connection_that_is_reset_with_the_request_unread_is_made_again(relay: Relay) -> None:
+    agent = Agent()
+
+    def reset(connection: socket.socket) -> None:
+        connection.recv(1)
+
+    with serve(relay.socket, agent, reset, reset, agent.answering()):
+        assert relay.run("ADD", b" " * 500_000, **POD, CNI_NETNS=OWN_NETNS).stdout == b"answer"
+    assert agent.connections == 3
+
+
+@pytest.mark.parametrize("beginning", [b"N", b"NFC1", b"NFC1\0\0\0\x05\0{}"])
+def test_an_add_that_may_have_been_done_is_not_sent_again(relay: Relay, beginning: bytes) -> None:
+    """An answer had begun: the runtime hears of it, sends DEL, and decides itself."""
+    agent = Agent()
+    with serve(relay.socket, agent, agent.sending(beginning)):
+        error = relay.run("ADD", **POD, CNI_NETNS=OWN_NETNS).error
+    assert error["code"] == protocol.TRY_AGAIN_LATER
+    assert agent.connections == 1
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link", "pipe"])
+def test_what_is_no_socket_is_an_agent_away_or_told(relay: Relay, kind: str) -> None:
+    if kind == "link":
+        relay.socket.symlink_to(relay.folder / "nowhere")
+    else:
+        make(relay.socket, kind)
+    error = relay.run("ADD", wait="0.1", **POD, CNI_NETNS=OWN_NETNS).error
+    assert error["code"] == protocol.TRY_AGAIN_LATER
+    assert error["details"].startswith(f"{relay.socket}: ")
+
+
+def test_a_link_to_the_socket_is_followed(relay: Relay) -> None:
+    agent = Agent()
+    (relay.folder / "link").symlink_to(relay.socket)
+    with serve(relay.socket, agent, agent.answering()):
+        assert relay.run("GC", NODEFABRIC_CNI_SOCKET=str(relay.folder / "link")).status == 0
+
+
+def test_a_run_folder_that_is_full_or_read_only_stops_nothing(relay: Relay) -> None:
+    for options in ("size=4k,nr_inodes=2", "size=1m"):
+        folder = relay.folder / options[:7]
+        with disk(folder, options):
+            path, agent = folder / "cni.sock", Agent()
+            with serve(path, agent, agent.answering()):
+                if options == "size=1m":
+                    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+                for command in ("ADD", "DEL", "STATUS"):
+                    more = {**POD, "CNI_NETNS": OWN_NETNS, "NODEFABRIC_CNI_SOCKET": str(path)}
+                    assert relay.run(command, **more).stdout == b"answer"
+                if options == "size=1m":
+                    subprocess.run(["mount", "-o", "remount,rw", folder], check=True)
+
+
+def test_an_environment_of_variables_that_are_each_allowed_may_be_too_long_together(relay: Relay) -> None:
+    names = ("CNI_CONTAINERID", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH")
+    agent = Agent()
+    with serve(relay.socket, agent, agent.answering()):
+        assert relay.run("GC", **dict.fromkeys(names, "x" * 65_536)).status == 0
+        assert relay.run("GC", b" " * 800_000, **dict.fromkeys(names, "x" * 65_536)).error["code"] == 7
+    assert len(agent.requests[0].env) == 5
+
+
+def test_a_variable_that_is_given_twice_counts_once(relay: Relay) -> None:
+    """execve(2) takes such an environment; the first counts, as for getenv(3)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    agent = Agent()
+    with serve(relay.socket, agent, agent.answering(b"")):
+        given = [f"{k}={v}" for k, v in relay.environment("GC", "20", {}).items()] + [
+            "CNI_ARGS=a",
+            "CNI_ARGS=b",
+            "=",
+            "x",
+        ]
+        environment = (ctypes.c_char_p * (len(given) + 1))(*(text.encode() for text in given), None)
+        arguments = (ctypes.c_char_p * 2)(b"nodefabric", None)
+        pid = ctypes.c_int()
+        assert libc.posix_spawn(ctypes.byref(pid), os.fsencode(relay.program), None, None, arguments, environment) in (
+            0,
+            None,
+        )
+        assert os.waitstatus_to_exitcode(os.waitpid(pid.value, 0)[1]) == 0
+    assert agent.requests[0].env["CNI_ARGS"] == "a"
+
+
+def test_nothing_is_left_open_to_everybody(relay: Relay) -> None:
+    """Whatever umask the runtime has."""
+    script = 'umask 0; exec "$0"'
+    subprocess.run(
+        ["/bin/sh", "-c", script, str(relay.program)],
+        env=relay.environment("DEL", "0", POD),
+        stdin=subprocess.DEVNULL,
+        check=True,
+    )
+    for path in (relay.spool, *relay.spooled()):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
