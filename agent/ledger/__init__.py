@@ -2,9 +2,11 @@
 
 Owns ledger.db and every SQL statement. Knows nothing of gRPC, CNI or netlink.
 A row is written before the hardware is touched, so a crash leaves a row to undo, never a lost
-device. Writes are done one at a time, reads through a connection of their own, so that none waits for
-a write that waits for the disk. All run on the caller's thread, which may be any but the event
-loop's: a pod's start waits for them, and to wake another thread takes longer than to write a row.
+device. Writes are done one at a time. Grants and attachments are read from memory, which changes with
+each commit: the process that has the file open is its only writer. Other reads have a connection of
+their own, so that none waits for a write that waits for the disk. All run on the caller's thread,
+which may be any but the event loop's: a pod's start waits for them, and to wake another thread takes
+longer than to write a row.
 
 Durability: what is written survives the death of the process, always. What a power cut must not
 take either is on the disk before the method returns (`synchronous=FULL`): an attachment that gets

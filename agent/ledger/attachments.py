@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from agent.errors import DeviceBusy, LedgerError
-from agent.ledger import rows
+from agent.ledger import mirror, rows
 from agent.ledger.database import Database
 from agent.model.allocation import Attachment, AttachmentState, Owner, Undo
 
 
 class AttachmentBook(Database):
     """Which device is in which pod, and what undoes that."""
+
+    def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
+        super().__init__(path, boot_id, clock)
+        self._attachments = mirror.of_attachments()
+
+    def _load(self) -> None:
+        super()._load()
+        found = self._read("SELECT * FROM attachments ORDER BY attachment_id")
+        self._attachments.put(map(rows.attachment, found))
 
     def begin_attach(
         self,
@@ -116,14 +127,14 @@ class AttachmentBook(Database):
                 since=now,
             )
 
-        return self._write(write, durable)
+        return self._write(write, durable, lambda row: self._attachments.put([row]))
 
     def finish_attach(self, attachment_ids: Iterable[int], result: Mapping[str, Any]) -> None:
         """Turn *attaching* rows into *attached*, with the CNI result that will be answered."""
         ids = tuple(attachment_ids)
         text = json.dumps(dict(result))
 
-        def write() -> None:
+        def write() -> float:
             now = self._clock()
             for attachment_id in ids:
                 changed = self._db.execute(
@@ -133,21 +144,36 @@ class AttachmentBook(Database):
                 ).rowcount
                 if changed != 1:
                     raise LedgerError(f"attachment {attachment_id} is not in state attaching")
+            return now
 
-        self._write(write, durable=False)
+        answer = dict(result)
+        self._write(
+            write,
+            durable=False,
+            then=lambda now: self._attachments.put(
+                replace(row, state=AttachmentState.ATTACHED, result=answer, since=now) for row in self._rows(ids)
+            ),
+        )
 
     def begin_detach(self, attachment_ids: Iterable[int]) -> None:
         """Mark rows *detaching*: a promise to undo them that survives a crash."""
-        ids = [(attachment_id,) for attachment_id in attachment_ids]
+        ids = tuple(attachment_ids)
 
-        def write() -> None:
+        def write() -> float:
             now = self._clock()
             self._db.executemany(
                 "UPDATE attachments SET state = 'detaching', since = ? WHERE attachment_id = ?",
-                [(now, *row) for row in ids],
+                [(now, attachment_id) for attachment_id in ids],
             )
+            return now
 
-        self._write(write, durable=False)
+        self._write(
+            write,
+            durable=False,
+            then=lambda now: self._attachments.put(
+                replace(row, state=AttachmentState.DETACHING, since=now) for row in self._rows(ids)
+            ),
+        )
 
     def finish_detach(self, row: Attachment, *, lease_owed: bool = False) -> None:
         """Drop the row of a device that is back, and end its quarantine.
@@ -164,26 +190,28 @@ class AttachmentBook(Database):
                     (row.owner.container_id, row.ifname, row.netns_path, json.dumps(dict(row.request)), self._clock()),
                 )
 
-        self._write(write, durable=False)
+        self._write(write, durable=False, then=lambda _: self._attachments.remove([row.attachment_id]))
 
     def attachments(self) -> tuple[Attachment, ...]:
         """List all attachments, oldest first."""
-        return self._attachments("")
+        self._check_open()
+        return self._attachments.all()
 
     def attachments_of(self, container_id: str, cni_ifname: str) -> tuple[Attachment, ...]:
         """List what one CNI call's sandbox and interface owns."""
-        return self._attachments("WHERE container_id = ? AND cni_ifname = ?", container_id, cni_ifname)
+        mine = (row for row in self.attachments() if row.owner.container_id == container_id)
+        return tuple(row for row in mine if row.owner.cni_ifname == cni_ifname)
 
     def has_interface(self, container_id: str, ifname: str) -> bool:
         """Tell whether a container has, or is being given, an interface of this name."""
-        sql = "SELECT 1 FROM attachments WHERE container_id = ? AND ifname = ? LIMIT 1"
-        return bool(self._read(sql, (container_id, ifname)))
+        return any(row.owner.container_id == container_id and row.ifname == ifname for row in self.attachments())
 
     def attachment_on(self, device: str) -> Attachment | None:
         """Return the attachment of a device, whoever owns it."""
-        found = self._attachments("WHERE device = ?", device)
+        self._check_open()
+        found = self._attachments.of_device(device)
         return found[0] if found else None
 
-    def _attachments(self, where: str, *values: str) -> tuple[Attachment, ...]:
-        sql = f"SELECT * FROM attachments {where} ORDER BY attachment_id"  # noqa: S608 -- literals from above only
-        return tuple(rows.attachment(row) for row in self._read(sql, values))
+    def _rows(self, attachment_ids: Iterable[int]) -> tuple[Attachment, ...]:
+        found = map(self._attachments.get, attachment_ids)
+        return tuple(row for row in found if row is not None)

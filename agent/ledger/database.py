@@ -37,6 +37,8 @@ class Database:
         self._db: sqlite3.Connection
         self._reader: sqlite3.Connection
         self._is_open = True
+        self._is_durable: bool | None = None
+        """What `PRAGMA synchronous` was set to last: to set it once more is a statement that a pod waits for."""
 
     @classmethod
     def open(cls, path: Path, boot_id: str, clock: Callable[[], float] = time.time) -> Self:
@@ -50,6 +52,7 @@ class Database:
         with ledger._translated():
             ledger._connect()
             ledger._reader = ledger._open_reader()
+            ledger._load()
         return ledger
 
     def close(self) -> None:
@@ -69,15 +72,26 @@ class Database:
         with self._writing, self._usable():
             version = schema.version_of(self._db)
             self._db.execute("PRAGMA synchronous = FULL")
+            self._is_durable = True
             self._db.execute(f"PRAGMA user_version = {version}")
+
+    def _load(self) -> None:
+        """Read what is kept in memory. Each book adds its own."""
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise LedgerError(f"{self.path} is closed: the agent is ending")
 
     def _read(self, sql: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
         with self._reading, self._usable():
             return self._reader.execute(sql, values).fetchall()
 
-    def _write(self, work: Callable[[], T], durable: bool = True) -> T:
+    def _write(self, work: Callable[[], T], durable: bool = True, then: Callable[[T], None] | None = None) -> T:
+        """Do `work` in a transaction of its own, and `then` with its result once it holds."""
         with self._writing, self._usable():
-            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            if durable is not self._is_durable:
+                self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                self._is_durable = durable
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 value = work()
@@ -86,14 +100,15 @@ class Database:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+            if then is not None:
+                then(value)
             for listener in self._listeners:
                 listener()
             return value
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
-        if not self._is_open:
-            raise LedgerError(f"{self.path} is closed: the agent is ending")
+        self._check_open()
         with self._translated():
             yield
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
-from agent.ledger import rows
+from agent.ledger import mirror, rows
 from agent.ledger.database import Database
 from agent.model.allocation import Grant, PodRef
 
 
 class GrantBook(Database):
     """Who may use what, in kubelet's words."""
+
+    def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
+        super().__init__(path, boot_id, clock)
+        self._grants = mirror.of_grants()
+
+    def _load(self) -> None:
+        super()._load()
+        self._grants.put(map(rows.grant, self._read("SELECT * FROM grants ORDER BY granted_at, unit_id")))
 
     def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
         """Record that kubelet was given these units (unit ID → device).
@@ -20,17 +30,18 @@ class GrantBook(Database):
         unit is granted again to the main container, and kubelet frees units without a word.
         """
 
+        granted = [Grant(unit, resource_name, device, self._clock()) for unit, device in units.items()]
+
         def write() -> None:
-            now = self._clock()
             self._db.executemany(
                 "INSERT INTO grants (unit_id, resource_name, device, granted_at) VALUES (?, ?, ?, ?)"
                 " ON CONFLICT (unit_id) DO UPDATE SET resource_name = excluded.resource_name,"
                 " device = excluded.device, granted_at = excluded.granted_at,"
                 " pod_namespace = NULL, pod_name = NULL, pod_uid = NULL",
-                [(unit, resource_name, device, now) for unit, device in units.items()],
+                [(g.unit_id, g.resource_name, g.device, g.granted_at) for g in granted],
             )
 
-        self._write(write, durable=False)
+        self._write(write, durable=False, then=lambda _: self._grants.put(granted))
 
     def bind(self, unit_ids: Iterable[str], pod: PodRef) -> None:
         """Name the pod that holds these granted units. Binding the same pod twice is a no-op."""
@@ -42,19 +53,28 @@ class GrantBook(Database):
                 [(pod.namespace, pod.name, pod.uid, unit) for unit in units],
             )
 
-        self._write(write, durable=False)
+        self._write(
+            write,
+            durable=False,
+            then=lambda _: self._grants.put(replace(grant, pod=pod) for grant in self._of_units(units)),
+        )
 
     def release(self, unit_ids: Iterable[str], granted_before: float = math.inf) -> None:
         """Forget the grants of these units: kubelet no longer counts them to any pod.
 
         `granted_before` (seconds since the epoch) spares one that was granted anew meanwhile.
         """
-        units = [(unit, granted_before) for unit in unit_ids]
+        units = tuple(unit_ids)
 
         def write() -> None:
-            self._db.executemany("DELETE FROM grants WHERE unit_id = ? AND granted_at < ?", units)
+            self._db.executemany(
+                "DELETE FROM grants WHERE unit_id = ? AND granted_at < ?", [(unit, granted_before) for unit in units]
+            )
 
-        self._write(write, durable=False)
+        def forget(_: None) -> None:
+            self._grants.remove(g.unit_id for g in self._of_units(units) if g.granted_at < granted_before)
+
+        self._write(write, durable=False, then=forget)
 
     def move_grants(self, devices: Mapping[str, str]) -> None:
         """Name the device that units stand for now (unit ID → device), whoever holds them."""
@@ -64,21 +84,28 @@ class GrantBook(Database):
                 "UPDATE grants SET device = ? WHERE unit_id = ?", [(device, unit) for unit, device in devices.items()]
             )
 
-        self._write(write, durable=False)
+        self._write(
+            write,
+            durable=False,
+            then=lambda _: self._grants.put(replace(g, device=devices[g.unit_id]) for g in self._of_units(devices)),
+        )
 
     def grants(self) -> tuple[Grant, ...]:
         """List all grants, oldest first."""
-        found = self._read("SELECT * FROM grants ORDER BY granted_at, unit_id")
-        return tuple(map(rows.grant, found))
+        self._check_open()
+        return tuple(sorted(self._grants.all(), key=lambda grant: (grant.granted_at, grant.unit_id)))
 
     def granted_resource(self, device: str) -> str | None:
         """Name the resource that a unit of this device was granted for; None if none is."""
-        found = self._read("SELECT resource_name FROM grants WHERE device = ? LIMIT 1", (device,))
-        return found[0]["resource_name"] if found else None
+        self._check_open()
+        found = self._grants.of_device(device)
+        return found[0].resource_name if found else None
 
     def granted_devices(self, resource_names: Iterable[str]) -> dict[str, str]:
         """List the granted units of some resources with their devices."""
-        names = tuple(resource_names)
-        marks = ", ".join("?" * len(names))
-        found = self._read(f"SELECT unit_id, device FROM grants WHERE resource_name IN ({marks})", names)  # noqa: S608
-        return {row["unit_id"]: row["device"] for row in found}
+        self._check_open()
+        names = frozenset(resource_names)
+        return {grant.unit_id: grant.device for grant in self._grants.all() if grant.resource_name in names}
+
+    def _of_units(self, units: Iterable[str]) -> tuple[Grant, ...]:
+        return tuple(grant for grant in map(self._grants.get, units) if grant is not None)

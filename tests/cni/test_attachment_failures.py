@@ -188,6 +188,7 @@ def test_books_that_cannot_be_written_give_the_vf_back_and_are_put_right_later(r
     assert rig.found() == before
     assert rig.leases() == []
     ledger.close()
+    rig.restart()
     assert rig.attachments.heal(vf(0)) == "half-attaching"
     assert rig.ledger.attachments() == ()
     assert rig.found() == before

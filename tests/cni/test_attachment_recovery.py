@@ -117,6 +117,7 @@ def test_an_agent_killed_during_add_is_cleaned_up_after(rig: Rig) -> None:
     pod, before = rig.pod(), rig.found()
     rig.stub_ipam(f"echo $CNI_COMMAND >>{rig.folder}/calls; [ $CNI_COMMAND = DEL ] || kill -9 $PPID")
     assert run_agent(rig, pod, "ADD") == -signal.SIGKILL
+    rig.restart()
     assert rig.in_pod(pod) is not None
     (row,) = rig.ledger.attachments()
     assert row.state is AttachmentState.ATTACHING
@@ -133,6 +134,7 @@ def test_an_agent_killed_during_del_is_cleaned_up_after(rig: Rig) -> None:
     assert rig.in_pod(pod) is not None
     rig.stub_ipam("kill -9 $PPID")
     assert run_agent(rig, pod, "DEL") == -signal.SIGKILL
+    rig.restart()
     (row,) = rig.ledger.attachments()
     assert row.state is AttachmentState.DETACHING
     rig.stub_ipam("exit 0")
@@ -148,6 +150,7 @@ def test_an_add_after_an_agent_was_killed_during_del_finishes_that_first(rig: Ri
     assert run_agent(rig, pod, "ADD") == 0
     rig.stub_ipam("kill -9 $PPID")
     assert run_agent(rig, pod, "DEL") == -signal.SIGKILL
+    rig.restart()
     rig.stub_ipam("exit 0")
     rig.add("c2", two)
     assert rig.in_pod(two) is not None

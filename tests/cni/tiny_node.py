@@ -76,8 +76,19 @@ class Rig:
     machine: SimulatedMachine
     ledger: Ledger
     attachments: Attachments
+    open_parts: Callable[[], tuple[Ledger, Attachments]]
     granted: list[GrantedDevice] = field(default_factory=list)
     """What kubelet gave to whichever pod asks."""
+
+    def close(self) -> None:
+        """End the agent's parts."""
+        self.attachments.close(seconds=TIMEOUT_SECONDS)
+        self.ledger.close()
+
+    def restart(self) -> None:
+        """Open the agent's parts anew: another agent has written the books, and they have one writer at a time."""
+        self.close()
+        self.ledger, self.attachments = self.open_parts()
 
     def pod(self, name: str = "pod") -> Path:
         """Make a pod's network namespace and return its path."""
@@ -203,19 +214,21 @@ def open_rig(
     `host` may put something between the machine and what attaches.
     """
     machine = SimulatedMachine.open(folder)
-    ledger = Ledger.open(folder / "ledger.db", boot_id)
     snapshot = machine.scan()
     granted: list[GrantedDevice] = []
 
     def granted_to(pod: PodRef) -> Sequence[GrantedDevice]:
         return tuple(granted)
 
-    attachments = Attachments(host(machine), ledger, lambda: snapshot, granted_to, busy_seconds=0.3)
+    def open_parts() -> tuple[Ledger, Attachments]:
+        ledger = Ledger.open(folder / "ledger.db", boot_id)
+        return ledger, Attachments(host(machine), ledger, lambda: snapshot, granted_to, busy_seconds=0.3)
+
+    rig = Rig(folder, machine, *open_parts(), open_parts, granted)
     try:
-        yield Rig(folder, machine, ledger, attachments, granted)
+        yield rig
     finally:
-        attachments.close(seconds=TIMEOUT_SECONDS)
-        ledger.close()
+        rig.close()
         machine.close()
 
 

@@ -1,0 +1,78 @@
+"""What the file holds of grants and attachments, once more in memory.
+
+ADD asks several questions before it may touch anything, and a pod waits for the answers. After a pause
+the processor has forgotten SQLite's code and pages, and each query takes a quarter of a millisecond; a
+look into a dictionary does not. The ledger has one writer, which changes the mirror with each commit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+from agent.model.allocation import Attachment, Grant
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Mirror(Generic[K, V]):
+    """Values by key and by device, for any thread."""
+
+    def __init__(self, key: Callable[[V], K], device: Callable[[V], str]) -> None:
+        self._key = key
+        self._device = device
+        self._guard = threading.Lock()
+        self._values: dict[K, V] = {}
+        self._of_device: dict[str, dict[K, V]] = {}
+
+    def put(self, values: Iterable[V]) -> None:
+        """Add values, or set them in place of those with the same key."""
+        with self._guard:
+            for value in values:
+                self._drop(self._key(value), keep_place=True)
+                self._values[self._key(value)] = value
+                self._of_device.setdefault(self._device(value), {})[self._key(value)] = value
+
+    def remove(self, keys: Iterable[K]) -> None:
+        """Forget what is there of these keys."""
+        with self._guard:
+            for key in keys:
+                self._drop(key)
+
+    def get(self, key: K) -> V | None:
+        """Return the value of a key."""
+        with self._guard:
+            return self._values.get(key)
+
+    def all(self) -> tuple[V, ...]:
+        """List all values, in the order in which their keys came."""
+        with self._guard:
+            return tuple(self._values.values())
+
+    def of_device(self, device: str) -> tuple[V, ...]:
+        """List a device's values, in the order in which their keys came."""
+        with self._guard:
+            return tuple(self._of_device.get(device, {}).values())
+
+    def _drop(self, key: K, keep_place: bool = False) -> None:
+        former = self._values.get(key)
+        if former is None:
+            return
+        siblings = self._of_device[self._device(former)]
+        del siblings[key]
+        if not siblings:
+            del self._of_device[self._device(former)]
+        if not keep_place:
+            del self._values[key]
+
+
+def of_attachments() -> Mirror[int, Attachment]:
+    """Make an empty mirror of attachments, by their ID."""
+    return Mirror(lambda row: row.attachment_id, lambda row: row.device)
+
+
+def of_grants() -> Mirror[str, Grant]:
+    """Make an empty mirror of grants, by their unit."""
+    return Mirror(lambda grant: grant.unit_id, lambda grant: grant.device)
