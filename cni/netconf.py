@@ -13,7 +13,7 @@ from typing import Any
 
 from agent.errors import RequestInvalid
 from agent.model.allocation import VfSettings
-from cni import kinds
+from cni import kinds, result_fields
 from cni.fields import Fields, decode, join, shown, unicast_mac
 from cni.kinds import MAX_MTU as MAX_MTU
 
@@ -94,7 +94,8 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
     macs = runtime.mac("mac"), _args_mac(cni_args or {}), wanted.settings.mac
     ipam = _ipam(fields, kind, wanted.mode)
     previous = fields.mapping("prevResult")
-    _check_result(Fields(previous or {}, "prevResult"))
+    if previous is not None:
+        result_fields.check(previous, "prevResult")
     valid = fields.take("cni.dev/valid-attachments", lambda v: isinstance(v, list), "a list")
     info = runtime.text("CNIDeviceInfoFile", "", _is_plain_path, "an absolute path without '..'")
     if kind not in kinds.REPLACED:
@@ -173,14 +174,6 @@ def _ipam(fields: Fields, kind: str, mode: str) -> Mapping[str, Any] | None:
             "ipam.type must not be dhcp, which knows no InfiniBand addresses: take host-local or the like"
         )
     return {**ipam, "type": name}
-
-
-def _check_result(fields: Fields) -> None:
-    for key in ("interfaces", "ips", "routes"):
-        fields.take(
-            key, lambda v: isinstance(v, list) and all(isinstance(item, dict) for item in v), "a list of objects"
-        )
-    fields.mapping("dns")
 
 
 def _args_mac(cni_args: Mapping[str, str]) -> str | None:

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.hardware.host import Route
+from cni.result_fields import in_version
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
     name: str
     mac: str
+    """Empty where the device has none that is known."""
     mtu: int
+    """0 where there is none."""
     sandbox: str
     device: str
+    """PCI address; empty for an interface that is no PCI device's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +55,24 @@ def build(version: str, previous: Mapping[str, Any] | None, made: Sequence[tuple
     routes = list(result.get("routes") or [])
     dns = result.get("dns") or {}
     for interface, leases in made:
-        entry: dict[str, Any] = {"name": interface.name, "mac": interface.mac, "sandbox": interface.sandbox}
-        if version == "1.1.0":
-            entry |= {"mtu": interface.mtu, "pciID": interface.device}
-        interfaces.append(entry)
+        entry: dict[str, Any] = {
+            "name": interface.name,
+            "mac": interface.mac,
+            "mtu": interface.mtu,
+            "sandbox": interface.sandbox,
+            "pciID": interface.device,
+        }
+        interfaces.append({key: value for key, value in entry.items() if value})
         for ip in leases.ips:
             lease = {"interface": len(interfaces) - 1, "address": ip["address"]}
-            if version.startswith("0."):
-                lease["version"] = "6" if ":" in ip["address"] else "4"
             if ip.get("gateway"):
                 lease["gateway"] = ip["gateway"]
             ips.append(lease)
         routes.extend(dict(route) for route in leases.routes)
         dns = dns or leases.dns or {}
-    result |= {"cniVersion": version, "interfaces": interfaces, "dns": dict(dns)}
+    result |= {"interfaces": interfaces, "dns": dict(dns)}
     if ips:
         result["ips"] = ips
     if routes:
         result["routes"] = routes
-    return result
+    return in_version(result, version)
