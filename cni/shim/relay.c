@@ -27,7 +27,7 @@
 #include "served.h"
 #include "spool.h"
 
-enum { FIRST_PAUSE_MS = 5, LONGEST_PAUSE_MS = 50, STREAM_WAIT_MS = 30000 };
+enum { FIRST_PAUSE_MS = 5, LONGEST_PAUSE_MS = 50, STREAM_WAIT_MS = 30000, LEAST_STREAM_MS = 1000 };
 
 static const char versions[] =
     "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.3.1\",\"0.4.0\",\"1.0.0\",\"1.1.0\"]}\n";
@@ -58,7 +58,7 @@ static const struct command commands[] = {
     {"DEL", NAMESPACE_IF_THERE, KEEP, false, TRY_AGAIN_LATER, 100, 20000, STREAM_WAIT_MS},
     {"CHECK", NAMESPACE_NEEDED, TELL, true, TRY_AGAIN_LATER, 10000, 90000, STREAM_WAIT_MS},
     {"GC", NO_NAMESPACE, TELL, true, TRY_AGAIN_LATER, 10000, 90000, STREAM_WAIT_MS},
-    {"STATUS", NO_NAMESPACE, RECALL, false, PLUGIN_NOT_AVAILABLE, 0, 1000, 1000},
+    {"STATUS", NO_NAMESPACE, RECALL, false, PLUGIN_NOT_AVAILABLE, 0, 1000, LEAST_STREAM_MS},
 };
 
 static const char *variable(const char *name, const char *otherwise)
@@ -78,8 +78,8 @@ static void apply_wait(struct command *command, int64_t wait)
         command->absent_ms = wait;
     if (command->patient || wait < command->answer_ms)
         command->answer_ms = wait;
-    if (wait < command->stream_ms)
-        command->stream_ms = wait;
+    if (wait < command->stream_ms) /* what is in a pipe already must be read in any case */
+        command->stream_ms = wait > LEAST_STREAM_MS ? wait : LEAST_STREAM_MS;
 }
 
 /* Asks until there is an answer, or the command's patience ends. Time in which the agent works is not time in which

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -133,7 +132,7 @@ def test_signals_that_the_runtime_blocked_or_ignored_are_settled(relay: Relay) -
     reader, writer = os.pipe()
     with serve(relay.socket, agent, agent.answering(b"x" * 1_000_000)):
         process = subprocess.Popen(
-            [shutil.which("env"), "--block-signal=ALRM", "--ignore-signal=ALRM", relay.program],
+            ["/usr/bin/env", "--block-signal=ALRM", "--ignore-signal=ALRM", relay.program],
             env=relay.environment("GC", "0.9", {}),
             stdin=subprocess.DEVNULL,
             stdout=writer,
