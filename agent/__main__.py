@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ipaddress
 import json
 import logging
 import os
@@ -131,7 +132,14 @@ def _host(options: argparse.Namespace) -> Host:
         return SimulatedMachine.open(options.simulate)
     from agent.hardware.machine import Machine
 
-    return Machine.open(options.root)
+    return Machine.open(options.root, api_server=_address(os.environ.get("KUBERNETES_SERVICE_HOST", "")))
+
+
+def _address(text: str) -> str | None:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:  # a host's name, or nothing
+        return None
 
 
 def _run(options: argparse.Namespace) -> int:

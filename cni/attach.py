@@ -104,7 +104,7 @@ class Attaching:
 
     def _target(self, call: Call, conf: NetConf, resource_name: str, ifname: str) -> Target:
         mode = choice.name_for(conf, self._snapshot())
-        device = choice.MODES[mode].key(self._host, conf, call.container_id, ifname)
+        device = choice.named(mode).key(self._host, conf, call.container_id, ifname)
         return Target(device, resource_name, call.container_id, ifname, mode, conf)
 
     def _is_for_vfio(self, device: str) -> bool:
@@ -148,7 +148,7 @@ class Attaching:
         made: list[tuple[InterfaceFacts, result.Leases]] = []
         try:
             for target in targets:
-                conf, mode = target.conf, choice.MODES[target.mode]
+                conf, mode = target.conf, choice.named(target.mode)
                 planned = mode.plan(self._host, self._snapshot(), target)
                 row = self._ledger.begin_attach(
                     owner,

@@ -46,6 +46,7 @@ def request_of(call: Call, conf: NetConf) -> dict[str, Any]:
         "name": call.conf.name,
         "settings": conf.settings.document(),
         "mtu": conf.mtu,
+        "altnames": list(conf.altnames),
         "network": network,
         "cni_args": call.cni_args,
         "cni_path": call.cni_path,

@@ -7,7 +7,7 @@ All methods block; call them from a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +92,20 @@ class Links(Protocol):
     def detach_xdp(self, link: Link, netns: int | None = None) -> None:
         """Detach the XDP programs that `link.xdp` tells of."""
 
-    def configure(self, ifname: str, netns: int, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
-        """Give a pod's interface its addresses (CIDR) and routes. Repeating it is harmless."""
+    def listed(self, netns: int | None = None) -> tuple[Link, ...]:
+        """List all interfaces there."""
 
-    def addresses(self, ifname: str, netns: int) -> tuple[str, ...]:
+    def configure(self, ifname: str, netns: int | None, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
+        """Give an interface its addresses (CIDR) and routes. Repeating it is harmless."""
+
+    def addresses(self, ifname: str, netns: int | None) -> tuple[str, ...]:
         """List an interface's global addresses as CIDR."""
+
+    def routes(self, netns: int | None, ifname: str | None = None) -> tuple[Route, ...]:
+        """List the routes there, or those through one interface, whoever made them."""
+
+    def lifelines(self, address: str | None = None) -> Mapping[str, str]:
+        """Tell by which of the host's interfaces the default route goes, and the way to an address: name to reason."""
 
 
 class VfControl(Protocol):
@@ -200,6 +209,9 @@ class Host(Protocol):
 
         Raises HardwareError for a function that has several.
         """
+
+    def lifelines(self) -> Mapping[str, str]:
+        """Tell which interfaces the node itself lives by, and why: name to reason."""
 
     def watch(self, on_event: Callable[[str], None]) -> Watch:
         """Call `on_event(what)` from any thread at each kernel event that may change a scan's result."""

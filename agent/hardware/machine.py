@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,11 +30,13 @@ class Machine:
     vf_control: PfNetlink
     gpus: Nvml
     rdma: RdmaNetlink
+    api_server: str | None = None
+    """IP address of the cluster's API server."""
 
     @classmethod
-    def open(cls, root: Path = Path("/")) -> Machine:
+    def open(cls, root: Path = Path("/"), api_server: str | None = None) -> Machine:
         """Open the machine whose /sys, /proc and /dev are found under `root`."""
-        return cls(root, Netlink(), PfNetlink(), Nvml(), RdmaNetlink())
+        return cls(root, Netlink(), PfNetlink(), Nvml(), RdmaNetlink(), api_server)
 
     def scan(self) -> Snapshot:
         """Read the hardware."""
@@ -77,6 +79,10 @@ class Machine:
         if len(names) > 1:
             raise HardwareError(f"{device} has more than one RDMA device: {', '.join(sorted(names))}")
         return next((found for found in self.rdma.devices() if found.name in names), None) if names else None
+
+    def lifelines(self) -> Mapping[str, str]:
+        """Tell which interfaces the node itself lives by, and why: name to reason."""
+        return self.links.lifelines(self.api_server)
 
     def watch(self, on_event: Callable[[str], None]) -> Watch:
         """Call `on_event` at kernel events about PCI, network and RDMA devices."""

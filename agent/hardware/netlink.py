@@ -1,6 +1,6 @@
 """Interfaces, their addresses and routes through rtnetlink.
 
-Links are `rtnetlink`'s, with a socket for each call. Addresses and routes are
+Links are `rtnetlink`'s, with a socket for each call at a time. Addresses and routes are
 pyroute2's, whose sockets belong to the thread that opened them and to the namespace that thread was
 in. So what it is to do in the host's namespace goes through one socket on one thread; in a pod's
 namespace it opens a socket of its own on a thread that entered it.
@@ -8,10 +8,12 @@ namespace it opens a socket of its own on a thread that entered it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,6 +46,8 @@ from agent.hardware.rtnetlink import (
 from agent.model.device import names_representor
 
 RT_SCOPE_UNIVERSE = 0
+RTN_UNICAST = 1
+RT_TABLE_LOCAL = 255
 IFA_F_NODAD = 0x02
 T = TypeVar("T")
 
@@ -98,11 +102,14 @@ class Netlink:
                     return replace(self._link(found), device=device)
         return None
 
+    def listed(self, netns: int | None = None) -> tuple[Link, ...]:
+        """List all interfaces there."""
+        with self._links(netns, "list interfaces") as links:
+            return tuple(map(self._link, links.all()))
+
     def by_device(self, netns: int | None = None) -> dict[str, Link]:
         """List the interfaces that have a device below them, by its bus address."""
-        with self._links(netns, "list interfaces") as links:
-            found = map(self._link, links.all())
-            return {link.device: link for link in found if link.device is not None}
+        return {link.device: link for link in self.listed(netns) if link.device is not None}
 
     def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
         """Move a host interface into a namespace and apply the change.
@@ -154,12 +161,14 @@ class Netlink:
         with self._links(netns, f"detach the XDP program of interface {link.name}") as links:
             links.detach_xdp(link.ifindex, link.xdp)
 
-    def configure(self, ifname: str, netns: int, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
-        """Give a pod's interface its addresses and routes."""
+    def configure(self, ifname: str, netns: int | None, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
+        """Give an interface its addresses and routes."""
 
         link = self.find(ifname, netns)
         if link is None:
-            raise HardwareError(f"interface {ifname} is not in the pod's namespace")
+            raise HardwareError(
+                f"interface {ifname} is not in {'the host' if netns is None else 'the pod'}'s namespace"
+            )
 
         def apply(ipr: IPRoute) -> None:
             for cidr in addresses:
@@ -186,7 +195,7 @@ class Netlink:
 
         self._run(netns, apply)
 
-    def addresses(self, ifname: str, netns: int) -> tuple[str, ...]:
+    def addresses(self, ifname: str, netns: int | None) -> tuple[str, ...]:
         """List an interface's global addresses as CIDR."""
 
         link = self.find(ifname, netns)
@@ -199,6 +208,44 @@ class Netlink:
             return tuple(f"{m.get_attr('IFA_ADDRESS')}/{m['prefixlen']}" for m in messages)
 
         return self._run(netns, read)
+
+    def routes(self, netns: int | None, ifname: str | None = None) -> tuple[Route, ...]:
+        """List the routes there, or those through one interface, whoever made them."""
+        link = self.find(ifname, netns) if ifname is not None else None
+        if ifname is not None and link is None:
+            return ()
+
+        def read(ipr: IPRoute) -> tuple[Route, ...]:
+            found: list[Route] = []
+            for family in (socket.AF_INET, socket.AF_INET6):
+                with _translated("list routes"):
+                    messages = list(ipr.route("dump", family=family))
+                for message in messages:
+                    if message["type"] == RTN_UNICAST and message.get_attr("RTA_TABLE") != RT_TABLE_LOCAL:
+                        found += _routes(message, link.ifindex if link is not None else None)
+            return tuple(found)
+
+        return self._run(netns, read)
+
+    def lifelines(self, address: str | None = None) -> Mapping[str, str]:
+        """Tell by which of the host's interfaces the default route goes, and the way to an address: name to reason."""
+
+        def ask(ipr: IPRoute) -> dict[int, str]:
+            reasons = {}
+            if address is not None:
+                with contextlib.suppress(NetlinkError):  # unreachable
+                    for message in ipr.route("get", dst=address):
+                        reasons[message.get_attr("RTA_OIF")] = f"is the way to the API server {address}"
+            for family in (socket.AF_INET, socket.AF_INET6):
+                with _translated("list routes"):
+                    messages = list(ipr.route("dump", family=family))
+                for message in messages:
+                    if message["dst_len"] == 0 and message["type"] == RTN_UNICAST:
+                        reasons |= {index: "carries the default route" for index, _ in _ways(message)}
+            return reasons
+
+        reasons = self._run(None, ask)
+        return {link.name: reasons[link.ifindex] for link in self.listed() if link.ifindex in reasons}
 
     # ---------------------------------------------------------------- plumbing
 
@@ -254,6 +301,23 @@ class Netlink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _routes(message: Any, ifindex: int | None) -> Iterator[Route]:
+    """Yield a route for each of its ways, through one interface or through any."""
+    wide = "0.0.0.0" if message["family"] == socket.AF_INET else "::"  # noqa: S104 -- the default route's destination
+    destination = f"{message.get_attr('RTA_DST') or wide}/{message['dst_len']}"
+    for index, way in _ways(message):
+        if ifindex in (None, index):
+            yield Route(destination, way.get_attr("RTA_GATEWAY"))
+
+
+def _ways(message: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the index of each interface that a route goes through, with what has its gateway."""
+    ways = message.get_attr("RTA_MULTIPATH") or ()
+    for index, way in [(message.get_attr("RTA_OIF"), message), *((way["oif"], way) for way in ways)]:
+        if index is not None:
+            yield index, way
 
 
 def _words(change: LinkChange) -> dict[str, Any]:

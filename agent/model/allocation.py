@@ -96,7 +96,10 @@ class VfSettings:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """All that is needed to put a device back as it was found. Written before the first change."""
+    """All that is needed to put a device back as it was found. Written before the first change.
+
+    None: not known, so left alone.
+    """
 
     netdev: str
     """Name in the host; empty for a device that has no interface."""
@@ -113,16 +116,26 @@ class Undo:
     """The RDMA device that moved along, as it is called in the host."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What only this mode needs; values are as JSON holds them."""
+    altnames: tuple[str, ...] = ()
+    promisc: bool | None = None
+    allmulti: bool | None = None
+    tx_queue: int | None = None
+    group: int | None = None
+    alias: str | None = None
+    xdp: int | None = None
+    """How an XDP program was attached (XDP_ATTACHED_*), 0 for none."""
 
     def document(self) -> dict[str, Any]:
-        """Return all fields, as JSON holds them."""
-        found = {name: getattr(self, name) for name in Undo.__dataclass_fields__}
-        return found | {"settings": self.settings.document(), "extra": dict(self.extra)}
+        """Return all fields that say something, as JSON holds them."""
+        found = {name: v for name in Undo.__dataclass_fields__ if (v := getattr(self, name)) is not None}
+        settings = {name: v for name, v in self.settings.document().items() if v is not None}
+        return found | {"settings": settings, "extra": dict(self.extra)}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Undo:
         """Read what `document` made, in this version or an earlier one."""
-        return cls(**{**document, "settings": VfSettings(**document["settings"])})
+        made = {"settings": VfSettings(**document["settings"]), "altnames": tuple(document.get("altnames", ()))}
+        return cls(**{**document, **made})
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -137,6 +137,10 @@ class SimulatedMachine:
 
     def _present(self, device: str) -> bool:
         return os.path.exists(f"{self.root}/sys/bus/pci/devices/{device}")
+
+    def lifelines(self) -> Mapping[str, str]:
+        """Tell which interfaces carry the default route, of the namespace that the simulation is in."""
+        return self.links.lifelines()
 
     def watch(self, on_event: Callable[[str], None]) -> Watch:
         """Call `on_event` at link events; the recorded sysfs itself never changes unasked."""

@@ -5,19 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from agent.errors import AttachmentError
+from agent.errors import AttachmentError, RequestInvalid
 from agent.model.allocation import Attachment
-from agent.model.device import Snapshot
-from cni.modes import vf
+from agent.model.device import LinkLayer, Snapshot
+from cni.modes import nic, vf, vfio
 from cni.modes.mode import Mode
 from cni.netconf import NetConf
 
-MODES: Mapping[str, Mode] = MappingProxyType({"vf": vf})
+MODES: Mapping[str, Mode] = MappingProxyType({"vf": vf, "vfio": vfio, "nic": nic})
 
 
 def name_for(conf: NetConf, snapshot: Snapshot) -> str:
-    """Choose the mode for a configuration."""
+    """Choose the mode for a configuration: the asked one, or what the VF shows to be."""
+    if conf.mode != "vf":
+        return conf.mode
+    facts = snapshot.by_address.get(conf.device or "")
+    if conf.vfio or (conf.vfio is None and facts is not None and facts.is_for_programs):
+        return "vfio"
+    uplink = snapshot.pf_netdev(facts) if facts is not None else None
+    if uplink is not None and uplink.link_layer is LinkLayer.INFINIBAND and "infiniband" in MODES:
+        return "infiniband"
     return "vf"
+
+
+def named(name: str) -> Mode:
+    """Return the mode of a name. Raises RequestInvalid for one that there is none of."""
+    mode = MODES.get(name)
+    if mode is None:
+        raise RequestInvalid(f"mode must be one of {', '.join(sorted(MODES))}, is {name!r}")
+    return mode
 
 
 def mode_of(attachment: Attachment) -> Mode:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -72,6 +72,9 @@ class FakeHost:
         raise AssertionError("not used")
 
     def find_rdma(self, device: str) -> RdmaLink | None:
+        raise AssertionError("not used")
+
+    def lifelines(self) -> Mapping[str, str]:
         raise AssertionError("not used")
 
     def watch(self, on_event: Callable[[str], None]) -> Watch:

@@ -28,7 +28,7 @@ from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
 from agent.sim.machine import RecordedVfControl, SimulatedMachine
 from cni.attachment import Attachments
-from cni.modes.vf import spare_name
+from cni.modes.returning import spare_name
 from tests.cni import tiny_node
 from tests.cni.tiny_node import Rig, netdev, open_rig, stub_answer, until, vf
 
@@ -334,7 +334,7 @@ def differences(rig: Rig, pod: Path, spoil: Callable[[], object], **conf: Any) -
         ("ip link set net1 address 02:00:00:00:00:99", "net1 has MAC 02:00:00:00:00:99, not 02:00:00:00:00:77"),
         ("ip address delete 10.9.0.2/24 dev net1", "net1 lacks address 10.9.0.2/24"),
         ("ip address delete fd09::2/64 dev net1", "net1 lacks address fd09::2/64"),
-        ("ip link set net1 name other", "interface net1 is not in the pod"),
+        ("ip link set net1 name other", "interface net1 is not in the pod: it is called other there"),
     ],
 )
 def test_check_tells_what_was_changed_in_the_pod(rig: Rig, command: str, text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +29,10 @@ class Igb:
 
     def __init__(self, root: Path, *, deaf: bool = False) -> None:
         self.root = root
-        (root / "sys/bus/pci/devices" / VF).mkdir(parents=True)
+        folder = root / "sys/bus/pci/devices" / VF
+        folder.mkdir(parents=True)
+        (folder / "physfn").symlink_to(f"../{PF}")
+        (folder / "driver").symlink_to("../../drivers/igbvf")
         self.links = self
         self.vf_control = self
         self.rdma = SimulatedRdma(root, root)
@@ -37,6 +40,7 @@ class Igb:
         self.pf_has_set = False
         self.deaf = deaf
         self.where: int | None = None
+        self.uplink = Link("eth0", 2, "52:54:00:00:00:01", 1500, up=True, carrier=True, device=PF)
         self.link = Link("eth2", 9, OWN_MAC, 1500, up=False, carrier=False, device=VF)
 
     def read(self, pf_netdev: str, vf_index: int) -> VfSettings:
@@ -53,7 +57,7 @@ class Igb:
         return self.link if (device, netns) == (VF, self.where) else None
 
     def find_netdev(self, device: str) -> Link | None:
-        return self.find_device(device)
+        return self.uplink if device == PF else self.find_device(device)
 
     def find_rdma(self, device: str) -> RdmaLink | None:
         return None
@@ -78,10 +82,27 @@ class Igb:
         if change.up is not None:
             self.link = replace(self.link, up=change.up)
 
-    def configure(self, ifname: str, netns: int, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
+    def change_altnames(
+        self, link: Link, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), netns: int | None = None
+    ) -> None:
         raise NotImplementedError
 
-    def addresses(self, ifname: str, netns: int) -> tuple[str, ...]:
+    def detach_xdp(self, link: Link, netns: int | None = None) -> None:
+        raise NotImplementedError
+
+    def listed(self, netns: int | None = None) -> tuple[Link, ...]:
+        raise NotImplementedError
+
+    def configure(self, ifname: str, netns: int | None, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
+        raise NotImplementedError
+
+    def addresses(self, ifname: str, netns: int | None) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def routes(self, netns: int | None, ifname: str | None = None) -> tuple[Route, ...]:
+        raise NotImplementedError
+
+    def lifelines(self, address: str | None = None) -> Mapping[str, str]:
         raise NotImplementedError
 
     def scan(self) -> Snapshot:

@@ -1,0 +1,160 @@
+"""Mode `nic`: a whole adapter, or any interface of the host, into a pod and back.
+
+Named by PCI address, or by the interface's name where there is no PCI device below it. An interface of hardware
+comes back with its namespace's end; one of software (veth, dummy …) dies there, unless it left before.
+The host's addresses and routes on it end with the move, and are given back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, replace
+
+from agent.errors import DeviceGone, HardwareError, RequestInvalid
+from agent.hardware.host import Host, Link, LinkChange, Route
+from agent.model.allocation import Attachment, Undo, VfSettings
+from agent.model.device import Snapshot, is_pci_address
+from cni.modes import moving, pf, returning
+from cni.modes.mode import InterfaceFacts, Planned, Target
+from cni.modes.moving import Whereabouts
+from cni.netconf import NetConf
+
+LOOPBACK = "lo"
+
+log = logging.getLogger(__name__)
+
+
+def key(host: Host, conf: NetConf, container_id: str, ifname: str) -> str:
+    """Name the PCI device, or else the interface. The same device has one key, however it is called."""
+    if conf.device is not None:
+        return conf.device
+    if conf.master is None:
+        raise RequestInvalid("mode nic needs deviceID (a PCI address) or master (an interface of the host)")
+    link = host.links.find(conf.master)
+    if link is None:
+        return conf.master  # in a pod, or gone: `plan` says so
+    return link.device if link.device is not None and is_pci_address(link.device) else link.name
+
+
+def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
+    """Find the interface and record how it is now, with its addresses and routes. Changes nothing.
+
+    Raises DeviceGone for one that is not there, HardwareError for one that the node itself needs.
+    """
+    device, conf = target.device, target.conf
+    if conf.settings != VfSettings(mac=conf.settings.mac):
+        raise RequestInvalid("vlan, rates, spoofchk, trust and link_state are what a PF enforces on VFs: use mode vf")
+    has_pci = is_pci_address(device)
+    link = host.find_netdev(device) if has_pci else host.links.find(device)
+    if link is None:
+        raise DeviceGone(device, "with an interface in the host; it may be in a pod, or have no network driver")
+    _refuse_needed(host, link)
+    addresses = host.links.addresses(link.name, None)
+    # Those of the kernel come by themselves with the addresses.
+    routes = [asdict(route) for route in host.links.routes(None, link.name) if route.gateway is not None]
+    undo = moving.record(link, mode="nic")
+    macs = sorted({link.mac, conf.settings.mac or link.mac})
+    known = {"ifindex": link.ifindex, "macs": macs}
+    undo = replace(undo, extra={"addresses": list(addresses), "routes": routes, **known})
+    change = LinkChange(name=target.ifname, mac=conf.settings.mac, mtu=conf.mtu, up=True)
+    return Planned(device, target.ifname, undo, device if has_pci else None, link, change, facts=conf.altnames)
+
+
+def _refuse_needed(host: Host, link: Link) -> None:
+    if link.name == LOOPBACK:
+        raise HardwareError("lo is every namespace's own: it cannot be moved")
+    if link.master is not None:
+        master = next((other.name for other in host.links.listed() if other.ifindex == link.master), "another")
+        raise HardwareError(f"{link.name} is a port of {master}: take it out first, if the node does not need it")
+    if above := _uppers(host, link.name):
+        raise HardwareError(
+            f"{link.name} carries {', '.join(above)}: remove them first, if the node does not need them"
+        )
+    for what, why in host.lifelines().items():
+        if what == link.name:
+            raise HardwareError(f"{link.name} {why}: without it this node would be cut off; choose another interface")
+
+
+def _uppers(host: Host, name: str) -> Sequence[str]:
+    """Interfaces made upon this one: VLANs, macvlans …"""
+    try:
+        entries = os.listdir(host.root / "sys/class/net" / name)
+    except OSError:
+        return ()
+    return sorted(entry.removeprefix("upper_") for entry in entries if entry.startswith("upper_"))
+
+
+def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
+    """Move the interface into the namespace."""
+    undo, link = planned.undo, planned.link
+    assert link is not None
+    where = _where(host, planned.device, planned.ifname, undo)
+    moving.move_in(host, link, where, netns, planned.change, planned.facts)
+    mac, mtu = planned.change.mac or undo.mac, planned.change.mtu or undo.mtu
+    return InterfaceFacts(planned.ifname, mac, mtu, planned.pci_id)
+
+
+def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
+    """Bring the interface back to the host as it was found, with addresses and routes, and verify it."""
+    device, undo = attachment.device, attachment.undo
+    has_pci = is_pci_address(device)
+    if has_pci and not pf.exists(host, device):
+        return
+    where = _where(host, device, attachment.ifname, undo)
+    # Looked for in the host first: in the pod another may have its name, and its index by chance.
+    link = where.home() or returning.bring_back(host, where, undo, netns)
+    if link is None and has_pci and pf.can_have_interface(host, device):
+        link = returning.await_return(where)
+    if link is None:
+        log.warning("%s has no interface any more: it ended with the pod, or was unbound", device)
+        return
+    returning.settle(host, where, undo, link)
+    routes = tuple(Route(**route) for route in undo.extra.get("routes", ()))
+    host.links.configure((where.home() or link).name, None, tuple(undo.extra.get("addresses", ())), routes)
+
+
+def _where(host: Host, device: str, ifname: str, undo: Undo) -> Whereabouts:
+    if is_pci_address(device):
+        return moving.by_address(host, device, ifname)
+    names = {undo.netdev, ifname, returning.spare_name(device)}
+
+    def home() -> Link | None:
+        return _known(host.links.listed(), undo, names)
+
+    def there(netns: int) -> Link | None:
+        return _known(host.links.listed(netns), undo, names)
+
+    return Whereabouts(device, home, there)
+
+
+def _known(links: Sequence[Link], undo: Undo, names: Collection[str]) -> Link | None:
+    """Find an interface that has no PCI device to know it by.
+
+    The pod may have renamed it, or changed its MAC, and in another namespace it may have another index; another
+    interface may have taken its name, and share its MAC. So two of the three must fit.
+    """
+
+    def alike(link: Link) -> int:
+        fits = link.name in names, link.mac in undo.extra["macs"], link.ifindex == undo.extra["ifindex"]
+        return sum(fits) if link.name != LOOPBACK else 0
+
+    best = max(links, key=alike, default=None)
+    return best if best is not None and alike(best) >= 2 else None
+
+
+def away(host: Host, attachment: Attachment) -> bool:
+    """Tell whether the interface is not back: only a namespace that lives can keep it, if it is of hardware."""
+    device = attachment.device
+    if not is_pci_address(device):
+        return False
+    return pf.exists(host, device) and host.find_netdev(device) is None and pf.can_have_interface(host, device)
+
+
+def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
+    """Tell what about an attached interface is not as it was set up. Empty: all is well."""
+    request, undo = attachment.request, attachment.undo
+    link = _where(host, attachment.device, attachment.ifname, undo).there(netns)
+    mac, mtu = request["settings"]["mac"] or undo.mac, request["mtu"] or undo.mtu
+    return moving.link_differences(link, attachment.ifname, mac, mtu, tuple(request.get("altnames", ())))

@@ -1,0 +1,118 @@
+"""What a mode asks of a VF's PF: where its interface is at this moment, and settings before and after."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from dataclasses import fields, replace
+
+from agent.errors import HardwareError, NetlinkFailed
+from agent.hardware.host import Host, Link
+from agent.model.allocation import Attachment, Undo, VfSettings
+from agent.model.device import PciDevice, drives_for_programs
+
+NO_MAC = "00:00:00:00:00:00"
+NEUTRAL = VfSettings(
+    vlan=0,
+    vlan_qos=0,
+    vlan_proto="802.1q",
+    min_tx_rate=0,
+    max_tx_rate=0,
+    spoofchk=True,
+    trust=False,
+    link_state="auto",
+)
+"""What drivers begin with, for PFs that cannot be asked. Their MACs are kept by the VFs."""
+
+log = logging.getLogger(__name__)
+
+
+def with_settings(host: Host, facts: PciDevice, undo: Undo, wanted: VfSettings) -> Undo:
+    """Add to an undo record what the PF enforces now, as far as it is about to be changed.
+
+    Raises HardwareError if the PF cannot be asked.
+    """
+    pf = interface(host, facts.address)
+    if facts.vf_index is None or pf is None:
+        raise HardwareError(
+            f"the PF of {facts.address}, {facts.physfn}, has no interface: VLAN, MAC, rates cannot be set"
+        )
+    try:
+        before = host.vf_control.read(pf.name, facts.vf_index)
+    except NetlinkFailed as error:
+        if error.errno != errno.EMSGSIZE:
+            raise
+        log.warning("%s has too many VFs to be asked about one: %s will get back the usual", pf.name, facts.address)
+        before = replace(NEUTRAL, mac=undo.mac or None)
+    if before.mac == NO_MAC and undo.mac and facts.driver == "mlx5_core" and facts.rdma_devices:
+        # mlx5 makes the VF's node GUID from this MAC; with none, RDMA-CM fails until the driver is bound anew.
+        before = replace(before, mac=undo.mac)
+    return replace(undo, pf_netdev=pf.name, vf_index=facts.vf_index, settings=_only(before, wanted))
+
+
+def apply(host: Host, device: str, undo: Undo, settings: VfSettings) -> None:
+    """Make the PF enforce settings on its VF, and read them back. Raises HardwareError."""
+    if settings.is_empty or undo.vf_index is None:
+        return
+    pf = interface(host, device)
+    if pf is None:
+        raise HardwareError(f"the PF of {device} (it was called {undo.pf_netdev}) has no interface in the host")
+    host.vf_control.apply(pf.name, undo.vf_index, settings)
+
+
+def differences(host: Host, attachment: Attachment) -> list[str]:
+    """Tell what the PF enforces otherwise than it was asked to."""
+    undo = attachment.undo
+    if undo.vf_index is None:
+        return []
+    pf = interface(host, attachment.device)
+    if pf is None:
+        return [f"the PF of {attachment.device} has no interface in the host"]
+    wanted = VfSettings(**attachment.request["settings"])
+    now = host.vf_control.read(pf.name, undo.vf_index)
+    found = []
+    for field in fields(VfSettings):
+        asked, is_now = getattr(wanted, field.name), getattr(now, field.name)
+        if asked is not None and is_now is not None and asked != is_now:
+            found.append(f"the PF {pf.name} has {field.name} {is_now!r}, not {asked!r}")
+    return found
+
+
+def interface(host: Host, device: str) -> Link | None:
+    """Find the interface of a VF's PF, whatever it is called now."""
+    address = _target(host, device, "physfn")
+    return host.find_netdev(address) if address is not None else None
+
+
+def driver(host: Host, device: str) -> str | None:
+    """Name the driver that a device is bound to at this moment."""
+    return _target(host, device, "driver")
+
+
+def can_have_interface(host: Host, device: str) -> bool:
+    """Tell whether a device is bound to a driver that gives it an interface, in whichever namespace."""
+    bound = driver(host, device)
+    return bound is not None and not drives_for_programs(bound)
+
+
+def exists(host: Host, device: str) -> bool:
+    """Tell whether the PCI device is there at this moment; a snapshot may have missed it."""
+    return os.path.exists(f"{host.root}/sys/bus/pci/devices/{device}")
+
+
+def _target(host: Host, device: str, link: str) -> str | None:
+    try:
+        return os.path.basename(os.readlink(f"{host.root}/sys/bus/pci/devices/{device}/{link}"))
+    except OSError:
+        return None
+
+
+def _only(before: VfSettings, touched: VfSettings) -> VfSettings:
+    """Keep of a reading what is about to be changed: nothing else is put back later."""
+    keep = {f.name for f in fields(VfSettings) if getattr(touched, f.name) is not None}
+    if keep & {"vlan", "vlan_qos", "vlan_proto"}:
+        keep |= {"vlan", "vlan_qos", "vlan_proto"}  # the kernel sets the three together
+    if keep & {"min_tx_rate", "max_tx_rate"}:
+        keep |= {"min_tx_rate", "max_tx_rate"}
+    return VfSettings(**{name: getattr(before, name) for name in keep})

@@ -1,0 +1,106 @@
+"""Mode `vfio`: a VF that a program in the pod drives itself, through vfio or uio.
+
+It has no interface, so there is nothing to move: its PF's settings are all, and the row in the ledger that says
+whose it is. The character device reaches the container by kubelet's grant.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from agent.errors import DeviceGone, HardwareError
+from agent.hardware.host import Host
+from agent.model.allocation import Attachment, Undo
+from agent.model.device import Snapshot, drives_for_programs
+from cni.modes import pf
+from cni.modes.mode import InterfaceFacts, Planned, Target
+from cni.modes.vf import key as key
+from cni.netconf import NetConf
+
+log = logging.getLogger(__name__)
+
+
+def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
+    """Find the device and record what its PF enforces. Changes nothing.
+
+    Raises DeviceGone for a device that vanished, HardwareError for one that no program can drive.
+    """
+    device, conf = target.device, target.conf
+    facts = snapshot.by_address.get(device)
+    if facts is None:
+        raise DeviceGone(device, "among the node's PCI devices; its PF's sriov_numvfs may have been changed")
+    bound = pf.driver(host, device)
+    if not drives_for_programs(bound):
+        raise HardwareError(
+            f"{device} is bound to {bound or 'no driver'}: bind it to vfio-pci for programs to drive it"
+        )
+    if conf.mtu is not None or conf.altnames:
+        log.info("%s has no interface: MTU and names are up to the program that drives it", device)
+    if conf.function_reset:
+        _require_reset(host, device)
+    undo = Undo("", "", 0, up=False, mode="vfio", extra={"function_reset": conf.function_reset})
+    if not conf.settings.is_empty:
+        if facts.physfn is None:
+            raise HardwareError(f"{device} is not a VF: nothing can enforce VLAN, MAC or rates on it")
+        undo = pf.with_settings(host, facts, undo, conf.settings)
+    return Planned(device, target.ifname, undo, device, settings=conf.settings)
+
+
+def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
+    """Set the VF up on its PF."""
+    pf.apply(host, planned.device, planned.undo, planned.settings)
+    mac = planned.settings.mac or ""
+    return InterfaceFacts(planned.ifname, mac, 0, planned.pci_id, in_kernel=False)
+
+
+def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
+    """Reset the function if that was asked for, and put its PF's settings back, verified. Repeatable.
+
+    A VF that was bound to a network driver meanwhile has an interface in the host; that is left as it is.
+    """
+    device, undo = attachment.device, attachment.undo
+    if not pf.exists(host, device):
+        return
+    if undo.extra.get("function_reset"):
+        _reset_function(host, device)
+    pf.apply(host, device, undo, undo.settings)
+
+
+def away(host: Host, attachment: Attachment) -> bool:
+    """Tell whether the pod's namespace cannot be judged: where its path leads is not to be seen from here."""
+    folder = Path(attachment.netns_path).parent
+    return not folder.exists() and folder.parts[:2] != ("/", "proc")
+
+
+def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
+    """Tell what about an attached VF is not as it was set up."""
+    bound = pf.driver(host, attachment.device)
+    found = pf.differences(host, attachment)
+    if not drives_for_programs(bound):
+        found.append(f"{attachment.device} is bound to {bound or 'no driver'} now: no program can drive it")
+    return found
+
+
+def _require_reset(host: Host, device: str) -> None:
+    """Raise HardwareError if the kernel offers no reset of this function alone.
+
+    `reset_method` (Linux 5.15) lists the ways; a reset of the bus would hit its neighbours.
+    """
+    folder = host.root / "sys/bus/pci/devices" / device
+    try:
+        methods = (folder / "reset_method").read_text().split()
+    except OSError:
+        if not (folder / "reset").exists():
+            raise HardwareError(f"{device} cannot be reset: leave function_reset out") from None
+        return
+    if not {"flr", "af_flr", "device_specific"} & set(methods):
+        raise HardwareError(f"{device} has no function-level reset, only {' '.join(methods) or 'none'}: leave it out")
+
+
+def _reset_function(host: Host, device: str) -> None:
+    path = host.root / "sys/bus/pci/devices" / device / "reset"
+    try:
+        path.write_text("1")
+    except OSError as error:
+        raise HardwareError(f"function-level reset of {device} failed: {error.strerror}") from error
