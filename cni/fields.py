@@ -20,14 +20,18 @@ _GUID = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){7}")
 _EMPTY_GUIDS = ("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff")
 
 
+class NotJson(RequestInvalid):
+    """A document cannot be decoded, or two readers could understand it differently."""
+
+
 def decode(text: bytes, what: str) -> Any:
-    """Decode JSON. Raises RequestInvalid for anything that two readers could understand differently.
+    """Decode JSON. Raises NotJson for anything that two readers could understand differently.
 
     `what` names the document in errors. Besides broken JSON that is: text that is not UTF-8, a key
     that an object has twice, NaN and Infinity, numbers beyond a float, nesting beyond any need.
     """
     if len(text) > MAX_BYTES:
-        raise RequestInvalid(f"{what} has {len(text)} bytes, and {MAX_BYTES} are allowed: make it smaller")
+        raise NotJson(f"{what} has {len(text)} bytes, and {MAX_BYTES} are allowed: make it smaller")
     doubled: list[tuple[dict[str, Any], str]] = []
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -46,12 +50,12 @@ def decode(text: bytes, what: str) -> Any:
             parse_int=_whole,
         )
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise RequestInvalid(f"{what} is not JSON: {error}") from error
+        raise NotJson(f"{what} is not JSON: {error}") from error
     if text.count(b"{") + text.count(b"[") > MAX_DEPTH and _is_deep(document):
-        raise RequestInvalid(f"{what} is nested more than {MAX_DEPTH} levels deep")
+        raise NotJson(f"{what} is nested more than {MAX_DEPTH} levels deep")
     if doubled:
         holder, key = doubled[0]
-        raise RequestInvalid(f"{_path_of(document, holder, key)} is in {what} twice: leave one")
+        raise NotJson(f"{_path_of(document, holder, key)} is in {what} twice: leave one")
     return document
 
 

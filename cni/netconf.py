@@ -79,9 +79,7 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
     """Read a decoded configuration. Raises RequestInvalid with the path of what is wrong."""
     kind = _kind(document)
     fields = Fields(document, fold=kind in kinds.REPLACED)
-    version = fields.take("cniVersion", lambda v: isinstance(v, str), "a text such as 1.0.0") or "0.3.1"
-    if version not in SUPPORTED_VERSIONS:
-        raise VersionUnsupported(f"cniVersion must be {' or '.join(SUPPORTED_VERSIONS)}, is {shown(version)}")
+    version = _version(fields)
     name = fields.text(
         "name", "", lambda v: bool(_NAME.fullmatch(v)), "a network name (letters, digits, '.', '_', '-')"
     )
@@ -125,6 +123,16 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
     )
 
 
+def version_in(text: bytes) -> str:
+    """Read no more than the CNI version of a configuration. Raises RequestInvalid."""
+    return _version(Fields(decode(text, "the network configuration"), fold=True))
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Return what orders versions."""
+    return tuple(int(part) for part in version.split("."))
+
+
 def with_network(conf: NetConf, document: Mapping[str, Any]) -> NetConf:
     """Set a call's interface up as a network of the agent's configuration says."""
     network = from_document(dict(document))
@@ -146,6 +154,15 @@ def with_network(conf: NetConf, document: Mapping[str, Any]) -> NetConf:
         device_info_file=None,
         macvlan_mode=network.macvlan_mode,
     )
+
+
+def _version(fields: Fields) -> str:
+    version = fields.take("cniVersion", lambda v: isinstance(v, str), "a text such as 1.0.0") or "0.3.1"
+    if version not in SUPPORTED_VERSIONS:
+        raise VersionUnsupported(
+            f"cniVersion must be {' or '.join(SUPPORTED_VERSIONS)}, is {shown(version)}: change it in the configuration"
+        )
+    return str(version)
 
 
 def _kind(document: Any) -> str:

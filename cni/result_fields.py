@@ -38,7 +38,7 @@ def check(document: Any, path: str = "") -> None:
 def in_version(result: Mapping[str, Any], version: str) -> dict[str, Any]:
     """Tell a checked result in another version: leave out what that does not know, add what it needs."""
     told = {**result, "cniVersion": version}
-    if _key(version) < (1, 1):
+    if version.startswith("0.") or version == "1.0.0":
         for part, keys in _SINCE_1_1.items():
             if told.get(part):
                 told[part] = [{k: v for k, v in item.items() if k not in keys} for item in told[part]]
@@ -50,13 +50,9 @@ def in_version(result: Mapping[str, Any], version: str) -> dict[str, Any]:
 def ip_in_version(ip: Mapping[str, Any], version: str) -> dict[str, Any]:
     """Tell an entry of `ips`: before 1.0.0 each names its family."""
     told = {key: value for key, value in ip.items() if key != "version"}
-    if _key(version) < (1,):
+    if version.startswith("0."):
         told["version"] = "6" if ":" in ip["address"] else "4"
     return told
-
-
-def _key(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
 
 
 def _interface(fields: Fields) -> None:

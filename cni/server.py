@@ -1,39 +1,29 @@
 """The agent's end of the CNI socket: one request and one answer per connection.
 
 Only root (or whoever runs the agent, in a user namespace) is heard; frames and time are bounded.
-Errors become CNI codes in one table. Each connection has a thread to itself: what a request does
+Each connection has a thread to itself: what a request does
 is kernel and disk work that blocks.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
-from agent.errors import (
-    AgentError,
-    AttachmentError,
-    ConfigError,
-    DeviceBusy,
-    HardwareError,
-    IpamFailed,
-    LedgerError,
-    RequestInvalid,
-    Unavailable,
-)
-from agent.model.allocation import PodRef
+from agent.errors import AgentError, ConfigError, Unavailable
 from cni import netconf, protocol
+from cni.answers import NEWEST, EnvironmentInvalid, failed, printed
 from cni.attachment import Attachments, Call
+from cni.request import COMMANDS, version_of
+from cni.request import read as request_of
+from cni.result_fields import in_version
 
 MAX_CONNECTIONS = 64
 WAITING_THREADS = 4
@@ -43,28 +33,10 @@ RECEIVE_SECONDS = 10.0
 END_SECONDS = 0.5
 """How long the end of the agent waits for requests under way."""
 ACCEPT_PAUSE_SECONDS = 0.1
-COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
-
-_CONTAINER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
-_IFNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
-"""Printable ASCII without '/' and ':' (net/core/dev.c, dev_valid_name; IFNAMSIZ counts bytes)."""
-
-_CODES: tuple[tuple[type[AgentError], int], ...] = (
-    (RequestInvalid, protocol.INVALID_NETWORK_CONFIG),
-    (DeviceBusy, protocol.TRY_AGAIN_LATER),
-    (Unavailable, protocol.TRY_AGAIN_LATER),
-    (IpamFailed, protocol.IPAM_FAILED),
-    (AttachmentError, protocol.CHECK_FAILED),
-    (HardwareError, protocol.HARDWARE_FAILED),
-    (LedgerError, protocol.LEDGER_FAILED),
-)
+MAX_TOLD = 256
 
 log = logging.getLogger(__name__)
 Observe = Callable[[str], AbstractContextManager[None]]
-
-
-class EnvironmentInvalid(RequestInvalid):
-    """A CNI_* variable is missing or wrong."""
 
 
 class CniServer:
@@ -89,6 +61,7 @@ class CniServer:
         self._guard = threading.Lock()
         self._waiting = 0
         """How many threads wait for a connection."""
+        self._told: set[tuple[str, str, tuple[str, ...]]] = set()
         self._ending = threading.Event()
         self._listener: socket.socket | None = None
 
@@ -189,41 +162,53 @@ class CniServer:
     def answer(self, request: protocol.Request) -> protocol.Answer:
         """Do what a request asks for, whatever comes: every error becomes a CNI error object."""
         command = request.env.get("CNI_COMMAND", "")
-        version = "1.1.0"
+        call: Call | None = None
         try:
             if command not in COMMANDS:
                 raise EnvironmentInvalid(f"CNI_COMMAND must be one of {', '.join(COMMANDS)}, is {command!r}")
             with self._observe(command):
                 if command == "VERSION":
-                    return _printed({"cniVersion": version, "supportedVersions": list(netconf.SUPPORTED_VERSIONS)})
-                args = _cni_args(command, request.env.get("CNI_ARGS", ""))
-                conf = _conf(command, request, args)
-                version = conf.cni_version
-                return self._dispatch(command, _call(command, request, conf, args))
-        except EnvironmentInvalid as error:
-            return _failed(version, protocol.INVALID_ENVIRONMENT, error)
+                    return printed({"cniVersion": NEWEST, "supportedVersions": list(netconf.SUPPORTED_VERSIONS)})
+                call = request_of(command, request)
+                self._tell_of_ignored(call)
+                return self._dispatch(command, call)
         except AgentError as error:
-            code = next((code for kind, code in _CODES if isinstance(error, kind)), protocol.INTERNAL)
-            log.error("CNI %s of container %s failed: %s", command, request.env.get("CNI_CONTAINERID"), error)
-            return _failed(version, code, error)
+            # A runtime may ask for the status every few seconds.
+            level = logging.DEBUG if command == "STATUS" else logging.ERROR
+            log.log(level, "CNI %s of container %s failed: %s", command, request.env.get("CNI_CONTAINERID"), error)
+            failure: Exception = error
         except Exception as error:
             log.exception("CNI %s met an unexpected error", command)
-            return _failed(version, protocol.INTERNAL, error)
+            failure = error
+        return failed(command, call.conf.cni_version if call is not None else version_of(request), failure)
 
     def _dispatch(self, command: str, call: Call) -> protocol.Answer:
         if command == "ADD":
-            return _printed(self._attachments.add(call))
+            result = self._attachments.add(call)
+            version = call.conf.cni_version
+            # An answer from the books may be of another version: the runtime was updated since.
+            return printed(result if result.get("cniVersion") == version else in_version(result, version))
         if command == "DEL":
             self._attachments.delete(call)
         elif command == "CHECK":
             self._attachments.check(call)
         elif command == "GC":
             self._attachments.collect(call)
-        elif (obstacle := self._obstacle()) is not None:
-            return _failed(call.conf.cni_version, protocol.PLUGIN_NOT_AVAILABLE, Unavailable(obstacle))
         else:
+            if (obstacle := self._obstacle()) is not None:
+                raise Unavailable(obstacle)
             self._attachments.status(call)
         return protocol.Answer(0, b"")
+
+    def _tell_of_ignored(self, call: Call) -> None:
+        """Say once that a replaced plugin's configuration has keys without effect."""
+        conf = call.conf
+        said = conf.kind, conf.name, conf.ignored
+        if conf.ignored and said not in self._told and len(self._told) < MAX_TOLD:
+            self._told.add(said)
+            log.warning(
+                "network %s of type %s has keys that mean nothing: %s", conf.name, conf.kind, ", ".join(conf.ignored)
+            )
 
 
 def _listen(path: Path) -> socket.socket:
@@ -250,59 +235,3 @@ def _is_served(path: Path) -> bool:
         except OSError:
             return False
         return True
-
-
-def _conf(command: str, request: protocol.Request, args: Mapping[str, str]) -> netconf.NetConf:
-    """Read the configuration. A DEL needs none: what it undoes is in the ledger, and it must not get stuck."""
-    try:
-        return netconf.parse(request.stdin, args)
-    except RequestInvalid as error:
-        if command != "DEL":
-            raise
-        log.warning("DEL of container %s has a bad configuration: %s", request.env.get("CNI_CONTAINERID"), error)
-        return netconf.from_document({})
-
-
-def _call(command: str, request: protocol.Request, conf: netconf.NetConf, args: Mapping[str, str]) -> Call:
-    env = request.env
-    container_id, ifname = env.get("CNI_CONTAINERID", ""), env.get("CNI_IFNAME", "")
-    if command in ("ADD", "DEL", "CHECK"):
-        if not _CONTAINER_ID.fullmatch(container_id):
-            raise EnvironmentInvalid(f"CNI_CONTAINERID must be letters, digits, '.', '_' or '-', is {container_id!r}")
-        if not _IFNAME.fullmatch(ifname):
-            raise EnvironmentInvalid(f"CNI_IFNAME must be an interface name of at most 15 characters, is {ifname!r}")
-    netns_path = env.get("CNI_NETNS", "")
-    if command in ("ADD", "CHECK") and (request.netns is None or not netns_path):
-        raise EnvironmentInvalid(f"{command} needs CNI_NETNS, is {netns_path!r}")
-    return Call(
-        container_id=container_id,
-        ifname=ifname,
-        netns=request.netns,
-        netns_path=netns_path,
-        pod=PodRef(args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", "")),
-        cni_args=env.get("CNI_ARGS", ""),
-        cni_path=env.get("CNI_PATH", ""),
-        conf=conf,
-    )
-
-
-def _cni_args(command: str, text: str) -> dict[str, str]:
-    """Read CNI_ARGS. A DEL needs none of them."""
-    found = {}
-    for part in filter(None, text.split(";")):
-        name, equals, value = part.partition("=")
-        if not equals and command != "DEL":
-            raise EnvironmentInvalid(f"CNI_ARGS must be NAME=VALUE;…, has {part!r}")
-        found[name] = value
-    return found
-
-
-def _printed(document: Mapping[str, Any]) -> protocol.Answer:
-    return protocol.Answer(0, json.dumps(document).encode())
-
-
-def _failed(version: str, code: int, error: Exception) -> protocol.Answer:
-    reason = error.reason if isinstance(error, AgentError) else type(error).__name__
-    text = str(error) if isinstance(error, AgentError) else f"unexpected error: {error}"
-    document = {"cniVersion": version, "code": code, "msg": text, "details": reason}
-    return protocol.Answer(1, json.dumps(document).encode())

@@ -34,7 +34,9 @@ from agent.errors import (
 )
 from cni import protocol
 from cni.attachment import Attachments, Call
+from cni.netconf import SUPPORTED_VERSIONS
 from cni.protocol import Answer, Request
+from cni.readiness import ConnectivityLimited
 from cni.server import WAITING_THREADS, CniServer
 
 ENV = {
@@ -45,6 +47,7 @@ ENV = {
     "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;K8S_POD_UID=uid",
 }
 CONF = {"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric"}
+NEWEST = {**CONF, "cniVersion": "1.1.0"}
 
 
 class Scripted(Attachments):
@@ -158,7 +161,7 @@ def test_add_is_carried_out_and_its_result_printed(door: Door) -> None:
 
 @pytest.mark.parametrize("command", ["DEL", "CHECK", "GC", "STATUS"])
 def test_other_commands_print_nothing(door: Door, command: str) -> None:
-    assert door.ask(command) == (0, None)
+    assert door.ask(command, NEWEST) == (0, None)
     assert [c for c, _ in door.attachments.calls] == [command]
 
 
@@ -170,9 +173,80 @@ def test_version_needs_no_configuration(door: Door) -> None:
 
 def test_status_tells_what_is_in_the_way(door: Door) -> None:
     door.obstacle = "kubelet: has no open stream"
-    status, document = door.ask("STATUS", {**CONF, "cniVersion": "1.1.0"}, netns=False)
+    status, document = door.ask("STATUS", NEWEST, netns=False)
     assert status == 1
     assert (document["code"], document["cniVersion"], document["msg"]) == (50, "1.1.0", door.obstacle)
+    assert door.observed == ["STATUS Unavailable"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (IpamFailed("x", "y", 5), 50),
+        (HardwareError("x"), 50),
+        (LedgerError("x"), 50),
+        (ValueError("x"), 50),
+        (ConnectivityLimited("x"), 51),
+        (RequestInvalid("x"), 7),
+    ],
+)
+def test_status_says_what_is_not_available(door: Door, error: Exception, code: int) -> None:
+    def fail(call: Call) -> Mapping[str, Any]:
+        raise error
+
+    door.attachments.does = fail
+    status, document = door.ask("STATUS", NEWEST, netns=False)
+    assert (status, document["code"]) == (1, code)
+    assert str(error) in document["msg"]
+
+
+@pytest.mark.parametrize(
+    ("command", "version", "since"),
+    [
+        ("CHECK", "0.3.1", "0.4.0"),
+        *[(command, v, "1.1.0") for command in ("GC", "STATUS") for v in ("0.3.1", "0.4.0", "1.0.0")],
+    ],
+)
+def test_a_command_that_the_version_does_not_have_is_refused_with_code_1(
+    door: Door, command: str, version: str, since: str
+) -> None:
+    status, document = door.ask(command, {**CONF, "cniVersion": version})
+    assert (status, document["code"], document["cniVersion"]) == (1, 1, version)
+    assert document["msg"].startswith(f"{command} came with CNI {since}, ")
+    assert door.attachments.calls == []
+
+
+@pytest.mark.parametrize("version", ["0.2.0", "1.2.0", "2"])
+def test_a_version_that_nobody_speaks_has_code_1_and_an_answer_in_ours(door: Door, version: str) -> None:
+    status, document = door.ask("ADD", {**CONF, "cniVersion": version})
+    assert (status, document["code"], document["cniVersion"]) == (1, 1, "1.1.0")
+    assert document["msg"].startswith("cniVersion must be 0.3.1 or 0.4.0 or 1.0.0 or 1.1.0, is ")
+
+
+@pytest.mark.parametrize("version", SUPPORTED_VERSIONS)
+def test_an_error_is_told_in_the_version_of_the_call(door: Door, version: str) -> None:
+    for conf in ({"cniVersion": version, "vlan": "x"}, {"cniVersion": version, "typo": 1}):
+        status, document = door.ask("ADD", conf)
+        assert (status, document["code"], document["cniVersion"]) == (1, 7, version)
+        assert document["details"] == "RequestInvalid"
+
+
+def test_an_answer_of_another_version_is_told_in_that_of_the_call(door: Door) -> None:
+    """So is that of an ADD that is repeated by an updated runtime."""
+    ip = {"address": "10.0.0.2/24", "interface": 0}
+    entry = {"name": "net1", "mtu": 9000}
+    door.attachments.does = lambda call: {"cniVersion": "1.1.0", "interfaces": [entry], "ips": [ip]}
+    assert door.ask("ADD", NEWEST)[1]["interfaces"] == [entry]
+    _, document = door.ask("ADD", {**CONF, "cniVersion": "0.4.0"})
+    assert document == {"cniVersion": "0.4.0", "interfaces": [{"name": "net1"}], "ips": [{**ip, "version": "4"}]}
+
+
+def test_keys_without_effect_are_told_of_once(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    old = {**CONF, "type": "sriov", "deviceID": "0000:3b:00.2", "SelectorObj": 1}
+    for _ in range(2):
+        assert door.ask("ADD", old)[0] == 0
+    told = [r.getMessage() for r in caplog.records if "SelectorObj" in r.getMessage()]
+    assert told == ["network rails of type sriov has keys that mean nothing: SelectorObj"]
 
 
 @pytest.mark.parametrize(
@@ -197,12 +271,12 @@ def test_each_error_has_its_code(door: Door, error: Exception, code: int, reason
 
     door.attachments.does = fail
     for command in ("ADD", "DEL", "CHECK", "GC"):
-        status, document = door.ask(command)
+        status, document = door.ask(command, NEWEST)
         assert status == 1
-        assert (document["code"], document["details"], document["cniVersion"]) == (code, reason, "1.0.0")
+        assert (document["code"], document["details"], document["cniVersion"]) == (code, reason, "1.1.0")
         assert str(error) in document["msg"]
     door.attachments.does = lambda call: {}
-    assert door.ask("ADD") == (0, {})
+    assert door.ask("ADD") == (0, {"cniVersion": "1.0.0"})
 
 
 @pytest.mark.parametrize(
@@ -240,11 +314,23 @@ def test_a_call_without_its_descriptor_has_code_4(door: Door, command: str) -> N
     assert (status, document["code"]) == (1, 4)
 
 
-@pytest.mark.parametrize("conf", [b"", b"{", b"\xff", b"[]", b'{"vlan": "x"}', b'{"typo": 1}', b'{"cniVersion": "9"}'])
-def test_a_wrong_configuration_has_code_7_and_does_not_stop_a_del(door: Door, conf: bytes) -> None:
+@pytest.mark.parametrize(
+    ("conf", "code"),
+    [
+        (b"", 6),
+        (b"{", 6),
+        (b"\xff", 6),
+        (b'{"name": "a", "name": "b"}', 6),
+        (b"[]", 7),
+        (b'{"vlan": "x"}', 7),
+        (b'{"typo": 1}', 7),
+        (b'{"cniVersion": "9"}', 1),
+    ],
+)
+def test_a_wrong_configuration_has_its_code_and_does_not_stop_a_del(door: Door, conf: bytes, code: int) -> None:
     for command in ("ADD", "CHECK", "GC"):
         status, document = door.ask(command, conf)
-        assert (status, document["code"]) == (1, 7)
+        assert (status, document["code"]) == (1, code)
     assert door.attachments.calls == []
     assert door.ask("DEL", conf, netns=False, CNI_NETNS="") == (0, None)
     ((command, call),) = door.attachments.calls
@@ -349,7 +435,7 @@ def test_calls_run_side_by_side(door: Door) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert answers == [(0, {})] * 3
+    assert answers == [(0, {"cniVersion": "1.0.0"})] * 3
 
 
 def test_more_calls_than_there_are_threads_waiting_run_side_by_side_again_and_again(door: Door) -> None:
@@ -501,5 +587,5 @@ def test_whatever_is_asked_the_answer_is_cni(env: dict[str, str], stdin: bytes) 
         assert answer.stdout == b"" or isinstance(json.loads(answer.stdout), dict)
     else:
         document = json.loads(answer.stdout)
-        assert document["code"] in (4, 7)
+        assert document["code"] in (1, 4, 6, 7)
         assert document["msg"]

@@ -1,0 +1,87 @@
+"""A CNI request, read: the environment as the specification has it, and the network configuration."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+
+from agent.errors import RequestInvalid
+from agent.model.allocation import PodRef
+from cni import netconf, protocol
+from cni.answers import EnvironmentInvalid
+from cni.call import Call
+
+COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
+SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
+"""Commands that did not exist from the start, and the version that brought them."""
+
+_CONTAINER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
+_IFNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
+"""Printable ASCII without '/' and ':' (net/core/dev.c, dev_valid_name; IFNAMSIZ counts bytes)."""
+
+log = logging.getLogger(__name__)
+
+
+def read(command: str, request: protocol.Request) -> Call:
+    """Read a request for anything but VERSION. Raises RequestInvalid that names what is wrong.
+
+    A DEL needs no good configuration: what it undoes is in the ledger, and it must not get stuck.
+    """
+    args = _cni_args(command, request.env.get("CNI_ARGS", ""))
+    try:
+        conf = netconf.parse(request.stdin, args)
+    except RequestInvalid as error:
+        if command != "DEL":
+            raise
+        log.warning("DEL of container %s has a bad configuration: %s", request.env.get("CNI_CONTAINERID"), error)
+        conf = netconf.from_document({})
+    since = SINCE.get(command)
+    if since is not None and netconf.version_key(conf.cni_version) < netconf.version_key(since):
+        raise netconf.VersionUnsupported(
+            f"{command} came with CNI {since}, and the configuration says cniVersion {conf.cni_version}:"
+            f" set it to {since} or newer to use {command}"
+        )
+    return _call(command, request, conf, args)
+
+
+def version_of(request: protocol.Request) -> str:
+    """Tell in which version an error should be told: the configuration's, if it can be read at all."""
+    try:
+        return netconf.version_in(request.stdin)
+    except RequestInvalid:
+        return netconf.SUPPORTED_VERSIONS[-1]
+
+
+def _call(command: str, request: protocol.Request, conf: netconf.NetConf, args: Mapping[str, str]) -> Call:
+    env = request.env
+    container_id, ifname = env.get("CNI_CONTAINERID", ""), env.get("CNI_IFNAME", "")
+    if command in ("ADD", "DEL", "CHECK"):
+        if not _CONTAINER_ID.fullmatch(container_id):
+            raise EnvironmentInvalid(f"CNI_CONTAINERID must be letters, digits, '.', '_' or '-', is {container_id!r}")
+        if not _IFNAME.fullmatch(ifname):
+            raise EnvironmentInvalid(f"CNI_IFNAME must be an interface name of at most 15 characters, is {ifname!r}")
+    netns_path = env.get("CNI_NETNS", "")
+    if command in ("ADD", "CHECK") and (request.netns is None or not netns_path):
+        raise EnvironmentInvalid(f"{command} needs CNI_NETNS, is {netns_path!r}")
+    return Call(
+        container_id=container_id,
+        ifname=ifname,
+        netns=request.netns,
+        netns_path=netns_path,
+        pod=PodRef(args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", "")),
+        cni_args=env.get("CNI_ARGS", ""),
+        cni_path=env.get("CNI_PATH", ""),
+        conf=conf,
+    )
+
+
+def _cni_args(command: str, text: str) -> dict[str, str]:
+    """Read CNI_ARGS. A DEL needs none of them."""
+    found = {}
+    for part in filter(None, text.split(";")):
+        name, equals, value = part.partition("=")
+        if not equals and command != "DEL":
+            raise EnvironmentInvalid(f"CNI_ARGS must be NAME=VALUE;…, has {part!r}")
+        found[name] = value
+    return found
