@@ -109,6 +109,7 @@ class Agent:
         self._reconciler: Reconciler | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beat_at: float | None = None
+        self._spool = spool.Spool(config.spool_dir)
         self.port = 0
         """Port of the endpoints, once open."""
 
@@ -317,7 +318,7 @@ class Agent:
         )
 
     def _replay(self, server: CniServer) -> int:
-        count = spool.replay(self.config.spool_dir, server.answer)
+        count = self._spool.replay(server.answer)
         self.metrics.spooled(count)
         return count
 

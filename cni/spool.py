@@ -1,57 +1,154 @@
-"""DEL requests that the relay put on disk while the agent was away."""
+"""DEL requests that the relay put on disk while the agent was away.
+
+The relay writes `.<name>.tmp`, syncs it, and renames it to `<name>.del`; names begin with the time, so
+they sort by it. What is no DEL is set aside as `<name>.bad` for a person to look at. Nothing else in the
+folder is touched.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import re
+import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cni import protocol
 
-SUFFIX = ".del"
 MAX_FILES = 10_000
+"""How many are carried out in one go; the next go does the rest."""
+UNFINISHED_SECONDS = 3600.0
+"""A relay that writes for longer is dead."""
+KEPT_BAD = 16
+BAD_SECONDS = 7 * 86400.0
+TELL_EVERY = 60
+"""A DEL that fails again and again is told of the first time, and then each so many."""
+
+_SPOOLED = re.compile(r"[0-9][0-9a-f-]{0,99}\.del")
+_BAD = re.compile(r"[0-9][0-9a-f-]{0,99}\.bad")
+_UNFINISHED = re.compile(r"\.[0-9][0-9a-f-]{0,99}(\.del)?\.tmp")
 
 log = logging.getLogger(__name__)
+Answerer = Callable[[protocol.Request], protocol.Answer]
 
 
-def replay(folder: Path, answer: Callable[[protocol.Request], protocol.Answer]) -> int:
-    """Carry out each spooled DEL, oldest first, and remove those that succeeded.
+class _NoDel(ValueError):
+    """A file is not what the relay writes, and will not become it."""
 
-    One that fails stays for the next time; one that is no request at all is set aside as `.bad`.
-    Returns how many were carried out.
-    """
-    done = 0
-    try:
-        files = sorted(p for p in folder.iterdir() if p.suffix == SUFFIX)[:MAX_FILES]
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        log.error("the spool %s cannot be read: %s", folder, error.strerror)
-        return 0
-    for file in files:
+
+def replay(folder: Path, answer: Answerer) -> int:
+    """Carry out the DELs of a spool once, as Spool.replay does, with no memory of earlier failures."""
+    return Spool(folder).replay(answer)
+
+
+class Spool:
+    """The folder, and which of its DELs failed before."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._failures: dict[str, int] = {}
+
+    def replay(self, answer: Answerer) -> int:
+        """Carry out the spooled DELs, oldest first, and remove those that succeeded.
+
+        One that fails stays for the next time, when it comes after those that are new. One that can
+        never succeed is set aside. Returns how many were carried out.
+        """
         try:
-            if file.stat().st_size > protocol.MAX_REQUEST + 8:
-                raise protocol.FrameInvalid("too large")
-            request = protocol.decode_request(file.read_bytes())
-            if request.env.get("CNI_COMMAND") != "DEL":
-                raise protocol.FrameInvalid("not a DEL")
-        except protocol.FrameInvalid as error:
-            log.error("%s is not a spooled DEL (%s); it is set aside", file, error)
+            names = sorted(os.listdir(self._folder))
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            log.error("the spool %s cannot be read: %s", self._folder, error.strerror)
+            return 0
+        spooled = [name for name in names if _SPOOLED.fullmatch(name)]
+        self._failures = {name: self._failures[name] for name in spooled if name in self._failures}
+        spooled.sort(key=lambda name: (name in self._failures, name))
+        done = sum(self._carry_out(name, answer) for name in spooled[:MAX_FILES])
+        self._tidy(names)
+        return done
+
+    def _carry_out(self, name: str, answer: Answerer) -> bool:
+        file = self._folder / name
+        try:
+            request = _read(file)
+            result = answer(request)
+            if result.exit != 0 and _code(result) == protocol.INVALID_ENVIRONMENT:
+                raise _NoDel(result.stdout.decode(errors="replace"))
+        except _NoDel as error:
+            log.error("%s is not a spooled DEL and is set aside: %s", file, error)
             with _tolerated(file):
                 file.rename(file.with_suffix(".bad"))
-            continue
+            return False
         except OSError as error:
             log.error("%s cannot be read: %s", file, error.strerror)
-            continue
-        result = answer(request)
+            return False
         if result.exit == 0:
             with _tolerated(file):
                 file.unlink(missing_ok=True)
-            done += 1
-        else:
-            log.error("the spooled DEL %s failed and stays: %s", file, result.stdout.decode(errors="replace"))
-    return done
+            self._failures.pop(name, None)
+            return True
+        failed = self._failures[name] = self._failures.get(name, 0) + 1
+        if failed % TELL_EVERY == 1:
+            text = result.stdout.decode(errors="replace")
+            log.error("the spooled DEL %s failed (%d times) and stays: %s", file, failed, text)
+        return False
+
+    def _tidy(self, names: list[str]) -> None:
+        """Remove what relays that were killed left half-written, and what was set aside long ago."""
+        for name in names:
+            if _UNFINISHED.fullmatch(name):
+                self._remove_older(name, UNFINISHED_SECONDS, "its relay was killed before it was whole")
+        bad = [name for name in names if _BAD.fullmatch(name)]
+        for name in bad[:-KEPT_BAD]:
+            self._remove_older(name, 0.0, f"only the newest {KEPT_BAD} are kept")
+        for name in bad[-KEPT_BAD:]:
+            self._remove_older(name, BAD_SECONDS, "it was set aside long ago")
+
+    def _remove_older(self, name: str, seconds: float, why: str) -> None:
+        file = self._folder / name
+        with _tolerated(file):
+            if self._clock() - os.lstat(file).st_mtime >= seconds:
+                file.unlink()
+                log.warning("%s is removed: %s", file, why)
+
+
+def _read(file: Path) -> protocol.Request:
+    """Read a spooled DEL. Raises _NoDel, or OSError if reading it later may help."""
+    limit = protocol.MAX_REQUEST + protocol.HEAD_SIZE
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if file.is_symlink():
+            raise _NoDel("it is a link") from error
+        raise
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(fd)
+        raise _NoDel("it is not a file that the relay made")
+    with open(fd, "rb") as opened:
+        content = opened.read(limit + 1)
+    try:
+        request = protocol.decode_request(content)
+    except protocol.FrameInvalid as error:
+        raise _NoDel(str(error)) from error
+    if (command := request.env.get("CNI_COMMAND")) != "DEL":
+        raise _NoDel(f"its command is {command!r}")
+    return request
+
+
+def _code(answer: protocol.Answer) -> int | None:
+    try:
+        document = json.loads(answer.stdout)
+    except ValueError:
+        return None
+    code = document.get("code") if isinstance(document, dict) else None
+    return code if isinstance(code, int) else None
 
 
 @contextmanager
@@ -59,5 +156,7 @@ def _tolerated(file: Path) -> Iterator[None]:
     """Carry on where the disk refuses: the same DEL once more is harmless."""
     try:
         yield
+    except FileNotFoundError:
+        pass
     except OSError as error:
         log.error("%s stays in the spool: %s", file, error.strerror)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -68,6 +69,89 @@ def test_anything_but_a_del_is_set_aside(tmp_path: Path) -> None:
     assert spool.replay(tmp_path, server.answer) == 0
     assert server.asked == []
     assert names(tmp_path) == ["1.bad"]
+
+
+def test_a_del_that_no_agent_will_ever_accept_is_set_aside(tmp_path: Path) -> None:
+    put(tmp_path, "1.del", "")
+    refusal = Answer(1, b'{"code": 4, "msg": "CNI_CONTAINERID must be letters"}')
+    assert spool.replay(tmp_path, lambda request: refusal) == 0
+    assert names(tmp_path) == ["1.bad"]
+
+
+@pytest.mark.parametrize("text", [b"", b"null", b"[4]", b'{"code": "4"}', b'{"code": 11}', b"\xff"])
+def test_any_other_refusal_keeps_it(tmp_path: Path, text: bytes) -> None:
+    put(tmp_path, "1.del", "c1")
+    assert spool.replay(tmp_path, lambda request: Answer(1, text)) == 0
+    assert names(tmp_path) == ["1.del"]
+
+
+def test_those_that_failed_come_after_those_that_are_new(tmp_path: Path) -> None:
+    """So that many that fail for good never keep one waiting that would succeed."""
+    put(tmp_path, "1.del", "c1")
+    put(tmp_path, "2.del", "c2")
+    kept, server = spool.Spool(tmp_path), Server("c1")
+    kept.replay(server.answer)
+    put(tmp_path, "3.del", "c3")
+    server.asked.clear()
+    kept.replay(server.answer)
+    assert server.asked == ["c3", "c1"]
+
+
+def test_one_that_fails_again_and_again_is_told_of_now_and_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, "1.del", "c1")
+    kept = spool.Spool(tmp_path)
+    for _ in range(2 * spool.TELL_EVERY):
+        kept.replay(Server("c1").answer)
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_is_no_file_is_set_aside_and_never_waited_for(tmp_path: Path, kind: str) -> None:
+    outside = put(tmp_path, "outside", "c1")
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    if kind == "link":
+        (folder / "1.del").symlink_to(outside)
+    elif kind == "pipe":
+        os.mkfifo(folder / "1.del")
+    else:
+        (folder / "1.del").mkdir()
+    server = Server()
+    assert spool.replay(folder, server.answer) == 0
+    assert (server.asked, names(folder)) == ([], ["1.bad"])
+    assert outside.exists()
+
+
+def test_a_file_that_somebody_else_made_is_set_aside(tmp_path: Path) -> None:
+    os.chown(put(tmp_path, "1.del", "c1"), 1, -1)
+    server = Server()
+    assert spool.replay(tmp_path, server.answer) == 0
+    assert (server.asked, names(tmp_path)) == ([], ["1.bad"])
+
+
+def test_what_killed_relays_left_is_removed_when_it_is_old(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in (".1-a.del.tmp", ".2-a.tmp", ".3-a.del.tmp", ".vimrc.tmp", "4.tmp"):
+        put(tmp_path, name, "c1")
+        if not name.startswith(".3"):
+            os.utime(tmp_path / name, (0, 0))
+    assert spool.replay(tmp_path, Server().answer) == 0
+    assert names(tmp_path) == [".3-a.del.tmp", ".vimrc.tmp", "4.tmp"]
+    assert [".1-a.del.tmp" in caplog.text, ".2-a.tmp" in caplog.text] == [True, True]
+
+
+def test_what_was_set_aside_is_kept_for_a_while_and_in_a_small_number(tmp_path: Path) -> None:
+    numbers = range(100, 100 + spool.KEPT_BAD + 3)
+    for number in numbers:
+        put(tmp_path, f"{number}.bad", "c1")
+    now = (tmp_path / "100.bad").stat().st_mtime
+    kept = spool.Spool(tmp_path, clock=lambda: now + 10)
+    kept.replay(Server().answer)
+    assert names(tmp_path) == [f"{number}.bad" for number in numbers[3:]]
+    kept = spool.Spool(tmp_path, clock=lambda: now + spool.BAD_SECONDS + 60)
+    kept.replay(Server().answer)
+    assert names(tmp_path) == []
 
 
 def test_files_of_other_names_are_let_be(tmp_path: Path) -> None:
