@@ -1,0 +1,190 @@
+"""The step that takes a function's RDMA device along, for systems that keep RDMA devices apart (exclusive mode).
+
+Used by the modes that move hardware. The undo record holds the device's name and index; in the pod it is found
+by index, which neither a rename nor a move changes, and in the host by the PCI function it hangs below. Without
+such a record each function here does nothing, and asks nothing of the kernel.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from agent.errors import DriverUnavailable, HardwareError, NetlinkFailed
+from agent.hardware.host import Host, RdmaLink
+from agent.model.allocation import Attachment, Undo
+from agent.model.device import Snapshot
+from cni.modes import pf
+
+RETURN_SECONDS = 2.0
+"""How long the kernel may take to bring back a device from a namespace that went away."""
+POLL_SECONDS = 0.02
+EXCLUSIVE_REMEDY = (
+    "boot the node with ib_core.netns_mode=0, or run `rdma system set netns exclusive` before any pod does;"
+    " or leave `rdma` out of the network"
+)
+
+log = logging.getLogger(__name__)
+
+
+def with_device(host: Host, snapshot: Snapshot, device: str, wanted: bool | None, undo: Undo) -> Undo:
+    """Add a function's RDMA device to an undo record, if it is to go along. Changes nothing.
+
+    `wanted` is the network's key `rdma`: False leaves the device in the host, True takes no less than a device
+    of the pod's own, None takes it along if the system is in exclusive mode.
+    Raises HardwareError if the device cannot go along.
+    """
+    facts = snapshot.by_address.get(device)
+    if wanted is False or (wanted is None and not (snapshot.rdma_exclusive and facts and facts.rdma_devices)):
+        return undo
+    mode = host.rdma.mode()
+    if mode != "exclusive":
+        if wanted is None:  # changed since the scan
+            return undo
+        raise HardwareError(
+            f"{device}: `rdma: true` asks for an RDMA device of the pod's own, but RDMA devices are"
+            f" {'shared by all namespaces of' if mode else 'unknown to'} this system: {EXCLUSIVE_REMEDY}"
+        )
+    found = host.find_rdma(device)
+    if found is None:
+        if wanted is None:
+            return undo
+        raise HardwareError(f"{device} has no RDMA device in the host: load its RDMA driver (mlx5_ib, irdma …)")
+    if _is_software(host, device, found):
+        raise HardwareError(
+            f"RDMA device {found.name} is software over the interface of {device} and would end when that moves:"
+            f" remove it (rdma link delete {found.name}), or set `rdma: false` in the network"
+        )
+    return replace(undo, rdma=found.name, extra={**undo.extra, "rdma_index": found.index})
+
+
+def enter(host: Host, device: str, undo: Undo, netns: int) -> None:
+    """Move the RDMA device of an undo record into the namespace.
+
+    Raises HardwareError if its driver refuses, or if its character device has another number afterwards: the
+    container was promised the old one.
+    """
+    if undo.rdma is None:
+        return
+    with host.rdma.renumbering():
+        found = next((d for d in host.rdma.devices() if d.index == undo.extra["rdma_index"]), None)
+        if found is None:
+            raise HardwareError(f"RDMA device {undo.rdma} of {device} has gone from the host: was its driver rebound?")
+        promised = _node(host, found, None)
+        try:
+            host.rdma.move_in(found, netns)
+        except NetlinkFailed as error:
+            if error.errno == errno.EOPNOTSUPP:
+                raise NetlinkFailed(error.action, error.errno, _refusal(host, device, found)) from error
+            raise
+        given = _node(host, found, netns)
+    if promised is not None and given != promised:
+        raise HardwareError(
+            f"RDMA device {found.name} of {device} came with {promised} and has {given or 'none'} in the pod, so"
+            " containers would get the wrong device: let the pod be created anew"
+        )
+
+
+@contextmanager
+def leaving_first(host: Host, device: str, attachment: Attachment, netns: int | None) -> Iterator[None]:
+    """Bring the RDMA device back before what the block does, which is done in any case. Raises as `leave` does."""
+    trouble = None
+    try:
+        leave(host, device, attachment, netns)
+    except HardwareError as error:
+        trouble = error
+    yield
+    if trouble is not None:
+        raise trouble
+
+
+def leave(host: Host, device: str, attachment: Attachment, netns: int | None) -> None:
+    """Bring the RDMA device back to the host under its own name, from wherever it is, and verify it. Repeatable.
+
+    Raises HardwareError if it is not back although the function has a driver that makes one.
+    """
+    undo = attachment.undo
+    if undo.rdma is None:
+        return
+    with host.rdma.renumbering():
+        if netns is not None:
+            _bring_out(host, device, undo, netns)
+        found = _await_return(host, device, undo.rdma)
+        if found is not None and found.name != undo.rdma:
+            _rename(host, found, undo.rdma)
+
+
+def away(host: Host, device: str, attachment: Attachment) -> bool:
+    """Tell whether the RDMA device is not back: only a namespace that lives can keep it."""
+    if attachment.undo.rdma is None or not pf.can_have_interface(host, device):
+        return False
+    return host.find_rdma(device) is None
+
+
+def differences(host: Host, attachment: Attachment, netns: int) -> list[str]:
+    """Tell whether the RDMA device is not in the pod."""
+    undo = attachment.undo
+    if undo.rdma is None or any(d.index == undo.extra.get("rdma_index") for d in host.rdma.devices(netns)):
+        return []
+    return [f"RDMA device {undo.rdma} is not in the pod"]
+
+
+def _bring_out(host: Host, device: str, undo: Undo, netns: int) -> None:
+    index = undo.extra.get("rdma_index")
+    found = next((d for d in host.rdma.devices(netns) if d.index == index), None)
+    if found is None:
+        return
+    try:
+        host.rdma.move_out(found, netns)
+    except NetlinkFailed:
+        if host.find_rdma(device) is None:  # it is back by itself otherwise: the namespace ended just now
+            raise
+
+
+def _await_return(host: Host, device: str, name: str) -> RdmaLink | None:
+    deadline = time.monotonic() + RETURN_SECONDS
+    while True:
+        found = host.find_rdma(device)
+        if found is not None:
+            return found
+        if not pf.can_have_interface(host, device):
+            return None  # no driver, no device: in no namespace
+        if time.monotonic() > deadline:
+            raise HardwareError(
+                f"RDMA device {name} of {device} is not in the host after {RETURN_SECONDS:g} s: it is in a"
+                " namespace that still lives, or its RDMA driver is gone"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _rename(host: Host, found: RdmaLink, name: str) -> None:
+    try:
+        host.rdma.rename(found, name)
+    except NetlinkFailed as error:
+        if error.errno != errno.EEXIST:
+            raise
+        log.warning("RDMA device %s keeps that name: another is called %s now", found.name, name)
+
+
+def _node(host: Host, device: RdmaLink, netns: int | None) -> str | None:
+    """Name the device's verbs node, None if it has none (ib_uverbs is not loaded)."""
+    try:
+        return f"/dev/infiniband/{host.rdma.char_device(device, 'uverbs', netns=netns).name}"
+    except (NetlinkFailed, DriverUnavailable):
+        return None
+
+
+def _is_software(host: Host, device: str, found: RdmaLink) -> bool:
+    return not (host.root / "sys/bus/pci/devices" / device / "infiniband" / found.name).exists()
+
+
+def _refusal(host: Host, device: str, found: RdmaLink) -> str:
+    return (
+        f"the driver {pf.driver(host, device) or 'of the device'} of {device} cannot take {found.name} away from"
+        " its users, so the kernel does not move it: set `rdma: false` in the network to leave it in the host, or"
+        " run the node in shared mode (ib_core.netns_mode=1)"
+    )

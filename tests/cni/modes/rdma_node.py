@@ -1,0 +1,38 @@
+"""The tiny node with an RDMA device on each VF, in exclusive mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.sim.machine import SimulatedMachine
+from tests.cni.tiny_node import tiny_node, vf
+
+FOLDER = "devices/pci0000:3a/0000:3a:00.0"
+
+
+def rdma_name(index: int) -> str:
+    """Return the name of a VF's RDMA device in the host."""
+    return f"mlx5_{index + 1}"
+
+
+def guid(index: int) -> str:
+    return f"0c42:a103:0000:{index + 1:04x}"
+
+
+def create(folder: Path, vfs: int = 3, mode: str = "exclusive") -> None:
+    """Make the node and its links, in the network namespace of the caller."""
+    node = tiny_node(vfs)
+    sysfs = node.tree["sys"]
+    bridge = sysfs["devices"]["pci0000:3a"]["0000:3a:00.0"]
+    sysfs["class"] |= {"infiniband": {}, "infiniband_verbs": {}}
+    for index in range(vfs):
+        name, address = rdma_name(index), vf(index)
+        port = {"state": "4: ACTIVE\n", "link_layer": "Ethernet\n", "rate": "100 Gb/sec (4X EDR)\n", "lid": "0x0\n"}
+        device = {"node_type": "1: CA\n", "node_guid": f"{guid(index)}\n", "ports": {"1": port}}
+        bridge[address]["infiniband"] = {name: device}
+        sysfs["class"]["infiniband"][name] = [f"../../{FOLDER}/{address}/infiniband/{name}"]
+        sysfs["class"]["infiniband_verbs"][f"uverbs{index}"] = {"ibdev": f"{name}\n"}
+    SimulatedMachine.create(folder, node)
+    machine = SimulatedMachine.open(folder)
+    machine.rdma.set_mode(mode)
+    machine.close()

@@ -1,0 +1,180 @@
+"""The RDMA device goes along into the pod and comes back, whatever happens to it there."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.errors import AttachmentError, HardwareError, NetlinkFailed
+from agent.hardware.host import RdmaCharDevice, RdmaLink
+from agent.sim.machine import SimulatedMachine
+from agent.sim.rdma import SimulatedRdma
+from tests.cni import tiny_node
+from tests.cni.modes import rdma_node
+from tests.cni.modes.rdma_node import rdma_name
+from tests.cni.tiny_node import Rig, until, vf
+
+
+@pytest.fixture
+def node(own_network: None, tmp_path: Path) -> Iterator[Rig]:
+    """Three VFs with an RDMA device each, in exclusive mode."""
+    rdma_node.create(tmp_path)
+    with tiny_node.open_rig(tmp_path) as rig:
+        yield rig
+
+
+def inside(node: Rig, pod: Path) -> list[str]:
+    with open(pod) as netns:
+        return [found.name for found in node.machine.rdma.devices(netns.fileno())]
+
+
+def outside(node: Rig) -> list[str]:
+    return [found.name for found in node.machine.rdma.devices()]
+
+
+def test_the_rdma_device_goes_along_and_comes_back(node: Rig) -> None:
+    before, pod = node.found(), node.pod()
+    node.add("c1", pod)
+    assert inside(node, pod) == ["mlx5_1"]
+    assert outside(node) == ["mlx5_2", "mlx5_3"]
+    node.check("c1", pod)
+    node.delete("c1", pod)
+    node.await_back()
+    assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
+    assert (inside(node, pod), node.found()) == ([], before)
+
+
+def test_the_row_names_the_device_before_it_is_moved(node: Rig) -> None:
+    pod = node.pod()
+    node.add("c1", pod)
+    row = node.ledger.attachment_on(vf(0))
+    assert row is not None
+    assert (row.undo.rdma, row.undo.extra["rdma_index"]) == ("mlx5_1", 0)
+
+
+def test_a_device_that_was_renamed_in_the_pod_gets_its_name_again(node: Rig) -> None:
+    pod = node.pod()
+    node.add("c1", pod)
+    with open(pod) as netns:
+        (found,) = node.machine.rdma.devices(netns.fileno())
+        node.machine.rdma.rename(found, "mine", netns.fileno())
+        node.check("c1", pod)
+    node.delete("c1", pod)
+    node.await_back()
+    assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
+
+
+def test_a_device_whose_name_was_taken_comes_back_under_the_name_it_has(node: Rig) -> None:
+    pod = node.pod()
+    node.add("c1", pod)
+    with open(pod) as netns:
+        (found,) = node.machine.rdma.devices(netns.fileno())
+        node.machine.rdma.rename(found, "mine", netns.fileno())
+    second = node.machine.find_rdma(vf(1))
+    assert second is not None
+    node.machine.rdma.rename(second, "mlx5_1")
+    node.delete("c1", pod)
+    node.await_back()
+    assert outside(node) == ["mine", "mlx5_1", "mlx5_3"]
+    assert node.ledger.quarantines() == ()
+
+
+def test_a_namespace_that_died_gives_the_device_back(node: Rig) -> None:
+    pod = node.pod()
+    node.add("c1", pod)
+    node.remove(pod)
+    node.delete("c1", None)
+    node.await_back()
+    assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
+    assert node.machine.scan().by_address[vf(0)].rdma_devices != ()
+
+
+def test_check_misses_a_device_that_was_taken_out(node: Rig) -> None:
+    pod = node.pod()
+    node.add("c1", pod)
+    with open(pod) as netns:
+        (found,) = node.machine.rdma.devices(netns.fileno())
+        node.machine.rdma.move_out(found, netns.fileno())
+    with pytest.raises(AttachmentError, match="RDMA device mlx5_1 is not in the pod"):
+        node.check("c1", pod)
+
+
+def test_a_driver_that_refuses_is_named_with_what_to_do_and_the_vf_is_back(node: Rig) -> None:
+    before, pod = node.found(), node.pod()
+    node.machine.rdma.refuse("mlx5_1")
+    with pytest.raises(NetlinkFailed, match=r"mlx5_core of 0000:3b:00.2 cannot take mlx5_1.*`rdma: false`") as caught:
+        node.add("c1", pod)
+    assert caught.value.errno == errno.EOPNOTSUPP
+    assert node.found() == before
+    assert node.ledger.attachment_on(vf(0)) is None
+    node.add("c1", pod, rdma=False)
+    assert inside(node, pod) == []
+    assert "mlx5_1" in outside(node)
+
+
+def test_what_is_left_in_the_host_is_not_looked_at(node: Rig) -> None:
+    pod = node.pod()
+    node.add("c1", pod, rdma=False)
+    node.check("c1", pod)
+    node.delete("c1", pod)
+    node.await_back()
+
+
+def test_a_vf_without_an_rdma_device_needs_none_unless_it_is_asked_for(own_network: None, tmp_path: Path) -> None:
+    tiny_node.create(tmp_path)
+    with tiny_node.open_rig(tmp_path) as plain:
+        plain.machine.rdma.set_mode("exclusive")
+        pod = plain.pod()
+        plain.add("c1", pod)
+        with pytest.raises(HardwareError, match="has no RDMA device in the host: load its RDMA driver"):
+            plain.add("c2", plain.pod("other"), deviceID=vf(1), rdma=True)
+
+
+def test_in_shared_mode_nothing_moves_and_an_own_device_is_refused(own_network: None, tmp_path: Path) -> None:
+    rdma_node.create(tmp_path, mode="shared")
+    with tiny_node.open_rig(tmp_path) as shared:
+        pod = shared.pod()
+        shared.add("c1", pod)
+        row = shared.ledger.attachment_on(vf(0))
+        assert row is not None
+        assert row.undo.rdma is None
+        with pytest.raises(HardwareError, match=r"shared by all namespaces.*ib_core.netns_mode=0"):
+            shared.add("c2", shared.pod("other"), deviceID=vf(1), rdma=True)
+
+
+class Renumbering(SimulatedRdma):
+    """A kernel on which a move frees the device's minor number for another."""
+
+    def char_device(
+        self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None
+    ) -> RdmaCharDevice:
+        found = super().char_device(device, kind, port, netns)
+        return found if netns is None else replace(found, name="uverbs9")
+
+
+def test_a_device_that_comes_out_with_another_number_is_no_success(own_network: None, tmp_path: Path) -> None:
+    rdma_node.create(tmp_path)
+
+    def other(machine: SimulatedMachine) -> SimulatedMachine:
+        return replace(machine, rdma=Renumbering(tmp_path, machine.root))
+
+    with tiny_node.open_rig(tmp_path, host=other) as node:
+        with pytest.raises(HardwareError, match=r"came with /dev/infiniband/uverbs0 and has /dev/infiniband/uverbs9"):
+            node.add("c1", node.pod())
+        assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
+
+
+def test_pods_that_come_and_go_at_once_get_the_devices_of_their_own_vfs(node: Rig) -> None:
+    pods = [node.pod(f"p{i}") for i in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda i: node.add(f"c{i}", pods[i], deviceID=vf(i)), range(3)))
+    assert [inside(node, pod) for pod in pods] == [[rdma_name(i)] for i in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda i: node.delete(f"c{i}", pods[i]), range(3)))
+    node.await_back(0, 1, 2)
+    until(lambda: outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"])
