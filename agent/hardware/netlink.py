@@ -39,6 +39,7 @@ from agent.hardware.rtnetlink import (
     IFLA_PARENT_DEV_NAME,
     IFLA_PHYS_PORT_NAME,
     IFLA_TXQLEN,
+    IdleSockets,
     LinkMessage,
     LinkSocket,
     translated,
@@ -66,6 +67,7 @@ class Netlink:
         self._host_netns = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netlink")
         self._socket: IPRoute | None = None
+        self._idle = IdleSockets()
         self._closed = False
 
     def close(self) -> None:
@@ -73,6 +75,7 @@ class Netlink:
         if self._closed:
             return
         self._closed = True
+        self._idle.close()
         self._thread.submit(self._close_socket).result()
         self._thread.shutdown()
         # A detach that is late must not take for the host what gets this number next: a pod's namespace, say.
@@ -277,7 +280,7 @@ class Netlink:
     def _links(self, netns: int | None, action: str) -> Iterator[LinkSocket]:
         if self._closed:
             raise HardwareError("netlink is closed: the agent is ending")
-        with _translated(action), LinkSocket(netns) as links:
+        with _translated(action), self._idle.borrow() if netns is None else LinkSocket(netns) as links:
             yield links
 
     def _run(self, netns: int | None, work: Callable[[IPRoute], T]) -> T:

@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ _WORD = struct.Struct("=I")
 _ERROR = struct.Struct("=i")
 _DUMP_TRIES = 20
 _RECEIVE_BYTES = 1 << 16
+_MOST_IDLE = 4
 _RECEIVE_BYTES_WITH_VFS = 1 << 20
 """More than 4,000 VFs take; a longer answer would be cut, and VFs that are cut off are not found."""
 
@@ -91,6 +93,10 @@ class LinkSocket:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket."""
         self._socket.close()
 
     def find(self, name: str) -> LinkMessage | None:
@@ -209,6 +215,41 @@ def translated(action: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise NetlinkFailed(action, error.errno or 0, error.strerror or str(error)) from error
+
+
+class IdleSockets:
+    """Sockets in the process's namespace that are kept between questions: to open one takes as long as to ask."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._idle: list[LinkSocket] = []
+        self._closed = False
+
+    def close(self) -> None:
+        """Close those that wait, and those in use once they are given back."""
+        with self._guard:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for links in idle:
+            links.close()
+
+    @contextmanager
+    def borrow(self) -> Iterator[LinkSocket]:
+        """Lend a socket to one thread. After an error it is not lent again: an answer may still be on its way."""
+        with self._guard:
+            links = self._idle.pop() if self._idle else None
+        links = links or LinkSocket()
+        try:
+            yield links
+        except BaseException:
+            links.close()
+            raise
+        with self._guard:
+            kept = not self._closed and len(self._idle) < _MOST_IDLE
+            if kept:
+                self._idle.append(links)
+        if not kept:
+            links.close()
 
 
 def _open() -> socket.socket:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.hardware.rtnetlink import IFF_UP, IFLA_ADDRESS, IFLA_IFALIAS, IFLA_MTU, LinkMessage, LinkSocket
+from agent.hardware.rtnetlink import IFF_UP, IFLA_ADDRESS, IFLA_IFALIAS, IFLA_MTU, IdleSockets, LinkMessage, LinkSocket
 
 
 def run(*command: str) -> None:
@@ -79,3 +79,30 @@ def test_a_socket_stays_in_the_namespace_it_was_opened_for(own_network: None, tm
         assert inside.find("net1") is not None
         assert outside.find("v0") is None
     os.close(pod)
+
+
+def test_a_socket_that_was_given_back_is_lent_again(own_network: None) -> None:
+    sockets = IdleSockets()
+    with sockets.borrow() as first, sockets.borrow() as second:
+        assert first is not second
+    with sockets.borrow() as again:
+        assert again is first
+        assert again.find("lo") is not None
+    sockets.close()
+
+
+def test_a_socket_is_not_lent_again_after_an_error(own_network: None) -> None:
+    sockets = IdleSockets()
+    with pytest.raises(OSError, match="No such device"), sockets.borrow() as broken:
+        broken.change(2**30, up=True)
+    with sockets.borrow() as fresh:
+        assert fresh is not broken
+    sockets.close()
+
+
+def test_a_socket_given_back_after_the_end_is_closed(own_network: None) -> None:
+    sockets = IdleSockets()
+    with sockets.borrow() as late:
+        sockets.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        late.find("lo")
