@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -137,16 +136,18 @@ class Containerd:
             process.send_signal(number)
             process.wait(timeout=30)
 
+    def kill_pods(self) -> None:
+        """Kill all that runs in pods, and the shims that watch over them, without a word to the runtime."""
+        for pid in self._shims():
+            _kill(pid)
+        self.cgroups.kill()
+        wait("the shims to end", lambda: not self._shims() or None)
+
     def close(self) -> None:
         """End the runtime, its shims and all that ran in pods; remove their mounts and control groups."""
         self.cri.close()
         self.end(signal.SIGKILL)
-        self.cgroups.kill()
-        deadline = time.monotonic() + 10
-        while (left := self._shims()) and time.monotonic() < deadline:
-            for pid in left:
-                _kill(pid)
-            time.sleep(0.02)
+        self.kill_pods()
         self.cgroups.remove()
         machine.unmount_below(self.folder)
 

@@ -1,0 +1,208 @@
+"""What may go wrong between runtime, relay and agent: the pod is told why, and its VF comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from agent.clients.cri import ContainerRuntime
+from agent.demo import not_back, still_attached
+from agent.hardware.host import Link
+from agent.model.allocation import PodRef
+from agent.sim.machine import SimulatedMachine
+from agent.sim.stage import settled, wait
+from tests.containerd.cri import RuntimeRefused
+from tests.containerd.node import Node
+from tests.containerd.test_pods import RUNTIMES
+
+VF = "0000:18:00.1"
+ONE_VF = {
+    "resources": [{"name": "rdma/vf", "kind": "vf", "select": {"pciAddresses": [VF]}, "network": "rails"}],
+}
+
+
+def unhealed(node: Node, hardware: SimulatedMachine, before: Mapping[str, Link]) -> list[str]:
+    """Tell what is still not as before, after some time to heal."""
+    leases = node.stage.folder / "leases-rails/rails"
+
+    def look() -> list[str]:
+        owed = [path.name for path in leases.glob("192.168.*")]
+        return [*not_back(hardware, before), *still_attached(node.stage), *owed]
+
+    return settled(look, 20)
+
+
+def spooled(node: Node) -> int:
+    return len(list((node.stage.folder / "state/spool").glob("*.del")))
+
+
+def names_in(netns: Path) -> str:
+    command = ["nsenter", f"--net={netns}", "ip", "-brief", "link"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@RUNTIMES
+def test_a_pod_outlives_its_runtime(node: Node, hardware: SimulatedMachine) -> None:
+    before = hardware.links.by_device()
+    pod = node.admit("a", {"rdma/vf": 1})
+    sandbox = node.run(pod)
+    container = node.start_container(pod, sandbox)
+    netns = node.netns(sandbox)
+    node.runtime.end(signal.SIGKILL)
+    assert "net1" in names_in(netns)
+    node.runtime.start()
+    assert node.runtime.cri.sandboxes() == {sandbox: True}
+    assert "net1" in node.shell(container, "b ip link").stdout
+    (known,) = asyncio.run(ContainerRuntime(node.runtime.socket).sandboxes())
+    assert (known.sandbox_id, known.pod, known.ready) == (
+        sandbox,
+        PodRef("default", "a", pod.config.metadata.uid),
+        True,
+    )
+    node.end(sandbox)
+    assert unhealed(node, hardware, before) == []
+
+
+def test_a_pod_whose_sandbox_was_killed_is_cleaned_up_by_its_stop(node: Node, hardware: SimulatedMachine) -> None:
+    before = hardware.links.by_device()
+    sandbox = node.run(node.admit("a", {"rdma/vf": 1}))
+    os.kill(node.runtime.cri.sandbox_info(sandbox)["pid"], signal.SIGKILL)
+    wait("the runtime to notice", lambda: not node.runtime.cri.sandboxes()[sandbox] or None)
+    # The runtime keeps the namespace until the sandbox is stopped, and so does the pod its VF.
+    assert "net1" in names_in(node.netns(sandbox))
+    node.end(sandbox)
+    assert unhealed(node, hardware, before) == []
+
+
+@RUNTIMES
+def test_a_vf_comes_back_from_a_namespace_that_died_behind_the_runtimes_back(
+    node: Node, hardware: SimulatedMachine
+) -> None:
+    before = hardware.links.by_device()
+    pod = node.admit("a", {"rdma/vf": 1})
+    sandbox = node.run(pod)
+    node.start_container(pod, sandbox)
+    netns = node.netns(sandbox)
+    node.runtime.end(signal.SIGKILL)
+    node.runtime.kill_pods()
+    subprocess.run(["umount", "--lazy", netns], check=True)
+    netns.unlink()
+    assert unhealed(node, hardware, before) == []
+    assert "owner-gone" in node.stage.fetch("/metrics")
+    node.runtime.start()
+    wait("the runtime to notice", lambda: not node.runtime.cri.sandboxes()[sandbox] or None)
+    node.end(sandbox)
+    assert node.runtime.cri.sandboxes() == {}
+    assert unhealed(node, hardware, before) == []
+
+
+@RUNTIMES
+def test_a_pod_stops_while_the_agent_is_away(node: Node, hardware: SimulatedMachine) -> None:
+    before = hardware.links.by_device()
+    pod = node.admit("a", {"rdma/vf": 1})
+    sandbox = node.run(pod)
+    node.stage.end("agent", signal.SIGKILL)
+    node.runtime.cri.stop_sandbox(sandbox)
+    assert spooled(node) >= 1
+    node.stage.start_agent()
+    node.stage.await_ready()
+    assert unhealed(node, hardware, before) == []
+    assert spooled(node) == 0
+    node.end(sandbox)
+    assert unhealed(node, hardware, before) == []
+
+
+def test_a_pod_that_starts_while_the_agent_is_away_is_told_to_try_again(node: Node, hardware: SimulatedMachine) -> None:
+    before = hardware.links.by_device()
+    pod = node.admit("a", {"rdma/vf": 1})
+    node.stage.end("agent", signal.SIGKILL)
+    with pytest.raises(RuntimeRefused, match=r'type="nodefabric" failed \(add\): .*the nodefabric agent'):
+        node.run(pod)
+    node.stage.start_agent()
+    node.stage.await_ready()
+    sandbox = node.run(pod, attempt=1)
+    assert "net1" in node.links(sandbox)
+    node.end(sandbox)
+    assert unhealed(node, hardware, before) == []
+
+
+def test_a_pod_that_starts_while_the_agent_restarts_waits_for_it(node: Node, hardware: SimulatedMachine) -> None:
+    before = hardware.links.by_device()
+    pod = node.admit("a", {"rdma/vf": 1})
+    node.stage.end("agent", signal.SIGKILL)
+    made: list[str] = []
+    runtime = threading.Thread(target=lambda: made.append(node.run(pod)))
+    runtime.start()
+    node.stage.start_agent()
+    runtime.join()
+    (sandbox,) = made
+    assert "net1" in node.links(sandbox)
+    node.stage.await_ready()
+    node.end(sandbox)
+    assert unhealed(node, hardware, before) == []
+
+
+@RUNTIMES
+def test_a_vf_that_is_gone_is_named_by_the_runtime(node: Node, hardware: SimulatedMachine) -> None:
+    before = hardware.links.by_device()
+    pod = node.admit("a", {"rdma/vf": 1})
+    (vf,) = pod.units("rdma/vf")
+    place = node.stage.folder / "node/root/sys/bus/pci/devices" / vf
+    target = place.readlink()
+    place.unlink()
+    with pytest.raises(RuntimeRefused, match=rf'type="nodefabric" failed \(add\): .*{vf}'):
+        node.run(pod)
+    place.symlink_to(target)
+    sandbox = node.run(pod, attempt=1)
+    assert "net1" in node.links(sandbox)
+    node.end(sandbox)
+    assert unhealed(node, hardware, before) == []
+
+
+@RUNTIMES
+def test_late_stops_of_a_pod_leave_the_next_pod_alone(
+    bare: tuple[Node, SimulatedMachine], hardware: SimulatedMachine
+) -> None:
+    node, _ = bare
+    before = hardware.links.by_device()
+    node.stage.write_config(ONE_VF)
+    node.stage.start_agent()
+    node.stage.await_ready()
+    first = node.admit("first", {"rdma/vf": 1})
+    old = node.run(first)
+    node.runtime.cri.stop_sandbox(old)
+    node.forget(first)
+    second = node.admit("second", {"rdma/vf": 1})
+    assert second.units("rdma/vf") == first.units("rdma/vf")
+    new = node.run(second)
+    container = node.start_container(second, new)
+    for _ in range(2):
+        node.runtime.cri.stop_sandbox(old)
+    node.runtime.cri.remove_sandbox(old)
+    assert before[VF].mac in node.shell(container, "b ip link show net1").stdout
+    node.end(new)
+    assert unhealed(node, hardware, before) == []
+
+
+def test_the_node_has_no_network_until_the_agent_has_served(bare: tuple[Node, SimulatedMachine]) -> None:
+    node, _ = bare
+
+    def network() -> tuple[bool, str]:
+        return node.runtime.cri.conditions()["NetworkReady"]
+
+    ready, reason = network()
+    assert not ready
+    assert "the nodefabric agent" in reason
+    node.stage.start_agent()
+    wait("the network", lambda: network()[0] or None)
+    # kubelet would take all pods' readiness away: a restart of the agent is not worth that.
+    node.stage.await_ready()
+    node.stage.end("agent", signal.SIGKILL)
+    assert network()[0]
