@@ -106,6 +106,8 @@ class Config:
     kubelet_dir: Path = Path("/var/lib/kubelet")
     state_dir: Path = Path("/var/lib/nodefabric")
     run_dir: Path = Path("/run/nodefabric")
+    netns_folders: tuple[Path, ...] = (Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/docker/netns"))
+    """Where the container runtime binds the network namespaces of pods."""
     runtime_socket: Path | None = None
     """The container runtime's socket, to ask which sandboxes live; without it kubelet's word alone counts."""
     rescan_seconds: float = 60.0
@@ -325,6 +327,7 @@ def _config(top: _Reader, source: str) -> Config:
         kubelet_dir=top.path_to("kubeletDir", _DEFAULTS.kubelet_dir),
         state_dir=top.path_to("stateDir", _DEFAULTS.state_dir),
         run_dir=top.path_to("runDir", _DEFAULTS.run_dir),
+        netns_folders=top.strings("netnsDirs", "an absolute path", _absolute) or _DEFAULTS.netns_folders,
         runtime_socket=top.path_to("runtimeSocket", None),
         rescan_seconds=top.seconds("rescanSeconds", 60.0, 1, 3600),
         source=source,
@@ -332,6 +335,12 @@ def _config(top: _Reader, source: str) -> Config:
     for reader in (http, topology, top):
         reader.done()
     return config
+
+
+def _absolute(text: str) -> Path:
+    if not _PATH.fullmatch(text):
+        raise ValueError(text)
+    return Path(text)
 
 
 def _unique(top: _Reader, key: str, names: list[str]) -> None:

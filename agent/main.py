@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,10 +24,11 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from agent import cdi, status
+from agent.clients.cri import ContainerRuntime
 from agent.clients.kubelet import PodDevices, PodResources
 from agent.config import Config
 from agent.endpoints import EndpointServer, Pages
-from agent.errors import DeviceGone, LedgerError, Unavailable
+from agent.errors import ConfigError, DeviceGone, LedgerError, Unavailable
 from agent.hardware.host import Host
 from agent.inventory import Inventory
 from agent.ledger import Ledger
@@ -43,10 +44,12 @@ from cni import spool
 from cni.attachment import Attachments, GrantedDevice
 from cni.server import CniServer
 from deviceplugin.plugins import DevicePlugins
+from deviceplugin.resources import list_units
 
 LEDGER_RETRY_SECONDS = 1.0
 REGISTRATION_POLL_SECONDS = 0.5
 BEAT_SECONDS = 1.0
+ENDPOINTS_RETRY_SECONDS = 2.0
 STUCK_SECONDS = 20.0
 PODRESOURCES_SECONDS = 5.0
 
@@ -84,9 +87,9 @@ class Obstacles:
             self.found[name] = what
             log.error("%s: %s", name, what)
 
-    def first(self, besides: str | None = None) -> str | None:
-        """Return one of them as a sentence, or None. `besides` names one that does not count."""
-        return next((f"{name}: {what}" for name, what in list(self.found.items()) if name != besides), None)
+    def first(self, besides: Collection[str] = ()) -> str | None:
+        """Return one of them as a sentence, or None. `besides` names some that do not count."""
+        return next((f"{name}: {what}" for name, what in list(self.found.items()) if name not in besides), None)
 
 
 class Agent:
@@ -117,9 +120,8 @@ class Agent:
         """Run until `stop` is set, then close everything in reverse order. Devices in pods stay there."""
         self._loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
-            endpoints = self._open_endpoints()
-            self.port = endpoints.port
-            stack.push_async_callback(asyncio.to_thread, endpoints.close)
+            opening = asyncio.create_task(self._open_endpoints(), name="endpoints")
+            stack.push_async_callback(self._close_endpoints, opening)
             self.metrics.add_facts(self._facts, agent_version())
             stack.push_async_callback(self._pod_resources.close)
             boot_id = await self._learn_boot_id(stop)
@@ -127,7 +129,13 @@ class Agent:
             if ledger is None:
                 return
             stack.push_async_callback(asyncio.to_thread, ledger.close)
-            attachments = Attachments(self._host, ledger, lambda: self._inventory.snapshot, self._granted)
+            attachments = Attachments(
+                self._host,
+                ledger,
+                lambda: self._inventory.snapshot,
+                self._granted,
+                netns_folders=self.config.netns_folders,
+            )
             stack.push_async_callback(asyncio.to_thread, attachments.close)
             server = CniServer(
                 self.config.cni_socket, attachments, obstacle=self._unable_to_attach, observe=self._observe_cni
@@ -142,7 +150,14 @@ class Agent:
                 devices_of_units=lambda: _devices_of(plugins.units) if plugins.units else None,
                 replay_spool=lambda: self._replay(server),
                 count=self.metrics.reconciled,
+                snapshot=lambda: self._inventory.snapshot,
+                ours=lambda: self._our_vfs(ledger),
+                sandboxes=ContainerRuntime(self.config.runtime_socket).sandboxes
+                if self.config.runtime_socket
+                else None,
+                complain=lambda what: self.obstacles.set("ledger", what),
             )
+            await reconciler.look_around()
             await asyncio.to_thread(reconciler.heal_attachments)
             self._reconciler = reconciler
             server.start()
@@ -183,10 +198,26 @@ class Agent:
 
     # ------------------------------------------------------------------ opening
 
-    def _open_endpoints(self) -> EndpointServer:
+    async def _open_endpoints(self) -> EndpointServer:
+        """Open the endpoints, however long another process has their port: pods need no endpoints."""
         checks = {"agent": self.obstacles.first}
         pages = Pages(metrics=self.metrics.render, status=self._status, health={"loop": self._stuck_loop}, ready=checks)
-        return EndpointServer.open(self.config.endpoints.address, self.config.endpoints.port, pages)
+        wanted = self.config.endpoints
+        while True:
+            try:
+                opened = EndpointServer.open(wanted.address, wanted.port, pages)
+            except ConfigError as error:
+                self.obstacles.set("endpoints", "; ".join(error.problems))
+                await asyncio.sleep(ENDPOINTS_RETRY_SECONDS)
+            else:
+                self.obstacles.set("endpoints", None)
+                self.port = opened.port
+                return opened
+
+    async def _close_endpoints(self, opening: asyncio.Task[EndpointServer]) -> None:
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.to_thread((await opening).close)
 
     async def _learn_boot_id(self, stop: asyncio.Event) -> str:
         """Scan until the boot ID can be read: without it every row would look like one of an earlier boot."""
@@ -256,7 +287,7 @@ class Agent:
 
         So a kubelet that has not taken up our resources does not count: no ADD needs that.
         """
-        return self.obstacles.first(besides="kubelet")
+        return self.obstacles.first(besides=("kubelet", "endpoints"))
 
     def _granted(self, pod: PodRef) -> Sequence[GrantedDevice]:
         """List the VFs that kubelet gave to a pod, for a CNI call. Runs on the call's thread.
@@ -316,6 +347,14 @@ class Agent:
         return resource.build(
             node_state(node_name(), node_uid, self._inventory.snapshot, units, settings, pods, allocatable)
         )
+
+    def _our_vfs(self, ledger: Ledger) -> frozenset[str]:
+        """List the VFs that resources offer, before the first offer too."""
+        units = self._plugins.units if self._plugins is not None else {}
+        if not units:
+            names = {k.device: k.netdev for k in ledger.known_devices()}
+            units = list_units(self.config.resources, self._inventory.snapshot, host_names=names)
+        return frozenset(u.device for offered in units.values() for u in offered if u.kind == "vf")
 
     def _replay(self, server: CniServer) -> int:
         count = self._spool.replay(server.answer)

@@ -77,7 +77,10 @@ class Metrics:
             registry=registry,
         )
         self._reconcile = Counter(
-            "nodefabric_reconcile_actions", "What the reconciler did to heal the node.", ("action",), registry=registry
+            "nodefabric_reconcile_actions",
+            "What the reconciler did to heal the node, and why.",
+            ("action", "reason"),
+            registry=registry,
         )
         self._writes = Counter(
             "nodefabric_api_writes",
@@ -118,9 +121,9 @@ class Metrics:
         finally:
             record(seen.outcome, (self._clock() - start) * 1000)
 
-    def reconciled(self, action: str, count: int = 1) -> None:
-        """Count actions of the reconciler."""
-        self._reconcile.labels(action).inc(count)
+    def reconciled(self, action: str, reason: str) -> None:
+        """Count an action of the reconciler. Both are words of its own, never names."""
+        self._reconcile.labels(action, reason).inc()
 
     def api_write(self, kind: str, outcome: str) -> None:
         """Count a write to the API server."""

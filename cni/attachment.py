@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from agent.hardware.host import Host
@@ -13,6 +14,7 @@ from cni import check
 from cni.attach import BUSY_SECONDS, Attaching
 from cni.call import Call, GrantedDevice
 from cni.detach import Detaching
+from cni.finding import NETNS_FOLDERS, Finder
 from cni.locks import DeviceLocks
 
 __all__ = ["Attachments", "Call", "GrantedDevice"]
@@ -29,10 +31,15 @@ class Attachments(Detaching):
         granted: Callable[[PodRef], Sequence[GrantedDevice]],
         *,
         busy_seconds: float = BUSY_SECONDS,
+        netns_folders: Sequence[Path] = NETNS_FOLDERS,
     ) -> None:
-        """`granted` lists the VFs that kubelet gave to a pod; it may raise Unavailable."""
+        """`granted` lists the VFs that kubelet gave to a pod; it may raise Unavailable.
+
+        `netns_folders` are where the runtime binds its pods' namespaces.
+        """
         locks = DeviceLocks()
         super().__init__(host, ledger, snapshot, locks)
+        self.finder = Finder(host, ledger, locks, snapshot, netns_folders=netns_folders)
         self._attaching = Attaching(host, ledger, snapshot, granted, locks, self, busy_seconds=busy_seconds)
 
     def add(self, call: Call) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from agent.errors import AgentError, DeviceBusy
 from agent.hardware import netns as namespaces
@@ -21,14 +22,19 @@ from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState
 from agent.model.device import Snapshot
+from cni.ailment import REBOOTED, RowFacts, ailment
 from cni.call import Call
 from cni.leases import LeaseBook
 from cni.locks import DeviceLocks
 from cni.modes.choice import mode_of
 
-REBOOTED = "rebooted"
+PodKnown = Callable[[Attachment], bool | None]
 
 log = logging.getLogger(__name__)
+
+
+def _nobody_to_ask(row: Attachment) -> bool | None:
+    return None
 
 
 class Detaching:
@@ -120,9 +126,10 @@ class Detaching:
         """Try again to give back addresses that are owed. Returns how many were given back."""
         return self.leases.settle()[0]
 
-    def heal(self, device: str) -> str | None:
+    def heal(self, device: str, pod_known: PodKnown = _nobody_to_ask) -> str | None:
         """Finish what a crash, a lost DEL or a reboot left of an attachment.
 
+        `pod_known` tells whether kubelet or the runtime know a row's pod; None if they cannot be asked.
         Returns one word that says what was wrong, or None if all is well or somebody is at it.
         Raises AgentError if the device is still not back.
         """
@@ -131,7 +138,7 @@ class Detaching:
                 row = self._ledger.attachment_on(device)
                 if row is None or row.attachment_id in self._leaving:
                     return None
-                reason = self._ailment(row)
+                reason = ailment(self._facts(row, pod_known))
                 if reason is None:
                     return None
                 log.warning("healing %s of container %s: %s", device, row.owner.container_id, reason)
@@ -143,13 +150,19 @@ class Detaching:
         except DeviceBusy:
             return None
 
-    def _ailment(self, row: Attachment) -> str | None:
-        """Name what is wrong with a row. The caller holds the device's lock, so no ADD is under way."""
-        if row.boot_id != self._ledger.boot_id:
-            return REBOOTED
-        if row.state is not AttachmentState.ATTACHED:
-            return f"half-{row.state.value}"
-        return None if self.owner_alive(row) else "owner-gone"
+    def _facts(self, row: Attachment, pod_known: PodKnown) -> RowFacts:
+        """Look at what a row is about. The caller holds the device's lock, so no ADD is under way."""
+        this_boot = row.boot_id == self._ledger.boot_id
+        namespace_lives = this_boot and namespaces.is_at(row.owner.netns, row.netns_path)
+        look = this_boot and row.state is AttachmentState.ATTACHED and not namespace_lives
+        return RowFacts(
+            this_boot=this_boot,
+            state=row.state,
+            namespace_lives=namespace_lives,
+            away=look and mode_of(row).away(self._host, row),
+            tells=bool(row.undo.netdev),
+            pod_known=pod_known(row) if look else None,
+        )
 
     def owner_alive(self, row: Attachment) -> bool:
         """Tell whether an attachment's pod may still use the device.
@@ -157,11 +170,7 @@ class Detaching:
         The namespace at its path decides. Where that path cannot be seen, a device that is not back
         in the host still sits in a namespace that lives, and is left alone.
         """
-        if row.boot_id != self._ledger.boot_id:
-            return False
-        if namespaces.is_at(row.owner.netns, row.netns_path):
-            return True
-        return mode_of(row).away(self._host, row)
+        return ailment(self._facts(replace(row, state=AttachmentState.ATTACHED), _nobody_to_ask)) is None
 
 
 @contextmanager

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 from agent.errors import HardwareError
 from agent.model.allocation import NetnsId
 
 CLONE_NEWNET = 0x40000000
+MAX_LOOKED_AT = 100_000
+"""So many processes and bound namespaces are looked at to find a lost one."""
 
 T = TypeVar("T")
 
@@ -48,6 +52,39 @@ def identity(netns: int) -> NetnsId:
     """Return the identity of an open namespace."""
     status = os.fstat(netns)
     return NetnsId(status.st_dev, status.st_ino)
+
+
+def own() -> NetnsId:
+    """Return the identity of the namespace that this process began in."""
+    status = os.stat("/proc/self/ns/net")
+    return NetnsId(status.st_dev, status.st_ino)
+
+
+def living(folders: Iterable[Path], processes: Path = Path("/proc"), limit: int = MAX_LOOKED_AT) -> dict[NetnsId, Path]:
+    """Find all network namespaces that can be seen: those bound into folders, then those of processes.
+
+    The own one is left out. A namespace that only a descriptor or a hidden process holds is not found.
+    """
+    mine = own()
+    found: dict[NetnsId, Path] = {}
+    bound = (path for folder in folders for path in _entries(folder))
+    running = (path / "ns/net" for path in _entries(processes) if path.name.isdecimal())
+    for path in itertools.islice(itertools.chain(bound, running), limit):
+        try:
+            status = path.stat()
+        except OSError:  # gone just now, or not ours to look at
+            continue
+        netns = NetnsId(status.st_dev, status.st_ino)
+        if netns.device == mine.device and netns != mine:  # all namespaces are files of one nsfs
+            found.setdefault(netns, path)
+    return found
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def is_at(netns: NetnsId, path: str) -> bool:

@@ -190,10 +190,11 @@ def test_commands_from_the_wire_cannot_make_new_series() -> None:
 def test_counters_end_in_total() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    metrics.reconciled("healed")
+    metrics.reconciled("detach", "owner-gone")
     metrics.api_write("NodeResourceTopology", "accepted")
     metrics.spooled(3)
-    assert registry.get_sample_value("nodefabric_reconcile_actions_total", {"action": "healed"}) == 1
+    labels = {"action": "detach", "reason": "owner-gone"}
+    assert registry.get_sample_value("nodefabric_reconcile_actions_total", labels) == 1
     labels = {"object": "NodeResourceTopology", "outcome": "accepted"}
     assert registry.get_sample_value("nodefabric_api_writes_total", labels) == 1
     assert registry.get_sample_value("nodefabric_spooled_requests_total") == 3

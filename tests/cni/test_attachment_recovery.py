@@ -306,7 +306,7 @@ def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: R
     server = CniServer(
         rig.folder / "cni.sock", rig.attachments, obstacle=lambda: None, observe=lambda command: nullcontext()
     )
-    counted: list[str] = []
+    counted: list[tuple[str, str]] = []
 
     async def claims() -> tuple[Claim, ...]:
         return ()
@@ -317,7 +317,8 @@ def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: R
         claims=claims,
         devices_of_units=dict,
         replay_spool=lambda: spool.replay(folder, server.answer),
-        count=counted.append,
+        count=lambda action, reason: counted.append((action, reason)),
+        snapshot=rig.machine.scan,
     )
     rig.ledger.quarantine("0000:99:00.0", "its row is gone")
 
@@ -326,7 +327,7 @@ def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: R
         return len(rig.ledger.attachments()) == 1
 
     until(healed)
-    assert sorted(counted) == ["owner-gone", "quarantine-ended", "spool-replayed"]
+    assert sorted(counted) == [("detach", "owner-gone"), ("quarantine-end", "device-gone"), ("replay", "spooled-del")]
     assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c2"]
     assert [rig.found(i) for i in range(2)] == before[:2]
     assert rig.in_pod(pods[2]) is not None

@@ -8,13 +8,15 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agent.hardware.host import Host, Link
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef, VfSettings
+from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
 from agent.sim.machine import SimulatedMachine
 from agent.sim.recorded import Node
 from cni import netconf
@@ -51,6 +53,38 @@ def tiny_node(vfs: int) -> Node:
     }
     boot = {"sys": {"kernel": {"random": {"boot_id": "boot\n"}}}}
     return Node("tiny", "", {"sys": sysfs, "proc": boot, "dev": {}})
+
+
+def tiny_snapshot(
+    vfs: int,
+    *,
+    in_pods: Sequence[int] = (),
+    names: Mapping[int, str] = MappingProxyType({}),
+    boot_id: str = "boot",
+    bus: str = "3b",
+) -> Snapshot:
+    """Say what a scan of the node sees. Some VFs may be in pods, have other names, or sit on another bus."""
+
+    def address(text: str) -> str:
+        return text.replace("0000:3b:", f"0000:{bus}:")
+
+    def netdevs(name: str, mac: str) -> tuple[Netdev, ...]:
+        return (Netdev(name, 1, mac, 1500, "up", True, LinkLayer.ETHERNET, None),)
+
+    base = PciDevice(address(PF), (), 0x020000, 0x15B3, 0x101D, 0, 0, "mlx5_core", 0, None, sriov_totalvfs=64)
+    mine = tuple(
+        replace(
+            base,
+            address=address(vf(index)),
+            physfn=base.address,
+            vf_index=index,
+            sriov_totalvfs=0,
+            netdevs=() if index in in_pods else netdevs(names.get(index, netdev(index)), mac_of(index)),
+        )
+        for index in range(vfs)
+    )
+    parent = replace(base, vfs=tuple(d.address for d in mine), netdevs=netdevs(PF_NETDEV, "02:00:00:00:00:01"))
+    return Snapshot(devices=(parent, *mine), boot_id=boot_id, generation=1)
 
 
 def mac_of(index: int) -> str:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from agent.clients.cri import Sandbox
 from agent.errors import HardwareError, LedgerError, Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
+from agent.model.device import Snapshot
+from agent.model.known import KnownDevice
 from agent.reconcile import UNCLAIMED_SECONDS, Claim, Reconciler
 from cni.attachment import Attachments
+from cni.detach import PodKnown
 from tests.agent.books import POD, VF, attach, open_books, owner
+from tests.cni.tiny_node import tiny_snapshot
 
 OTHER_VF = "0000:3b:00.3"
 
@@ -29,20 +36,46 @@ class Hands:
         self.healed: list[str] = []
         self.asked_for_leases = 0
         self.lease_error: Exception | None = None
+        self.pod_known: PodKnown = lambda row: None
+        self.looked_for: list[tuple[tuple[str, ...], dict[str, PodRef], dict[tuple[str, str], str]]] = []
+        self.strange: list[tuple[str, KnownDevice | None]] = []
 
-    def heal(self, device: str) -> str | None:
+    def heal(self, device: str, pod_known: PodKnown) -> str | None:
         """Heal, or fail as told."""
         if device in self.errors:
             raise self.errors[device]
         self.healed.append(device)
+        self.pod_known = pod_known
         return "owner-gone"
 
-    def settle_leases(self) -> int:
+    @property
+    def leases(self) -> Hands:
+        """The books of leases."""
+        return self
+
+    @property
+    def finder(self) -> Hands:
+        """What finds VFs without a row."""
+        return self
+
+    def settle(self) -> tuple[int, int]:
         """Settle one, or fail as told."""
         self.asked_for_leases += 1
         if self.lease_error is not None:
             raise self.lease_error
-        return 1
+        return 1, 0
+
+    def in_namespaces(
+        self, devices: Sequence[str], pods: Mapping[str, PodRef], containers: Mapping[tuple[str, str], str]
+    ) -> tuple[str, ...]:
+        """Note what was looked for, and find it all."""
+        self.looked_for.append((tuple(devices), dict(pods), dict(containers)))
+        return tuple(devices)
+
+    def under_a_strange_name(self, device: str, known: KnownDevice | None) -> bool:
+        """Note what was found."""
+        self.strange.append((device, known))
+        return True
 
 
 class Scene:
@@ -54,16 +87,29 @@ class Scene:
         self.claims: Sequence[Claim] | Exception = ()
         self.offered: dict[str, str] | None = {VF: VF}
         self.now = time.time()
-        self.counted: list[str] = []
+        self.counted: list[tuple[str, str]] = []
+        self.snapshot = Snapshot(boot_id="boot")
+        self.ours: set[str] = {VF, OTHER_VF}
+        self.sandboxes: Sequence[Sandbox] | Exception = ()
+        self.complaints: list[str | None] = []
         self.reconciler = Reconciler(
             books,
             cast(Attachments, self.hands),
             claims=self._claims,
             devices_of_units=lambda: self.offered,
             replay_spool=lambda: 0,
-            count=self.counted.append,
+            count=lambda action, reason: self.counted.append((action, reason)),
+            snapshot=lambda: self.snapshot,
+            ours=lambda: self.ours,
+            sandboxes=self._sandboxes,
+            complain=self.complaints.append,
             clock=lambda: self.now,
         )
+
+    async def _sandboxes(self) -> Sequence[Sandbox]:
+        if isinstance(self.sandboxes, Exception):
+            raise self.sandboxes
+        return self.sandboxes
 
     async def _claims(self) -> Sequence[Claim]:
         if isinstance(self.claims, Exception):
@@ -90,7 +136,8 @@ def test_a_device_that_cannot_be_healed_keeps_no_other_from_it(scene: Scene, err
     scene.hands.errors[VF] = error
     scene.reconciler.heal_attachments()
     assert scene.hands.healed == [OTHER_VF]
-    assert scene.counted == ["heal-failed", "owner-gone"]
+    reason = getattr(error, "reason", "OSError")
+    assert scene.counted == [("detach-failed", reason), ("detach", "owner-gone")]
 
 
 def test_books_that_cannot_be_written_at_the_start_do_not_end_the_agent(scene: Scene) -> None:
@@ -98,14 +145,15 @@ def test_books_that_cannot_be_written_at_the_start_do_not_end_the_agent(scene: S
     scene.books.close()
     scene.reconciler.heal_attachments()
     scene.run_once()
-    assert "quarantine-ended" not in scene.counted
+    assert scene.counted == [("lease-return", "owed")]
+    assert "is closed" in str(scene.complaints[-1])
 
 
 def test_leases_are_no_part_of_what_the_start_waits_for(scene: Scene) -> None:
     scene.reconciler.heal_attachments()
     assert scene.hands.asked_for_leases == 0
     scene.run_once()
-    assert scene.counted == ["lease-returned"]
+    assert scene.counted == [("lease-return", "owed")]
 
 
 def test_leases_that_cannot_be_struck_off_are_asked_for_again(scene: Scene) -> None:
@@ -125,7 +173,7 @@ def test_a_device_leaves_quarantine_once_its_attachment_is_gone(scene: Scene) ->
     scene.books.quarantine(VF, "clean-up failed")
     scene.run_once()
     assert scene.books.quarantines() == ()
-    assert "quarantine-ended" in scene.counted
+    assert ("quarantine-end", "device-gone") in scene.counted
 
 
 def test_a_grant_that_no_pod_claims_is_released_when_it_is_old(scene: Scene) -> None:
@@ -173,3 +221,140 @@ def test_a_grant_goes_to_the_pod_that_claims_it_now(scene: Scene) -> None:
     scene.claims = [Claim(PodRef("default", "next"), "rdma/vf", VF)]
     scene.run_once()
     assert [grant.pod for grant in scene.books.grants()] == [PodRef("default", "next")]
+
+
+def test_what_failed_is_left_alone_for_longer_each_time(scene: Scene) -> None:
+    attach(scene.books, VF, owner())
+    scene.hands.errors[VF] = HardwareError("stuck")
+    tried = []
+    for _ in range(100):
+        before = len(scene.counted)
+        scene.reconciler.heal_attachments()
+        if len(scene.counted) > before:
+            tried.append(scene.now)
+        scene.now += 1
+    gaps = [round(b - a) for a, b in itertools.pairwise(tried)]
+    assert gaps == [2, 4, 8, 16, 32]
+    del scene.hands.errors[VF]
+    scene.now += 64
+    scene.reconciler.heal_attachments()
+    assert scene.hands.healed == [VF]
+
+
+def test_a_pod_is_known_to_kubelet_or_to_the_runtime_or_to_nobody(scene: Scene) -> None:
+    row = attach(scene.books, VF, owner("c1"))
+    known: list[bool | None] = []
+    for claims, sandboxes in (
+        ([Claim(POD, "rdma/vf", VF)], Unavailable("no runtime")),
+        ((), [Sandbox("c1", POD, ready=False)]),
+        ((), ()),
+        (Unavailable("no kubelet"), ()),
+        ((), Unavailable("no runtime")),
+        (Unavailable("no kubelet"), [Sandbox("c1", POD, ready=True)]),
+    ):
+        scene.claims, scene.sandboxes = claims, sandboxes
+        scene.run_once()
+        known.append(scene.hands.pod_known(row))
+    assert known == [True, True, False, None, None, True]
+
+
+def test_natural_names_are_learnt_of_vfs_in_the_host_and_forgotten_with_them(scene: Scene) -> None:
+    scene.snapshot = tiny_snapshot(2)
+    scene.run_once()
+    assert [(k.device, k.netdev, k.boot_id) for k in scene.books.known_devices()] == [
+        (VF, "ens1f0v0", "boot"),
+        (OTHER_VF, "ens1f0v1", "boot"),
+    ]
+    scene.snapshot = tiny_snapshot(1)
+    scene.run_once()
+    assert [k.device for k in scene.books.known_devices()] == [VF]
+
+
+def test_a_vf_that_has_no_interface_and_no_row_is_looked_for_with_all_that_is_known(scene: Scene) -> None:
+    scene.snapshot = tiny_snapshot(2, in_pods=[0])
+    scene.claims = [Claim(POD, "rdma/vf", VF)]
+    scene.sandboxes = [Sandbox("c1", POD, ready=True), Sandbox("old", PodRef("default", "x"), ready=False)]
+    scene.run_once()
+    assert scene.hands.looked_for == [((VF,), {VF: POD}, {("default", "trainer"): "c1"})]
+    assert ("adopt", "found-in-pod") in scene.counted
+    attach(scene.books, VF, owner())
+    scene.run_once()
+    assert len(scene.hands.looked_for) == 1
+
+
+def test_a_vf_of_nobody_under_a_pods_name_is_put_back(scene: Scene) -> None:
+    scene.snapshot = tiny_snapshot(2)
+    scene.run_once()
+    scene.snapshot = tiny_snapshot(2, names={0: "net1"})
+    scene.run_once()
+    ((device, known),) = scene.hands.strange
+    assert device == VF
+    assert known is not None
+    assert known.netdev == "ens1f0v0"
+    assert scene.hands.healed == [VF]
+    assert ("restore", "strange-name") in scene.counted
+    # And its strange name is not taken for its own.
+    assert [k.netdev for k in scene.books.known_devices()] == ["ens1f0v0", "ens1f0v1"]
+
+
+def test_vfs_that_no_resource_offers_are_left_to_whoever_has_them(scene: Scene) -> None:
+    scene.ours = set()
+    scene.snapshot = tiny_snapshot(2, in_pods=[0], names={1: "net1"})
+    scene.run_once()
+    assert (scene.hands.looked_for, scene.hands.strange) == ([], [])
+
+
+def test_grants_follow_their_vfs_to_new_addresses_after_a_reboot(tmp_path: Path) -> None:
+    with open_books(tmp_path, boot_id="yesterday") as books:
+        scene = Scene(books)
+        scene.snapshot = tiny_snapshot(2, boot_id="yesterday")
+        scene.run_once()
+        books.grant("rdma/vf", {VF: VF})
+        books.bind([VF], POD)
+    with open_books(tmp_path, boot_id="today") as books:
+        scene = Scene(books)
+        scene.snapshot = tiny_snapshot(2, boot_id="today", bus="5e")
+        scene.claims = [Claim(POD, "rdma/vf", VF)]
+        scene.offered = None
+        scene.run_once()
+        # Not before it is known what is offered; and what is needed for it is not forgotten meanwhile.
+        assert [grant.device for grant in books.grants()] == [VF]
+        assert {k.boot_id for k in books.known_devices()} == {"yesterday"}
+        scene.offered = {"0000:5e:00.2": "0000:5e:00.2", "0000:5e:00.3": "0000:5e:00.3"}
+        scene.run_once()
+        assert [(grant.unit_id, grant.device) for grant in books.grants()] == [(VF, "0000:5e:00.2")]
+        assert ("grant-move", "renumbered") in scene.counted
+        scene.run_once()
+        assert [(k.device, k.boot_id) for k in books.known_devices()] == [
+            ("0000:5e:00.2", "today"),
+            ("0000:5e:00.3", "today"),
+        ]
+
+
+def test_books_that_can_be_written_again_are_told(scene: Scene) -> None:
+    scene.run_once()
+    assert scene.complaints == [None]
+
+
+def test_what_is_due_again_is_not_waited_for_until_the_next_round(scene: Scene) -> None:
+    attach(scene.books, VF, owner())
+    scene.hands.errors[VF] = HardwareError("stuck")
+    waits = 0
+
+    async def changed() -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 2:
+            raise asyncio.CancelledError
+        scene.now += 1000  # the failed device is due at once
+        del scene.hands.errors[VF]
+        await asyncio.sleep(3600)
+
+    async def run() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await scene.reconciler.run(changed, seconds=3600)
+
+    real = scene.now
+    del real
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert scene.hands.healed == [VF]

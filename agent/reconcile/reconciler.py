@@ -1,0 +1,304 @@
+"""The reconciler itself: looks, lets the pure modules decide, acts, logs and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+from agent.clients.cri import Sandbox
+from agent.errors import AgentError, LedgerError, Unavailable
+from agent.ledger import Ledger
+from agent.model.allocation import Attachment, PodRef
+from agent.model.device import Snapshot
+from agent.model.known import moved
+from agent.reconcile import grants, vfs
+from agent.reconcile.backoff import Backoff
+from agent.reconcile.grants import UNCLAIMED_SECONDS, Claim
+from cni.attachment import Attachments
+
+log = logging.getLogger(__name__)
+
+
+class Count(Protocol):
+    def __call__(self, action: str, reason: str) -> None:
+        """Count an action and why it was taken."""
+
+
+def _nothing_scanned() -> Snapshot:
+    return Snapshot()
+
+
+def _nothing_ours() -> Collection[str]:
+    return ()
+
+
+def _no_complaint(what: str | None) -> None:
+    return None
+
+
+class Reconciler:
+    """Heals attachments, VFs without one, quarantine, leases and grants."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        attachments: Attachments,
+        *,
+        claims: Callable[[], Awaitable[Sequence[Claim]]],
+        devices_of_units: Callable[[], Mapping[str, str] | None],
+        replay_spool: Callable[[], int],
+        count: Count,
+        snapshot: Callable[[], Snapshot] = _nothing_scanned,
+        ours: Callable[[], Collection[str]] = _nothing_ours,
+        sandboxes: Callable[[], Awaitable[Sequence[Sandbox]]] | None = None,
+        complain: Callable[[str | None], None] = _no_complaint,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Join the parts.
+
+        `claims` asks kubelet's PodResources; `devices_of_units` maps the offered unit IDs to devices,
+        and gives None before the first offer; `ours` lists the devices that resources offer; `sandboxes`
+        asks the container runtime, where it can be asked; `complain` tells what is wrong with the books,
+        or None when nothing is.
+        """
+        self._ledger = ledger
+        self._attachments = attachments
+        self._ask_kubelet = claims
+        self._devices_of_units = devices_of_units
+        self._replay_spool = replay_spool
+        self._count = count
+        self._snapshot = snapshot
+        self._ours = ours
+        self._ask_runtime = sandboxes
+        self._complain = complain
+        self._clock = clock
+        self._backoff = Backoff(clock)
+        self._claims: Sequence[Claim] | None = None
+        """kubelet's last word; None if it did not answer the last time."""
+        self._sandboxes: Sequence[Sandbox] | None = None
+        self._moved: Mapping[str, str] | None = None
+        """Where the VFs of the last boot are now: old address → new; None until worked out."""
+        self.settled = False
+        """Whether the grants have agreed with kubelet's word once since the start."""
+
+    async def run(self, changed: Callable[[], Awaitable[object]], seconds: float = 60.0) -> None:
+        """Reconcile for ever: when `changed` returns, and at the latest after `seconds`.
+
+        What failed is tried again when it is due. Leases have a loop of their own, since a plugin that
+        hangs takes its whole time limit.
+        """
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self._heal_for_ever(changed, seconds), name="healing")
+            loops.create_task(self._settle_leases_for_ever(seconds), name="leases")
+
+    async def run_once(self) -> None:
+        """Compare everything once, and heal what can be healed. Leases come last."""
+        await self.look_around()
+        await asyncio.to_thread(self._probe)
+        await asyncio.to_thread(self.heal_attachments)
+        await asyncio.to_thread(self._settle_grants)
+        await asyncio.to_thread(self._settle_leases)
+
+    async def look_around(self) -> None:
+        """Ask kubelet and the runtime what they know. Neither need answer."""
+        try:
+            self._claims = await self._ask_kubelet()
+        except Unavailable as error:
+            log.info("grants are not compared: %s", error)
+            self._claims = None
+        except AgentError as error:
+            log.error("grants are not compared: %s", error)
+            self._claims = None
+        if self._ask_runtime is not None:
+            try:
+                self._sandboxes = await self._ask_runtime()
+            except AgentError as error:
+                log.info("the runtime's sandboxes are not known: %s", error)
+                self._sandboxes = None
+
+    def heal_attachments(self) -> None:
+        """Replay spooled DELs, then look at every row of the ledger and every VF without one. Blocks.
+
+        Raises nothing that a later time could put right, such as a full disk: it is called before
+        the agent serves anybody, and an agent that ends there ends again after each restart.
+        """
+        for step in (self._replay, self._heal_rows, self._heal_vfs, self._end_quarantines):
+            try:
+                step()
+            except (AgentError, OSError) as error:  # OSError: no descriptor left to look with
+                log.error("looking for what to heal ended early: %s", error)
+
+    async def settle_grants(self) -> None:
+        """Bring the grants in line with kubelet's PodResources, the authority on who holds a unit."""
+        await self.look_around()
+        await asyncio.to_thread(self._settle_grants)
+
+    # ------------------------------------------------------------------- loops
+
+    async def _heal_for_ever(self, changed: Callable[[], Awaitable[object]], seconds: float) -> None:
+        while True:
+            await self.look_around()
+            await asyncio.to_thread(self._probe)
+            await asyncio.to_thread(self.heal_attachments)
+            await asyncio.to_thread(self._settle_grants)
+            due = self._backoff.next_due()
+            try:
+                async with asyncio.timeout(seconds if due is None else min(seconds, due)):
+                    await changed()
+            except TimeoutError:
+                pass
+
+    async def _settle_leases_for_ever(self, seconds: float) -> None:
+        while True:
+            await asyncio.to_thread(self._settle_leases)
+            await asyncio.sleep(seconds)
+
+    def _probe(self) -> None:
+        try:
+            self._ledger.probe()
+        except LedgerError as error:
+            self._complain(str(error))
+        else:
+            self._complain(None)
+
+    # -------------------------------------------------------------------- rows
+
+    def _replay(self) -> None:
+        for _ in range(self._replay_spool()):
+            self._count("replay", "spooled-del")
+
+    def _heal_rows(self) -> None:
+        rows = self._ledger.attachments()
+        self._backoff.keep_only({row.device for row in rows})
+        for row in rows:
+            if self._backoff.is_due(row.device):
+                self._heal(row.device)
+
+    def _heal(self, device: str) -> None:
+        try:
+            reason = self._attachments.heal(device, self._pod_known)
+        except (AgentError, OSError) as error:
+            log.error("%s cannot be healed yet: %s", device, error)
+            self._count("detach-failed", error.reason if isinstance(error, AgentError) else "OSError")
+            self._backoff.failed(device)
+        else:
+            self._backoff.succeeded(device)
+            if reason is not None:
+                self._count("detach", reason)
+
+    def _pod_known(self, row: Attachment) -> bool | None:
+        """Tell whether somebody knows a row's pod. kubelet lists a pod for as long as it counts."""
+        pods = None if self._claims is None else {(c.pod.namespace, c.pod.name) for c in self._claims}
+        if pods is not None and (row.owner.pod.namespace, row.owner.pod.name) in pods:
+            return True
+        if self._ask_runtime is None:
+            return None if pods is None else False
+        if self._sandboxes is None:
+            return None
+        if any(sandbox.sandbox_id == row.owner.container_id for sandbox in self._sandboxes):
+            return True
+        return None if pods is None else False
+
+    # ---------------------------------------------------------- VFs without one
+
+    def _heal_vfs(self) -> None:
+        snapshot = self._snapshot()
+        if not snapshot.boot_id:
+            return  # nothing was scanned yet
+        known = self._ledger.known_devices()
+        if self._moved is None:
+            self._moved = moved(known, snapshot)
+            for before, now in self._moved.items():
+                log.warning("the VF that was %s before the reboot is %s now", before, now)
+        held = {row.device for row in self._ledger.attachments()}
+        found = vfs.survey(snapshot, held, known, set(self._ours()))
+        by_device = {k.device: k for k in known}
+        for device in found.strange:
+            if self._backoff.is_due(device) and self._attachments.finder.under_a_strange_name(
+                device, by_device.get(device)
+            ):
+                self._count("restore", "strange-name")
+                self._heal(device)
+        if found.missing:
+            self._look_for(found.missing)
+        # What the last boot's VFs were is needed until the grants have followed them.
+        if self.settled or not self._moved:
+            gone = vfs.forgotten(snapshot, known)
+            if found.learn or gone:
+                self._ledger.know(found.learn, gone)
+
+    def _look_for(self, missing: Sequence[str]) -> None:
+        units = self._devices_of_units() or {}
+        pods: dict[str, PodRef] = {grant.device: grant.pod for grant in self._ledger.grants() if grant.pod}
+        pods |= {units.get(claim.unit_id, claim.unit_id): claim.pod for claim in self._claims or ()}
+        live = [s for s in self._sandboxes or () if s.ready]
+        containers = {(s.pod.namespace, s.pod.name): s.sandbox_id for s in live}
+        for _ in self._attachments.finder.in_namespaces(missing, pods, containers):
+            self._count("adopt", "found-in-pod")
+
+    def _end_quarantines(self) -> None:
+        withheld = self._ledger.quarantines()
+        # Read in this order: a device that is withheld meanwhile still has its row.
+        held = {row.device for row in self._ledger.attachments()}
+        snapshot = self._snapshot()
+        if not snapshot.boot_id:
+            return
+        for device, reason in vfs.quarantines_to_end(withheld, snapshot, held, self._ledger.boot_id).items():
+            log.info("%s leaves quarantine: %s", device, reason)
+            self._ledger.end_quarantine(device)
+            self._count("quarantine-end", reason)
+
+    # ------------------------------------------------------- leases and grants
+
+    def _settle_leases(self) -> None:
+        try:
+            settled, given_up = self._attachments.leases.settle()
+        except AgentError as error:
+            log.error("leases are still owed: %s", error)
+            return
+        for _ in range(settled):
+            self._count("lease-return", "owed")
+        for _ in range(given_up):
+            self._count("lease-give-up", "too-old")
+
+    def _settle_grants(self) -> None:
+        if self._claims is None:
+            return
+        offered = self._devices_of_units()
+        before = self._clock() - UNCLAIMED_SECONDS
+        try:
+            for action in grants.decide(
+                self._ledger.grants(),
+                self._claims,
+                offered=offered,
+                attached={row.device for row in self._ledger.attachments()},
+                moved=self._moved or {},
+                unclaimed_before=before,
+            ):
+                self._carry_out(action, before)
+        except AgentError as error:
+            log.error("grants are not settled: %s", error)
+        else:
+            self.settled = self.settled or offered is not None
+
+    def _carry_out(self, action: grants.Action, unclaimed_before: float) -> None:
+        match action:
+            case grants.TakeOver(claim, device):
+                log.warning("%s of %s was not in the ledger; taken over", claim.unit_id, claim.pod)
+                self._ledger.grant(claim.resource_name, {claim.unit_id: device})
+                self._ledger.bind([claim.unit_id], claim.pod)
+                self._count("grant-adopt", "claimed")
+            case grants.Bind(claim):
+                self._ledger.bind([claim.unit_id], claim.pod)
+                self._count("grant-bind", "claimed")
+            case grants.Release(unit_id):
+                log.info("%s is free again: kubelet counts it to no pod", unit_id)
+                self._ledger.release([unit_id], granted_before=unclaimed_before)
+                self._count("grant-release", "unclaimed")
+            case grants.Move(unit_id, device, reason):
+                log.warning("unit %s stands for %s now: %s", unit_id, device, reason)
+                self._ledger.move_grants({unit_id: device})
+                self._count("grant-move", reason)

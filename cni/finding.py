@@ -1,0 +1,207 @@
+"""VFs without a row: in pods' namespaces after the books were lost, or back in the host under a pod's name.
+
+Both get a row before anything is done to them, so what follows is what follows any row: the one in a
+pod stays until that pod's end and no other pod gets it; the other is put back at once. What undoes them is
+worked out from what can be seen now, since nobody remembers how they were found.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from io import FileIO
+from pathlib import Path
+
+from agent.errors import AgentError, DeviceBusy, HardwareError
+from agent.hardware import netns as namespaces
+from agent.hardware.host import Host, Link
+from agent.ledger import Ledger
+from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
+from agent.model.device import PciDevice, Snapshot
+from agent.model.known import KnownDevice
+from agent.model.names import is_strange, usual_name
+from cni.locks import DeviceLocks
+
+UNKNOWN = "?"
+"""Stands for a container, an interface of a call and a network that nobody remembers: no request can name it."""
+NOBODY = PodRef("", "")
+CLEAN = VfSettings(
+    vlan=0,
+    vlan_qos=0,
+    vlan_proto="802.1q",
+    min_tx_rate=0,
+    max_tx_rate=0,
+    trust=False,
+    link_state="auto",
+)
+"""What a VF has that no pod ever had, whatever the driver. Spoof checking is on or off by driver."""
+
+NETNS_FOLDERS = (Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/docker/netns"))
+"""Where runtimes bind the namespaces of their pods."""
+
+log = logging.getLogger(__name__)
+
+
+class Finder:
+    """Gives rows to VFs that have lost theirs. Methods block."""
+
+    def __init__(
+        self,
+        host: Host,
+        ledger: Ledger,
+        locks: DeviceLocks,
+        snapshot: Callable[[], Snapshot],
+        *,
+        netns_folders: Sequence[Path] = NETNS_FOLDERS,
+        processes: Path = Path("/proc"),
+    ) -> None:
+        """`netns_folders` are where runtimes bind their pods' namespaces; `processes` is /proc."""
+        self._host = host
+        self._ledger = ledger
+        self._locks = locks
+        self._snapshot = snapshot
+        self._netns_folders = tuple(netns_folders)
+        self._processes = processes
+
+    def in_namespaces(
+        self, devices: Iterable[str], pods: Mapping[str, PodRef], containers: Mapping[tuple[str, str], str]
+    ) -> tuple[str, ...]:
+        """Look for lost VFs in all namespaces, and give a row to each that is found. Returns those.
+
+        `pods` tells which pod kubelet gave a device to, `containers` what the runtime calls the sandbox of
+        a pod (namespace and name).
+        """
+        lost = set(devices)
+        found = []
+        for netns, path in namespaces.living(self._netns_folders, self._processes).items():
+            for device in sorted(self._among(netns, path, lost)):
+                pod = pods.get(device, NOBODY)
+                container_id = containers.get((pod.namespace, pod.name), UNKNOWN)
+                if self._take_over(device, Owner(container_id, UNKNOWN, pod, netns), path):
+                    found.append(device)
+        return tuple(found)
+
+    def under_a_strange_name(self, device: str, known: KnownDevice | None) -> bool:
+        """Give a row to a VF that came back under a pod's name, so that it is put back. False if it is not so."""
+        with self._locks.hold([device], seconds=0.2):
+            facts = self._snapshot().by_address.get(device)
+            link = self._host.find_netdev(device)
+            if facts is None or link is None or self._ledger.attachment_on(device) is not None:
+                return False
+            name = usual_name(facts, self._snapshot(), known.netdev if known else None)
+            if name is None or not is_strange(link.name, name):
+                return False
+            log.warning("%s is in the host as %s, left by nobody known; it was %s", device, link.name, name)
+            undo = self._undo(facts, link, name, known)
+            owner = Owner(UNKNOWN, UNKNOWN, NOBODY, NetnsId(0, 0))
+            self._write(device, owner, link.name, undo, "", AttachmentState.DETACHING)
+            return True
+
+    def _among(self, netns: NetnsId, path: Path, lost: set[str]) -> set[str]:
+        try:
+            with _opened(path) as descriptor:
+                if namespaces.identity(descriptor.fileno()) != netns:
+                    return set()
+                return {link.device for link in self._host.links.listed(descriptor.fileno()) if link.device in lost}
+        except (AgentError, OSError) as error:
+            log.warning("the namespace at %s cannot be searched: %s", path, error)
+            return set()
+
+    def _take_over(self, device: str, owner: Owner, path: Path) -> bool:
+        try:
+            with self._locks.hold([device], seconds=0.2), _opened(path) as descriptor:
+                facts = self._snapshot().by_address.get(device)
+                # Now that nobody else is at it: an ADD may have begun, or a DEL ended, since it was searched.
+                if facts is None or self._ledger.attachment_on(device) or self._host.find_netdev(device):
+                    return False
+                link = self._host.links.find_device(device, descriptor.fileno())
+                if link is None or namespaces.identity(descriptor.fileno()) != owner.netns:
+                    return False
+                known = next((k for k in self._ledger.known_devices() if k.device == device), None)
+                name = usual_name(facts, self._snapshot(), known.netdev if known else None) or link.name
+                undo = self._undo(facts, link, name, known)
+                owner = replace(owner, cni_ifname=link.name)  # as Multus calls; a chained call says eth0
+                self._write(device, owner, link.name, undo, str(path), AttachmentState.ATTACHED)
+        except (DeviceBusy, HardwareError, OSError) as error:
+            log.info("%s is not taken over now: %s", device, error)
+            return False
+        log.warning("%s is in a pod (%s, %s) and in no books; it has a row again", device, owner.pod, path)
+        return True
+
+    def _write(
+        self, device: str, owner: Owner, ifname: str, undo: Undo, netns_path: str, state: AttachmentState
+    ) -> None:
+        request = {
+            "name": UNKNOWN,
+            "settings": VfSettings().document(),
+            "mtu": None,
+            "network": None,
+            "cni_args": "",
+            "cni_path": "",
+        }
+        self._ledger.adopt(
+            owner,
+            ifname=ifname,
+            device=device,
+            resource_name=self._ledger.granted_resource(device) or "",
+            undo=undo,
+            netns_path=netns_path,
+            request=request,
+            state=state,
+        )
+
+    def _undo(self, facts: PciDevice, link: Link, name: str, known: KnownDevice | None) -> Undo:
+        """Work out how a VF was before its pod had it."""
+        same_boot = known if known is not None and known.boot_id == self._ledger.boot_id else None
+        pf = self._snapshot().pf_netdev(facts)
+        settings = VfSettings()
+        if pf is not None and facts.vf_index is not None:
+            settings = self._settings(facts, pf.name, facts.vf_index)
+        touched = pf is not None and not settings.is_empty
+        return Undo(
+            netdev=name,
+            mac=same_boot.mac if same_boot else link.mac,
+            mtu=same_boot.mtu if same_boot else link.mtu,
+            up=False,
+            pf_netdev=pf.name if pf is not None and touched else None,
+            vf_index=facts.vf_index if touched else None,
+            settings=settings,
+        )
+
+    def _settings(self, facts: PciDevice, pf_netdev: str, vf_index: int) -> VfSettings:
+        """List what the PF enforces and should not: what differs from a VF of its that no pod has."""
+        try:
+            now = self._host.vf_control.read(pf_netdev, vf_index)
+            pattern = self._untouched(facts, pf_netdev) or CLEAN
+        except HardwareError as error:
+            log.warning("what %s enforces on %s stays: %s", pf_netdev, facts.address, error)
+            return VfSettings()
+        differing = {}
+        for field in fields(CLEAN):
+            wanted, found = getattr(pattern, field.name), getattr(now, field.name)
+            # Every VF has a MAC address and GUIDs of its own.
+            if getattr(CLEAN, field.name) is None and field.name != "spoofchk":
+                continue
+            if wanted is not None and found is not None and wanted != found:
+                differing[field.name] = wanted
+        if differing.keys() & {"vlan", "vlan_qos", "vlan_proto"}:
+            differing |= {k: getattr(pattern, k) for k in ("vlan", "vlan_qos", "vlan_proto")}
+        return VfSettings(**differing)
+
+    def _untouched(self, facts: PciDevice, pf_netdev: str) -> VfSettings | None:
+        """Read the settings of a VF of the same PF that is in the host, under its own name and without a row."""
+        snapshot = self._snapshot()
+        pf = snapshot.parent(facts)
+        held = {row.device for row in self._ledger.attachments()}
+        for address in pf.vfs if pf is not None else ():
+            sibling = snapshot.by_address.get(address)
+            if sibling is None or sibling.netdev is None or sibling.vf_index is None or address in held:
+                continue
+            if address != facts.address and not is_strange(sibling.netdev.name, None):
+                return self._host.vf_control.read(pf_netdev, sibling.vf_index)
+        return None
+
+
+def _opened(path: Path) -> FileIO:
+    return FileIO(path)
