@@ -17,7 +17,7 @@ from agent.hardware import netns as namespaces
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef
-from agent.model.device import Snapshot
+from agent.model.device import Snapshot, is_pci_address
 from cni import netconf, result
 from cni.call import Call, GrantedDevice, request_of
 from cni.detach import Detaching
@@ -25,6 +25,7 @@ from cni.locks import DeviceLocks
 from cni.modes import choice
 from cni.modes.mode import InterfaceFacts, Target
 from cni.netconf import NetConf
+from cni.underway import Mark
 
 BUSY_SECONDS = 5.0
 """How long ADD waits for the device's former owner to let go."""
@@ -67,6 +68,10 @@ class Attaching:
                 )
             return call.conf.prev_result
         owner = Owner(call.container_id, call.ifname, call.pod, namespaces.identity(call.netns))
+        with self._detaching.underway.add(call.container_id, call.ifname) as mark:
+            return self._add(call, owner, targets, mark)
+
+    def _add(self, call: Call, owner: Owner, targets: tuple[Target, ...], mark: Mark) -> Mapping[str, Any]:
         deadline = time.monotonic() + self._busy_seconds
         while True:
             with self._locks.hold(target.device for target in targets):
@@ -77,14 +82,15 @@ class Attaching:
                     self._refuse_second_interface(owner, target.device)
                 obstacle = next((o for target in targets if (o := self._free(target.device)) is not None), None)
                 if obstacle is None:
-                    return self._attach(call, owner, targets)
-            if time.monotonic() > deadline:
+                    return self._attach(call, owner, targets, mark)
+            if time.monotonic() > deadline or mark.overtaken:
                 raise DeviceBusy(obstacle)
             time.sleep(POLL_SECONDS)  # without the locks: the former owner's DEL needs them
 
     def _targets(self, call: Call) -> tuple[Target, ...]:
         conf = call.conf
-        if conf.device is not None:
+        if conf.device is not None or conf.master is not None:
+            conf = self._named_before(call)
             target = self._target(call, conf, "", call.ifname)
             return (replace(target, resource_name=self._ledger.granted_resource(target.device) or ""),)
         if conf.prev_result is None or not call.pod.name:
@@ -97,8 +103,8 @@ class Attaching:
             own = replace(conf, device=found.device, settings=replace(conf.settings, mac=None))
             if found.network is not None:
                 own = netconf.with_network(own, found.network)
-            # There is nothing to move then. But a VLAN that is asked for must not be passed over.
-            if not (self._is_for_vfio(found.device) and own.settings.is_empty):
+            # There is nothing to move then. But what is asked for must not be passed over.
+            if not (self._is_for_programs(found.device) and own.settings.is_empty and not own.function_reset):
                 targets.append(self._target(call, own, found.resource_name, next(names)))
         return tuple(targets)
 
@@ -107,9 +113,18 @@ class Attaching:
         device = choice.named(mode).key(self._host, conf, call.container_id, ifname)
         return Target(device, resource_name, call.container_id, ifname, mode, conf)
 
-    def _is_for_vfio(self, device: str) -> bool:
+    def _named_before(self, call: Call) -> NetConf:
+        """Name the device of a repeated call as the first did: an interface in a pod no longer tells what it is of."""
+        conf = call.conf
+        if conf.mode == "nic" and conf.device is None:
+            for row in self._ledger.attachments_of(call.container_id, call.ifname):
+                if row.undo.mode == "nic" and row.undo.netdev == conf.master and is_pci_address(row.device):
+                    return replace(conf, device=row.device)
+        return conf
+
+    def _is_for_programs(self, device: str) -> bool:
         facts = self._snapshot().by_address.get(device)
-        return facts is not None and facts.is_for_vfio
+        return facts is not None and facts.is_for_programs
 
     def _answered_before(self, owner: Owner, targets: tuple[Target, ...]) -> Mapping[str, Any] | None:
         rows = self._ledger.attachments_of(owner.container_id, owner.cni_ifname)
@@ -142,7 +157,7 @@ class Attaching:
         self._detaching.undo(row)
         return None
 
-    def _attach(self, call: Call, owner: Owner, targets: tuple[Target, ...]) -> Mapping[str, Any]:
+    def _attach(self, call: Call, owner: Owner, targets: tuple[Target, ...], mark: Mark) -> Mapping[str, Any]:
         assert call.netns is not None
         rows: list[Attachment] = []
         made: list[tuple[InterfaceFacts, result.Leases]] = []
@@ -173,6 +188,8 @@ class Attaching:
                 call.conf.prev_result,
                 [(result.Interface(f.name, f.mac, f.mtu, call.netns_path, f.pci_id or ""), got) for f, got in made],
             )
+            if mark.close():  # from here on a DEL finds the rows
+                raise DeviceBusy(f"DEL of {owner.container_id} {owner.cni_ifname} came while its ADD was under way")
             self._ledger.finish_attach([row.attachment_id for row in rows], answer)
         except BaseException:
             for row in reversed(rows):

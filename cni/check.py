@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from ipaddress import ip_interface
+from collections.abc import Mapping
+from ipaddress import ip_address, ip_interface, ip_network
+from typing import Any
 
 from agent.errors import AttachmentError, RequestInvalid
+from agent.hardware import netns as namespaces
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState
@@ -13,6 +16,9 @@ from cni.call import Call
 from cni.detach import Detaching
 from cni.leases import LeaseBook
 from cni.modes.choice import mode_of
+
+GC_SECONDS = 10.0
+"""How long GC waits for devices to be back, to be able to report those that are not."""
 
 log = logging.getLogger(__name__)
 
@@ -26,21 +32,61 @@ def check(host: Host, ledger: Ledger, leases: LeaseBook, call: Call) -> None:
         if call.conf.device is not None:
             raise AttachmentError(f"{call.conf.device} is not attached for container {call.container_id}")
         return
+    here = namespaces.identity(call.netns)
     found: list[str] = []
     for row in rows:
         if row.state is not AttachmentState.ATTACHED:
             found.append(f"{row.device} is {row.state.value}")
-            continue
-        found += mode_of(row).differences(host, row, call.netns, call.conf)
-        missing = _leased(row) - set(host.links.addresses(row.ifname, call.netns))
-        found += [f"{row.ifname} lacks address {address}" for address in sorted(missing)]
-        found += filter(None, [leases.check(row)])
+        elif row.owner.netns != here:
+            found.append(f"{row.device} was attached to namespace {row.owner.netns}, and CHECK is about {here}")
+        else:
+            found += mode_of(row).differences(host, row, call.netns, call.conf)
+            found += filter(None, [leases.check(row)])
+            if row.undo.mode != "vfio":  # else a program in the pod has the addresses
+                found += _address_differences(host, row, call, call.netns)
+    answer = call.conf.prev_result or rows[0].result or {}
+    if any(row.undo.mode != "vfio" for row in rows):
+        found += _route_differences(host, answer, call.netns)
     if found:
         raise AttachmentError("; ".join(found))
 
 
-def collect(ledger: Ledger, detaching: Detaching, call: Call) -> None:
-    """GC: detach what this network holds for containers that the runtime no longer lists."""
+def _address_differences(host: Host, row: Attachment, call: Call, netns: int) -> list[str]:
+    """Tell which addresses are missing that the answer gave to this interface."""
+    answer = call.conf.prev_result or row.result or {}
+    interfaces = answer.get("interfaces") or []
+    index = next((i for i, entry in enumerate(interfaces) if entry.get("name") == row.ifname), None)
+    if index is None:
+        return [f"prevResult has no interface {row.ifname}"]
+    # In the kernel's spelling.
+    given = {str(ip_interface(ip["address"])) for ip in answer.get("ips") or [] if ip.get("interface") == index}
+    missing = given - set(host.links.addresses(row.ifname, netns))
+    return [f"{row.ifname} lacks address {address}" for address in sorted(missing)]
+
+
+def _route_differences(host: Host, answer: Mapping[str, Any], netns: int) -> list[str]:
+    """Tell which routes of the answer are missing in the namespace, through whichever interface they should go.
+
+    A route without a gateway was given the interface's own, see `Leases.kernel_routes`, so any will do.
+    """
+    expected = [(ip_network(route["dst"], strict=False), route.get("gw")) for route in answer.get("routes") or []]
+    if not expected:
+        return []
+    present = {(ip_network(route.destination), route.gateway) for route in host.links.routes(netns)}
+    destinations = {destination for destination, _ in present}
+    return [
+        f"the route to {destination}{f' via {gateway}' if gateway else ''} is missing"
+        for destination, gateway in expected
+        if (destination not in destinations if not gateway else (destination, str(ip_address(gateway))) not in present)
+    ]
+
+
+def collect(ledger: Ledger, detaching: Detaching, call: Call, seconds: float = GC_SECONDS) -> None:
+    """GC: detach what this network holds for containers that the runtime no longer lists.
+
+    All are begun with before any is waited for, so that none keeps another. Raises AttachmentError that names
+    those which are not back in time; they are withheld, and tried again by the reconciler.
+    """
     valid = call.conf.valid_attachments
     if valid is None:
         raise RequestInvalid("GC came without cni.dev/valid-attachments")
@@ -53,10 +99,8 @@ def collect(ledger: Ledger, detaching: Detaching, call: Call) -> None:
     for row in dead:
         log.info("garbage: %s of container %s", row.device, row.owner.container_id)
         detaching.start_detach(row, None)
-
-
-def _leased(row: Attachment) -> set[str]:
-    """The addresses that the answer gave to this interface, in the kernel's spelling."""
-    answer = row.result or {}
-    index = next((i for i, found in enumerate(answer.get("interfaces", [])) if found.get("name") == row.ifname), None)
-    return {str(ip_interface(ip["address"])) for ip in answer.get("ips", []) if ip.get("interface") == index}
+    left = detaching.await_detached(dead, seconds)
+    if left:
+        reasons = {entry.device: entry.reason for entry in ledger.quarantines()}
+        told = (f"{row.device}: {reasons.get(row.device, 'still on its way back')}" for row in left)
+        raise AttachmentError(f"{len(left)} of {len(dead)} stale attachments are not cleaned up yet: {'; '.join(told)}")

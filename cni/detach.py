@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -27,6 +27,7 @@ from cni.call import Call
 from cni.leases import LeaseBook
 from cni.locks import DeviceLocks
 from cni.modes.choice import mode_of
+from cni.underway import Underway
 
 PodKnown = Callable[[Attachment], bool | None]
 
@@ -46,6 +47,7 @@ class Detaching:
         self._snapshot = snapshot
         self._locks = locks
         self.leases = LeaseBook(ledger)
+        self.underway = Underway()
         self._guard = threading.Lock()
         self._leaving: dict[int, threading.Thread] = {}
 
@@ -64,6 +66,7 @@ class Detaching:
 
     def delete(self, call: Call) -> None:
         """Promise to detach what this container and interface own. Nothing owned is success."""
+        self.underway.overtake(call.container_id, call.ifname)
         rows = self._ledger.attachments_of(call.container_id, call.ifname)
         if not rows:
             return
@@ -104,6 +107,16 @@ class Detaching:
                 del self._leaving[row.attachment_id]
             if held is not None:
                 os.close(held)
+
+    def await_detached(self, rows: Iterable[Attachment], seconds: float) -> tuple[Attachment, ...]:
+        """Wait a bounded time for devices on their way back. Return the rows of those that are not back."""
+        deadline = time.monotonic() + seconds
+        for row in (rows := tuple(rows)):
+            thread = self._leaving.get(row.attachment_id)
+            if thread is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        left = {row.attachment_id for row in self._ledger.attachments()}
+        return tuple(row for row in rows if row.attachment_id in left)
 
     def undo(self, row: Attachment, netns: int | None = None, *, leases_later: bool = False) -> None:
         """Bring the device back, return its leases, drop the row. Repeatable after any crash.

@@ -93,7 +93,9 @@ def _leave(host: Host, attachment: Attachment, netns: int | None) -> None:
     if link is None:
         log.warning("%s has no interface: it was unbound, or bound to a driver for programs", device)
         return
-    returning.settle(host, where, undo, where.home() or link)
+    if not undo.settings.is_empty:
+        link = where.home() or link  # its MAC may be another now
+    returning.settle(host, where, undo, link)
 
 
 def away(host: Host, attachment: Attachment) -> bool:
