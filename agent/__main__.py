@@ -1,7 +1,7 @@
 """The command line.
 
 Exit statuses: 0 done, 1 something failed, 2 the configuration or the command line is wrong,
-3 the agent does not answer.
+3 the agent does not answer, 4 a pod may still use the device.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent import config as configuration
 from agent import logs
-from agent.errors import AgentError, ConfigError, Unavailable
+from agent.errors import AgentError, ConfigError, InUse, Unavailable
 
 if TYPE_CHECKING:
     from agent.hardware.host import Host
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG = Path("/etc/nodefabric/config.yaml")
 DEFAULT_RELAY = Path("/usr/local/libexec/nodefabric/nodefabric-cni")
-DONE, FAILED, WRONG_INPUT, NO_ANSWER = 0, 1, 2, 3
+DONE, FAILED, WRONG_INPUT, NO_ANSWER, IN_USE = 0, 1, 2, 3, 4
 SHOWN_DEVICES = 8
 """check-config names as many per line; its JSON names all."""
 STOP_SECONDS = 1.8
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Unavailable as error:
         print(f"nodefabric: {error}", file=sys.stderr)
         return NO_ANSWER
+    except InUse as error:
+        print(f"nodefabric: {error}", file=sys.stderr)
+        return IN_USE
     except AgentError as error:
         print(f"nodefabric: {error}", file=sys.stderr)
         return FAILED
@@ -91,6 +95,14 @@ def _parser() -> argparse.ArgumentParser:
     status = command("status", _status, "show what the running agent offers, who holds what, and what is wrong")
     _add_config(status)
     _add_output(status)
+
+    release = command("release", _release, "give a device back that is stuck or in quarantine")
+    release.add_argument("device", help="PCI address, or name of the interface in the host")
+    release.add_argument("--reason", required=True, help="why; it is logged")
+    release.add_argument("--force", action="store_true", help="also take it from a pod, or forget what does not come")
+    _add_config(release)
+    _add_hardware(release)
+    _add_output(release)
 
     topology = command("topology", _topology, "show how near GPUs and NICs are to each other")
     _add_hardware(topology)
@@ -194,8 +206,35 @@ def _demo(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from agent import status
 
-    document = _ask(configuration.load(options.config).endpoints)
-    _show(options, document, status.text(document))
+    config = configuration.load(options.config)
+    try:
+        document, outcome = _ask(config.endpoints), DONE
+    except Unavailable as error:
+        document, outcome = _from_books(config, error), NO_ANSWER
+    _show(options, document, status.text(document, time.time()))
+    return outcome
+
+
+def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, Any]:
+    """Tell what the books hold while no agent answers."""
+    from agent import status
+    from agent.ledger import lock, reading
+    from agent.main import agent_version, node_name
+
+    runs = lock.is_claimed(config.state_dir)
+    problem = f"{'runs, but does not answer' if runs else 'does not run; this is what its books hold'}: {error}"
+    found = reading.read(config.ledger_path)
+    return status.without_agent(found, node=node_name(), version=agent_version(), problem=problem)
+
+
+def _release(options: argparse.Namespace) -> int:
+    from agent.release import release
+    from cni.release import Wish
+
+    logs.configure(sys.stderr, "WARNING", "auto")
+    config = configuration.load(options.config)
+    done = release(config, Wish(options.device, options.reason, options.force), lambda: _host(options))
+    _show(options, {"device": options.device, "done": done}, done)
     return DONE
 
 

@@ -128,6 +128,10 @@ class Config:
     def cni_socket(self) -> Path:
         return self.run_dir / "cni.sock"
 
+    @property
+    def admin_socket(self) -> Path:
+        return self.run_dir / "admin.sock"
+
 
 _TOPOLOGY = Topology()
 _DEFAULTS = Config()

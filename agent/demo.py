@@ -91,7 +91,7 @@ def _play(stage: Stage, node: str) -> int:
     for line in inside(pods):
         say(line)
     say("The node's books (nodefabric status)\n")
-    say(status.text(stage.status()))
+    say(status.text(stage.status(), time.time()))
     say("\nSome of its metrics\n")
     say("\n".join(line for line in stage.fetch("/metrics").splitlines() if line.startswith(SHOWN_METRICS)))
     say("\nDeleting the pods")

@@ -12,8 +12,11 @@
     ├── AttachmentError         a device cannot enter or leave a pod
     │   ├── RequestInvalid      the CNI request or its netconf is wrong
     │   ├── DeviceBusy          another live pod holds the device; trying again may help
+    │   ├── InUse               an operator's release would take the device from a pod
+    │   ├── UnknownDevice       nobody holds the device
     │   └── IpamFailed          the delegated IPAM plugin failed
     ├── LedgerError             the books cannot be read or written
+    │   └── LedgerInUse         another agent works with them
     ├── InstallFailed           the CNI relay cannot be put in place or taken away
     └── Unavailable             a peer (kubelet, API server) does not answer
         └── Refused             the API server answered no (permission, missing CRD, invalid object)
@@ -114,6 +117,18 @@ class DeviceBusy(AttachmentError):
     reason = "DeviceBusy"
 
 
+class InUse(AttachmentError):
+    """An operator's release would take the device from a pod that may live."""
+
+    reason = "InUse"
+
+
+class UnknownDevice(AttachmentError):
+    """No attachment and no quarantine has this device."""
+
+    reason = "UnknownDevice"
+
+
 class IpamFailed(AttachmentError):
     """The delegated IPAM plugin failed. `code` is the CNI error code it gave, if any."""
 
@@ -129,6 +144,12 @@ class LedgerError(AgentError):
     """The books cannot be read or written."""
 
     reason = "LedgerError"
+
+
+class LedgerInUse(LedgerError):
+    """Another agent works with the books."""
+
+    reason = "LedgerInUse"
 
 
 class InstallFailed(AgentError):

@@ -10,20 +10,18 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import fcntl
 import logging
 import os
 import socket
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from agent import cdi, status
+from agent import admin, cdi, release, status
 from agent.clients.cri import ContainerRuntime
 from agent.clients.kubelet import PodDevices, PodResources
 from agent.config import Config
@@ -32,9 +30,11 @@ from agent.errors import ConfigError, DeviceGone, LedgerError, Unavailable
 from agent.hardware.host import Host
 from agent.inventory import Inventory
 from agent.ledger import Ledger
+from agent.ledger.lock import claim
 from agent.metrics import Facts, Metrics
 from agent.model.allocation import PodRef
 from agent.model.unit import OfferedUnit
+from agent.obstacles import Obstacles
 from agent.reconcile import Claim, Reconciler
 from agent.topology import resource
 from agent.topology.kubelet_config import KubeletConfigFile
@@ -67,29 +67,6 @@ def agent_version() -> str:
 def node_name() -> str:
     """Return the Kubernetes node name: NODE_NAME (downward API), else the host name."""
     return os.environ.get("NODE_NAME") or socket.gethostname()
-
-
-class Obstacles:
-    """What keeps the agent from doing all its work: name → what is wrong. Shown by /readyz."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, str] = {
-            "starting": "the first scan and clean-up are not done",
-            "kubelet": "has not been asked yet",
-        }
-
-    def set(self, name: str, what: str | None) -> None:
-        """Note an obstacle, or that it is gone. Said in the log when it changes."""
-        if what is None:
-            if self.found.pop(name, None) is not None:
-                log.info("no longer in the way: %s", name)
-        elif self.found.get(name) != what:
-            self.found[name] = what
-            log.error("%s: %s", name, what)
-
-    def first(self, besides: Collection[str] = ()) -> str | None:
-        """Return one of them as a sentence, or None. `besides` names some that do not count."""
-        return next((f"{name}: {what}" for name, what in list(self.found.items()) if name not in besides), None)
 
 
 class Agent:
@@ -162,6 +139,7 @@ class Agent:
             self._reconciler = reconciler
             server.start()
             stack.push_async_callback(asyncio.to_thread, server.close)
+            self._listen_to_operator(attachments, reconciler, stack)
             self.obstacles.set("starting", None)
             await self._run_parts(stop, ledger, plugins, reconciler)
 
@@ -231,6 +209,27 @@ class Agent:
         self.obstacles.set("hardware", None)
         return boot_id
 
+    def _listen_to_operator(self, attachments: Attachments, reconciler: Reconciler, stack: AsyncExitStack) -> None:
+        """Open the operator's socket. Pods need none, so the agent does its work without it too."""
+        loop = asyncio.get_running_loop()
+
+        def answer(request: Mapping[str, Any]) -> str:
+            wish = release.wish_of(request)
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                asyncio.run_coroutine_threadsafe(reconciler.look_around(), loop).result(PODRESOURCES_SECONDS)
+            done = attachments.release(wish, reconciler.pod_known)
+            self.metrics.reconciled("release", "forced" if wish.force else "operator")
+            self._inventory.rescan_soon("release")
+            return done
+
+        server = admin.AdminServer(self.config.admin_socket, answer)
+        try:
+            server.start()
+        except ConfigError as error:
+            self.obstacles.set("admin", "; ".join(error.problems))
+        else:
+            stack.push_async_callback(asyncio.to_thread, server.close)
+
     async def _open_ledger(self, boot_id: str, stop: asyncio.Event, stack: AsyncExitStack) -> Ledger | None:
         """Open the books, however long that takes: an agent that restarts in a loop explains nothing."""
         claimed = False
@@ -287,7 +286,7 @@ class Agent:
 
         So a kubelet that has not taken up our resources does not count: no ADD needs that.
         """
-        return self.obstacles.first(besides=("kubelet", "endpoints"))
+        return self.obstacles.first(besides=("kubelet", "endpoints", "admin"))
 
     def _granted(self, pod: PodRef) -> Sequence[GrantedDevice]:
         """List the VFs that kubelet gave to a pod, for a CNI call. Runs on the call's thread.
@@ -379,6 +378,7 @@ class Agent:
             self._ledger.attachments(),
             self._ledger.quarantines(),
             self._inventory.scan_seconds * 1000,
+            self._ledger.owed_leases(),
         )
 
     def _status(self) -> dict[str, Any]:
@@ -399,22 +399,3 @@ class Agent:
 
 def _devices_of(units: Mapping[str, Sequence[OfferedUnit]]) -> dict[str, str]:
     return {unit.unit_id: unit.device for offered in units.values() for unit in offered}
-
-
-def claim(folder: Path) -> int:
-    """Make the state folder this process's alone, until the descriptor is closed. Raises LedgerError.
-
-    A second agent would take what the first has half done for the remains of a crash, and undo it.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            stack.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LedgerError(f"{folder} is in use by another agent: stop it, or set another stateDir") from error
-        except OSError as error:
-            raise LedgerError(f"{folder} cannot be used: {error.strerror}: mount a writable folder there") from error
-        stack.pop_all()
-        return lock

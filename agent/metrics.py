@@ -25,7 +25,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from agent.errors import AgentError
-from agent.model.allocation import Attachment, AttachmentState, Grant, Quarantine
+from agent.model.allocation import Attachment, AttachmentState, Grant, OwedLease, Quarantine
 from agent.model.device import Snapshot
 from agent.model.unit import OfferedUnit
 
@@ -47,6 +47,7 @@ class Facts:
     attachments: tuple[Attachment, ...] = ()
     quarantines: tuple[Quarantine, ...] = ()
     scan_milliseconds: float = 0.0
+    owed_leases: tuple[OwedLease, ...] = ()
 
 
 @dataclass(slots=True)
@@ -197,6 +198,11 @@ def families(facts: Facts) -> Iterator[Metric]:
         "Devices withheld because their clean-up could not be verified.",
         "reason",
         Tally(q.reason for q in facts.quarantines),
+    )
+    yield _single(
+        "nodefabric_owed_leases",
+        "Interfaces that are gone, whose addresses the IPAM plugin has not taken back yet.",
+        len(facts.owed_leases),
     )
     yield _tally("nodefabric_devices", "What the last scan found, by kind.", "kind", device_kinds(facts.snapshot))
     yield _single("nodefabric_scan_duration_milliseconds", "Time the last scan took.", facts.scan_milliseconds)

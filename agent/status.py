@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from agent.ledger.reading import Books
 from agent.metrics import Facts
-from agent.model.allocation import Attachment, Grant
+from agent.model.allocation import Attachment, Grant, OwedLease, Quarantine
 
 UNKNOWN_POD = "(not known yet)"
+SHOWN_ID = 12
 
 
 def build(
@@ -42,8 +44,44 @@ def build(
         ],
         "grants": [_grant(grant) for grant in facts.grants],
         "attachments": [_attachment(row) for row in facts.attachments],
-        "quarantine": [{"device": q.device, "reason": q.reason, "since": q.since} for q in facts.quarantines],
+        **books(facts.quarantines, facts.owed_leases),
         "problems": [{"path": problem.path, "text": problem.text} for problem in facts.snapshot.problems],
+    }
+
+
+def without_agent(found: Books, *, node: str, version: str, problem: str) -> dict[str, Any]:
+    """Make the document from the books alone. `problem` says what is wrong with the agent.
+
+    What the hardware is like, and so the resources, only a running agent knows.
+    """
+    return {
+        "node": node,
+        "version": version,
+        "ready": False,
+        "obstacles": {"agent": problem},
+        "resources": [],
+        "grants": [_grant(grant) for grant in found.grants],
+        "attachments": [_attachment(row) for row in found.attachments],
+        **books(found.quarantines, found.owed_leases),
+        "problems": [],
+    }
+
+
+def books(quarantines: Sequence[Quarantine], owed_leases: Sequence[OwedLease]) -> dict[str, Any]:
+    """Say what is withheld, and which addresses are still leased for nobody."""
+    return {
+        "quarantine": [{"device": q.device, "reason": q.reason, "since": q.since} for q in quarantines],
+        "owedLeases": [
+            {
+                "container": lease.container_id,
+                "ifname": lease.ifname,
+                "plugin": ((lease.request.get("network") or {}).get("ipam") or {}).get("type", ""),
+                "since": lease.since,
+                "triedAt": lease.tried_at or None,
+                "problem": lease.problem,
+            }
+            for lease in owed_leases
+        ],
     }
 
 
@@ -62,6 +100,7 @@ def _attachment(row: Attachment) -> dict[str, Any]:
     index = next((i for i, found in enumerate(answer.get("interfaces", [])) if found.get("name") == row.ifname), None)
     return {
         "device": row.device,
+        "mode": row.undo.mode,
         "netdev": row.undo.netdev,
         "resource": row.resource_name,
         "ifname": row.ifname,
@@ -73,29 +112,27 @@ def _attachment(row: Attachment) -> dict[str, Any]:
     }
 
 
-def text(document: Mapping[str, Any]) -> str:
-    """Lay the document out for people."""
+def text(document: Mapping[str, Any], now: float) -> str:
+    """Lay the document out for people. `now` is in seconds since the epoch."""
     lines = [
         f"node {document['node']}  nodefabric {document['version']}  {'ready' if document['ready'] else 'NOT READY'}"
     ]
     lines += [f"  {name}: {what}" for name, what in document["obstacles"].items()]
-    lines += [
-        "",
-        *table(
-            ("RESOURCE", "KIND", "UNITS", "HEALTHY", "GRANTED", "ATTACHED"),
-            [
-                (r["name"], r["kind"], r["units"], r["healthy"], r["granted"], r["attached"])
-                for r in document["resources"]
-            ],
-        ),
+    offered = [
+        (r["name"], r["kind"], r["units"], r["healthy"], r["granted"], r["attached"]) for r in document["resources"]
     ]
+    if offered:
+        lines += ["", *table(("RESOURCE", "KIND", "UNITS", "HEALTHY", "GRANTED", "ATTACHED"), offered)]
     lines += (
         [
             "",
             *table(
-                ("DEVICE", "RESOURCE", "POD", "INTERFACE", "ADDRESS", "STATE"),
+                ("DEVICE", "RESOURCE", "POD", "INTERFACE", "ADDRESS", "STATE", "FOR"),
                 [
-                    (a["device"], a["resource"], a["pod"], a["ifname"], ", ".join(a["addresses"]), a["state"])
+                    (
+                        *(a["device"], a["resource"], a["pod"], a["ifname"]),
+                        *(", ".join(a["addresses"]), a["state"], ago(now - a["since"])),
+                    )
                     for a in document["attachments"]
                 ],
             ),
@@ -110,10 +147,30 @@ def text(document: Mapping[str, Any]) -> str:
     if failing:
         lines += ["", *table(("UNHEALTHY UNIT", "RESOURCE", "REASON"), failing)]
     if document["quarantine"]:
-        held = [(q["device"], q["reason"]) for q in document["quarantine"]]
-        lines += ["", *table(("QUARANTINED", "REASON"), held)]
+        held = [(q["device"], ago(now - q["since"]), q["reason"]) for q in document["quarantine"]]
+        lines += ["", *table(("QUARANTINED", "FOR", "REASON"), held)]
+    if document["owedLeases"]:
+        owed = [
+            (
+                o["container"][:SHOWN_ID],
+                o["ifname"],
+                o["plugin"],
+                ago(now - o["since"]),
+                o["problem"] or "not tried yet",
+            )
+            for o in document["owedLeases"]
+        ]
+        lines += ["", *table(("LEASES OWED: CONTAINER", "INTERFACE", "PLUGIN", "FOR", "PROBLEM"), owed)]
     lines += [f"cannot read {problem['path']}: {problem['text']}" for problem in document["problems"]]
     return "\n".join(lines)
+
+
+def ago(seconds: float) -> str:
+    """Spell a time span in its largest unit: 45s, 12m, 5h, 3d."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

@@ -13,9 +13,10 @@ from agent.model.device import Snapshot
 from cni import check
 from cni.attach import BUSY_SECONDS, Attaching
 from cni.call import Call, GrantedDevice
-from cni.detach import Detaching
+from cni.detach import Detaching, PodKnown
 from cni.finding import NETNS_FOLDERS, Finder
 from cni.locks import DeviceLocks
+from cni.release import Wish, release
 
 __all__ = ["Attachments", "Call", "GrantedDevice"]
 
@@ -54,6 +55,10 @@ class Attachments(Detaching):
         """GC: detach what this network holds for containers that the runtime no longer lists."""
         check.collect(self._ledger, self, call)
         self.leases.collect(call)
+
+    def release(self, wish: Wish, pod_known: PodKnown) -> str:
+        """Let go of a device by the operator's word, and tell what was done. Raises AgentError."""
+        return release(self._host, self._ledger, self._locks, self, wish, pod_known)
 
     def status(self, call: Call) -> None:
         """Raise IpamFailed if the network's IPAM plugin says that it could serve no ADD now."""

@@ -6,6 +6,7 @@ forbids namespaces; it then has a network namespace to itself. All other tests s
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,3 +38,10 @@ def own_network(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip(forbidden)
     with sandbox.network():
         yield
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose name leaves room for a socket's: its path has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="nf-") as folder:
+        yield Path(folder)

@@ -179,7 +179,7 @@ class Reconciler:
 
     def _heal(self, device: str) -> None:
         try:
-            reason = self._attachments.heal(device, self._pod_known)
+            reason = self._attachments.heal(device, self.pod_known)
         except (AgentError, OSError) as error:
             log.error("%s cannot be healed yet: %s", device, error)
             self._count("detach-failed", error.reason if isinstance(error, AgentError) else "OSError")
@@ -189,7 +189,7 @@ class Reconciler:
             if reason is not None:
                 self._count("detach", reason)
 
-    def _pod_known(self, row: Attachment) -> bool | None:
+    def pod_known(self, row: Attachment) -> bool | None:
         """Tell whether somebody knows a row's pod. kubelet lists a pod for as long as it counts."""
         pods = None if self._claims is None else {(c.pod.namespace, c.pod.name) for c in self._claims}
         if pods is not None and (row.owner.pod.namespace, row.owner.pod.name) in pods:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from agent import status
+from agent.ledger.reading import Books
 from agent.metrics import Facts
 from agent.model.allocation import (
     Attachment,
     AttachmentState,
     Grant,
+    OwedLease,
     Quarantine,
     Undo,
 )
@@ -63,6 +65,10 @@ FACTS = Facts(
     (ROW,),
     (Quarantine(OTHER, "clean-up failed: it is stuck", 6.0),),
     12.34,
+    (
+        OwedLease(1, "0123456789abcdef", "net1", "/x", {"network": {"ipam": {"type": "host-local"}}}, 7.0),
+        OwedLease(2, "c2", "net1", "/x", {"network": None}, 8.0, 9.0, "it hangs"),
+    ),
 )
 
 
@@ -93,6 +99,18 @@ def test_the_document_tells_who_holds_what_and_what_is_wrong() -> None:
     assert attached["addresses"] == ["10.9.0.2/24", "fd09::2/64"]
     assert (attached["netdev"], attached["ifname"], attached["container"]) == ("ens1f0v0", "net1", "c1")
     assert made["quarantine"] == [{"device": OTHER, "reason": "clean-up failed: it is stuck", "since": 6.0}]
+    assert made["owedLeases"] == [
+        {
+            "container": "0123456789abcdef",
+            "ifname": "net1",
+            "plugin": "host-local",
+            "since": 7.0,
+            "triedAt": None,
+            "problem": "",
+        },
+        {"container": "c2", "ifname": "net1", "plugin": "", "since": 8.0, "triedAt": 9.0, "problem": "it hangs"},
+    ]
+    assert attached["mode"] == "vf"
     assert made["problems"] == [{"path": "/sys/x", "text": "cannot be read"}]
     json.dumps(made)
 
@@ -104,11 +122,11 @@ def test_nothing_in_the_way_is_ready() -> None:
 def test_an_attachment_that_is_not_finished_has_no_addresses() -> None:
     made = document(Facts(Snapshot(), {}, (), (replace(ROW, result=None),)))
     assert made["attachments"][0]["addresses"] == []
-    status.text(made)
+    status.text(made, 10.0)
 
 
 def test_people_are_told_the_same_in_columns() -> None:
-    lines = status.text(document(kubelet="has no open stream")).splitlines()
+    lines = status.text(document(kubelet="has no open stream"), 4000.0).splitlines()
     assert lines[0] == "node n1  nodefabric 1.2  NOT READY"
     assert lines[1] == "  kubelet: has no open stream"
     assert "RESOURCE  KIND  UNITS  HEALTHY  GRANTED  ATTACHED" in lines
@@ -119,11 +137,14 @@ def test_people_are_told_the_same_in_columns() -> None:
     assert "PfDown" in text
     assert "clean-up failed: it is stuck" in text
     assert "cannot read /sys/x: cannot be read" in text
+    assert f"{OTHER}  1h   clean-up failed: it is stuck" in text
+    assert "0123456789ab            net1       host-local  1h   not tried yet" in text
+    assert "it hangs" in text
     assert all(line == line.rstrip() for line in lines)
 
 
 def test_an_idle_node_is_told_in_few_lines() -> None:
-    lines = status.text(document(Facts(Snapshot()))).splitlines()
+    lines = status.text(document(Facts(Snapshot())), 10.0).splitlines()
     assert lines[0] == "node n1  nodefabric 1.2  ready"
     assert "no device is in a pod" in lines
     assert not any("QUARANTINED" in line for line in lines)
@@ -131,3 +152,27 @@ def test_an_idle_node_is_told_in_few_lines() -> None:
 
 def test_columns_are_as_wide_as_their_content() -> None:
     assert status.table(("A", "BB"), [("xxx", 1), ("", "yy")]) == ["A    BB", "xxx  1", "     yy"]
+
+
+def test_the_books_alone_tell_what_is_where_while_no_agent_runs() -> None:
+    found = Books(FACTS.grants, FACTS.attachments, FACTS.quarantines, FACTS.owed_leases)
+    made = status.without_agent(found, node="n1", version="1.2", problem="does not run")
+    with_agent = document()
+    assert made.keys() == with_agent.keys() - {"snapshot"}
+    for key in ("grants", "attachments", "quarantine", "owedLeases"):
+        assert made[key] == with_agent[key]
+    lines = status.text(made, 10.0).splitlines()
+    assert lines[:2] == ["node n1  nodefabric 1.2  NOT READY", "  agent: does not run"]
+    assert not any("RESOURCE  KIND" in line for line in lines)
+
+
+def test_time_is_told_in_its_largest_unit() -> None:
+    assert [status.ago(s) for s in (-5, 0, 59.9, 60, 3599, 7200, 200_000)] == [
+        "0s",
+        "0s",
+        "59s",
+        "1m",
+        "59m",
+        "2h",
+        "2d",
+    ]

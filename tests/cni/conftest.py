@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,13 +36,6 @@ def relay_program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
         return built[kind]
 
     return build
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder whose name leaves room for a socket's: its path has at most 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="nf-") as folder:
-        yield Path(folder)
 
 
 @pytest.fixture(params=["static", "sanitized"])

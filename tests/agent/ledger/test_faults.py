@@ -38,7 +38,7 @@ def test_what_was_written_survives_a_kill(tmp_path: Path, state: str) -> None:
         [sys.executable, "-c", ATTACHES_AND_WAITS, str(tmp_path), state],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"written\n"

@@ -14,7 +14,7 @@ from agent.ledger import SCHEMA_VERSION, Ledger, schema
 from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Quarantine, VfSettings
 from tests.agent.books import VF, open_books
 
-FORMAT_1 = (Path(__file__).parent / "ledger-1.sql").read_text()
+FORMAT_1 = (Path(__file__).parent / "format-1.sql").read_text()
 UNDO = {
     "netdev": "ens1f0v0",
     "mac": "02:00:00:00:01:00",

@@ -1,0 +1,31 @@
+"""What keeps the agent from doing all its work, for people and probes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+log = logging.getLogger(__name__)
+
+
+class Obstacles:
+    """What keeps the agent from doing all its work: name → what is wrong. Shown by /readyz."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {
+            "starting": "the first scan and clean-up are not done",
+            "kubelet": "has not been asked yet",
+        }
+
+    def set(self, name: str, what: str | None) -> None:
+        """Note an obstacle, or that it is gone. Said in the log when it changes."""
+        if what is None:
+            if self.found.pop(name, None) is not None:
+                log.info("no longer in the way: %s", name)
+        elif self.found.get(name) != what:
+            self.found[name] = what
+            log.error("%s: %s", name, what)
+
+    def first(self, besides: Collection[str] = ()) -> str | None:
+        """Return one of them as a sentence, or None. `besides` names some that do not count."""
+        return next((f"{name}: {what}" for name, what in list(self.found.items()) if name not in besides), None)

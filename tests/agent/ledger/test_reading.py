@@ -1,0 +1,113 @@
+"""Another process reads the books: while the agent writes, while none runs, and whatever version wrote them."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agent.errors import LedgerError, LedgerInUse
+from agent.ledger import SCHEMA_VERSION
+from agent.ledger.lock import claim, is_claimed
+from agent.ledger.reading import Books, read
+from tests.agent.books import VF, attach, open_books, owner
+from tests.agent.ledger.test_schema import write_format_1
+
+
+def test_what_is_in_the_books_is_read_while_the_agent_has_them_open(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.grant("rdma/vf", {"u1": VF})
+        row = attach(books, VF, owner())
+        books.quarantine("0000:3b:00.3", "stuck")
+        gone = attach(books, "0000:3b:00.4", owner("c0"))
+        books.finish_detach(gone, lease_owed=True)
+        found = read(books.path)
+        assert found.attachments == (row,)
+        assert found.grants == books.grants()
+        assert found.quarantines == books.quarantines()
+        assert found.owed_leases == books.owed_leases()
+
+
+def test_reading_never_meets_half_a_change(tmp_path: Path) -> None:
+    stop = threading.Event()
+    with open_books(tmp_path) as books:
+
+        def write() -> None:
+            while not stop.is_set():
+                books.grant("rdma/vf", {"u1": VF, "u2": VF})
+                books.release(["u1", "u2"])
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            counts = {len(read(books.path).grants) for _ in range(50)}
+        finally:
+            stop.set()
+            writer.join()
+    assert counts <= {0, 2}
+
+
+def test_reading_writes_nothing(tmp_path: Path) -> None:
+    write_format_1(tmp_path / "ledger.db")
+    before = (tmp_path / "ledger.db").read_bytes()
+    found = read(tmp_path / "ledger.db")
+    assert [row.device for row in found.attachments] == [VF]
+    assert [lease.problem for lease in found.owed_leases] == [""]
+    assert (tmp_path / "ledger.db").read_bytes() == before
+
+
+def test_what_a_killed_agent_had_written_last_is_read(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from pathlib import Path; from tests.agent.books import *\n"
+        "with open_books(Path(sys.argv[1])) as books:\n"
+        "    attach(books, VF, owner()); os._exit(9)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=Path(__file__).parents[3], check=False)
+    assert done.returncode == 9
+    assert (tmp_path / "ledger.db-wal").stat().st_size > 0
+    assert [row.device for row in read(tmp_path / "ledger.db").attachments] == [VF]
+    with open_books(tmp_path) as books:
+        assert len(books.attachments()) == 1
+
+
+def test_no_file_is_empty_books(tmp_path: Path) -> None:
+    assert read(tmp_path / "ledger.db") == Books()
+
+
+def test_a_file_that_is_damaged_or_newer_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(LedgerError, match="file is not a database: run this as root"):
+        read(path)
+    path.unlink()
+    with open_books(tmp_path):
+        pass
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(LedgerError, match="written by a newer nodefabric"):
+        read(path)
+
+
+def test_one_agent_at_a_time_has_the_books_and_others_can_see_that(tmp_path: Path) -> None:
+    assert not is_claimed(tmp_path)
+    lock = claim(tmp_path)
+    try:
+        assert is_claimed(tmp_path)
+        with pytest.raises(LedgerInUse, match="in use by another agent"):
+            claim(tmp_path)
+    finally:
+        os.close(lock)
+    assert not is_claimed(tmp_path)
+    os.close(claim(tmp_path))
+
+
+def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LedgerError, match="cannot be used: "):
+        claim(tmp_path / "file/state")
