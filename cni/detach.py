@@ -173,7 +173,7 @@ class Detaching:
             state=row.state,
             namespace_lives=namespace_lives,
             away=look and mode_of(row).away(self._host, row),
-            tells=bool(row.undo.netdev),
+            tells=bool(row.undo.netdev) or row.undo.mode == "vfio",  # whose `away` looks at the path
             pod_known=pod_known(row) if look else None,
         )
 

@@ -21,7 +21,7 @@ def name_for(conf: NetConf, snapshot: Snapshot) -> str:
         return conf.mode
     facts = snapshot.by_address.get(conf.device or "")
     if conf.vfio or (conf.vfio is None and facts is not None and facts.is_for_programs):
-        return "vfio"
+        return "vfio"  # whose `plan` refuses any other driver
     uplink = snapshot.pf_netdev(facts) if facts is not None else None
     if uplink is not None and uplink.link_layer is LinkLayer.INFINIBAND and "infiniband" in MODES:
         return "infiniband"

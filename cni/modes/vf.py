@@ -41,6 +41,8 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
             f"{device} is not a VF, and mode vf takes nothing else: the node may need it itself;"
             " mode nic moves whole adapters"
         )
+    if facts.is_for_programs:
+        raise HardwareError(f"{device} is bound to {facts.driver}, which gives no interface: bind it to its own driver")
     if conf.function_reset:
         raise RequestInvalid(f"function_reset is for VFs that programs drive, and {device} has a network driver")
     link = host.find_netdev(device)

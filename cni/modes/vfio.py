@@ -68,9 +68,16 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
 
 
 def away(host: Host, attachment: Attachment) -> bool:
-    """Tell whether the pod's namespace cannot be judged: where its path leads is not to be seen from here."""
-    folder = Path(attachment.netns_path).parent
-    return not folder.exists() and folder.parts[:2] != ("/", "proc")
+    """Tell whether the pod's namespace cannot be judged from here.
+
+    No interface tells whether it lives, so its path must: gone, in a folder that is seen, means that the runtime
+    has removed it. A plain file there is one whose mount did not reach this process (mount propagation is off).
+    """
+    path = Path(attachment.netns_path)
+    try:
+        return path.stat().st_dev != attachment.owner.netns.device
+    except OSError:
+        return not path.parent.exists() and path.parts[:2] != ("/", "proc")
 
 
 def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:

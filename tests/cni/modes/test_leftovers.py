@@ -1,0 +1,189 @@
+"""All that a pod may do to an interface that a move does not undo: put back, and read again."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import HardwareError
+from agent.hardware import netns as namespaces
+from agent.hardware import rtnetlink
+from agent.hardware.host import Link, LinkChange
+from agent.hardware.netlink import Netlink
+from agent.sim.fabric import device_of
+from tests.cni import tiny_node
+from tests.cni.tiny_node import Rig, netdev, open_rig, vf
+
+XDP_FLAGS_SKB_MODE = 2
+SYS_BPF, BPF_PROG_LOAD, BPF_LINK_CREATE, BPF_PROG_TYPE_XDP, BPF_XDP = 321, 5, 28, 6, 37
+
+
+def seen(rig: Rig) -> Link:
+    link = rig.machine.find_netdev(vf(0))
+    assert link is not None
+    return replace(link, ifindex=0, carrier=False)
+
+
+@pytest.mark.parametrize("namespace_ends", [False, True], ids=["moved", "left alone"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "link set net1 promisc on",
+        "link set net1 allmulticast on",
+        "link set net1 txqueuelen 77",
+        "link set net1 group 5",
+        "link set net1 mtu 1234",
+        "link set net1 address 02:00:00:00:00:99",
+        "link set net1 down",
+    ],
+)
+def test_what_a_pod_changed_is_as_it_was(rig: Rig, change: str, namespace_ends: bool) -> None:
+    pod, before = rig.pod(), seen(rig)
+    rig.add("c1", pod)
+    rig.run_in(pod, "ip", *change.split())
+    if namespace_ends:
+        rig.remove(pod)
+    rig.delete("c1", None if namespace_ends else pod)
+    rig.await_back()
+    assert (seen(rig), rig.ledger.quarantines()) == (before, ())
+
+
+def test_an_interface_that_was_up_or_promiscuous_before_is_so_again(rig: Rig) -> None:
+    subprocess.run(["ip", "link", "set", netdev(0), "up", "promisc", "on"], check=True)
+    pod, before = rig.pod(), seen(rig)
+    rig.add("c1", pod)
+    rig.run_in(pod, "ip", "link", "set", "net1", "promisc", "off")
+    rig.delete("c1", pod)
+    rig.await_back()
+    assert seen(rig) == before
+    assert before.up
+    assert before.promisc
+
+
+def test_queueing_disciplines_addresses_and_routes_end_with_the_move(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod)
+    rig.run_in(
+        pod, "tc", "qdisc", "add", "dev", "net1", "root", "tbf", "rate", "1mbit", "burst", "10k", "latency", "9ms"
+    )
+    rig.run_in(pod, "tc", "qdisc", "add", "dev", "net1", "clsact")
+    rig.run_in(pod, "ip", "address", "add", "10.0.0.2/24", "dev", "net1")
+    rig.run_in(pod, "ip", "neighbour", "add", "10.0.0.3", "lladdr", "02:00:00:00:00:03", "dev", "net1")
+    rig.delete("c1", pod)
+    rig.await_back()
+    for what in (("tc", "qdisc"), ("ip", "address"), ("ip", "route"), ("ip", "neighbour")):
+        shown = subprocess.run([*what, "show", "dev", netdev(0)], check=True, capture_output=True, text=True).stdout
+        assert not {"tbf", "clsact", "10.0.0.2", "10.0.0.3"} & set(shown.replace("/", " ").split())
+
+
+def bpf(command: int, attributes: bytes) -> int:
+    """Call bpf(2). Skips the test where the kernel forbids it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    union = ctypes.create_string_buffer(attributes.ljust(128, b"\0"), 128)
+    descriptor = int(libc.syscall(SYS_BPF, command, union, 128))
+    if descriptor < 0:
+        pytest.skip(f"bpf({command}) is refused here: errno {ctypes.get_errno()}")
+    return descriptor
+
+
+@contextmanager
+def xdp_program() -> Iterator[int]:
+    """Load a program that passes every packet."""
+    instructions = ctypes.create_string_buffer(bytes.fromhex("b700000002000000") + bytes.fromhex("9500000000000000"))
+    licence = ctypes.create_string_buffer(b"GPL")
+    head = struct.pack("=IIQQ", BPF_PROG_TYPE_XDP, 2, ctypes.addressof(instructions), ctypes.addressof(licence))
+    program = bpf(BPF_PROG_LOAD, head)
+    with open(program, "rb") as file:
+        yield file.fileno()
+
+
+def attach_xdp(pod: Path, program: int) -> None:
+    """Attach a program to net1 as `ip link set xdp` does."""
+
+    def attach() -> None:
+        with rtnetlink.LinkSocket() as links:
+            link = links.find("net1")
+            assert link is not None
+            content = rtnetlink._attribute(1, struct.pack("=i", program)) + rtnetlink._attribute(
+                3, struct.pack("=I", XDP_FLAGS_SKB_MODE)
+            )
+            xdp = rtnetlink._attribute(rtnetlink.IFLA_XDP | rtnetlink.NLA_F_NESTED, content)
+            links._ask(rtnetlink.RTM_NEWLINK, rtnetlink.NLM_F_ACK, rtnetlink._link(link.ifindex) + xdp)
+
+    with open(pod) as netns:
+        namespaces.run_in(netns.fileno(), attach)
+
+
+def test_an_xdp_program_survives_a_move_and_is_detached(rig: Rig) -> None:
+    pod, before = rig.pod(), seen(rig)
+    rig.add("c1", pod)
+    with xdp_program() as program:
+        attach_xdp(pod, program)
+    link = rig.in_pod(pod)
+    assert link is not None
+    assert link.xdp
+    rig.delete("c1", pod)
+    rig.await_back()
+    assert (seen(rig), rig.ledger.quarantines()) == (before, ())
+
+
+def test_an_xdp_link_that_a_process_holds_keeps_the_vf_back_until_it_lets_go(rig: Rig) -> None:
+    pod, before = rig.pod(), seen(rig)
+    rig.add("c1", pod)
+    link = rig.in_pod(pod)
+    assert link is not None
+    with xdp_program() as program:
+        holding = struct.pack("=IIII", program, link.ifindex, BPF_XDP, 2)
+        with open(pod) as netns:
+            held = namespaces.run_in(netns.fileno(), lambda: bpf(BPF_LINK_CREATE, holding))
+    with open(held, "rb"):
+        rig.delete("c1", pod)
+        tiny_node.until(lambda: bool(rig.ledger.quarantines()))
+        assert "XDP" in rig.ledger.quarantines()[0].reason
+    tiny_node.until(lambda: rig.attachments.heal(vf(0)) is not None)
+    assert (seen(rig), rig.ledger.quarantines(), rig.ledger.attachments()) == (before, (), ())
+
+
+class Slow(Netlink):
+    """An interface whose driver does what it is told a little later, as iavf does with a MAC."""
+
+    def __init__(self, device_of: Any, held: int) -> None:
+        super().__init__(device_of)
+        self.held = held
+        self.later: list[tuple[Link, LinkChange, int | None]] = []
+
+    def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
+        super().move_in(link, netns, replace(change, mac=None))
+        self.later.append((link, LinkChange(mac=change.mac), netns))
+
+    def find(self, name: str, netns: int | None = None) -> Link | None:
+        link = super().find(name, netns)
+        if self.later and link is not None:
+            self.held -= 1
+            if self.held <= 0:
+                super().change(link, self.later.pop()[1], netns)
+        return link
+
+
+@pytest.mark.parametrize("held", [3, 100_000], ids=["soon", "never"])
+def test_a_mac_that_the_driver_sets_later_is_waited_for(own_network: None, tmp_path: Path, held: int) -> None:
+    tiny_node.create(tmp_path)
+    with closing(Slow(device_of, held)) as links, open_rig(tmp_path, host=lambda m: replace(m, links=links)) as rig:
+        pod, before = rig.pod(), seen(rig)
+        if held > 100:
+            with pytest.raises(HardwareError, match="was given the MAC 02:00:00:00:00:77 without an error but has"):
+                rig.add("c1", pod, mac="02:00:00:00:00:77")
+            assert seen(rig) == before
+            return
+        rig.add("c1", pod, mac="02:00:00:00:00:77")
+        link = rig.in_pod(pod)
+        assert link is not None
+        assert link.mac == "02:00:00:00:00:77"

@@ -1,0 +1,190 @@
+"""Whole adapters and any other interface: moved in, and brought back with the host's addresses and routes."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import AttachmentError, DeviceGone, HardwareError, RequestInvalid
+from agent.hardware.host import Link
+from tests.cni.tiny_node import PF, PF_NETDEV, Rig, until, vf
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+def show(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def lab(rig: Rig) -> Rig:
+    """The node, and an interface of it that has no PCI device."""
+    ip("link", "add", "name", "lab0", "address", "02:00:00:00:07:07", "type", "veth", "peer", "name", "lab1")
+    ip("link", "set", "lab1", "up")
+    return rig
+
+
+def add(rig: Rig, pod: Path, **conf: Any) -> Any:
+    with rig.call("c1", pod, {"mode": "nic", **conf}) as call:
+        return rig.attachments.add(call)
+
+
+def seen(rig: Rig, name: str = "lab0") -> Link:
+    link = rig.machine.links.find(name)
+    assert link is not None
+    return replace(link, carrier=False)
+
+
+def test_a_whole_adapter_goes_by_its_pci_address_and_comes_back(rig: Rig) -> None:
+    pod, before = rig.pod(), seen(rig, PF_NETDEV)
+    answer = add(rig, pod, deviceID=PF, mtu=1400)
+    assert answer["interfaces"] == [
+        {"name": "net1", "mac": "02:00:00:00:00:01", "mtu": 1400, "sandbox": str(pod), "pciID": PF}
+    ]
+    assert rig.machine.find_netdev(PF) is None
+    rig.check("c1", pod, mode="nic", deviceID=PF)
+    rig.delete("c1", pod)
+    until(lambda: rig.ledger.attachments() == ())
+    assert seen(rig, PF_NETDEV) == before
+
+
+def test_an_adapter_has_one_row_however_it_is_named(rig: Rig) -> None:
+    pod = rig.pod()
+    answer = add(rig, pod, master=PF_NETDEV)
+    [row] = rig.ledger.attachments()
+    assert (row.device, row.undo.mode) == (PF, "nic")
+    assert add(rig, pod, master=PF_NETDEV) == answer  # it is in the pod now, and known all the same
+    rig.delete("c1", pod)
+    until(lambda: rig.ledger.attachments() == ())
+
+
+def test_an_interface_without_pci_device_goes_by_its_name_with_a_mac_and_comes_back(lab: Rig) -> None:
+    ip("link", "property", "add", "dev", "lab0", "altname", "laboratory")
+    pod, before = lab.pod(), seen(lab)
+    answer = add(lab, pod, master="lab0", mac="02:00:00:00:00:77", ipam=lab.ipam())
+    assert answer["interfaces"] == [{"name": "net1", "mac": "02:00:00:00:00:77", "mtu": 1500, "sandbox": str(pod)}]
+    assert "10.9.0.2/24" in lab.run_in(pod, "ip", "address", "show", "dev", "net1")
+    lab.check("c1", pod, mode="nic", master="lab0")
+    lab.delete("c1", pod)
+    until(lambda: lab.ledger.attachments() == ())
+    assert seen(lab) == before
+
+
+def test_the_hosts_addresses_and_routes_on_it_are_given_back(lab: Rig) -> None:
+    ip("link", "set", "lab0", "up")
+    for address in ("192.0.2.5/24", "2001:db8::5/64"):
+        ip("address", "add", address, "dev", "lab0", *(["nodad"] if ":" in address else []))
+    ip("route", "add", "198.51.100.0/24", "via", "192.0.2.1")
+    ip("route", "add", "2001:db8:7::/48", "via", "2001:db8::1")
+    addresses, routes = lab.machine.links.addresses("lab0", None), lab.machine.links.routes(None, "lab0")
+    pod, before = lab.pod(), seen(lab)
+    add(lab, pod, master="lab0")
+    assert "198.51.100.0" not in show("route")
+    lab.delete("c1", pod)
+    until(lambda: lab.ledger.attachments() == ())
+    assert seen(lab) == before
+    assert lab.machine.links.addresses("lab0", None) == addresses
+    assert set(lab.machine.links.routes(None, "lab0")) == set(routes)
+
+
+@pytest.mark.parametrize("change", ["name other", "address 02:00:00:00:00:99"])
+def test_an_interface_that_the_pod_renamed_or_gave_a_mac_is_known_again(lab: Rig, change: str) -> None:
+    pod, before = lab.pod(), seen(lab)
+    add(lab, pod, master="lab0")
+    lab.run_in(pod, "ip", "link", "set", "net1", "down")
+    lab.run_in(pod, "ip", "link", "set", "net1", *change.split())
+    lab.delete("c1", pod)
+    until(lambda: lab.ledger.attachments() == ())
+    assert seen(lab) == before
+
+
+def test_what_is_not_ours_in_the_pod_stays_there(lab: Rig) -> None:
+    """An ADD that fails for a name that is taken must not take the pod's own interface for the host's."""
+    pod, before = lab.pod(), seen(lab)
+    lab.run_in(pod, "ip", "link", "add", "name", "net1", "index", str(before.ifindex), "type", "bridge")
+    inside = lab.run_in(pod, "ip", "link")
+    with pytest.raises(HardwareError, match="an interface of that name is in the pod already"):
+        add(lab, pod, master="lab0")
+    assert replace(seen(lab), ifindex=0) == replace(before, ifindex=0)
+    assert (lab.run_in(pod, "ip", "link"), lab.ledger.attachments()) == (inside, ())
+
+
+def test_software_that_ended_with_its_namespace_leaves_no_row_and_takes_no_namesake(lab: Rig) -> None:
+    pod = lab.pod()
+    add(lab, pod, master="lab0", mtu=1400)
+    lab.remove(pod)
+    until(lambda: lab.machine.links.find("lab1") is None)
+    ip("link", "add", "name", "lab0", "type", "veth", "peer", "name", "lab1")
+    namesake = seen(lab)
+    assert lab.attachments.heal("lab0") == "owner-gone"
+    assert (seen(lab), lab.ledger.attachments(), lab.ledger.quarantines()) == (namesake, (), ())
+
+
+def test_the_interface_of_the_default_route_is_refused(lab: Rig) -> None:
+    ip("link", "set", "lab0", "up")
+    ip("address", "add", "192.0.2.5/24", "dev", "lab0")
+    ip("route", "add", "default", "via", "192.0.2.1")
+    with pytest.raises(HardwareError, match="lab0 carries the default route: without it this node would be cut off"):
+        add(lab, lab.pod(), master="lab0")
+    assert "default via 192.0.2.1" in show("route")
+
+
+def test_the_way_to_the_api_server_is_a_lifeline(lab: Rig) -> None:
+    ip("link", "set", "lab0", "up")
+    ip("address", "add", "192.0.2.5/24", "dev", "lab0")
+    links = lab.machine.links
+    assert links.lifelines("192.0.2.77") == {"lab0": "is the way to the API server 192.0.2.77"}
+    assert links.lifelines("203.0.113.1") == {}  # cannot be reached at all
+    ip("route", "add", "default", "nexthop", "via", "192.0.2.1", "nexthop", "via", "192.0.2.2")
+    assert links.lifelines("203.0.113.1") == {"lab0": "carries the default route"}
+
+
+def test_a_port_of_a_bridge_is_refused(lab: Rig) -> None:
+    ip("link", "add", "name", "br7", "type", "bridge")
+    ip("link", "set", "lab0", "master", "br7")
+    with pytest.raises(HardwareError, match="lab0 is a port of br7"):
+        add(lab, lab.pod(), master="lab0")
+
+
+def test_an_interface_that_carries_others_is_refused(rig: Rig) -> None:
+    (rig.machine.root / "sys/class/net" / PF_NETDEV / "upper_ens1f0.7").touch()
+    with pytest.raises(HardwareError, match=rf"{PF_NETDEV} carries ens1f0\.7"):
+        add(rig, rig.pod(), deviceID=PF)
+
+
+@pytest.mark.parametrize(
+    ("conf", "kind", "words"),
+    [
+        ({"master": "lo"}, HardwareError, "lo is every namespace's own"),
+        ({"master": "nothing"}, DeviceGone, "nothing"),
+        ({"deviceID": "0000:99:00.0"}, DeviceGone, "0000:99:00.0"),
+        ({"deviceID": PF, "vlan": 7}, RequestInvalid, "vlan has no effect in mode nic"),
+        ({}, RequestInvalid, "deviceID"),
+    ],
+)
+def test_what_cannot_be_moved_is_told(lab: Rig, conf: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        add(lab, lab.pod(), **conf)
+    assert lab.ledger.attachments() == ()
+
+
+def test_check_names_what_was_changed(lab: Rig) -> None:
+    pod = lab.pod()
+    add(lab, pod, master="lab0")
+    lab.run_in(pod, "ip", "link", "set", "net1", "mtu", "1300")
+    with pytest.raises(AttachmentError, match="net1 has MTU 1300, not 1500"):
+        lab.check("c1", pod, mode="nic", master="lab0")
+
+
+def test_a_vf_may_go_as_a_plain_interface_too(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    add(rig, pod, deviceID=vf(0))
+    rig.delete("c1", pod)
+    rig.await_back()
+    assert rig.found() == before
