@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,10 +46,15 @@ def make_device(path: Path, numbers: tuple[int, int]) -> None:
     os.mknod(path, 0o020666, os.makedev(*numbers))
 
 
-def make_rdma_devices(paths: Iterable[str]) -> None:
-    """Make device files for a simulated node's RDMA devices, each with numbers of its own."""
-    for minor, path in enumerate(sorted(paths)):
-        make_device(Path(path), (RDMA_MAJOR, minor))
+def make_rdma_device(path: str) -> None:
+    """Make a device file for a simulated node's RDMA device."""
+    make_device(Path(path), (RDMA_MAJOR, minor_of(Path(path).name)))
+
+
+def minor_of(name: str) -> int:
+    """Give each RDMA device file a number, as the kernel does: issm from 64, uverbs from 192, umad from 0."""
+    kind = name.rstrip("0123456789")
+    return {"umad": 0, "issm": 64, "uverbs": 192}.get(kind, 255) + int(name.removeprefix(kind) or 0)
 
 
 def processes() -> set[int]:

@@ -116,7 +116,8 @@ class Node:
 def make_devices(snapshot: Snapshot) -> None:
     """Make the device files that a simulated node's sysfs tells of, and the CDI spec of its GPUs."""
     rdma = {c.path for device in snapshot.devices for r in device.rdma_devices for c in r.char_devices}
-    machine.make_rdma_devices([*rdma, "/dev/infiniband/rdma_cm"])
+    for name in (*rdma, "/dev/infiniband/rdma_cm"):
+        machine.make_rdma_device(name)
     devices = []
     for gpu in snapshot.gpus:
         path = Path(f"/dev/nvidia{gpu.index}")

@@ -75,6 +75,7 @@ class Containerd:
         self.socket = folder / "containerd.sock"
         self.net_d = folder / "cni/net.d"
         self.plugins = folder / "cni/bin"
+        self.netns_folder = Path("/var/run/netns")
         self.cri = Cri(self.socket)
         self._environment = {
             **os.environ,

@@ -7,6 +7,7 @@ import pytest
 from agent.demo import not_back, still_attached
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import settled
+from tests.containerd import machine
 from tests.containerd.node import Node
 
 RUNTIMES = pytest.mark.parametrize("suite", ["trixie", "forky"], indirect=True)
@@ -44,3 +45,17 @@ def test_a_pod_gets_its_vf_and_its_device_files_and_leaves_nothing_behind(
     assert settled(lambda: [*not_back(hardware, before), *still_attached(node.stage)]) == []
     assert list((node.stage.folder / "leases-rails/rails").glob("192.168.*")) == []
     assert node.runtime.cri.sandboxes() == {}
+
+
+@RUNTIMES
+def test_a_container_can_open_the_device_files_of_its_own_hca_only(node: Node) -> None:
+    pod = node.admit("a", {"rdma/hca": 1})
+    sandbox = node.run(pod)
+    container = node.start_container(pod, sandbox)
+    (granted,) = [n["container"] for n in pod.containers[0]["device_nodes"] if "uverbs" in n["container"]]
+    minor = int(granted.removeprefix("/dev/infiniband/uverbs"))
+    # A container may make any device file; the runtime's control group says which it may open.
+    other = f"b mknod /tmp/other c {machine.RDMA_MAJOR} {machine.minor_of(f'uverbs{1 - min(minor, 1)}')}"
+    assert "not permitted" in node.shell(container, f"{other}; exec 3</tmp/other").stderr
+    assert "not permitted" not in node.shell(container, f"exec 3<{granted}").stderr
+    node.end(sandbox)
