@@ -16,7 +16,7 @@ from agent.errors import DeviceGone, HardwareError, RequestInvalid
 from agent.hardware.host import Host, Link, LinkChange, Route
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import Snapshot, is_pci_address
-from cni.modes import moving, pf, returning
+from cni.modes import moving, pf, rdma, returning
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.modes.moving import Whereabouts
 from cni.netconf import NetConf
@@ -58,6 +58,10 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     macs = sorted({link.mac, conf.settings.mac or link.mac})
     known = {"ifindex": link.ifindex, "macs": macs}
     undo = replace(undo, extra={"addresses": list(addresses), "routes": routes, **known})
+    if conf.rdma and not has_pci:
+        raise RequestInvalid(f"rdma: {device} is no PCI device, so no RDMA device belongs to it: leave `rdma` out")
+    if has_pci:
+        undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)
     change = LinkChange(name=target.ifname, mac=conf.settings.mac, mtu=conf.mtu, up=True)
     return Planned(device, target.ifname, undo, device if has_pci else None, link, change, facts=conf.altnames)
 
@@ -92,16 +96,22 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     assert link is not None
     where = _where(host, planned.device, planned.ifname, undo)
     moving.move_in(host, link, where, netns, planned.change, planned.facts)
+    rdma.enter(host, planned.device, undo, netns)
     mac, mtu = planned.change.mac or undo.mac, planned.change.mtu or undo.mtu
     return InterfaceFacts(planned.ifname, mac, mtu, planned.pci_id)
 
 
 def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
     """Bring the interface back to the host as it was found, with addresses and routes, and verify it."""
+    if is_pci_address(attachment.device) and not pf.exists(host, attachment.device):
+        return
+    with rdma.leaving_first(host, attachment.device, attachment, netns):
+        _leave(host, attachment, netns)
+
+
+def _leave(host: Host, attachment: Attachment, netns: int | None) -> None:
     device, undo = attachment.device, attachment.undo
     has_pci = is_pci_address(device)
-    if has_pci and not pf.exists(host, device):
-        return
     where = _where(host, device, attachment.ifname, undo)
     # Looked for in the host first: in the pod another may have its name, and its index by chance.
     link = where.home() or returning.bring_back(host, where, undo, netns)
@@ -157,4 +167,5 @@ def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -
     request, undo = attachment.request, attachment.undo
     link = _where(host, attachment.device, attachment.ifname, undo).there(netns)
     mac, mtu = request["settings"]["mac"] or undo.mac, request["mtu"] or undo.mtu
-    return moving.link_differences(link, attachment.ifname, mac, mtu, tuple(request.get("altnames", ())))
+    found = moving.link_differences(link, attachment.ifname, mac, mtu, tuple(request.get("altnames", ())))
+    return found + rdma.differences(host, attachment, netns)

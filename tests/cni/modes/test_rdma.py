@@ -178,3 +178,13 @@ def test_pods_that_come_and_go_at_once_get_the_devices_of_their_own_vfs(node: Ri
         list(threads.map(lambda i: node.delete(f"c{i}", pods[i]), range(3)))
     node.await_back(0, 1, 2)
     until(lambda: outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"])
+
+
+def test_a_whole_adapter_takes_its_rdma_device_along(node: Rig) -> None:
+    pod = node.pod()
+    node.add("c1", pod, mode="nic", deviceID=vf(1))
+    assert inside(node, pod) == ["mlx5_2"]
+    node.check("c1", pod)
+    node.delete("c1", pod)
+    node.await_back(1)
+    assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
