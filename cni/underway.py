@@ -36,7 +36,7 @@ class Underway:
         """Tell the ADDs under way that their DEL has come. Call it before looking for rows."""
         with self._guard:
             for mark in self._adding.get((container_id, ifname), ()):
-                mark.overtaken = not mark.closed
+                mark.overtaken = mark.overtaken or not mark.closed
 
 
 class Mark:

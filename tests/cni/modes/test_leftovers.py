@@ -15,7 +15,7 @@ import pytest
 
 from agent.errors import HardwareError
 from agent.hardware import netns as namespaces
-from agent.hardware import rtnetlink
+from agent.hardware import link_messages, rtnetlink
 from agent.hardware.host import Link, LinkChange
 from agent.hardware.netlink import Netlink
 from agent.sim.fabric import device_of
@@ -116,7 +116,7 @@ def attach_xdp(pod: Path, program: int) -> None:
                 3, struct.pack("=I", XDP_FLAGS_SKB_MODE)
             )
             xdp = rtnetlink._attribute(rtnetlink.IFLA_XDP | rtnetlink.NLA_F_NESTED, content)
-            links._ask(rtnetlink.RTM_NEWLINK, rtnetlink.NLM_F_ACK, rtnetlink._link(link.ifindex) + xdp)
+            links._ask(link_messages.RTM_NEWLINK, rtnetlink.NLM_F_ACK, rtnetlink._link(link.ifindex) + xdp)
 
     with open(pod) as netns:
         namespaces.run_in(netns.fileno(), attach)

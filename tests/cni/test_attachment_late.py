@@ -1,0 +1,172 @@
+"""DELs as kubelet and runtimes really send them: three times, without a namespace, too late, and too early."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import AgentError, DeviceBusy
+from agent.hardware.host import Link, LinkChange
+from agent.sim.machine import SimulatedMachine
+from cni.underway import Underway
+from tests.cni import tiny_node
+from tests.cni.tiny_node import Rig, open_rig, until, vf
+
+ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "vlan": 100, "trust": "on"}
+
+
+def test_three_dels_for_one_add_are_all_success_and_undo_it_once(rig: Rig) -> None:
+    """One for the sandbox that is stopped, one for its removal, one by kubelet's garbage collector."""
+    pod, before = rig.pod(), rig.found()
+    rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
+    rig.delete("c1", pod)
+    rig.delete("c1", None)
+    rig.remove(pod)
+    rig.delete("c1", None)
+    rig.await_back()
+    assert (rig.found(), rig.leases(), rig.ledger.owed_leases()) == (before, [], ())
+
+
+@pytest.mark.parametrize("which", ["no namespace", "own namespace", "namespace of the new owner"])
+def test_a_del_after_the_device_was_given_to_a_new_pod_touches_nothing(rig: Rig, which: str) -> None:
+    first, second = rig.pod("one"), rig.pod("two")
+    rig.add("c1", first, **ASKED)
+    rig.delete("c1", first)
+    rig.await_back()
+    rig.add("c2", second, ipam=rig.ipam(), **{**ASKED, "vlan": 200})
+    settings, leases, link = rig.settings(), rig.leases(), rig.in_pod(second)
+    rig.delete("c1", {"no namespace": None, "own namespace": first}.get(which, second))
+    assert (rig.settings(), rig.leases(), rig.in_pod(second)) == (settings, leases, link)
+    assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c2"]
+    rig.check("c2", second)
+
+
+def test_a_del_that_was_lost_and_comes_after_the_next_pods_add_touches_nothing(rig: Rig) -> None:
+    """The first pod's namespace went with no DEL, the second pod's ADD cleaned up, and then the DEL is replayed."""
+    first, second = rig.pod("one"), rig.pod("two")
+    rig.add("c1", first, ipam=rig.ipam(), **ASKED)
+    rig.remove(first)
+    until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+    rig.add("c2", second, ipam=rig.ipam(), **ASKED)
+    leases = rig.leases()
+    for _ in range(3):
+        rig.delete("c1", None)
+    assert rig.leases() == leases
+    rig.check("c2", second)
+
+
+def test_a_del_for_another_interface_of_the_same_container_touches_nothing(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod, **ASKED)
+    rig.delete("c1", pod, ifname="net2")
+    rig.check("c1", pod)
+
+
+@dataclass(frozen=True)
+class Gated(SimulatedMachine):
+    """A host whose first look at a device takes until it is let go: before an ADD has written its row."""
+
+    reached: threading.Event = field(default_factory=threading.Event)
+    go: threading.Event = field(default_factory=threading.Event)
+
+    def find_netdev(self, device: str) -> Link | None:
+        if not self.reached.is_set():
+            self.reached.set()
+            assert self.go.wait(tiny_node.TIMEOUT_SECONDS)
+        return super().find_netdev(device)
+
+
+def test_a_del_before_the_add_has_written_its_row_makes_the_add_undo_itself(own_network: None, tmp_path: Path) -> None:
+    gates: list[Gated] = []
+
+    def gated(machine: SimulatedMachine) -> SimulatedMachine:
+        gates.append(Gated(**{f.name: getattr(machine, f.name) for f in fields(machine)}))
+        return gates[0]
+
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path, host=gated) as rig:
+        pod, before, errors, gate = rig.pod(), rig.found(), [], gates[0]
+
+        def add() -> None:
+            try:
+                rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
+            except AgentError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=add)
+        thread.start()
+        assert gate.reached.wait(tiny_node.TIMEOUT_SECONDS)
+        assert rig.ledger.attachments() == ()
+        rig.delete("c1", pod)
+        rig.delete("other", pod)
+        gate.go.set()
+        thread.join()
+        assert isinstance(errors[0], DeviceBusy)
+        assert "DEL of c1 net1 came while its ADD was under way" in str(errors[0])
+        rig.await_back()
+        assert (rig.found(), rig.leases(), rig.ledger.owed_leases()) == (before, [], ())
+
+
+def test_an_add_that_waits_for_a_device_gives_up_when_its_del_comes(rig: Rig) -> None:
+    first, second = rig.pod("one"), rig.pod("two")
+    rig.add("c1", first)
+    waiting = threading.Event()
+
+    def overtake() -> None:
+        waiting.wait()
+        rig.delete("c2", second)
+
+    thread = threading.Thread(target=overtake)
+    thread.start()
+    waiting.set()
+    with pytest.raises(DeviceBusy):
+        rig.add("c2", second)
+    thread.join()
+    assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c1"]
+
+
+def test_an_add_after_its_del_is_a_new_one(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.delete("c1", pod)
+    rig.add("c1", pod)
+    rig.check("c1", pod)
+
+
+def test_word_left_for_one_add_reaches_no_other() -> None:
+    underway = Underway()
+    underway.overtake("c1", "net1")
+    with underway.add("c1", "net1") as first, underway.add("c1", "net2") as other:
+        with underway.add("c1", "net1") as again:
+            underway.overtake("c1", "net1")
+            assert (first.close(), again.close(), other.close()) == (True, True, False)
+        underway.overtake("c1", "net1")
+        assert first.overtaken
+        underway.overtake("c1", "net2")  # the rows are written: DEL finds them
+        assert not other.overtaken
+    with underway.add("c1", "net1") as later:
+        assert not later.close()
+
+
+def test_an_add_of_a_vf_whose_pf_was_renamed_since_the_scan_finds_it(rig: Rig) -> None:
+    """PFs are found by PCI address when they are asked, before and after."""
+    pod, before = rig.pod(), rig.settings()
+    rename_pf(rig, "uplink0")
+    rig.machine.vf_control.apply("uplink0", 0, before)
+    rig.add("c1", pod, **ASKED)
+    assert rig.machine.vf_control.read("uplink0", 0).vlan == 100
+    rename_pf(rig, "uplink1")
+    rig.machine.vf_control.apply("uplink1", 0, rig.machine.vf_control.read("uplink0", 0))
+    rig.check("c1", pod)
+    rig.delete("c1", pod)
+    rig.await_back()
+    assert rig.machine.vf_control.read("uplink1", 0) == before
+
+
+def rename_pf(rig: Rig, name: str) -> None:
+    found = rig.machine.find_netdev(tiny_node.PF)
+    assert found is not None
+    rig.machine.links.change(found, LinkChange(name=name))
