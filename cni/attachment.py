@@ -10,7 +10,8 @@ from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
-from cni import check
+from cni import chained_rdma, check, foreign
+from cni.adoption import Adopter
 from cni.attach import BUSY_SECONDS, Attaching
 from cni.call import Call, GrantedDevice
 from cni.detach import Detaching, PodKnown
@@ -33,23 +34,35 @@ class Attachments(Detaching):
         *,
         busy_seconds: float = BUSY_SECONDS,
         netns_folders: Sequence[Path] = NETNS_FOLDERS,
+        foreign_folders: tuple[Path, Path] = (foreign.STATE, foreign.RUN),
     ) -> None:
         """`granted` lists the VFs that kubelet gave to a pod; it may raise Unavailable.
 
-        `netns_folders` are where the runtime binds its pods' namespaces.
+        `netns_folders` are where the runtime binds its pods' namespaces, `foreign_folders` where the replaced
+        plugins keep their state and their locks.
         """
         locks = DeviceLocks()
         super().__init__(host, ledger, snapshot, locks)
         self.finder = Finder(host, ledger, locks, snapshot, netns_folders=netns_folders)
+        state, run = foreign_folders
+        self.adopter = Adopter(host, ledger, locks, snapshot, state=state, run=run, netns_folders=netns_folders)
         self._attaching = Attaching(host, ledger, snapshot, granted, locks, self, busy_seconds=busy_seconds)
 
     def add(self, call: Call) -> Mapping[str, Any]:
         """Attach the call's devices and return the CNI result. The same ADD again answers the same."""
+        if call.conf.kind == chained_rdma.KIND:
+            return chained_rdma.add(self._ledger, self._snapshot(), call)
         return self._attaching.add(call)
+
+    def delete(self, call: Call) -> None:
+        """Promise to detach what this container and interface own. Nothing owned is success."""
+        if call.conf.kind != chained_rdma.KIND:
+            super().delete(call)
 
     def check(self, call: Call) -> None:
         """Compare what was set up with what is. Raises AttachmentError that lists the differences."""
-        check.check(self._host, self._ledger, self.leases, call)
+        if call.conf.kind != chained_rdma.KIND:
+            check.check(self._host, self._ledger, self.leases, call)
 
     def collect(self, call: Call) -> None:
         """GC: detach what this network holds for containers that the runtime no longer lists."""

@@ -22,6 +22,7 @@ from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState
 from agent.model.device import Snapshot
+from cni import foreign_lock
 from cni.ailment import REBOOTED, RowFacts, ailment
 from cni.call import Call
 from cni.leases import LeaseBook
@@ -72,7 +73,7 @@ class Detaching:
             return
         self._ledger.begin_detach([row.attachment_id for row in rows])
         for row in rows:
-            self.start_detach(row, call.netns)
+            self.start_detach(foreign_lock.completed(row, call), call.netns)
 
     def start_detach(self, row: Attachment, netns: int | None) -> None:
         """Bring a *detaching* row's device back on a thread of its own."""
@@ -125,15 +126,17 @@ class Detaching:
         lock. `leases_later` leaves the leases to `settle_leases`. Raises AgentError if the device is
         not verifiably back; the row then stays, and the device is in quarantine.
         """
-        if row.boot_id == self._ledger.boot_id:
-            try:
-                with _open_netns(row, netns) as opened:
-                    mode_of(row).leave(self._host, self._snapshot(), row, opened)
-            except AgentError as error:
-                self._ledger.quarantine(row.device, f"clean-up failed: {error}")
-                raise
-        owed = row.request["network"] is not None and (leases_later or not self.leases.give_back(row))
-        self._ledger.finish_detach(row, lease_owed=owed)
+        with foreign_lock.held(row):
+            if row.boot_id == self._ledger.boot_id:
+                try:
+                    with _open_netns(row, netns) as opened:
+                        mode_of(row).leave(self._host, self._snapshot(), row, opened)
+                except AgentError as error:
+                    self._ledger.quarantine(row.device, f"clean-up failed: {error}")
+                    raise
+            owed = row.request["network"] is not None and (leases_later or not self.leases.give_back(row))
+            foreign_lock.forget(row)
+            self._ledger.finish_detach(row, lease_owed=owed)
 
     def settle_leases(self) -> int:
         """Try again to give back addresses that are owed. Returns how many were given back."""

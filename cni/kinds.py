@@ -86,7 +86,7 @@ def _own(fields: Fields, runtime: Fields, args: Fields) -> Wanted:
         device=fields.address("deviceID"),
         settings=_settings(fields, fields.switch),
         mtu=fields.whole("mtu", 68, MAX_MTU),
-        master=_ifname(fields, "master"),
+        master=interface_name(fields, "master"),
         guid=next(filter(None, guids), None),
         pkey=_pkey(fields),
         rdma=fields.flag("rdma"),
@@ -167,7 +167,7 @@ def _rdma(fields: Fields, runtime: Fields, args: Fields) -> Wanted:
 
 
 def _ipoib(fields: Fields, runtime: Fields, args: Fields) -> Wanted:
-    master = _ifname(fields, "master")
+    master = interface_name(fields, "master")
     if master is None:
         raise RequestInvalid("master is missing: name the IPoIB interface of the host that the child belongs to")
     return Wanted(mode="ipoib", master=master, mtu=fields.whole("mtu", 0, MAX_MTU) or None)
@@ -200,7 +200,8 @@ def _settings(fields: Fields, switch: Callable[[str], bool | None]) -> VfSetting
     )
 
 
-def _ifname(fields: Fields, key: str) -> str | None:
+def interface_name(fields: Fields, key: str) -> str | None:
+    """Read an interface's name. Raises RequestInvalid for a text that is none."""
     want = "an interface name of at most 15 characters"
     return fields.text(key, "", lambda v: bool(_IFNAME.fullmatch(v)), want) or None
 

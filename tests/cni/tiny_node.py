@@ -256,7 +256,11 @@ def open_rig(
 
     def open_parts() -> tuple[Ledger, Attachments]:
         ledger = Ledger.open(folder / "ledger.db", boot_id)
-        return ledger, Attachments(host(machine), ledger, lambda: snapshot, granted_to, busy_seconds=0.3)
+        foreign = folder / "var/lib/cni", folder / "var/run/cni"
+        attachments = Attachments(
+            host(machine), ledger, lambda: snapshot, granted_to, busy_seconds=0.3, foreign_folders=foreign
+        )
+        return ledger, attachments
 
     rig = Rig(folder, machine, *open_parts(), open_parts, granted)
     try:

@@ -1,0 +1,250 @@
+"""Attachments of the replaced plugins, taken into the books.
+
+A pod that was there before us keeps its device, gets no other owner for it, and its DEL, which comes through
+the new program, finds a row that undoes what the old one did. All that decides is read again each time, and
+each attachment is adopted in one step of the ledger; so a crash at any point is mended by calling again.
+The old files stay until the device is back: then `foreign_lock.forget` takes them away.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agent.errors import DeviceBusy, HardwareError
+from agent.hardware import netns as namespaces
+from agent.hardware.host import Host, Link
+from agent.ledger import Ledger
+from agent.model.allocation import NetnsId, Owner, Undo, VfSettings
+from agent.model.device import Snapshot
+from cni import foreign, foreign_lock
+from cni.call import Call, request_of
+from cni.finding import NETNS_FOLDERS
+from cni.foreign import Record
+from cni.foreign_files import Unreadable, files_in
+from cni.locks import DeviceLocks
+from cni.modes import choice, pf, returning
+
+NOWHERE = NetnsId(0, 0)
+"""A namespace that is gone, or that nobody can name: then the device tells, see `cni.ailment`."""
+UNWRITTEN = "/nowhere/netns"
+"""Stands for a path that nobody wrote down. Its folder is missing, so nobody concludes that the pod is gone."""
+CNI_PATH = "/opt/cni/bin:/usr/lib/cni"
+LOCK_SECONDS = 2.0
+MAX_TOLD = 1024
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What one look at the replaced plugins' state brought."""
+
+    devices: tuple[str, ...] = ()
+    """PCI addresses that have a row now and had none before."""
+    waiting: tuple[str, ...] = ()
+    """Files to look at again: a program is at work on their device, or the device has another owner."""
+    garbage: tuple[str, ...] = ()
+    """Files that are not understood. They stay; each is told of once."""
+
+
+class Adopter:
+    """Takes over what the replaced plugins left. Methods block."""
+
+    def __init__(
+        self,
+        host: Host,
+        ledger: Ledger,
+        locks: DeviceLocks,
+        snapshot: Callable[[], Snapshot],
+        *,
+        state: Path = foreign.STATE,
+        run: Path = foreign.RUN,
+        cni_path: str = CNI_PATH,
+        netns_folders: Sequence[Path] = NETNS_FOLDERS,
+        processes: Path = Path("/proc"),
+    ) -> None:
+        """`state` and `run` are /var/lib/cni and /var/run/cni; `cni_path` is where IPAM plugins are found."""
+        self._host = host
+        self._ledger = ledger
+        self._locks = locks
+        self._snapshot = snapshot
+        self._state = state
+        self._run = run
+        self._cni_path = cni_path
+        self._netns_folders = tuple(netns_folders)
+        self._processes = processes
+        self._told: set[str] = set()
+
+    def adopt(self) -> Adopted:
+        """Give a row to each attachment of a replaced plugin that has none.
+
+        Call it at each start before anything is granted, and from time to time: an old program may still
+        finish an ADD, and a device that it works on just then waits for the next call. Rows that exist are
+        left alone. An attachment whose pod is gone gets a row too, *attached*, for the reconciler to undo.
+        Does nothing, quickly, where no replaced plugin ever was. Raises nothing but LedgerError.
+        """
+        devices: list[str] = []
+        waiting: list[str] = []
+        garbage: list[str] = []
+        for kind in foreign.KINDS:
+            for file in self._files(kind, garbage):
+                try:
+                    if (device := self._adopt(kind, file)) is not None:
+                        devices.append(device)
+                except Unreadable as error:
+                    garbage.append(str(file))
+                    self._tell(str(file), f"is left as it is, and adopted by nobody: {error}")
+                except (DeviceBusy, HardwareError, OSError) as error:
+                    waiting.append(str(file))
+                    self._tell(str(file), f"is looked at again later: {error}")
+        return Adopted(tuple(devices), tuple(waiting), tuple(garbage))
+
+    def _files(self, kind: str, garbage: list[str]) -> list[Path]:
+        try:
+            return files_in(self._state / kind)
+        except Unreadable as error:
+            garbage.append(str(self._state / kind))
+            self._tell(str(self._state / kind), str(error))
+            return []
+
+    def _tell(self, what: str, text: str) -> None:
+        if what not in self._told and len(self._told) < MAX_TOLD:
+            self._told.add(what)
+            log.warning("%s %s", what, text)
+
+    def _adopt(self, kind: str, file: Path) -> str | None:
+        device = foreign.device_in(file)
+        if self._has_row(device, file):
+            return None
+        lock = foreign.lock_of(self._state, self._run, kind, device)
+        with foreign_lock.locked(lock, LOCK_SECONDS), self._locks.hold([device], LOCK_SECONDS):
+            try:
+                record = foreign.read(self._state, kind, file)
+            except Unreadable:
+                if not file.exists():  # its DEL has come meanwhile
+                    return None
+                raise
+            if record.device != device:
+                raise DeviceBusy(f"{file} was written anew")
+            if self._has_row(device, file):
+                return None
+            self._write(record, lock)
+        return device
+
+    def _has_row(self, device: str, file: Path) -> bool:
+        """Tell whether this file has been adopted. Raises DeviceBusy if the device is another's."""
+        row = self._ledger.attachment_on(device)
+        if row is None:
+            return False
+        if str(file) in row.request.get(foreign_lock.KEY, {}).get("files", ()):
+            return True
+        raise DeviceBusy(f"{device} belongs to container {row.owner.container_id}")
+
+    def _write(self, record: Record, lock: Path) -> None:
+        with self._whereabouts(record) as (path, descriptor):
+            netns = namespaces.identity(descriptor) if descriptor is not None else NOWHERE
+            link = self._link(record, descriptor)
+            undo = self._undo(record, link, descriptor)
+        conf = record.conf
+        call = Call(record.container_id, record.ifname, None, path, record.pod, record.cni_args, self._cni_path, conf)
+        request = request_of(call, conf) | {
+            foreign_lock.KEY: foreign_lock.remark(record.files, lock, record.netns_path)
+        }
+        self._ledger.adopt(
+            Owner(record.container_id, record.ifname, record.pod, netns),
+            ifname=record.ifname,
+            device=record.device,
+            resource_name=self._ledger.granted_resource(record.device) or "",
+            undo=undo,
+            netns_path=path,
+            request=request,
+            result=record.result,
+        )
+        log.warning("adopted %s; its pod is %s", record, f"at {path}" if netns != NOWHERE else "gone or hidden")
+
+    @contextmanager
+    def _whereabouts(self, record: Record) -> Iterator[tuple[str, int | None]]:
+        """Find the namespace that has the device: at the written path, or by search. Yields its path and it, open.
+
+        The path alone proves nothing for an interface: after a reboot it may be another pod's.
+        """
+        found = self._find(record)
+        if found is None:
+            yield record.netns_path or UNWRITTEN, None
+            return
+        path, descriptor = found
+        try:
+            yield str(path), descriptor
+        finally:
+            os.close(descriptor)
+
+    def _find(self, record: Record) -> tuple[Path, int] | None:
+        mine = namespaces.own()
+        for path in self._candidates(record):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                netns = namespaces.identity(descriptor)
+                is_one = netns.device == mine.device and netns != mine  # all namespaces are files of one nsfs
+                if is_one and (record.for_programs or self._host.links.find_device(record.device, descriptor)):
+                    kept, descriptor = descriptor, -1
+                    return path, kept
+            except HardwareError as error:
+                log.info("the namespace at %s cannot be searched: %s", path, error)
+            finally:
+                if descriptor != -1:
+                    os.close(descriptor)
+        return None
+
+    def _candidates(self, record: Record) -> Iterator[Path]:
+        if record.netns_path:
+            yield Path(record.netns_path)
+        if not record.for_programs and self._host.find_netdev(record.device) is None:
+            yield from namespaces.living(self._netns_folders, self._processes).values()
+
+    def _link(self, record: Record, descriptor: int | None) -> Link | None:
+        if descriptor is not None and (link := self._host.links.find_device(record.device, descriptor)) is not None:
+            return link
+        return self._host.find_netdev(record.device)
+
+    def _undo(self, record: Record, link: Link | None, descriptor: int | None) -> Undo:
+        """Say how the device was, from what was written, and from what is seen where that is missing."""
+        undo = Undo(
+            netdev="" if record.for_programs else self._name(record, link),
+            mac=record.mac or (link.mac if link is not None else ""),
+            mtu=record.mtu or (link.mtu if link is not None else 0),
+            up=False,
+            altnames=tuple(name for name in link.altnames if name != record.netdev) if link is not None else (),
+            mode="vfio" if record.for_programs else choice.name_for(record.conf, self._snapshot()),
+        )
+        if record.for_programs:
+            undo = replace(undo, mac="", mtu=0)
+        if record.rdma is not None and descriptor is not None:
+            undo = self._with_rdma(undo, record.rdma, descriptor)
+        if record.before == VfSettings() and record.guid is None:
+            return undo
+        facts = self._snapshot().by_address.get(record.device)
+        uplink = pf.interface(self._host, record.device)
+        if facts is None or uplink is None or facts.vf_index != record.vf_index:
+            log.warning("what the PF enforced before is not put back: %s has another place than it had", record)
+            return undo
+        return replace(undo, pf_netdev=uplink.name, vf_index=facts.vf_index, settings=record.before)
+
+    def _name(self, record: Record, link: Link | None) -> str:
+        """Name the interface in the host. One that sits in a pod has a name for there."""
+        at_home = self._host.find_netdev(record.device) if link is not None else None
+        return record.netdev or (at_home.name if at_home is not None else returning.spare_name(record.device))
+
+    def _with_rdma(self, undo: Undo, names: tuple[str, str], descriptor: int) -> Undo:
+        """Add the RDMA device that is in the pod; one that is not needs no way back."""
+        found = next((d for d in self._host.rdma.devices(descriptor) if d.name == names[1]), None)
+        if found is None:
+            return undo
+        return replace(undo, rdma=names[0], extra={**undo.extra, "rdma_index": found.index})

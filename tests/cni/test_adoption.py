@@ -1,0 +1,387 @@
+"""Attachments of the replaced plugins, adopted: on real links and namespaces, with the plugins' own files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.hardware import netns as namespaces
+from agent.ledger import Ledger
+from agent.model.allocation import AttachmentState, Owner, PodRef
+from cni import foreign, netconf
+from cni.adoption import Adopted, Adopter
+from cni.locks import DeviceLocks
+from tests.cni import tiny_node
+from tests.cni.old_plugins import CONTAINER, PLUGIN, SETTINGS, OldSriov, host_name
+from tests.cni.tiny_node import Rig, vf
+
+
+@pytest.fixture
+def old(rig: Rig) -> OldSriov:
+    return OldSriov(rig)
+
+
+def adopt(rig: Rig) -> Adopted:
+    return rig.attachments.adopter.adopt()
+
+
+def test_a_node_without_replaced_plugins_has_nothing_to_adopt(rig: Rig) -> None:
+    assert adopt(rig) == Adopted()
+
+
+def test_an_attachment_gets_a_row_and_the_pod_keeps_its_device(rig: Rig, old: OldSriov) -> None:
+    pod = rig.pod()
+    old.add(pod)
+    assert adopt(rig) == Adopted(devices=(vf(0),))
+    (row,) = rig.ledger.attachments()
+    with open(pod) as file:
+        netns = namespaces.identity(file.fileno())
+    assert row.owner == Owner(CONTAINER, "net1", PodRef("", ""), netns)
+    assert (row.state, row.ifname, row.netns_path) == (AttachmentState.ATTACHED, "net1", str(pod))
+    assert rig.settings() == replace(rig.settings(1), **_given(SETTINGS))
+    assert rig.attachments.heal(vf(0)) is None
+    assert rig.in_pod(pod) is not None
+
+
+def test_adopting_again_changes_nothing(rig: Rig, old: OldSriov) -> None:
+    old.add(rig.pod())
+    adopt(rig)
+    before = rig.ledger.attachments()
+    assert adopt(rig) == Adopted()
+    assert rig.ledger.attachments() == before
+
+
+@pytest.mark.parametrize("conf", [{}, {k: v for k, v in PLUGIN.items() if k not in ("cniVersion", "name")}])
+def test_the_pods_del_through_the_new_program_brings_all_back(rig: Rig, old: OldSriov, conf: dict[str, Any]) -> None:
+    before = rig.found()
+    pod = rig.pod()
+    old.add(pod)
+    adopt(rig)
+    with rig.call(CONTAINER, pod, conf) as call:
+        rig.attachments.delete(call)
+    rig.await_back()
+    assert _but_up(rig.found()) == _but_up(before)
+    assert not old.file().exists()
+    assert not (old.state / "sriov/pci" / vf(0)).exists()
+    assert adopt(rig) == Adopted()
+
+
+def test_a_pod_that_died_unseen_is_cleaned_up_after(rig: Rig, old: OldSriov) -> None:
+    before = rig.found()
+    pod = rig.pod()
+    old.add(pod)
+    rig.remove(pod)
+    tiny_node.until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+    assert adopt(rig) == Adopted(devices=(vf(0),))
+    assert rig.attachments.heal(vf(0)) == "owner-gone"
+    assert _but_up(rig.found()) == _but_up(before)
+    assert not old.file().exists()
+
+
+def test_a_path_that_leads_to_another_pod_now_is_not_believed(rig: Rig, old: OldSriov) -> None:
+    pod = rig.pod()
+    old.add(pod)
+    other = rig.pod("other")
+    old.write_path(0, str(other))
+    adopter = Adopter(
+        rig.machine,
+        rig.ledger,
+        DeviceLocks(),
+        rig.machine.scan,
+        state=old.state,
+        run=old.run,
+        netns_folders=(rig.folder,),
+    )
+    assert adopter.adopt().devices == (vf(0),)
+    assert rig.ledger.attachments()[0].netns_path == str(pod)
+    rig.delete(CONTAINER, pod)
+    rig.await_back()
+    assert not (old.state / "sriov/pci" / vf(0)).exists()
+
+
+def test_a_path_that_was_written_for_a_new_owner_stays(rig: Rig, old: OldSriov) -> None:
+    pod = rig.pod()
+    old.add(pod)
+    adopt(rig)
+    file = old.write_path(0, "/run/netns/another")
+    rig.delete(CONTAINER, pod)
+    rig.await_back()
+    assert file.read_text() == "/run/netns/another"
+
+
+def test_a_new_pod_gets_the_device_only_after_the_adopted_one(rig: Rig, old: OldSriov) -> None:
+    pod = rig.pod()
+    old.add(pod)
+    adopt(rig)
+    new = rig.pod("new")
+    with pytest.raises(Exception, match=f"{vf(0)} is still held by"):
+        rig.add("c2", new)
+    rig.remove(pod)
+    tiny_node.until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+    rig.add("c2", new)
+    assert rig.in_pod(new) is not None
+    assert not old.file().exists()
+
+
+def test_the_call_that_libcni_remembers_completes_the_row(rig: Rig, old: OldSriov) -> None:
+    pod = rig.pod()
+    ipam = rig.ipam()
+    old.add(pod, ipam=ipam)
+    result = {
+        "cniVersion": "0.4.0",
+        "interfaces": [{"name": "net1", "sandbox": str(pod)}],
+        "ips": [{"version": "4", "address": "10.9.0.2/24", "interface": 0}],
+    }
+    old.remember_call({**PLUGIN, "ipam": ipam}, result, folder="multus/results")
+    adopt(rig)
+    (row,) = rig.ledger.attachments()
+    assert row.owner.pod == PodRef("ns", "pod", "uid")
+    assert row.request["network"]["ipam"] == ipam
+    assert row.request["cni_args"] == "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;K8S_POD_UID=uid"
+    assert row.result is not None
+    assert row.result["ips"] == [{"address": "10.9.0.2/24", "interface": 0}]
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+def test_the_addresses_of_an_adopted_pod_are_given_back(rig: Rig, old: OldSriov, remembered: bool) -> None:
+    """Either libcni remembers the IPAM section, or the runtime's DEL brings it."""
+    pod = rig.pod()
+    conf = {**PLUGIN, "ipam": rig.ipam()}
+    with rig.call(CONTAINER, pod, conf) as call:
+        _lease(call.cni_path, CONTAINER, str(pod), conf)
+    assert len(rig.leases()) == 2
+    old.add(pod, ipam=rig.ipam())
+    if remembered:
+        old.remember_call(conf, {"cniVersion": "1.0.0"})
+    adopt(rig)
+    with rig.call(CONTAINER, pod, {} if remembered else {k: conf[k] for k in ("type", "ipam", "deviceID")}) as call:
+        rig.attachments.delete(call)
+    rig.await_back()
+    tiny_node.until(lambda: rig.leases() == [])
+
+
+def test_a_device_that_an_old_program_works_on_waits(rig: Rig, old: OldSriov) -> None:
+    old.add(rig.pod())
+    lock = foreign.lock_of(old.state, old.run, "sriov", vf(0))
+    lock.parent.mkdir(parents=True)
+    descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    found = adopt(rig)
+    assert (found.devices, found.waiting) == ((), (str(old.file()),))
+    os.close(descriptor)
+    assert adopt(rig).devices == (vf(0),)
+
+
+def test_the_lock_is_held_while_an_adopted_device_is_brought_back(rig: Rig, old: OldSriov) -> None:
+    pod = rig.pod()
+    old.add(pod)
+    adopt(rig)
+    descriptor = os.open(foreign.lock_of(old.state, old.run, "sriov", vf(0)), os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    rig.delete(CONTAINER, pod)
+    assert rig.in_pod(pod) is not None
+    os.close(descriptor)
+    rig.await_back()
+    assert not old.file().exists()
+
+
+def test_a_device_that_is_ours_already_is_left_alone(rig: Rig, old: OldSriov) -> None:
+    pod = rig.pod()
+    rig.add("c9", pod)
+    before = rig.ledger.attachments()
+    old.write(CONTAINER, "net1", PLUGIN)
+    assert adopt(rig) == Adopted(waiting=(str(old.file()),))
+    assert rig.ledger.attachments() == before
+
+
+def test_what_the_pf_enforced_is_not_put_back_on_another_vf(rig: Rig, old: OldSriov) -> None:
+    """After a reboot the PF may number its VFs otherwise."""
+    pod = rig.pod()
+    old.add(pod)
+    document = json.loads(old.file().read_text())
+    old.write(CONTAINER, "net1", document | {"VFID": 2})
+    adopt(rig)
+    (row,) = rig.ledger.attachments()
+    assert (row.undo.vf_index, row.undo.settings.is_empty) == (None, True)
+
+
+def test_a_device_for_programs_is_adopted_by_the_path_alone(rig: Rig, old: OldSriov) -> None:
+    pod = rig.pod()
+    document = {**PLUGIN, "DPDKMode": True, "Master": "ens1f0", "VFID": 0, "OrigVfState": {"Trust": False}}
+    old.write(CONTAINER, "net1", document)
+    old.write_path(0, str(pod))
+    adopt(rig)
+    (row,) = rig.ledger.attachments()
+    assert (row.undo.mode, row.undo.netdev, row.undo.settings.trust) == ("vfio", "", False)
+    assert rig.attachments.heal(vf(0)) is None
+
+
+GARBAGE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda file: file.write_bytes(b""),
+    "no JSON": lambda file: file.write_bytes(b"{"),
+    "binary": lambda file: file.write_bytes(bytes(range(256))),
+    "no device": lambda file: file.write_text('{"name": "x"}'),
+    "a bad device": lambda file: file.write_text('{"deviceID": "../../etc"}'),
+    "a bad setting": lambda file: file.write_text(
+        json.dumps({**PLUGIN, "deviceID": vf(1), "OrigVfState": {"Vlan": "x"}})
+    ),
+    "a list": lambda file: file.write_text("[]"),
+    "huge": lambda file: file.write_bytes(b" " * (2 << 20)),
+    "deep": lambda file: file.write_bytes(b"[" * 100_000),
+    "a link": lambda file: file.symlink_to("/etc/passwd"),
+    "a pipe": lambda file: os.mkfifo(file),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_is_told_of_once_and_left(rig: Rig, old: OldSriov, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    file = old.file("c1")
+    file.parent.mkdir(parents=True)
+    GARBAGE[kind](file)
+    old.add(rig.pod())
+    assert adopt(rig) == Adopted(devices=(vf(0),), garbage=(str(file),))
+    assert adopt(rig) == Adopted(garbage=(str(file),))
+    assert file.is_symlink() or file.exists()
+    assert len([r for r in caplog.records if "adopted by nobody" in r.getMessage()]) == 1
+
+
+def test_a_name_that_is_no_container_and_interface_is_garbage(rig: Rig, old: OldSriov) -> None:
+    file = old.state / "sriov" / "nodash"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(PLUGIN))
+    assert adopt(rig) == Adopted(garbage=(str(file),))
+
+
+@pytest.mark.parametrize(
+    ("container_id", "ifname"), [(CONTAINER, "net-1"), (CONTAINER, "net1"), ("cnitool-77", "eth0"), ("a-b-c", "net1")]
+)
+def test_dashes_in_a_files_name_do_not_confuse(rig: Rig, old: OldSriov, container_id: str, ifname: str) -> None:
+    file = old.write(container_id, ifname, PLUGIN)
+    record = foreign.read(old.state, "sriov", file)
+    assert (record.container_id, record.ifname) == (container_id, ifname)
+
+
+def test_keys_in_any_case_and_a_strange_version_are_read(rig: Rig, old: OldSriov) -> None:
+    document = {k.upper(): v for k, v in PLUGIN.items()} | {"CNIVERSION": "0.2.0", "ORIGVFSTATE": {"HOSTIFNAME": "x"}}
+    record = foreign.read(old.state, "sriov", old.write(CONTAINER, "net1", document))
+    assert (record.device, record.netdev, record.conf.settings.vlan) == (vf(0), "x", 100)
+
+
+def test_a_device_that_is_gone_leaves_nothing_behind(rig: Rig, old: OldSriov) -> None:
+    old.write(CONTAINER, "net1", {**PLUGIN, "deviceID": "0000:ff:00.1", "VFID": 0})
+    adopt(rig)
+    assert rig.attachments.heal("0000:ff:00.1") == "owner-gone"
+    assert rig.ledger.attachments() == ()
+    assert not old.file().exists()
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from tests.cni import tiny_node
+steps = int(sys.argv[2])
+def count(event, arguments):
+    global steps
+    if event in ("open", "os.remove", "fcntl.flock", "sqlite3.connect", "os.scandir", "os.mkdir"):
+        steps -= 1
+        if steps < 0:
+            os.kill(os.getpid(), 9)
+with tiny_node.open_rig(Path(sys.argv[1])) as rig:
+    sys.addaudithook(count)
+    rig.attachments.adopter.adopt()
+    for row in rig.ledger.attachments():
+        rig.attachments.heal(row.device)
+"""
+
+
+def test_a_kill_at_any_file_is_mended_by_the_next_start(rig: Rig, old: OldSriov) -> None:
+    """Two attachments, one of whose pods is gone: adopted and cleaned up after in one go, killed at each file."""
+    pod = rig.pod()
+    before = rig.found(1)
+    old.add(pod)
+    for steps in range(200):
+        gone = rig.pod(f"gone{steps}")
+        old.add(gone, "c1", index=1)
+        rig.remove(gone)
+        tiny_node.until(lambda: rig.machine.find_netdev(vf(1)) is not None)
+        done = subprocess.run([sys.executable, "-c", KILLED, str(rig.folder), str(steps)], check=False)
+        rig.restart()
+        adopt(rig)
+        rig.attachments.heal(vf(1))
+        assert _but_up(rig.found(1)) == _but_up(before)
+        assert not old.file("c1").exists()
+        assert [row.device for row in rig.ledger.attachments()] == [vf(0)]
+        assert rig.in_pod(pod) is not None
+        if done.returncode == 0:
+            assert steps > 5
+            return
+    pytest.fail("it never came to its end")
+
+
+def test_what_a_corrupt_ledger_forgot_is_adopted_anew(rig: Rig, old: OldSriov, tmp_path: Path) -> None:
+    old.add(rig.pod())
+    adopt(rig)
+    row = rig.ledger.attachments()[0]
+    with_nothing = Ledger.open(tmp_path / "new.db", "boot")
+    try:
+        adopter = Adopter(
+            rig.machine,
+            with_nothing,
+            DeviceLocks(),
+            rig.machine.scan,
+            state=old.state,
+            run=old.run,
+        )
+        assert adopter.adopt().devices == (vf(0),)
+        assert with_nothing.attachments()[0].undo == row.undo
+    finally:
+        with_nothing.close()
+
+
+def test_the_name_in_the_host_is_the_one_before(rig: Rig, old: OldSriov) -> None:
+    pod = rig.pod()
+    old.add(pod)
+    adopt(rig)
+    rig.delete(CONTAINER, pod)
+    rig.await_back()
+    link = rig.machine.find_netdev(vf(0))
+    assert link is not None
+    assert link.name == host_name()
+
+
+def test_the_kept_configuration_reads_as_the_plugin_read_it(rig: Rig, old: OldSriov) -> None:
+    old.add(rig.pod())
+    record = foreign.read(old.state, "sriov", old.file())
+    assert record.conf.settings == netconf.from_document(PLUGIN).settings
+    assert record.conf.ipam is None
+
+
+def _given(settings: Any) -> dict[str, Any]:
+    return {k: v for k, v in settings.document().items() if v is not None}
+
+
+def _but_up(found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All but whether it is up: the replaced plugins leave a VF down, and never wrote how it was."""
+    return (*found[:3], found[4])
+
+
+def _lease(cni_path: str, container_id: str, netns: str, conf: dict[str, Any]) -> None:
+    program = next(p for d in cni_path.split(":") if (p := Path(d) / "host-local").exists())
+    document = {**conf, "name": "rails", "cniVersion": "1.0.0"}
+    env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": container_id, "CNI_NETNS": netns, "CNI_IFNAME": "net1"}
+    subprocess.run(
+        [program],
+        input=json.dumps(document).encode(),
+        env={**env, "CNI_PATH": cni_path},
+        check=True,
+        capture_output=True,
+    )
