@@ -37,6 +37,7 @@ CLEAN = VfSettings(
 )
 """What a VF has that no pod ever had, whatever the driver. Spoof checking is on or off by driver."""
 
+NO_MAC = "00:00:00:00:00:00"
 NETNS_FOLDERS = (Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/docker/netns"))
 """Where runtimes bind the namespaces of their pods."""
 
@@ -157,7 +158,7 @@ class Finder:
         pf = self._snapshot().pf_netdev(facts)
         settings = VfSettings()
         if pf is not None and facts.vf_index is not None:
-            settings = self._settings(facts, pf.name, facts.vf_index)
+            settings = self._settings(facts, pf.name, facts.vf_index, same_boot.mac if same_boot else None)
         touched = pf is not None and not settings.is_empty
         return Undo(
             netdev=name,
@@ -169,7 +170,7 @@ class Finder:
             settings=settings,
         )
 
-    def _settings(self, facts: PciDevice, pf_netdev: str, vf_index: int) -> VfSettings:
+    def _settings(self, facts: PciDevice, pf_netdev: str, vf_index: int, own_mac: str | None) -> VfSettings:
         """List what the PF enforces and should not: what differs from a VF of its that no pod has."""
         try:
             now = self._host.vf_control.read(pf_netdev, vf_index)
@@ -180,9 +181,11 @@ class Finder:
         differing = {}
         for field in fields(CLEAN):
             wanted, found = getattr(pattern, field.name), getattr(now, field.name)
-            # Every VF has a MAC address and GUIDs of its own.
-            if getattr(CLEAN, field.name) is None and field.name != "spoofchk":
-                continue
+            if field.name == "mac":
+                # Where its neighbours have none from their PF it had none; otherwise it had one of its own.
+                wanted = NO_MAC if wanted == NO_MAC else own_mac
+            elif getattr(CLEAN, field.name) is None and field.name != "spoofchk":
+                continue  # GUIDs are each VF's own
             if wanted is not None and found is not None and wanted != found:
                 differing[field.name] = wanted
         if differing.keys() & {"vlan", "vlan_qos", "vlan_proto"}:

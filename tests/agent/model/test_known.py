@@ -1,0 +1,104 @@
+"""What tells VFs apart over a reboot, and what they are called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.model.device import RdmaDevice, Snapshot
+from agent.model.known import KnownDevice, identity_of, moved
+from agent.model.names import is_strange, name_by_siblings, usual_name
+from tests.cni.tiny_node import PF, mac_of, netdev, tiny_snapshot, vf
+
+
+def known(snapshot: Snapshot, boot_id: str = "yesterday") -> list[KnownDevice]:
+    return [
+        KnownDevice(d.address, identity_of(d, snapshot), d.netdev.name, d.netdev.mac, 1500, boot_id)
+        for d in snapshot.devices
+        if d.is_vf and d.netdev is not None
+    ]
+
+
+def with_guid(snapshot: Snapshot, guid: str) -> Snapshot:
+    """Give the PF an RDMA device."""
+    rdma = RdmaDevice("mlx5_0", "CA", guid, guid, "", "", (), ())
+    return replace(
+        snapshot, devices=tuple(d if d.is_vf else replace(d, rdma_devices=(rdma,)) for d in snapshot.devices)
+    )
+
+
+def test_vfs_are_found_at_their_new_addresses() -> None:
+    then, now = tiny_snapshot(2), tiny_snapshot(2, bus="5e", boot_id="today")
+    assert moved(known(then), now) == {vf(0): "0000:5e:00.2", vf(1): "0000:5e:00.3"}
+    assert moved(known(then), replace(then, boot_id="today")) == {}
+
+
+def test_what_was_seen_in_this_boot_has_not_moved() -> None:
+    assert moved(known(tiny_snapshot(2), "today"), tiny_snapshot(2, bus="5e", boot_id="today")) == {}
+
+
+def test_another_card_in_the_same_place_is_another_device() -> None:
+    then, now = with_guid(tiny_snapshot(1), "0c42:a103:0065:1234"), with_guid(tiny_snapshot(1), "0c42:a103:0065:9999")
+    assert identity_of(then.by_address[vf(0)], then) != identity_of(now.by_address[vf(0)], now)
+    assert moved(known(then), replace(now, boot_id="today")) == {}
+
+
+@pytest.mark.parametrize("guid", ["", "0000:0000:0000:0000", "ffff:ffff:ffff:ffff"])
+def test_a_guid_that_names_nothing_gives_way_to_the_mac(guid: str) -> None:
+    snapshot = with_guid(tiny_snapshot(1), guid)
+    assert identity_of(snapshot.by_address[vf(0)], snapshot) == "15b3:101d/02:00:00:00:00:01/0"
+
+
+def test_cards_that_cannot_be_told_apart_are_not_followed() -> None:
+    then, now = tiny_snapshot(1), tiny_snapshot(1, bus="5e", boot_id="today")
+    twin = tiny_snapshot(1, bus="9a")
+    assert moved(known(then), replace(now, devices=now.devices + twin.devices)) == {}
+    assert moved(known(then) + known(twin), now) == {}
+
+
+def test_a_vf_whose_pf_is_not_there_has_no_identity() -> None:
+    snapshot = tiny_snapshot(1)
+    alone = Snapshot(devices=tuple(d for d in snapshot.devices if d.is_vf))
+    assert identity_of(alone.by_address[vf(0)], alone) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "usual", "strange"),
+    [
+        ("ens1f0v0", "ens1f0v0", False),
+        ("dev7", "ens1f0v0", True),
+        ("dev7", None, True),
+        ("net1", "ens1f0v0", True),
+        ("eth0", "ens1f0v0", True),
+        ("eth0", "eth0", False),
+        ("net1", None, False),
+        ("eth0", None, False),
+        ("storage", "ens1f0v0", False),
+        ("device7", "ens1f0v0", False),
+    ],
+)
+def test_only_names_of_another_life_are_strange(name: str, usual: str | None, strange: bool) -> None:
+    assert is_strange(name, usual) is strange
+
+
+def test_the_witnesses_for_a_name_are_heard_in_their_order() -> None:
+    snapshot = tiny_snapshot(3, names={1: "net1"})
+    device = snapshot.by_address[vf(1)]
+    udev = {"ID_NET_NAME_PATH": "enp59s0f0v1"}
+    assert usual_name(device, snapshot, "known") == "known"
+    assert usual_name(device, snapshot, None, udev) == netdev(1)
+    alone = tiny_snapshot(2, names={0: "dev8", 1: "net1"})
+    assert usual_name(alone.by_address[vf(1)], alone, None, udev) == "enp59s0f0v1"
+    assert usual_name(alone.by_address[vf(1)], alone, None) == "ens1f0v1"
+    assert usual_name(snapshot.by_address[PF], snapshot, None) is None
+
+
+def test_siblings_that_do_not_agree_tell_nothing() -> None:
+    snapshot = tiny_snapshot(4, names={0: "a0", 2: "b2"}, in_pods=[3])
+    assert name_by_siblings(snapshot.by_address[vf(1)], snapshot) is None
+    assert name_by_siblings(snapshot.by_address[vf(3)], tiny_snapshot(4, names={0: "a", 1: "a", 2: "a"})) is None
+
+
+def test_macs_of_vfs_are_no_identity() -> None:
+    assert mac_of(0) not in identity_of(tiny_snapshot(1).by_address[vf(0)], tiny_snapshot(1))

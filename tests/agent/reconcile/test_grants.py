@@ -1,0 +1,135 @@
+"""Which grants are taken over, bound, freed or moved. Kubelet's word decides, and nothing in a pod is freed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as some
+
+from agent.model.allocation import Grant, PodRef
+from agent.reconcile.grants import Action, Bind, Claim, Move, Release, TakeOver, decide
+
+A, B, C = "0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.4"
+POD, NEXT = PodRef("default", "a", "uid"), PodRef("default", "b")
+
+
+def grant(unit: str, device: str | None = None, pod: PodRef | None = POD, at: float = 0.0) -> Grant:
+    return Grant(unit, "rdma/vf", device or unit, at, pod)
+
+
+def claim(unit: str, pod: PodRef = POD) -> Claim:
+    return Claim(pod, "rdma/vf", unit)
+
+
+def decided(
+    grants: Sequence[Grant] = (),
+    claims: Sequence[Claim] = (),
+    offered: Mapping[str, str] | None = None,
+    attached: Collection[str] = (),
+    moved: Mapping[str, str] | None = None,
+) -> tuple[Action, ...]:
+    return decide(grants, claims, offered=offered, attached=attached, moved=moved or {}, unclaimed_before=100.0)
+
+
+def test_what_fits_is_left_alone() -> None:
+    assert decided([grant(A)], [claim(A)], {A: A}) == ()
+
+
+def test_a_unit_that_a_pod_has_is_taken_over_once_it_is_offered() -> None:
+    assert decided([], [claim(A)], None) == ()
+    assert decided([], [claim(A)], {}) == ()
+    assert decided([], [claim(A)], {A: A}) == (TakeOver(claim(A), A),)
+
+
+def test_a_unit_goes_to_the_pod_that_has_it_now() -> None:
+    assert decided([grant(A, pod=None)], [claim(A)]) == (Bind(claim(A)),)
+    assert decided([grant(A)], [claim(A, NEXT)]) == (Bind(claim(A, NEXT)),)
+
+
+def test_an_old_grant_that_no_pod_has_is_freed() -> None:
+    assert decided([grant(A), grant(B, at=150.0)]) == (Release(A),)
+
+
+def test_the_grant_of_a_device_in_a_pod_stays() -> None:
+    assert decided([grant(A)], attached=[A]) == ()
+
+
+def test_a_unit_whose_address_is_gone_follows_its_vf() -> None:
+    assert decided([grant(A)], [claim(A)], {B: B}, moved={A: B}) == (Move(A, B, "renumbered"),)
+
+
+def test_a_unit_that_is_offered_stays_where_kubelet_takes_it_to_be() -> None:
+    """Its container was told this address, whichever card answers there now."""
+    assert decided([grant(A)], [claim(A)], {A: A, B: B}, moved={A: B, B: A}) == ()
+
+
+def test_a_share_whose_adapter_has_moved_follows_it() -> None:
+    assert decided([grant("hca-1-0", A)], [claim("hca-1-0")], {"hca-1-0": B}) == (
+        Move("hca-1-0", B, "offered-elsewhere"),
+    )
+
+
+def test_no_unit_follows_its_vf_to_where_another_pod_is() -> None:
+    grants, claims = [grant(A), grant(B, pod=NEXT)], [claim(A), claim(B, NEXT)]
+    assert decided(grants, claims, {B: B}, moved={A: B}) == ()
+    assert decided([grant(A)], claims, {B: B}, moved={A: B}) == (TakeOver(claim(B, NEXT), B),)
+
+
+def test_nothing_moves_before_it_is_known_what_is_offered() -> None:
+    assert decided([grant(A)], [claim(A)], None, moved={A: B}) == ()
+
+
+def test_the_device_of_a_living_attachment_moves_nowhere() -> None:
+    assert decided([grant(A)], [claim(A)], {A: B}, attached=[A]) == ()
+
+
+units = some.sampled_from([A, B, C, "hca-1-0"])
+grants_ = some.lists(
+    some.builds(grant, units, units, some.sampled_from([None, POD, NEXT]), some.sampled_from([0.0, 150.0])),
+    unique_by=lambda g: g.unit_id,
+)
+claims_ = some.lists(some.builds(claim, units, some.sampled_from([POD, NEXT])), unique_by=lambda c: c.unit_id)
+
+
+def applied(grants: Sequence[Grant], actions: Sequence[Action]) -> list[Grant]:
+    """Carry the actions out on values."""
+    from dataclasses import replace
+
+    now = {g.unit_id: g for g in grants}
+    for action in actions:
+        match action:
+            case TakeOver(c, device):
+                now[c.unit_id] = grant(c.unit_id, device, c.pod, 150.0)
+            case Bind(c):
+                now[c.unit_id] = replace(now[c.unit_id], pod=c.pod)
+            case Release(unit):
+                del now[unit]
+            case Move(unit, device, _):
+                now[unit] = replace(now[unit], device=device)
+    return list(now.values())
+
+
+@given(grants_, claims_, some.dictionaries(units, units), some.sets(units), some.dictionaries(units, units))
+def test_once_settled_nothing_more_is_done_and_kubelet_is_obeyed(
+    grants: list[Grant], claims: list[Claim], offered: dict[str, str], attached: set[str], moved: dict[str, str]
+) -> None:
+    facts: dict[str, Any] = {"offered": offered, "attached": attached, "moved": moved}
+    actions = decided(grants, claims, **facts)
+    after = applied(grants, actions)
+    held = {g.unit_id: g for g in after}
+    for c in claims:
+        if c.unit_id in held:
+            holder = held[c.unit_id].pod
+            assert holder is not None
+            assert (holder.namespace, holder.name) == (c.pod.namespace, c.pod.name)
+        else:
+            assert c.unit_id not in offered
+    freed = {a.unit_id for a in actions if isinstance(a, Release)}
+    assert freed.isdisjoint(c.unit_id for c in claims)
+    assert all(g.device not in attached for g in grants if g.unit_id in freed)
+    followed = [a.device for a in actions if isinstance(a, Move) and a.reason == "renumbered"]
+    assert len(followed) == len(set(followed))
+    again = [a for a in decided(after, claims, **facts) if not isinstance(a, Move) or a.reason != "renumbered"]
+    assert again == []

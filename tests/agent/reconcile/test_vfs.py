@@ -1,0 +1,91 @@
+"""Which VFs without a row are remembered, put back or looked for, and when a quarantine is over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.model.allocation import Quarantine
+from agent.model.device import Snapshot
+from agent.model.known import KnownDevice
+from agent.reconcile.vfs import Findings, forgotten, quarantines_to_end, survey
+from tests.cni.tiny_node import mac_of, tiny_snapshot, vf
+
+ALL = {vf(0), vf(1), vf(2)}
+
+
+def known(index: int, name: str | None = None, boot_id: str = "boot") -> KnownDevice:
+    identity = f"15b3:101d/02:00:00:00:00:01/{index}"
+    return KnownDevice(vf(index), identity, name or f"ens1f0v{index}", mac_of(index), 1500, boot_id)
+
+
+KNOWN = [known(0), known(1), known(2)]
+
+
+def test_vfs_in_the_host_are_learnt_once() -> None:
+    assert survey(tiny_snapshot(3), (), (), ALL) == Findings(learn=tuple(KNOWN))
+    assert survey(tiny_snapshot(3), (), KNOWN, ALL) == Findings()
+
+
+def test_a_name_that_an_administrator_gave_is_learnt_anew() -> None:
+    found = survey(tiny_snapshot(3, names={1: "storage1"}), (), KNOWN, ALL)
+    assert found == Findings(learn=(known(1, "storage1"),))
+
+
+def test_what_has_a_row_is_the_rows_business() -> None:
+    assert survey(tiny_snapshot(3, in_pods=[0], names={1: "net1"}), {vf(0), vf(1)}, KNOWN, ALL) == Findings()
+
+
+@pytest.mark.parametrize("name", ["net1", "eth0", "dev17"])
+def test_a_vf_under_a_pods_name_is_strange(name: str) -> None:
+    assert survey(tiny_snapshot(3, names={1: name}), (), KNOWN, ALL) == Findings(strange=(vf(1),))
+
+
+@pytest.mark.parametrize("name", ["net1", "dev17"])
+def test_a_strange_name_is_seen_by_its_siblings_where_nothing_is_remembered(name: str) -> None:
+    found = survey(tiny_snapshot(3, names={1: name}), (), (), ALL)
+    assert found == Findings(learn=(known(0), known(2)), strange=(vf(1),))
+
+
+def test_what_was_known_before_a_reboot_says_nothing_about_now() -> None:
+    old = [known(0, "enp1", "yesterday"), known(1, "enp2", "yesterday")]
+    assert survey(tiny_snapshot(2), (), old, ALL) == Findings(learn=(known(0), known(1)))
+
+
+def test_a_vf_without_an_interface_is_missing_unless_its_driver_gives_none() -> None:
+    snapshot = tiny_snapshot(3, in_pods=[0, 1, 2])
+    assert survey(snapshot, {vf(2)}, KNOWN, ALL).missing == (vf(0), vf(1))
+    for driver in ("vfio-pci", None, "uio_pci_generic"):
+        changed = replace(
+            snapshot, devices=tuple(replace(d, driver=driver) if d.is_vf else d for d in snapshot.devices)
+        )
+        assert survey(changed, (), KNOWN, ALL).missing == ()
+
+
+def test_what_is_not_ours_is_neither_sought_nor_put_back() -> None:
+    assert survey(tiny_snapshot(3, in_pods=[0], names={1: "net1"}), (), KNOWN, {vf(2)}) == Findings()
+
+
+def test_what_is_gone_or_of_an_earlier_boot_is_forgotten() -> None:
+    assert forgotten(tiny_snapshot(1), [known(0), known(1), known(2, boot_id="old")]) == (vf(1), vf(2))
+
+
+@pytest.mark.parametrize(
+    ("entry", "snapshot", "held", "reason"),
+    [
+        (Quarantine(vf(0), "stuck", 1.0, "boot"), tiny_snapshot(1), set(), "verified"),
+        (Quarantine(vf(0), "stuck", 1.0, ""), tiny_snapshot(1), set(), "verified"),
+        (Quarantine(vf(0), "stuck", 1.0, "boot"), tiny_snapshot(1), {vf(0)}, None),
+        (Quarantine(vf(0), "stuck", 1.0, "yesterday"), tiny_snapshot(1), {vf(0)}, None),
+        (Quarantine(vf(0), "stuck", 1.0, "boot"), tiny_snapshot(1, in_pods=[0]), set(), None),
+        (Quarantine(vf(0), "stuck", 1.0, "boot"), tiny_snapshot(0), set(), "device-gone"),
+        (Quarantine(vf(0), "stuck", 1.0, "yesterday"), tiny_snapshot(1, in_pods=[0]), set(), "rebooted"),
+        (Quarantine("ens1f0/c1/net1", "stuck", 1.0, "boot"), tiny_snapshot(1), set(), "verified"),
+    ],
+)
+def test_a_quarantine_ends_when_the_device_is_verifiably_clean(
+    entry: Quarantine, snapshot: Snapshot, held: set[str], reason: str | None
+) -> None:
+    ended = quarantines_to_end([entry], snapshot, held, "boot")
+    assert ended == ({} if reason is None else {entry.device: reason})

@@ -1,0 +1,38 @@
+"""What is wrong with a row, over all that can be known of it."""
+
+from __future__ import annotations
+
+import itertools
+
+from agent.model.allocation import AttachmentState
+from cni.ailment import OWNER_GONE, REBOOTED, RowFacts, ailment
+
+ATTACHED = AttachmentState.ATTACHED
+ALL = [
+    RowFacts(*facts)
+    for facts in itertools.product(
+        (True, False), AttachmentState, (True, False), (True, False), (True, False), (True, False, None)
+    )
+]
+
+
+def test_a_row_of_another_boot_is_void_whatever_else() -> None:
+    assert {ailment(row) for row in ALL if not row.this_boot} == {REBOOTED}
+
+
+def test_a_row_that_nobody_finishes_is_undone_whatever_else() -> None:
+    half = {ailment(row) for row in ALL if row.this_boot and row.state is not ATTACHED}
+    assert half == {"half-attaching", "half-detaching"}
+
+
+def test_nothing_is_taken_from_a_pod_that_lives_or_may_live() -> None:
+    for row in ALL:
+        if not row.this_boot or row.state is not ATTACHED:
+            continue
+        may_live = row.namespace_lives or row.away or (not row.tells and row.pod_known is not False)
+        assert (ailment(row) is None) == may_live, row
+        assert ailment(row) in (None, OWNER_GONE)
+
+
+def test_a_device_that_is_back_in_the_host_is_nobodys_whatever_kubelet_says() -> None:
+    assert ailment(RowFacts(True, ATTACHED, False, False, True, True)) == OWNER_GONE

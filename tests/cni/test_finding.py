@@ -1,0 +1,171 @@
+"""VFs that lost their rows with the books: found in pods, found under strange names, on real namespaces."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import DeviceBusy
+from agent.hardware import netns as namespaces
+from agent.model.allocation import AttachmentState, PodRef, VfSettings
+from agent.model.known import KnownDevice
+from cni.finding import UNKNOWN, Finder
+from tests.cni import tiny_node
+from tests.cni.tiny_node import Rig, mac_of, netdev, open_rig, until, vf
+
+ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "mtu": 1400, "vlan": 100, "trust": "on", "spoofchk": "off"}
+POD = PodRef("default", "trainer")
+
+
+@pytest.fixture
+def lost(own_network: None, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """Open the node again after its books were lost. The pod `pod` holds the first VF."""
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path) as rig:
+        before = rig.found()
+        rig.add("c1", rig.pod(), ipam=rig.ipam(), **ASKED)
+    for file in tmp_path.glob("ledger.db*"):
+        file.unlink()
+    with open_rig(tmp_path) as rig:
+        rig.before = before  # type: ignore[attr-defined]
+
+        def give() -> Rig:
+            return rig
+
+        yield give
+
+
+def finder(rig: Rig, **more: Any) -> Finder:
+    return Finder(
+        rig.machine,
+        rig.ledger,
+        rig.attachments._locks,
+        rig.machine.scan,
+        netns_folders=(rig.folder,),
+        processes=rig.folder / "no-proc",
+        **more,
+    )
+
+
+def known(index: int, boot_id: str = "boot") -> KnownDevice:
+    return KnownDevice(vf(index), "", netdev(index), mac_of(index), 1500, boot_id)
+
+
+def test_a_vf_in_a_pod_gets_a_row_again_and_is_cleaned_when_the_pod_ends(lost: Callable[..., Rig]) -> None:
+    rig = lost()
+    rig.ledger.know([known(0)])
+    assert finder(rig).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"}) == (vf(0),)
+    (row,) = rig.ledger.attachments()
+    assert (row.state, row.owner.pod, row.owner.container_id) == (AttachmentState.ATTACHED, POD, "c1")
+    assert (row.owner.cni_ifname, row.ifname) == ("net1", "net1")
+    # It is not given to anybody else, nor taken from the pod.
+    with pytest.raises(DeviceBusy, match="still held by pod default/trainer"):
+        rig.add("c2", rig.pod("two"))
+    assert rig.attachments.heal(vf(0)) is None
+    assert finder(rig).in_namespaces([vf(0)], {}, {}) == ()
+    rig.remove(rig.folder / "pod.netns")
+    until(lambda: rig.attachments.heal(vf(0)) == "owner-gone")
+    assert rig.found() == rig.before  # type: ignore[attr-defined]
+    assert rig.ledger.attachments() == ()
+
+
+def test_the_pods_own_del_ends_what_was_found(lost: Callable[..., Rig]) -> None:
+    rig = lost()
+    rig.ledger.know([known(0)])
+    finder(rig).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"})
+    rig.delete("c1", rig.folder / "pod.netns")
+    rig.await_back()
+    assert rig.found() == rig.before  # type: ignore[attr-defined]
+
+
+def test_without_any_memory_what_can_be_seen_is_restored(lost: Callable[..., Rig]) -> None:
+    """Its own MAC address nobody knows any more; all that a neighbour has not is taken off."""
+    rig = lost()
+    rig.machine.vf_control.apply("ens1f0", 1, VfSettings(spoofchk=False))  # as this driver has it, say
+    assert finder(rig).in_namespaces([vf(0)], {}, {}) == (vf(0),)
+    (row,) = rig.ledger.attachments()
+    assert (row.owner.container_id, row.owner.pod) == (UNKNOWN, PodRef("", ""))
+    assert row.undo.netdev == netdev(0)
+    rig.remove(rig.folder / "pod.netns")
+    until(lambda: rig.attachments.heal(vf(0)) == "owner-gone")
+    name, _, _, up, settings = rig.found()
+    assert (name, up) == (netdev(0), False)
+    neighbour = rig.settings(1)
+    assert (settings.vlan, settings.trust, settings.spoofchk) == (neighbour.vlan, neighbour.trust, neighbour.spoofchk)
+
+
+def test_what_is_found_nowhere_gets_no_row(lost: Callable[..., Rig]) -> None:
+    rig = lost()
+    assert finder(rig).in_namespaces([vf(1), "0000:99:00.1"], {}, {}) == ()
+    rig.unplug()
+    assert finder(rig).in_namespaces([vf(0)], {}, {}) == ()
+    assert rig.ledger.attachments() == ()
+
+
+def test_gc_and_the_calls_of_others_do_not_meet_what_was_found(lost: Callable[..., Rig]) -> None:
+    rig = lost()
+    finder(rig).in_namespaces([vf(0)], {}, {})
+    rig.collect(name="rails")
+    rig.delete("c9", rig.folder / "pod.netns")
+    assert [row.state for row in rig.ledger.attachments()] == [AttachmentState.ATTACHED]
+
+
+def test_a_namespace_that_cannot_be_searched_keeps_no_other_from_it(lost: Callable[..., Rig]) -> None:
+    rig = lost()
+    (rig.folder / "aaa").touch()
+    (rig.folder / "dangling").symlink_to("/nowhere")
+    assert finder(rig).in_namespaces([vf(0)], {}, {}) == (vf(0),)
+
+
+def test_a_vf_that_came_back_under_a_pods_name_is_put_back(lost: Callable[..., Rig]) -> None:
+    rig = lost()
+    rig.remove(rig.folder / "pod.netns")
+    until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+    subprocess.run(["ip", "link", "set", rig.machine.find_netdev(vf(0)).name, "name", "net1"], check=True)  # type: ignore[union-attr]
+    assert finder(rig).under_a_strange_name(vf(0), known(0))
+    (row,) = rig.ledger.attachments()
+    assert row.state is AttachmentState.DETACHING
+    assert rig.attachments.heal(vf(0)) == "half-detaching"
+    assert rig.found() == rig.before  # type: ignore[attr-defined]
+    assert not finder(rig).under_a_strange_name(vf(0), known(0))
+    assert rig.ledger.attachments() == ()
+
+
+def test_a_vf_under_its_own_name_or_with_a_row_is_left_alone(rig: Rig) -> None:
+    assert not finder(rig).under_a_strange_name(vf(0), known(0))
+    pod = rig.pod()
+    rig.add("c1", pod)
+    assert not finder(rig).under_a_strange_name(vf(0), known(0))
+    assert finder(rig).in_namespaces([vf(0)], {}, {}) == ()
+    assert len(rig.ledger.attachments()) == 1
+
+
+def test_living_namespaces_are_found_by_folder_and_by_process(own_network: None, tmp_path: Path) -> None:
+    bound = tmp_path / "bound"
+    bound.touch()
+    subprocess.run(["unshare", f"--net={bound}", "true"], check=True)
+    (tmp_path / "file").touch()
+    process = subprocess.Popen(["unshare", "--net", "sleep", "100"])
+    try:
+        own = namespaces.own()
+
+        def of_process() -> bool:
+            status = os.stat(f"/proc/{process.pid}/ns/net")
+            return status.st_ino != own.inode
+
+        until(of_process)
+        found = namespaces.living([tmp_path, tmp_path / "missing"])
+        status = bound.stat()
+        by_inode = {netns.inode: path for netns, path in found.items()}
+        assert by_inode[status.st_ino] == bound
+        assert os.stat(f"/proc/{process.pid}/ns/net").st_ino in by_inode
+        assert own not in found
+        assert namespaces.living([tmp_path], tmp_path, limit=0) == {}
+    finally:
+        process.kill()
+        process.wait()
