@@ -112,6 +112,7 @@ class Agent:
                 lambda: self._inventory.snapshot,
                 self._granted,
                 netns_folders=self.config.netns_folders,
+                foreign_folders=(self._host.root / "var/lib/cni", self._host.root / "var/run/cni"),
             )
             stack.push_async_callback(asyncio.to_thread, attachments.close)
             server = CniServer(

@@ -120,12 +120,12 @@ class Reconciler:
                 self._sandboxes = None
 
     def heal_attachments(self) -> None:
-        """Replay spooled DELs, then look at every row of the ledger and every VF without one. Blocks.
+        """Adopt, replay spooled DELs, then look at every row of the ledger and every VF without one. Blocks.
 
         Raises nothing that a later time could put right, such as a full disk: it is called before
         the agent serves anybody, and an agent that ends there ends again after each restart.
         """
-        for step in (self._replay, self._heal_rows, self._heal_vfs, self._end_quarantines):
+        for step in (self._adopt, self._replay, self._heal_rows, self._heal_vfs, self._end_quarantines):
             try:
                 step()
             except (AgentError, OSError) as error:  # OSError: no descriptor left to look with
@@ -165,6 +165,12 @@ class Reconciler:
             self._complain(None)
 
     # -------------------------------------------------------------------- rows
+
+    def _adopt(self) -> None:
+        """Take over what the replaced plugins left, before anybody's DEL looks for it."""
+        if self._snapshot().boot_id:
+            for _ in self._attachments.adopter.adopt().devices:
+                self._count("adopt", "replaced-plugin")
 
     def _replay(self) -> None:
         for _ in range(self._replay_spool()):

@@ -19,6 +19,7 @@ from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
 from agent.model.known import KnownDevice
 from agent.reconcile import UNCLAIMED_SECONDS, Claim, Reconciler
+from cni.adoption import Adopted
 from cni.attachment import Attachments
 from cni.detach import PodKnown
 from tests.agent.books import POD, VF, attach, open_books, owner
@@ -38,6 +39,7 @@ class Hands:
         self.pod_known: PodKnown = lambda row: None
         self.looked_for: list[tuple[tuple[str, ...], dict[str, PodRef], dict[tuple[str, str], str]]] = []
         self.strange: list[tuple[str, KnownDevice | None]] = []
+        self.adopted = Adopted()
 
     def heal(self, device: str, pod_known: PodKnown) -> str | None:
         """Heal, or fail as told."""
@@ -56,6 +58,15 @@ class Hands:
     def finder(self) -> Hands:
         """What finds VFs without a row."""
         return self
+
+    @property
+    def adopter(self) -> Hands:
+        """What takes over from replaced plugins."""
+        return self
+
+    def adopt(self) -> Adopted:
+        """Take over as told."""
+        return self.adopted
 
     def settle(self) -> tuple[int, int]:
         """Settle one, or fail as told."""
@@ -137,6 +148,16 @@ def test_a_device_that_cannot_be_healed_keeps_no_other_from_it(scene: Scene, err
     assert scene.hands.healed == [OTHER_VF]
     reason = getattr(error, "reason", "OSError")
     assert scene.counted == [("detach-failed", reason), ("detach", "owner-gone")]
+
+
+def test_what_replaced_plugins_left_is_adopted_once_the_node_is_known(scene: Scene) -> None:
+    scene.hands.adopted = Adopted(devices=(VF, OTHER_VF))
+    scene.snapshot = Snapshot()
+    scene.reconciler.heal_attachments()
+    assert scene.counted == []
+    scene.snapshot = Snapshot(boot_id="boot")
+    scene.reconciler.heal_attachments()
+    assert scene.counted == [("adopt", "replaced-plugin")] * 2
 
 
 def test_books_that_cannot_be_written_at_the_start_do_not_end_the_agent(scene: Scene) -> None:
