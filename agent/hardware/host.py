@@ -42,6 +42,8 @@ class Link:
     """How an XDP program is attached (XDP_ATTACHED_*); 0 if none is."""
     master: int | None = None
     """Index of the bridge, bond … it is a port of."""
+    kind: str = ""
+    """macvlan, ipoib, veth …; empty for hardware."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,23 @@ class Route:
     gateway: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Child:
+    """An interface to be made upon another one."""
+
+    kind: str
+    """macvlan or ipoib"""
+    name: str
+    mode: str
+    """macvlan: bridge, private, vepa or passthru; ipoib: datagram or connected"""
+    mac: str | None = None
+    """None: the kernel chooses."""
+    mtu: int | None = None
+    up: bool = True
+    pkey: int | None = None
+    """ipoib: the partition, with the bit of full members."""
+
+
 class Links(Protocol):
     """Interfaces, in the host's network namespace and in pods'."""
 
@@ -83,6 +102,12 @@ class Links(Protocol):
 
     def change(self, link: Link, change: LinkChange, netns: int | None = None) -> None:
         """Change an interface where it is."""
+
+    def create(self, child: Child, parent: Link, netns: int | None) -> None:
+        """Make an interface upon one of the host, in the namespace of a descriptor or in the host."""
+
+    def remove(self, link: Link, netns: int | None = None) -> None:
+        """Remove an interface of software. One that is gone already is success."""
 
     def change_altnames(
         self, link: Link, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), netns: int | None = None

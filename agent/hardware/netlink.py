@@ -23,8 +23,9 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from agent.errors import HardwareError, NetlinkFailed
+from agent.hardware import child_messages
 from agent.hardware import netns as namespaces
-from agent.hardware.host import Link, LinkChange, Route
+from agent.hardware.host import Child, Link, LinkChange, Route
 from agent.hardware.link_messages import IFLA_IFNAME
 from agent.hardware.rtnetlink import (
     IFF_ALLMULTI,
@@ -44,7 +45,7 @@ from agent.hardware.rtnetlink import (
     LinkSocket,
     translated,
 )
-from agent.model.device import names_representor
+from agent.model.device import names_representor, uplink_rank
 
 RT_SCOPE_UNIVERSE = 0
 RTN_UNICAST = 1
@@ -95,15 +96,22 @@ class Netlink:
         return self.by_device(netns).get(device)
 
     def find_own(self, names: list[str], device: str) -> Link | None:
-        """Find, among the names that sysfs lists for a function, its own interface: no VF's representor."""
+        """Find, among the names that sysfs lists for a function, its own interface: no VF's representor.
+
+        Names that rank alike count in the order given.
+        """
+        best: tuple[tuple[int, int, str], LinkMessage] | None = None
         with self._links(None, f"look up the interface of {device}") as links:
-            for name in names:
+            for number, name in enumerate(names):
                 found = links.find(name)
-                if found is None or names_representor(found.text(IFLA_PHYS_PORT_NAME) or ""):
-                    continue
-                if found.text(IFLA_PARENT_DEV_NAME) in (None, device):  # else the name is another's by now
-                    return replace(self._link(found), device=device)
-        return None
+                if found is None or found.text(IFLA_PARENT_DEV_NAME) not in (None, device):
+                    continue  # the name is another's by now
+                rank = uplink_rank(found.text(IFLA_PHYS_PORT_NAME) or "", number, name)
+                if best is None or rank < best[0]:
+                    best = rank, found
+        if best is None or names_representor(best[1].text(IFLA_PHYS_PORT_NAME) or ""):
+            return None
+        return replace(self._link(best[1]), device=device)
 
     def listed(self, netns: int | None = None) -> tuple[Link, ...]:
         """List all interfaces there."""
@@ -139,6 +147,16 @@ class Netlink:
                 if lowered:
                     links.change(link.ifindex, up=True)
                 raise
+
+    def create(self, child: Child, parent: Link, netns: int | None) -> None:
+        """Make an interface upon one of the host, in the namespace of a descriptor or in the host."""
+        with self._links(None, f"make {child.kind} interface {child.name} upon {parent.name}") as links:
+            links.create(child_messages.creation(child, parent.ifindex, netns))
+
+    def remove(self, link: Link, netns: int | None = None) -> None:
+        """Remove an interface of software."""
+        with self._links(netns, f"remove interface {link.name}") as links:
+            links.remove(link.ifindex)
 
     def change_altnames(
         self, link: Link, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), netns: int | None = None
@@ -274,6 +292,7 @@ class Netlink:
             alias=message.text(IFLA_IFALIAS) or "",
             xdp=message.xdp,
             master=message.number(IFLA_MASTER) or None,
+            kind=message.kind,
         )
 
     @contextmanager

@@ -18,15 +18,17 @@ from dataclasses import dataclass
 
 from agent.errors import NetlinkFailed
 from agent.hardware import netns as namespaces
-from agent.hardware.link_messages import IFLA_IFNAME, RTM_NEWLINK, attributes, messages
+from agent.hardware.link_messages import IFLA_IFNAME, IFLA_LINKINFO, RTM_DELLINK, RTM_NEWLINK, attributes, messages
 
 NLMSG_ERROR, NLMSG_DONE, RTM_GETLINK, RTM_SETLINK = 2, 3, 18, 19
 RTM_NEWLINKPROP, RTM_DELLINKPROP = 108, 109
+NLM_F_EXCL, NLM_F_CREATE = 0x200, 0x400
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x1, 0x4, 0x10, 0x300
 NLA_F_NESTED = 0x8000
 IFLA_ADDRESS, IFLA_MTU, IFLA_MASTER, IFLA_TXQLEN, IFLA_IFALIAS, IFLA_GROUP, IFLA_NET_NS_FD = 1, 4, 10, 13, 20, 27, 28
 IFLA_EXT_MASK, IFLA_PHYS_PORT_NAME, IFLA_XDP, IFLA_PROP_LIST, IFLA_ALT_IFNAME = 29, 38, 43, 52, 53
 IFLA_PARENT_DEV_NAME = 56
+IFLA_INFO_KIND = 1
 IFLA_XDP_FD, IFLA_XDP_ATTACHED, IFLA_XDP_FLAGS = 1, 2, 3
 RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS = 1, 8
 IFF_UP = 0x1
@@ -75,6 +77,12 @@ class LinkMessage:
             for kind, value in attributes(content)
             if kind == IFLA_ALT_IFNAME
         )
+
+    @property
+    def kind(self) -> str:
+        """The kind of a link of software, such as macvlan; empty for hardware."""
+        found = dict(attributes(self.attributes.get(IFLA_LINKINFO, b"")))
+        return found.get(IFLA_INFO_KIND, b"").rstrip(b"\0").decode("utf-8", "replace")
 
     @property
     def xdp(self) -> int:
@@ -172,6 +180,18 @@ class LinkSocket:
         if alias is not None:
             request += _attribute(IFLA_IFALIAS, alias.encode())
         self._ask(RTM_NEWLINK, NLM_F_ACK, request)
+
+    def create(self, body: bytes) -> None:
+        """Make a link: a body of `child_messages`. Raises OSError, EEXIST if the name is taken."""
+        self._ask(RTM_NEWLINK, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL, body)
+
+    def remove(self, ifindex: int) -> None:
+        """Remove a link of software. One that is gone is success. Raises OSError."""
+        try:
+            self._ask(RTM_DELLINK, NLM_F_ACK, _link(ifindex))
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
 
     def add_altname(self, ifindex: int, altname: str) -> None:
         """Give a link another name. Raises OSError, EEXIST if any link has it, this one included."""

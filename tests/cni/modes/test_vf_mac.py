@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import HardwareError, NetlinkFailed
-from agent.hardware.host import Link, LinkChange, RdmaLink, Route, Watch
+from agent.hardware.host import Child, Link, LinkChange, RdmaLink, Route, Watch
 from agent.model.allocation import Attachment, AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
 from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
 from agent.sim.rdma import SimulatedRdma
@@ -58,6 +58,12 @@ class Igb:
 
     def find_netdev(self, device: str) -> Link | None:
         return self.uplink if device == PF else self.find_device(device)
+
+    def create(self, child: Child, parent: Link, netns: int | None) -> None:
+        raise AssertionError("not used")
+
+    def remove(self, link: Link, netns: int | None = None) -> None:
+        raise AssertionError("not used")
 
     def find_rdma(self, device: str) -> RdmaLink | None:
         return None
