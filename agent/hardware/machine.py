@@ -59,15 +59,23 @@ class Machine:
         folder = f"{self.root}/sys/bus/pci/devices/{device}/net"
         for _ in range(_RENAMES):
             try:
-                names = sorted(os.listdir(folder))
+                names = os.listdir(folder)
             except OSError:
                 return None
             if not names:
                 return None
+            if len(names) > 1:
+                names.sort(key=lambda name: (self._dev_port(name), name))
             link = self.links.find_own(names, device)
             if link is not None:
                 return link
         return None
+
+    def _dev_port(self, name: str) -> int:
+        try:
+            return int((self.root / "sys/class/net" / name / "dev_port").read_text())
+        except (OSError, ValueError):  # gone, or renamed just now
+            return 0
 
     def find_rdma(self, device: str) -> RdmaLink | None:
         """Find the RDMA device of a PCI function in the host's namespace: below it, or software over its interface."""

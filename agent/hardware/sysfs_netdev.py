@@ -31,6 +31,7 @@ def read_netdev(read: Attributes, name: str) -> Netdev | None:
         # Without carrier there is no speed, and asking can cost a firmware command per interface.
         speed_mbps=_speed(read, folder) if carrier == "1" else None,
         phys_port_name=read.text(f"{folder}/phys_port_name") or "",
+        dev_port=read.whole(f"{folder}/dev_port", 0),
     )
 
 

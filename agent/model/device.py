@@ -28,6 +28,19 @@ def names_representor(phys_port_name: str) -> bool:
     return _REPRESENTOR.fullmatch(phys_port_name) is not None
 
 
+def uplink_rank(phys_port_name: str, dev_port: int, name: str) -> tuple[int, int, str]:
+    """Sort key that puts a function's own interface first among all that sysfs lists below it.
+
+    In switchdev mode these are its uplink (`p0`; older kernels say nothing) and a representor for each VF (older
+    kernels: a plain number). A function with two ports has an interface for each, told apart by `dev_port`.
+    """
+    if names_representor(phys_port_name):
+        return 3, dev_port, name
+    if phys_port_name.isdigit():
+        return 2, dev_port, name
+    return 0 if phys_port_name.startswith("p") else 1, dev_port, name
+
+
 def is_pci_address(text: str) -> bool:
     """Tell whether the text is a full PCI address in the kernel's spelling."""
     return _PCI_ADDRESS.fullmatch(text) is not None
@@ -65,6 +78,8 @@ class Netdev:
     speed_mbps: int | None
     phys_port_name: str = ""
     """`p0` for an uplink, `pf0vf3` for a switchdev representor, else empty."""
+    dev_port: int = 0
+    """Number of the port, on a function that has several."""
 
     @property
     def is_representor(self) -> bool:
@@ -105,6 +120,8 @@ class RdmaDevice:
     board_id: str
     ports: tuple[RdmaPort, ...]
     char_devices: tuple[CharDevice, ...]
+    absent: bool = False
+    """It is in a pod. All that is known of it are its name there and its character devices."""
 
     def char_device(self, kind: str) -> tuple[CharDevice, ...]:
         return tuple(c for c in self.char_devices if c.kind == kind)
@@ -154,7 +171,8 @@ class PciDevice:
     @property
     def netdev(self) -> Netdev | None:
         """The interface of this function itself, never a representor of one of its VFs."""
-        return next((n for n in self.netdevs if not n.is_representor), None)
+        own = (n for n in self.netdevs if not n.is_representor)
+        return min(own, key=lambda n: uplink_rank(n.phys_port_name, n.dev_port, n.name), default=None)
 
 
 @dataclass(frozen=True, slots=True)

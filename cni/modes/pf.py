@@ -61,6 +61,39 @@ def apply(host: Host, device: str, undo: Undo, settings: VfSettings) -> None:
     host.vf_control.apply(pf.name, undo.vf_index, settings)
 
 
+def restore(host: Host, device: str, undo: Undo) -> None:
+    """Make the PF enforce on its VF what it did before, and read it back. Raises HardwareError.
+
+    Only what is otherwise is set: what the driver has refused once (igb any link state, or a rate while there is
+    no link), it would refuse again, and the VF would never be free.
+    """
+    if undo.settings.is_empty or undo.vf_index is None:
+        return
+    pf = interface(host, device)
+    if pf is None:
+        raise HardwareError(f"the PF of {device} (it was called {undo.pf_netdev}) has no interface in the host")
+    try:
+        now = host.vf_control.read(pf.name, undo.vf_index)
+    except NetlinkFailed as error:
+        if error.errno != errno.EMSGSIZE:
+            raise
+        now = VfSettings()
+    host.vf_control.apply(pf.name, undo.vf_index, lacking(undo.settings, now))
+
+
+def lacking(wanted: VfSettings, now: VfSettings) -> VfSettings:
+    """Keep of settings what is otherwise now, with all that the kernel sets together with it."""
+    keep: set[str] = set()
+    for group in _GROUPS:
+        if any(getattr(wanted, n) is not None and getattr(wanted, n) != getattr(now, n) for n in group):
+            keep |= set(group)
+    return VfSettings(**{name: getattr(wanted, name) for name in keep})
+
+
+_TOGETHER = (("vlan", "vlan_qos", "vlan_proto"), ("min_tx_rate", "max_tx_rate"))
+_GROUPS = (*_TOGETHER, *((f.name,) for f in fields(VfSettings) if not any(f.name in group for group in _TOGETHER)))
+
+
 def differences(host: Host, attachment: Attachment) -> list[str]:
     """Tell what the PF enforces otherwise than it was asked to."""
     undo = attachment.undo
@@ -110,9 +143,5 @@ def _target(host: Host, device: str, link: str) -> str | None:
 
 def _only(before: VfSettings, touched: VfSettings) -> VfSettings:
     """Keep of a reading what is about to be changed: nothing else is put back later."""
-    keep = {f.name for f in fields(VfSettings) if getattr(touched, f.name) is not None}
-    if keep & {"vlan", "vlan_qos", "vlan_proto"}:
-        keep |= {"vlan", "vlan_qos", "vlan_proto"}  # the kernel sets the three together
-    if keep & {"min_tx_rate", "max_tx_rate"}:
-        keep |= {"min_tx_rate", "max_tx_rate"}
-    return VfSettings(**{name: getattr(before, name) for name in keep})
+    groups = (group for group in _GROUPS if any(getattr(touched, name) is not None for name in group))
+    return VfSettings(**{name: getattr(before, name) for group in groups for name in group})

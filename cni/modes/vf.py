@@ -91,7 +91,7 @@ def _leave(host: Host, attachment: Attachment, netns: int | None) -> None:
     link = returning.bring_back(host, where, undo, netns, keep_mac=not undo.settings.is_empty)
     if link is None and pf.can_have_interface(host, device):
         link = returning.await_return(where)
-    pf.apply(host, device, undo, undo.settings)
+    pf.restore(host, device, undo)
     if link is None:
         log.warning("%s has no interface: it was unbound, or bound to a driver for programs", device)
         return

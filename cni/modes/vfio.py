@@ -64,7 +64,7 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
         return
     if undo.extra.get("function_reset"):
         _reset_function(host, device)
-    pf.apply(host, device, undo, undo.settings)
+    pf.restore(host, device, undo)
 
 
 def away(host: Host, attachment: Attachment) -> bool:

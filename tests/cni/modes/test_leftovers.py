@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from agent.errors import HardwareError
-from agent.hardware import netns as namespaces
 from agent.hardware import link_messages, rtnetlink
+from agent.hardware import netns as namespaces
 from agent.hardware.host import Link, LinkChange
 from agent.hardware.netlink import Netlink
 from agent.sim.fabric import device_of

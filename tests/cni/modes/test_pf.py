@@ -1,0 +1,115 @@
+"""What is put back on a PF: what is otherwise, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.errors import NetlinkFailed
+from agent.model.allocation import Undo, VfSettings
+from agent.model.device import RdmaDevice
+from agent.sim.machine import RecordedVfControl, SimulatedMachine
+from cni.modes import pf
+from cni.modes.pf import NEUTRAL, lacking
+from tests.cni import tiny_node
+from tests.cni.tiny_node import Rig, open_rig, vf
+
+BEFORE = VfSettings("02:00:00:00:00:01", 7, 3, "802.1ad", 10, 20, spoofchk=True, trust=False, link_state="auto")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, {}),
+        ({"trust": True}, {"trust": False}),
+        ({"vlan": 9}, {"vlan": 7, "vlan_qos": 3, "vlan_proto": "802.1ad"}),
+        ({"vlan_proto": "802.1q"}, {"vlan": 7, "vlan_qos": 3, "vlan_proto": "802.1ad"}),
+        ({"max_tx_rate": 99}, {"min_tx_rate": 10, "max_tx_rate": 20}),
+        ({"mac": None, "link_state": "disable"}, {"mac": "02:00:00:00:00:01", "link_state": "auto"}),
+    ],
+)
+def test_only_what_is_otherwise_is_set(change: dict[str, object], expected: dict[str, object]) -> None:
+    assert lacking(BEFORE, replace(BEFORE, **change)) == VfSettings(**expected)  # type: ignore[arg-type]
+
+
+def test_what_was_not_touched_is_not_set() -> None:
+    assert lacking(VfSettings(trust=True), replace(BEFORE, vlan=99)) == VfSettings(trust=True)
+
+
+class LikeIgb(RecordedVfControl):
+    """A PF whose driver refuses any link state, the one it has too."""
+
+    def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
+        super().apply(pf_netdev, vf_index, replace(settings, link_state=None))
+        if settings.link_state is not None:
+            raise NetlinkFailed(f"set link state of VF {vf_index} on {pf_netdev}", 95, "Operation not supported")
+
+
+class TooMany(RecordedVfControl):
+    """A PF with so many VFs that the kernel cannot list them."""
+
+    def read(self, pf_netdev: str, vf_index: int) -> VfSettings:
+        raise NetlinkFailed(f"read VF {vf_index} of {pf_netdev}", 90, "Message too long")
+
+    def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
+        reader = RecordedVfControl(self._path)
+        before = reader.read(pf_netdev, vf_index)
+        changed = {k: v for k, v in settings.document().items() if v is not None}
+        reader.apply(pf_netdev, vf_index, replace(before, **changed))
+
+
+def with_control(folder: Path, kind: type[RecordedVfControl]) -> Callable[[SimulatedMachine], SimulatedMachine]:
+    return lambda machine: replace(machine, vf_control=kind(folder / "vf-settings.json"))
+
+
+def test_what_the_driver_refused_once_does_not_lose_the_vf(own_network: None, tmp_path: Path) -> None:
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path, host=with_control(tmp_path, LikeIgb)) as rig:
+        pod, before = rig.pod(), rig.found()
+        with pytest.raises(NetlinkFailed, match="set link state"):
+            rig.add("c1", pod, link_state="disable", vlan=100, trust="on")
+        assert (rig.found(), rig.ledger.attachments(), rig.ledger.quarantines()) == (before, (), ())
+
+
+def test_a_pf_that_cannot_be_asked_gets_back_the_usual(own_network: None, tmp_path: Path) -> None:
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path, host=with_control(tmp_path, TooMany)) as rig:
+        pod, before = rig.pod(), rig.settings()
+        rig.add("c1", pod, vlan=100, trust="on", max_tx_rate=50)
+        assert (rig.settings().vlan, rig.settings().trust, rig.settings().max_tx_rate) == (100, True, 50)
+        rig.delete("c1", pod)
+        rig.await_back()
+        assert rig.settings() == before == replace(NEUTRAL, mac=before.mac)
+        assert rig.ledger.quarantines() == ()
+
+
+def test_the_pf_is_not_asked_of_a_vf_of_which_nothing_is_wanted(own_network: None, tmp_path: Path) -> None:
+    """rtnetlink can only list all VFs of a PF, which takes milliseconds with hundreds of them."""
+
+    class Unasked(RecordedVfControl):
+        def read(self, pf_netdev: str, vf_index: int) -> VfSettings:
+            raise AssertionError("the PF was asked")
+
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path, host=with_control(tmp_path, Unasked)) as rig:
+        pod = rig.pod()
+        rig.add("c1", pod, mtu=1400)
+        rig.check("c1", pod)
+        rig.delete("c1", pod)
+        rig.await_back()
+        assert rig.ledger.quarantines() == ()
+
+
+def test_an_mlx5_vf_with_an_rdma_device_keeps_a_mac_on_its_pf(rig: Rig) -> None:
+    """With an all-zero MAC its node GUID would be zero too, and RDMA-CM fails until the driver is bound anew."""
+    facts = replace(
+        rig.machine.scan().by_address[vf(0)],
+        rdma_devices=(RdmaDevice("mlx5_1", "CA", "0", "0", "", "", (), ()),),
+    )
+    undo = Undo("ens1f0v0", "02:00:00:00:01:00", 1500, up=False)
+    wanted = VfSettings(mac="02:00:00:00:00:77")
+    assert pf.with_settings(rig.machine, facts, undo, wanted).settings.mac == "02:00:00:00:01:00"
+    assert pf.with_settings(rig.machine, replace(facts, driver="iavf"), undo, wanted).settings.mac == pf.NO_MAC
