@@ -112,6 +112,7 @@ class Agent:
                 lambda: self._inventory.snapshot,
                 self._granted,
                 netns_folders=self.config.netns_folders,
+                network_of=self._network_of,
                 foreign_folders=(self._host.root / "var/lib/cni", self._host.root / "var/run/cni"),
             )
             stack.push_async_callback(asyncio.to_thread, attachments.close)
@@ -307,10 +308,7 @@ class Agent:
         self._ledger.bind(found.all_device_ids, pod)
         mine = []
         for name in sorted(vfs):
-            network = next(
-                (self.config.network(r.network) for r in self.config.resources if r.name == name and r.network), None
-            )
-            conf = {**network.netconf, "name": network.name} if network is not None else None
+            conf = self._network_of(name)
             for unit_id in sorted(found.device_ids(name)):
                 offered = self._plugins.unit(unit_id)
                 device = granted.get(unit_id) or (offered.device if offered is not None else None)
@@ -318,6 +316,12 @@ class Agent:
                     raise DeviceGone(unit_id, f"among the units of {name}, though kubelet gave it to {pod}")
                 mine.append(GrantedDevice(device, name, conf))
         return mine
+
+    def _network_of(self, resource_name: str) -> Mapping[str, Any] | None:
+        """Return the CNI configuration that a resource's VFs are set up with in a chained call."""
+        wanted = next((r.network for r in self.config.resources if r.name == resource_name and r.network), None)
+        network = self.config.network(wanted) if wanted is not None else None
+        return {**network.netconf, "name": network.name} if network is not None else None
 
     def _ask_kubelet(self, pod: PodRef) -> PodDevices | None:
         assert self._loop is not None

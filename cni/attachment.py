@@ -35,15 +35,16 @@ class Attachments(Detaching):
         busy_seconds: float = BUSY_SECONDS,
         netns_folders: Sequence[Path] = NETNS_FOLDERS,
         foreign_folders: tuple[Path, Path] = (foreign.STATE, foreign.RUN),
+        network_of: Callable[[str], Mapping[str, Any] | None] = lambda resource_name: None,
     ) -> None:
         """`granted` lists the VFs that kubelet gave to a pod; it may raise Unavailable.
 
         `netns_folders` are where the runtime binds its pods' namespaces, `foreign_folders` where the replaced
-        plugins keep their state and their locks.
+        plugins keep their state and their locks. `network_of` tells which network a resource's VFs join.
         """
         locks = DeviceLocks()
         super().__init__(host, ledger, snapshot, locks)
-        self.finder = Finder(host, ledger, locks, snapshot, netns_folders=netns_folders)
+        self.finder = Finder(host, ledger, locks, snapshot, netns_folders=netns_folders, network_of=network_of)
         state, run = foreign_folders
         self.adopter = Adopter(host, ledger, locks, snapshot, state=state, run=run, netns_folders=netns_folders)
         self._attaching = Attaching(host, ledger, snapshot, granted, locks, self, busy_seconds=busy_seconds)
@@ -57,6 +58,7 @@ class Attachments(Detaching):
     def delete(self, call: Call) -> None:
         """Promise to detach what this container and interface own. Nothing owned is success."""
         if call.conf.kind != chained_rdma.KIND:
+            self.finder.name_owner(call)
             super().delete(call)
 
     def check(self, call: Call) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from agent.errors import AgentError, DeviceBusy, HardwareError
 from agent.hardware import netns as namespaces
@@ -21,6 +22,8 @@ from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Undo
 from agent.model.device import PciDevice, Snapshot
 from agent.model.known import KnownDevice
 from agent.model.names import is_strange, usual_name
+from cni import netconf
+from cni.call import Call, request_of
 from cni.locks import DeviceLocks
 
 UNKNOWN = "?"
@@ -44,6 +47,10 @@ NETNS_FOLDERS = (Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/dock
 log = logging.getLogger(__name__)
 
 
+def _no_network(resource_name: str) -> Mapping[str, Any] | None:
+    return None
+
+
 class Finder:
     """Gives rows to VFs that have lost theirs. Methods block."""
 
@@ -56,14 +63,19 @@ class Finder:
         *,
         netns_folders: Sequence[Path] = NETNS_FOLDERS,
         processes: Path = Path("/proc"),
+        network_of: Callable[[str], Mapping[str, Any] | None] = _no_network,
     ) -> None:
-        """`netns_folders` are where runtimes bind their pods' namespaces; `processes` is /proc."""
+        """`netns_folders` are where runtimes bind their pods' namespaces; `processes` is /proc.
+
+        `network_of` tells what network a resource's VFs join when a chained call brings them in.
+        """
         self._host = host
         self._ledger = ledger
         self._locks = locks
         self._snapshot = snapshot
         self._netns_folders = tuple(netns_folders)
         self._processes = processes
+        self._network_of = network_of
 
     def in_namespaces(
         self, devices: Iterable[str], pods: Mapping[str, PodRef], containers: Mapping[tuple[str, str], str]
@@ -82,6 +94,30 @@ class Finder:
                 if self._take_over(device, Owner(container_id, UNKNOWN, pod, netns), path):
                     found.append(device)
         return tuple(found)
+
+    def name_owner(self, call: Call) -> None:
+        """Let a DEL find the rows of its namespace that nobody's name is on: it tells whose they are.
+
+        It also tells of the addresses, or our own configuration does: they were leased in this name.
+        """
+        if call.netns is None:
+            return
+        unnamed = [row for row in self._ledger.attachments() if row.owner.container_id == UNKNOWN]
+        if not unnamed:
+            return
+        netns = namespaces.identity(call.netns)
+        here = [row for row in unnamed if row.owner.netns == netns and row.state is AttachmentState.ATTACHED]
+        mine = [row for row in here if row.ifname == call.ifname]
+        if not mine and call.conf.device is None:  # a chained call has one name for all
+            mine = here
+        for row in mine:
+            conf = call.conf
+            network = self._network_of(row.resource_name or self._ledger.granted_resource(row.device) or "")
+            if conf.ipam is None and network is not None:
+                conf = netconf.with_network(conf, network)
+            owner = Owner(call.container_id, call.ifname, call.pod, netns)
+            log.warning("%s in pod %s turns out to be container %s's", row.device, call.pod, call.container_id)
+            self._ledger.name_owner(row, owner, request_of(call, conf))
 
     def under_a_strange_name(self, device: str, known: KnownDevice | None) -> bool:
         """Give a row to a VF that came back under a pod's name, so that it is put back. False if it is not so."""

@@ -155,6 +155,27 @@ class AttachmentBook(Database):
             ),
         )
 
+    def name_owner(self, row: Attachment, owner: Owner, request: Mapping[str, Any]) -> None:
+        """Write down whose an adopted row is, and what its network asked for, once that is known."""
+
+        def write() -> None:
+            self._db.execute(
+                "UPDATE attachments SET container_id = ?, cni_ifname = ?, pod_namespace = ?, pod_name = ?, pod_uid = ?,"
+                " request = ? WHERE attachment_id = ?",
+                (
+                    *(owner.container_id, owner.cni_ifname, owner.pod.namespace, owner.pod.name, owner.pod.uid),
+                    *(json.dumps(dict(request)), row.attachment_id),
+                ),
+            )
+
+        self._write(
+            write,
+            then=lambda _: self._attachments.put(
+                replace(known, owner=replace(owner, netns=known.owner.netns), request=dict(request))
+                for known in self._rows([row.attachment_id])
+            ),
+        )
+
     def begin_detach(self, attachment_ids: Iterable[int]) -> None:
         """Mark rows *detaching*: a promise to undo them that survives a crash."""
         ids = tuple(attachment_ids)

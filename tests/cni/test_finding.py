@@ -111,7 +111,7 @@ def test_gc_and_the_calls_of_others_do_not_meet_what_was_found(lost: Callable[..
     rig = lost()
     finder(rig).in_namespaces([vf(0)], {}, {})
     rig.collect(name="rails")
-    rig.delete("c9", rig.folder / "pod.netns")
+    rig.delete("c9", rig.pod("two"))
     assert [row.state for row in rig.ledger.attachments()] == [AttachmentState.ATTACHED]
 
 
@@ -169,3 +169,34 @@ def test_living_namespaces_are_found_by_folder_and_by_process(own_network: None,
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("ifname", ["net1", "eth0"])
+def test_a_del_tells_whose_the_found_row_is_and_returns_its_leases(lost: Callable[..., Rig], ifname: str) -> None:
+    """By the interface of its call, or, chained, by the one name it has for all."""
+    rig = lost()
+    network = {"name": "rails", "ipam": rig.ipam()}
+    assert finder(rig, network_of=lambda resource: network).in_namespaces([vf(0)], {}, {}) == (vf(0),)
+    assert len(rig.leases()) == 2
+    naming = finder(rig, network_of=lambda resource: network)
+    with rig.call("c1", rig.folder / "pod.netns", {}, ifname) as call:
+        naming.name_owner(call)
+        (row,) = rig.ledger.attachments()
+        assert (row.owner.container_id, row.owner.cni_ifname, row.owner.pod) == ("c1", ifname, call.pod)
+        rig.attachments.delete(call)
+    rig.await_back()
+    assert rig.leases() == []
+    assert rig.ledger.owed_leases() == ()
+
+
+def test_a_del_of_another_namespace_or_interface_names_nobody(lost: Callable[..., Rig]) -> None:
+    rig = lost()
+    finder(rig).in_namespaces([vf(0)], {}, {})
+    for pod, ifname, conf in (
+        (None, "net1", {}),
+        (rig.pod("two"), "net1", {}),
+        (rig.folder / "pod.netns", "net9", {"deviceID": vf(2)}),
+    ):
+        with rig.call("c9", pod, conf, ifname) as call:
+            rig.attachments.finder.name_owner(call)
+    assert [row.owner.container_id for row in rig.ledger.attachments()] == [UNKNOWN]
