@@ -21,7 +21,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from agent import admin, cdi, release, status
+from agent import admin, cdi, device_info, release, status
 from agent.clients.cri import ContainerRuntime
 from agent.clients.kubelet import PodDevices, PodResources
 from agent.config import Config
@@ -120,7 +120,12 @@ class Agent:
                 self.config.cni_socket, attachments, obstacle=self._unable_to_attach, observe=self._observe_cni
             )
             self._plugins = plugins = DevicePlugins(
-                self.config, self._inventory, ledger, observe=self._observe_rpc, cdi_kinds=cdi.installed_kinds
+                self.config,
+                self._inventory,
+                ledger,
+                observe=self._observe_rpc,
+                cdi_kinds=cdi.installed_kinds,
+                device_info=self._host.root / device_info.FOLDER.relative_to("/"),
             )
             reconciler = Reconciler(
                 ledger,

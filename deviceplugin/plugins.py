@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.config import Config
+from agent.device_info import GrantedFiles
 from agent.errors import LedgerError
-from agent.model.allocation import Attachment, Quarantine
+from agent.model.allocation import Attachment, Grant, Quarantine
 from agent.model.device import Snapshot
 from deviceplugin.allocation import Allocator, GrantBook, Offer
+from deviceplugin.informed import InformingBook
 from deviceplugin.registration import DEFAULT_PACE, SOCKET_PATTERN, Pace, RegistrationStatus, ResourceServer
 from deviceplugin.resources import Unit, list_units
 from deviceplugin.server import Observe, UnitBoard, unobserved
@@ -51,6 +53,9 @@ class Books(GrantBook, Protocol):
 
     def attachments(self) -> tuple[Attachment, ...]:
         """List all devices in pods."""
+
+    def grants(self) -> tuple[Grant, ...]:
+        """List all grants."""
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call after each change, on some thread."""
@@ -84,11 +89,18 @@ class DevicePlugins:
         *,
         observe: Observe = unobserved,
         cdi_kinds: Callable[[], frozenset[str]] = frozenset,
+        device_info: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         pace: Pace = DEFAULT_PACE,
     ) -> None:
+        """Join the parts. `device_info` is where Multus reads what granted VFs are; None to tell nobody."""
         self.folder = config.kubelet_dir / "device-plugins"
-        self.allocator = Allocator(config.resources, ledger, clock)
+        self._informing: InformingBook | None = None
+        if device_info is not None:
+            vfs = [r.name for r in config.resources if r.kind == "vf"]
+            files = GrantedFiles(device_info)
+            self._informing = InformingBook(ledger, files, vfs, self.unit, lambda: inventory.snapshot)
+        self.allocator = Allocator(config.resources, self._informing or ledger, clock)
         self._resources = config.resources
         self._inventory = inventory
         self._ledger = ledger
@@ -170,9 +182,17 @@ class DevicePlugins:
                 self._post(await asyncio.to_thread(self._work_out, snapshot, kinds, books))
                 seen = (snapshot, kinds, books)
             self._offered.set()
+            await self._inform()
             newer = await self._next(snapshot)
             if newer is not snapshot:
                 snapshot, kinds = newer, await asyncio.to_thread(self._cdi_kinds)
+
+    async def _inform(self) -> None:
+        if self._informing is not None:
+            try:
+                await asyncio.to_thread(self._informing.keep)
+            except LedgerError as error:
+                log.warning("device-info files stay as they are: %s", error)
 
     async def _next(self, snapshot: Snapshot) -> Snapshot:
         """Wait for a newer snapshot, or for a change in the books."""

@@ -60,6 +60,7 @@ async def rig(
     seed: int = 1,
     book: Books | None = None,
     observe: Observe = unobserved,
+    device_info: Path | None = None,
 ) -> AsyncIterator[Rig]:
     """Start both sides and wait until kubelet knows all units."""
     kubelet = new_kubelet(folder, seed)
@@ -67,7 +68,7 @@ async def rig(
     inventory = StillInventory(snapshot or node())
     ledger = Ledger.open(folder / "ledger.db", "boot")
     config = Config(resources=resources, kubelet_dir=folder)
-    plugins = DevicePlugins(config, inventory, book or ledger, observe=observe, pace=QUICK)
+    plugins = DevicePlugins(config, inventory, book or ledger, observe=observe, device_info=device_info, pace=QUICK)
     running = asyncio.create_task(plugins.run())
     try:
         await until(lambda: running.done() or (plugins.ready and knows_all(kubelet, plugins)))

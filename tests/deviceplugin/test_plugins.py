@@ -380,6 +380,9 @@ class Broken:
     def attachments(self) -> tuple[()]:
         return ()
 
+    def grants(self) -> tuple[()]:
+        return ()
+
     def subscribe(self, listener: object) -> None:
         return
 

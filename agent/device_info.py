@@ -1,0 +1,123 @@
+"""Device-info files: what Multus tells pods of the devices behind their interfaces.
+
+Format 1.1.0 of the device information specification of the Network Plumbing Working Group. One file for each
+granted unit, which Multus copies when the pod's network is set up,
+
+    <folder>/dp/<resource name with dashes for slashes>-<unit ID>-device.json
+
+and one for each attachment, wherever the call says (runtimeConfig.CNIDeviceInfoFile). They live on a tmpfs and
+are made again at start. A file that cannot be written is logged, and keeps no pod from starting.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agent.model.device import PciDevice, Snapshot
+
+FOLDER = Path("/var/run/k8s.cni.cncf.io/devinfo")
+VERSION = "1.1.0"
+MODE = 0o444
+MAX_BYTES = 65536
+_SUFFIX = "-device.json"
+_PCI_ADDRESS = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+
+log = logging.getLogger(__name__)
+
+
+def describe(snapshot: Snapshot, address: str, rdma_devices: Iterable[str] = ()) -> dict[str, Any]:
+    """Say what a PCI device is. `rdma_devices` are those it had, for one whose own are out of sight in a pod."""
+    pci: dict[str, Any] = {"pci-address": address}
+    device = snapshot.by_address.get(address)
+    names = [rdma.name for rdma in device.rdma_devices] if device is not None else []
+    if names or (names := [name for name in rdma_devices if name]):
+        pci["rdma-device"] = ",".join(names)
+    if device is not None and device.physfn is not None:
+        pci["pf-pci-address"] = device.physfn
+        representor = _representor(snapshot, device)
+        if representor is not None:
+            pci["representor-device"] = representor
+    return {"type": "pci", "version": VERSION, "pci": pci}
+
+
+def _representor(snapshot: Snapshot, device: PciDevice) -> str | None:
+    """Name the host's end of a VF behind an embedded switch. Its port is called pf0vf3, or c1pf0vf3."""
+    pf = snapshot.by_address.get(device.physfn or "")
+    for netdev in pf.netdevs if pf is not None else ():
+        if re.fullmatch(rf"(c[0-9]+)?pf[0-9]+vf{device.vf_index}", netdev.phys_port_name):
+            return netdev.name
+    return None
+
+
+def write_attached(path: str, document: Mapping[str, Any]) -> None:
+    """Write an attachment's file, unless Multus has copied it there already. Never raises."""
+    file = Path(path)
+    if not file.exists():
+        _write(file, document)
+
+
+def remove_attached(path: str, address: str) -> None:
+    """Remove an attachment's file, if it is one that tells of this device. Repeatable. Never raises."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+            document = json.loads(opened.read(MAX_BYTES))
+        if document["pci"]["pci-address"] == address:
+            os.unlink(path)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        log.warning("the device-info file %s stays: %s", path, error)
+
+
+class GrantedFiles:
+    """The files of granted units in one folder. Methods block, briefly, and never raise."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self.folder = folder / "dp"
+
+    def write(self, resource_name: str, unit_id: str, document: Mapping[str, Any]) -> None:
+        """Write the file of a granted unit, in place of an earlier one."""
+        _write(self._file(resource_name, unit_id), document)
+
+    def keep(self, granted: Mapping[tuple[str, str], Mapping[str, Any]], resource_names: Iterable[str]) -> None:
+        """Have the files of exactly these (resource name, unit ID), of all there could be of some resources.
+
+        A file that is there stays as it was written: a device in a pod may have less to tell.
+        """
+        wanted = {self._file(*key).name: key for key in granted}
+        ours = [re.compile(re.escape(_dashed(name)) + f"-{_PCI_ADDRESS}{_SUFFIX}") for name in resource_names]
+        try:
+            found = {entry.name for entry in os.scandir(self.folder)} if self.folder.exists() else set()
+            for name in found - wanted.keys():
+                if any(pattern.fullmatch(name) for pattern in ours):
+                    (self.folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s cannot be tidied up: %s", self.folder, error.strerror)
+            return
+        for name in wanted.keys() - found:
+            self.write(*wanted[name], granted[wanted[name]])
+
+    def _file(self, resource_name: str, unit_id: str) -> Path:
+        return self.folder / f"{_dashed(resource_name)}-{unit_id}{_SUFFIX}"
+
+
+def _dashed(resource_name: str) -> str:
+    return resource_name.replace("/", "-")
+
+
+def _write(file: Path, document: Mapping[str, Any]) -> None:
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE), "w") as opened:
+            json.dump(document, opened)
+        fresh.rename(file)
+    except OSError as error:
+        log.warning("the device-info file %s is not written: %s", file, error.strerror)

@@ -1,0 +1,77 @@
+"""Grants of VFs, told to Multus: the books' `grant` with a device-info file for each unit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+from agent.device_info import GrantedFiles, describe
+from agent.model.allocation import Attachment, Grant
+from agent.model.device import Snapshot
+from deviceplugin.allocation import GrantBook
+from deviceplugin.resources import Unit
+
+
+class GrantsAndAttachments(GrantBook, Protocol):
+    """The part of the ledger that the files follow."""
+
+    def grants(self) -> tuple[Grant, ...]:
+        """List all grants."""
+
+    def attachments(self) -> tuple[Attachment, ...]:
+        """List all devices in pods."""
+
+
+class InformingBook:
+    """A book of grants that writes the files of VFs, too, before kubelet has its answer.
+
+    A file is two or three system calls on a tmpfs, and on the thread that has just waited for the books.
+    """
+
+    def __init__(
+        self,
+        book: GrantsAndAttachments,
+        files: GrantedFiles,
+        resource_names: Collection[str],
+        unit: Callable[[str], Unit | None],
+        snapshot: Callable[[], Snapshot],
+    ) -> None:
+        """`resource_names` are those of VFs; `unit` finds an offered one by its ID."""
+        self._book = book
+        self._files = files
+        self._resource_names = frozenset(resource_names)
+        self._unit = unit
+        self._snapshot = snapshot
+        # Or a file that is just being written would be taken for one that nobody needs.
+        self._guard = threading.Lock()
+
+    def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
+        """Record that kubelet was given these units (unit ID → device). Blocks; raises LedgerError."""
+        if resource_name not in self._resource_names:
+            self._book.grant(resource_name, units)
+            return
+        with self._guard:
+            self._book.grant(resource_name, units)
+            snapshot = self._snapshot()
+            for unit_id, device in units.items():
+                unit = self._unit(unit_id)
+                document = describe(snapshot, device, unit.rdma_devices if unit is not None else ())
+                self._files.write(resource_name, unit_id, document)
+
+    def keep(self) -> None:
+        """Have files of what is granted or still in a pod, and of nothing else. Blocks; raises LedgerError."""
+        if not self._resource_names:
+            return
+        with self._guard:
+            held = {attachment.device: attachment for attachment in self._book.attachments()}
+            wanted = {(g.resource_name, g.unit_id): g.device for g in self._book.grants()}
+            # A VF's unit is called by its address.
+            wanted |= {(a.resource_name, a.device): a.device for a in held.values()}
+            snapshot = self._snapshot()
+            documents = {
+                key: describe(snapshot, device, (held[device].undo.rdma or "",) if device in held else ())
+                for key, device in wanted.items()
+                if key[0] in self._resource_names
+            }
+            self._files.keep(documents, self._resource_names)

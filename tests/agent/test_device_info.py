@@ -1,0 +1,123 @@
+"""Device-info files: what they say, when they are written, and whose are removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.device_info import GrantedFiles, describe, remove_attached, write_attached
+from agent.model.device import LinkLayer, Netdev, RdmaDevice
+from tests.cni.tiny_node import PF, tiny_snapshot, vf
+
+VF = vf(1)
+DOCUMENT = {"type": "pci", "version": "1.1.0", "pci": {"pci-address": VF}}
+NAME = f"intel.com-vf_rdma-{VF}-device.json"
+RESOURCE = "intel.com/vf_rdma"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> GrantedFiles:
+    return GrantedFiles(tmp_path / "devinfo")
+
+
+def test_a_vf_is_described_with_its_adapter() -> None:
+    assert describe(tiny_snapshot(3), VF) == {
+        "type": "pci",
+        "version": "1.1.0",
+        "pci": {"pci-address": VF, "pf-pci-address": PF},
+    }
+
+
+def test_rdma_devices_and_the_representor_are_told() -> None:
+    snapshot = tiny_snapshot(3)
+    rdma = tuple(RdmaDevice(name, "CA", "", "", "", "", (), ()) for name in ("mlx5_4", "mlx5_5"))
+    ends = tuple(
+        Netdev(f"ens1f0_{port}", 50 + port, "02:00:00:00:00:09", 1500, "up", True, LinkLayer.ETHERNET, None, name)
+        for port, name in enumerate(("pf0vf0", "c1pf0vf1", "pf0vf11"))
+    )
+    devices = tuple(
+        replace(device, rdma_devices=rdma)
+        if device.address == VF
+        else replace(device, netdevs=device.netdevs + ends)
+        if device.address == PF
+        else device
+        for device in snapshot.devices
+    )
+    assert describe(replace(snapshot, devices=devices), VF)["pci"] == {
+        "pci-address": VF,
+        "rdma-device": "mlx5_4,mlx5_5",
+        "pf-pci-address": PF,
+        "representor-device": "ens1f0_1",
+    }
+
+
+def test_a_device_out_of_sight_is_described_by_what_is_remembered() -> None:
+    assert describe(tiny_snapshot(3), "0000:ff:00.1", ["mlx5_9", ""])["pci"] == {
+        "pci-address": "0000:ff:00.1",
+        "rdma-device": "mlx5_9",
+    }
+
+
+def test_a_granted_unit_gets_the_file_that_multus_looks_for(files: GrantedFiles) -> None:
+    files.write(RESOURCE, VF, DOCUMENT)
+    file = files.folder / NAME
+    assert json.loads(file.read_text()) == DOCUMENT
+    assert stat.S_IMODE(file.stat().st_mode) == 0o444
+    assert stat.S_IMODE(files.folder.stat().st_mode) == 0o755
+    files.write(RESOURCE, VF, {**DOCUMENT, "x": 1})
+    assert json.loads(file.read_text())["x"] == 1
+    assert os.listdir(files.folder) == [NAME]
+
+
+def test_files_of_what_is_free_go_and_missing_ones_come_back(files: GrantedFiles) -> None:
+    files.write(RESOURCE, VF, {**DOCUMENT, "first": True})
+    files.write(RESOURCE, vf(0), DOCUMENT)
+    files.keep({(RESOURCE, VF): DOCUMENT, (RESOURCE, vf(2)): DOCUMENT}, [RESOURCE])
+    assert sorted(os.listdir(files.folder)) == [NAME, f"intel.com-vf_rdma-{vf(2)}-device.json"]
+    assert "first" in json.loads((files.folder / NAME).read_text())
+    files.keep({}, [RESOURCE])
+    assert os.listdir(files.folder) == []
+
+
+def test_files_of_others_stay(files: GrantedFiles) -> None:
+    others = (f"intel.com-vf_rdma-2-{VF}-device.json", f"rdma-vf-{VF}-device.json", "x", f"intel.com-vf_rdma-{VF}.json")
+    files.folder.mkdir(parents=True)
+    for name in others:
+        (files.folder / name).write_text("{}")
+    files.keep({}, [RESOURCE])
+    assert sorted(os.listdir(files.folder)) == sorted(others)
+
+
+def test_a_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
+    (tmp_path / "devinfo").write_text("a file")
+    files = GrantedFiles(tmp_path / "devinfo")
+    files.write(RESOURCE, VF, DOCUMENT)
+    files.keep({(RESOURCE, VF): DOCUMENT}, [RESOURCE])
+    write_attached(str(tmp_path / "devinfo/cni/x"), DOCUMENT)
+    assert (tmp_path / "devinfo").read_text() == "a file"
+
+
+def test_an_attachments_file_is_written_unless_it_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "cni/net-c1_net1"
+    write_attached(str(path), DOCUMENT)
+    assert json.loads(path.read_text()) == DOCUMENT
+    write_attached(str(path), {**DOCUMENT, "x": 1})
+    assert json.loads(path.read_text()) == DOCUMENT
+    remove_attached(str(path), VF)
+    remove_attached(str(path), VF)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "5", '{"pci": 5}', '{"pci": {}}', '{"pci": {"pci-address": "0000:00:00.0"}}', "[" * 5000]
+)
+def test_a_file_that_tells_of_another_device_or_of_none_stays(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x"
+    path.write_text(text)
+    remove_attached(str(path), VF)
+    assert path.read_text() == text

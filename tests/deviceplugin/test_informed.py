@@ -1,0 +1,76 @@
+"""Granted VFs and their device-info files, from kubelet's call to the day that the VF is free."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+from agent.sim.pods import Container
+from tests.agent.books import attach, owner
+from tests.deviceplugin.rig import rig, until
+
+POD = Container("main", (("rdma/vf", 1),))
+
+
+def names(folder: Path) -> list[str]:
+    found = folder / "devinfo/dp"
+    return sorted(os.listdir(found)) if found.exists() else []
+
+
+def test_a_granted_vf_has_its_file_when_kubelet_has_its_answer(short_path: Path) -> None:
+    async def scene() -> None:
+        async with rig(short_path, device_info=short_path / "devinfo") as r:
+            await r.run_pod("a", POD)
+            (grant,) = r.ledger.grants()
+            assert names(short_path) == [f"rdma-vf-{grant.unit_id}-device.json"]
+            document = json.loads((short_path / "devinfo/dp" / names(short_path)[0]).read_text())
+            assert document["pci"]["pci-address"] == grant.device
+            assert document["pci"]["pf-pci-address"]
+
+    asyncio.run(scene())
+
+
+def test_other_resources_have_none(short_path: Path) -> None:
+    async def scene() -> None:
+        async with rig(short_path, device_info=short_path / "devinfo") as r:
+            await r.run_pod("a", Container("main", (("nvidia.com/gpu", 1), ("rdma/hca", 1))))
+            assert names(short_path) == []
+
+    asyncio.run(scene())
+
+
+def test_a_file_stays_until_the_vf_is_neither_granted_nor_in_a_pod(short_path: Path) -> None:
+    async def scene() -> None:
+        async with rig(short_path, device_info=short_path / "devinfo") as r:
+            await r.run_pod("a", POD)
+            (grant,) = r.ledger.grants()
+            row = await asyncio.to_thread(attach, r.ledger, grant.device, owner("c1"))
+            await asyncio.to_thread(r.ledger.release, [grant.unit_id])
+            await r.run_pod("b", POD)
+            await until(lambda: len(names(short_path)) == 2)
+            assert f"rdma-vf-{grant.device}-device.json" in names(short_path)
+            await asyncio.to_thread(r.ledger.release, [g.unit_id for g in r.ledger.grants()])
+            await until(lambda: len(names(short_path)) == 1)
+            assert len(names(short_path)) == 1
+            await asyncio.to_thread(r.ledger.finish_detach, row)
+            await until(lambda: names(short_path) == [])
+
+    asyncio.run(scene())
+
+
+def test_the_files_of_granted_vfs_are_made_again_at_start(short_path: Path) -> None:
+    async def scene() -> str:
+        async with rig(short_path, device_info=short_path / "devinfo") as r:
+            await r.run_pod("a", POD)
+            return names(short_path)[0]
+
+    name = asyncio.run(scene())
+    (short_path / "devinfo/dp" / name).unlink()
+
+    async def again() -> None:
+        async with rig(short_path, device_info=short_path / "devinfo"):
+            await until(lambda: names(short_path) == [name])
+
+    asyncio.run(again())
