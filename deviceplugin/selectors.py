@@ -52,7 +52,7 @@ def candidates(kind: str, snapshot: Snapshot, host_names: Mapping[str, str] = NO
     if kind == "gpu":
         yield from (_gpu(gpu, snapshot) for gpu in snapshot.gpus)
     elif kind == "hca":
-        yield from (_hca(d, r) for d in snapshot.devices if not d.is_vf for r in d.rdma_devices)
+        yield from (_hca(d, r) for d in snapshot.devices if not d.is_vf for r in d.rdma_devices if not r.absent)
     elif kind == "vf":
         for device in snapshot.devices:
             if device.is_vf and device.pci_class >> 16 == NETWORK_CLASS:

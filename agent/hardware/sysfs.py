@@ -15,7 +15,13 @@ from pathlib import Path
 
 from agent.hardware.sysfs_netdev import read_netdev
 from agent.hardware.sysfs_numa import read_numa_nodes
-from agent.hardware.sysfs_rdma import CharDevices, rdma_cm_present, read_char_devices, read_rdma_device
+from agent.hardware.sysfs_rdma import (
+    CharDevices,
+    absent_rdma_device,
+    rdma_cm_present,
+    read_char_devices,
+    read_rdma_device,
+)
 from agent.hardware.sysfs_read import Attributes
 from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot, is_pci_address
 
@@ -38,6 +44,8 @@ class _Classes:
     netdevs: Names
     rdma: Names
     char_devices: CharDevices
+    absent: Names
+    """RDMA devices that are in pods."""
 
 
 def scan(root: Path) -> Snapshot:
@@ -50,6 +58,7 @@ def scan(root: Path) -> Snapshot:
         netdevs=_names_by_device(read, "/sys/class/net"),
         rdma=_names_by_device(read, "/sys/class/infiniband"),
         char_devices=read_char_devices(read),
+        absent=_absent_rdma(read),
     )
     devices: dict[str, PciDevice] = {}
     vf_indices: dict[str, int] = {}
@@ -111,7 +120,8 @@ def _device(read: Attributes, address: str, classes: _Classes, vf_indices: dict[
         netdevs=tuple(n for name in classes.netdevs.get(address, ()) if (n := read_netdev(read, name))),
         rdma_devices=tuple(
             r for name in classes.rdma.get(address, ()) if (r := read_rdma_device(read, name, classes.char_devices))
-        ),
+        )
+        + tuple(absent_rdma_device(name, classes.char_devices) for name in classes.absent.get(address, ())),
     )
 
 
@@ -134,6 +144,23 @@ def _names_by_device(read: Attributes, folder: str) -> Names:
                 address = _function(read.link(f"/sys/class/net/{parent}"))
         if address is not None:
             found[address].append(name)
+    return found
+
+
+def _absent_rdma(read: Attributes) -> Names:
+    """Group the RDMA devices that moved into other namespaces by the PCI function they hang on.
+
+    Each namespace has a class infiniband of its own, but there is one infiniband_verbs for all
+    (drivers/infiniband/core: device.c, ib_class; uverbs_main.c, uverbs_class).
+    """
+    here = set(read.names("/sys/class/infiniband"))
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for entry in read.names("/sys/class/infiniband_verbs"):
+        name = read.text(f"/sys/class/infiniband_verbs/{entry}/ibdev") if entry.startswith("uverbs") else None
+        if name and name not in here:
+            address = _function(read.link(f"/sys/class/infiniband_verbs/{entry}"))
+            if address is not None:
+                found[address].append(name)
     return found
 
 

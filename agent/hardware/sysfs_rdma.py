@@ -52,6 +52,11 @@ def read_rdma_device(read: Attributes, name: str, char_devices: CharDevices) -> 
     )
 
 
+def absent_rdma_device(name: str, char_devices: CharDevices) -> RdmaDevice:
+    """Say what can be known of an RDMA device that is in a pod: that it is there, and its character devices."""
+    return RdmaDevice(name, "", "", "", "", "", (), char_devices.get(name, ()), absent=True)
+
+
 def rdma_cm_present(read: Attributes) -> bool:
     """Tell whether the RDMA connection manager has its device."""
     return read.exists("/dev/infiniband/rdma_cm") or read.exists("/sys/class/misc/rdma_cm")

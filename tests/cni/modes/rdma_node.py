@@ -31,7 +31,10 @@ def create(folder: Path, vfs: int = 3, mode: str = "exclusive") -> None:
         device = {"node_type": "1: CA\n", "node_guid": f"{guid(index)}\n", "ports": {"1": port}}
         bridge[address]["infiniband"] = {name: device}
         sysfs["class"]["infiniband"][name] = [f"../../{FOLDER}/{address}/infiniband/{name}"]
-        sysfs["class"]["infiniband_verbs"][f"uverbs{index}"] = {"ibdev": f"{name}\n"}
+        bridge[address]["infiniband_verbs"] = {f"uverbs{index}": {"ibdev": f"{name}\n"}}
+        sysfs["class"]["infiniband_verbs"][f"uverbs{index}"] = [
+            f"../../{FOLDER}/{address}/infiniband_verbs/uverbs{index}"
+        ]
     SimulatedMachine.create(folder, node)
     machine = SimulatedMachine.open(folder)
     machine.rdma.set_mode(mode)

@@ -49,6 +49,14 @@ def test_the_rdma_device_goes_along_and_comes_back(node: Rig) -> None:
     assert (inside(node, pod), node.found()) == ([], before)
 
 
+def test_a_vf_whose_rdma_device_is_in_a_pod_is_still_one_with_rdma(node: Rig) -> None:
+    before = node.machine.scan().by_address[vf(0)].rdma_devices[0]
+    node.add("c1", node.pod())
+    (found,) = node.machine.scan().by_address[vf(0)].rdma_devices
+    assert found.absent
+    assert (found.name, found.char_devices) == (before.name, before.char_devices)
+
+
 def test_the_row_names_the_device_before_it_is_moved(node: Rig) -> None:
     pod = node.pod()
     node.add("c1", pod)
