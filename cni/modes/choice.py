@@ -8,11 +8,11 @@ from types import MappingProxyType
 from agent.errors import AttachmentError, RequestInvalid
 from agent.model.allocation import Attachment
 from agent.model.device import LinkLayer, Snapshot
-from cni.modes import nic, vf, vfio
+from cni.modes import ipoib, macvlan, nic, vf, vfio
 from cni.modes.mode import Mode
 from cni.netconf import NetConf
 
-MODES: Mapping[str, Mode] = MappingProxyType({"vf": vf, "vfio": vfio, "nic": nic})
+MODES: Mapping[str, Mode] = MappingProxyType({"vf": vf, "vfio": vfio, "nic": nic, "macvlan": macvlan, "ipoib": ipoib})
 
 
 def name_for(conf: NetConf, snapshot: Snapshot) -> str:

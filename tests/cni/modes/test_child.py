@@ -1,0 +1,258 @@
+"""macvlan and IPoIB children: made for the pod, found again, removed in full.
+
+This kernel may have neither kind, so an ifb, an interface of software too, stands for them: real requests, real
+namespaces. tests/vm has real macvlans; the bytes of both kinds are in test_child_messages.
+"""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import AttachmentError, DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
+from agent.hardware.host import Child, Link
+from agent.hardware.netlink import Netlink
+from agent.hardware.rtnetlink import LinkMessage
+from agent.sim.fabric import device_of
+from agent.sim.machine import SimulatedMachine
+from cni.modes import ipoib
+from tests.cni import tiny_node
+from tests.cni.tiny_node import PF, PF_NETDEV, Rig, until
+
+
+class Kernel(Netlink):
+    """Has one more kind of child than this one."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(device_of)
+        self.kind = kind
+        self.refuse_elsewhere: int | None = None
+        """errno for a child in another namespace."""
+        self.made: list[Child] = []
+
+    def create(self, child: Child, parent: Link, netns: int | None) -> None:
+        if netns is not None and self.refuse_elsewhere is not None:
+            raise NetlinkFailed("make it", self.refuse_elsewhere, "refused")
+        self.made.append(child)
+        super().create(replace(child, kind="ifb", mtu=child.mtu or parent.mtu), parent, netns)
+
+    def _link(self, message: LinkMessage) -> Link:
+        link = super()._link(message)
+        return replace(link, kind=self.kind) if link.kind == "ifb" else link
+
+
+def opened(folder: Path, kind: str) -> Iterator[tuple[Rig, Kernel]]:
+    tiny_node.create(folder)
+    subprocess.run(["ip", "link", "set", PF_NETDEV, "up"], check=True)
+    kernel = Kernel(kind)
+    with tiny_node.open_rig(folder, host=lambda machine: with_links(machine, kernel)) as rig:
+        yield rig, kernel
+    kernel.close()
+
+
+def with_links(machine: SimulatedMachine, kernel: Kernel) -> SimulatedMachine:
+    return replace(machine, links=kernel)
+
+
+@pytest.fixture
+def macvlans(own_network: None, tmp_path: Path) -> Iterator[tuple[Rig, Kernel]]:
+    yield from opened(tmp_path, "macvlan")
+
+
+@pytest.fixture
+def infiniband(own_network: None, tmp_path: Path) -> Iterator[tuple[Rig, Kernel]]:
+    for node in opened(tmp_path, "ipoib"):
+        rig, _ = node
+        folder = rig.machine.root / "sys/class/net" / PF_NETDEV
+        for name, value in {"type": "32", "mode": "connected", "pkey": "0xffff", "dev_port": "0"}.items():
+            (folder / name).write_text(f"{value}\n")
+        pkeys = rig.machine.root / "sys/bus/pci/devices" / PF / "infiniband/mlx5_0/ports/1/pkeys"
+        pkeys.mkdir(parents=True)
+        for index, pkey in enumerate(("0xffff", "0x8001", "0x0000")):
+            (pkeys / str(index)).write_text(f"{pkey}\n")
+        yield node
+
+
+def looked_up(rig: Rig, kernel: Kernel, pod: Path, name: str = "net1") -> Link | None:
+    with open(pod) as netns:
+        return kernel.find(name, netns.fileno())
+
+
+def test_pods_share_a_parent_and_each_gets_its_own(macvlans: tuple[Rig, Kernel]) -> None:
+    rig, kernel = macvlans
+    pods = [rig.pod("a"), rig.pod("b")]
+    for n, pod in enumerate(pods):
+        answer = rig.add(f"container-{n}", pod, mode="macvlan", deviceID=None, master=PF_NETDEV, mtu=1400)
+        found = looked_up(rig, kernel, pod)
+        assert found is not None
+        (shown,) = answer["interfaces"]
+        assert (shown["name"], shown["mac"], shown["mtu"]) == ("net1", found.mac, 1400)
+        assert (found.up, found.mtu) == (True, 1400)
+    assert {row.device for row in rig.ledger.attachments()} == {
+        f"{PF_NETDEV}/container-0/net1",
+        f"{PF_NETDEV}/container-1/net1",
+    }
+    assert kernel.made[0].mode == "bridge"
+    assert kernel.made[0].mac != kernel.made[1].mac
+    rig.delete("container-0", pods[0])
+    until(lambda: len(rig.ledger.attachments()) == 1)
+    assert looked_up(rig, kernel, pods[0]) is None
+    assert looked_up(rig, kernel, pods[1]) is not None
+
+
+def test_the_same_add_again_answers_the_same(macvlans: tuple[Rig, Kernel]) -> None:
+    rig, kernel = macvlans
+    pod = rig.pod()
+    first = rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
+    assert rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV) == first
+    assert len(kernel.made) == 1
+
+
+def test_a_parent_can_be_named_by_its_pci_address(macvlans: tuple[Rig, Kernel]) -> None:
+    rig, kernel = macvlans
+    pod = rig.pod()
+    rig.add("c1", pod, mode="macvlan", deviceID=PF, mac="02:00:00:00:aa:01", macvlanMode="private")
+    found = looked_up(rig, kernel, pod)
+    assert found is not None
+    assert found.mac == "02:00:00:00:aa:01"
+    assert kernel.made[0].mode == "private"
+    rig.check("c1", pod, mode="macvlan", deviceID=PF)
+
+
+def test_it_is_found_and_removed_after_a_rename_in_the_pod(macvlans: tuple[Rig, Kernel]) -> None:
+    rig, kernel = macvlans
+    pod = rig.pod()
+    rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
+    rig.run_in(pod, "ip", "link", "set", "net1", "down", "name", "mine")
+    with pytest.raises(AttachmentError, match="it is called mine there; net1 is down"):
+        rig.check("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
+    rig.delete("c1", pod)
+    until(lambda: not rig.ledger.attachments())
+    assert looked_up(rig, kernel, pod, "mine") is None
+
+
+def test_another_interface_of_that_name_is_left_alone(macvlans: tuple[Rig, Kernel]) -> None:
+    rig, kernel = macvlans
+    pod = rig.pod()
+    rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
+    rig.run_in(pod, "ip", "link", "delete", "net1")
+    rig.run_in(pod, "ip", "link", "add", "net1", "type", "veth", "peer", "name", "other")
+    rig.delete("c1", pod)
+    until(lambda: not rig.ledger.attachments())
+    assert looked_up(rig, kernel, pod) is not None
+
+
+def test_a_name_that_is_taken_is_told_and_the_other_stays(macvlans: tuple[Rig, Kernel]) -> None:
+    rig, kernel = macvlans
+    pod = rig.pod()
+    rig.run_in(pod, "ip", "link", "add", "net1", "type", "ifb")
+    with pytest.raises(NetlinkFailed, match="an interface called net1 is in the pod already"):
+        rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
+    assert looked_up(rig, kernel, pod) is not None
+    assert rig.ledger.attachments() == ()
+
+
+def test_del_after_the_namespace_is_gone_drops_the_row(macvlans: tuple[Rig, Kernel]) -> None:
+    rig, _ = macvlans
+    pod = rig.pod()
+    rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
+    rig.remove(pod)
+    rig.delete("c1", None)
+    until(lambda: not rig.ledger.attachments())
+
+
+@pytest.mark.parametrize(
+    ("conf", "error", "message"),
+    [
+        ({"master": "nothing"}, DeviceGone, "nothing is gone: not found with an interface in the host"),
+        ({"master": f"{PF_NETDEV}v0"}, HardwareError, f"{PF_NETDEV}v0 is down, .*ip link set {PF_NETDEV}v0 up"),
+        ({"master": PF_NETDEV, "mtu": 9000}, RequestInvalid, f"mtu 9000 is above that of {PF_NETDEV}, 1500"),
+        ({"master": PF_NETDEV, "macvlanMode": "passthru", "mac": "02:00:00:00:00:05"}, RequestInvalid, "passthru"),
+    ],
+    ids=["no parent", "parent down", "MTU", "MAC in passthru"],
+)
+def test_what_cannot_be_is_told_before_anything_is_made(
+    macvlans: tuple[Rig, Kernel], conf: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    rig, kernel = macvlans
+    with pytest.raises(error, match=message):
+        rig.add("c1", rig.pod(), mode="macvlan", deviceID=None, **conf)
+    assert kernel.made == []
+    assert rig.ledger.attachments() == ()
+
+
+def test_a_kernel_without_the_kind_says_which_module(macvlans: tuple[Rig, Kernel]) -> None:
+    rig, kernel = macvlans
+    kernel.refuse_elsewhere = errno.EOPNOTSUPP
+    with pytest.raises(NetlinkFailed, match="load the module macvlan"):
+        rig.add("c1", rig.pod(), mode="macvlan", deviceID=None, master=PF_NETDEV)
+
+
+def test_check_tells_that_the_parent_went_down(macvlans: tuple[Rig, Kernel]) -> None:
+    rig, _ = macvlans
+    pod = rig.pod()
+    rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
+    subprocess.run(["ip", "link", "set", PF_NETDEV, "down"], check=True)
+    with pytest.raises(AttachmentError, match=f"its parent {PF_NETDEV} is down"):
+        rig.check("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
+
+
+def test_an_ipoib_child_has_its_parents_mode_and_the_asked_partition(infiniband: tuple[Rig, Kernel]) -> None:
+    rig, kernel = infiniband
+    pod = rig.pod()
+    rig.add("c1", pod, mode="ipoib", deviceID=None, master=PF_NETDEV, pkey="0x8001")
+    rig.add("c2", rig.pod("other"), mode="ipoib", deviceID=PF)
+    assert [(c.kind, c.mode, c.pkey) for c in kernel.made] == [
+        ("ipoib", "connected", 0x8001),
+        ("ipoib", "connected", 0xFFFF),
+    ]
+    rig.check("c1", pod, mode="ipoib", deviceID=None, master=PF_NETDEV)
+    (rig.machine.root / "sys/bus/pci/devices" / PF / "infiniband/mlx5_0/ports/1/pkeys/1").write_text("0x0000\n")
+    with pytest.raises(AttachmentError, match="not in partition 0x8001 any more"):
+        rig.check("c1", pod, mode="ipoib", deviceID=None, master=PF_NETDEV)
+    rig.delete("c1", pod)
+    until(lambda: len(rig.ledger.attachments()) == 1)
+    assert looked_up(rig, kernel, pod) is None
+
+
+def test_a_partition_that_the_port_is_not_in_is_refused_with_what_to_do(infiniband: tuple[Rig, Kernel]) -> None:
+    rig, kernel = infiniband
+    with pytest.raises(HardwareError, match=r"not in partition 0x8002, but in 0xffff, 0x8001: add its GUID"):
+        rig.add("c1", rig.pod(), mode="ipoib", deviceID=None, master=PF_NETDEV, pkey="0x8002")
+    assert kernel.made == []
+
+
+def test_an_ethernet_parent_is_refused(macvlans: tuple[Rig, Kernel]) -> None:
+    rig, _ = macvlans
+    with pytest.raises(HardwareError, match=f"{PF_NETDEV} is no IPoIB interface"):
+        rig.add("c1", rig.pod(), mode="ipoib", deviceID=None, master=PF_NETDEV)
+
+
+def test_a_kernel_that_makes_no_child_elsewhere_makes_it_here_and_it_is_moved(infiniband: tuple[Rig, Kernel]) -> None:
+    rig, kernel = infiniband
+    kernel.refuse_elsewhere = errno.EINVAL
+    pod = rig.pod()
+    rig.add("c1", pod, mode="ipoib", deviceID=None, master=PF_NETDEV)
+    assert kernel.made[0].name == ipoib.temporary_name(f"{PF_NETDEV}/c1/net1")
+    found = looked_up(rig, kernel, pod)
+    assert found is not None
+    assert found.up
+    assert kernel.find(kernel.made[0].name) is None
+
+
+def test_what_a_crash_left_in_the_host_is_removed(infiniband: tuple[Rig, Kernel]) -> None:
+    rig, kernel = infiniband
+    kernel.refuse_elsewhere = errno.EINVAL
+    pod = rig.pod()
+    rig.run_in(pod, "ip", "link", "add", "net1", "type", "veth", "peer", "name", "other")
+    with pytest.raises(NetlinkFailed):
+        rig.add("c1", pod, mode="ipoib", deviceID=None, master=PF_NETDEV)
+    assert kernel.find(kernel.made[0].name) is None
+    assert rig.ledger.attachments() == ()
+    assert looked_up(rig, kernel, pod) is not None
