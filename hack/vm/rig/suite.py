@@ -14,7 +14,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from rig import programs, session
-from rig.errors import GuestFailed, Impossible, RigError
+from rig.errors import GuestFailed, Impossible, RigError, TimedOut
 from rig.machine import Shape
 from rig.progress import Deadline, say, step
 
@@ -23,7 +23,9 @@ PYTHON = ROOT / ".venv" / "bin" / "python"
 RELAY = ROOT / "build" / "shim" / "amd64" / "nodefabric-cni"
 REPORTS = ROOT / "build" / "reports"
 SOURCES = ("agent", "deviceplugin", "cni", "proto", "tests")
-IN_ALL_SECONDS, ONE_RUN_SECONDS = 570, 400
+EXTRA_MODULES = ROOT / "hack" / "vm" / "extra-modules"
+EXTRA_VARIABLE = "NODEFABRIC_EXTRA_MODULES"
+IN_ALL_SECONDS, ONE_RUN_SECONDS, EXTRA_SECONDS = 570, 400, 240
 
 
 def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
@@ -42,7 +44,8 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
             deadline,
         )
         compile_all(deadline)
-        return run(machine, arguments, env, deadline)
+        extra = extra_modules(session.default_cache(env), env, deadline)
+        return run(machine, arguments, {**env, **extra}, deadline)
     except Impossible as error:
         return skip(str(error), env)
     except RigError as error:
@@ -61,11 +64,30 @@ def compile_all(deadline: Deadline) -> None:
         programs.run([PYTHON, "-m", "compileall", "-q", *packages, *sources], deadline)
 
 
+def extra_modules(cache: Path, env: Mapping[str, str], deadline: Deadline) -> dict[str, str]:
+    """Build the drivers that Debian's kernel lacks, unless the cache has them, and tell the guest where they are.
+
+    Without them the tests that need them are left out, loudly; where CI=true is set, that is a failure.
+    """
+    folder = cache / "extra"
+    try:
+        with step("building drivers for the guest's kernel, 1 to 2 minutes the first time", quiet_seconds=2):
+            programs.run(
+                [EXTRA_MODULES, folder], deadline.sooner(EXTRA_SECONDS), env={session.CACHE_VARIABLE: str(cache)}
+            )
+    except (programs.ProgramFailed, TimedOut) as error:
+        if env.get("CI") == "true":
+            raise
+        say(f"!!! the tests with RDMA devices that move are NOT run: {error} !!!")
+        return {}
+    return {EXTRA_VARIABLE: str(folder)}
+
+
 def run(machine: session.Prepared, arguments: Sequence[str], env: Mapping[str, str], deadline: Deadline) -> int:
     """Run pytest in the guest; once more, from a new snapshot, if the guest ends by itself."""
     report = REPORTS / "vm.xml"
     pytest = [PYTHON, "-m", "pytest", "tests/vm", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments]
-    passed = {name: env[name] for name in ("LANG", "CI") if name in env}
+    passed = {name: env[name] for name in ("LANG", "CI", EXTRA_VARIABLE) if name in env}
     # The machine's emulated processor is slow, and what is printed should be seen at once.
     command = session.Command([str(word) for word in pytest], ROOT, {**passed, "PYTHONUNBUFFERED": "1"})
     report.unlink(missing_ok=True)

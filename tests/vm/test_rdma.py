@@ -1,0 +1,275 @@
+"""RDMA netlink against a real kernel, and RDMA devices that go along into pods in exclusive mode.
+
+The RDMA devices are soft RoCE over VFs: the kernel's own, whose driver moves nothing, and the changed one of
+hack/vm/extra-modules, which hangs below the PCI function and moves as a hardware VF's does.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import AttachmentError, HardwareError, NetlinkFailed
+from agent.hardware.host import RdmaLink
+from agent.hardware.machine import Machine
+from agent.hardware.rdma_netlink import RdmaNetlink
+from agent.ledger import Ledger
+from agent.model.allocation import PodRef
+from cni import netconf
+from cni.attachment import Attachments, Call
+from tests.vm.adapters import Pf, ip, netdevs, run, wait_until
+
+RXE = "/sys/class/infiniband"
+EXTRA = Path(os.environ.get("NODEFABRIC_EXTRA_MODULES", "/nonexistent"))
+
+
+@pytest.fixture(scope="module")
+def rdma() -> Iterator[RdmaNetlink]:
+    opened = RdmaNetlink()
+    yield opened
+    opened.close()
+
+
+@dataclass
+class Node:
+    """What attaches, in this process, and VFs with an RDMA device each."""
+
+    machine: Machine
+    attachments: Attachments
+    ledger: Ledger
+    vfs: tuple[str, ...]
+
+    def call(self, container_id: str, pod: str | None, conf: dict[str, Any]) -> tuple[Call, int | None]:
+        netns = os.open(f"/run/netns/{pod}", os.O_RDONLY | os.O_CLOEXEC) if pod is not None else None
+        document = {"cniVersion": "1.1.0", "name": "rails", "type": "nodefabric", **conf}
+        path = f"/run/netns/{pod}" if pod is not None else ""
+        pod_ref = PodRef("default", f"pod-{container_id}")
+        read = netconf.from_document(document)
+        return Call(container_id, "net1", netns, path, pod_ref, "", "", read), netns
+
+    def do(self, verb: str, container_id: str, pod: str | None, **conf: Any) -> Any:
+        call, netns = self.call(container_id, pod, conf)
+        try:
+            return getattr(self.attachments, verb)(call)
+        finally:
+            if netns is not None:
+                os.close(netns)
+
+    def names(self, pod: str | None = None) -> list[str]:
+        """The RDMA devices in a pod or in the host."""
+        if pod is None:
+            return [found.name for found in self.machine.rdma.devices()]
+        with open(f"/run/netns/{pod}") as netns:
+            return [found.name for found in self.machine.rdma.devices(netns.fileno())]
+
+    def await_back(self) -> None:
+        wait_until("empty books", lambda: not self.ledger.attachments())
+
+
+@pytest.fixture
+def node(tmp_path: Path, pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> Iterator[Node]:
+    made = vfs(pfs[0], 2)
+    for address in made:
+        wait_until("the VF's interface", functools.partial(netdevs, address))
+    machine = Machine.open()
+    ledger = Ledger.open(tmp_path / "ledger.db", "boot")
+    attachments = Attachments(machine, ledger, machine.scan, lambda pod: ())
+    yield Node(machine, attachments, ledger, made)
+    attachments.close(20)
+    ledger.close()
+    machine.close()
+
+
+@pytest.fixture
+def exclusive(rdma: RdmaNetlink) -> Iterator[None]:
+    """The system's exclusive mode, which can be had only while no other namespace exists."""
+    _set_mode(rdma, "exclusive")
+    yield
+    _set_mode(rdma, "shared")
+
+
+def _set_mode(rdma: RdmaNetlink, mode: str) -> None:
+    for entry in Path("/run/netns").iterdir():
+        ip("netns", "delete", entry.name)
+
+    def done() -> bool:
+        try:
+            rdma.set_mode(mode)
+        except NetlinkFailed as error:
+            if error.errno != errno.EBUSY:  # the kernel clears a namespace away when it finds time
+                raise
+            return False
+        return True
+
+    wait_until(f"{mode} mode", done)
+
+
+@pytest.fixture
+def movable(node: Node) -> Iterator[Callable[[int], str]]:
+    """Put the changed soft RoCE device on a VF."""
+    if not (EXTRA / "rdma_rxe.ko").exists():
+        pytest.skip("the changed rdma_rxe of hack/vm/extra-modules is not there")
+    made: list[str] = []
+    run("rmmod", "rdma_rxe")  # not modprobe, which would remove what it needs too
+    run("insmod", str(EXTRA / "rdma_rxe.ko"))
+
+    def make(index: int) -> str:
+        name = f"vfrdma{index}"
+        (netdev,) = netdevs(node.vfs[index])
+        ip("link", "set", netdev, "up")
+        run("rdma", "link", "add", name, "type", "rxe", "netdev", netdev)
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        if Path(RXE, name).exists():
+            run("rdma", "link", "delete", name)
+    run("rmmod", "rdma_rxe")
+    run("modprobe", "rdma_rxe")
+
+
+def test_the_mode_is_queried_set_and_refused_while_a_namespace_exists(
+    rdma: RdmaNetlink, exclusive: None, netns: Callable[[], str]
+) -> None:
+    assert rdma.mode() == "exclusive"
+    assert "netns exclusive" in run("rdma", "system")
+    netns()
+    with pytest.raises(NetlinkFailed, match="set the RDMA namespace mode to shared") as caught:
+        rdma.set_mode("shared")
+    assert caught.value.errno == errno.EBUSY
+
+
+def test_devices_and_their_char_devices_are_found(rdma: RdmaNetlink, pfs: tuple[Pf, ...], rxe: Any) -> None:
+    name = rxe(pfs[1].netdev)
+    (found,) = rdma.devices()
+    folder = Path(RXE, name)
+    assert (found.name, found.node_guid, found.ports, found.protocol) == (
+        name,
+        (folder / "node_guid").read_text().strip(),
+        1,
+        "roce",
+    )
+    assert int(run("rdma", "-d", "dev", "show", name).split(":")[0]) == found.index
+    node = rdma.char_device(found, "uverbs")
+    assert Path(f"/sys/class/infiniband_verbs/{node.name}/dev").read_text().strip() == f"{node.major}:{node.minor}"
+    status = os.stat(f"/dev/infiniband/{node.name}")
+    assert (os.major(status.st_rdev), os.minor(status.st_rdev)) == (node.major, node.minor)
+    umad = rdma.char_device(found, "umad", 1)
+    assert Path(f"/sys/class/infiniband_mad/{umad.name}/ibdev").read_text().strip() == name
+    with pytest.raises(NetlinkFailed, match=f"look up nonsense of RDMA device {name}"):
+        rdma.char_device(found, "nonsense")
+    rdma.rename(found, "other0")
+    assert [device.name for device in rdma.devices()] == ["other0"]
+    rdma.rename(found, name)
+
+
+def test_the_stock_driver_moves_nothing(
+    rdma: RdmaNetlink, exclusive: None, pfs: tuple[Pf, ...], rxe: Any, netns: Callable[[], str]
+) -> None:
+    rxe(pfs[1].netdev)
+    (found,) = rdma.devices()
+    with open(f"/run/netns/{netns()}") as pod:
+        with pytest.raises(NetlinkFailed, match="move RDMA device rxe0") as caught:
+            rdma.move_in(found, pod.fileno())
+        assert caught.value.errno == errno.EOPNOTSUPP
+        assert rdma.devices(pod.fileno()) == ()
+    gone = RdmaLink(9999, "gone", "", "", 1, "roce")
+    with pytest.raises(NetlinkFailed, match="rename RDMA device gone to x"):
+        rdma.rename(gone, "x")
+
+
+def test_a_vf_with_a_software_rdma_device_is_refused_with_what_to_do(
+    exclusive: None, node: Node, rxe: Any, netns: Callable[[], str]
+) -> None:
+    (netdev,) = netdevs(node.vfs[0])
+    ip("link", "set", netdev, "up")
+    rxe(netdev)
+    pod = netns()
+    with pytest.raises(HardwareError, match=r"rxe0 is software over the interface.*rdma link delete rxe0"):
+        node.do("add", "c1", pod, deviceID=node.vfs[0])
+    assert netdevs(node.vfs[0]) == (netdev,)
+    assert node.ledger.attachments() == ()
+
+
+def test_the_rdma_device_moves_along_and_back(
+    exclusive: None, node: Node, movable: Callable[[int], str], netns: Callable[[], str]
+) -> None:
+    first, second = movable(0), movable(1)
+    before = [netdevs(address) for address in node.vfs]
+    pod = netns()
+    node.do("add", "c1", pod, deviceID=node.vfs[0])
+    assert (node.names(pod), node.names()) == ([first], [second])
+    assert first in run("ip", "netns", "exec", pod, "rdma", "dev")
+    assert not Path(RXE, first).exists()
+    node.do("check", "c1", pod, deviceID=node.vfs[0])
+    # A function whose RDMA device is in a pod is still known to have one.
+    assert [d.name for d in node.machine.scan().by_address[node.vfs[0]].rdma_devices] == [first]
+
+    node.do("delete", "c1", pod)
+    node.await_back()
+    assert (node.names(pod), sorted(node.names())) == ([], [first, second])
+    assert [netdevs(address) for address in node.vfs] == before
+    assert node.ledger.quarantines() == ()
+
+
+def test_a_device_renamed_in_the_pod_is_found_and_gets_its_name_again(
+    exclusive: None, node: Node, movable: Callable[[int], str], netns: Callable[[], str]
+) -> None:
+    first, pod = movable(0), netns()
+    node.do("add", "c1", pod, deviceID=node.vfs[0])
+    run("ip", "netns", "exec", pod, "rdma", "dev", "set", first, "name", "mine")
+    assert node.names(pod) == ["mine"]
+    node.do("check", "c1", pod, deviceID=node.vfs[0])
+    node.do("delete", "c1", pod)
+    node.await_back()
+    assert node.names() == [first]
+
+
+def test_a_namespace_that_is_killed_gives_both_back(
+    exclusive: None, node: Node, movable: Callable[[int], str], netns: Callable[[], str]
+) -> None:
+    first, pod = movable(0), netns()
+    before = netdevs(node.vfs[0])
+    node.do("add", "c1", pod, deviceID=node.vfs[0])
+    ip("netns", "delete", pod)
+    node.do("delete", "c1", None)
+    node.await_back()
+    assert node.names() == [first]
+    assert netdevs(node.vfs[0]) == before
+    assert node.ledger.quarantines() == ()
+
+
+def test_a_device_that_was_taken_out_is_missed_by_check(
+    exclusive: None, node: Node, movable: Callable[[int], str], netns: Callable[[], str]
+) -> None:
+    movable(0)
+    pod = netns()
+    node.do("add", "c1", pod, deviceID=node.vfs[0])
+    with open(f"/run/netns/{pod}") as inside:
+        (found,) = node.machine.rdma.devices(inside.fileno())
+        node.machine.rdma.move_out(found, inside.fileno())
+    with pytest.raises(AttachmentError, match="RDMA device vfrdma0 is not in the pod"):
+        node.do("check", "c1", pod, deviceID=node.vfs[0])
+    node.do("delete", "c1", pod)
+    node.await_back()
+
+
+def test_a_char_device_that_gets_another_number_on_the_way_is_no_success(
+    exclusive: None, node: Node, movable: Callable[[int], str], netns: Callable[[], str]
+) -> None:
+    first, second = movable(0), movable(1)
+    run("rdma", "link", "delete", first)  # now uverbs0 is free, and a device that moves takes the lowest
+    pod = netns()
+    with pytest.raises(HardwareError, match=r"came with /dev/infiniband/uverbs1 and has /dev/infiniband/uverbs0"):
+        node.do("add", "c1", pod, deviceID=node.vfs[1])
+    assert node.names() == [second]
+    assert netdevs(node.vfs[1]) != ()
+    assert node.ledger.attachments() == ()
