@@ -29,6 +29,8 @@ _MAC_BYTES = 6
 _MAX_MAC_BYTES = 32
 _WRAP = 1 << 16
 _ATTRIBUTE = struct.Struct("=HH")
+_ENTRY = struct.Struct("=HHHHI")
+"""Of a VF's entry: its header, the header of the first attribute in it (the MAC), and the VF's index there."""
 _WORDS2, _WORDS3 = struct.Struct("=II"), struct.Struct("=III")
 _PROTOCOL = struct.Struct(">Hxx")
 """As on the wire; the two bytes of padding must be there, or the kernel answers EINVAL (do_setvfinfo)."""
@@ -94,16 +96,14 @@ def differing(wanted: VfSettings, found: VfSettings) -> tuple[str, ...]:
 
 def find(body: bytes, vf_index: int) -> VfSettings | None:
     """Find one VF in a link message's attributes. None if it is not listed, or cut off."""
-    for info in _infos(body):
-        content = dict(attributes(info))
-        mac = content.get(_VF_MAC, b"")
-        if len(mac) >= 4 and struct.unpack_from("=I", mac)[0] == vf_index:
-            return _decode(content)
+    for index, start, end in _entries(body):
+        if index == vf_index:
+            return _decode(dict(attributes(body[start:end])))
     return None
 
 
-def _infos(body: bytes) -> Iterator[bytes]:
-    """Yield the content of each IFLA_VF_INFO."""
+def _entries(body: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield index, and begin and end of the content, of each IFLA_VF_INFO."""
     offset, number = 0, 0
     while offset + _ATTRIBUTE.size <= len(body):
         length, kind = _ATTRIBUTE.unpack_from(body, offset)
@@ -120,23 +120,20 @@ def _infos(body: bytes) -> Iterator[bytes]:
         offset += (length + 3) & ~3
 
 
-def _walk(body: bytes, offset: int, end: int, number: int) -> Iterator[bytes]:
+def _walk(body: bytes, offset: int, end: int, number: int) -> Iterator[tuple[int, int, int]]:
     """Yield at most `number` entries: a VF whose driver does not answer is left out of the list."""
     for _ in range(number):
-        if offset + _ATTRIBUTE.size > end:
+        if offset + _ENTRY.size > end:
             return
-        length, kind = _ATTRIBUTE.unpack_from(body, offset)
-        content = body[offset + _ATTRIBUTE.size : offset + length]
-        first = next(attributes(content), None)
-        is_entry = kind & NLA_TYPE_MASK == IFLA_VF_INFO and first is not None and first[0] == _VF_MAC
-        if not is_entry or offset + length > end:
+        length, kind, _, first, index = _ENTRY.unpack_from(body, offset)
+        if kind & NLA_TYPE_MASK != IFLA_VF_INFO or first != _VF_MAC or offset + length > end:
             return  # the list has ended, or is cut off here
-        yield content
+        yield index, offset + _ATTRIBUTE.size, offset + length
         offset += (length + 3) & ~3
 
 
 def _decode(content: dict[int, bytes]) -> VfSettings:
-    mac = content[_VF_MAC][4 : 4 + _MAC_BYTES]
+    mac = content[_VF_MAC][4 : 4 + _MAC_BYTES]  # after the VF's index
     vlan, qos, proto = _vlan(content)
     rates = _numbers(content, _VF_RATE)
     state = _numbers(content, _VF_LINK_STATE)
