@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agent import device_info
 from agent.errors import AgentError, DeviceBusy, RequestInvalid
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host
@@ -99,8 +100,9 @@ class Attaching:
         names = (name for n in range(1, 1000) if (name := f"net{n}") not in taken)
         targets = []
         for found in self._granted(call.pod):
-            # A MAC in the call is meant for the interface of the call, not for each VF that comes along.
-            own = replace(conf, device=found.device, settings=replace(conf.settings, mac=None))
+            # A MAC or a file in the call is meant for the interface of the call, not for each VF that comes along.
+            settings = replace(conf.settings, mac=None)
+            own = replace(conf, device=found.device, settings=settings, device_info_file=None)
             if found.network is not None:
                 own = netconf.with_network(own, found.network)
             # There is nothing to move then. But what is asked for must not be passed over.
@@ -177,6 +179,9 @@ class Attaching:
                 )
                 rows.append(row)
                 facts = mode.enter(self._host, planned, call.netns)
+                if conf.device_info_file is not None and facts.pci_id == row.device:
+                    about = device_info.describe(self._snapshot(), row.device, filter(None, [row.undo.rdma]))
+                    device_info.write_attached(conf.device_info_file, about)
                 leases = result.Leases()
                 if conf.ipam is not None:
                     leases = self._detaching.leases.take(row)

@@ -38,8 +38,8 @@ def request_of(call: Call, conf: NetConf) -> dict[str, Any]:
     """Return what the row must hold for CHECK, GC and the return of leases."""
     network = None
     if conf.ipam is not None:
-        # Leases look the same in 1.0.0 and 1.1.0, and many installed plugins know only the former.
-        version = min(conf.cni_version, "1.0.0")
+        # Leases look the same in 1.0.0 and 1.1.0 but for these, and many installed plugins know only the former.
+        version = conf.cni_version if _has_newer_routes(conf.ipam) else min(conf.cni_version, "1.0.0")
         network = {"cniVersion": version, "name": conf.name, "type": "nodefabric", "ipam": dict(conf.ipam)}
         network |= conf.for_ipam
     return {
@@ -47,10 +47,18 @@ def request_of(call: Call, conf: NetConf) -> dict[str, Any]:
         "settings": conf.settings.document(),
         "mtu": conf.mtu,
         "altnames": list(conf.altnames),
+        "device_info_file": conf.device_info_file,
         "network": network,
         "cni_args": call.cni_args,
         "cni_path": call.cni_path,
     }
+
+
+def _has_newer_routes(ipam_section: Mapping[str, Any]) -> bool:
+    """Tell whether routes are configured with what came with CNI 1.1.0: a plugin of an earlier one drops it."""
+    routes = ipam_section.get("routes")
+    newer = {"mtu", "advmss", "priority", "table", "scope"}
+    return isinstance(routes, list) and any(isinstance(route, dict) and newer & route.keys() for route in routes)
 
 
 def ipam_call(request: Mapping[str, Any], container_id: str, ifname: str, netns_path: str) -> ipam.IpamCall:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from agent import device_info
 from agent.errors import AgentError, DeviceBusy
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host
@@ -136,6 +137,8 @@ class Detaching:
                     raise
             owed = row.request["network"] is not None and (leases_later or not self.leases.give_back(row))
             foreign_lock.forget(row)
+            if (info := row.request.get("device_info_file")) is not None:
+                device_info.remove_attached(info, row.device)
             self._ledger.finish_detach(row, lease_owed=owed)
 
     def settle_leases(self) -> int:
