@@ -1,0 +1,254 @@
+"""Kills the agent at fault points of the scenarios, lets the runtime carry on, and checks the invariants."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.soak.node import Node
+from tests.soak.points import Point, distinct
+from tests.soak.scenarios import SCENARIOS, Play, Scenario, plain
+from tests.soak.world import Violation
+
+REST_SECONDS = 10.0
+RECONCILE_SECONDS = 0.5
+TRIES = 20
+
+
+@dataclass(frozen=True)
+class Crash:
+    """One fault point of one scenario, and how the story goes on."""
+
+    scenario: Scenario
+    point: Point
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.scenario.name!r}, point {self.point.number} ({self.point.where}), seed {self.seed}"
+
+
+@dataclass
+class Outcome:
+    """What came of many crashes."""
+
+    points: int = 0
+    missed: int = 0
+    """Points that did not come up again, as threads went another way; the invariants were checked all the same."""
+    violations: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.points} points tried, {self.missed} of them not met again; {len(self.violations)} violations"
+
+
+class CrashTest:
+    """Plays scenarios on one node, which is as it was after each."""
+
+    def __init__(self, say: Callable[[str], None] = print) -> None:
+        self._say = say
+        self.outcome = Outcome()
+        self._node: Node | None = None
+
+    def close(self) -> None:
+        """End the node."""
+        if self._node is not None:
+            self._node.close()
+            self._node = None
+
+    def find_points(self, scenario: Scenario) -> tuple[Point, ...]:
+        """Play a scenario without a crash, and list its points."""
+        with self._play(scenario) as play:
+            if scenario.act is None:
+                points = play.node.start_agent(note_points=True).started
+                assert points is not None
+            else:
+                agent = play.node.running()
+                agent.order("arm", at=None)
+                play.call = scenario.act(play)
+                if play.call is not None:
+                    play.call.finish()
+                self._note_answer(play)
+                # A detach goes on after its DEL was answered.
+                play.node.until(lambda: not any(row.state == "detaching" for row in play.node.look().rows))
+                points = agent.points()
+            wrong = self._conclude(play, random.Random(0))
+        if wrong:
+            self._report(f"{scenario.name!r} without a crash", wrong)
+        return distinct(points)
+
+    def try_point(self, crash: Crash) -> None:
+        """Kill the agent at a point, go on as kubelet and the runtime do, and check."""
+        self.outcome.points += 1
+        rng = random.Random(f"{crash.seed} {crash.scenario.name} {crash.point.number}")
+        with self._play(crash.scenario) as play:
+            self._meet(play, crash)
+            died_at = play.node.agent.place_of_death if play.node.agent is not None else ""
+            self.outcome.missed += not died_at
+            wrong = play.node.wrong()
+            if not wrong:
+                self._come_back(play, rng)
+                wrong = self._conclude(play, rng)
+        if wrong:
+            self._report(f"{crash}, died at {died_at or 'no point'}", wrong)
+
+    def _meet(self, play: Play, crash: Crash) -> None:
+        node, act = play.node, crash.scenario.act
+        if act is None:
+            node.start_agent(die_at=crash.point.number)
+            return
+        agent = node.running()
+        agent.order("arm", at=crash.point.number)
+        play.call = act(play)
+        if play.call is not None:
+            agent.await_death(play.call)
+        if agent.lives:
+            # What goes on after the answer may still meet the point.
+            until = time.monotonic() + 1
+            while agent.lives and time.monotonic() < until:
+                agent.order("threads")
+                if not any(row.state == "detaching" for row in node.look().rows):
+                    break
+        if agent.lives:
+            agent.points()
+        node.history.note(f"the agent is killed at {agent.place_of_death}" if not agent.lives else "no crash after all")
+
+    def _come_back(self, play: Play, rng: random.Random) -> None:
+        """Start the next agent, in one of the ways that things go on after a crash."""
+        node = play.node
+        for file in ("ipam-fails-ADD", "ipam-fails-DEL", "ipam-hangs"):
+            (node.folder / file).unlink(missing_ok=True)
+        way = rng.choice(["at once", "at once", "late", "again", "pod ended"])
+        node.history.note(f"from here: {way}")
+        if way == "late" and play.call is not None:
+            if play.call.command != "DEL":
+                play.call.process.kill()  # its runtime has lost patience
+            play.call.finish()
+        elif way == "pod ended" and play.adding is not None:
+            node.end_pod(play.adding[0])
+        elif way == "again":
+            node.start_agent(die_at=int(rng.triangular(1, 1500, 1)))
+        if node.agent is None or not node.agent.lives:
+            node.start_agent(watched=False)
+        self._note_answer(play)
+
+    def _note_answer(self, play: Play) -> None:
+        if play.call is None:
+            return
+        if play.adding is not None and play.call.process.returncode is None:
+            pod, conf = play.adding
+            play.node.take_answer(play.call, pod, conf)
+        else:
+            play.call.finish()
+
+    def _conclude(self, play: Play, rng: random.Random) -> tuple[Violation, ...]:
+        """Check, give the devices to other pods amid late DELs, end everything, and check again."""
+        node = play.node
+        for file in ("ipam-fails-ADD", "ipam-fails-DEL"):
+            (node.folder / file).unlink(missing_ok=True)
+        if wrong := node.wrong():
+            return wrong
+        if play.pods:
+            # kubelet ends a pod whose ADD failed, or any other, with several DELs, some without a namespace.
+            ended = [held for held in play.pods if held[1].get("deviceID", node.devices[0]) == node.devices[0]]
+            for pod, conf in ended:
+                for _ in range(rng.choice((1, 2))):
+                    node.delete(pod, conf, netns=rng.random() < 0.5)
+            following = node.make_pod()
+            play.pods.append((following, plain(node)))
+            for _ in range(TRIES):
+                answer = node.add(following, plain(node))
+                if answer.succeeded or answer.document.get("code") != 11:
+                    break
+            node.delete(*ended[0], netns=False)
+            if wrong := node.wrong():
+                return wrong
+            if not answer.succeeded:
+                return (Violation(node.devices[0], f"cannot be had: {answer.document}", node.history.all()),)
+        for pod, conf in play.pods:
+            node.delete(pod, conf)
+            if str(pod.netns) in node.look().pods:
+                node.end_pod(pod)
+        return self._rest(node)
+
+    def _rest(self, node: Node) -> tuple[Violation, ...]:
+        """Let everything come to rest; return what is wrong then."""
+        deadline = time.monotonic() + REST_SECONDS
+        again = time.monotonic() + 0.1
+        while wrong := node.wrong(settled=True):
+            now = time.monotonic()
+            if now > deadline:
+                return wrong
+            if now > again:
+                again = now + RECONCILE_SECONDS
+                node.reconcile()
+            time.sleep(0.002)
+        return ()
+
+    @contextmanager
+    def _play(self, scenario: Scenario) -> Iterator[Play]:
+        if self._node is None:
+            self._node = Node(Path(tempfile.mkdtemp(prefix="nf-")))
+        play = Play(self._node)
+        scenario.prepare(play)
+        if scenario.act is None:
+            self._node.kill_agent()
+        try:
+            yield play
+        except BaseException:
+            print("\n".join(self._node.history.all()), (self._node.folder / "agent.log").read_text()[-5000:], sep="\n")
+            raise
+        if play.call is not None and play.call.answer is None:
+            play.call.process.kill()
+            play.call.finish()
+        if self._node is not None:
+            self._node.forget()
+
+    def _report(self, what: str, wrong: Iterable[Violation]) -> None:
+        text = "\n".join([what, *map(str, wrong)])
+        self.outcome.violations.append(text)
+        self._say(f"VIOLATION: {text}")
+        self.close()  # what is wrong with this node must not be blamed on the next point
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much to try: all points after a change, and so many others of each scenario, until time is over."""
+
+    others: int
+    seconds: float
+    shuffled: bool = False
+    """Whether to mix the scenarios, so that what time allows is something of each."""
+
+
+def run(seed: int, limits: Limits, say: Callable[[str], None] = print, only: str | None = None) -> Outcome:
+    """Try the points of all scenarios."""
+    test = CrashTest(say)
+    until = time.monotonic() + limits.seconds
+    rng = random.Random(seed)
+    crashes: list[Crash] = []
+    try:
+        for scenario in SCENARIOS:
+            if only is not None and scenario.name != only:
+                continue
+            points = test.find_points(scenario)
+            changes = [point for point in points if point.after_change]
+            others = [point for point in points if not point.after_change]
+            chosen = changes + rng.sample(others, min(limits.others, len(others)))
+            crashes += [Crash(scenario, point, seed) for point in chosen]
+            say(f"{scenario.name}: {len(points)} points, {len(changes)} after a change; {len(chosen)} to try")
+        if limits.shuffled:
+            rng.shuffle(crashes)
+        for number, crash in enumerate(crashes):
+            if time.monotonic() > until:
+                say(f"time is over: {len(crashes) - number} points are left for another seed")
+                break
+            test.try_point(crash)
+            if number % 100 == 99:
+                say(f"{number + 1} of {len(crashes)} points tried")
+    finally:
+        test.close()
+    return test.outcome

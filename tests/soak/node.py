@@ -1,0 +1,520 @@
+"""A tiny node with a small agent that may be killed at any moment, and a runtime that calls the real relay."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.sim.machine import SimulatedMachine
+from tests import sandbox
+from tests.cni import tiny_node
+from tests.soak import observe
+from tests.soak.history import History
+from tests.soak.invariants import violations
+from tests.soak.points import Point
+from tests.soak.small_agent import GRANTED, Options
+from tests.soak.world import HOST, Expected, Promise, Settings, Shape, Violation, World
+
+ROOT = Path(__file__).resolve().parents[2]
+RELAY = ROOT / "build/shim/native/nodefabric-cni"
+HOST_LOCAL = "/usr/lib/cni/host-local"
+JOURNALLED = f"""\
+#!/bin/sh
+# The real host-local, with each call noted. A file `ipam-fails` or `ipam-hangs` makes it do so.
+cd "$(dirname "$0")/.." || exit 1
+echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" >> ipam-calls
+if [ -e ipam-hangs ]; then exec sleep 60; fi
+if [ -e "ipam-fails-$CNI_COMMAND" ]; then
+    echo '{{"cniVersion": "1.0.0", "code": 999, "msg": "told to fail"}}'
+    exit 1
+fi
+exec {HOST_LOCAL}
+"""
+NETWORK = "rails"
+SECONDS = 30.0
+KERNEL_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the relay told the runtime."""
+
+    status: int
+    document: Mapping[str, Any]
+
+    @property
+    def succeeded(self) -> bool:
+        return self.status == 0
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod's sandbox."""
+
+    container_id: str
+    netns: Path
+    inode: int
+
+    @property
+    def name(self) -> str:
+        return f"pod-of-{self.container_id}"
+
+
+@dataclass
+class Call:
+    """A relay at work."""
+
+    command: str
+    process: subprocess.Popen[bytes]
+    stdin: bytes
+    answer: Answer | None = None
+
+    def finish(self, seconds: float = SECONDS) -> Answer:
+        """Wait for the answer."""
+        if self.answer is None:
+            stdout, stderr = self.process.communicate(timeout=seconds)
+            assert stderr == b"", stderr.decode()
+            self.answer = Answer(self.process.returncode, json.loads(stdout) if stdout.strip() else {})
+        return self.answer
+
+
+class Agent:
+    """A running small agent, as its parent sees it."""
+
+    def __init__(self, zygote: socket.socket, options: Options, log: Path) -> None:
+        mine, its = socket.socketpair()
+        self._zygote = zygote
+        read_end, write_end = os.pipe()
+        with its, log.open("ab") as file:
+            data = json.dumps(options.document()).encode()
+            socket.send_fds(zygote, [data], [its.fileno(), write_end, file.fileno()])
+            self.pid = int(json.loads(zygote.recv(1 << 16)))
+        os.close(write_end)
+        self._epitaph = read_end
+        self._orders = mine
+        mine.settimeout(SECONDS)
+        self._lines = mine.makefile("rw")
+        self.started: tuple[Point, ...] | None = None
+        """The points of the start; None if the agent died there."""
+        self.place_of_death = ""
+        self.status: int | None = None
+        answer = self._read()
+        if answer is not None:
+            self.started = tuple(Point(*p) for p in json.loads(answer))
+
+    @property
+    def lives(self) -> bool:
+        return self.status is None
+
+    def order(self, do: str, **more: Any) -> Any:
+        """Have something done. None also if the agent dies of it."""
+        try:
+            self._lines.write(json.dumps({"do": do, **more}) + "\n")
+            self._lines.flush()
+        except OSError:
+            self.bury()
+            return None
+        answer = self._read()
+        return json.loads(answer) if answer is not None else None
+
+    def points(self) -> tuple[Point, ...]:
+        """Stop counting points, and tell which have passed."""
+        return tuple(Point(*p) for p in self.order("disarm") or ())
+
+    def kill(self) -> None:
+        """SIGKILL it."""
+        if self.lives:
+            os.kill(self.pid, signal.SIGKILL)
+            self.bury()
+
+    def await_death(self, other: Call, seconds: float = SECONDS) -> bool:
+        """Wait until the agent is dead, or a call is answered by it. Tells whether it died."""
+        assert other.process.stdout is not None
+        ended = _first_readable([self._orders.fileno(), other.process.stdout.fileno()], seconds)
+        if self._orders.fileno() in ended:
+            self.bury()
+        return not self.lives
+
+    def _read(self) -> str | None:
+        try:
+            line = self._lines.readline()
+        except ConnectionError:
+            line = ""
+        if line:
+            return line
+        self.bury()
+        return None
+
+    def bury(self) -> None:
+        """Take note of its end."""
+        if not self.lives:
+            return
+        self._zygote.send(json.dumps({"wait": self.pid}).encode())
+        self.status = int(json.loads(self._zygote.recv(1 << 16)))
+        self.place_of_death = os.read(self._epitaph, 4096).decode()
+        os.close(self._epitaph)
+        with suppress(OSError):
+            self._lines.close()
+        self._orders.close()
+
+
+def _first_readable(descriptors: Sequence[int], seconds: float) -> list[int]:
+    import select
+
+    ready, _, _ = select.select(list(descriptors), [], [], seconds)
+    return ready
+
+
+@dataclass
+class Node:
+    """The hardware, the agent if one runs, and all that the runtime has been told."""
+
+    folder: Path
+    vfs: int = 3
+    history: History = field(default_factory=History)
+    promises: dict[tuple[str, str], tuple[Promise, ...]] = field(default_factory=dict)
+    unplugged: set[str] = field(default_factory=set)
+    void: set[str] = field(default_factory=set)
+    boot: int = 1
+    agent: Agent | None = None
+    _pods: int = 0
+
+    def __post_init__(self) -> None:
+        # Of its own: the links of a node that was closed are gone only after a while.
+        self._network = sandbox.network()
+        self._network.__enter__()
+        tiny_node.create(self.folder, self.vfs)
+        for name in ("bin", "state", "spool", "pods"):
+            (self.folder / name).mkdir(exist_ok=True)
+        plugin = self.folder / "bin/journalled"
+        plugin.write_text(JOURNALLED)
+        plugin.chmod(0o755)
+        self.machine = SimulatedMachine.open(self.folder)
+        self.devices = tuple(tiny_node.vf(i) for i in range(self.vfs))
+        found = observe.links({})
+        self.shapes: dict[str, Shape] = {device: found[device][0].shape for device in self.devices}
+        self.settings = {device: self._settings(device) for device in self.devices}
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            self._zygote = subprocess.Popen(
+                [sys.executable, "-m", "tests.soak.zygote", str(its.fileno())],
+                cwd=ROOT,
+                pass_fds=[its.fileno()],
+            )
+        self._requests = mine
+
+    def close(self) -> None:
+        """End everything."""
+        self.kill_agent()
+        self._requests.close()
+        self._zygote.wait(SECONDS)
+        for pod in observe.namespaces(self.folder / "pods"):
+            self._unpin(Path(pod))
+        self.machine.close()
+        SimulatedMachine.destroy(self.folder)
+        self._network.__exit__(None, None, None)
+        shutil.rmtree(self.folder)
+
+    # -------------------------------------------------------------------- agent
+
+    def start_agent(self, die_at: int | None = None, note_points: bool = False, watched: bool = True) -> Agent:
+        """Start an agent: it heals, then serves. It may die of it."""
+        options = Options(str(self.folder), die_at, note_points, watched)
+        self.agent = Agent(self._requests, options, self.folder / "agent.log")
+        end = f", killed at {self.agent.place_of_death}" if not self.agent.lives else ""
+        self.history.note(f"an agent starts (boot {self.boot}){end}")
+        return self.agent
+
+    def kill_agent(self) -> None:
+        """SIGKILL the agent, if one runs."""
+        if self.agent is not None and self.agent.lives:
+            self.agent.kill()
+            self.history.note("the agent is killed")
+
+    def running(self) -> Agent:
+        """Return the agent, started if need be."""
+        if self.agent is None or not self.agent.lives:
+            self.start_agent()
+        assert self.agent is not None
+        return self.agent
+
+    def reconcile(self) -> list[str]:
+        """Have the agent reconcile, as it does each minute."""
+        done = self.running().order("reconcile") or []
+        self.history.note(f"the agent reconciles: {', '.join(done) or 'nothing to do'}")
+        return list(done)
+
+    # --------------------------------------------------------------------- pods
+
+    def make_pod(self) -> Pod:
+        """Make a sandbox."""
+        self._pods += 1
+        container_id = f"c{self._pods}"
+        path = self.folder / "pods" / f"{container_id}.netns"
+        path.touch()
+        subprocess.run(["unshare", f"--net={path}", "true"], check=True)
+        pod = Pod(container_id, path, path.stat().st_ino)
+        self.history.note(f"pod {container_id} begins, namespace {pod.inode}", container_id)
+        return pod
+
+    def end_pod(self, pod: Pod) -> None:
+        """Take a sandbox's namespace away, as a runtime does; with what is inside. Nothing promised holds then."""
+        self._unpin(pod.netns)
+        for key in [key for key in self.promises if key[0] == pod.container_id]:
+            del self.promises[key]
+        self.history.note(f"the namespace of {pod.container_id} ends")
+
+    def _unpin(self, path: Path) -> None:
+        subprocess.run(["umount", "--lazy", path], check=True)
+        path.unlink()
+
+    def tell_granted(self, held: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]) -> None:
+        """Set what kubelet says that pods hold."""
+        fresh = self.folder / f"{GRANTED}.new"
+        fresh.write_text(json.dumps(held))
+        fresh.rename(self.folder / GRANTED)
+
+    # ---------------------------------------------------------------------- CNI
+
+    def ipam(self) -> dict[str, Any]:
+        """Configure addresses, one of each family."""
+        ranges = [[{"subnet": "10.9.0.0/16"}], [{"subnet": "fd09::/64"}]]
+        return {"type": "journalled", "dataDir": str(self.folder / "leases"), "ranges": ranges}
+
+    def call(self, command: str, pod: Pod | None, conf: Mapping[str, Any], ifname: str = "net1", **env: str) -> Call:
+        """Start a relay. `env` may take the place of what the runtime says by itself."""
+        document = {"cniVersion": "1.1.0", "name": NETWORK, "type": "nodefabric", **conf}
+        variables = {
+            "CNI_COMMAND": command,
+            "CNI_PATH": str(self.folder / "bin"),
+            "NODEFABRIC_CNI_SOCKET": str(self.folder / "cni.sock"),
+            "NODEFABRIC_CNI_SPOOL": str(self.folder / "spool"),
+        }
+        if pod is not None:
+            variables |= {
+                "CNI_CONTAINERID": pod.container_id,
+                "CNI_IFNAME": ifname,
+                "CNI_NETNS": str(pod.netns),
+                "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod.name}",
+            }
+        pipe = subprocess.PIPE
+        process = subprocess.Popen([RELAY], env={**variables, **env}, stdin=pipe, stdout=pipe, stderr=pipe)
+        assert process.stdin is not None
+        data = json.dumps(document).encode()
+        process.stdin.write(data)
+        process.stdin.close()
+        process.stdin = None
+        return Call(command, process, data)
+
+    def add(self, pod: Pod, conf: Mapping[str, Any], ifname: str = "net1") -> Answer:
+        """Run a whole ADD."""
+        return self.take_answer(self.call("ADD", pod, conf, ifname), pod, conf, ifname)
+
+    def take_answer(self, call: Call, pod: Pod, conf: Mapping[str, Any], ifname: str = "net1") -> Answer:
+        """Wait for an ADD's answer, and hold the node to it."""
+        answer = call.finish()
+        said = "succeeds" if answer.succeeded else f"fails: {answer.document.get('msg')}"
+        promises = self._promised(answer, pod, conf, ifname) if answer.succeeded else ()
+        self.history.note(f"ADD of {pod.container_id} {ifname} {said}", pod.container_id, *_names(promises))
+        if promises:
+            self.promises[pod.container_id, ifname] = promises
+        return answer
+
+    def delete(self, pod: Pod, conf: Mapping[str, Any], ifname: str = "net1", *, netns: bool = True) -> Answer:
+        """Run a whole DEL. From now on nobody holds the node to what ADD promised."""
+        return self.begin_delete(pod, conf, ifname, netns=netns).finish()
+
+    def begin_delete(self, pod: Pod, conf: Mapping[str, Any], ifname: str = "net1", *, netns: bool = True) -> Call:
+        """Start a relay with a DEL."""
+        promised = self.promises.pop((pod.container_id, ifname), ())
+        self.history.note(f"DEL of {pod.container_id} {ifname}", pod.container_id, *_names(promised))
+        return self.call("DEL", pod, conf, ifname, **({} if netns else {"CNI_NETNS": ""}))
+
+    def collect(self, keep: Sequence[tuple[str, str]]) -> Call:
+        """Start a relay with a GC that lists some attachments."""
+        for key in [key for key in self.promises if key not in keep]:
+            del self.promises[key]
+        self.history.note(f"GC keeps {', '.join(map(' '.join, keep)) or 'nothing'}")
+        kept = [{"containerID": c, "ifname": i} for c, i in keep]
+        return self.call("GC", None, {"cni.dev/valid-attachments": kept, "ipam": self.ipam()})
+
+    def _promised(self, answer: Answer, pod: Pod, conf: Mapping[str, Any], ifname: str) -> tuple[Promise, ...]:
+        found = []
+        for index, interface in enumerate(answer.document.get("interfaces", [])):
+            if (device := interface.get("pciID")) is None:
+                continue
+            ips = answer.document.get("ips", [])
+            found.append(
+                Promise(
+                    device=device,
+                    container_id=pod.container_id,
+                    cni_ifname=ifname,
+                    ifname=interface["name"],
+                    netns=str(pod.netns),
+                    mac=interface.get("mac"),
+                    mtu=interface.get("mtu"),
+                    settings=wanted_settings(conf),
+                    addresses=tuple(ip["address"].partition("/")[0] for ip in ips if ip.get("interface") == index),
+                )
+            )
+        return tuple(found)
+
+    # ----------------------------------------------------------------- hardware
+
+    def reboot(self) -> None:
+        """Lose power: processes, namespaces, interfaces and settings are gone, files are there."""
+        self.history.note("the node reboots")
+        self.kill_agent()
+        self.end_orphans()
+        for path in observe.namespaces(self.folder / "pods"):
+            self._unpin(Path(path))
+        for device, places in observe.links({}).items():
+            if device in self.devices and places[0].shape != self.shapes[device]:
+                subprocess.run(["ip", "link", "delete", places[0].shape.name], check=True)
+        (self.folder / "vf-settings.json").unlink(missing_ok=True)
+        self.until(self._reborn)
+        self.promises.clear()
+        self.boot += 1
+        (self.machine.root / "proc/sys/kernel/random/boot_id").write_text(f"boot-{self.boot}\n")
+
+    def _reborn(self) -> bool:
+        """Give the devices, which are new to the kernel, the names that they get at each boot."""
+        self.machine.scan()
+        found = observe.links({})
+        for device in self.devices:
+            if device in self.unplugged:
+                continue
+            if not found.get(device):
+                return False
+            shape, wanted = found[device][0].shape, self.shapes[device]
+            if shape.name != wanted.name:
+                subprocess.run(["ip", "link", "set", shape.name, "down", "name", wanted.name], check=True)
+        return True
+
+    def end_orphans(self) -> None:
+        """End IPAM plugins that outlived their agent."""
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if (
+                    f"CNI_PATH={self.folder}/bin" in path.read_text()
+                    and (path.parent / "exe").readlink().name == "sleep"
+                ):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+
+    @staticmethod
+    def until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
+        """Wait for something that must come true."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come true in time"
+            time.sleep(0.005)
+
+    def unplug(self, device: str) -> None:
+        """Take a VF off the bus, with its interface, wherever that is."""
+        self.history.note(f"{device} leaves the bus", device)
+        self.unplugged.add(device)
+        (self.machine.root / "sys/bus/pci/devices" / device).rename(self.folder / f"unplugged-{device}")
+        for seen in observe.links(observe.namespaces(self.folder / "pods")).get(device, ()):
+            enter = [] if seen.place == HOST else ["nsenter", f"--net={seen.place}"]
+            subprocess.run([*enter, "ip", "link", "delete", seen.shape.name], check=True)
+        self.void |= {device for held in self.promises.values() for p in held if (device := p.device) in self.unplugged}
+
+    def plug(self, device: str) -> None:
+        """Bring a VF back onto the bus: new, as hardware is, under a name that the kernel chooses."""
+        self.history.note(f"{device} is back on the bus", device)
+        (self.folder / f"unplugged-{device}").rename(self.machine.root / "sys/bus/pci/devices" / device)
+        self.unplugged.discard(device)
+        settings = self.folder / "vf-settings.json"
+        if settings.exists():
+            document = json.loads(settings.read_text())
+            document.pop(f"{tiny_node.PF_NETDEV}/{self.devices.index(device)}", None)
+            settings.write_text(json.dumps(document))
+        self.machine.scan()
+
+    # -------------------------------------------------------------- observation
+
+    def look(self) -> World:
+        """Look at everything, once the kernel is done with namespaces that have ended."""
+        deadline = time.monotonic() + KERNEL_SECONDS
+        while True:
+            world = self._look()
+            complete = all(world.links[device] for device in self.devices if device not in self.unplugged)
+            if complete or time.monotonic() > deadline:
+                return world
+            time.sleep(0.01)
+
+    def _look(self) -> World:
+        self.machine.scan()  # the kernel gives a VF back from a namespace that ended; links of the simulation need this
+        pods = observe.namespaces(self.folder / "pods")
+        books = observe.Books(self.folder / "state/ledger.db")
+        found = observe.links(pods)
+        return World(
+            links={device: found.get(device, ()) for device in self.devices},
+            settings={device: self._settings(device) for device in self.devices},
+            pods=pods,
+            rows=books.rows,
+            quarantine=books.quarantine,
+            owed=books.owed,
+            leases=observe.leases(self.folder / "leases"),
+            spool=observe.spool(self.folder / "spool"),
+            damage=books.damage,
+        )
+
+    def expected(self) -> Expected:
+        """Say what must be."""
+        return Expected(
+            shapes=self.shapes,
+            settings=self.settings,
+            promises=tuple(p for held in self.promises.values() for p in held),
+            unplugged=frozenset(self.unplugged),
+            promises_void=frozenset(self.void),
+        )
+
+    def wrong(self, *, settled: bool = False) -> tuple[Violation, ...]:
+        """Check the invariants."""
+        return violations(self.look(), self.expected(), settled=settled, history=self.history.of)
+
+    def _settings(self, device: str) -> Settings:
+        index = self.devices.index(device) if hasattr(self, "devices") else 0
+        return asdict(self.machine.vf_control.read(tiny_node.PF_NETDEV, index))
+
+    def forget(self) -> None:
+        """Begin a new life: empty books, no lease, nothing spooled. Only for a node that is as it was."""
+        self.kill_agent()
+        for name in ("state", "spool", "leases"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for file in ("ipam-calls", GRANTED):
+            (self.folder / file).unlink(missing_ok=True)
+        for name in ("state", "spool"):
+            (self.folder / name).mkdir()
+        self.history = History()
+        self.promises.clear()
+        self.void.clear()
+
+
+def _names(promises: Iterable[Promise]) -> Iterator[str]:
+    for promise in promises:
+        yield promise.device
+        yield from promise.addresses
+
+
+def wanted_settings(conf: Mapping[str, Any]) -> Settings:
+    """Say which settings a netconf asks for, in the ledger's words."""
+    words = {"vlan": "vlan", "vlanQoS": "vlan_qos", "vlanProto": "vlan_proto", "max_tx_rate": "max_tx_rate"}
+    flags = {"trust": "trust", "spoofchk": "spoofchk"}
+    found = {setting: conf[key] for key, setting in words.items() if key in conf}
+    found |= {setting: conf[key] == "on" for key, setting in flags.items() if key in conf}
+    if "mac" in conf:
+        found["mac"] = conf["mac"]
+    return found

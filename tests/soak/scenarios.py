@@ -1,0 +1,181 @@
+"""What an agent is killed in the midst of: each scenario prepares a node, and says what happens then.
+
+`prepare` runs with an agent that lives; what `act` does next is what meets the fault point. The pods
+in `alive` are to end when all is over; until then each promise that they got must hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.soak.node import Call, Node, Pod
+
+MAC = "02:00:00:00:00:77"
+
+
+@dataclass
+class Play:
+    """A scenario under way."""
+
+    node: Node
+    pods: list[tuple[Pod, Mapping[str, Any]]] = field(default_factory=list)
+    """Pods that may have something, with their configuration. All get a DEL in the end."""
+    call: Call | None = None
+    """The relay that waits for the agent."""
+    adding: tuple[Pod, Mapping[str, Any]] | None = None
+    """Whose ADD that is."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    prepare: Callable[[Play], None]
+    act: Callable[[Play], Call | None] | None
+    """None: the points are those of an agent's start."""
+
+
+def everything(node: Node, device: int = 0) -> dict[str, Any]:
+    """Ask for all that can be asked for."""
+    return {**plain(node, device), **SETTINGS, "ipam": node.ipam()}
+
+
+def plain(node: Node, device: int = 0) -> dict[str, Any]:
+    """Ask for a VF as it is."""
+    return {"deviceID": node.devices[device]}
+
+
+SETTINGS: Mapping[str, Any] = {
+    "vlan": 100,
+    "vlanQoS": 3,
+    "mac": MAC,
+    "mtu": 1400,
+    "trust": "on",
+    "spoofchk": "off",
+    "max_tx_rate": 200,
+}
+CHAINED: Mapping[str, Any] = {"prevResult": {"cniVersion": "1.1.0", "interfaces": [{"name": "eth0"}]}}
+
+
+def _add(play: Play, conf: Mapping[str, Any]) -> Call:
+    pod = play.node.make_pod()
+    play.pods.append((pod, conf))
+    play.adding = (pod, conf)
+    return play.node.call("ADD", pod, conf)
+
+
+def _attach(play: Play, conf: Mapping[str, Any]) -> Pod:
+    play.node.running()
+    pod = play.node.make_pod()
+    play.pods.append((pod, conf))
+    answer = play.node.add(pod, conf)
+    assert answer.succeeded, answer
+    return pod
+
+
+def _nothing(play: Play) -> None:
+    return None
+
+
+def _grant_two(play: Play) -> None:
+    network = {"name": "storage", "vlan": 7, "trust": "on", "ipam": play.node.ipam()}
+    held = [(device, network) for device in play.node.devices[:2]]
+    pod = play.node.make_pod()
+    play.node.running().order("grant", devices=play.node.devices[:2])
+    play.node.tell_granted({pod.name: held})
+    play.pods.append((pod, {**CHAINED, **{k: network[k] for k in ("vlan", "trust")}}))
+
+
+def _add_granted(play: Play) -> Call:
+    play.adding = play.pods[0]
+    return play.node.call("ADD", *play.adding)
+
+
+def _ipam_fails(play: Play) -> None:
+    (play.node.folder / "ipam-fails-ADD").touch()
+
+
+def _dead_owner(play: Play) -> None:
+    play.node.end_pod(_attach(play, everything(play.node)))
+
+
+def _attached(play: Play) -> None:
+    _attach(play, everything(play.node))
+
+
+def _delete_first(play: Play) -> Call:
+    return play.node.begin_delete(*play.pods[0])
+
+
+def _delete_first_without_namespace(play: Play) -> Call:
+    return play.node.begin_delete(*play.pods[0], netns=False)
+
+
+def _three_attached(play: Play) -> None:
+    for index in range(2):
+        _attach(play, {**everything(play.node, index), "mac": f"02:00:00:00:00:7{index}"})
+    _attach(play, plain(play.node, 2))
+
+
+def _collect(play: Play) -> Call:
+    return play.node.collect([(play.pods[0][0].container_id, "net1")])
+
+
+def _reconcile(play: Play) -> None:
+    play.node.running().order("reconcile")
+
+
+def _left_behind(play: Play) -> None:
+    """A half ADD, a pod that ended without DEL, and a DEL that waits in the spool."""
+    node = play.node
+    _attach(play, everything(node))
+    _attach(play, {**everything(node, 1), "mac": "02:00:00:00:00:78"})
+    half = node.make_pod()
+    conf = {**everything(node, 2), "mac": "02:00:00:00:00:79"}
+    play.pods.append((half, conf))
+    hangs = node.folder / "ipam-hangs"
+    hangs.touch()
+    call = node.call("ADD", half, conf)
+    node.until(lambda: (node.folder / "ipam-calls").read_text().count(half.container_id) > 0)
+    node.kill_agent()
+    call.process.kill()
+    call.finish()
+    hangs.unlink()
+    node.end_orphans()
+    node.end_pod(play.pods[0][0])
+    node.delete(*play.pods[1])
+
+
+def _reboot(play: Play) -> None:
+    """Everything attached, and then no process, no namespace and no setting is left; the leases are."""
+    _three_attached(play)
+    play.node.reboot()
+
+
+def _owed(play: Play) -> None:
+    """One lease is owed, and a pod has ended."""
+    node = play.node
+    _attach(play, everything(node))
+    fails = node.folder / "ipam-fails-DEL"
+    fails.touch()
+    node.delete(*play.pods[0])
+    node.until(lambda: bool(node.look().owed))
+    fails.unlink()
+    node.end_pod(_attach(play, {**everything(node, 1), "mac": "02:00:00:00:00:78"}))
+
+
+SCENARIOS: tuple[Scenario, ...] = (
+    Scenario("first start", _nothing, None),
+    Scenario("ADD", _nothing, lambda play: _add(play, plain(play.node))),
+    Scenario("ADD with settings and addresses", _nothing, lambda play: _add(play, everything(play.node))),
+    Scenario("ADD of two granted VFs", _grant_two, _add_granted),
+    Scenario("ADD whose addresses fail", _ipam_fails, lambda play: _add(play, everything(play.node))),
+    Scenario("ADD after an owner that ended", _dead_owner, lambda play: _add(play, plain(play.node))),
+    Scenario("DEL", _attached, _delete_first),
+    Scenario("DEL without a namespace", _dead_owner, _delete_first_without_namespace),
+    Scenario("GC", _three_attached, _collect),
+    Scenario("start after a crash", _left_behind, None),
+    Scenario("start after a reboot", _reboot, None),
+    Scenario("reconcile", _owed, lambda play: _reconcile(play)),
+)

@@ -1,0 +1,47 @@
+"""The agent is killed at every step that changes something, as far as time allows; `make soak` takes all the time."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from tests.soak import crash
+from tests.soak.crash import CrashTest, Limits
+from tests.soak.points import Point, distinct
+from tests.soak.scenarios import SCENARIOS
+
+SECONDS = 50.0
+
+
+@pytest.mark.usefixtures("own_network")
+def test_an_agent_killed_at_any_step_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    seed = datetime.date.today().toordinal()  # noqa: DTZ011 -- another selection each day
+    outcome = crash.run(seed, Limits(others=10, seconds=SECONDS, shuffled=True))
+    with capsys.disabled():
+        print(f"\ncrash test, seed {seed}: {outcome}")
+    assert outcome.violations == []
+    assert outcome.missed < outcome.points / 4
+
+
+@pytest.mark.usefixtures("own_network")
+def test_the_points_are_those_of_the_code_that_runs() -> None:
+    test = CrashTest()
+    try:
+        points = test.find_points(next(s for s in SCENARIOS if s.name == "ADD with settings and addresses"))
+    finally:
+        test.close()
+    files = {point.where.partition(":")[0] for point in points}
+    assert {"cni/server.py", "cni/protocol.py", "cni/ipam.py", "agent/hardware/netlink.py"} <= files
+    assert not {file for file in files if file.startswith(("agent/sim/", "tests/")) and file != "agent/sim/machine.py"}
+    after = {point.where.rpartition(" ")[2] for point in points if point.after_change}
+    assert {"execute", "send", "rename", "fork_exec"} <= after
+
+
+def test_a_line_that_is_executed_again_with_nothing_done_since_is_no_new_point() -> None:
+    def point(number: int, where: str) -> Point:
+        return Point(number, where, "after" in where, False)
+
+    passed = ("a:1", "a:2", "a:1", "a:3 after send", "a:1", "a:1")
+    points = tuple(point(number, where) for number, where in enumerate(passed))
+    assert [p.number for p in distinct(points)] == [0, 1, 3, 4]
