@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 from agent import config as configuration
 from agent import logs
 from agent.errors import AgentError, ConfigError, InUse, Unavailable
+from cni import commands as commands_of_cni
+from cni.commands import DEFAULT_RELAY
 
 if TYPE_CHECKING:
     from agent.hardware.host import Host
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from agent.topology.publisher import TopologyApi
 
 DEFAULT_CONFIG = Path("/etc/nodefabric/config.yaml")
-DEFAULT_RELAY = Path("/usr/local/libexec/nodefabric/nodefabric-cni")
 DONE, FAILED, WRONG_INPUT, NO_ANSWER, IN_USE = 0, 1, 2, 3, 4
 SHOWN_DEVICES = 8
 """check-config names as many per line; its JSON names all."""
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nodefabric", description="Kubernetes node agent for RDMA, SR-IOV and GPUs")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and end")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -113,10 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_hardware(check)
     _add_output(check)
 
-    install = command("install-cni", _install_cni, "put the CNI relay where the container runtime looks for plugins")
-    install.add_argument("--relay", type=Path, default=DEFAULT_RELAY, help="default: %(default)s")
-    install.add_argument("--target", type=Path, default=Path("/opt/cni/bin"), help="default: %(default)s")
-    install.add_argument("--remove", action="store_true", help="take it away again")
+    commands_of_cni.add(command)
 
     _add_output(command("version", _version, "show the version"))
     return parser
@@ -285,16 +284,14 @@ def _some(devices: Sequence[str]) -> str:
     return ", ".join([*devices[:SHOWN_DEVICES], *([f"and {rest} more"] if rest > 0 else [])]) or "nothing"
 
 
-def _install_cni(options: argparse.Namespace) -> int:
-    from cni import install
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
 
-    if options.remove:
-        done = install.remove(options.target)
-        print(f"{options.target}: {'the relay is removed' if done else 'there was no relay'}")
-    else:
-        done = install.install(options.relay, options.target)
-        print(f"{options.target}: {'the relay is installed' if done else 'this relay is there already'}")
-    return DONE
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from agent.main import agent_version
+
+        print(f"nodefabric {agent_version()}")
+        parser.exit(DONE)
 
 
 def _version(options: argparse.Namespace) -> int:

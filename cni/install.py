@@ -1,59 +1,167 @@
 """Put the CNI relay where the container runtime looks for plugins, and take it away again.
 
-The runtime may start the relay at any moment, so the file there is replaced in one step: a
-temporary file in the same folder, on the disk before it is renamed. A running relay keeps its own.
+The runtime may start the relay at any moment, so the file there is replaced in one step; a running relay
+keeps its own. On request the names of the plugins that nodefabric replaces become links to it. A marker
+beside the relay says who installed it and what, so that two installations do not undo each other's work.
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
-import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from agent.errors import InstallFailed
+from agent.errors import ConfigError, InstallFailed
+from cni import conflist, kinds
+from cni.conflist import ConflistInvalid
+from cni.folder import Entry, Folder, Step, locked, unobserved
 
-PLUGIN_NAME = "nodefabric"
+PLUGIN_NAME = kinds.OWN
 """The `type` of a CNI configuration, and so the name of the executable."""
+DEFAULT_INSTANCE = "nodefabric"
 MAX_RELAY_BYTES = 16 << 20
-_TEMPORARY = ".nodefabric-install-"
+MAX_PLUGIN_BYTES = 512 << 20
+MARKER = ".nodefabric-installed"
+BACKUP = ".nodefabric-backup"
+REMEDY = "mount the runtime's plugin folder there, writable"
+CONFIGURATION_REMEDY = "mount the runtime's network configuration there, writable"
 
 
-def install(relay: Path, target: Path) -> bool:
-    """Put the relay into the folder `target`, under the plugin's name. Returns False if it is there already.
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What is to be in the plugin folder."""
 
-    Raises InstallFailed; what was there before then still is.
+    relay: Path
+    target: Path
+    replace: tuple[str, ...] = ()
+    """Names of plugins that become links to the relay."""
+    instance: str = DEFAULT_INSTANCE
+    force: bool = False
+    """Take over another instance's installation, and set plugins of others aside."""
+    create: bool = False
+    """Make the folder if it is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Marker:
+    instance: str
+    replaced: tuple[str, ...] = ()
+
+
+def install(wanted: Installation, *, step: Step = unobserved) -> tuple[str, ...]:
+    """Put the relay and its links in place. Returns the names that changed.
+
+    Raises ConfigError for a name that nodefabric does not replace or a folder that is not there, and InstallFailed;
+    each name then is what it was before, or what it should become.
     """
-    content = _read_relay(relay)
-    installed = target / PLUGIN_NAME
+    if unknown := [name for name in wanted.replace if name not in kinds.REPLACED]:
+        raise ConfigError("--replace", [f"{name!r} is none of {', '.join(kinds.REPLACED)}" for name in unknown])
+    content = _read_relay(wanted.relay)
+    _find_folder(wanted.target, create=wanted.create)
+    with locked(wanted.target, remedy=REMEDY, step=step) as folder:
+        marker = _claim(folder, wanted.instance, force=wanted.force)
+        foreign = [name for name in wanted.replace if _is_foreign(folder, name)]
+        if foreign and not wanted.force:
+            raise InstallFailed(
+                f"{folder.path}: {', '.join(foreign)} is a plugin of somebody else's: leave it out of --replace, or"
+                f" use --force to set it aside as NAME{BACKUP}"
+            )
+        changed = []
+        replaced = tuple(sorted({*marker.replaced, *wanted.replace}))
+        _write_marker(folder, _Marker(wanted.instance, replaced))
+        if not _is_installed(folder, content):
+            folder.put(PLUGIN_NAME, content, mode=0o755)
+            changed.append(PLUGIN_NAME)
+        for name in wanted.replace:
+            if _is_link(folder, name):
+                continue
+            if name in foreign:
+                folder.copy(name, name + BACKUP)
+            folder.point(name, PLUGIN_NAME)
+            changed.append(name)
+        return tuple(changed)
+
+
+def remove(
+    target: Path, *, instance: str = DEFAULT_INSTANCE, force: bool = False, step: Step = unobserved
+) -> tuple[str, ...]:
+    """Take the relay and its links away, and put back what they replaced. Returns the names that changed.
+
+    Raises InstallFailed. Take the plugin out of the network configurations first: the runtime cannot stop
+    pods whose plugin is gone.
+    """
+    if not target.exists():
+        return ()
+    with locked(target, remedy="it is still in place", step=step) as folder:
+        marker = _claim(folder, instance, force=force)
+        changed = []
+        for name in marker.replaced:
+            has_backup = folder.read(name + BACKUP, MAX_PLUGIN_BYTES) is not None
+            if _is_link(folder, name):
+                if has_backup:
+                    folder.move(name + BACKUP, name)
+                else:
+                    folder.remove(name)
+                changed.append(name)
+            elif has_backup:  # its own installer has put a newer one there
+                folder.remove(name + BACKUP)
+        for name in (PLUGIN_NAME, MARKER):
+            if folder.read(name, MAX_RELAY_BYTES) is not None:
+                folder.remove(name)
+                changed.append(name)
+        return tuple(name for name in changed if name != MARKER)
+
+
+def put_conflist(source: Path, configurations: Path, *, force: bool = False, step: Step = unobserved) -> bool:
+    """Put a conflist of one's own where the runtime reads it. Returns False if it is there already.
+
+    Raises ConfigError for one that cannot be used, InstallFailed if another file has its name.
+    """
     try:
-        target.mkdir(mode=0o755, parents=True, exist_ok=True)
-        _remove_leftovers(target)
-        if _is_installed(installed, content):
+        content = source.read_bytes()
+        conflist.check(content)
+    except OSError as error:
+        raise ConfigError(str(source), [f"cannot be read: {error.strerror}"]) from error
+    except ConflistInvalid as error:
+        raise ConfigError(str(source), [str(error)]) from error
+    if not source.name.endswith(".conflist"):
+        raise ConfigError(str(source), ["must be called *.conflist: the runtime reads no other list"])
+    _find_folder(configurations, create=False)
+    with locked(configurations, remedy=CONFIGURATION_REMEDY, step=step) as folder:
+        found = folder.read(source.name, MAX_RELAY_BYTES)
+        if found is not None and found.content == content:
             return False
-        _replace(installed, content)
-    except OSError as error:
-        raise InstallFailed(
-            f"{installed}: {error.strerror}: mount the runtime's plugin folder there, writable"
-        ) from error
-    return True
+        if found is not None and not force and not (found.content and conflist.names_us(found.content)):
+            raise InstallFailed(
+                f"{folder.path / source.name} is of somebody else's: give the file another name, or use --force"
+            )
+        folder.put(source.name, content, mode=0o644)
+        return True
 
 
-def remove(target: Path) -> bool:
-    """Take the relay away from the folder `target`. Returns False if it is not there. Raises InstallFailed.
+def remove_conflist(configurations: Path, name: str, *, step: Step = unobserved) -> bool:
+    """Take a conflist of one's own away. Returns False if it is not there, raises InstallFailed if it is not ours."""
+    with locked(configurations, remedy="it is still in place", step=step) as folder:
+        found = folder.read(name, MAX_RELAY_BYTES)
+        if found is None:
+            return False
+        if found.content is None or not conflist.names_us(found.content):
+            raise InstallFailed(f"{folder.path / name} does not name the plugin: it is somebody else's")
+        folder.remove(name)
+        return True
 
-    Take it out of the CNI configuration first: the runtime cannot stop pods whose plugin is gone.
-    """
-    installed = target / PLUGIN_NAME
+
+def _find_folder(path: Path, *, create: bool) -> None:
+    """See that a folder is there. One that is missing is more often a wrong path than a new host."""
     try:
-        _remove_leftovers(target)
-        installed.unlink()
-        _sync_folder(target)
-    except FileNotFoundError:
-        return False
+        if create:
+            path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not path.is_dir():
+            raise ConfigError(str(path), ["is no folder: name the one that the runtime uses, or use --create"])
     except OSError as error:
-        raise InstallFailed(f"{installed}: {error.strerror}: it is still in place") from error
-    return True
+        raise InstallFailed(f"{path}: {error.strerror}: {REMEDY}") from error
 
 
 def _read_relay(relay: Path) -> bytes:
@@ -67,43 +175,51 @@ def _read_relay(relay: Path) -> bytes:
     return content
 
 
-def _is_installed(installed: Path, content: bytes) -> bool:
-    """Compare content, owner and mode, without following a link: a link there is replaced by the file."""
+def _is_installed(folder: Folder, content: bytes) -> bool:
+    """Compare content, owner and mode. A link there is replaced by the file, never followed."""
+    found = folder.read(PLUGIN_NAME, MAX_PLUGIN_BYTES)
+    return found is not None and (found.content, found.mode, found.uid) == (content, 0o755, os.geteuid())
+
+
+def _is_link(folder: Folder, name: str) -> bool:
+    found = folder.read(name, MAX_PLUGIN_BYTES)
+    return found is not None and found.link == PLUGIN_NAME
+
+
+def _is_foreign(folder: Folder, name: str) -> bool:
+    return folder.read(name, MAX_PLUGIN_BYTES) is not None and not _is_link(folder, name)
+
+
+def _claim(folder: Folder, instance: str, *, force: bool) -> _Marker:
+    """Read the marker. Raises InstallFailed if another instance installed what is there."""
+    found = folder.read(MARKER, MAX_RELAY_BYTES)
+    if found is None:
+        return _Marker(instance)
+    marker = _read_marker(found)
+    if marker is None:
+        if not force:
+            raise InstallFailed(f"{folder.path / MARKER} cannot be understood: remove it, or use --force")
+        return _Marker(instance)
+    if marker.instance != instance and not force:
+        raise InstallFailed(
+            f"{folder.path}: installed by instance {marker.instance!r}, this one is {instance!r}: remove that one"
+            " first, or use --force to take over"
+        )
+    return marker
+
+
+def _read_marker(found: Entry) -> _Marker | None:
     try:
-        fd = os.open(installed, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    with open(fd, "rb") as file:
-        found = os.fstat(fd)
-        same_file = found.st_size == len(content) and found.st_mode & 0o7777 == 0o755
-        return same_file and found.st_uid == os.geteuid() and file.read() == content
+        document: Any = json.loads(found.content or b"")
+        replaced = tuple(name for name in document["replaced"] if name in kinds.REPLACED)
+        return _Marker(str(document["instance"]), replaced)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
-def _replace(installed: Path, content: bytes) -> None:
-    fd, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=installed.parent)
-    try:
-        with open(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fchmod(fd, 0o755)
-            os.fsync(fd)
-        os.rename(name, installed)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
-    _sync_folder(installed.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _remove_leftovers(target: Path) -> None:
-    """Remove what an installation that was killed left behind."""
-    for leftover in target.glob(f"{_TEMPORARY}*"):
-        leftover.unlink(missing_ok=True)
+def _write_marker(folder: Folder, marker: _Marker) -> None:
+    document = {"instance": marker.instance, "replaced": list(marker.replaced)}
+    content = json.dumps(document).encode() + b"\n"
+    found = folder.read(MARKER, MAX_RELAY_BYTES)
+    if found is None or found.content != content:
+        folder.put(MARKER, content)

@@ -12,13 +12,14 @@ import pytest
 import yaml
 
 from agent import cdi, config
-from agent.__main__ import DEFAULT_CONFIG, DEFAULT_RELAY, _parser
+from agent.__main__ import DEFAULT_CONFIG, _parser
 from agent.clients.apiserver import ApiServer
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
 from agent.sim.pods import read_manifest
 from agent.startup import check
 from cni import netconf
+from cni.commands import DEFAULT_RELAY
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDER = REPOSITORY / "daemonset"
