@@ -9,6 +9,9 @@ from typing import Any
 from agent.hardware.host import Route
 from cni.result_fields import in_version
 
+RT_SCOPE_LINK = 253
+_ROUTE_KEYS = ("mtu", "advmss", "priority", "table", "scope")
+
 
 @dataclass(frozen=True, slots=True)
 class Interface:
@@ -36,15 +39,20 @@ class Leases:
         return tuple(ip["address"] for ip in self.ips)
 
     def kernel_routes(self) -> tuple[Route, ...]:
-        """The routes for the kernel; one without a gateway takes that of the first lease of its family."""
-        found = []
-        for route in self.routes:
+        """The routes for the kernel; one without a gateway takes that of the first lease of its family.
+
+        But for one of the scope of a link or of the host: the kernel refuses it with a gateway.
+        """
+        return tuple(self._kernel_route(route) for route in self.routes)
+
+    def _kernel_route(self, route: Mapping[str, Any]) -> Route:
+        gateway = route.get("gw") or None
+        if gateway is None and (route.get("scope") or 0) < RT_SCOPE_LINK:
             family = ":" in route["dst"]
-            default = next(
-                (ip["gateway"] for ip in self.ips if ip.get("gateway") and (":" in ip["address"]) == family), None
-            )
-            found.append(Route(route["dst"], route.get("gw") or default))
-        return tuple(found)
+            fitting = (ip["gateway"] for ip in self.ips if ip.get("gateway") and (":" in ip["address"]) == family)
+            gateway = next(fitting, None)
+        more = {key: value for key in _ROUTE_KEYS if (value := route.get(key)) is not None}
+        return Route(route["dst"], gateway, **more)
 
 
 def build(version: str, previous: Mapping[str, Any] | None, made: Sequence[tuple[Interface, Leases]]) -> dict[str, Any]:

@@ -66,6 +66,13 @@ class Route:
     destination: str
     """CIDR"""
     gateway: str | None
+    mtu: int | None = None
+    advmss: int | None = None
+    priority: int | None = None
+    """The metric; a lower one goes first."""
+    table: int | None = None
+    scope: int | None = None
+    """0 universe, 253 link, 254 host (RT_SCOPE_*)."""
 
 
 @dataclass(frozen=True, slots=True)

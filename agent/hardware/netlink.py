@@ -208,11 +208,8 @@ class Netlink:
                         **more,
                     )
             for route in routes:
-                spec: dict[str, Any] = {"dst": route.destination, "oif": link.ifindex}
-                if route.gateway is not None:
-                    spec["gateway"] = route.gateway
                 with _translated(f"add route {route.destination} via {route.gateway or ifname}"):
-                    ipr.route("replace", **spec)
+                    ipr.route("replace", oif=link.ifindex, **_route_spec(route))
 
         self._run(netns, apply)
 
@@ -323,6 +320,14 @@ class Netlink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _route_spec(route: Route) -> dict[str, Any]:
+    """Say in pyroute2's words what is known of a route."""
+    optional = {key: getattr(route, key) for key in ("gateway", "priority", "table", "scope")}
+    spec = {"dst": route.destination} | {key: value for key, value in optional.items() if value is not None}
+    metrics = {key: value for key in ("mtu", "advmss") if (value := getattr(route, key)) is not None}
+    return spec | ({"metrics": metrics} if metrics else {})
 
 
 def _routes(message: Any, ifindex: int | None) -> Iterator[Route]:

@@ -119,3 +119,17 @@ def test_a_route_without_a_gateway_takes_the_one_of_its_family() -> None:
         Route("::/0", None),
     )
     assert leases.addresses == ("10.0.0.2/24", "10.0.5.2/24", "fd00::2/64")
+
+
+def test_what_1_1_says_of_a_route_reaches_the_kernel() -> None:
+    leases = Leases(
+        ips=({"address": "10.0.0.2/24", "gateway": "10.0.0.1"},),
+        routes=(
+            {"dst": "10.9.0.0/16", "mtu": 1300, "advmss": 1200, "priority": 5, "table": 100, "scope": 0},
+            {"dst": "10.8.0.0/16", "scope": 253},
+        ),
+    )
+    assert leases.kernel_routes() == (
+        Route("10.9.0.0/16", "10.0.0.1", mtu=1300, advmss=1200, priority=5, table=100, scope=0),
+        Route("10.8.0.0/16", None, scope=253),
+    )

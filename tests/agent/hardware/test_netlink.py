@@ -168,6 +168,28 @@ def test_addresses_and_routes_are_set_and_may_be_set_again(links: Netlink, pod: 
 
 
 @pytest.mark.usefixtures("net1")
+def test_what_a_route_may_say_more_reaches_the_kernel(links: Netlink, pod: int, tmp_path: Path) -> None:
+    routes = (
+        Route("10.5.0.0/16", "10.0.0.1", mtu=1300, advmss=1200, priority=7, table=100, scope=0),
+        Route("10.6.0.0/16", None, scope=253),
+        Route("fd05::/64", "fd00::1", mtu=1400, priority=9),
+    )
+    for _ in range(2):
+        configure(links, pod, ("10.0.0.2/24", "fd00::2/64"), *routes)
+
+    def show(*what: str) -> Any:
+        return json.loads(run("nsenter", f"--net={tmp_path}/pod", "ip", "-j", *what))
+
+    (other,) = show("route", "show", "table", "100")
+    assert (other["dst"], other["gateway"], other["metric"]) == ("10.5.0.0/16", "10.0.0.1", 7)
+    assert other["metrics"] == [{"mtu": 1300, "advmss": 1200}]
+    (near,) = show("route", "show", "10.6.0.0/16")
+    assert near["scope"] == "link"
+    (six,) = show("-6", "route", "show", "fd05::/64")
+    assert (six["metric"], six["metrics"]) == (9, [{"mtu": 1400}])
+
+
+@pytest.mark.usefixtures("net1")
 def test_what_the_kernel_refuses_is_told_with_address_or_route(links: Netlink, pod: int) -> None:
     with pytest.raises(NetlinkFailed, match=r"add route 10\.9\.0\.0/16 via 192\.168\.0\.1"):
         configure(links, pod, ("10.0.0.2/24",), Route("10.9.0.0/16", "192.168.0.1"))
