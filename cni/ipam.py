@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.errors import IpamFailed
-from cni import program, protocol
+from agent.errors import IpamFailed, RequestInvalid
+from cni import program, protocol, result_fields
 from cni.result import Leases
 
 TIMEOUT_SECONDS = 30.0
@@ -46,16 +45,13 @@ class IpamMissing(IpamFailed):
 def add(document: Mapping[str, Any], call: IpamCall, seconds: float = TIMEOUT_SECONDS) -> Leases:
     """Ask for addresses. Raises IpamFailed; then nothing was leased that `delete` would not return."""
     result = _run("ADD", document, call, seconds)
-    ips, routes, dns = result.get("ips"), result.get("routes") or [], result.get("dns") or {}
-    for what, value, usable in (
-        # None at all would leave the interface without an address, and nobody would notice.
-        ("ips", ips, bool(ips) and _all(ips, lambda ip: _is_cidr(ip["address"]) and _is_gateway(ip.get("gateway")))),
-        ("routes", routes, _all(routes, lambda route: _is_cidr(route["dst"]) and _is_gateway(route.get("gw")))),
-        ("dns", dns, isinstance(dns, dict)),
-    ):
-        if not usable:
-            raise IpamFailed(_kind(document), f"answered without usable {what}: {value!r}")
-    return Leases(tuple(ips or ()), tuple(routes), dns)
+    try:
+        result_fields.check(result)
+    except RequestInvalid as error:
+        raise IpamFailed(_kind(document), f"answered what cannot be used: {error}") from error
+    if not result.get("ips"):  # then the interface would have no address, and nobody would notice
+        raise IpamFailed(_kind(document), f"answered without an address (ips is {result.get('ips')!r})")
+    return Leases(tuple(result["ips"]), tuple(result.get("routes") or ()), result.get("dns") or {})
 
 
 def delete(document: Mapping[str, Any], call: IpamCall, seconds: float = TIMEOUT_SECONDS) -> None:
@@ -93,21 +89,6 @@ def status(document: Mapping[str, Any], call: IpamCall, seconds: float = TIMEOUT
     newer = {**document, "cniVersion": COLLECT_SINCE}
     if COLLECT_SINCE in _supported(newer, call, seconds):
         _run("STATUS", newer, call, seconds)
-
-
-def _all(items: Any, usable: Callable[[Mapping[str, Any]], bool]) -> bool:
-    try:
-        return isinstance(items, list) and all(isinstance(item, dict) and usable(item) for item in items)
-    except (KeyError, ValueError):
-        return False
-
-
-def _is_cidr(text: Any) -> bool:
-    return isinstance(text, str) and "/" in text and bool(ipaddress.ip_interface(text))
-
-
-def _is_gateway(text: Any) -> bool:
-    return text is None or text == "" or (isinstance(text, str) and bool(ipaddress.ip_address(text)))
 
 
 def _kind(document: Mapping[str, Any]) -> str:
