@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 
+from agent.errors import LedgerError
 from agent.model.allocation import (
     Attachment,
     AttachmentState,
@@ -26,7 +27,21 @@ def grant(row: sqlite3.Row) -> Grant:
 
 
 def attachment(row: sqlite3.Row) -> Attachment:
-    """Read a row of `attachments`."""
+    """Read a row of `attachments`.
+
+    Raises LedgerError for one whose undo record says what this version does not understand: left out, it
+    would stay undone.
+    """
+    try:
+        return _attachment(row)
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerError(
+            f"the attachment of {row['device']} in the ledger is not understood ({error}): install the version"
+            " that wrote it again, and let it detach the device"
+        ) from error
+
+
+def _attachment(row: sqlite3.Row) -> Attachment:
     return Attachment(
         attachment_id=row["attachment_id"],
         owner=Owner(

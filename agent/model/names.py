@@ -16,6 +16,11 @@ _LEFT_OVER = re.compile(r"dev[0-9]+")
 _OF_PODS = re.compile(r"(net|eth)[0-9]+")
 
 
+def may_be_strange(name: str) -> bool:
+    """Tell whether a name is worth asking how the interface should be called."""
+    return bool(_LEFT_OVER.fullmatch(name) or _OF_PODS.fullmatch(name))
+
+
 def is_strange(name: str, usual: str | None) -> bool:
     """Tell whether an interface has the name of another life. `usual` is what it should be called, if known.
 

@@ -19,6 +19,11 @@ from agent.reconcile.backoff import Backoff
 from agent.reconcile.grants import UNCLAIMED_SECONDS, Claim
 from cni.attachment import Attachments
 
+PROBE_SECONDS = 30.0
+"""Runs may follow each other quickly, and pods write into the same books."""
+REPAIR_SECONDS = 5.0
+"""How soon it is looked again whether books that could not be written can be."""
+
 log = logging.getLogger(__name__)
 
 
@@ -76,6 +81,7 @@ class Reconciler:
         self._complain = complain
         self._clock = clock
         self._backoff = Backoff(clock)
+        self._probe_at = 0.0
         self._claims: Sequence[Claim] | None = None
         """kubelet's last word; None if it did not answer the last time."""
         self._sandboxes: Sequence[Sandbox] | None = None
@@ -144,9 +150,9 @@ class Reconciler:
             await asyncio.to_thread(self._probe)
             await asyncio.to_thread(self.heal_attachments)
             await asyncio.to_thread(self._settle_grants)
-            due = self._backoff.next_due()
+            due = [seconds, self._backoff.next_due(), None if self._probe_at else REPAIR_SECONDS]
             try:
-                async with asyncio.timeout(seconds if due is None else min(seconds, due)):
+                async with asyncio.timeout(min(d for d in due if d is not None)):
                     await changed()
             except TimeoutError:
                 pass
@@ -157,12 +163,17 @@ class Reconciler:
             await asyncio.sleep(seconds)
 
     def _probe(self) -> None:
+        """Find out now and then whether the books can be written: pods that start would find out for good."""
+        if self._clock() < self._probe_at:
+            return
         try:
             self._ledger.probe()
         except LedgerError as error:
+            self._probe_at = 0.0
             self._complain(str(error))
         else:
             self._complain(None)
+            self._probe_at = self._clock() + PROBE_SECONDS
 
     # -------------------------------------------------------------------- rows
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent.model.allocation import Quarantine
 from agent.model.device import PciDevice, Snapshot, is_pci_address
 from agent.model.known import KnownDevice, identity_of
-from agent.model.names import is_strange, usual_name
+from agent.model.names import is_strange, may_be_strange, usual_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,12 @@ def survey(snapshot: Snapshot, held: Collection[str], known: Iterable[KnownDevic
             if device.address in ours and _should_have_interface(device, snapshot):
                 missing.append(device.address)
             continue
-        name = usual_name(device, snapshot, before.netdev if before else None)
-        if is_strange(netdev.name, name):
-            if device.address in ours:
-                strange.append(device.address)
-            continue
+        if may_be_strange(netdev.name):
+            name = usual_name(device, snapshot, before.netdev if before else None)
+            if is_strange(netdev.name, name):
+                if device.address in ours:
+                    strange.append(device.address)
+                continue
         now = KnownDevice(
             device.address, identity_of(device, snapshot), netdev.name, netdev.mac, netdev.mtu, snapshot.boot_id
         )

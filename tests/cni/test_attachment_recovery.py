@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef
+from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, VfSettings
 from agent.reconcile import Claim, Reconciler
 from cni import protocol, spool
 from cni.modes import vf as mode
@@ -332,3 +333,104 @@ def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: R
     assert [rig.found(i) for i in range(2)] == before[:2]
     assert rig.in_pod(pods[2]) is not None
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("state", ["attaching", "moved", "attached", "detaching"])
+@pytest.mark.parametrize("with_namespace", [True, False])
+def test_a_del_finishes_a_row_in_each_state(rig: Rig, state: str, with_namespace: bool) -> None:
+    """Left by an agent that was killed; the runtime's later DELs come without a namespace."""
+    pod, before = rig.pod(), rig.found()
+    if state in ("attached", "detaching"):
+        rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
+        if state == "detaching":
+            rig.ledger.begin_detach([row.attachment_id for row in rig.ledger.attachments()])
+    else:
+        target = Target(vf(0), "", "c1", "net1", "vf", from_document(ASKED))
+        planned = mode.plan(rig.machine, rig.machine.scan(), target)
+        with open(pod) as netns:
+            status = os.fstat(netns.fileno())
+            rig.ledger.begin_attach(
+                Owner("c1", "net1", PodRef("default", "p"), NetnsId(status.st_dev, status.st_ino)),
+                ifname="net1",
+                device=vf(0),
+                resource_name="",
+                undo=planned.undo,
+                netns_path=str(pod),
+                request={"name": "rails", "network": None},
+            )
+            if state == "moved":
+                mode.enter(rig.machine, planned, netns.fileno())
+    rig.delete("c1", pod if with_namespace else None)
+    rig.await_back()
+    assert rig.found() == before
+    assert rig.leases() == []
+    rig.delete("c1", None)
+    rig.delete("c1", None)
+    assert rig.ledger.attachments() == ()
+
+
+def test_nothing_is_reset_on_a_device_that_has_the_address_after_a_reboot(own_network: None, tmp_path: Path) -> None:
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path, boot_id="yesterday") as rig:
+        pod = rig.pod()
+        rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
+        rig.ledger.quarantine(vf(1), "clean-up failed")
+        rig.remove(pod)
+        until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+    with open_rig(tmp_path, boot_id="today") as rig:
+        # Another device is there now, under a name of its own, as the administrator has set it up.
+        found = rig.machine.find_netdev(vf(0))
+        assert found is not None
+        subprocess.run(["ip", "link", "set", found.name, "name", "other7", "mtu", "1300"], check=True)
+        rig.machine.vf_control.apply(PF_NETDEV, 0, VfSettings(vlan=77, trust=True))
+        before = rig.found()
+        reconciler, counted = reconciler_of(rig, "today")
+        asyncio.run(reconciler.run_once())
+        assert rig.found() == before
+        assert rig.ledger.attachments() == ()
+        assert rig.leases() == []
+        assert rig.ledger.quarantines() == ()
+        assert counted == [("detach", "rebooted"), ("quarantine-end", "rebooted"), ("lease-return", "owed")]
+        asyncio.run(reconciler.run_once())
+        assert rig.found() == before
+
+
+def reconciler_of(rig: Rig, boot_id: str) -> tuple[Reconciler, list[tuple[str, str]]]:
+    """Make a reconciler to which all VFs are offered, and the list of what it does."""
+    counted: list[tuple[str, str]] = []
+
+    async def claims() -> tuple[Claim, ...]:
+        return ()
+
+    made = Reconciler(
+        rig.ledger,
+        rig.attachments,
+        claims=claims,
+        devices_of_units=lambda: {vf(i): vf(i) for i in range(3)},
+        replay_spool=lambda: 0,
+        count=lambda action, reason: counted.append((action, reason)),
+        snapshot=lambda: replace(rig.machine.scan(), boot_id=boot_id),
+        ours=lambda: {vf(i) for i in range(3)},
+    )
+    return made, counted
+
+
+def test_a_vf_that_lost_its_row_and_its_pod_is_clean_after_one_run(own_network: None, tmp_path: Path) -> None:
+    """The books are lost, and the pod ends before the next agent begins: nobody's settings stay on the PF."""
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path) as rig:
+        before = rig.found()
+        pod = rig.pod()
+        rig.add("c1", pod, **ASKED)
+    for file in tmp_path.glob("ledger.db*"):
+        file.unlink()
+    subprocess.run(["umount", "--lazy", pod], check=True)
+    pod.unlink()
+    with open_rig(tmp_path) as rig:
+        until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+        reconciler, counted = reconciler_of(rig, "boot")
+        asyncio.run(reconciler.run_once())
+        name, _, _, up, settings = rig.found()
+        assert (name, up, settings) == (before[0], before[3], before[4])
+        assert counted == [("restore", "strange-name"), ("detach", "half-detaching")]
+        assert rig.ledger.attachments() == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import signal
 import sqlite3
@@ -220,3 +221,42 @@ def test_a_folder_in_place_of_the_file_is_a_ledger_error(tmp_path: Path) -> None
     (tmp_path / "ledger.db").mkdir()
     with pytest.raises(LedgerError, match=r"ledger\.db"):
         Ledger.open(tmp_path / "ledger.db", "boot")
+
+
+def test_a_row_that_this_version_does_not_understand_is_told_and_kept(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        attach(books, VF, owner())
+    change = "UPDATE attachments SET undo = json_set(undo, '$.from_the_future', 1)"
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
+        db.execute(change)
+    with pytest.raises(LedgerError, match=rf"the attachment of {VF} .*from_the_future.*install the version"):
+        Ledger.open(tmp_path / "ledger.db", "boot")
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
+        db.execute(change.replace("json_set", "json_remove").replace(", 1)", ")"))
+    with open_books(tmp_path) as books:
+        assert len(books.attachments()) == 1
+
+
+def test_a_probe_tells_of_a_full_disk_and_of_its_end(small_disk: Path) -> None:
+    with open_books(small_disk) as books:
+        books.probe()
+        filler = fill(small_disk)
+
+        def probe_for_ever() -> None:
+            while True:  # the write-ahead log has room for a while
+                books.probe()
+
+        with pytest.raises(LedgerError, match="free space"):
+            probe_for_ever()
+        filler.unlink()
+        books.probe()
+
+
+def test_a_probe_neither_grows_the_file_nor_changes_it(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        attach(books, VF, owner())
+        for _ in range(5000):
+            books.probe()
+    assert (tmp_path / "ledger.db").stat().st_size < 200_000
+    with open_books(tmp_path) as books:
+        assert len(books.attachments()) == 1
