@@ -25,6 +25,9 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_NETWORK_VALUES = 1000
 MAX_NETWORK_DEPTH = 20
 KINDS = ("hca", "vf", "gpu")
+NETWORK_KINDS = ("vf", "hca")
+SHARED_MODES = ("macvlan", "ipoib")
+"""Modes that leave the adapter in the host, for all that share it."""
 DEFAULT_SHARES = 63
 """A RoCE port has 128 GIDs and a sharer takes two (v1 and v2): about 63 pods fit one HCA."""
 
@@ -69,7 +72,8 @@ class Resource:
     management: bool = False
     """hca and vf: hand out umad and issm devices too."""
     network: str | None = None
-    """vf: the entry of `networks` that a VF joins when the CNI request names no device."""
+    """vf and hca: the entry of `networks` that a VF joins when the CNI request names no device; or that says what
+    interface a pod gets upon the netdev of its HCA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +314,21 @@ def _config(top: _Reader, source: str) -> Config:
     _unique(top, "networks", [n.name for n in networks])
     _unique(top, "resources", [r.name for r in resources])
     for i, resource in enumerate(resources):
-        if resource.network is not None and resource.network not in [n.name for n in networks]:
+        if resource.network is None:
+            continue
+        network = next((n for n in networks if n.name == resource.network), None)
+        if network is None:
             top.note(f"resources[{i}].network", f"{resource.network!r} is not among the networks")
+            continue
+        mode = network.netconf.get("mode") or "vf"
+        if resource.kind == "hca" and mode not in SHARED_MODES:
+            top.note(
+                f"resources[{i}].network",
+                f"{resource.network!r} has mode {mode}, which takes the adapter from the others that share it: an hca"
+                f" needs a network of mode {' or '.join(SHARED_MODES)}",
+            )
+        if resource.kind == "vf" and mode in SHARED_MODES:
+            top.note(f"resources[{i}].network", f"{resource.network!r} has mode {mode}, which is for kind hca, not vf")
     http = top.section("endpoints")
     topology = top.section("topology")
     config = Config(
@@ -376,7 +393,7 @@ def _resource(reader: _Reader) -> Resource:
         select=_select(reader.section("select"), kind),
         shares=reader.whole("shares", DEFAULT_SHARES, 1, 10_000) if kind == "hca" else DEFAULT_SHARES,
         management=reader.flag("management", False) if kind in ("hca", "vf") else False,
-        network=reader.text("network", None, "the name of a network", _NETWORK_NAME) if kind == "vf" else None,
+        network=reader.text("network", None, "the name of a network", _NETWORK_NAME) if kind in NETWORK_KINDS else None,
     )
     if kind:
         reader.done()

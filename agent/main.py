@@ -113,6 +113,7 @@ class Agent:
                 self._granted,
                 netns_folders=self.config.netns_folders,
                 network_of=self._network_of,
+                observe_steps=self.metrics.observe_steps,
                 foreign_folders=(self._host.root / "var/lib/cni", self._host.root / "var/run/cni"),
             )
             stack.push_async_callback(asyncio.to_thread, attachments.close)
@@ -296,29 +297,34 @@ class Agent:
         return self.obstacles.first(besides=("kubelet", "endpoints", "admin"))
 
     def _granted(self, pod: PodRef) -> Sequence[GrantedDevice]:
-        """List the VFs that kubelet gave to a pod, for a CNI call. Runs on the call's thread.
+        """List the devices that kubelet gave to a pod and that have to do with its network. Runs on the call's thread.
 
-        Once the grants agree with kubelet and none of them is a VF's, none is this pod's either, and
+        These are VFs, and each shared HCA, once, whose resource names a network.
+        Once the grants agree with kubelet and none of them is such a device's, none is this pod's either, and
         kubelet need not be asked. Until then kubelet is the authority: the ledger may be a new one.
         """
         assert self._ledger is not None
         assert self._plugins is not None
-        vfs = {name for name, kind in self._kinds.items() if kind == "vf"}
-        granted = self._ledger.granted_devices(vfs)
-        if not vfs or (self._reconciler is not None and self._reconciler.settled and not granted):
+        wanted = {r.name for r in self.config.resources if r.kind == "vf" or (r.kind == "hca" and r.network)}
+        granted = self._ledger.granted_devices(wanted)
+        if not wanted or (self._reconciler is not None and self._reconciler.settled and not granted):
             return ()
         found = self._ask_kubelet(pod)
         if found is None:
             return ()
         self._ledger.bind(found.all_device_ids, pod)
         mine = []
-        for name in sorted(vfs):
+        for name in sorted(wanted):
             conf = self._network_of(name)
+            shared = set[str]()
             for unit_id in sorted(found.device_ids(name)):
                 offered = self._plugins.unit(unit_id)
                 device = granted.get(unit_id) or (offered.device if offered is not None else None)
                 if device is None:
                     raise DeviceGone(unit_id, f"among the units of {name}, though kubelet gave it to {pod}")
+                if self._kinds[name] == "hca" and device in shared:
+                    continue  # several shares of one HCA
+                shared.add(device)
                 mine.append(GrantedDevice(device, name, conf))
         return mine
 

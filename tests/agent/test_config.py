@@ -115,7 +115,7 @@ def test_all_problems_are_listed_with_their_paths() -> None:
         ("resources: [{name: a/b, kind: vf, select: {pfs: [x]}}]", "resources[0].select.pfs"),
         ("resources: [{name: a/b, kind: vf, shares: 3}]", "resources[0].shares"),
         ("resources: [{name: a/b, kind: gpu, management: true}]", "resources[0].management"),
-        ("resources: [{name: a/b, kind: hca, network: n}]", "resources[0].network"),
+        ("resources: [{name: a/b, kind: gpu, network: n}]", "resources[0].network"),
     ],
 )
 def test_an_unknown_key_is_an_error_that_names_the_known_ones(text: str, path: str) -> None:
@@ -322,3 +322,24 @@ def test_whatever_stands_in_the_document_only_a_config_error_is_raised(document:
 def test_whatever_bytes_come_only_a_config_error_is_raised(text: bytes) -> None:
     with suppress(ConfigError):
         config.parse(text, "fuzz.yaml")
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "wrong"),
+    [
+        ("hca", "macvlan", None),
+        ("hca", "ipoib", None),
+        ("vf", "vf", None),
+        ("hca", "vf", "has mode vf, which takes the adapter from the others that share it"),
+        ("hca", "nic", "has mode nic"),
+        ("vf", "macvlan", "has mode macvlan, which is for kind hca, not vf"),
+    ],
+)
+def test_a_network_must_suit_its_resource(kind: str, mode: str, wrong: str | None) -> None:
+    text = f"resources: [{{name: a/b, kind: {kind}, network: n}}]\nnetworks: [{{name: n, mode: {mode}}}]"
+    if wrong is None:
+        assert config.parse(text, "file").resources[0].network == "n"
+    else:
+        (problem,) = problems_of(text)
+        assert problem.startswith("resources[0].network: 'n' has mode")
+        assert wrong in problem
