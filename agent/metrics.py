@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections import Counter as Tally
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from agent.model.unit import OfferedUnit
 MILLISECONDS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000)
 CNI_COMMANDS = frozenset({"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"})
 PCI_CLASS_NETWORK = 0x02
+MOST_PENDING = 1000
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,8 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.perf_counter) -> None:
         self.registry = registry
         self._clock = clock
+        self._pending = _Pending()
+        registry.register(self._pending)
         self._rpc = Histogram(
             "nodefabric_rpc_duration_milliseconds",
             "Time to answer kubelet, by call, resource and outcome (ok, or the error's reason).",
@@ -74,6 +78,13 @@ class Metrics:
             "nodefabric_cni_duration_milliseconds",
             "Time to answer a CNI command, by command and outcome (ok, or the error's reason).",
             ("command", "outcome"),
+            buckets=MILLISECONDS,
+            registry=registry,
+        )
+        self._steps = Histogram(
+            "nodefabric_cni_step_duration_milliseconds",
+            "Time that the steps of an ADD took, by step (plan, books, device, ipam, addresses).",
+            ("step",),
             buckets=MILLISECONDS,
             registry=registry,
         )
@@ -103,6 +114,15 @@ class Metrics:
         with self._timed(lambda outcome, ms: self._rpc.labels(operation, resource, outcome).observe(ms)) as seen:
             yield seen
 
+    def observe_steps(self, milliseconds: Mapping[str, float]) -> None:
+        """Count what the steps of an ADD took."""
+
+        def record() -> None:
+            for step, taken in milliseconds.items():
+                self._steps.labels(step).observe(taken)
+
+        self._pending.add(record)
+
     @contextmanager
     def observe_cni(self, command: str) -> Iterator[Observation]:
         """Time one CNI command. A command that CNI does not know counts as `other`."""
@@ -120,7 +140,8 @@ class Metrics:
             seen.outcome = outcome_of(error)
             raise
         finally:
-            record(seen.outcome, (self._clock() - start) * 1000)
+            taken = (self._clock() - start) * 1000
+            self._pending.add(lambda: record(seen.outcome, taken))
 
     def reconciled(self, action: str, reason: str) -> None:
         """Count an action of the reconciler. Both are words of its own, never names."""
@@ -142,6 +163,38 @@ class Metrics:
         """Return content type and text of all series, in the format that `accept` asks for."""
         encode, content_type = choose_encoder(accept)
         return content_type, encode(self.registry)
+
+
+class _Pending(Collector):
+    """Observations that are counted when somebody looks: neither a pod nor kubelet waits for a histogram.
+
+    Registered before the instruments, so a scrape counts them before it reads.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def add(self, record: Callable[[], None]) -> None:
+        """Keep an observation for later. If nobody ever looks, there is an end to that."""
+        self._waiting.append(record)
+        if len(self._waiting) > MOST_PENDING:
+            self.count()
+
+    def count(self) -> None:
+        """Count what waits."""
+        while True:
+            try:
+                record = self._waiting.popleft()
+            except IndexError:
+                return
+            record()
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        self.count()
+        return ()
 
 
 def outcome_of(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from agent.model.device import Snapshot, is_pci_address
 from cni import netconf, result
 from cni.call import Call, GrantedDevice, request_of
 from cni.detach import Detaching
+from cni.laps import Laps
 from cni.locks import DeviceLocks
 from cni.modes import choice
 from cni.modes.mode import InterfaceFacts, Target
@@ -48,6 +49,7 @@ class Attaching:
         detaching: Detaching,
         *,
         busy_seconds: float,
+        observe_steps: Callable[[Mapping[str, float]], None],
     ) -> None:
         self._host = host
         self._ledger = ledger
@@ -56,6 +58,7 @@ class Attaching:
         self._locks = locks
         self._detaching = detaching
         self._busy_seconds = busy_seconds
+        self._observe_steps = observe_steps
 
     def add(self, call: Call) -> Mapping[str, Any]:
         """Attach the call's devices and return the CNI result. The same ADD again answers the same."""
@@ -163,10 +166,12 @@ class Attaching:
         assert call.netns is not None
         rows: list[Attachment] = []
         made: list[tuple[InterfaceFacts, result.Leases]] = []
+        laps = Laps()
         try:
             for target in targets:
                 conf, mode = target.conf, choice.named(target.mode)
                 planned = mode.plan(self._host, self._snapshot(), target)
+                laps.end("plan")
                 row = self._ledger.begin_attach(
                     owner,
                     ifname=target.ifname,
@@ -178,15 +183,19 @@ class Attaching:
                     durable=conf.ipam is not None,
                 )
                 rows.append(row)
+                laps.end("books")
                 facts = mode.enter(self._host, planned, call.netns)
+                laps.end("device")
                 if conf.device_info_file is not None and facts.pci_id == row.device:
                     about = device_info.describe(self._snapshot(), row.device, filter(None, [row.undo.rdma]))
                     device_info.write_attached(conf.device_info_file, about)
                 leases = result.Leases()
                 if conf.ipam is not None:
                     leases = self._detaching.leases.take(row)
+                    laps.end("ipam")
                     if facts.in_kernel:
                         self._host.links.configure(target.ifname, call.netns, leases.addresses, leases.kernel_routes())
+                        laps.end("addresses")
                 made.append((facts, leases))
             answer = result.build(
                 call.conf.cni_version,
@@ -196,10 +205,12 @@ class Attaching:
             if mark.close():  # from here on a DEL finds the rows
                 raise DeviceBusy(f"DEL of {owner.container_id} {owner.cni_ifname} came while its ADD was under way")
             self._ledger.finish_attach([row.attachment_id for row in rows], answer)
+            laps.end("books")
         except BaseException:
             for row in reversed(rows):
                 self._undo_failed_add(row, call.netns)
             raise
+        self._observe_steps(laps.milliseconds())
         return answer
 
     def _undo_failed_add(self, row: Attachment, netns: int) -> None:

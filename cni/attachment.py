@@ -36,18 +36,22 @@ class Attachments(Detaching):
         netns_folders: Sequence[Path] = NETNS_FOLDERS,
         foreign_folders: tuple[Path, Path] = (foreign.STATE, foreign.RUN),
         network_of: Callable[[str], Mapping[str, Any] | None] = lambda resource_name: None,
+        observe_steps: Callable[[Mapping[str, float]], None] = lambda milliseconds: None,
     ) -> None:
         """`granted` lists the VFs that kubelet gave to a pod; it may raise Unavailable.
 
         `netns_folders` are where the runtime binds its pods' namespaces, `foreign_folders` where the replaced
         plugins keep their state and their locks. `network_of` tells which network a resource's VFs join.
+        `observe_steps` is told what each of `laps.STEPS` took of an ADD that succeeded.
         """
         locks = DeviceLocks()
         super().__init__(host, ledger, snapshot, locks)
         self.finder = Finder(host, ledger, locks, snapshot, netns_folders=netns_folders, network_of=network_of)
         state, run = foreign_folders
         self.adopter = Adopter(host, ledger, locks, snapshot, state=state, run=run, netns_folders=netns_folders)
-        self._attaching = Attaching(host, ledger, snapshot, granted, locks, self, busy_seconds=busy_seconds)
+        self._attaching = Attaching(
+            host, ledger, snapshot, granted, locks, self, busy_seconds=busy_seconds, observe_steps=observe_steps
+        )
 
     def add(self, call: Call) -> Mapping[str, Any]:
         """Attach the call's devices and return the CNI result. The same ADD again answers the same."""

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.errors import LedgerError, NetlinkFailed
-from agent.metrics import Facts, Metrics
+from agent.metrics import MOST_PENDING, Facts, Metrics
 from agent.model.allocation import Attachment, AttachmentState, Grant, NetnsId, Owner, PodRef, Quarantine, Undo
 from agent.model.device import Gpu, PciDevice, Problem, Snapshot
 from agent.model.health import HEALTHY, Health, unhealthy
@@ -210,3 +210,24 @@ def test_openmetrics_is_served_to_who_asks_for_it() -> None:
     metrics = Metrics(CollectorRegistry())
     assert metrics.render("application/openmetrics-text; version=1.0.0")[0].startswith("application/openmetrics-text")
     assert metrics.render("text/html")[0].startswith("text/plain")
+
+
+def test_the_steps_of_an_add_are_counted_when_somebody_looks() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for _ in range(3):
+        metrics.observe_steps({"plan": 0.5, "device": 15.0})
+    name = "nodefabric_cni_step_duration_milliseconds"
+    assert registry.get_sample_value(f"{name}_count", {"step": "device"}) == 3
+    assert registry.get_sample_value(f"{name}_sum", {"step": "device"}) == pytest.approx(45)
+    assert registry.get_sample_value(f"{name}_sum", {"step": "plan"}) == pytest.approx(1.5)
+
+
+def test_observations_that_nobody_looks_at_do_not_pile_up() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for _ in range(5 * MOST_PENDING):
+        metrics.observe_steps({"plan": 1.0})
+    assert len(metrics._pending._waiting) <= MOST_PENDING
+    count = registry.get_sample_value("nodefabric_cni_step_duration_milliseconds_count", {"step": "plan"})
+    assert count == 5 * MOST_PENDING
