@@ -24,7 +24,6 @@ from cni.install import Installation
 DEFAULT_RELAY = Path("/usr/local/libexec/nodefabric/nodefabric-cni")
 DEFAULT_TARGET = Path("/opt/cni/bin")
 DEFAULT_CONFIGURATIONS = Path("/etc/cni/net.d")
-AGENT_SECONDS = 60.0
 AGENT_PAUSE_SECONDS = 0.2
 
 log = logging.getLogger(__name__)
@@ -57,6 +56,9 @@ def add(command: Added) -> None:
         type=Path,
         metavar="SOCKET",
         help="chain once an agent listens there, so that no pod's start waits for it",
+    )
+    parser.add_argument(
+        "--wait-seconds", type=float, default=60.0, help="without --watch, wait no longer (default: %(default)g)"
     )
     parser.add_argument("--remove", action="store_true", help="the same as remove-cni")
 
@@ -100,7 +102,7 @@ def _install(options: argparse.Namespace) -> int:
         logs.configure(sys.stderr, "INFO", "auto")
         signal.signal(signal.SIGTERM, _end)
     if options.chain and options.wait_for is not None:
-        _await_agent(options.wait_for, None if options.watch else AGENT_SECONDS)
+        _await_agent(options.wait_for, None if options.watch else options.wait_seconds)
     if options.watch:
         _watch(options, wanted)
     if options.chain:

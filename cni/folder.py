@@ -106,9 +106,9 @@ class Folder:
                     self._step(f"write {name} from {at}")
                     _write_all(file.fileno(), content[at : at + WRITE_BYTES])
                 self._step(f"give {name} mode and owner")
-                if like is not None:
-                    os.fchown(fd, like.uid, like.gid)
                 os.fchmod(fd, like.mode if like is not None else mode)
+                if like is not None and (like.uid, like.gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(fd, like.uid, like.gid)
                 self._step(f"sync {name}")
                 os.fsync(fd)
             self._step(f"rename {name}")

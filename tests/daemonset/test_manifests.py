@@ -19,7 +19,7 @@ from agent.sim.machine import SimulatedMachine
 from agent.sim.pods import read_manifest
 from agent.startup import check
 from cni import netconf
-from cni.commands import DEFAULT_RELAY
+from cni.commands import DEFAULT_CONFIGURATIONS, DEFAULT_RELAY, DEFAULT_TARGET
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDER = REPOSITORY / "daemonset"
@@ -131,6 +131,57 @@ def test_privileges_are_the_least_that_do() -> None:
         assert context["capabilities"] == {"drop": ["ALL"], "add": added}
     # The API server refuses the one together with the other.
     assert "allowPrivilegeEscalation" not in agent_container()["securityContext"]
+
+
+def chain_container() -> dict[str, Any]:
+    (component,) = documents(FOLDER / "components/chain/kustomization.yaml")
+    (patch,) = component["patches"]
+    (document,) = yaml.safe_load_all(patch["patch"])
+    assert (
+        document["metadata"]["name"]
+        == patch["target"]["name"]
+        == documents(BASE / "daemonset.yaml")[0]["metadata"]["name"]
+    )
+    (container,) = document["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+def test_the_component_that_chains_works_on_the_host_paths_of_the_base() -> None:
+    container = chain_container()
+    options = _parser().parse_args(container["args"])
+    host_paths = {v["name"]: v["hostPath"]["path"] for v in daemonset()["volumes"] if "hostPath" in v}
+    mounts = {m["mountPath"]: m for m in container["volumeMounts"]}
+    for path, host_path in ((options.target, DEFAULT_TARGET), (options.conf_dir, DEFAULT_CONFIGURATIONS)):
+        assert host_paths[mounts[str(path)]["name"]] == str(host_path)
+        assert not mounts[str(path)].get("readOnly", False)
+    assert (options.chain, options.watch) == (True, True)
+    assert options.wait_for == base_config().cni_socket
+    assert host_paths[mounts[str(options.wait_for.parent)]["name"]] == str(base_config().run_dir)
+    assert container["name"] not in {c["name"] for c in daemonset()["containers"]}
+
+
+def test_what_removes_undoes_what_the_base_and_the_component_did() -> None:
+    (kustomization,) = documents(FOLDER / "remove/kustomization.yaml")
+    (base,) = documents(BASE / "kustomization.yaml")
+    assert kustomization["namespace"] == base["namespace"]
+    assert kustomization["images"] == base["images"]
+    (document,) = documents(FOLDER / "remove/daemonset.yaml")
+    spec = document["spec"]["template"]["spec"]
+    (remove,) = spec["initContainers"]
+    options, chained = _parser().parse_args(remove["args"]), _parser().parse_args(chain_container()["args"])
+    assert (options.target, options.conf_dir) == (chained.target, chained.conf_dir)
+    assert {m["name"] for m in remove["volumeMounts"]} == {v["name"] for v in spec["volumes"]}
+    host_paths = {v["name"]: v["hostPath"]["path"] for v in daemonset()["volumes"] if "hostPath" in v}
+    for volume in spec["volumes"]:
+        assert host_paths[volume["name"]] == volume["hostPath"]["path"]
+
+
+def test_all_who_install_or_remove_say_for_whom_alike() -> None:
+    (document,) = documents(FOLDER / "remove/daemonset.yaml")
+    (remove,) = document["spec"]["template"]["spec"]["initContainers"]
+    (install,) = daemonset()["initContainers"]
+    assert install["env"] == remove["env"] == chain_container()["env"]
+    assert install["env"][0]["name"] == "NODEFABRIC_INSTANCE"
 
 
 def test_probes_ask_where_the_endpoints_listen() -> None:

@@ -1,0 +1,148 @@
+"""install-cni and remove-cni as somebody runs them: what they say, and with which status they end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.__main__ import main
+from cni import commands
+from cni.install import MARKER
+
+CONFLIST = '{"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "ptp"}]}'
+
+
+class Host:
+    """A host's two folders, and a relay to put there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.relay, self.bin, self.net_d = folder / "relay", folder / "bin", folder / "net.d"
+        self.relay.write_bytes(b"\x7fELF")
+        self.bin.mkdir()
+        self.net_d.mkdir()
+        self.network = self.net_d / "10-a.conflist"
+
+    def arguments(self, command: str, *more: str) -> list[str]:
+        places = [command, "--target", str(self.bin), "--conf-dir", str(self.net_d)]
+        return [*places, *(["--relay", str(self.relay)] if command == "install-cni" else []), *more]
+
+    @property
+    def types(self) -> list[str]:
+        return [plugin["type"] for plugin in json.loads(self.network.read_text())["plugins"]]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def await_that(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("nodefabric ")
+
+
+def test_everything_is_put_there_and_taken_away_again(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    host.network.write_text(CONFLIST)
+    for said in ("nodefabric, sriov is installed", "this relay is there already"):
+        assert main(host.arguments("install-cni", "--chain", "--replace", "sriov")) == 0
+        assert said in capsys.readouterr().out
+    assert host.types == ["ptp", "nodefabric"]
+    for said in ("nodefabric is taken out", "there was no relay"):
+        assert main(host.arguments("remove-cni")) == 0
+        assert said in capsys.readouterr().out
+    assert host.network.read_text() == CONFLIST
+    assert list(host.bin.iterdir()) == []
+
+
+def test_a_conflist_of_ones_own_comes_and_goes(host: Host, tmp_path: Path) -> None:
+    own = tmp_path / "50-rails.conflist"
+    own.write_text(CONFLIST.replace("ptp", "nodefabric"))
+    assert main(host.arguments("install-cni", "--conflist", str(own))) == 0
+    assert (host.net_d / own.name).read_bytes() == own.read_bytes()
+    assert main(host.arguments("remove-cni")) == 1
+    assert (host.bin / "nodefabric").exists()
+    assert main(host.arguments("remove-cni", "--conflist", own.name)) == 0
+    assert list(host.net_d.iterdir()) == list(host.bin.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--target", "/nowhere/bin"], 2, "/nowhere/bin: is no folder"),
+        (["--chain", "--conf-dir", "/nowhere"], 2, "/nowhere: is no folder"),
+        (["--replace", "sriov,bridge"], 2, "'bridge' is none of"),
+        (["--conflist", "/nowhere.conflist"], 2, "/nowhere.conflist: cannot be read"),
+        (["--relay", "/nowhere"], 1, "build the relay first"),
+        (["--chain"], 1, "holds no network to join yet"),
+        (["--instance", "other"], 1, "installed by instance 'nodefabric'"),
+    ],
+)
+def test_what_goes_wrong_has_a_status_and_a_reason(
+    host: Host, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, said: str
+) -> None:
+    (host.bin / MARKER).write_text('{"instance": "nodefabric", "replaced": []}')
+    assert main(host.arguments("install-cni", *arguments)) == status
+    assert said in capsys.readouterr().err
+
+
+def test_without_an_agent_the_plugin_is_not_chained_in(
+    host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.network.write_text(CONFLIST)
+    arguments = host.arguments("install-cni", "--chain", "--wait-for", str(tmp_path / "s"), "--wait-seconds", "0.3")
+    assert main(arguments) == 3
+    assert "no agent listens" in capsys.readouterr().err
+    assert host.types == ["ptp"]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        assert main(arguments) == 0
+    assert host.types == ["ptp", "nodefabric"]
+
+
+def test_the_watch_puts_back_what_others_take_away_until_it_is_ended(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    arguments = host.arguments("install-cni", "--chain", "--watch", "--wait-for", str(path))
+    process = subprocess.Popen([sys.executable, "-m", "agent", *arguments], stdout=subprocess.DEVNULL)
+    try:
+        await_that(lambda: (host.bin / "nodefabric").exists())
+        host.network.write_text(CONFLIST)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            await_that(lambda: len(host.types) == 2)
+        fresh = host.network.with_suffix(".tmp")
+        fresh.write_text(CONFLIST.replace("ptp", "flannel"))
+        (host.bin / "nodefabric").unlink()
+        fresh.rename(host.network)
+        await_that(lambda: host.types == ["flannel", "nodefabric"])
+        await_that(lambda: (host.bin / "nodefabric").exists())
+        assert main(host.arguments("install-cni", "--chain")) == 0  # the watch holds no lock between
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_the_default_instance_can_come_from_the_environment(host: Host) -> None:
+    environment = {"NODEFABRIC_INSTANCE": "kube-system", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-m", "agent", *host.arguments("install-cni")]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    assert json.loads((host.bin / MARKER).read_text())["instance"] == "kube-system"
+    assert Path("/opt/cni/bin") == commands.DEFAULT_TARGET
