@@ -124,6 +124,12 @@ class Links(Protocol):
     def detach_xdp(self, link: Link, netns: int | None = None) -> None:
         """Detach the XDP programs that `link.xdp` tells of."""
 
+    def tcx_programs(self, link: Link) -> tuple[int, ...]:
+        """List the IDs of the tcx programs on an interface of the host. Nothing else shows them."""
+
+    def detach_tcx(self, link: Link, spared: tuple[int, ...]) -> None:
+        """Detach the tcx programs of an interface of the host, but those spared."""
+
     def listed(self, netns: int | None = None) -> tuple[Link, ...]:
         """List all interfaces there."""
 

@@ -23,7 +23,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from agent.errors import HardwareError, NetlinkFailed
-from agent.hardware import child_messages
+from agent.hardware import child_messages, tcx
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Child, Link, LinkChange, Route
 from agent.hardware.link_messages import IFLA_IFNAME
@@ -181,6 +181,16 @@ class Netlink:
         """Detach the XDP programs that `link.xdp` tells of."""
         with self._links(netns, f"detach the XDP program of interface {link.name}") as links:
             links.detach_xdp(link.ifindex, link.xdp)
+
+    def tcx_programs(self, link: Link) -> tuple[int, ...]:
+        """List the IDs of the tcx programs on an interface of the host."""
+        with _translated(f"list the tcx programs of interface {link.name}"):
+            return tcx.programs(link.ifindex)
+
+    def detach_tcx(self, link: Link, spared: tuple[int, ...]) -> None:
+        """Detach the tcx programs of an interface of the host, but those spared."""
+        with _translated(f"detach a tcx program of interface {link.name}"):
+            tcx.detach(link.ifindex, spared)
 
     def configure(self, ifname: str, netns: int | None, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
         """Give an interface its addresses and routes."""

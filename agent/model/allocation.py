@@ -124,6 +124,8 @@ class Undo:
     alias: str | None = None
     xdp: int | None = None
     """How an XDP program was attached (XDP_ATTACHED_*), 0 for none."""
+    tcx: tuple[int, ...] | None = None
+    """IDs of the tcx programs that were attached."""
 
     def document(self) -> dict[str, Any]:
         """Return all fields that say something, as JSON holds them."""
@@ -134,7 +136,8 @@ class Undo:
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Undo:
         """Read what `document` made, in this version or an earlier one."""
-        made = {"settings": VfSettings(**document["settings"]), "altnames": tuple(document.get("altnames", ()))}
+        made: dict[str, Any] = {"settings": VfSettings(**document["settings"])}
+        made |= {name: tuple(document[name]) for name in ("altnames", "tcx") if name in document}
         return cls(**{**document, **made})
 
 

@@ -45,7 +45,7 @@ def by_address(host: Host, device: str, ifname: str) -> Whereabouts:
     return Whereabouts(device, lambda: host.find_netdev(device), there)
 
 
-def record(link: Link, *, mode: str) -> Undo:
+def record(host: Host, link: Link, *, mode: str) -> Undo:
     """Keep all of an interface that a pod may change."""
     return Undo(
         netdev=link.name,
@@ -59,6 +59,7 @@ def record(link: Link, *, mode: str) -> Undo:
         group=link.group,
         alias=link.alias,
         xdp=link.xdp,
+        tcx=host.links.tcx_programs(link),
         mode=mode,
     )
 

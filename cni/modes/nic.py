@@ -54,7 +54,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     addresses = host.links.addresses(link.name, None)
     # Those of the kernel come by themselves with the addresses.
     routes = [asdict(route) for route in host.links.routes(None, link.name) if route.gateway is not None]
-    undo = moving.record(link, mode="nic")
+    undo = moving.record(host, link, mode="nic")
     macs = sorted({link.mac, conf.settings.mac or link.mac})
     known = {"ifindex": link.ifindex, "macs": macs}
     undo = replace(undo, extra={"addresses": list(addresses), "routes": routes, **known})

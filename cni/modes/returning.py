@@ -1,10 +1,9 @@
 """An interface on its way back from a pod, made as it was and verified.
 
 What a move does not touch stays with the interface, and is put back: name, MAC, MTU, flags, alternative
-names, queue length, group, alias, XDP program. Addresses, routes and queueing disciplines end with the move
-(net/core/dev.c, __dev_change_net_namespace). All works from any point in between, and may be repeated.
-An XDP program attached through a bpf_link keeps the device from being reset until the pod's process has let go
-of it; tcx programs cannot be seen through rtnetlink, and stay.
+names, queue length, group, alias, XDP and tcx programs. Addresses, routes and queueing disciplines end with the
+move (net/core/dev.c, __dev_change_net_namespace). All works from any point in between, and may be repeated.
+A program attached through a bpf_link keeps the device from being reset until the pod's process has let go of it.
 """
 
 from __future__ import annotations
@@ -86,6 +85,8 @@ def settle(host: Host, where: Whereabouts, undo: Undo, link: Link) -> None:
     interface that has just come. Raises HardwareError that names what does not hold.
     """
     deadline = time.monotonic() + SETTLE_SECONDS
+    if undo.tcx is not None:
+        host.links.detach_tcx(link, undo.tcx)
     name = _own_name(host, where, undo, link)
     while True:
         _settle_names(host, undo, link)

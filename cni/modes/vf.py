@@ -52,7 +52,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
             " it needs a network driver, or sits in another namespace"
         )
     change = LinkChange(name=target.ifname, mac=conf.settings.mac, mtu=conf.mtu, up=True)
-    undo = moving.record(link, mode="vf")
+    undo = moving.record(host, link, mode="vf")
     if not conf.settings.is_empty:
         undo = pf.with_settings(host, facts, undo, conf.settings)
     undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.errors import HardwareError
-from agent.hardware import link_messages, rtnetlink
+from agent.hardware import link_messages, rtnetlink, tcx
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Link, LinkChange
 from agent.hardware.netlink import Netlink
@@ -23,7 +23,9 @@ from tests.cni import tiny_node
 from tests.cni.tiny_node import Rig, netdev, open_rig, vf
 
 XDP_FLAGS_SKB_MODE = 2
-SYS_BPF, BPF_PROG_LOAD, BPF_LINK_CREATE, BPF_PROG_TYPE_XDP, BPF_XDP = 321, 5, 28, 6, 37
+BPF_PROG_LOAD, BPF_PROG_ATTACH, BPF_LINK_CREATE = 5, 8, 28
+BPF_PROG_TYPE_SCHED_CLS, BPF_PROG_TYPE_XDP, BPF_XDP = 3, 6, 37
+RETURN_2 = bytes.fromhex("b700000002000000") + bytes.fromhex("9500000000000000")
 
 
 def seen(rig: Rig) -> Link:
@@ -86,22 +88,18 @@ def test_queueing_disciplines_addresses_and_routes_end_with_the_move(rig: Rig) -
 
 def bpf(command: int, attributes: bytes) -> int:
     """Call bpf(2). Skips the test where the kernel forbids it."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    union = ctypes.create_string_buffer(attributes.ljust(128, b"\0"), 128)
-    descriptor = int(libc.syscall(SYS_BPF, command, union, 128))
-    if descriptor < 0:
-        pytest.skip(f"bpf({command}) is refused here: errno {ctypes.get_errno()}")
-    return descriptor
+    try:
+        return tcx._bpf(command, attributes)[0]
+    except OSError as error:
+        pytest.skip(f"bpf({command}) is refused here: {error}")
 
 
 @contextmanager
-def xdp_program() -> Iterator[int]:
-    """Load a program that passes every packet."""
-    instructions = ctypes.create_string_buffer(bytes.fromhex("b700000002000000") + bytes.fromhex("9500000000000000"))
-    licence = ctypes.create_string_buffer(b"GPL")
-    head = struct.pack("=IIQQ", BPF_PROG_TYPE_XDP, 2, ctypes.addressof(instructions), ctypes.addressof(licence))
-    program = bpf(BPF_PROG_LOAD, head)
-    with open(program, "rb") as file:
+def loaded(kind: int = BPF_PROG_TYPE_XDP) -> Iterator[int]:
+    """Load a program that does nothing."""
+    instructions, licence = ctypes.create_string_buffer(RETURN_2), ctypes.create_string_buffer(b"GPL")
+    head = struct.pack("=IIQQ", kind, 2, ctypes.addressof(instructions), ctypes.addressof(licence))
+    with open(bpf(BPF_PROG_LOAD, head), "rb") as file:
         yield file.fileno()
 
 
@@ -125,7 +123,7 @@ def attach_xdp(pod: Path, program: int) -> None:
 def test_an_xdp_program_survives_a_move_and_is_detached(rig: Rig) -> None:
     pod, before = rig.pod(), seen(rig)
     rig.add("c1", pod)
-    with xdp_program() as program:
+    with loaded() as program:
         attach_xdp(pod, program)
     link = rig.in_pod(pod)
     assert link is not None
@@ -140,7 +138,7 @@ def test_an_xdp_link_that_a_process_holds_keeps_the_vf_back_until_it_lets_go(rig
     rig.add("c1", pod)
     link = rig.in_pod(pod)
     assert link is not None
-    with xdp_program() as program:
+    with loaded() as program:
         holding = struct.pack("=IIII", program, link.ifindex, BPF_XDP, 2)
         with open(pod) as netns:
             held = namespaces.run_in(netns.fileno(), lambda: bpf(BPF_LINK_CREATE, holding))
@@ -150,6 +148,45 @@ def test_an_xdp_link_that_a_process_holds_keeps_the_vf_back_until_it_lets_go(rig
         assert "XDP" in rig.ledger.quarantines()[0].reason
     tiny_node.until(lambda: rig.attachments.heal(vf(0)) is not None)
     assert (seen(rig), rig.ledger.quarantines(), rig.ledger.attachments()) == (before, (), ())
+
+
+@pytest.mark.parametrize("side", [tcx.BPF_TCX_INGRESS, tcx.BPF_TCX_EGRESS])
+def test_a_tcx_program_of_the_pod_is_detached_and_one_of_the_host_is_not(rig: Rig, side: int) -> None:
+    before = rig.machine.find_netdev(vf(0))
+    assert before is not None
+    with loaded(BPF_PROG_TYPE_SCHED_CLS) as program:
+        bpf(BPF_PROG_ATTACH, struct.pack("=IIII", before.ifindex, program, side, 0))
+    own = tcx.programs(before.ifindex)
+    assert len(own) == 1
+    pod = rig.pod()
+    rig.add("c1", pod)
+    link = rig.in_pod(pod)
+    assert link is not None
+    with open(pod) as netns, loaded(BPF_PROG_TYPE_SCHED_CLS) as program:
+        attaching = struct.pack("=IIII", link.ifindex, program, side, 0)
+        namespaces.run_in(netns.fileno(), lambda: bpf(BPF_PROG_ATTACH, attaching))
+        assert len(namespaces.run_in(netns.fileno(), lambda: tcx.programs(link.ifindex))) == 2
+    rig.delete("c1", pod)
+    rig.await_back()
+    after = rig.machine.find_netdev(vf(0))
+    assert after is not None
+    assert (tcx.programs(after.ifindex), rig.ledger.quarantines()) == (own, ())
+
+
+def test_a_tcx_link_that_a_process_holds_keeps_the_vf_back_until_it_lets_go(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod)
+    link = rig.in_pod(pod)
+    assert link is not None
+    with open(pod) as netns, loaded(BPF_PROG_TYPE_SCHED_CLS) as program:
+        holding = struct.pack("=IIII", program, link.ifindex, tcx.BPF_TCX_INGRESS, 0)
+        held = namespaces.run_in(netns.fileno(), lambda: bpf(BPF_LINK_CREATE, holding))
+    with open(held, "rb"):
+        rig.delete("c1", pod)
+        tiny_node.until(lambda: bool(rig.ledger.quarantines()))
+        assert "tcx" in rig.ledger.quarantines()[0].reason
+    tiny_node.until(lambda: rig.attachments.heal(vf(0)) is not None)
+    assert (rig.ledger.quarantines(), rig.ledger.attachments()) == ((), ())
 
 
 class Slow(Netlink):

@@ -96,6 +96,12 @@ class Igb:
     def detach_xdp(self, link: Link, netns: int | None = None) -> None:
         raise NotImplementedError
 
+    def tcx_programs(self, link: Link) -> tuple[int, ...]:
+        return ()
+
+    def detach_tcx(self, link: Link, spared: tuple[int, ...]) -> None:
+        assert spared == ()
+
     def listed(self, netns: int | None = None) -> tuple[Link, ...]:
         raise NotImplementedError
 
