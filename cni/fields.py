@@ -78,8 +78,8 @@ def _whole(text: str) -> int:
 
 def _is_deep(document: Any) -> bool:
     level = [document]
-    for _ in range(MAX_DEPTH + 1):
-        level = [inner for value in level for inner in _inside(value).values()]
+    for _ in range(MAX_DEPTH):
+        level = [inner for value in level for inner in _inside(value).values() if isinstance(inner, dict | list)]
         if not level:
             return False
     return True

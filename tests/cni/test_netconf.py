@@ -122,6 +122,15 @@ WRONG: dict[str, tuple[object, ...]] = {
     "spoofchk": ("yes", 1, 0, [], {}),
     "trust": ("yes", 1, 0, [], {}),
     "link_state": ("up", True, [], 0),
+    "master": ("a/b", "x" * 16, 5, "..", "a b"),
+    "guid": ("02:00:00:00:00:00:00", "00:00:00:00:00:00:00:00", "FF:ff:ff:ff:ff:ff:ff:ff", "0200000000000001", 5),
+    "pkey": (0, 65536, 0x8000, "0x0", "0x8000", "0x12345", "8001h", -1, 1.5, True, [], "99999"),
+    "rdma": ("on", 1, 0, []),
+    "vfio": ("true", 1),
+    "functionReset": ("true", 1),
+    "altNames": ("x", ["a/b"], [5], [""], ["x" * 128], ["a b"], [str(n) for n in range(17)]),
+    "macvlanMode": ("Bridge", "source", 5),
+    "args": ([], "x", 5),
     "mtu": (67, 65521, "1500", 0, True),
     "ipam": ([], "host-local", 5),
     "runtimeConfig": ([], "x", True),
@@ -144,6 +153,19 @@ def test_a_wrong_value_is_refused_with_its_key_and_what_it_should_be(key: str, v
     [
         ({"runtimeConfig": {"mac": "x"}}, "runtimeConfig.mac"),
         ({"runtimeConfig": {"deviceID": "x"}}, "runtimeConfig.deviceID"),
+        ({"runtimeConfig": {"infinibandGUID": "x"}}, "runtimeConfig.infinibandGUID"),
+        ({"args": {"cni": {"guid": "x"}}}, "args.cni.guid"),
+        ({"args": {"cni": []}}, "args.cni"),
+        ({"mode": "ipoib", "ipam": {"type": "dhcp"}}, "ipam.type"),
+        ({"type": "ib-sriov", "ipam": {"type": "dhcp"}}, "ipam.type"),
+        ({"type": "ib-sriov", "ibKubernetesEnabled": True}, 'args.cni["mellanox.infiniband.app"]'),
+        ({"type": "ib-sriov", "rdmaIsolation": "on"}, "rdmaIsolation"),
+        ({"type": "rdma", "deviceID": "eth0"}, "deviceID"),
+        ({"type": "rdma", "args": {"cni": {"debug": "x"}}}, "args.cni.debug"),
+        ({"type": "ipoib", "Master": "a/b"}, "master"),
+        ({"type": "sriov", "VLAN": "5"}, "vlan"),
+        ({"type": "sriov", "IPAM": {"TYPE": "../x"}}, "ipam.type"),
+        ({"prevResult": {"ips": [{"address": "x"}]}}, "prevResult.ips[0].address"),
         ({"ipam": {"subnet": "x"}}, "ipam.type"),
         ({"ipam": {"type": "../host-local"}}, "ipam.type"),
         ({"ipam": {"type": ["x"]}}, "ipam.type"),
@@ -170,6 +192,29 @@ def test_a_wrong_value_inside_is_refused_with_its_path(document: dict[str, objec
         ({"vlan": 0, "vlanQoS": 3}, "vlanQoS and vlanProto 802.1ad need a vlan"),
         ({"vlanProto": "802.1ad"}, "vlanQoS and vlanProto 802.1ad need a vlan"),
         ({"min_tx_rate": 10, "max_tx_rate": 5}, "min_tx_rate 10 is above max_tx_rate 5"),
+        ({"type": "ipoib"}, "master is missing"),
+        ({"type": "host-device"}, "type must be nodefabric or sriov or ib-sriov or rdma or ipoib, is 'host-device'"),
+        ({"TYPE": "x"}, "type must be nodefabric or sriov"),
+        ({"Type": "nodefabric"}, "Type is not a known key"),
+        *[
+            ({"mode": mode, key: value}, f"{key} has no effect in mode {mode}, only in ")
+            for modes, key, value in (
+                (("vf",), "master", "eth0"),
+                (("nic", "ipoib", "macvlan"), "guid", "02:00:00:00:00:00:00:01"),
+                (("nic", "macvlan"), "pkey", 5),
+                (("ipoib", "macvlan"), "rdma", True),
+                (("nic", "ipoib", "macvlan"), "vfio", True),
+                (("nic", "ipoib", "macvlan"), "functionReset", True),
+                (("vf", "nic", "ipoib"), "macvlanMode", "bridge"),
+                (("ipoib",), "mac", "02:00:00:00:00:01"),
+                (("nic", "ipoib", "macvlan"), "vlan", 5),
+                (("nic", "ipoib", "macvlan"), "trust", "on"),
+                (("nic", "ipoib", "macvlan"), "spoofchk", "off"),
+                (("nic", "ipoib", "macvlan"), "link_state", "auto"),
+                (("nic", "ipoib", "macvlan"), "max_tx_rate", 5),
+            )
+            for mode in modes
+        ],
         ({"vlna": 100}, "vlna is not a known key; known are: "),
         ({"spoofChk": "on"}, "spoofChk is not a known key; known are: "),
     ],
@@ -213,28 +258,35 @@ def test_what_the_pod_asks_of_the_ipam_plugin_is_kept_for_it() -> None:
     assert read({"runtimeConfig": None}).for_ipam == {}
 
 
-KEYS = st.sampled_from([*FULL, "pciBusID", "runtimeConfig", "cni.dev/valid-attachments", "interfaces", "ips", "x"])
+KINDS = ("nodefabric", "sriov", "ib-sriov", "rdma", "ipoib")
+NAMES = [
+    *FULL,
+    *("pciBusID", "runtimeConfig", "cni.dev/valid-attachments", "interfaces", "ips", "x", "master", "guid", "pkey"),
+    *("rdma", "vfio", "functionReset", "altNames", "macvlanMode", "cni", "infinibandGUID", "CNIDeviceInfoFile"),
+    *("rdmaIsolation", "ibKubernetesEnabled", "vfioPciMode", "debug", "mellanox.infiniband.app", "address", "dst"),
+]
+KEYS = st.sampled_from([*NAMES, *map(str.upper, NAMES)]) | st.text(max_size=4)
+WORDS = ["on", "off", "1.0.0", "host-local", "dhcp", "0000:3b:00.2", "02:00:00:00:00:01", 100, "802.1ad", "0x8001"]
+WORDS += ["ipoib", "macvlan", "nic", "vf", "eth0", "02:00:00:00:00:00:00:01", "/run/x", "10.0.0.1/24", *KINDS]
 VALUES = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(),
-        st.floats(),
-        st.text(max_size=8),
-        st.sampled_from(["on", "off", "1.0.0", "host-local", "0000:3b:00.2", "02:00:00:00:00:01", 100, "802.1ad"]),
-    ),
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(WORDS)),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=4)),
     max_leaves=15,
 )
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.dictionaries(KEYS, VALUES, max_size=6), st.dictionaries(st.just("MAC"), st.text(max_size=20)))
+@settings(max_examples=400, deadline=None)
+@given(
+    st.dictionaries(KEYS, VALUES, max_size=6),
+    st.sampled_from(KINDS),
+    st.dictionaries(st.just("MAC"), st.text(max_size=20)),
+)
 def test_whatever_is_configured_only_a_request_error_is_raised(
-    document: dict[str, object], cni_args: dict[str, str]
+    document: dict[str, object], kind: str, cni_args: dict[str, str]
 ) -> None:
     with suppress(RequestInvalid):
-        read(document, **cni_args)
+        conf = read({"type": kind, **document}, **cni_args)
+        json.dumps([conf.ipam, conf.for_ipam, conf.prev_result, list(conf.altnames), list(conf.ignored)])
 
 
 @settings(max_examples=100, deadline=None)
@@ -242,3 +294,11 @@ def test_whatever_is_configured_only_a_request_error_is_raised(
 def test_whatever_bytes_come_only_a_request_error_is_raised(text: bytes) -> None:
     with suppress(RequestInvalid):
         netconf.parse(text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(KEYS, VALUES, max_size=6))
+def test_a_replaced_type_refuses_no_key(document: dict[str, object]) -> None:
+    unknown = {f"x{key}": value for key, value in document.items()}
+    conf = netconf.from_document({"type": "sriov", **unknown})
+    assert {key.casefold() for key in conf.ignored} == {key.casefold() for key in unknown}
