@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from measure.breakdown import breakdown
 from measure.figures import exceeded, quantile, spread, table
 from measure.program import Program
 
@@ -37,3 +38,14 @@ def test_a_program_gets_each_run_s_input_and_gives_its_output_and_status() -> No
         run = false.run({}, b"")
         assert (run.status, run.output) == (1, b"")
         assert run.milliseconds > 0
+
+
+def test_a_breakdown_leaves_the_relay_what_the_agent_does_not_see() -> None:
+    whole = 'nodefabric_cni_duration_milliseconds_sum{command="ADD",outcome="ok"} '
+    step = 'nodefabric_cni_step_duration_milliseconds_sum{step="device"} '
+    kinds = "".join(f"# TYPE nodefabric_cni_{k}duration_milliseconds histogram\n" for k in ("", "step_"))
+    figures = breakdown("add", f"{kinds}{whole}10\n", f"{kinds}{whole}50\n{step}30\n", [21.0, 23.0])
+    assert figures["add_device_mean_ms"] == 15
+    assert figures["add_ipam_mean_ms"] == 0
+    assert figures["add_rest_of_agent_mean_ms"] == 5
+    assert figures["add_relay_mean_ms"] == 2

@@ -1,4 +1,4 @@
-"""ADD and DEL of a VF, in turn with host-device: one pod at a time, no IPAM on either side.
+"""ADD and DEL of a VF, in turn with host-device: one pod at a time, and no IPAM on either side at first.
 
 Moving a link to another network namespace waits in rcu_barrier(), which is most of the time of both
 plugins and depends on what the kernel was doing just before. So every call begins after a pause, and
@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import random
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import Stage
+from measure.breakdown import breakdown
 from measure.contender import BareMove, Contender, Host
 from measure.figures import Figures, quantile, spread
 from measure.program import Program
@@ -53,28 +56,37 @@ class Players:
 def measure(stage: Stage, machine: SimulatedMachine, host_device: Path, rounds: int, say: Say) -> Figures:
     """Let both plugins attach and detach a VF of the same node. The agent runs on the stage already.
 
-    First on the node as it is, then with as many more interfaces as a host with 1,024 VFs has.
+    First on the node as it is, then both with addresses from host-local, then without again but with as many
+    more interfaces as a host with 1,024 VFs has.
     """
-    with _players(stage, machine, host_device) as players:
+    with _players(stage, machine, host_device, None) as players:
         links = players.theirs.host.do(_count_links)
         say(f"attach: {rounds} rounds of ADD and DEL, in turn with host-device, in hosts with {links} interfaces")
-        figures = _figures(players, rounds, say)
+        figures = _figures(players, rounds, stage, say)
+    with _players(stage, machine, host_device, stage.folder / "leases") as players:
+        say(f"attach: {rounds} rounds with host-local on both sides")
+        leased = _figures(players, rounds, stage, say)
+    with _players(stage, machine, host_device, None) as players:
         for contender in (players.ours, players.theirs):
             contender.host.do(_add_links)
         links = players.theirs.host.do(_count_links)
         say(f"attach: {rounds} rounds in hosts with {links} interfaces")
-        crowded = _figures(players, rounds, say)
-    return figures | {f"crowded_{name}": value for name, value in crowded.items()}
+        crowded = _figures(players, rounds, stage, say)
+    for kind, more in (("leased", leased), ("crowded", crowded)):
+        figures |= {f"{kind}_{name}": value for name, value in more.items()}
+    return figures
 
 
-def _figures(players: Players, rounds: int, say: Say) -> Figures:
+def _figures(players: Players, rounds: int, stage: Stage, say: Say) -> Figures:
     ours, theirs = Sample(), Sample()
     samples = {players.ours: ours, players.theirs: theirs}
     moves: list[float] = []
+    before = ""
     for number in range(-WARM_ROUNDS, rounds):
         if number == 0:
             samples[players.ours], samples[players.theirs] = ours, theirs = Sample(), Sample()
             moves.clear()
+            before = stage.fetch("/metrics")
         order = (players.ours, players.theirs) if number % 2 else (players.theirs, players.ours)
         _round(f"bench-{number + WARM_ROUNDS}", order, samples)
         pause()
@@ -88,6 +100,7 @@ def _figures(players: Players, rounds: int, say: Say) -> Figures:
         **spread("host_device_add", theirs.add),
         **spread("host_device_del", theirs.delete),
         **spread("kernel_move", moves),
+        **breakdown("add", before, stage.fetch("/metrics"), ours.add),
     }
     for name, command in (("add", theirs.add), ("del", theirs.delete), ("del_back", theirs.delete)):
         figures[f"{name}_ratio_host_device"] = figures[f"{name}_p50_ms"] / quantile(command, 0.5)
@@ -120,12 +133,13 @@ def _await_back(contender: Contender, began: float) -> float:
 
 
 @contextmanager
-def _players(stage: Stage, machine: SimulatedMachine, host_device: Path) -> Iterator[Players]:
+def _players(stage: Stage, machine: SimulatedMachine, host_device: Path, leases: Path | None) -> Iterator[Players]:
+    """Make both plugins' hosts and pods. `leases` is where host-local keeps its books; None for no IPAM."""
     with ExitStack() as stack:
         here, there = Host(fresh=False), Host(fresh=True)
         stack.callback(here.close)
         stack.callback(there.close)
-        other = stage.folder / "other"
+        other = Path(tempfile.mkdtemp(dir=stage.folder)) / "node"
         stack.callback(SimulatedMachine.destroy, other)
         there.do(lambda: SimulatedMachine.create(other, recorded.load(recorded.find(NODE))))
         programs = Program(stage.relay.resolve()), Program(host_device)
@@ -136,13 +150,25 @@ def _players(stage: Stage, machine: SimulatedMachine, host_device: Path) -> Iter
         assert spare.netdev is not None
         link = vf.netdev.name
         ours = Contender(
-            programs[0], here, {"type": "nodefabric", "deviceID": vf.address}, stage.relay_environment, link
+            programs[0],
+            here,
+            {"type": "nodefabric", "deviceID": vf.address, **_ipam(leases, "ours")},
+            stage.relay_environment,
+            link,
         )
-        theirs = Contender(programs[1], there, {"type": "host-device", "device": link}, {}, link)
+        theirs = Contender(
+            programs[1], there, {"type": "host-device", "device": link, **_ipam(leases, "theirs")}, {}, link
+        )
         pods = [contender.make_pod(stage.folder / "netns" / contender.name) for contender in (ours, theirs)]
         for contender in (ours, theirs):
             stack.callback(contender.end_pod)
         yield Players(ours, theirs, BareMove(there, spare.netdev.name, pods[1]))
+
+
+def _ipam(leases: Path | None, whose: str) -> dict[str, Any]:
+    if leases is None:
+        return {}
+    return {"ipam": {"type": "host-local", "dataDir": str(leases / whose), "subnet": "10.99.0.0/16"}}
 
 
 def _count_links() -> int:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from agent.hardware import netns as namespaces
 from agent.hardware.rtnetlink import LinkSocket
 from agent.sim.runtime import make_netns, remove_netns
+from agent.sim.stage import CNI_FOLDERS
 from measure.program import Program, Run
 
 IFNAME = "net1"
@@ -102,7 +103,7 @@ class Contender:
             "CNI_CONTAINERID": container_id,
             "CNI_NETNS": str(self._netns),
             "CNI_IFNAME": IFNAME,
-            "CNI_PATH": str(self._program.path.parent),
+            "CNI_PATH": ":".join(map(str, (self._program.path.parent, *CNI_FOLDERS))),
         }
         text = json.dumps(config).encode()
         run = self.host.do(lambda: self._program.run(environment, text))
