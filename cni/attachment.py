@@ -10,7 +10,7 @@ from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
-from cni import chained_rdma, check, foreign
+from cni import chained_rdma, check, foreign, readiness
 from cni.adoption import Adopter
 from cni.attach import BUSY_SECONDS, Attaching
 from cni.call import Call, GrantedDevice
@@ -80,5 +80,6 @@ class Attachments(Detaching):
         return release(self._host, self._ledger, self._locks, self, wish, pod_known)
 
     def status(self, call: Call) -> None:
-        """Raise IpamFailed if the network's IPAM plugin says that it could serve no ADD now."""
+        """Raise AgentError if the network, as far as its configuration tells, could take no pod now."""
+        readiness.check(self._host, call.conf)
         self.leases.status(call)

@@ -20,6 +20,8 @@ from cni.fields import Fields, shown
 OWN = "nodefabric"
 REPLACED = ("sriov", "ib-sriov", "rdma", "ipoib")
 KINDS = (OWN, *REPLACED)
+WITH_MAC = (OWN, "sriov")
+"""The others do not look at the MAC that a pod asks for, and Multus hands it to all plugins of a chain."""
 MODES = ("vf", "nic", "ipoib", "macvlan")
 MACVLAN_MODES = ("bridge", "private", "vepa", "passthru")
 LINK_STATES = ("auto", "enable", "disable")

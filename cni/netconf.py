@@ -89,7 +89,9 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
     wanted = kinds.read(kind, fields, runtime, args)
     # All are read before one is chosen: Multus gives deviceID and pciBusID at once.
     devices = wanted.device, fields.address("pciBusID"), runtime.address("deviceID")
-    macs = runtime.mac("mac"), _args_mac(cni_args or {}), wanted.settings.mac
+    macs: tuple[str | None, ...] = ()
+    if kind in kinds.WITH_MAC:
+        macs = runtime.mac("mac"), _args_mac(cni_args or {}), wanted.settings.mac
     ipam = _ipam(fields, kind, wanted.mode)
     previous = fields.mapping("prevResult")
     if previous is not None:
