@@ -38,6 +38,8 @@ class Link:
     """Length of the transmit queue in packets."""
     group: int = 0
     alias: str = ""
+    limits: tuple[int, ...] = ()
+    """Of segmentation and receive offload (`rtnetlink.OFFLOAD_LIMITS`); 0 for one that the kernel does not know."""
     xdp: int = 0
     """How an XDP program is attached (XDP_ATTACHED_*); 0 if none is."""
     master: int | None = None
@@ -59,6 +61,7 @@ class LinkChange:
     tx_queue: int | None = None
     group: int | None = None
     alias: str | None = None
+    limits: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,12 @@ class VfControl(Protocol):
     def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
         """Set those fields that are not None, and read them back. Raises HardwareError."""
 
+    def guids(self, pf_netdev: str, vf_index: int) -> tuple[str, str] | None:
+        """Read the node and port GUID that an InfiniBand PF has for a VF; None if it does not tell."""
+
+    def set_guids(self, pf_netdev: str, vf_index: int, node: str, port: str) -> None:
+        """Give both GUIDs to a VF, which takes them when its driver is bound anew. Raises HardwareError."""
+
 
 @dataclass(frozen=True, slots=True)
 class RdmaLink:
@@ -250,6 +259,12 @@ class Host(Protocol):
 
     def lifelines(self) -> Mapping[str, str]:
         """Tell which interfaces the node itself lives by, and why: name to reason."""
+
+    def unbind(self, device: str) -> None:
+        """Free a PCI function from its driver. One without is success. Raises HardwareError."""
+
+    def bind(self, device: str, driver: str) -> None:
+        """Bind a PCI function to a driver; its devices come in their own time. Raises HardwareError."""
 
     def watch(self, on_event: Callable[[str], None]) -> Watch:
         """Call `on_event(what)` from any thread at each kernel event that may change a scan's result."""

@@ -28,6 +28,8 @@ NLA_F_NESTED = 0x8000
 IFLA_ADDRESS, IFLA_MTU, IFLA_MASTER, IFLA_TXQLEN, IFLA_IFALIAS, IFLA_GROUP, IFLA_NET_NS_FD = 1, 4, 10, 13, 20, 27, 28
 IFLA_EXT_MASK, IFLA_PHYS_PORT_NAME, IFLA_XDP, IFLA_PROP_LIST, IFLA_ALT_IFNAME = 29, 38, 43, 52, 53
 IFLA_PARENT_DEV_NAME = 56
+OFFLOAD_LIMITS = (41, 40, 58, 63, 64)
+"""IFLA_{GSO_MAX_SIZE,GSO_MAX_SEGS,GRO_MAX_SIZE,GSO_IPV4_MAX_SIZE,GRO_IPV4_MAX_SIZE}: the kernel takes them so."""
 IFLA_INFO_KIND = 1
 IFLA_XDP_FD, IFLA_XDP_ATTACHED, IFLA_XDP_FLAGS = 1, 2, 3
 RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS = 1, 8
@@ -159,6 +161,7 @@ class LinkSocket:
         tx_queue: int | None = None,
         group: int | None = None,
         alias: str | None = None,
+        limits: tuple[int, ...] | None = None,
         netns: int | None = None,
     ) -> None:
         """Change a link in one request; with `netns` it moves to that namespace first. Raises OSError."""
@@ -179,6 +182,9 @@ class LinkSocket:
             request += _attribute(IFLA_GROUP, _WORD.pack(group))
         if alias is not None:
             request += _attribute(IFLA_IFALIAS, alias.encode())
+        for kind, limit in zip(OFFLOAD_LIMITS, limits or (), strict=False):
+            if limit:
+                request += _attribute(kind, _WORD.pack(limit))
         self._ask(RTM_NEWLINK, NLM_F_ACK, request)
 
     def create(self, body: bytes) -> None:

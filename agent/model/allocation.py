@@ -122,6 +122,8 @@ class Undo:
     tx_queue: int | None = None
     group: int | None = None
     alias: str | None = None
+    limits: tuple[int, ...] | None = None
+    """Of segmentation and receive offload."""
     xdp: int | None = None
     """How an XDP program was attached (XDP_ATTACHED_*), 0 for none."""
     tcx: tuple[int, ...] | None = None
@@ -137,7 +139,7 @@ class Undo:
     def from_document(cls, document: Mapping[str, Any]) -> Undo:
         """Read what `document` made, in this version or an earlier one."""
         made: dict[str, Any] = {"settings": VfSettings(**document["settings"])}
-        made |= {name: tuple(document[name]) for name in ("altnames", "tcx") if name in document}
+        made |= {name: tuple(document[name]) for name in ("altnames", "limits", "tcx") if name in document}
         return cls(**{**document, **made})
 
 

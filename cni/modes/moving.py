@@ -58,6 +58,7 @@ def record(host: Host, link: Link, *, mode: str) -> Undo:
         tx_queue=link.tx_queue,
         group=link.group,
         alias=link.alias,
+        limits=link.limits,
         xdp=link.xdp,
         tcx=host.links.tcx_programs(link),
         mode=mode,

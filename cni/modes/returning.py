@@ -1,8 +1,9 @@
 """An interface on its way back from a pod, made as it was and verified.
 
 What a move does not touch stays with the interface, and is put back: name, MAC, MTU, flags, alternative
-names, queue length, group, alias, XDP and tcx programs. Addresses, routes and queueing disciplines end with the
-move (net/core/dev.c, __dev_change_net_namespace). All works from any point in between, and may be repeated.
+names, queue length, group, alias, offload limits, XDP and tcx programs. Addresses, routes and queueing
+disciplines end with the move (net/core/dev.c, __dev_change_net_namespace). All works from any point in between,
+and may be repeated.
 A program attached through a bpf_link keeps the device from being reset until the pod's process has let go of it.
 """
 
@@ -87,6 +88,8 @@ def settle(host: Host, where: Whereabouts, undo: Undo, link: Link) -> None:
     deadline = time.monotonic() + SETTLE_SECONDS
     if undo.tcx is not None:
         host.links.detach_tcx(link, undo.tcx)
+    if undo.limits is not None and link.limits != undo.limits:
+        _settle_limits(host, undo, link)
     name = _own_name(host, where, undo, link)
     while True:
         _settle_names(host, undo, link)
@@ -143,7 +146,15 @@ def _settle_names(host: Host, undo: Undo, link: Link) -> None:
         host.links.change_altnames(link, remove=strange, add=free)
 
 
-_SETTLED = tuple(field.name for field in fields(LinkChange) if field.name != "name")
+def _settle_limits(host: Host, undo: Undo, link: Link) -> None:
+    """Put the offload limits back, as far as the driver takes them: one bound anew may have others. Not verified."""
+    try:
+        host.links.change(link, LinkChange(limits=undo.limits))
+    except NetlinkFailed as error:
+        log.warning("%s keeps its offload limits: %s", link.name, error)
+
+
+_SETTLED = tuple(field.name for field in fields(LinkChange) if field.name not in ("name", "limits"))
 
 
 def _lacking(undo: Undo, link: Link) -> LinkChange:

@@ -42,6 +42,8 @@ def seen(rig: Rig) -> Link:
         "link set net1 allmulticast on",
         "link set net1 txqueuelen 77",
         "link set net1 group 5",
+        "link set net1 gso_max_size 4000 gso_max_segs 7",
+        "link set net1 gro_max_size 5000",
         "link set net1 mtu 1234",
         "link set net1 address 02:00:00:00:00:99",
         "link set net1 down",
