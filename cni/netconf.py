@@ -18,6 +18,8 @@ from cni.fields import Fields, decode, join, shown, unicast_mac
 from cni.kinds import MAX_MTU as MAX_MTU
 
 SUPPORTED_VERSIONS = ("0.3.1", "0.4.0", "1.0.0", "1.1.0")
+_LIKE_0_3_1 = "0.3.0"
+"""Differs in nothing that a plugin does, and is what many a network for Multus says."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _PLUGIN_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 MAX_PATH = 4095
@@ -160,7 +162,7 @@ def with_network(conf: NetConf, document: Mapping[str, Any]) -> NetConf:
 
 def _version(fields: Fields) -> str:
     version = fields.take("cniVersion", lambda v: isinstance(v, str), "a text such as 1.0.0") or "0.3.1"
-    if version not in SUPPORTED_VERSIONS:
+    if version not in SUPPORTED_VERSIONS and version != _LIKE_0_3_1:
         raise VersionUnsupported(
             f"cniVersion must be {' or '.join(SUPPORTED_VERSIONS)}, is {shown(version)}: change it in the configuration"
         )
