@@ -32,6 +32,7 @@ bench: setup ## measurements, into build/reports/bench.json
 
 vm: setup ## the tests against a real kernel with SR-IOV adapters, in QEMU
 	@$(NATIVE)
+	@hack/fetch-containerd
 	hack/vm/run-tests
 
 lock: ## requirements/*.txt anew from pyproject.toml

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.model.device import Snapshot
-from agent.sim.stage import Stage
+from agent.sim.stage import Stage, wait
 from proto.cri.v1 import api_pb2
 from tests.containerd import image, machine
 from tests.containerd.cri import Done, container_config, sandbox_config
@@ -61,6 +61,10 @@ class Node:
         ptp = {"type": "ptp", "ipam": self.stage.ipam("cluster", "10.244.0.0/24")}
         document = {"cniVersion": version, "name": "cluster", "plugins": [ptp, {"type": "nodefabric"}]}
         (self.runtime.net_d / "10-cluster.conflist").write_text(json.dumps(document))
+        wait("the runtime to read it", self._knows_network)
+
+    def _knows_network(self) -> bool | None:
+        return "not initialized" not in self.runtime.cri.conditions()["NetworkReady"][1] or None
 
     # --------------------------------------------------------------------- pods
 
@@ -101,14 +105,9 @@ class Node:
             self.runtime.cri.stop_sandbox(sandbox)
         self.runtime.cri.remove_sandbox(sandbox)
 
-    def netns(self, sandbox: str) -> Path:
-        """Tell where the runtime keeps a sandbox's network namespace."""
-        namespaces = self.runtime.cri.sandbox_info(sandbox)["runtimeSpec"]["linux"]["namespaces"]
-        return Path(next(n["path"] for n in namespaces if n["type"] == "network"))
-
     def links(self, sandbox: str) -> dict[str, dict[str, Any]]:
         """Look at the interfaces inside a sandbox, by name."""
-        command = ["nsenter", f"--net={self.netns(sandbox)}", "ip", "-json", "address", "show"]
+        command = ["nsenter", f"--net={self.runtime.netns(sandbox)}", "ip", "-json", "address", "show"]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         return {link["ifname"]: link for link in json.loads(done.stdout)}
 

@@ -120,6 +120,11 @@ class Containerd:
         except RuntimeRefused:
             return None
 
+    def netns(self, sandbox: str) -> Path:
+        """Tell where the runtime keeps a sandbox's network namespace."""
+        namespaces = self.cri.sandbox_info(sandbox)["runtimeSpec"]["linux"]["namespaces"]
+        return Path(next(n["path"] for n in namespaces if n["type"] == "network"))
+
     def import_images(self) -> None:
         """Make the images and hand them over. They are there when the runtime says so."""
         archive = self.folder / "images.tar"

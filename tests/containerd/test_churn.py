@@ -14,13 +14,11 @@ from agent.demo import not_back, still_attached
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import settled
 from tests.containerd.node import Node, Pod
-from tests.containerd.test_pods import RUNTIMES
 
 PODS = int(os.environ.get("NODEFABRIC_CHURN_PODS", "12"))
 AT_A_TIME = int(os.environ.get("NODEFABRIC_CHURN_AT_A_TIME", "4"))
 
 
-@RUNTIMES
 def test_many_pods_come_and_go_and_nothing_stays_behind(node: Node, hardware: SimulatedMachine) -> None:
     before = hardware.links.by_device()
     pods = [node.admit(f"p{n}", {"rdma/vf": 1} if n % 3 else {}) for n in range(PODS)]

@@ -47,7 +47,6 @@ def test_a_pod_gets_its_vf_and_its_device_files_and_leaves_nothing_behind(
     assert node.runtime.cri.sandboxes() == {}
 
 
-@RUNTIMES
 def test_a_container_can_open_the_device_files_of_its_own_hca_only(node: Node) -> None:
     pod = node.admit("a", {"rdma/hca": 1})
     sandbox = node.run(pod)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.containerd import runtime
+from tests.containerd.cgroups import Cgroups
+from tests.containerd.runtime import Containerd
 from tests.vm.adapters import Pf, find_pfs, ip, run
 
 IN_THE_MACHINE = Path("/run/vmrun/command").is_file()
@@ -64,6 +68,24 @@ def netns() -> Iterator[Callable[[], str]]:
     for name in made:
         if Path("/run/netns", name).exists():
             ip("netns", "delete", name)
+
+
+@pytest.fixture
+def containerd() -> Iterator[Containerd]:
+    """A containerd that runs, with its images; its network and plugins are the test's business."""
+    unpacked = runtime.unpacked("forky")
+    if not unpacked.exists():
+        pytest.skip("no containerd of Debian's forky: hack/fetch-containerd fetches it")
+    run("modprobe", "veth")
+    with tempfile.TemporaryDirectory(prefix="nf-") as folder:
+        made = Containerd(Path(folder), unpacked, Cgroups(Path(folder).name), {})
+        try:
+            made.write_config()
+            made.start()
+            made.import_images()
+            yield made
+        finally:
+            made.close()
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ CLUSTER_PLUGIN = """\
 IPAM_PLUGIN = """\
 #!/bin/sh
 # One address for each container and interface, each a file. ADD stops while a file `hold` is there.
-cd "$(dirname "$0")/../addresses" || exit 1
+cd /run/node/addresses || exit 1
 case $CNI_COMMAND in
 ADD)
     n=1
@@ -122,13 +122,16 @@ class Node:
 
     # --------------------------------------------------------------------- pods
 
-    def apply(self, name: str, **limits: int) -> None:
-        """Let kubelet run a pod; `vf=1` asks for one rdma/vf."""
+    def apply(self, name: str, *, host_network: bool = False, **limits: int) -> None:
+        """Let kubelet run a pod; `vf=1` asks for one rdma/vf. In the host's network it has no sandbox."""
         resources = {f"rdma/{resource}": count for resource, count in limits.items()}
         pod = {
             "kind": "Pod",
             "metadata": {"name": name},
-            "spec": {"containers": [{"name": "main", "resources": {"limits": resources}}]},
+            "spec": {
+                "hostNetwork": host_network,
+                "containers": [{"name": "main", "resources": {"limits": resources}}],
+            },
         }
         scratch = self.manifests / f".{name}"
         scratch.write_text(json.dumps(pod))

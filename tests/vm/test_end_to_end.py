@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.containerd.cri import sandbox_config
+from tests.containerd.runtime import Containerd
 from tests.vm.adapters import Pf, ip, link, netdevs, run, wait_until
 from tests.vm.node import NETNS, Node, configuration, in_netns, ping
 
@@ -147,6 +150,38 @@ def test_a_namespace_that_is_killed_without_del_gives_its_vf_back_healed(node: N
     wait_until("empty books", lambda: not node.status()["attachments"], 60)
     assert node.status()["quarantine"] == []
     node.relay("DEL", "doomed-container", "", "net7", conf)
+
+
+def test_a_vf_of_a_real_runtimes_pod_comes_back_healed_when_all_of_the_pod_is_killed(
+    node: Node, hardware: Hardware, containerd: Containerd
+) -> None:
+    cluster = {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]]}}
+    conflist = {"cniVersion": "1.1.0", "name": "cluster", "plugins": [cluster, {"type": "nodefabric"}]}
+    for plugin in node.plugins.iterdir():
+        (containerd.plugins / plugin.name).symlink_to(plugin)
+    (containerd.net_d / "10-cluster.conflist").write_text(json.dumps(conflist))
+    node.apply("real", host_network=True, vf=1)  # so the stand-in leaves the sandbox to containerd
+    config = sandbox_config("real", node.running("real")["uid"], cgroup=f"/{containerd.cgroups.name}")
+    sandbox = containerd.cri.run_sandbox(config)
+
+    (row,) = node.status()["attachments"]
+    assert (row["container"], row["pod"]) == (sandbox, "default/real")
+    inside = link("net1", containerd.netns(sandbox).name)
+    assert {"UP", "LOWER_UP"} <= set(inside["flags"])
+    assert hardware.pfs[0].settings(hardware.vfs.index(row["device"]))["vlan_list"] == [{"vlan": 100, "qos": 3}]
+
+    netns = containerd.netns(sandbox)
+    containerd.end(signal.SIGKILL)
+    containerd.kill_pods()
+    run("umount", str(netns))
+    netns.unlink()
+    wait_until("the VF healed", hardware.is_as_before, 60)
+    wait_until("empty books", lambda: not node.status()["attachments"], 60)
+
+    containerd.start()
+    containerd.cri.stop_sandbox(sandbox)
+    containerd.cri.remove_sandbox(sandbox)
+    assert hardware.is_as_before()
 
 
 def test_an_agent_killed_amid_an_add_loses_nothing(node: Node, hardware: Hardware) -> None:
