@@ -105,8 +105,13 @@ class Adopter:
         return Adopted(tuple(devices), tuple(waiting), tuple(garbage))
 
     def _files(self, kind: str, garbage: list[str]) -> list[Path]:
+        """List a plugin's files, newest first.
+
+        A lost DEL leaves a file of a former owner beside that of the present one, and the path of the
+        namespace is the present one's.
+        """
         try:
-            return files_in(self._state / kind)
+            return sorted(files_in(self._state / kind), key=_age)
         except Unreadable as error:
             garbage.append(str(self._state / kind))
             self._tell(str(self._state / kind), str(error))
@@ -248,3 +253,10 @@ class Adopter:
         if found is None:
             return undo
         return replace(undo, rdma=names[0], extra={**undo.extra, "rdma_index": found.index})
+
+
+def _age(file: Path) -> tuple[int, str]:
+    try:
+        return -file.lstat().st_mtime_ns, file.name
+    except OSError:
+        return 0, file.name

@@ -203,6 +203,27 @@ def test_a_device_that_is_ours_already_is_left_alone(rig: Rig, old: OldSriov) ->
     assert rig.ledger.attachments() == before
 
 
+def test_a_file_of_a_former_owner_is_not_taken_for_the_present_ones(rig: Rig, old: OldSriov) -> None:
+    """The present owner found what the former one left as it was; all is put back once both have gone."""
+    before = rig.found()
+    pod = rig.pod()
+    old.add(pod)
+    document = json.loads(old.file().read_text())
+    former = old.write("a" * 64, "net1", document)
+    os.utime(former, (1, 1))
+    left = {"Trust": True, "SpoofChk": False, "Vlan": 100, "VlanQoS": 3, "VlanProto": 0x88A8, "MaxTxRate": 500}
+    old.write(CONTAINER, "net1", document | {"OrigVfState": document["OrigVfState"] | left})
+    assert adopt(rig) == Adopted(devices=(vf(0),), waiting=(str(former),))
+    rig.delete("a" * 64, pod)
+    assert rig.in_pod(pod) is not None
+    rig.delete(CONTAINER, pod)
+    rig.await_back()
+    assert adopt(rig) == Adopted(devices=(vf(0),))
+    assert rig.attachments.heal(vf(0)) == "owner-gone"
+    assert _but_up(rig.found()) == _but_up(before)
+    assert adopt(rig) == Adopted()
+
+
 def test_what_the_pf_enforced_is_not_put_back_on_another_vf(rig: Rig, old: OldSriov) -> None:
     """After a reboot the PF may number its VFs otherwise."""
     pod = rig.pod()
