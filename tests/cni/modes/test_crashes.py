@@ -107,7 +107,7 @@ def doomed(rig: Rig, calls: int) -> Attachments:
     life, snapshot = Life(calls), rig.machine.scan()
     folders = rig.folder / "state", rig.folder / "run"
     return Attachments(
-        Doomed(rig.machine, life),  # type: ignore[arg-type]
+        Doomed(rig.machine, life),
         Doomed(rig.ledger, life),  # type: ignore[arg-type]
         lambda: snapshot,
         lambda pod: (),
