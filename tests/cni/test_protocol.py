@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -42,6 +43,49 @@ def test_whatever_bytes_come_only_a_frame_error_is_raised(frame: bytes) -> None:
         protocol.decode_request(frame)
     with suppress(FrameInvalid):
         protocol.decode_answer(frame)
+
+
+CORPUS = sorted(path for path in (Path(__file__).parent / "shim_corpus").rglob("*") if path.is_file())
+CONTENTS = st.sampled_from([path.read_bytes() for path in CORPUS])
+"""The bytes that the relay's code is fuzzed with."""
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """Take two inputs of the corpus and cut, splice and change them; often with a length that is true."""
+    one, other = draw(CONTENTS), draw(CONTENTS)
+    at, after = draw(st.integers(0, len(one))), draw(st.integers(0, len(other)))
+    content = bytearray(one[:at] + draw(st.binary(max_size=8)) + other[after:])
+    if len(content) >= protocol.HEAD_SIZE and draw(st.booleans()):
+        content[: protocol.HEAD_SIZE] = b"NFC1" + (len(content) - protocol.HEAD_SIZE).to_bytes(4, "big")
+    return bytes(content)
+
+
+def read_everywhere(content: bytes) -> None:
+    with suppress(FrameInvalid):
+        request = protocol.decode_request(content)
+        again = protocol.decode_request(protocol.encode_request(request))
+        assert again == request
+    with suppress(FrameInvalid):
+        answer = protocol.decode_answer(content)
+        assert protocol.encode_answer(answer) == content
+    here, there = socket.socketpair()
+    with here, there, suppress(FrameInvalid):
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        here.sendall(content)
+        here.shutdown(socket.SHUT_WR)
+        protocol.receive_request(there, seconds=20)
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_no_input_of_the_relays_corpus_raises_anything_but_a_frame_error(path: Path) -> None:
+    read_everywhere(path.read_bytes())
+
+
+@settings(max_examples=500)
+@given(damaged())
+def test_no_bytes_raise_anything_but_a_frame_error(content: bytes) -> None:
+    read_everywhere(content)
 
 
 @pytest.mark.parametrize(
