@@ -15,6 +15,7 @@ from typing import Any
 from agent import device_info
 from agent.errors import AgentError, DeviceBusy, RequestInvalid
 from agent.hardware import netns as namespaces
+from agent.hardware.announce import Announcer
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef
@@ -58,6 +59,7 @@ class Attaching:
         self._locks = locks
         self._detaching = detaching
         self._busy_seconds = busy_seconds
+        self._announcer = Announcer()
         self._observe_steps = observe_steps
 
     def add(self, call: Call) -> Mapping[str, Any]:
@@ -211,6 +213,9 @@ class Attaching:
                 self._undo_failed_add(row, call.netns)
             raise
         self._observe_steps(laps.milliseconds())
+        for facts, leases in made:
+            if facts.in_kernel:
+                self._announcer.start(call.netns, facts.name, leases.addresses)
         return answer
 
     def _undo_failed_add(self, row: Attachment, netns: int) -> None:
