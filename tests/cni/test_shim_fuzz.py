@@ -19,7 +19,14 @@ SECONDS = 12
 
 
 def fuzz(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [ROOT / "hack/fuzz-shim", "--output", output, "--report", output / "report.json", *arguments]
+    command = [
+        str(ROOT / "hack/fuzz-shim"),
+        "--output",
+        str(output),
+        "--report",
+        str(output / "report.json"),
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cni import protocol, spool
 from cni.protocol import Answer, Request
+from cni.server import CniServer
+from tests.cni.relay import Relay
+from tests.cni.tiny_node import Rig
 
 
 def put(folder: Path, name: str, container_id: str, command: str = "DEL") -> Path:
@@ -182,3 +188,37 @@ def test_a_spool_that_cannot_be_written_stops_nothing(own_network: None, tmp_pat
         subprocess.run(["umount", tmp_path], check=True)
     assert server.asked == ["c1", "c3"]
     assert names(tmp_path) == ["1.del", "2.del", "3.del"]
+
+
+@pytest.fixture
+def answering(rig: Rig) -> Callable[[Request], Answer]:
+    """A CNI server over a node with VFs; nobody listens."""
+    server = CniServer(
+        rig.folder / "s", rig.attachments, obstacle=lambda: None, observe=lambda _: contextlib.nullcontext()
+    )
+    return server.answer
+
+
+def spooled_by(relay: Relay, container_id: str, netns: str) -> None:
+    stdin = json.dumps({"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric"}).encode()
+    more = {"CNI_CONTAINERID": container_id, "CNI_IFNAME": "net1", "CNI_NETNS": netns}
+    assert relay.run("DEL", stdin, wait="0", **more).status == 0
+
+
+def test_what_the_relay_spooled_is_undone_and_never_under_the_devices_next_owner(
+    rig: Rig, answering: Callable[[Request], Answer], sanitized_relay: Relay
+) -> None:
+    first, second = rig.pod("one"), rig.pod("two")
+    rig.add("c1", first, mac="02:00:00:00:00:77")
+    for netns in ("/var/run/netns/one", "", ""):
+        spooled_by(sanitized_relay, "c1", netns)
+    kept = spool.Spool(sanitized_relay.spool)
+    assert kept.replay(answering) == 2
+    rig.await_back()
+    rig.add("c2", second, mac="02:00:00:00:00:78")
+    for netns in ("/var/run/netns/one", "/var/run/netns/two", ""):
+        spooled_by(sanitized_relay, "c1", netns)
+    assert kept.replay(answering) == 3
+    rig.check("c2", second)
+    assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c2"]
+    assert sanitized_relay.spooled() == []
