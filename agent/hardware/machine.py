@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.errors import HardwareError
-from agent.hardware import sysfs
+from agent.hardware import binding, sysfs
 from agent.hardware.host import Link, RdmaLink, Watch
 from agent.hardware.netlink import Netlink
 from agent.hardware.nvml import Nvml
@@ -36,7 +36,7 @@ class Machine:
     @classmethod
     def open(cls, root: Path = Path("/"), api_server: str | None = None) -> Machine:
         """Open the machine whose /sys, /proc and /dev are found under `root`."""
-        return cls(root, Netlink(), PfNetlink(), Nvml(), RdmaNetlink(), api_server)
+        return cls(root, Netlink(), PfNetlink(root=root), Nvml(), RdmaNetlink(), api_server)
 
     def scan(self) -> Snapshot:
         """Read the hardware."""
@@ -91,6 +91,14 @@ class Machine:
     def lifelines(self) -> Mapping[str, str]:
         """Tell which interfaces the node itself lives by, and why: name to reason."""
         return self.links.lifelines(self.api_server)
+
+    def unbind(self, device: str) -> None:
+        """Free a PCI function from its driver."""
+        binding.unbind(self.root, device)
+
+    def bind(self, device: str, driver: str) -> None:
+        """Bind a PCI function to a driver."""
+        binding.bind(self.root, device, driver)
 
     def watch(self, on_event: Callable[[str], None]) -> Watch:
         """Call `on_event` at kernel events about PCI, network and RDMA devices."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import time
+from pathlib import Path
 
 from agent.errors import HardwareError
-from agent.hardware import vf_settings
+from agent.hardware import vf_guid, vf_settings
 from agent.hardware.rtnetlink import LinkSocket, translated
 from agent.model.allocation import VfSettings
 
@@ -21,8 +22,17 @@ log = logging.getLogger(__name__)
 class PfNetlink:
     """`host.VfControl` on the real kernel."""
 
-    def __init__(self, settle_seconds: float = SETTLE_SECONDS) -> None:
+    def __init__(self, settle_seconds: float = SETTLE_SECONDS, root: Path = Path("/")) -> None:
         self._settle_seconds = settle_seconds
+        self._root = root
+
+    def guids(self, pf_netdev: str, vf_index: int) -> tuple[str, str] | None:
+        """Read the node and port GUID that a PF has for a VF; None if it does not tell."""
+        return vf_guid.read(pf_netdev, vf_index, self._root)
+
+    def set_guids(self, pf_netdev: str, vf_index: int, node: str, port: str) -> None:
+        """Give both GUIDs to a VF, which takes them when its driver is bound anew, and read them back."""
+        vf_guid.write(pf_netdev, vf_index, node, port, self._root)
 
     def read(self, pf_netdev: str, vf_index: int) -> VfSettings:
         """Read what a PF enforces on one VF.

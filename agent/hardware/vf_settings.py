@@ -96,10 +96,13 @@ def differing(wanted: VfSettings, found: VfSettings) -> tuple[str, ...]:
 
 def find(body: bytes, vf_index: int) -> VfSettings | None:
     """Find one VF in a link message's attributes. None if it is not listed, or cut off."""
-    for index, start, end in _entries(body):
-        if index == vf_index:
-            return _decode(dict(attributes(body[start:end])))
-    return None
+    found = content(body, vf_index)
+    return _decode(dict(attributes(found))) if found is not None else None
+
+
+def content(body: bytes, vf_index: int) -> bytes | None:
+    """Find the attributes of one VF in a link message's. None if it is not listed, or cut off."""
+    return next((body[start:end] for index, start, end in _entries(body) if index == vf_index), None)
 
 
 def _entries(body: bytes) -> Iterator[tuple[int, int, int]]:

@@ -21,7 +21,7 @@ from pyroute2 import IPRoute
 
 from agent.hardware import netns as namespaces
 from agent.hardware.rtnetlink import IFLA_IFALIAS, LinkMessage
-from agent.model.device import LinkLayer, Snapshot
+from agent.model.device import LinkLayer, Netdev, Snapshot
 
 BRIDGE = "fabric"
 
@@ -61,7 +61,7 @@ class Fabric:
         ports = {
             device.address: Port(device.address, netdev.name, netdev.mac, netdev.mtu, f"port{number}")
             for number, device in enumerate(snapshot.devices)
-            if (netdev := device.netdev) is not None and netdev.link_layer is LinkLayer.ETHERNET
+            if (netdev := device.netdev) is not None and _can_be_simulated(netdev)
         }
         (folder / "links.json").write_text(json.dumps({d: asdict(p) for d, p in ports.items()}, indent=1))
         fabric = cls(folder)
@@ -77,6 +77,13 @@ class Fabric:
     def destroy(folder: Path) -> None:
         """Unpin the fabric's namespace; its links end with it, and so do their other ends."""
         subprocess.run(["/usr/bin/umount", "--lazy", str(folder / "fabric.netns")], capture_output=True, check=False)
+
+    def cut(self, device: str) -> None:
+        """End a device's link, wherever it is. `revive` makes it anew."""
+        port = self.ports.get(device)
+        if port is not None:
+            with self._open() as netns:
+                namespaces.run_in(netns, lambda: _remove(port.port))
 
     def revive(self, devices: Collection[str]) -> bool:
         """Make those links anew that died with a namespace. Tell whether there were any."""
@@ -104,6 +111,19 @@ class Fabric:
             yield netns
         finally:
             os.close(netns)
+
+
+def _can_be_simulated(netdev: Netdev) -> bool:
+    """An Ethernet interface; or one that says it is IPoIB but was given a MAC of Ethernet's length, for a test."""
+    return netdev.link_layer is LinkLayer.ETHERNET or (
+        netdev.link_layer is LinkLayer.INFINIBAND and len(netdev.mac) == len("00:00:00:00:00:00")
+    )
+
+
+def _remove(name: str) -> None:
+    with IPRoute() as ipr:
+        for index in ipr.link_lookup(ifname=name):
+            ipr.link("del", index=index)
 
 
 def _make_bridge() -> None:

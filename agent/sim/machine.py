@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -33,6 +34,9 @@ IGB_LIKE = VfSettings(
 )
 
 
+NO_GUID = "00:00:00:00:00:00:00:00"
+
+
 class RecordedVfControl:
     """VF settings in a file: a veth has no PF that could enforce them. Any process can look at it."""
 
@@ -45,14 +49,29 @@ class RecordedVfControl:
 
     def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
         """Set those fields that are not None."""
+        with self._changing() as document:
+            changed = {k: v for k, v in asdict(settings).items() if v is not None}
+            document[f"{pf_netdev}/{vf_index}"] = asdict(self.read(pf_netdev, vf_index)) | changed
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, dict[str, object]]]:
         with open(self._path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             document = self._load()
-            changed = {k: v for k, v in asdict(settings).items() if v is not None}
-            document[f"{pf_netdev}/{vf_index}"] = asdict(self.read(pf_netdev, vf_index)) | changed
+            yield document
             fresh = self._path.with_suffix(".new")
             fresh.write_text(json.dumps(document, indent=1))
             os.rename(fresh, self._path)
+
+    def guids(self, pf_netdev: str, vf_index: int) -> tuple[str, str] | None:
+        """Read the node and port GUID of a VF."""
+        found = self._load().get(f"{pf_netdev}/{vf_index} guids", {"node": NO_GUID, "port": NO_GUID})
+        return str(found["node"]), str(found["port"])
+
+    def set_guids(self, pf_netdev: str, vf_index: int, node: str, port: str) -> None:
+        """Set both GUIDs of a VF."""
+        with self._changing() as document:
+            document[f"{pf_netdev}/{vf_index} guids"] = {"node": node, "port": port}
 
     def _load(self) -> dict[str, dict[str, object]]:
         try:
@@ -97,7 +116,8 @@ class SimulatedMachine:
         built = Fabric(folder) if (folder / "links.json").exists() else None
         root = folder / "root"
         settings = RecordedVfControl(folder / "vf-settings.json")
-        return cls(root, Netlink(fabric.device_of), settings, gpus, built, SimulatedRdma(folder, root))
+        rdma = SimulatedRdma(folder, root, built.cut if built is not None else lambda function: None)
+        return cls(root, Netlink(fabric.device_of), settings, gpus, built, rdma)
 
     def scan(self) -> Snapshot:
         """Read the recorded sysfs, and the real links in place of the recorded interfaces."""
@@ -105,7 +125,11 @@ class SimulatedMachine:
         snapshot = replace(sysfs.scan(self.root), gpus=self.gpus, rdma_exclusive=exclusive)
         if self.fabric is None:
             return snapshot
-        simulated = {d.address for d in snapshot.devices if d.address in self.fabric.ports}
+        simulated = {
+            d.address
+            for d in snapshot.devices
+            if d.address in self.fabric.ports and not self._unbound(d.address).exists()
+        }
         links = self.links.by_device()
         if self.fabric.revive(simulated - links.keys()):
             links = self.links.by_device()
@@ -135,8 +159,35 @@ class SimulatedMachine:
             raise HardwareError(f"{device} has more than one RDMA device: {', '.join(r.name for r in found)}")
         return found[0] if found else None
 
+    def unbind(self, device: str) -> None:
+        """Free a PCI function from its driver: its interface and its RDMA device end, wherever they are."""
+        if self.fabric is None or not self._present(device):
+            return
+        self._unbound(device).parent.mkdir(exist_ok=True)
+        self._unbound(device).touch()
+        (self.root / "sys/bus/pci/devices" / device / "driver").unlink(missing_ok=True)
+        self.rdma.withdraw(device)
+        self.fabric.cut(device)
+
+    def bind(self, device: str, driver: str) -> None:
+        """Bind a PCI function to a driver: its devices come anew, under other names, with the GUID of its PF."""
+        folder, target = self.root / "sys/bus/pci/devices" / device, self.root / "sys/bus/pci/drivers" / driver
+        if not target.is_dir():
+            raise HardwareError(f"{device} cannot be bound to {driver}: No such file or directory")
+        if not (folder / "driver").is_symlink():
+            (folder / "driver").symlink_to(os.path.relpath(target, folder.resolve()))
+        self._unbound(device).unlink(missing_ok=True)
+        facts = sysfs.scan(self.root).by_address[device]
+        pf, guids = self.find_netdev(facts.physfn or ""), None
+        if pf is not None and facts.vf_index is not None:
+            guids = self.vf_control.guids(pf.name, facts.vf_index)
+        self.rdma.announce(device, guids[0] if guids is not None else NO_GUID)
+
+    def _unbound(self, device: str) -> Path:
+        return self.root.parent / "unbound" / device
+
     def _present(self, device: str) -> bool:
-        return os.path.exists(f"{self.root}/sys/bus/pci/devices/{device}")
+        return os.path.exists(f"{self.root}/sys/bus/pci/devices/{device}") and not self._unbound(device).exists()
 
     def lifelines(self) -> Mapping[str, str]:
         """Tell which interfaces carry the default route, of the namespace that the simulation is in."""

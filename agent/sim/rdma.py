@@ -15,7 +15,7 @@ import re
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ _BIND_MOUNT = re.compile(r"net:\[\d+\]")
 class SimulatedRdma:
     """`host.Rdma` over the recorded sysfs below `root`; what moved is in `folder`."""
 
-    def __init__(self, folder: Path, root: Path) -> None:
+    def __init__(self, folder: Path, root: Path, on_ib_move: Callable[[str], None] = lambda function: None) -> None:
+        """`on_ib_move` is told the PCI function of an InfiniBand device that moves: its IPoIB interface comes anew."""
+        self._on_ib_move = on_ib_move
         self._folder = folder / "rdma"
         self._classes = root / "sys/class"
         self._renumbering = threading.RLock()
@@ -123,6 +125,50 @@ class SimulatedRdma:
                 self._hide(found)
             elif target is None:
                 self._show(found)
+        if found["protocol"] == "ib":
+            self._on_ib_move(found["function"])
+
+    def withdraw(self, function: str) -> None:
+        """Take a function's device away, wherever it is: its driver was unbound."""
+        with self._state() as state:
+            for device in [d for d in state["devices"] if d["function"] == function]:
+                if device["cookie"] is None:
+                    self._hide(device)
+                state["devices"].remove(device)
+                state.setdefault("withdrawn", {})[function] = device
+                for entry in self._verbs_of(device["name"]):
+                    shutil.rmtree(entry.resolve())
+                    entry.unlink()
+
+    def announce(self, function: str, guid: str) -> None:
+        """Bring a withdrawn device back with a GUID, and with the lowest numbers that are free."""
+        with self._state() as state:
+            device = state.get("withdrawn", {}).pop(function, None)
+            if device is None:
+                return
+            kept = self._folder / str(device["index"])
+            state["last"] = device["index"] = max(state.get("last", 0), *(d["index"] for d in state["devices"]), 0) + 1
+            kept.rename(self._folder / str(device["index"]))
+            prefix = device["name"].rstrip("0123456789")
+            taken = {d["name"] for d in state["devices"]}
+            device["name"] = next(name for n in range(1000) if (name := f"{prefix}{n}") not in taken)
+            digits = guid.replace(":", "")
+            device["guid"] = ":".join(digits[i : i + 4] for i in range(0, 16, 4))
+            (self._folder / str(device["index"]) / "node_guid").write_text(f"{device['guid']}\n")
+            device["cookie"] = None
+            state["devices"].append(device)
+            self._show(device)
+            verbs = self._classes / "infiniband_verbs"
+            number = next(n for n in range(1000) if not (verbs / f"uverbs{n}").exists())
+            target = f"../../{os.path.dirname(os.path.dirname(device['link'])).removeprefix('../../')}/infiniband_verbs"
+            (verbs / target / f"uverbs{number}").mkdir(parents=True)
+            (verbs / f"uverbs{number}").symlink_to(f"{target}/uverbs{number}")
+            (verbs / f"uverbs{number}" / "ibdev").write_text(f"{device['name']}\n")
+
+    def _verbs_of(self, name: str) -> list[Path]:
+        folder = self._classes / "infiniband_verbs"
+        entries = list(folder.iterdir()) if folder.is_dir() else []
+        return [entry for entry in entries if entry.is_symlink() and _read(entry / "ibdev") == name]
 
     @contextmanager
     def _state(self) -> Iterator[dict[str, Any]]:

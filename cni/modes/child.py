@@ -17,16 +17,13 @@ from cni.modes import moving
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.netconf import NetConf
 
-_IN_KEY = 12
-"""How much of a container ID is in a row's key."""
-
 
 def key(host: Host, conf: NetConf, container_id: str, ifname: str) -> str:
     """Name the parent, the container and the interface. Raises RequestInvalid if no parent is named."""
     parent = conf.master or conf.device
     if parent is None:
         raise RequestInvalid(f"mode {conf.mode} needs master (an interface of the host) or deviceID (its PCI address)")
-    return f"{parent}/{container_id[:_IN_KEY]}/{ifname}"
+    return f"{parent}/{container_id}/{ifname}"
 
 
 def parent_of(host: Host, conf: NetConf) -> Link:

@@ -8,11 +8,13 @@ from types import MappingProxyType
 from agent.errors import AttachmentError, RequestInvalid
 from agent.model.allocation import Attachment
 from agent.model.device import LinkLayer, Snapshot
-from cni.modes import ipoib, macvlan, nic, vf, vfio
+from cni.modes import infiniband, ipoib, macvlan, nic, vf, vfio
 from cni.modes.mode import Mode
 from cni.netconf import NetConf
 
-MODES: Mapping[str, Mode] = MappingProxyType({"vf": vf, "vfio": vfio, "nic": nic, "macvlan": macvlan, "ipoib": ipoib})
+MODES: Mapping[str, Mode] = MappingProxyType(
+    {"vf": vf, "vfio": vfio, "nic": nic, "macvlan": macvlan, "ipoib": ipoib, "infiniband": infiniband}
+)
 
 
 def name_for(conf: NetConf, snapshot: Snapshot) -> str:
@@ -23,7 +25,7 @@ def name_for(conf: NetConf, snapshot: Snapshot) -> str:
     if conf.vfio or (conf.vfio is None and facts is not None and facts.is_for_programs):
         return "vfio"  # whose `plan` refuses any other driver
     uplink = snapshot.pf_netdev(facts) if facts is not None else None
-    if uplink is not None and uplink.link_layer is LinkLayer.INFINIBAND and "infiniband" in MODES:
+    if uplink is not None and uplink.link_layer is LinkLayer.INFINIBAND:
         return "infiniband"
     return "vf"
 

@@ -23,7 +23,12 @@ def require(device: Path, port: int, pkey: int) -> None:
 def has(device: Path, port: int, pkey: int) -> bool:
     """Tell whether a port is a member of a partition. One whose table cannot be read is taken for one."""
     entries = table(device, port)
-    return not entries or any((entry ^ pkey) & ~_MEMBERSHIP == 0 for entry in entries)
+    return not entries or any(is_same(entry, pkey) for entry in entries)
+
+
+def is_same(one: int, other: int) -> bool:
+    """Tell whether two keys are of one partition, whoever is a full member of it."""
+    return (one ^ other) & ~_MEMBERSHIP == 0
 
 
 def table(device: Path, port: int) -> tuple[int, ...]:

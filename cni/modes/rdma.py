@@ -71,22 +71,17 @@ def enter(host: Host, device: str, undo: Undo, netns: int) -> None:
     if undo.rdma is None:
         return
     with host.rdma.renumbering():
-        found = next((d for d in host.rdma.devices() if d.index == undo.extra["rdma_index"]), None)
+        found = next((d for d in host.rdma.devices() if _is_it(d, undo)), None)
         if found is None:
             raise HardwareError(f"RDMA device {undo.rdma} of {device} has gone from the host: was its driver rebound?")
-        promised = _node(host, found, None)
+        promised = node(host, found)
         try:
             host.rdma.move_in(found, netns)
         except NetlinkFailed as error:
             if error.errno == errno.EOPNOTSUPP:
                 raise NetlinkFailed(error.action, error.errno, _refusal(host, device, found)) from error
             raise
-        given = _node(host, found, netns)
-    if promised is not None and given != promised:
-        raise HardwareError(
-            f"RDMA device {found.name} of {device} came with {promised} and has {given or 'none'} in the pod, so"
-            " containers would get the wrong device: let the pod be created anew"
-        )
+        refuse_other_node(device, found, promised, node(host, found, netns))
 
 
 @contextmanager
@@ -102,6 +97,23 @@ def leaving_first(host: Host, device: str, attachment: Attachment, netns: int | 
         raise trouble
 
 
+def refuse_other_node(device: str, found: RdmaLink, promised: str | None, given: str | None) -> None:
+    """Raise HardwareError if a device's verbs node is not the one that it had before."""
+    if promised is not None and given != promised:
+        raise HardwareError(
+            f"RDMA device {found.name} of {device} came with {promised} and has {given or 'none'} in the pod, so"
+            " containers would get the wrong device: let the pod be created anew"
+        )
+
+
+def node(host: Host, device: RdmaLink, netns: int | None = None) -> str | None:
+    """Name the device's verbs node, None if it has none (ib_uverbs is not loaded)."""
+    try:
+        return f"/dev/infiniband/{host.rdma.char_device(device, 'uverbs', netns=netns).name}"
+    except (NetlinkFailed, DriverUnavailable):
+        return None
+
+
 def leave(host: Host, device: str, attachment: Attachment, netns: int | None) -> None:
     """Bring the RDMA device back to the host under its own name, from wherever it is, and verify it. Repeatable.
 
@@ -115,7 +127,7 @@ def leave(host: Host, device: str, attachment: Attachment, netns: int | None) ->
             _bring_out(host, device, undo, netns)
         found = _await_return(host, device, undo.rdma)
         if found is not None and found.name != undo.rdma:
-            _rename(host, found, undo.rdma)
+            rename(host, found, undo.rdma)
 
 
 def away(host: Host, device: str, attachment: Attachment) -> bool:
@@ -128,14 +140,13 @@ def away(host: Host, device: str, attachment: Attachment) -> bool:
 def differences(host: Host, attachment: Attachment, netns: int) -> list[str]:
     """Tell whether the RDMA device is not in the pod."""
     undo = attachment.undo
-    if undo.rdma is None or any(d.index == undo.extra.get("rdma_index") for d in host.rdma.devices(netns)):
+    if undo.rdma is None or any(_is_it(d, undo) for d in host.rdma.devices(netns)):
         return []
     return [f"RDMA device {undo.rdma} is not in the pod"]
 
 
 def _bring_out(host: Host, device: str, undo: Undo, netns: int) -> None:
-    index = undo.extra.get("rdma_index")
-    found = next((d for d in host.rdma.devices(netns) if d.index == index), None)
+    found = next((d for d in host.rdma.devices(netns) if _is_it(d, undo)), None)
     if found is None:
         return
     try:
@@ -161,7 +172,8 @@ def _await_return(host: Host, device: str, name: str) -> RdmaLink | None:
         time.sleep(POLL_SECONDS)
 
 
-def _rename(host: Host, found: RdmaLink, name: str) -> None:
+def rename(host: Host, found: RdmaLink, name: str) -> None:
+    """Give a device of the host its name again, as far as that is free."""
     try:
         host.rdma.rename(found, name)
     except NetlinkFailed as error:
@@ -170,12 +182,17 @@ def _rename(host: Host, found: RdmaLink, name: str) -> None:
         log.warning("RDMA device %s keeps that name: another is called %s now", found.name, name)
 
 
-def _node(host: Host, device: RdmaLink, netns: int | None) -> str | None:
-    """Name the device's verbs node, None if it has none (ib_uverbs is not loaded)."""
-    try:
-        return f"/dev/infiniband/{host.rdma.char_device(device, 'uverbs', netns=netns).name}"
-    except (NetlinkFailed, DriverUnavailable):
-        return None
+def _is_it(device: RdmaLink, undo: Undo) -> bool:
+    """Know a device again: by its index, or by the GUID that it was given where its driver was bound anew."""
+    guid = undo.extra.get("rdma_guid")
+    if guid is not None and digits(device.node_guid) == digits(guid):
+        return True
+    return device.index == undo.extra.get("rdma_index")
+
+
+def digits(guid: str) -> str:
+    """Spell a GUID without separators: sysfs has colons after four digits, CNI after two."""
+    return guid.replace(":", "").lower()
 
 
 def _is_software(host: Host, device: str, found: RdmaLink) -> bool:

@@ -71,6 +71,12 @@ class FakeHost:
     def find_netdev(self, device: str) -> Link | None:
         raise AssertionError("not used")
 
+    def unbind(self, device: str) -> None:
+        raise AssertionError("not used")
+
+    def bind(self, device: str, driver: str) -> None:
+        raise AssertionError("not used")
+
     def find_rdma(self, device: str) -> RdmaLink | None:
         raise AssertionError("not used")
 

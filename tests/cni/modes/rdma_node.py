@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from agent.sim.machine import SimulatedMachine
 from tests.cni.tiny_node import tiny_node, vf
@@ -19,7 +20,7 @@ def guid(index: int) -> str:
     return f"0c42:a103:0000:{index + 1:04x}"
 
 
-def create(folder: Path, vfs: int = 3, mode: str = "exclusive") -> None:
+def create(folder: Path, vfs: int = 3, mode: str = "exclusive", ib: bool = False) -> None:
     """Make the node and its links, in the network namespace of the caller."""
     node = tiny_node(vfs)
     sysfs = node.tree["sys"]
@@ -27,7 +28,10 @@ def create(folder: Path, vfs: int = 3, mode: str = "exclusive") -> None:
     sysfs["class"] |= {"infiniband": {}, "infiniband_verbs": {}}
     for index in range(vfs):
         name, address = rdma_name(index), vf(index)
-        port = {"state": "4: ACTIVE\n", "link_layer": "Ethernet\n", "rate": "100 Gb/sec (4X EDR)\n", "lid": "0x0\n"}
+        port: dict[str, Any] = {"state": "4: ACTIVE\n", "rate": "100 Gb/sec (4X EDR)\n", "lid": "0x0\n"}
+        port["link_layer"] = "InfiniBand\n" if ib else "Ethernet\n"
+        if ib:
+            port["pkeys"] = {"0": "0xffff\n"}
         device = {"node_type": "1: CA\n", "node_guid": f"{guid(index)}\n", "ports": {"1": port}}
         bridge[address]["infiniband"] = {name: device}
         sysfs["class"]["infiniband"][name] = [f"../../{FOLDER}/{address}/infiniband/{name}"]
@@ -35,6 +39,10 @@ def create(folder: Path, vfs: int = 3, mode: str = "exclusive") -> None:
         sysfs["class"]["infiniband_verbs"][f"uverbs{index}"] = [
             f"../../{FOLDER}/{address}/infiniband_verbs/uverbs{index}"
         ]
+    if ib:  # ARPHRD_INFINIBAND
+        for function in bridge.values():
+            for interface in function["net"].values():
+                interface["type"] = "32\n"
     SimulatedMachine.create(folder, node)
     machine = SimulatedMachine.open(folder)
     machine.rdma.set_mode(mode)

@@ -65,6 +65,18 @@ class Igb:
     def remove(self, link: Link, netns: int | None = None) -> None:
         raise AssertionError("not used")
 
+    def unbind(self, device: str) -> None:
+        raise AssertionError("not used")
+
+    def bind(self, device: str, driver: str) -> None:
+        raise AssertionError("not used")
+
+    def guids(self, pf_netdev: str, vf_index: int) -> tuple[str, str] | None:
+        return None
+
+    def set_guids(self, pf_netdev: str, vf_index: int, node: str, port: str) -> None:
+        raise AssertionError("not used")
+
     def find_rdma(self, device: str) -> RdmaLink | None:
         return None
 

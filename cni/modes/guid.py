@@ -1,0 +1,125 @@
+"""GUIDs of an InfiniBand VF: given through its PF, taken when the VF's driver is bound anew, and given back.
+
+Binding anew renumbers: the VF's interface, its RDMA device and its character devices come back under whatever
+names and numbers are free. So only one VF of a node is bound anew at a time, and what came back is looked for by
+PCI address. No computer that this was tried on has an InfiniBand adapter: what is known of drivers is from their
+source, and a simulated one stands in the tests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from agent.errors import HardwareError
+from agent.hardware.host import Host, Link
+from agent.model.allocation import Undo
+from cni.modes import pf, rdma
+from cni.modes.moving import POLL_SECONDS
+
+SETTLE_SECONDS = 30.0
+"""How long a driver, and udev after it, may take for a VF that was bound anew."""
+NONE = "00:00:00:00:00:00:00:00"
+ALL_ONES = "ff:ff:ff:ff:ff:ff:ff:ff"
+EMPTY = frozenset(rdma.digits(guid) for guid in (NONE, ALL_ONES))
+
+T = TypeVar("T")
+
+
+def recorded(host: Host, device: str, vf_index: int) -> dict[str, object]:
+    """Say what an undo record must hold before a VF gets another GUID: the old ones, and the driver."""
+    uplink = pf.interface(host, device)
+    if uplink is None:
+        raise HardwareError(f"the PF of {device} has no interface, and GUIDs are set through it: load ib_ipoib")
+    bound = pf.driver(host, device)
+    if bound is None:
+        raise HardwareError(f"{device} has no driver that could take a GUID: bind it to one")
+    found = host.vf_control.guids(uplink.name, vf_index)
+    return {"guids": list(found or (NONE, NONE)), "driver": bound}
+
+
+def give(host: Host, device: str, undo: Undo, guid: str) -> None:
+    """Give a VF its GUID and bind it anew, and wait until it is there again with it.
+
+    The caller holds `renumbering`. Raises HardwareError if it does not come back, or with another GUID, or with
+    another verbs node than before.
+    """
+    before = host.find_rdma(device)
+    promised = rdma.node(host, before) if before is not None else None
+    _set(host, device, undo, guid, guid)
+    rebind(host, device, str(undo.extra["driver"]))
+    settled(host, device, undo)
+    found = host.find_rdma(device)
+    if found is None:
+        return
+    if rdma.digits(found.node_guid) != rdma.digits(guid):
+        raise HardwareError(f"{device} was bound anew for the GUID {guid} but has {found.node_guid}: look at dmesg")
+    rdma.refuse_other_node(device, found, promised, rdma.node(host, found))
+
+
+def take_back(host: Host, device: str, undo: Undo) -> None:
+    """Give a VF its former GUID again, if it has another, and bind it anew. The caller holds `renumbering`.
+
+    All zeros, which a VF has that was never given one, cannot be set; all ones mean the same.
+    """
+    if "guids" not in undo.extra:
+        return
+    driver = str(undo.extra["driver"])
+    node, port = (ALL_ONES if guid == NONE else guid for guid in undo.extra["guids"])
+    uplink = pf.interface(host, device)
+    now = (
+        host.vf_control.guids(uplink.name, undo.vf_index) if uplink is not None and undo.vf_index is not None else None
+    )
+    if (
+        now in ((node, port), tuple(undo.extra["guids"]))
+        and pf.driver(host, device) == driver
+        and not _has_given(host, device, undo)
+    ):
+        return
+    _set(host, device, undo, node, port)
+    rebind(host, device, driver)
+    settled(host, device, undo)
+
+
+def rebind(host: Host, device: str, driver: str) -> None:
+    """Free a function from its driver, whichever that is, and bind it."""
+    host.unbind(device)
+    host.bind(device, driver)
+
+
+def settled(host: Host, device: str, undo: Undo) -> Link:
+    """Wait until a function's interface is there, and its RDMA device with its verbs node under its own name."""
+    link = _awaited(lambda: host.find_netdev(device), f"{device} has no interface")
+    name = undo.extra.get("rdma_name")
+    if name is not None:
+        found = _awaited(lambda: host.find_rdma(device), f"{device} has no RDMA device")
+        _awaited(lambda: rdma.node(host, found), f"RDMA device {found.name} of {device} has no verbs node")
+        if found.name != name:
+            rdma.rename(host, found, str(name))
+    return link
+
+
+def _set(host: Host, device: str, undo: Undo, node: str, port: str) -> None:
+    uplink = pf.interface(host, device)
+    if uplink is None or undo.vf_index is None:
+        raise HardwareError(f"the PF of {device} has no interface, and GUIDs are set through it: load ib_ipoib")
+    host.vf_control.set_guids(uplink.name, undo.vf_index, node, port)
+
+
+def _has_given(host: Host, device: str, undo: Undo) -> bool:
+    """Tell whether the RDMA device still has the GUID of the pod: set back on the PF, but not bound anew since."""
+    found = host.find_rdma(device)
+    given = undo.extra.get("rdma_guid")
+    return found is not None and given is not None and rdma.digits(found.node_guid) == rdma.digits(given)
+
+
+def _awaited(look: Callable[[], T | None], missing: str) -> T:
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        found = look()
+        if found is not None:
+            return found
+        if time.monotonic() > deadline:
+            raise HardwareError(f"{missing} {SETTLE_SECONDS:g} s after its driver was bound anew: look at dmesg")
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,192 @@
+"""InfiniBand VFs on a simulated node: GUIDs, rebinding with all names changed, partitions, and the way back.
+
+The simulation does what the kernel's code does and no computer at hand can show: a VF takes its GUID when bound, its
+interface and devices come anew under other names, and an interface is made anew when its RDMA device moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import AttachmentError, HardwareError, RequestInvalid
+from agent.hardware.host import Link, LinkChange
+from agent.hardware.netlink import Netlink
+from cni.modes import guid, rdma
+from tests.cni import tiny_node
+from tests.cni.modes import rdma_node
+from tests.cni.tiny_node import PF_NETDEV, Rig, until, vf
+
+GUID = "02:00:00:00:00:00:00:01"
+NODE_GUID = "0200:0000:0000:0001"
+
+
+@pytest.fixture(params=["exclusive", "shared"])
+def node(own_network: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
+    rdma_node.create(tmp_path, mode=request.param, ib=True)
+    with tiny_node.open_rig(tmp_path) as rig:
+        yield rig
+
+
+@pytest.fixture
+def exclusive(own_network: None, tmp_path: Path) -> Iterator[Rig]:
+    rdma_node.create(tmp_path, ib=True)
+    with tiny_node.open_rig(tmp_path) as rig:
+        yield rig
+
+
+def state(node: Rig, index: int = 0) -> tuple[Any, ...]:
+    """All of a VF that must be as before; its GUIDs with zeros and ones counted the same."""
+    link, device = node.machine.find_netdev(vf(index)), node.machine.find_rdma(vf(index))
+    assert link is not None
+    assert device is not None
+    guids = node.machine.vf_control.guids(PF_NETDEV, index)
+    assert guids is not None
+    plain = tuple(guid.NONE if g == guid.ALL_ONES else g for g in guids)
+    nodes = node.machine.rdma.char_device(device, "uverbs").name
+    return (link.name, link.mtu, link.up, device.name, plain, nodes, node.settings(index).link_state)
+
+
+def test_a_vf_gets_its_guid_and_all_is_as_before_afterwards(node: Rig) -> None:
+    before, pod = state(node), node.pod()
+    answer = node.add("c1", pod, guid=GUID, link_state="enable", mtu=1400)
+    assert node.machine.vf_control.guids(PF_NETDEV, 0) == (GUID, GUID)
+    assert node.settings().link_state == "enable"
+    found = node.in_pod(pod)
+    assert found is not None
+    assert (found.up, found.mtu, answer["interfaces"][0]["mac"]) == (True, 1400, found.mac)
+    row = node.ledger.attachment_on(vf(0))
+    assert row is not None
+    assert row.undo.mode == "infiniband"
+    node.check("c1", pod)
+    node.delete("c1", pod)
+    node.await_back()
+    assert state(node) == before
+    assert node.ledger.quarantines() == ()
+
+
+def test_in_exclusive_mode_the_rdma_device_with_the_guid_is_in_the_pod(exclusive: Rig) -> None:
+    pod = exclusive.pod()
+    exclusive.add("c1", pod, guid=GUID)
+    with open(pod) as netns:
+        (found,) = exclusive.machine.rdma.devices(netns.fileno())
+    assert found.node_guid == NODE_GUID
+    assert exclusive.in_pod(pod) is not None
+    exclusive.check("c1", pod)
+
+
+def test_a_vf_whose_guid_is_set_already_is_not_bound_anew(exclusive: Rig) -> None:
+    (before,) = [d for d in exclusive.machine.rdma.devices() if d.name == "mlx5_1"]
+    pod = exclusive.pod()
+    exclusive.add("c1", pod)
+    with open(pod) as netns:
+        assert exclusive.machine.rdma.devices(netns.fileno()) == (before,)
+    assert exclusive.machine.vf_control.guids(PF_NETDEV, 0) == (guid.NONE, guid.NONE)
+
+
+def test_a_killed_namespace_gives_all_back(node: Rig) -> None:
+    before, pod = state(node), node.pod()
+    node.add("c1", pod, guid=GUID)
+    node.remove(pod)
+    node.delete("c1", None)
+    node.await_back()
+    assert state(node) == before
+
+
+def test_pods_that_start_at_once_do_not_get_each_others_char_devices(exclusive: Rig) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    before = [state(exclusive, i) for i in range(3)]
+    pods = [exclusive.pod(f"p{i}") for i in range(3)]
+    guids = [f"02:00:00:00:00:00:01:0{i}" for i in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda i: exclusive.add(f"c{i}", pods[i], deviceID=vf(i), guid=guids[i]), range(3)))
+    for i, pod in enumerate(pods):
+        with open(pod) as netns:
+            (found,) = exclusive.machine.rdma.devices(netns.fileno())
+            assert rdma.digits(found.node_guid) == rdma.digits(guids[i])
+            assert exclusive.machine.rdma.char_device(found, "uverbs").name == f"uverbs{i}"
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda i: exclusive.delete(f"c{i}", pods[i]), range(3)))
+    exclusive.await_back(0, 1, 2)
+    assert [state(exclusive, i) for i in range(3)] == before
+
+
+def test_a_vf_without_any_guid_is_refused_with_what_to_do(exclusive: Rig) -> None:
+    exclusive.machine.unbind(vf(0))
+    exclusive.machine.bind(vf(0), "mlx5_core")
+    with pytest.raises(HardwareError, match=r"has no GUID \(0000:0000:0000:0000\).*give `guid`"):
+        exclusive.add("c1", exclusive.pod())
+
+
+@pytest.mark.parametrize("conf", [{"vlan": 5}, {"mac": "02:00:00:00:00:05"}, {"trust": "on"}])
+def test_what_only_ethernet_has_is_refused(exclusive: Rig, conf: dict[str, Any]) -> None:
+    with pytest.raises(RequestInvalid, match="is an InfiniBand VF"):
+        exclusive.add("c1", exclusive.pod(), guid=GUID, **conf)
+
+
+def test_a_partition_is_waited_for_and_its_lack_told(exclusive: Rig, tmp_path: Path) -> None:
+    before, pod = state(exclusive), exclusive.pod()
+    exclusive.add("c1", pod, guid=GUID, pkey="0x7fff")  # of the same partition as 0xffff
+    exclusive.delete("c1", pod)
+    exclusive.await_back()
+    with pytest.raises(HardwareError, match=rf"has partition 0xffff at index 0, not 0x8005.*{GUID} a member"):
+        exclusive.add("c2", pod, guid=GUID, pkey="0x8005")
+    assert state(exclusive) == before
+
+
+def test_a_guid_that_was_changed_behind_the_agents_back_is_told_by_check(exclusive: Rig) -> None:
+    pod = exclusive.pod()
+    exclusive.add("c1", pod, guid=GUID)
+    exclusive.machine.vf_control.set_guids(PF_NETDEV, 0, guid.ALL_ONES, guid.ALL_ONES)
+    with pytest.raises(AttachmentError, match=f"has the GUIDs {guid.ALL_ONES} and {guid.ALL_ONES}, not {GUID}"):
+        exclusive.check("c1", pod)
+
+
+@pytest.mark.parametrize("moment", ["before the bind", "after the bind", "with the RDMA device in the pod"])
+def test_an_agent_that_dies_on_the_way_leaves_what_the_next_one_mends(
+    own_network: None, tmp_path: Path, moment: str
+) -> None:
+    rdma_node.create(tmp_path, ib=True)
+    with tiny_node.open_rig(tmp_path) as rig:
+        before, pod = state(rig), rig.pod()
+        rig.add("c1", pod, guid=GUID)
+        # Back to that moment, by hand: the row stays as an agent that died would leave it.
+        with open(pod) as netns:
+            (found,) = rig.machine.rdma.devices(netns.fileno())
+            link = rig.in_pod(pod)
+            assert link is not None
+            rig.machine.links.move_out(link, netns.fileno(), LinkChange(name="dev99", up=False))
+            if moment != "with the RDMA device in the pod":
+                rig.machine.rdma.move_out(found, netns.fileno())
+        if moment == "before the bind":
+            rig.machine.unbind(vf(0))
+        rig.delete("c1", pod)
+        rig.await_back()
+        until(lambda: not rig.ledger.attachments())
+        assert state(rig) == before
+
+
+class Deaf(Netlink):
+    """Refuses to bring an interface out of a pod."""
+
+    def move_out(self, link: Link, netns: int, change: LinkChange) -> None:
+        raise HardwareError("refused")
+
+
+def test_an_interface_that_will_not_come_out_comes_with_its_rdma_device(own_network: None, tmp_path: Path) -> None:
+    from agent.sim.fabric import device_of
+
+    rdma_node.create(tmp_path, ib=True)
+    deaf = Deaf(device_of)
+    with tiny_node.open_rig(tmp_path, host=lambda machine: replace(machine, links=deaf)) as rig:
+        before, pod = state(rig), rig.pod()
+        rig.add("c1", pod, guid=GUID)
+        rig.delete("c1", pod)
+        rig.await_back()
+        assert state(rig) == before
+    deaf.close()
