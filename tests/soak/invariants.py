@@ -83,16 +83,15 @@ def _promises(world: World, expected: Expected) -> Iterator[Finding]:
             if address in addresses:
                 yield address, f"was given to {_of(addresses[address])} and to {_of(promise)}"
             addresses[address] = promise
-        if promise.netns not in world.pods:
-            continue  # whoever was told so is dead
+        if promise.netns not in world.pods or device in expected.unplugged | expected.promises_void:
+            continue  # whoever was told so is dead, or what was told is
         row = rows.get(device)
         if row is None or (row.container_id, row.cni_ifname) != (promise.container_id, promise.cni_ifname):
             found = f"belongs to {_owner(row)} in the ledger" if row is not None else "is not in the ledger"
             yield device, f"was promised to {_of(promise)} and {found}"
         elif row.state != "attached":
             yield device, f"was promised to {_of(promise)} and is {row.state}, though nobody asked for a DEL"
-        if device not in expected.unplugged | expected.promises_void:
-            yield from _in_the_pod(world, promise)
+        yield from _in_the_pod(world, promise)
 
 
 def _in_the_pod(world: World, promise: Promise) -> Iterator[Finding]:

@@ -184,6 +184,8 @@ class Node:
     vfs: int = 3
     history: History = field(default_factory=History)
     promises: dict[tuple[str, str], tuple[Promise, ...]] = field(default_factory=dict)
+    results: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Container → the CNI result that a runtime keeps for CHECK."""
     unplugged: set[str] = field(default_factory=set)
     void: set[str] = field(default_factory=set)
     boot: int = 1
@@ -287,9 +289,9 @@ class Node:
 
     # ---------------------------------------------------------------------- CNI
 
-    def ipam(self) -> dict[str, Any]:
-        """Configure addresses, one of each family."""
-        ranges = [[{"subnet": "10.9.0.0/16"}], [{"subnet": "fd09::/64"}]]
+    def ipam(self, number: int = 9) -> dict[str, Any]:
+        """Configure addresses, one of each family. Each network has a number of its own."""
+        ranges = [[{"subnet": f"10.{number}.0.0/16"}], [{"subnet": f"fd{number:02}::/64"}]]
         return {"type": "journalled", "dataDir": str(self.folder / "leases"), "ranges": ranges}
 
     def call(self, command: str, pod: Pod | None, conf: Mapping[str, Any], ifname: str = "net1", **env: str) -> Call:
@@ -329,6 +331,7 @@ class Node:
         self.history.note(f"ADD of {pod.container_id} {ifname} {said}", pod.container_id, *_names(promises))
         if promises:
             self.promises[pod.container_id, ifname] = promises
+            self.results[pod.container_id] = answer.document
         return answer
 
     def delete(self, pod: Pod, conf: Mapping[str, Any], ifname: str = "net1", *, netns: bool = True) -> Answer:
@@ -389,13 +392,15 @@ class Node:
         (self.machine.root / "proc/sys/kernel/random/boot_id").write_text(f"boot-{self.boot}\n")
 
     def _reborn(self) -> bool:
-        """Give the devices, which are new to the kernel, the names that they get at each boot."""
+        """Give devices that are new to the kernel the names that they get at each boot. Tells whether all are there."""
         self.machine.scan()
         found = observe.links({})
         for device in self.devices:
             if device in self.unplugged:
                 continue
             if not found.get(device):
+                if observe.links(observe.namespaces(self.folder / "pods")).get(device):
+                    continue
                 return False
             shape, wanted = found[device][0].shape, self.shapes[device]
             if shape.name != wanted.name:
@@ -431,7 +436,7 @@ class Node:
         self.void |= {device for held in self.promises.values() for p in held if (device := p.device) in self.unplugged}
 
     def plug(self, device: str) -> None:
-        """Bring a VF back onto the bus: new, as hardware is, under a name that the kernel chooses."""
+        """Bring a VF back onto the bus: new, as hardware is, with the name that udev gives to whoever is there."""
         self.history.note(f"{device} is back on the bus", device)
         (self.folder / f"unplugged-{device}").rename(self.machine.root / "sys/bus/pci/devices" / device)
         self.unplugged.discard(device)
@@ -440,7 +445,7 @@ class Node:
             document = json.loads(settings.read_text())
             document.pop(f"{tiny_node.PF_NETDEV}/{self.devices.index(device)}", None)
             settings.write_text(json.dumps(document))
-        self.machine.scan()
+        self.until(self._reborn)
 
     # -------------------------------------------------------------- observation
 

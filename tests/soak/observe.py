@@ -101,7 +101,10 @@ def leases(folder: Path) -> tuple[Lease, ...]:
     for file in sorted(folder.glob("*/*")):
         if file.name == "lock" or file.name.startswith("last_reserved"):
             continue
-        lines = file.read_text().splitlines()
+        try:
+            lines = file.read_text().splitlines()
+        except FileNotFoundError:
+            continue  # given back meanwhile
         found.append(Lease(file.name, lines[0] if lines else "", lines[1] if len(lines) > 1 else ""))
     return tuple(found)
 

@@ -79,7 +79,7 @@ def _nothing(play: Play) -> None:
 
 
 def _grant_two(play: Play) -> None:
-    network = {"name": "storage", "vlan": 7, "trust": "on", "ipam": play.node.ipam()}
+    network = {"name": "storage", "vlan": 7, "trust": "on", "ipam": play.node.ipam(8)}
     held = [(device, network) for device in play.node.devices[:2]]
     pod = play.node.make_pod()
     play.node.running().order("grant", devices=play.node.devices[:2])

@@ -1,0 +1,240 @@
+"""Many pods come and go at once, by the real relay and the real agent process, which is killed now and then.
+
+A VF goes to the next pod the moment that the last one is told to be gone, and the one that was freed last
+goes first. Pods end in all the ways in which runtimes end them: DEL and then the namespace, the namespace
+first and then several DELs, or no DEL at all.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.model.device import PciDevice
+from agent.sim.runtime import make_netns, remove_netns
+from agent.sim.stage import CONFIG, Stage
+from tests.soak import observe
+from tests.soak.history import History
+from tests.soak.invariants import violations
+from tests.soak.node import RELAY
+from tests.soak.scenarios import SETTINGS
+from tests.soak.world import Expected, Violation, World
+
+NODE = "h100-8gpu"
+TRY_AGAIN_LATER = 11
+PATIENCE_SECONDS = 90.0
+REST_SECONDS = 45.0
+
+
+@dataclass
+class Figures:
+    """What came of a churn."""
+
+    pods: int = 0
+    attached: int = 0
+    crashes: int = 0
+    told_to_try_again: int = 0
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+    """What a pod met that it should not have."""
+    leaks: list[str] = field(default_factory=list)
+    """What was left when all was over."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pods} pods, {self.attached} attached, {self.crashes} crashes, {self.told_to_try_again} times error"
+            f" 11, {len(self.failures)} failures, {len(self.leaks)} leaks, {self.seconds:.0f} s"
+        )
+
+
+class Churn:
+    """One node with its agent, and pods on it."""
+
+    def __init__(self, stage: Stage, vfs: int, seed: int) -> None:
+        self._stage = stage
+        self._machine = stage.build_node(NODE)
+        found = self._machine.scan()
+        self._vfs: dict[str, PciDevice] = {d.address: d for d in [d for d in found.devices if d.is_vf][:vfs]}
+        self._pfs = {device: found.pf_netdev(facts) for device, facts in self._vfs.items()}
+        stage.write_config({**CONFIG, "networks": []} | {"resources": [{"name": "rdma/vf", "kind": "vf"}]})
+        self._free = list(self._vfs)
+        self._guard = threading.Lock()
+        self._rng = random.Random(seed)
+        self._history = History()
+        self.figures = Figures()
+        shapes = {device: seen[0].shape for device, seen in observe.links({}).items() if device in self._vfs}
+        self._expected = Expected(shapes, {device: self._settings(device) for device in self._vfs})
+
+    def run(self, pods: int, concurrency: int, crash_every: int, say: Callable[[str], None]) -> Figures:
+        """Let so many pods live and end, and return what came of it."""
+        started = time.monotonic()
+        figures = self.figures
+        self._stage.start_agent()
+        with ThreadPoolExecutor(concurrency) as threads:
+            lives = [threads.submit(self._live, number, self._rng.random()) for number in range(pods)]
+            due = self._rng.randint(1, crash_every)
+            while not all(life.done() for life in lives):
+                time.sleep(0.01)
+                if figures.pods >= due:
+                    due += crash_every
+                    time.sleep(self._rng.random() * 0.2)
+                    self._stage.end("agent", signal.SIGKILL)
+                    self._note("the agent is killed")
+                    self._stage.start_agent()
+                    figures.crashes += 1
+                    say(f"churn: {figures}")
+        for life in lives:
+            life.result()
+        figures.leaks = [str(violation) for violation in self._rest()]
+        figures.seconds = time.monotonic() - started
+        return figures
+
+    # --------------------------------------------------------------------- a pod
+
+    def _live(self, number: int, seed: float) -> None:
+        rng = random.Random(seed)
+        with self._guard:
+            self.figures.pods += 1
+            device = self._free.pop()  # the one that was freed last
+        container = f"pod{number}"
+        netns = self._stage.folder / "netns" / f"{container}.netns"
+        make_netns(netns)
+        conf = self._conf(number, device, rng)
+        try:
+            if self._attach(container, netns, conf):
+                self._expect_interface(container, netns, conf)
+                time.sleep(rng.random() * 0.1)
+                self._expect_interface(container, netns, conf)
+        finally:
+            self._end(container, netns, conf, rng)
+            with self._guard:
+                self._free.append(device)
+
+    def _conf(self, number: int, device: str, rng: random.Random) -> dict[str, Any]:
+        conf: dict[str, Any] = {"deviceID": device}
+        if rng.random() < 0.5:
+            conf |= {**SETTINGS, "mac": f"02:00:00:77:{number >> 8 & 255:02x}:{number & 255:02x}"}
+        if rng.random() < 0.5:
+            conf["ipam"] = self._stage.ipam("rails", "10.9.0.0/20")
+        return conf
+
+    def _attach(self, container: str, netns: Path, conf: Mapping[str, Any]) -> bool:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            done = self._relay("ADD", container, str(netns), conf)
+            if done.returncode == 0:
+                self.figures.attached += 1
+                self._note(f"ADD of {container} with {conf['deviceID']}", conf["deviceID"])
+                return True
+            error = json.loads(done.stdout)
+            if error["code"] != TRY_AGAIN_LATER or time.monotonic() > deadline:
+                self._fail(conf["deviceID"], f"ADD of {container} failed: {error}")
+                return False
+            self.figures.told_to_try_again += 1
+            time.sleep(0.2)
+
+    def _expect_interface(self, container: str, netns: Path, conf: Mapping[str, Any]) -> None:
+        device = conf["deviceID"]
+        seen = [seen for seen in observe.links({str(netns): 0}).get(device, ()) if seen.place == str(netns)]
+        if not seen or seen[0].shape.name != "net1" or not seen[0].shape.up:
+            self._fail(device, f"{container} should have it, and has {seen}")
+        elif seen[0].shape.mac != conf.get("mac", self._expected.shapes[device].mac):
+            self._fail(device, f"{container} has {seen}, asked for {dict(conf)}")
+
+    def _end(self, container: str, netns: Path, conf: Mapping[str, Any], rng: random.Random) -> None:
+        way = rng.choice(("DEL first", "DEL first", "namespace first", "no DEL"))
+        self._note(f"{container} ends: {way}", conf["deviceID"])
+        if way == "DEL first":
+            self._delete(container, str(netns), conf)
+        remove_netns(netns)
+        for _ in range(rng.choice((0, 1)) if way == "DEL first" else 2 * (way == "namespace first")):
+            self._delete(container, "", conf)
+
+    def _delete(self, container: str, netns: str, conf: Mapping[str, Any]) -> None:
+        done = self._relay("DEL", container, netns, conf)
+        if done.returncode != 0:
+            self._fail(conf["deviceID"], f"DEL of {container} failed: {done.stdout!r}")
+
+    def _relay(
+        self, command: str, container: str, netns: str, conf: Mapping[str, Any]
+    ) -> subprocess.CompletedProcess[bytes]:
+        env = {
+            **self._stage.relay_environment,
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": container,
+            "CNI_NETNS": netns,
+            "CNI_IFNAME": "net1",
+            "CNI_PATH": self._stage.cni_path,
+        }
+        document = {"cniVersion": "1.1.0", "name": "rails", "type": "nodefabric", **conf}
+        return subprocess.run([RELAY], input=json.dumps(document).encode(), env=env, capture_output=True, check=False)
+
+    # ------------------------------------------------------------------- the end
+
+    def _rest(self) -> tuple[Violation, ...]:
+        """Let things settle, start the agent once more if they do not, and return what is wrong then."""
+        for _ in range(2):
+            until = time.monotonic() + REST_SECONDS
+            while wrong := violations(self._look(), self._expected, settled=True, history=self._history.of):
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.5)
+            if not wrong:
+                break
+            self._note("the agent is started once more")
+            self._stage.end("agent")
+            self._stage.start_agent()
+        return wrong
+
+    def _look(self) -> World:
+        self._machine.scan()
+        found = observe.links({})
+        books = observe.Books(self._stage.folder / "state/ledger.db")
+        return World(
+            links={device: found.get(device, ()) for device in self._vfs},
+            settings={device: self._settings(device) for device in self._vfs},
+            pods={},
+            rows=books.rows,
+            quarantine=books.quarantine,
+            owed=books.owed,
+            leases=observe.leases(self._stage.folder / "leases-rails"),
+            spool=tuple(name for name in observe.spool(self._stage.folder / "state/spool") if name.endswith(".del")),
+            damage=books.damage,
+        )
+
+    def _settings(self, device: str) -> dict[str, object]:
+        index, pf = self._vfs[device].vf_index, self._pfs[device]
+        assert index is not None
+        assert pf is not None
+        return asdict(self._machine.vf_control.read(pf.name, index))
+
+    def _note(self, text: str, *concerned: str) -> None:
+        with self._guard:
+            self._history.note(text, *concerned)
+
+    def _fail(self, device: str, text: str) -> None:
+        with self._guard:
+            self.figures.failures.append("\n    ".join([f"{device}: {text}", *self._history.of(device)]))
+
+
+def run(pods: int, vfs: int, concurrency: int, crash_every: int, seed: int, say: Callable[[str], None]) -> Figures:
+    """Make a node and churn it. Needs a network namespace of its own."""
+    with tempfile.TemporaryDirectory(prefix="nf-") as folder:
+        stage = Stage(Path(folder), RELAY)
+        try:
+            figures = Churn(stage, vfs, seed).run(pods, concurrency, crash_every, say)
+            if figures.failures or figures.leaks:
+                say(stage.log("agent")[-20000:])
+            return figures
+        finally:
+            stage.close()

@@ -1,0 +1,332 @@
+"""Random lives of pods and VFs on one node: hypothesis chooses what happens next, the checker looks after each step."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.soak.node import Call, Node, Pod
+from tests.soak.scenarios import SETTINGS
+from tests.soak.small_agent import AWAY
+
+MOST_PODS = 4
+REST_SECONDS = 15.0
+RECONCILE_SECONDS = 0.5
+TRY_AGAIN_LATER = 11
+POINTS = st.integers(1, 1500)
+NUMBER = st.integers(0, 99)
+KINDS = st.sampled_from(["plain", "settings", "addresses", "everything", "everything"])
+
+
+class Nodes:
+    """One node for all examples: it is as it was after each, or is replaced."""
+
+    def __init__(self) -> None:
+        self._node: Node | None = None
+        self.examples = 0
+        self.steps = 0
+
+    def take(self) -> Node:
+        """Return a node on which nothing has happened yet."""
+        self.examples += 1
+        if self._node is None:
+            self._node = Node(Path(tempfile.mkdtemp(prefix="nf-")))
+        return self._node
+
+    def give_back(self, *, is_clean: bool) -> None:
+        """Say whether the next example may have it."""
+        if self._node is not None and is_clean:
+            self._node.forget()
+        elif self._node is not None:
+            self.close()
+
+    def close(self) -> None:
+        """End it."""
+        if self._node is not None:
+            node, self._node = self._node, None
+            node.close()
+
+
+class Life(RuleBasedStateMachine):
+    """What kubelet, the runtime, the hardware and fate do to an agent."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        super().__init__()
+        self.nodes = nodes
+        self.node = nodes.take()
+        self.pods: list[Pod] = []
+        """Alive: their namespaces are there."""
+        self.confs: dict[str, Mapping[str, Any]] = {}
+        self.dead: list[Pod] = []
+        """Ended. DELs may come for them for ever."""
+        self.is_clean = False
+
+    @initialize()
+    def begin(self) -> None:
+        self.node.start_agent()
+
+    @invariant()
+    def nothing_is_wrong(self) -> None:
+        self.nodes.steps += 1
+        self._expect_nothing(settled=False)
+
+    # --------------------------------------------------------------------- pods
+
+    @rule(number=NUMBER, kind=KINDS)
+    @precondition(lambda self: len(self.pods) < MOST_PODS)
+    def add(self, number: int, kind: str) -> None:
+        pod, conf = self._new_pod(number, kind)
+        self._add(pod, conf)
+
+    @rule(number=NUMBER, kind=KINDS, point=POINTS)
+    @precondition(lambda self: len(self.pods) < MOST_PODS)
+    def add_amid_a_crash(self, number: int, kind: str, point: int) -> None:
+        pod, conf = self._new_pod(number, kind)
+        self.node.running().order("arm", at=point)
+        call = self.node.call("ADD", pod, conf)
+        self._carry_on(call)
+        self.node.take_answer(call, pod, conf)
+
+    @rule(number=NUMBER)
+    @precondition(lambda self: len(self.pods) < MOST_PODS)
+    def add_whose_addresses_fail(self, number: int) -> None:
+        pod, conf = self._new_pod(number, "everything")
+        fails = self.node.folder / "ipam-fails-ADD"
+        fails.touch()
+        answer = self._add(pod, conf)
+        fails.unlink()
+        assert not answer.succeeded
+
+    @rule(number=NUMBER)
+    @precondition(lambda self: len(self.pods) < MOST_PODS)
+    def add_whose_addresses_hang_until_the_agent_dies(self, number: int) -> None:
+        pod, conf = self._new_pod(number, "everything")
+        hangs = self.node.folder / "ipam-hangs"
+        hangs.touch()
+        call = self.node.call("ADD", pod, conf)
+        time.sleep(0.1)
+        self.node.kill_agent()
+        hangs.unlink()
+        self.node.end_orphans()
+        self.node.start_agent()
+        self.node.take_answer(call, pod, conf)
+
+    @rule(which=NUMBER)
+    @precondition(lambda self: self.node.promises)
+    def add_again(self, which: int) -> None:
+        """The same ADD gets the same answer."""
+        pod = self._one_with_a_promise(which)
+        before = self.node.promises[pod.container_id, "net1"]
+        answer = self._add(pod, self.confs[pod.container_id])
+        assert answer.succeeded or any(p.device in self.node.unplugged | self.node.void for p in before), answer
+        assert self.node.promises[pod.container_id, "net1"] == before
+
+    @rule(which=NUMBER)
+    @precondition(lambda self: self.node.promises)
+    def check(self, which: int) -> None:
+        pod = self._one_with_a_promise(which)
+        promised = self.node.promises[pod.container_id, "net1"]
+        conf = {**self.confs[pod.container_id], "prevResult": self.node.results[pod.container_id]}
+        self.node.running()
+        answer = self.node.call("CHECK", pod, conf).finish()
+        gone = any(p.device in self.node.unplugged | self.node.void for p in promised)
+        assert answer.succeeded or gone, f"CHECK of {pod.container_id}: {answer}"
+
+    @rule(which=NUMBER, times=st.integers(1, 3), netns=st.booleans())
+    @precondition(lambda self: self.pods)
+    def delete(self, which: int, times: int, netns: bool) -> None:
+        pod = self._one(which)
+        for _ in range(times):
+            answer = self.node.delete(pod, self.confs[pod.container_id], netns=netns)
+            assert answer.succeeded, answer
+
+    @rule(which=NUMBER, netns=st.booleans(), point=POINTS)
+    @precondition(lambda self: self.pods)
+    def delete_amid_a_crash(self, which: int, netns: bool, point: int) -> None:
+        pod = self._one(which)
+        self.node.running().order("arm", at=point)
+        call = self.node.begin_delete(pod, self.confs[pod.container_id], netns=netns)
+        self._carry_on(call)
+        assert call.finish().succeeded
+
+    @rule(which=NUMBER)
+    @precondition(lambda self: self.dead)
+    def delete_late(self, which: int) -> None:
+        pod = self.dead[which % len(self.dead)]
+        assert self.node.delete(pod, self.confs[pod.container_id], netns=False).succeeded
+
+    @rule(which=NUMBER)
+    @precondition(lambda self: self.pods)
+    def end_a_pod(self, which: int) -> None:
+        """Its namespace goes, whether there was a DEL or not."""
+        pod = self._one(which)
+        self.pods.remove(pod)
+        self.dead.append(pod)
+        self.node.end_pod(pod)
+
+    @rule(keep=st.integers(0, 15))
+    def collect_garbage(self, keep: int) -> None:
+        kept = [(pod.container_id, "net1") for n, pod in enumerate(self.pods) if keep & 1 << n]
+        self.node.running()
+        assert self.node.collect(kept).finish().succeeded
+
+    @rule(number=NUMBER)
+    @precondition(lambda self: len(self.pods) < MOST_PODS)
+    def grant_and_add_chained(self, number: int) -> None:
+        """kubelet grants a VF to a pod, which joins its network without Multus."""
+        device = self.node.devices[number % len(self.node.devices)]
+        network = {"name": "storage", **SETTINGS, "mac": _mac(number), "ipam": self.node.ipam(8)}
+        del network["mtu"]
+        pod, _ = self._new_pod(number, "plain")
+        conf = {"prevResult": {"cniVersion": "1.1.0", "interfaces": [{"name": "eth0"}]}}
+        self.confs[pod.container_id] = conf
+        self.node.running().order("grant", devices=[device])
+        self.node.tell_granted({pod.name: [(device, network)]})
+        self._add(pod, conf)
+
+    # ------------------------------------------------------------ agent and node
+
+    @rule()
+    def crash(self) -> None:
+        self.node.kill_agent()
+
+    @rule(point=POINTS)
+    def crash_at_the_start(self, point: int) -> None:
+        self.node.kill_agent()
+        self.node.start_agent(die_at=point)
+
+    @rule()
+    def reconcile(self) -> None:
+        self.node.reconcile()
+
+    @rule(point=POINTS)
+    def reconcile_amid_a_crash(self, point: int) -> None:
+        agent = self.node.running()
+        agent.order("arm", at=point)
+        self.node.reconcile()
+        if agent.lives:
+            agent.points()
+
+    @rule(away=st.booleans())
+    def kubelet_restarts(self, away: bool) -> None:
+        """For a while kubelet answers nothing, or knows no pods."""
+        self.node.tell_granted({})
+        (self.node.folder / AWAY).touch() if away else (self.node.folder / AWAY).unlink(missing_ok=True)
+        self.node.history.note("kubelet is away" if away else "kubelet knows no pods")
+
+    @rule()
+    def reboot(self) -> None:
+        self.node.reboot()
+        self.dead += self.pods
+        self.pods.clear()
+
+    @rule(number=NUMBER)
+    @precondition(lambda self: len(self.node.unplugged) < 2)
+    def unplug(self, number: int) -> None:
+        device = self.node.devices[number % len(self.node.devices)]
+        if device not in self.node.unplugged:
+            self.node.unplug(device)
+            self._notice_hardware()
+
+    @rule()
+    @precondition(lambda self: self.node.unplugged)
+    def plug(self) -> None:
+        self.node.plug(sorted(self.node.unplugged)[0])
+        self._notice_hardware()
+
+    # -------------------------------------------------------------------- the end
+
+    def teardown(self) -> None:
+        """End all pods, let everything come to rest: then each device must be free, clean and usable."""
+        try:
+            self._end()
+            self.is_clean = True
+        finally:
+            if not self.is_clean:
+                log = (self.node.folder / "agent.log").read_text(errors="replace")
+                note("\n".join([*self.node.history.all(), "--- the agents' log", log[-6000:]]))
+            self.nodes.give_back(is_clean=self.is_clean)
+
+    def _end(self) -> None:
+        for device in sorted(self.node.unplugged):
+            self.node.plug(device)
+            self._notice_hardware()
+        (self.node.folder / AWAY).unlink(missing_ok=True)
+        self.node.running()
+        for pod in [*self.pods, *self.dead]:
+            assert self.node.delete(pod, self.confs[pod.container_id], netns=pod in self.pods).succeeded
+        for pod in self.pods:
+            self.node.end_pod(pod)
+        self._rest()
+        pods = [self.node.make_pod() for _ in self.node.devices]
+        for pod, device in zip(pods, self.node.devices, strict=True):
+            answer = self.node.add(pod, {"deviceID": device})
+            assert answer.succeeded, f"{device} cannot be had in the end: {answer}"
+        self._expect_nothing(settled=True)
+        for pod in pods:
+            self.node.delete(pod, {})
+            self.node.end_pod(pod)
+        self._rest()
+
+    def _rest(self) -> None:
+        until = time.monotonic() + REST_SECONDS
+        while self.node.wrong(settled=True) and time.monotonic() < until:
+            self.node.reconcile()
+            if self.node.wrong(settled=True):
+                time.sleep(RECONCILE_SECONDS)
+        self._expect_nothing(settled=True)
+
+    def _expect_nothing(self, *, settled: bool) -> None:
+        wrong = self.node.wrong(settled=settled)
+        assert not wrong, "\n".join(map(str, wrong))
+
+    # ------------------------------------------------------------------ plumbing
+
+    def _new_pod(self, number: int, kind: str) -> tuple[Pod, Mapping[str, Any]]:
+        pod = self.node.make_pod()
+        self.pods.append(pod)
+        conf: dict[str, Any] = {"deviceID": self.node.devices[number % len(self.node.devices)]}
+        if kind in ("settings", "everything"):
+            conf |= {**SETTINGS, "mac": _mac(number)}
+        if kind in ("addresses", "everything"):
+            conf["ipam"] = self.node.ipam()
+        self.confs[pod.container_id] = conf
+        self.node.running()
+        return pod, conf
+
+    def _notice_hardware(self) -> None:
+        """Let an agent that runs see what has changed: the kernel tells it at once."""
+        if self.node.agent is not None and self.node.agent.lives:
+            self.node.reconcile()
+
+    def _add(self, pod: Pod, conf: Mapping[str, Any]) -> Any:
+        self.node.running()
+        return self.node.add(pod, conf)
+
+    def _carry_on(self, call: Call) -> None:
+        agent = self.node.agent
+        assert agent is not None
+        agent.await_death(call)
+        if agent.lives:
+            agent.points()
+            return
+        self.node.history.note(f"the agent is killed at {agent.place_of_death}")
+        self.node.start_agent()
+
+    def _one(self, which: int) -> Pod:
+        return self.pods[which % len(self.pods)]
+
+    def _one_with_a_promise(self, which: int) -> Pod:
+        held = [pod for pod in self.pods if (pod.container_id, "net1") in self.node.promises]
+        return held[which % len(held)]
+
+
+def _mac(number: int) -> str:
+    return f"02:00:00:00:77:{number:02x}"

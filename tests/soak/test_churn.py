@@ -1,0 +1,21 @@
+"""A short churn; `make soak` has the long one."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from tests.soak import churn
+
+
+@pytest.mark.usefixtures("own_network")
+def test_pods_that_come_and_go_over_crashes_of_the_agent_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    seed = datetime.date.today().toordinal()  # noqa: DTZ011 -- another course each day
+    figures = churn.run(pods=60, vfs=16, concurrency=16, crash_every=20, seed=seed, say=print)
+    with capsys.disabled():
+        print(f"\nchurn, seed {seed}: {figures}")
+    assert figures.failures == []
+    assert figures.leaks == []
+    assert figures.crashes >= 2
+    assert figures.attached == figures.pods == 60
