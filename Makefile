@@ -1,6 +1,6 @@
 # Every target may be run first: each prepares what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup shim demo test check bench vm lock clean
+.PHONY: help setup shim demo test check bench soak vm lock clean
 NATIVE := hack/build-shim native
 
 help: ## this list
@@ -29,6 +29,10 @@ check: setup ## format, lint, types, import contracts, generated code
 bench: setup ## measurements, into build/reports/bench.json
 	@$(NATIVE)
 	hack/bench/run
+
+soak: setup ## kill, churn and fuzz for an hour, into build/reports/soak.json
+	@$(NATIVE)
+	hack/soak
 
 vm: setup ## the tests against a real kernel with SR-IOV adapters, in QEMU
 	@$(NATIVE)

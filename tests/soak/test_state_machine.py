@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.soak.state_machine import Life, Nodes
+from tests.soak.state_machine import Nodes, life_on
 
 
 @pytest.mark.usefixtures("own_network")
@@ -23,7 +23,7 @@ def test_no_order_of_events_loses_a_device_or_a_lease(capsys: pytest.CaptureFixt
         suppress_health_check=list(HealthCheck),
     )
     try:
-        run_state_machine_as_test(lambda: Life(nodes), settings=chosen)
+        run_state_machine_as_test(life_on(nodes), settings=chosen)
     finally:
         nodes.close()
     with capsys.disabled():
