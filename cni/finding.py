@@ -102,7 +102,12 @@ class Finder:
         """
         if call.netns is None:
             return
-        unnamed = [row for row in self._ledger.attachments() if row.owner.container_id == UNKNOWN]
+        # The runtime may have told the container; what its network asked for only the call tells.
+        unnamed = [
+            row
+            for row in self._ledger.attachments()
+            if row.request.get("name") == UNKNOWN and row.owner.container_id in (UNKNOWN, call.container_id)
+        ]
         if not unnamed:
             return
         netns = namespaces.identity(call.netns)

@@ -171,12 +171,16 @@ def test_living_namespaces_are_found_by_folder_and_by_process(own_network: None,
         process.wait()
 
 
+@pytest.mark.parametrize("containers", [{}, {("default", "a"): "c1"}])
 @pytest.mark.parametrize("ifname", ["net1", "eth0"])
-def test_a_del_tells_whose_the_found_row_is_and_returns_its_leases(lost: Callable[..., Rig], ifname: str) -> None:
-    """By the interface of its call, or, chained, by the one name it has for all."""
+def test_a_del_tells_whose_the_found_row_is_and_returns_its_leases(
+    lost: Callable[..., Rig], ifname: str, containers: dict[tuple[str, str], str]
+) -> None:
+    """By the interface of its call, or, chained, by the one name it has for all; named by the runtime or not."""
     rig = lost()
     network = {"name": "rails", "ipam": rig.ipam()}
-    assert finder(rig, network_of=lambda resource: network).in_namespaces([vf(0)], {}, {}) == (vf(0),)
+    pods = {vf(0): PodRef("default", "a")}
+    assert finder(rig, network_of=lambda resource: network).in_namespaces([vf(0)], pods, containers) == (vf(0),)
     assert len(rig.leases()) == 2
     naming = finder(rig, network_of=lambda resource: network)
     with rig.call("c1", rig.folder / "pod.netns", {}, ifname) as call:

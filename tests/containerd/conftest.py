@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import Stage
+from agent.sim.stage import CONFIG, Stage
 from tests import sandbox
 from tests.containerd import machine, runtime
 from tests.containerd.cgroups import Cgroups
@@ -73,10 +73,9 @@ def bare(
     failed_before = request.session.testsfailed
     simulated = stage.build_node("h100-8gpu")
     make_devices(simulated.scan())
-    stage.write_config()
+    stage.write_config({**CONFIG, "runtimeSocket": str(containerd.socket)})
     made = Node(stage, containerd)
-    made.install_relay()
-    made.write_network(CNI_VERSIONS[suite])
+    made.install(CNI_VERSIONS[suite])
     made.start_kubelet()
     try:
         yield made, simulated

@@ -51,17 +51,18 @@ class Node:
         words = [text for key, name in places.items() for text in (f"--{key}", str(self.stage.folder / name))]
         self.stage.spawn("kubelet", ["-m", "agent.sim.kubelet", *words, "--seed", "7"], {})
 
-    def install_relay(self) -> None:
-        """Put our relay where the runtime looks for plugins."""
-        command = ["install-cni", "--relay", str(self.stage.relay), "--target", str(self.runtime.plugins)]
-        subprocess.run([sys.executable, "-m", "agent", *command], check=True, capture_output=True)
-
-    def write_network(self, version: str) -> None:
-        """Chain our plugin into a cluster network."""
+    def install(self, version: str) -> None:
+        """Write the cluster network, and have our plugin installed and chained into it."""
         ptp = {"type": "ptp", "ipam": self.stage.ipam("cluster", "10.244.0.0/24")}
-        document = {"cniVersion": version, "name": "cluster", "plugins": [ptp, {"type": "nodefabric"}]}
+        document = {"cniVersion": version, "name": "cluster", "plugins": [ptp]}
         (self.runtime.net_d / "10-cluster.conflist").write_text(json.dumps(document))
+        self.command("install-cni", "--relay", str(self.stage.relay), "--chain")
         wait("the runtime to read it", self._knows_network)
+
+    def command(self, name: str, *options: str) -> None:
+        """Run one of the commands that install the plugin and take it away."""
+        places = ["--target", str(self.runtime.plugins), "--conf-dir", str(self.runtime.net_d)]
+        subprocess.run([sys.executable, "-m", "agent", name, *places, *options], check=True, capture_output=True)
 
     def _knows_network(self) -> bool | None:
         return "not initialized" not in self.runtime.cri.conditions()["NetworkReady"][1] or None

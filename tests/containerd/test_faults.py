@@ -210,3 +210,33 @@ def test_the_node_has_no_network_until_the_agent_has_served(bare: tuple[Node, Si
     node.stage.await_ready()
     node.stage.end("agent", signal.SIGKILL)
     assert network()[0]
+
+
+@RUNTIMES
+def test_the_runtime_tells_whose_the_vfs_are_when_the_books_are_lost(node: Node, hardware: SimulatedMachine) -> None:
+    before = hardware.links.by_device()
+    pod = node.admit("a", {"rdma/vf": 1})
+    sandbox = node.run(pod)
+    node.stage.end("agent", signal.SIGKILL)
+    for file in (node.stage.folder / "state").glob("ledger.db*"):
+        file.unlink()
+    node.stage.start_agent()
+    node.stage.await_ready()
+    rows = wait("a row for the VF", lambda: node.stage.status()["attachments"] or None)
+    assert [(row["device"], row["container"], row["pod"]) for row in rows] == [
+        (*pod.units("rdma/vf"), sandbox, "default/a")
+    ]
+    node.end(sandbox)
+    assert settled(lambda: still_attached(node.stage)) == []
+    assert list((node.stage.folder / "leases-rails/rails").glob("192.168.*")) == []
+    names = {device: link.name for device, link in before.items()}
+    assert {device: link.name for device, link in hardware.links.by_device().items()} == names
+
+
+def test_pods_start_without_the_plugin_once_it_is_removed(node: Node) -> None:
+    node.command("remove-cni")
+    assert not (node.runtime.plugins / "nodefabric").exists()
+    pod = node.admit("a", {})
+    sandbox = wait("the runtime to notice", lambda: tried_again(node, pod))
+    assert set(node.links(sandbox)) == {"lo", "eth0"}
+    node.end(sandbox)
