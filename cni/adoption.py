@@ -12,22 +12,22 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from agent.errors import DeviceBusy, HardwareError
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link
 from agent.ledger import Ledger
-from agent.model.allocation import NetnsId, Owner, Undo, VfSettings
+from agent.model.allocation import NetnsId, Owner
 from agent.model.device import Snapshot
 from cni import foreign, foreign_lock
+from cni.adopted_undo import undo_of
 from cni.call import Call, request_of
 from cni.finding import NETNS_FOLDERS
 from cni.foreign import Record
 from cni.foreign_files import Unreadable, files_in
 from cni.locks import DeviceLocks
-from cni.modes import choice, pf, returning
 
 NOWHERE = NetnsId(0, 0)
 """A namespace that is gone, or that nobody can name: then the device tells, see `cni.ailment`."""
@@ -154,7 +154,7 @@ class Adopter:
         with self._whereabouts(record) as (path, descriptor):
             netns = namespaces.identity(descriptor) if descriptor is not None else NOWHERE
             link = self._link(record, descriptor)
-            undo = self._undo(record, link, descriptor)
+            undo = undo_of(self._host, self._snapshot(), record, link, descriptor)
         conf = record.conf
         call = Call(record.container_id, record.ifname, None, path, record.pod, record.cni_args, self._cni_path, conf)
         request = request_of(call, conf) | {
@@ -218,41 +218,6 @@ class Adopter:
         if descriptor is not None and (link := self._host.links.find_device(record.device, descriptor)) is not None:
             return link
         return self._host.find_netdev(record.device)
-
-    def _undo(self, record: Record, link: Link | None, descriptor: int | None) -> Undo:
-        """Say how the device was, from what was written, and from what is seen where that is missing."""
-        undo = Undo(
-            netdev="" if record.for_programs else self._name(record, link),
-            mac=record.mac or (link.mac if link is not None else ""),
-            mtu=record.mtu or (link.mtu if link is not None else 0),
-            up=False,
-            altnames=tuple(name for name in link.altnames if name != record.netdev) if link is not None else (),
-            mode="vfio" if record.for_programs else choice.name_for(record.conf, self._snapshot()),
-        )
-        if record.for_programs:
-            undo = replace(undo, mac="", mtu=0)
-        if record.rdma is not None and descriptor is not None:
-            undo = self._with_rdma(undo, record.rdma, descriptor)
-        if record.before == VfSettings() and record.guid is None:
-            return undo
-        facts = self._snapshot().by_address.get(record.device)
-        uplink = pf.interface(self._host, record.device)
-        if facts is None or uplink is None or facts.vf_index != record.vf_index:
-            log.warning("what the PF enforced before is not put back: %s has another place than it had", record)
-            return undo
-        return replace(undo, pf_netdev=uplink.name, vf_index=facts.vf_index, settings=record.before)
-
-    def _name(self, record: Record, link: Link | None) -> str:
-        """Name the interface in the host. One that sits in a pod has a name for there."""
-        at_home = self._host.find_netdev(record.device) if link is not None else None
-        return record.netdev or (at_home.name if at_home is not None else returning.spare_name(record.device))
-
-    def _with_rdma(self, undo: Undo, names: tuple[str, str], descriptor: int) -> Undo:
-        """Add the RDMA device that is in the pod; one that is not needs no way back."""
-        found = next((d for d in self._host.rdma.devices(descriptor) if d.name == names[1]), None)
-        if found is None:
-            return undo
-        return replace(undo, rdma=names[0], extra={**undo.extra, "rdma_index": found.index})
 
 
 def _age(file: Path) -> tuple[int, str]:
