@@ -38,7 +38,7 @@ const char *try_request(const uint8_t *bytes, size_t length)
     uint8_t flags = bytes[0];
     const uint8_t *at = bytes + 1, *end = bytes + length;
     char *values[NAMES] = {NULL};
-    size_t stretch = flags & 1 ? 20000 : 0;
+    size_t stretch = flags >= 0xf0 && flags & 1 ? 20000 : 0;
     for (size_t i = 0; i < NAMES; i++) {
         const uint8_t *nul = at < end ? memchr(at, 0, (size_t)(end - at)) : NULL;
         if (nul == NULL)
@@ -54,7 +54,7 @@ const char *try_request(const uint8_t *bytes, size_t length)
         }
         at = nul < end ? nul + 1 : end;
     }
-    size_t times = flags & 2 ? 300 : 1, input = (size_t)(end - at);
+    size_t times = flags >= 0xf0 && flags & 2 ? 300 : 1, input = (size_t)(end - at);
     give_input(at, input, times);
     struct frame request;
     struct trouble trouble = {0};
