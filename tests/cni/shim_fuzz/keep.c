@@ -116,14 +116,21 @@ static size_t count_files(const char *path, const struct frame *request, size_t 
     return count;
 }
 
+static char base[64];
+
+static void remove_base(void)
+{
+    nftw(base, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    rmdir(base);
+}
+
 /* A path below a folder of ours, up to the first NUL; behind it the request, twice: once with its last byte changed. */
 const char *try_spool(const uint8_t *bytes, size_t length)
 {
-    static char base[64];
     if (base[0] == 0) {
         const char *places[] = {"/dev/shm/nf-fuzz-XXXXXX", "/tmp/nf-fuzz-XXXXXX"};
         strcpy(base, places[access("/dev/shm", W_OK) != 0]);
-        must(mkdtemp(base) != NULL, base);
+        must(mkdtemp(base) != NULL && atexit(remove_base) == 0, base);
     }
     const uint8_t *nul = length > 0 ? memchr(bytes, 0, length) : NULL;
     if (nul == NULL)
