@@ -8,20 +8,23 @@ worked out from what can be seen now, since nobody remembers how they were found
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from io import FileIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agent.errors import AgentError, DeviceBusy, HardwareError
 from agent.hardware import netns as namespaces
+from agent.hardware import udev
 from agent.hardware.host import Host, Link
 from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
 from agent.model.device import PciDevice, Snapshot
 from agent.model.known import KnownDevice
-from agent.model.names import is_strange, usual_name
+from agent.model.names import is_left_over, is_strange, usual_name
 from cni import netconf
 from cni.call import Call, request_of
 from cni.locks import DeviceLocks
@@ -40,6 +43,9 @@ CLEAN = VfSettings(
 )
 """What a VF has that no pod ever had, whatever the driver. Spoof checking is on or off by driver."""
 
+_OF_UDEV = re.compile(r"(en|ib)[opsxv][0-9a-f]")
+CNI_PATH = "/opt/cni/bin:/usr/lib/cni"
+"""Where IPAM plugins are, until a call tells."""
 NO_MAC = "00:00:00:00:00:00"
 NETNS_FOLDERS = (Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/docker/netns"))
 """Where runtimes bind the namespaces of their pods."""
@@ -78,12 +84,16 @@ class Finder:
         self._network_of = network_of
 
     def in_namespaces(
-        self, devices: Iterable[str], pods: Mapping[str, PodRef], containers: Mapping[tuple[str, str], str]
+        self,
+        devices: Iterable[str],
+        pods: Mapping[str, PodRef],
+        containers: Mapping[tuple[str, str], str],
+        resources: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[str, ...]:
         """Look for lost VFs in all namespaces, and give a row to each that is found. Returns those.
 
         `pods` tells which pod kubelet gave a device to, `containers` what the runtime calls the sandbox of
-        a pod (namespace and name).
+        a pod (namespace and name), `resources` for which resource a device was given.
         """
         lost = set(devices)
         found = []
@@ -91,7 +101,8 @@ class Finder:
             for device in sorted(self._among(netns, path, lost)):
                 pod = pods.get(device, NOBODY)
                 container_id = containers.get((pod.namespace, pod.name), UNKNOWN)
-                if self._take_over(device, Owner(container_id, UNKNOWN, pod, netns), path):
+                owner = Owner(container_id, UNKNOWN, pod, netns)
+                if self._take_over(device, owner, path, resources.get(device, "")):
                     found.append(device)
         return tuple(found)
 
@@ -131,14 +142,25 @@ class Finder:
             link = self._host.find_netdev(device)
             if facts is None or link is None or self._ledger.attachment_on(device) is not None:
                 return False
-            name = usual_name(facts, self._snapshot(), known.netdev if known else None)
-            if name is None or not is_strange(link.name, name):
+            usual = usual_name(facts, self._snapshot(), self._name_in(known), self.udev(link.ifindex))
+            if not is_strange(link.name, usual):
                 return False
-            log.warning("%s is in the host as %s, left by nobody known; it was %s", device, link.name, name)
-            undo = self._undo(facts, link, name, known)
+            log.warning(
+                "%s is in the host as %s, left by nobody known; it should be %s (%s)",
+                *(device, link.name, usual.name, usual.witness.value),
+            )
+            undo = self._undo(facts, link, usual.name, known)
             owner = Owner(UNKNOWN, UNKNOWN, NOBODY, NetnsId(0, 0))
             self._write(device, owner, link.name, undo, "", AttachmentState.DETACHING)
             return True
+
+    def udev(self, ifindex: int) -> Mapping[str, str]:
+        """Read what udev's database says of an interface in the host; nothing where there is none."""
+        return udev.properties(self._host.root, ifindex)
+
+    def _name_in(self, known: KnownDevice | None) -> str | None:
+        """Return what a device was called in this boot; what it was in an earlier one says nothing."""
+        return known.netdev if known is not None and known.boot_id == self._ledger.boot_id else None
 
     def _among(self, netns: NetnsId, path: Path, lost: set[str]) -> set[str]:
         try:
@@ -146,11 +168,13 @@ class Finder:
                 if namespaces.identity(descriptor.fileno()) != netns:
                     return set()
                 return {link.device for link in self._host.links.listed(descriptor.fileno()) if link.device in lost}
+        except FileNotFoundError:  # its last process has ended since it was listed
+            return set()
         except (AgentError, OSError) as error:
             log.warning("the namespace at %s cannot be searched: %s", path, error)
             return set()
 
-    def _take_over(self, device: str, owner: Owner, path: Path) -> bool:
+    def _take_over(self, device: str, owner: Owner, path: Path, resource_name: str) -> bool:
         try:
             with self._locks.hold([device], seconds=0.2), _opened(path) as descriptor:
                 facts = self._snapshot().by_address.get(device)
@@ -161,10 +185,10 @@ class Finder:
                 if link is None or namespaces.identity(descriptor.fileno()) != owner.netns:
                     return False
                 known = next((k for k in self._ledger.known_devices() if k.device == device), None)
-                name = usual_name(facts, self._snapshot(), known.netdev if known else None) or link.name
+                name = usual_name(facts, self._snapshot(), self._name_in(known)).name
                 undo = self._undo(facts, link, name, known)
                 owner = replace(owner, cni_ifname=link.name)  # as Multus calls; a chained call says eth0
-                self._write(device, owner, link.name, undo, str(path), AttachmentState.ATTACHED)
+                self._write(device, owner, link.name, undo, str(path), AttachmentState.ATTACHED, resource_name)
         except (DeviceBusy, HardwareError, OSError) as error:
             log.info("%s is not taken over now: %s", device, error)
             return False
@@ -172,21 +196,26 @@ class Finder:
         return True
 
     def _write(
-        self, device: str, owner: Owner, ifname: str, undo: Undo, netns_path: str, state: AttachmentState
+        self,
+        device: str,
+        owner: Owner,
+        ifname: str,
+        undo: Undo,
+        netns_path: str,
+        state: AttachmentState,
+        resource_name: str = "",
     ) -> None:
-        request = {
-            "name": UNKNOWN,
-            "settings": VfSettings().document(),
-            "mtu": None,
-            "network": None,
-            "cni_args": "",
-            "cni_path": "",
-        }
+        resource_name = resource_name or self._ledger.granted_resource(device) or ""
+        document = self._network_of(resource_name) if owner.container_id != UNKNOWN else None
+        conf = netconf.from_document(dict(document) if document is not None else {})
+        call = Call(owner.container_id, ifname, None, netns_path, owner.pod, "", CNI_PATH, conf)
+        # Whatever it was set up with, all of it is in the undo record. Its addresses can be given back.
+        request = {**request_of(call, conf), "name": UNKNOWN, "settings": VfSettings().document(), "mtu": None}
         self._ledger.adopt(
             owner,
             ifname=ifname,
             device=device,
-            resource_name=self._ledger.granted_resource(device) or "",
+            resource_name=resource_name,
             undo=undo,
             netns_path=netns_path,
             request=request,
@@ -204,11 +233,17 @@ class Finder:
         return Undo(
             netdev=name,
             mac=same_boot.mac if same_boot else link.mac,
-            mtu=same_boot.mtu if same_boot else link.mtu,
+            mtu=same_boot.mtu if same_boot else self._usual_mtu(facts) or link.mtu,
             up=False,
             pf_netdev=pf.name if pf is not None and touched else None,
             vf_index=facts.vf_index if touched else None,
             settings=settings,
+            # Names that udev gives; any other the pod may have been given, and in the host it may be another's.
+            altnames=tuple(name for name in link.altnames if _OF_UDEV.match(name)),
+            promisc=False,
+            allmulti=False,
+            group=0,
+            xdp=0,
         )
 
     def _settings(self, facts: PciDevice, pf_netdev: str, vf_index: int, own_mac: str | None) -> VfSettings:
@@ -234,17 +269,28 @@ class Finder:
         return VfSettings(**differing)
 
     def _untouched(self, facts: PciDevice, pf_netdev: str) -> VfSettings | None:
-        """Read the settings of a VF of the same PF that is in the host, under its own name and without a row."""
+        """Read what the PF enforces on a VF that no pod has."""
+        for neighbour in self._neighbours(facts):
+            if neighbour.vf_index is not None:
+                return self._host.vf_control.read(pf_netdev, neighbour.vf_index)
+        return None
+
+    def _usual_mtu(self, facts: PciDevice) -> int | None:
+        """Return the MTU of the same PF's VFs that no pod has; None if they differ, or there are none."""
+        found = {neighbour.netdev.mtu for neighbour in self._neighbours(facts) if neighbour.netdev is not None}
+        return found.pop() if len(found) == 1 else None
+
+    def _neighbours(self, facts: PciDevice) -> tuple[PciDevice, ...]:
+        """List the same PF's VFs that are in the host, without a row, and not just back from a pod."""
         snapshot = self._snapshot()
         pf = snapshot.parent(facts)
-        held = {row.device for row in self._ledger.attachments()}
-        for address in pf.vfs if pf is not None else ():
-            sibling = snapshot.by_address.get(address)
-            if sibling is None or sibling.netdev is None or sibling.vf_index is None or address in held:
-                continue
-            if address != facts.address and not is_strange(sibling.netdev.name, None):
-                return self._host.vf_control.read(pf_netdev, sibling.vf_index)
-        return None
+        held = {row.device for row in self._ledger.attachments()} | {facts.address}
+        siblings = (snapshot.by_address.get(address) for address in (pf.vfs if pf is not None else ()))
+        return tuple(
+            s
+            for s in siblings
+            if s is not None and s.address not in held and s.netdev is not None and not is_left_over(s.netdev.name)
+        )
 
 
 def _opened(path: Path) -> FileIO:

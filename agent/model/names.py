@@ -8,27 +8,60 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
 
 from agent.model.device import PciDevice, Snapshot
 
 MAX_NAME = 15
 _LEFT_OVER = re.compile(r"dev[0-9]+")
-_OF_PODS = re.compile(r"(net|eth)[0-9]+")
+_OF_PODS = re.compile(r"net[0-9]+")
+_OF_KERNEL = re.compile(r"eth[0-9]+")
+
+
+class Witness(Enum):
+    """Who says what an interface should be called."""
+
+    MEMORY = "memory"
+    """The books: it was seen under this name in this boot."""
+    NEIGHBOURS = "neighbours"
+    """The names of the same PF's other VFs, or udev's database."""
+    GUESS = "guess"
+    """What is usual, or a name that is at least nobody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What an interface should be called."""
+
+    name: str
+    witness: Witness
 
 
 def may_be_strange(name: str) -> bool:
     """Tell whether a name is worth asking how the interface should be called."""
+    return is_left_over(name) or bool(_OF_KERNEL.fullmatch(name))
+
+
+def is_left_over(name: str) -> bool:
+    """Tell whether a name looks as if a pod had given it, or the kernel on the way back from one."""
     return bool(_LEFT_OVER.fullmatch(name) or _OF_PODS.fullmatch(name))
 
 
-def is_strange(name: str, usual: str | None) -> bool:
-    """Tell whether an interface has the name of another life. `usual` is what it should be called, if known.
+def is_strange(name: str, usual: Usual) -> bool:
+    """Tell whether an interface has the name of another life.
 
-    Any other name is somebody's choice: an administrator's, or udev's.
+    dev<index> is never given otherwise. Any other name may be somebody's choice, an administrator's or
+    udev's, or the kernel's own (eth<n>): then only a good witness makes it strange.
     """
-    if name == usual:
+    if name == usual.name:
         return False
-    return bool(_LEFT_OVER.fullmatch(name)) or (usual is not None and bool(_OF_PODS.fullmatch(name)))
+    if _LEFT_OVER.fullmatch(name):
+        return True
+    if _OF_KERNEL.fullmatch(name):
+        return usual.witness is Witness.MEMORY
+    return bool(_OF_PODS.fullmatch(name)) and usual.witness is not Witness.GUESS
 
 
 def name_by_siblings(device: PciDevice, snapshot: Snapshot) -> str | None:
@@ -45,7 +78,7 @@ def name_by_siblings(device: PciDevice, snapshot: Snapshot) -> str | None:
         if sibling is None or sibling.address == device.address or sibling.netdev is None:
             continue
         name, number = sibling.netdev.name, str(sibling.vf_index)
-        if _LEFT_OVER.fullmatch(name) or _OF_PODS.fullmatch(name):
+        if may_be_strange(name):
             continue
         stems.add(name.removesuffix(number) if name.endswith(number) else None)
     stem = stems.pop() if len(stems) == 1 else None
@@ -53,14 +86,23 @@ def name_by_siblings(device: PciDevice, snapshot: Snapshot) -> str | None:
 
 
 def usual_name(
-    device: PciDevice, snapshot: Snapshot, known: str | None, udev: Mapping[str, str] | None = None
-) -> str | None:
-    """Say what a VF should be called in the host, by the best witness there is; None if none can tell.
+    device: PciDevice, snapshot: Snapshot, known: str | None, udev: Mapping[str, str] = MappingProxyType({})
+) -> Usual:
+    """Say what a VF should be called in the host, by the best witness there is.
 
-    `known` is what it was called before, `udev` what udev would call it.
+    `known` is what it was called before in this boot, `udev` what udev's database says of its interface.
     """
+    if known is not None:
+        return Usual(known, Witness.MEMORY)
+    told = name_by_siblings(device, snapshot) or udev.get("ID_NET_NAME") or udev.get("ID_NET_NAME_PATH")
+    if told:
+        return Usual(told[:MAX_NAME], Witness.NEIGHBOURS)
     pf = snapshot.pf_netdev(device)
-    by_udev = next((n for key in ("ID_NET_NAME", "ID_NET_NAME_PATH") if (n := (udev or {}).get(key))), None)
-    by_pf = f"{pf.name}v{device.vf_index}" if pf is not None and device.is_vf and device.vf_index is not None else None
-    found = known or name_by_siblings(device, snapshot) or by_udev or by_pf
-    return found[:MAX_NAME] if found else None
+    if pf is None or device.vf_index is None or _OF_KERNEL.fullmatch(pf.name):
+        return Usual(name_by_place(device.address), Witness.GUESS)
+    return Usual(f"{pf.name}v{device.vf_index}"[:MAX_NAME], Witness.GUESS)
+
+
+def name_by_place(address: str) -> str:
+    """Name an interface after its PCI address, for when nothing else tells or its own name is taken."""
+    return "vf" + re.sub("[:.]", "", address)[-12:]

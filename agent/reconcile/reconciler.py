@@ -21,6 +21,8 @@ from cni.attachment import Attachments
 
 PROBE_SECONDS = 30.0
 """Runs may follow each other quickly, and pods write into the same books."""
+SEARCH = "search"
+"""Name of the search among what is left alone for a while. No device is called so."""
 REPAIR_SECONDS = 5.0
 """How soon it is looked again whether books that could not be written can be."""
 
@@ -81,6 +83,7 @@ class Reconciler:
         self._complain = complain
         self._clock = clock
         self._backoff = Backoff(clock)
+        self._missing: Sequence[str] = ()
         self._probe_at = 0.0
         self._claims: Sequence[Claim] | None = None
         """kubelet's last word; None if it did not answer the last time."""
@@ -189,7 +192,7 @@ class Reconciler:
 
     def _heal_rows(self) -> None:
         rows = self._ledger.attachments()
-        self._backoff.keep_only({row.device for row in rows})
+        self._backoff.keep_only({row.device for row in rows} | {SEARCH})
         for row in rows:
             if self._backoff.is_due(row.device):
                 self._heal(row.device)
@@ -231,7 +234,7 @@ class Reconciler:
             for before, now in self._moved.items():
                 log.warning("the VF that was %s before the reboot is %s now", before, now)
         held = {row.device for row in self._ledger.attachments()}
-        found = vfs.survey(snapshot, held, known, set(self._ours()))
+        found = vfs.survey(snapshot, held, known, set(self._ours()), self._attachments.finder.udev)
         by_device = {k.device: k for k in known}
         for device in found.strange:
             if self._backoff.is_due(device) and self._attachments.finder.under_a_strange_name(
@@ -239,8 +242,7 @@ class Reconciler:
             ):
                 self._count("restore", "strange-name")
                 self._heal(device)
-        if found.missing:
-            self._look_for(found.missing)
+        self._look_for(found.missing)
         # What the last boot's VFs were is needed until the grants have followed them.
         if self.settled or not self._moved:
             gone = vfs.forgotten(snapshot, known)
@@ -248,13 +250,21 @@ class Reconciler:
                 self._ledger.know(found.learn, gone)
 
     def _look_for(self, missing: Sequence[str]) -> None:
+        """Search namespaces for VFs; for the same ones less and less often, since it opens each of them."""
+        if missing != self._missing:
+            self._missing = missing
+            self._backoff.succeeded(SEARCH)
+        if not missing or not self._backoff.is_due(SEARCH):
+            return
         units = self._devices_of_units() or {}
         pods: dict[str, PodRef] = {grant.device: grant.pod for grant in self._ledger.grants() if grant.pod}
         pods |= {units.get(claim.unit_id, claim.unit_id): claim.pod for claim in self._claims or ()}
         live = [s for s in self._sandboxes or () if s.ready]
         containers = {(s.pod.namespace, s.pod.name): s.sandbox_id for s in live}
-        for _ in self._attachments.finder.in_namespaces(missing, pods, containers):
+        resources = {units.get(claim.unit_id, claim.unit_id): claim.resource_name for claim in self._claims or ()}
+        for _ in self._attachments.finder.in_namespaces(missing, pods, containers, resources):
             self._count("adopt", "found-in-pod")
+        self._backoff.failed(SEARCH)
 
     def _end_quarantines(self) -> None:
         withheld = self._ledger.quarantines()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from agent.model.allocation import Quarantine
@@ -23,9 +23,15 @@ class Findings:
     """They should have an interface in the host, and have none: a pod may have them."""
 
 
-def survey(snapshot: Snapshot, held: Collection[str], known: Iterable[KnownDevice], ours: Collection[str]) -> Findings:
+def survey(
+    snapshot: Snapshot,
+    held: Collection[str],
+    known: Iterable[KnownDevice],
+    ours: Collection[str],
+    udev: Callable[[int], Mapping[str, str]] = lambda ifindex: {},
+) -> Findings:
     """Look at all VFs without a row. Only `ours`, which a resource offers, are put back or looked for:
-    others belong to somebody else, who moves them with no word to us."""
+    others belong to somebody else, who moves them with no word to us. `udev` reads udev's database."""
     known_here = {k.device: k for k in known}
     learn: list[KnownDevice] = []
     strange, missing = [], []
@@ -41,8 +47,8 @@ def survey(snapshot: Snapshot, held: Collection[str], known: Iterable[KnownDevic
                 missing.append(device.address)
             continue
         if may_be_strange(netdev.name):
-            name = usual_name(device, snapshot, before.netdev if before else None)
-            if is_strange(netdev.name, name):
+            usual = usual_name(device, snapshot, before.netdev if before else None, udev(netdev.ifindex))
+            if is_strange(netdev.name, usual):
                 if device.address in ours:
                     strange.append(device.address)
                 continue

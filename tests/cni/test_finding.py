@@ -204,3 +204,24 @@ def test_a_del_of_another_namespace_or_interface_names_nobody(lost: Callable[...
         with rig.call("c9", pod, conf, ifname) as call:
             rig.attachments.finder.name_owner(call)
     assert [row.owner.container_id for row in rig.ledger.attachments()] == [UNKNOWN]
+
+
+def test_a_known_containers_leases_are_returned_without_any_del(lost: Callable[..., Rig]) -> None:
+    rig = lost()
+    network = {"name": "rails", "ipam": rig.ipam()}
+    finding = finder(rig, network_of=lambda resource: network if resource == "rdma/vf" else None)
+    names = {("default", "trainer"): "c1"}
+    assert finding.in_namespaces([vf(0)], {vf(0): POD}, names, {vf(0): "rdma/vf"}) == (vf(0),)
+    rig.remove(rig.folder / "pod.netns")
+    until(lambda: rig.attachments.heal(vf(0)) == "owner-gone")
+    assert rig.leases() == []
+
+
+def test_a_del_of_a_known_container_finds_the_row_by_its_chained_name(lost: Callable[..., Rig]) -> None:
+    """Kubelet's pod and the runtime told the container; that the call is for eth0 only the call tells."""
+    rig = lost()
+    finder(rig).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"})
+    rig.delete("c1", rig.folder / "pod.netns", "eth0")
+    rig.await_back()
+    name, _, mtu, _, _ = rig.found()
+    assert (name, mtu) == (netdev(0), 1500)  # as its neighbours have it

@@ -184,8 +184,8 @@ def test_a_disk_that_is_full_for_a_while_is_told_and_lived_through(stage: Stage)
 
 def full(stage: Stage) -> str | None:
     """Make the agent write until it says that it cannot."""
-    obstacles = stage.status()["obstacles"]
-    return obstacles.get("ledger")
+    told: str | None = stage.status()["obstacles"].get("ledger")
+    return told
 
 
 def test_a_config_names_the_folders_of_namespaces(stage: Stage) -> None:

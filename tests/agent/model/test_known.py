@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from agent.hardware.udev import properties
 from agent.model.device import RdmaDevice, Snapshot
 from agent.model.known import KnownDevice, identity_of, moved
-from agent.model.names import is_strange, name_by_siblings, usual_name
+from agent.model.names import Usual, Witness, is_strange, name_by_siblings, usual_name
 from tests.cni.tiny_node import PF, mac_of, netdev, tiny_snapshot, vf
 
 
@@ -63,35 +65,58 @@ def test_a_vf_whose_pf_is_not_there_has_no_identity() -> None:
     assert identity_of(alone.by_address[vf(0)], alone) == ""
 
 
+MEMORY, NEIGHBOURS, GUESS = Witness.MEMORY, Witness.NEIGHBOURS, Witness.GUESS
+
+
 @pytest.mark.parametrize(
-    ("name", "usual", "strange"),
+    ("name", "usual", "witness", "strange"),
     [
-        ("ens1f0v0", "ens1f0v0", False),
-        ("dev7", "ens1f0v0", True),
-        ("dev7", None, True),
-        ("net1", "ens1f0v0", True),
-        ("eth0", "ens1f0v0", True),
-        ("eth0", "eth0", False),
-        ("net1", None, False),
-        ("eth0", None, False),
-        ("storage", "ens1f0v0", False),
-        ("device7", "ens1f0v0", False),
+        ("ens1f0v0", "ens1f0v0", MEMORY, False),
+        ("dev7", "dev7", MEMORY, False),
+        ("dev7", "ens1f0v0", GUESS, True),
+        ("net1", "ens1f0v0", MEMORY, True),
+        ("net1", "ens1f0v0", NEIGHBOURS, True),
+        ("net1", "ens1f0v0", GUESS, False),
+        ("eth4", "eth0v0", GUESS, False),
+        ("eth4", "ens1f0v0", NEIGHBOURS, False),
+        ("eth4", "ens1f0v0", MEMORY, True),
+        ("eth0", "eth0", MEMORY, False),
+        ("storage", "ens1f0v0", MEMORY, False),
+        ("device7", "ens1f0v0", MEMORY, False),
     ],
 )
-def test_only_names_of_another_life_are_strange(name: str, usual: str | None, strange: bool) -> None:
-    assert is_strange(name, usual) is strange
+def test_only_names_of_another_life_are_strange(name: str, usual: str, witness: Witness, strange: bool) -> None:
+    assert is_strange(name, Usual(usual, witness)) is strange
 
 
 def test_the_witnesses_for_a_name_are_heard_in_their_order() -> None:
     snapshot = tiny_snapshot(3, names={1: "net1"})
     device = snapshot.by_address[vf(1)]
     udev = {"ID_NET_NAME_PATH": "enp59s0f0v1"}
-    assert usual_name(device, snapshot, "known") == "known"
-    assert usual_name(device, snapshot, None, udev) == netdev(1)
+    assert usual_name(device, snapshot, "known") == Usual("known", MEMORY)
+    assert usual_name(device, snapshot, None, udev) == Usual(netdev(1), NEIGHBOURS)
     alone = tiny_snapshot(2, names={0: "dev8", 1: "net1"})
-    assert usual_name(alone.by_address[vf(1)], alone, None, udev) == "enp59s0f0v1"
-    assert usual_name(alone.by_address[vf(1)], alone, None) == "ens1f0v1"
-    assert usual_name(snapshot.by_address[PF], snapshot, None) is None
+    assert usual_name(alone.by_address[vf(1)], alone, None, udev) == Usual("enp59s0f0v1", NEIGHBOURS)
+    assert usual_name(alone.by_address[vf(1)], alone, None, {**udev, "ID_NET_NAME": "rail1"}).name == "rail1"
+    assert usual_name(alone.by_address[vf(1)], alone, None) == Usual("ens1f0v1", GUESS)
+
+
+def test_where_the_kernel_names_interfaces_the_number_of_a_vf_tells_nothing() -> None:
+    """With net.ifnames=0 the VFs of eth0 are eth2, eth3 …, in the order of their coming."""
+    snapshot = tiny_snapshot(3, names={0: "eth2", 1: "dev7", 2: "eth4"})
+    pf = snapshot.by_address[PF]
+    assert pf.netdev is not None
+    named = replace(snapshot, devices=(replace(pf, netdevs=(replace(pf.netdev, name="eth0"),)), *snapshot.devices[1:]))
+    assert usual_name(named.by_address[vf(1)], named, None) == Usual("vf00003b003", GUESS)
+    assert not is_strange("eth2", usual_name(named.by_address[vf(0)], named, None))
+
+
+def test_udevs_database_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "run/udev/data"
+    folder.mkdir(parents=True)
+    (folder / "n7").write_text("I:123\nE:ID_NET_NAME_PATH=enp1s0f0v0\nE:ID_NET_NAME=rail0=x\nG:systemd\n")
+    assert properties(tmp_path, 7) == {"ID_NET_NAME_PATH": "enp1s0f0v0", "ID_NET_NAME": "rail0=x"}
+    assert properties(tmp_path, 8) == {}
 
 
 def test_siblings_that_do_not_agree_tell_nothing() -> None:

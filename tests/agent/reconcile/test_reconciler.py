@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -37,7 +37,7 @@ class Hands:
         self.asked_for_leases = 0
         self.lease_error: Exception | None = None
         self.pod_known: PodKnown = lambda row: None
-        self.looked_for: list[tuple[tuple[str, ...], dict[str, PodRef], dict[tuple[str, str], str]]] = []
+        self.looked_for: list[tuple[Any, ...]] = []
         self.strange: list[tuple[str, KnownDevice | None]] = []
         self.adopted = Adopted()
 
@@ -76,11 +76,19 @@ class Hands:
         return 1, 0
 
     def in_namespaces(
-        self, devices: Sequence[str], pods: Mapping[str, PodRef], containers: Mapping[tuple[str, str], str]
+        self,
+        devices: Sequence[str],
+        pods: Mapping[str, PodRef],
+        containers: Mapping[tuple[str, str], str],
+        resources: Mapping[str, str],
     ) -> tuple[str, ...]:
         """Note what was looked for, and find it all."""
-        self.looked_for.append((tuple(devices), dict(pods), dict(containers)))
+        self.looked_for.append((tuple(devices), dict(pods), dict(containers), dict(resources)))
         return tuple(devices)
+
+    def udev(self, ifindex: int) -> Mapping[str, str]:
+        """Say nothing."""
+        return {}
 
     def under_a_strange_name(self, device: str, known: KnownDevice | None) -> bool:
         """Note what was found."""
@@ -295,7 +303,7 @@ def test_a_vf_that_has_no_interface_and_no_row_is_looked_for_with_all_that_is_kn
     scene.claims = [Claim(POD, "rdma/vf", VF)]
     scene.sandboxes = [Sandbox("c1", POD, ready=True), Sandbox("old", PodRef("default", "x"), ready=False)]
     scene.run_once()
-    assert scene.hands.looked_for == [((VF,), {VF: POD}, {("default", "trainer"): "c1"})]
+    assert scene.hands.looked_for == [((VF,), {VF: POD}, {("default", "trainer"): "c1"}, {VF: "rdma/vf"})]
     assert ("adopt", "found-in-pod") in scene.counted
     attach(scene.books, VF, owner())
     scene.run_once()
@@ -378,3 +386,19 @@ def test_what_is_due_again_is_not_waited_for_until_the_next_round(scene: Scene) 
         asyncio.run(scene.reconciler.run(changed, seconds=3600))
     assert caught.group_contains(_Enough)
     assert scene.hands.healed == [VF]
+
+
+def test_vfs_that_are_found_nowhere_are_looked_for_less_and_less_often(scene: Scene) -> None:
+    """It opens every namespace of the node, and most of what is missing has no interface for good."""
+    scene.snapshot = tiny_snapshot(2, in_pods=[0])
+    looked = []
+    for _ in range(100):
+        before = len(scene.hands.looked_for)
+        scene.reconciler.heal_attachments()
+        if len(scene.hands.looked_for) > before:
+            looked.append(scene.now)
+        scene.now += 1
+    assert [round(b - a) for a, b in itertools.pairwise(looked)] == [2, 4, 8, 16, 32]
+    scene.snapshot = tiny_snapshot(2, in_pods=[0, 1])
+    scene.reconciler.heal_attachments()
+    assert scene.hands.looked_for[-1][0] == (VF, OTHER_VF)

@@ -1,0 +1,123 @@
+"""The books lost while pods hold VFs of real adapters: found again, and clean after the pod's end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agent.model.names import name_by_place
+from agent.reconcile import Claim, Reconciler
+from tests.vm.adapters import Pf, ip, link, wait_until
+from tests.vm.direct import Direct, look, opened
+
+ASKED: dict[str, Any] = {
+    "vlan": 123,
+    "vlanQoS": 5,
+    "mac": "02:00:00:00:00:55",
+    "spoofchk": "off",
+    "trust": "on",
+    "max_tx_rate": 200,
+    "mtu": 1400,
+}
+
+
+def reconcile(parts: Direct, pf: Pf) -> list[tuple[str, str]]:
+    """Let the reconciler look once, as if all of the PF's VFs were offered to kubelet."""
+    counted: list[tuple[str, str]] = []
+
+    async def claims() -> tuple[Claim, ...]:
+        return ()
+
+    reconciler = Reconciler(
+        parts.ledger,
+        parts.attachments,
+        claims=claims,
+        devices_of_units=dict,
+        replay_spool=lambda: 0,
+        count=lambda action, reason: counted.append((action, reason)),
+        snapshot=parts.machine.scan,
+        ours=pf.vfs,
+    )
+    asyncio.run(reconciler.run_once())
+    return counted
+
+
+def lose(folder: Path) -> None:
+    for file in folder.glob("ledger.db*"):
+        file.unlink()
+
+
+def without_own(found: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what nobody can know any more: the MAC address that the VF's driver had chosen, and the
+    name that the kernel had: ethN, by the order of their coming."""
+    return {
+        key: value if key.endswith("on its PF") else ({**value[0], "address": None, "ifname": None}, *value[1:])
+        for key, value in found.items()
+    }
+
+
+def test_vfs_in_pods_get_rows_again_and_are_clean_after_them(
+    pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]], netns: Callable[[], str], tmp_path: Path
+) -> None:
+    pf = pfs[0]
+    addresses = vfs(pf, 3)
+    before = look(pf)
+    pods = [netns(), netns()]
+    with opened(tmp_path) as parts:
+        for number, pod in enumerate(pods):
+            parts.add(f"c{number}", pod, addresses[number], **{**ASKED, "mac": f"02:00:00:00:00:5{number}"})
+    lose(tmp_path)
+    with opened(tmp_path) as parts:
+        assert [action for action in reconcile(parts, pf) if action[0] == "adopt"] == [("adopt", "found-in-pod")] * 2
+        rows = {row.device: row for row in parts.ledger.attachments()}
+        assert set(rows) == set(addresses[:2])
+        assert {row.undo.netdev for row in rows.values()} == {name_by_place(a) for a in addresses[:2]}
+        # The pods keep what they have.
+        assert reconcile(parts, pf) == []
+        assert link("net1", pods[0])["address"] == "02:00:00:00:00:50"
+        # One pod's DEL comes, with its namespace; the other's never does.
+        parts.delete("c0", pods[0])
+        ip("netns", "delete", pods[1])
+        wait_until("the second VF", lambda: reconcile(parts, pf) == [("detach", "owner-gone")])
+        assert without_own(look(pf)) == without_own(before)
+        assert (parts.ledger.attachments(), parts.ledger.quarantines()) == ((), ())
+
+
+def test_a_vf_that_came_back_while_nobody_remembered_it_is_put_back(
+    pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]], netns: Callable[[], str], tmp_path: Path
+) -> None:
+    pf = pfs[0]
+    addresses = vfs(pf, 3)
+    before = look(pf)
+    pod = netns()
+    with opened(tmp_path) as parts:
+        parts.add("c1", pod, addresses[1], **ASKED)
+    lose(tmp_path)
+    ip("netns", "delete", pod)
+    with opened(tmp_path) as parts:
+        wait_until("the VF in the host", lambda: parts.machine.find_netdev(addresses[1]) is not None)
+        counted = reconcile(parts, pf)
+        assert counted == [("restore", "strange-name"), ("detach", "half-detaching")]
+        assert without_own(look(pf)) == without_own(before)
+        assert (parts.ledger.attachments(), parts.ledger.quarantines()) == ((), ())
+
+
+def test_a_remembered_vf_gets_its_own_mac_address_too(
+    pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]], netns: Callable[[], str], tmp_path: Path
+) -> None:
+    """Its row is lost, with the last changes before a power cut say, but not what it was called."""
+    pf = pfs[0]
+    addresses = vfs(pf, 3)
+    before = look(pf)
+    pod = netns()
+    with opened(tmp_path) as parts:
+        reconcile(parts, pf)
+        parts.add("c1", pod, addresses[1], **ASKED)
+        (row,) = parts.ledger.attachments()
+        parts.ledger.finish_detach(row)
+        ip("netns", "delete", pod)
+        wait_until("the VF in the host", lambda: parts.machine.find_netdev(addresses[1]) is not None)
+        assert ("restore", "strange-name") in reconcile(parts, pf)
+        assert look(pf) == before
