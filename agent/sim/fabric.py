@@ -88,12 +88,15 @@ class Fabric:
     def revive(self, devices: Collection[str]) -> bool:
         """Make those links anew that died with a namespace. Tell whether there were any."""
         ports = [self.ports[device] for device in devices if device in self.ports]
-        if not ports or not self._dead(ports):
+        if not ports or not (self._dead(ports) or _unmarked(ports)):
             return False
         # Other threads and processes may have seen the same.
         with open(self._netns_path.with_suffix(".lock"), "w") as lock, self._open() as netns:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with IPRoute() as ipr:
+                # Hardware does this at one stroke. Here whoever did it may have been killed before the alias was set.
+                for index, port in _unmarked(ports):
+                    ipr.link("set", index=index, ifalias=port.device)
                 for port in self._dead(ports):
                     _make_link(ipr, netns, port, f"dev{port.port.removeprefix('port')}")
             namespaces.run_in(netns, _plug_all)
@@ -142,6 +145,17 @@ def _make_link(ipr: IPRoute, fabric: int, port: Port, name: str) -> None:
         peer={"ifname": port.port, "net_ns_fd": fabric, "mtu": 65535},
     )
     ipr.link("set", index=_index(ipr, name), ifalias=port.device)
+
+
+def _unmarked(ports: Collection[Port]) -> list[tuple[int, Port]]:
+    """Find links that were made, with the MAC of their device, and not yet told which device they stand for."""
+    by_mac = {port.mac: port for port in ports}
+    with IPRoute() as ipr:
+        return [
+            (int(link["index"]), by_mac[link.get_attr("IFLA_ADDRESS")])
+            for link in ipr.link("dump")
+            if link.get_attr("IFLA_IFALIAS") is None and link.get_attr("IFLA_ADDRESS") in by_mac
+        ]
 
 
 def _plug_all() -> None:

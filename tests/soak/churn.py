@@ -60,8 +60,9 @@ class Figures:
 class Churn:
     """One node with its agent, and pods on it."""
 
-    def __init__(self, stage: Stage, vfs: int, seed: int) -> None:
+    def __init__(self, stage: Stage, vfs: int, seed: int, say: Callable[[str], None]) -> None:
         self._stage = stage
+        self._say = say
         self._machine = stage.build_node(NODE)
         found = self._machine.scan()
         self._vfs: dict[str, PciDevice] = {d.address: d for d in [d for d in found.devices if d.is_vf][:vfs]}
@@ -75,7 +76,7 @@ class Churn:
         shapes = {device: seen[0].shape for device, seen in observe.links({}).items() if device in self._vfs}
         self._expected = Expected(shapes, {device: self._settings(device) for device in self._vfs})
 
-    def run(self, pods: int, concurrency: int, crash_every: int, say: Callable[[str], None]) -> Figures:
+    def run(self, pods: int, concurrency: int, crash_every: int) -> Figures:
         """Let so many pods live and end, and return what came of it."""
         started = time.monotonic()
         figures = self.figures
@@ -92,7 +93,7 @@ class Churn:
                     self._note("the agent is killed")
                     self._stage.start_agent()
                     figures.crashes += 1
-                    say(f"churn: {figures}")
+                    self._say(f"churn: {figures}")
         for life in lives:
             life.result()
         figures.leaks = [str(violation) for violation in self._rest()]
@@ -225,6 +226,7 @@ class Churn:
     def _fail(self, device: str, text: str) -> None:
         with self._guard:
             self.figures.failures.append("\n    ".join([f"{device}: {text}", *self._history.of(device)]))
+            self._say(self.figures.failures[-1])
 
 
 def run(pods: int, vfs: int, concurrency: int, crash_every: int, seed: int, say: Callable[[str], None]) -> Figures:
@@ -232,7 +234,7 @@ def run(pods: int, vfs: int, concurrency: int, crash_every: int, seed: int, say:
     with tempfile.TemporaryDirectory(prefix="nf-") as folder:
         stage = Stage(Path(folder), RELAY)
         try:
-            figures = Churn(stage, vfs, seed).run(pods, concurrency, crash_every, say)
+            figures = Churn(stage, vfs, seed, say).run(pods, concurrency, crash_every)
             if figures.failures or figures.leaks:
                 say(stage.log("agent")[-20000:])
             return figures
