@@ -76,6 +76,8 @@ class Route:
     table: int | None = None
     scope: int | None = None
     """0 universe, 253 link, 254 host (RT_SCOPE_*)."""
+    by_itself: bool = False
+    """Of a route that was found: it comes with an address, or from a router, and nobody need give it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,8 @@ namespace it opens a socket of its own on a thread that entered it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import ipaddress
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,10 +17,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
 
-from agent.errors import HardwareError, NetlinkFailed
-from agent.hardware import child_messages, tcx
+from agent.errors import HardwareError
+from agent.hardware import addressing, child_messages, tcx
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Child, Link, LinkChange, Route
 from agent.hardware.link_messages import IFLA_IFNAME
@@ -48,10 +44,6 @@ from agent.hardware.rtnetlink import (
 )
 from agent.model.device import names_representor, uplink_rank
 
-RT_SCOPE_UNIVERSE = 0
-RTN_UNICAST = 1
-RT_TABLE_LOCAL = 255
-IFA_F_NODAD = 0x02
 T = TypeVar("T")
 
 
@@ -185,12 +177,12 @@ class Netlink:
 
     def tcx_programs(self, link: Link) -> tuple[int, ...]:
         """List the IDs of the tcx programs on an interface of the host."""
-        with _translated(f"list the tcx programs of interface {link.name}"):
+        with translated(f"list the tcx programs of interface {link.name}"):
             return tcx.programs(link.ifindex)
 
     def detach_tcx(self, link: Link, spared: tuple[int, ...]) -> None:
         """Detach the tcx programs of an interface of the host, but those spared."""
-        with _translated(f"detach a tcx program of interface {link.name}"):
+        with translated(f"detach a tcx program of interface {link.name}"):
             tcx.detach(link.ifindex, spared)
 
     def configure(self, ifname: str, netns: int | None, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
@@ -201,28 +193,7 @@ class Netlink:
             raise HardwareError(
                 f"interface {ifname} is not in {'the host' if netns is None else 'the pod'}'s namespace"
             )
-
-        def apply(ipr: IPRoute) -> None:
-            for cidr in addresses:
-                wanted = ipaddress.ip_interface(cidr)
-                more: dict[str, Any] = {}
-                if wanted.version == 6:
-                    more["flags"] = IFA_F_NODAD  # the pod may use the address at once; IPAM says it is unique
-                elif wanted.network.prefixlen < 31:
-                    more["broadcast"] = str(wanted.network.broadcast_address)
-                with _translated(f"add address {cidr} to {ifname}"):
-                    ipr.addr(
-                        "replace",
-                        index=link.ifindex,
-                        address=str(wanted.ip),
-                        prefixlen=wanted.network.prefixlen,
-                        **more,
-                    )
-            for route in routes:
-                with _translated(f"add route {route.destination} via {route.gateway or ifname}"):
-                    ipr.route("replace", oif=link.ifindex, **_route_spec(route))
-
-        self._run(netns, apply)
+        self._run(netns, lambda ipr: addressing.apply(ipr, link, addresses, routes))
 
     def addresses(self, ifname: str, netns: int | None) -> tuple[str, ...]:
         """List an interface's global addresses as CIDR."""
@@ -230,50 +201,18 @@ class Netlink:
         link = self.find(ifname, netns)
         if link is None:
             return ()
-
-        def read(ipr: IPRoute) -> tuple[str, ...]:
-            with _translated(f"list addresses of {ifname}"):
-                messages = list(ipr.addr("dump", index=link.ifindex, scope=RT_SCOPE_UNIVERSE))
-            return tuple(f"{m.get_attr('IFA_ADDRESS')}/{m['prefixlen']}" for m in messages)
-
-        return self._run(netns, read)
+        return self._run(netns, lambda ipr: addressing.addresses(ipr, link))
 
     def routes(self, netns: int | None, ifname: str | None = None) -> tuple[Route, ...]:
         """List the routes there, or those through one interface, whoever made them."""
         link = self.find(ifname, netns) if ifname is not None else None
         if ifname is not None and link is None:
             return ()
-
-        def read(ipr: IPRoute) -> tuple[Route, ...]:
-            found: list[Route] = []
-            for family in (socket.AF_INET, socket.AF_INET6):
-                with _translated("list routes"):
-                    messages = list(ipr.route("dump", family=family))
-                for message in messages:
-                    if message["type"] == RTN_UNICAST and message.get_attr("RTA_TABLE") != RT_TABLE_LOCAL:
-                        found += _routes(message, link.ifindex if link is not None else None)
-            return tuple(found)
-
-        return self._run(netns, read)
+        return self._run(netns, lambda ipr: addressing.routes(ipr, link))
 
     def lifelines(self, address: str | None = None) -> Mapping[str, str]:
         """Tell by which of the host's interfaces the default route goes, and the way to an address: name to reason."""
-
-        def ask(ipr: IPRoute) -> dict[int, str]:
-            reasons = {}
-            if address is not None:
-                with contextlib.suppress(NetlinkError):  # unreachable
-                    for message in ipr.route("get", dst=address):
-                        reasons[message.get_attr("RTA_OIF")] = f"is the way to the API server {address}"
-            for family in (socket.AF_INET, socket.AF_INET6):
-                with _translated("list routes"):
-                    messages = list(ipr.route("dump", family=family))
-                for message in messages:
-                    if message["dst_len"] == 0 and message["type"] == RTN_UNICAST:
-                        reasons |= {index: "carries the default route" for index, _ in _ways(message)}
-            return reasons
-
-        reasons = self._run(None, ask)
+        reasons = self._run(None, lambda ipr: addressing.lifelines(ipr, address))
         return {link.name: reasons[link.ifindex] for link in self.listed() if link.ifindex in reasons}
 
     # ---------------------------------------------------------------- plumbing
@@ -308,7 +247,7 @@ class Netlink:
     def _links(self, netns: int | None, action: str) -> Iterator[LinkSocket]:
         if self._closed:
             raise HardwareError("netlink is closed: the agent is ending")
-        with _translated(action), self._idle.borrow() if netns is None else LinkSocket(netns) as links:
+        with translated(action), self._idle.borrow() if netns is None else LinkSocket(netns) as links:
             yield links
 
     def _run(self, netns: int | None, work: Callable[[IPRoute], T]) -> T:
@@ -334,39 +273,5 @@ class Netlink:
             self._socket = None
 
 
-def _route_spec(route: Route) -> dict[str, Any]:
-    """Say in pyroute2's words what is known of a route."""
-    optional = {key: getattr(route, key) for key in ("gateway", "priority", "table", "scope")}
-    spec = {"dst": route.destination} | {key: value for key, value in optional.items() if value is not None}
-    metrics = {key: value for key in ("mtu", "advmss") if (value := getattr(route, key)) is not None}
-    return spec | ({"metrics": metrics} if metrics else {})
-
-
-def _routes(message: Any, ifindex: int | None) -> Iterator[Route]:
-    """Yield a route for each of its ways, through one interface or through any."""
-    wide = "0.0.0.0" if message["family"] == socket.AF_INET else "::"  # noqa: S104 -- the default route's destination
-    destination = f"{message.get_attr('RTA_DST') or wide}/{message['dst_len']}"
-    for index, way in _ways(message):
-        if ifindex in (None, index):
-            yield Route(destination, way.get_attr("RTA_GATEWAY"))
-
-
-def _ways(message: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the index of each interface that a route goes through, with what has its gateway."""
-    ways = message.get_attr("RTA_MULTIPATH") or ()
-    for index, way in [(message.get_attr("RTA_OIF"), message), *((way["oif"], way) for way in ways)]:
-        if index is not None:
-            yield index, way
-
-
 def _words(change: LinkChange) -> dict[str, Any]:
     return {name: value for name in LinkChange.__slots__ if (value := getattr(change, name)) is not None}
-
-
-@contextmanager
-def _translated(action: str) -> Iterator[None]:
-    try:
-        with translated(action):
-            yield
-    except NetlinkError as error:
-        raise NetlinkFailed(action, error.code, os.strerror(error.code)) from error

@@ -52,8 +52,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         raise DeviceGone(device, "with an interface in the host; it may be in a pod, or have no network driver")
     _refuse_needed(host, link)
     addresses = host.links.addresses(link.name, None)
-    # Those of the kernel come by themselves with the addresses.
-    routes = [asdict(route) for route in host.links.routes(None, link.name) if route.gateway is not None]
+    routes = [asdict(route) for route in host.links.routes(None, link.name) if not route.by_itself]
     undo = moving.record(host, link, mode="nic")
     macs = sorted({link.mac, conf.settings.mac or link.mac})
     known = {"ifindex": link.ifindex, "macs": macs}

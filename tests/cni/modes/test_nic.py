@@ -81,6 +81,7 @@ def test_the_hosts_addresses_and_routes_on_it_are_given_back(lab: Rig) -> None:
     for address in ("192.0.2.5/24", "2001:db8::5/64"):
         ip("address", "add", address, "dev", "lab0", *(["nodad"] if ":" in address else []))
     ip("route", "add", "198.51.100.0/24", "via", "192.0.2.1")
+    ip("route", "add", "198.51.101.0/24", "dev", "lab0", "metric", "7", "table", "77")
     ip("route", "add", "2001:db8:7::/48", "via", "2001:db8::1")
     addresses, routes = lab.machine.links.addresses("lab0", None), lab.machine.links.routes(None, "lab0")
     pod, before = lab.pod(), seen(lab)

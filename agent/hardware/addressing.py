@@ -1,0 +1,116 @@
+"""Addresses and routes of interfaces, through a pyroute2 socket that the caller opened in the right namespace."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from agent.errors import NetlinkFailed
+from agent.hardware.host import Link, Route
+from agent.hardware.rtnetlink import translated
+
+RT_SCOPE_UNIVERSE = 0
+RTN_UNICAST = 1
+RT_TABLE_MAIN, RT_TABLE_LOCAL = 254, 255
+RTPROT_KERNEL, RTPROT_RA = 2, 9
+IFA_F_NODAD = 0x02
+
+
+def apply(ipr: IPRoute, link: Link, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
+    """Give an interface addresses and routes. Repeating it is harmless."""
+    for cidr in addresses:
+        wanted = ipaddress.ip_interface(cidr)
+        more: dict[str, Any] = {}
+        if wanted.version == 6:
+            more["flags"] = IFA_F_NODAD  # the pod may use the address at once; IPAM says it is unique
+        elif wanted.network.prefixlen < 31:
+            more["broadcast"] = str(wanted.network.broadcast_address)
+        with _translated(f"add address {cidr} to {link.name}"):
+            ipr.addr("replace", index=link.ifindex, address=str(wanted.ip), prefixlen=wanted.network.prefixlen, **more)
+    for route in routes:
+        with _translated(f"add route {route.destination} via {route.gateway or link.name}"):
+            ipr.route("replace", oif=link.ifindex, **_route_spec(route))
+
+
+def addresses(ipr: IPRoute, link: Link) -> tuple[str, ...]:
+    """List an interface's global addresses as CIDR."""
+    with _translated(f"list addresses of {link.name}"):
+        messages = list(ipr.addr("dump", index=link.ifindex, scope=RT_SCOPE_UNIVERSE))
+    return tuple(f"{m.get_attr('IFA_ADDRESS')}/{m['prefixlen']}" for m in messages)
+
+
+def routes(ipr: IPRoute, link: Link | None) -> tuple[Route, ...]:
+    """List the routes, of an interface or of all, but those to local addresses."""
+    found: list[Route] = []
+    for message in _messages(ipr):
+        if message["type"] == RTN_UNICAST and message.get_attr("RTA_TABLE") != RT_TABLE_LOCAL:
+            found += _routes(message, link.ifindex if link is not None else None)
+    return tuple(found)
+
+
+def lifelines(ipr: IPRoute, address: str | None) -> dict[int, str]:
+    """Tell by which interfaces the default route goes, and the way to an address: index to reason."""
+    reasons = {}
+    if address is not None:
+        with contextlib.suppress(NetlinkError):  # unreachable
+            for message in ipr.route("get", dst=address):
+                reasons[message.get_attr("RTA_OIF")] = f"is the way to the API server {address}"
+    for message in _messages(ipr):
+        if message["dst_len"] == 0 and message["type"] == RTN_UNICAST:
+            reasons |= {index: "carries the default route" for index, _ in _ways(message)}
+    return reasons
+
+
+def _messages(ipr: IPRoute) -> Iterator[Any]:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with _translated("list routes"):
+            yield from list(ipr.route("dump", family=family))
+
+
+def _route_spec(route: Route) -> dict[str, Any]:
+    """Say in pyroute2's words what is known of a route."""
+    optional = {key: getattr(route, key) for key in ("gateway", "priority", "table", "scope")}
+    spec = {"dst": route.destination} | {key: value for key, value in optional.items() if value is not None}
+    metrics = {key: value for key in ("mtu", "advmss") if (value := getattr(route, key)) is not None}
+    return spec | ({"metrics": metrics} if metrics else {})
+
+
+def _routes(message: Any, ifindex: int | None) -> Iterator[Route]:
+    """Yield a route for each of its ways, through one interface or through any."""
+    wide = "0.0.0.0" if message["family"] == socket.AF_INET else "::"  # noqa: S104 -- the default route's destination
+    destination = f"{message.get_attr('RTA_DST') or wide}/{message['dst_len']}"
+    table = message.get_attr("RTA_TABLE")
+    for index, way in _ways(message):
+        if ifindex in (None, index):
+            yield Route(
+                destination,
+                way.get_attr("RTA_GATEWAY"),
+                priority=message.get_attr("RTA_PRIORITY"),
+                table=table if table != RT_TABLE_MAIN else None,
+                by_itself=message["proto"] in (RTPROT_KERNEL, RTPROT_RA),
+            )
+
+
+def _ways(message: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the index of each interface that a route goes through, with what has its gateway."""
+    ways = message.get_attr("RTA_MULTIPATH") or ()
+    for index, way in [(message.get_attr("RTA_OIF"), message), *((way["oif"], way) for way in ways)]:
+        if index is not None:
+            yield index, way
+
+
+@contextmanager
+def _translated(action: str) -> Iterator[None]:
+    try:
+        with translated(action):
+            yield
+    except NetlinkError as error:
+        raise NetlinkFailed(action, error.code, os.strerror(error.code)) from error
