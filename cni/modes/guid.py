@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from agent.errors import HardwareError
@@ -37,6 +38,16 @@ def recorded(host: Host, device: str, vf_index: int) -> dict[str, object]:
         raise HardwareError(f"{device} has no driver that could take a GUID: bind it to one")
     found = host.vf_control.guids(uplink.name, vf_index)
     return {"guids": list(found or (NONE, NONE)), "driver": bound}
+
+
+def adopted(host: Host, device: str, vf_index: int | None, undo: Undo, before: str) -> Undo:
+    """Add to an undo record, made from what another program wrote, the GUID that the VF had before it."""
+    uplink, bound, found = pf.interface(host, device), pf.driver(host, device), host.find_rdma(device)
+    if uplink is None or bound is None or vf_index is None:
+        return undo
+    now = host.vf_control.guids(uplink.name, vf_index)
+    extra = {"guids": [before, before], "driver": bound, "rdma_name": undo.rdma or (found.name if found else None)}
+    return replace(undo, extra={**undo.extra, **extra, "rdma_guid": now[0] if now is not None else None})
 
 
 def give(host: Host, device: str, undo: Undo, guid: str) -> None:
