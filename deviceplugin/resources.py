@@ -160,6 +160,10 @@ def judge(candidate: Candidate, snapshot: Snapshot, quarantined: Mapping[str, st
     withheld = quarantined.get(candidate.device)
     if candidate.rdma is not None and not candidate.rdma.char_device("uverbs"):
         return unhealthy("NoCharDevice")
+    if candidate.rdma is not None and snapshot.rdma_exclusive:
+        # The device belongs to the host's namespace, and opening it in another is refused (EPERM):
+        # drivers/infiniband/core/uverbs_main.c, ib_uverbs_open.
+        return unhealthy("ExclusiveRdma")
     if candidate.rdma is not None or (candidate.pci is not None and candidate.pci.is_vf):
         assert candidate.pci is not None
         return judge_nic(candidate.pci, snapshot, quarantined=withheld)

@@ -72,6 +72,17 @@ def test_vfs_are_no_hcas() -> None:
     assert next(u for u in units(VF, snapshot) if u.device == "0000:12:00.1").rdma_devices == ("mlx5_7",)
 
 
+def test_an_hca_cannot_be_shared_where_rdma_devices_belong_to_one_namespace_each() -> None:
+    snapshot = replace(node(rails=1), rdma_exclusive=True)
+    assert {u.health.reason for u in units(HCA, snapshot)} == {"ExclusiveRdma"}
+    assert all(u.health.healthy for u in units(VF, snapshot))
+
+
+def test_an_hca_whose_rdma_device_is_in_a_pod_is_none() -> None:
+    snapshot = change(node(rails=1), "0000:12:00.0", rdma_devices=(replace(rdma(0, ""), ports=(), absent=True),))
+    assert units(HCA, snapshot) == ()
+
+
 def test_an_hca_without_uverbs_is_unhealthy() -> None:
     bare = replace(rdma(0, "b83f:d203:00a0:0000"), char_devices=())
     snapshot = change(node(rails=1), "0000:12:00.0", rdma_devices=(bare,))

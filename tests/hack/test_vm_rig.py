@@ -170,3 +170,28 @@ def test_vmrun_needs_nothing_installed_to_say_what_it_does() -> None:
     done = subprocess.run([sys.executable, "-S", "-E", vmrun, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--snapshot" in done.stdout
+
+
+def test_drivers_are_built_for_the_guest_and_told_to_it(tmp_path: Path) -> None:
+    program = _script(tmp_path, 'mkdir -p "$1" && touch "$1/rdma_rxe.ko" && [ "$NODEFABRIC_VM_CACHE" = "${1%/extra}" ]')
+    told = suite.extra_modules(tmp_path / "cache", {}, Deadline.after(30), program)
+    assert told == {"NODEFABRIC_EXTRA_MODULES": str(tmp_path / "cache/extra")}
+    assert (tmp_path / "cache/extra/rdma_rxe.ko").exists()
+
+
+def test_drivers_that_cannot_be_built_leave_tests_out_loudly_but_not_in_ci(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = _script(tmp_path, "echo no compiler >&2; exit 1")
+    assert suite.extra_modules(tmp_path, {}, Deadline.after(30), program) == {}
+    assert "NOT run" in (said := capsys.readouterr().err)
+    assert "no compiler" in said
+    with pytest.raises(RigError, match="no compiler"):
+        suite.extra_modules(tmp_path, {"CI": "true"}, Deadline.after(30), program)
+
+
+def _script(folder: Path, text: str) -> Path:
+    path = folder / "program"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path

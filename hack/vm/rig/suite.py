@@ -66,7 +66,9 @@ def compile_all(deadline: Deadline) -> None:
         programs.run([PYTHON, "-m", "compileall", "-q", *packages, *sources], deadline)
 
 
-def extra_modules(cache: Path, env: Mapping[str, str], deadline: Deadline) -> dict[str, str]:
+def extra_modules(
+    cache: Path, env: Mapping[str, str], deadline: Deadline, program: Path = EXTRA_MODULES
+) -> dict[str, str]:
     """Build the drivers that Debian's kernel lacks, unless the cache has them, and tell the guest where they are.
 
     Without them the tests that need them are left out, loudly; where CI=true is set, that is a failure.
@@ -74,9 +76,7 @@ def extra_modules(cache: Path, env: Mapping[str, str], deadline: Deadline) -> di
     folder = cache / "extra"
     try:
         with step("building drivers for the guest's kernel, 1 to 2 minutes the first time", quiet_seconds=2):
-            programs.run(
-                [EXTRA_MODULES, folder], deadline.sooner(EXTRA_SECONDS), env={session.CACHE_VARIABLE: str(cache)}
-            )
+            programs.run([program, folder], deadline.sooner(EXTRA_SECONDS), env={session.CACHE_VARIABLE: str(cache)})
     except (programs.ProgramFailed, TimedOut) as error:
         if env.get("CI") == "true":
             raise
