@@ -102,7 +102,19 @@ class Adopter:
                 except (DeviceBusy, HardwareError, OSError) as error:
                     waiting.append(str(file))
                     self._tell(str(file), f"is looked at again later: {error}")
+        if not waiting:
+            garbage += self._strays()
         return Adopted(tuple(devices), tuple(waiting), tuple(garbage))
+
+    def _strays(self) -> list[str]:
+        """List files that go with an attachment, and whose attachment nobody knows."""
+        ours = {f for row in self._ledger.attachments() for f in row.request.get(foreign_lock.KEY, {}).get("files", ())}
+        found: list[str] = []
+        for kind in ("rdma", "sriov/pci"):
+            found += [str(file) for file in self._files(kind, found) if str(file) not in ours]
+        for name in found:
+            self._tell(name, "belongs to no attachment that is known, and stays; remove it if no pod uses its device")
+        return found
 
     def _files(self, kind: str, garbage: list[str]) -> list[Path]:
         """List a plugin's files, newest first.

@@ -282,6 +282,15 @@ def test_a_name_that_is_no_container_and_interface_is_garbage(rig: Rig, old: Old
     assert adopt(rig) == Adopted(garbage=(str(file),))
 
 
+def test_files_of_attachments_that_nobody_knows_are_told_of_and_left(rig: Rig, old: OldSriov) -> None:
+    old.add(rig.pod())
+    path = old.write_path(1, "/run/netns/gone")
+    moved = old.write("rails-c9", "net1", {"version": "1.0"}, kind="rdma")
+    assert adopt(rig) == Adopted(devices=(vf(0),), garbage=(str(moved), str(path)))
+    assert path.exists()
+    assert moved.exists()
+
+
 @pytest.mark.parametrize(
     ("container_id", "ifname"), [(CONTAINER, "net-1"), (CONTAINER, "net1"), ("cnitool-77", "eth0"), ("a-b-c", "net1")]
 )
@@ -329,7 +338,7 @@ def test_a_kill_at_any_file_is_mended_by_the_next_start(rig: Rig, old: OldSriov)
     pod = rig.pod()
     before = rig.found(1)
     old.add(pod)
-    for steps in range(200):
+    for steps in range(0, 200, 3):
         gone = rig.pod(f"gone{steps}")
         old.add(gone, "c1", index=1)
         rig.remove(gone)
