@@ -130,13 +130,6 @@ def leave(host: Host, device: str, attachment: Attachment, netns: int | None) ->
             rename(host, found, undo.rdma)
 
 
-def away(host: Host, device: str, attachment: Attachment) -> bool:
-    """Tell whether the RDMA device is not back: only a namespace that lives can keep it."""
-    if attachment.undo.rdma is None or not pf.can_have_interface(host, device):
-        return False
-    return host.find_rdma(device) is None
-
-
 def differences(host: Host, attachment: Attachment, netns: int) -> list[str]:
     """Tell whether the RDMA device is not in the pod."""
     undo = attachment.undo

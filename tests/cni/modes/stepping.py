@@ -1,0 +1,55 @@
+"""A simulated machine that tells of each change before it makes it, for tests that kill the process there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agent.sim.machine import SimulatedMachine
+from tests.cni import tiny_node
+from tests.cni.tiny_node import vf
+
+CHANGES = frozenset(
+    (
+        *("move_in", "move_out", "change", "change_altnames", "create", "remove", "rename"),
+        *("apply", "set_guids", "unbind", "bind"),
+    )
+)
+"""The methods of a Host and of its faces that change something."""
+FACES = frozenset(("links", "vf_control", "rdma"))
+
+
+class Stepping:
+    """Stands before a Host, or one of its faces."""
+
+    def __init__(self, what: Any, step: Callable[[str], None]) -> None:
+        self._what = what
+        self._step = step
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._what, name)
+        if name in FACES:
+            return Stepping(found, self._step)
+        if name not in CHANGES:
+            return found
+
+        def told(*args: Any, **kwargs: Any) -> Any:
+            self._step(name)
+            return found(*args, **kwargs)
+
+        return told
+
+
+def run(folder: Path, step: Callable[[str], None], verb: str, **conf: Any) -> None:
+    """ADD a VF to the pod at `pod.netns`, or DEL it, and wait for that."""
+
+    def stepping(machine: SimulatedMachine) -> Any:
+        return Stepping(machine, step)
+
+    with tiny_node.open_rig(folder, host=stepping) as rig:
+        if verb == "ADD":
+            rig.add("c1", folder / "pod.netns", **conf)
+        else:
+            rig.delete("c1", folder / "pod.netns")
+            tiny_node.until(lambda: rig.ledger.attachment_on(vf(0)) is None)
