@@ -104,12 +104,11 @@ class CrashTest:
         agent.order("arm", at=crash.point.number)
         play.call = act(play)
         if play.call is not None:
-            agent.await_death(play.call)
+            agent.await_death(play.call.process)
         if agent.lives:
             # What goes on after the answer may still meet the point.
             until = time.monotonic() + 1
-            while agent.lives and time.monotonic() < until:
-                agent.order("threads")
+            while agent.answers() and time.monotonic() < until:
                 if not any(row.state == "detaching" for row in node.look().rows):
                     break
         if agent.lives:

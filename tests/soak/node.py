@@ -92,7 +92,7 @@ class Call:
 class Agent:
     """A running small agent, as its parent sees it."""
 
-    def __init__(self, zygote: socket.socket, options: Options, log: Path) -> None:
+    def __init__(self, zygote: socket.socket, options: Options, log: Path, seconds: float = SECONDS) -> None:
         mine, its = socket.socketpair()
         self._zygote = zygote
         read_end, write_end = os.pipe()
@@ -103,7 +103,7 @@ class Agent:
         os.close(write_end)
         self._epitaph = read_end
         self._orders = mine
-        mine.settimeout(SECONDS)
+        mine.settimeout(seconds)
         self._lines = mine.makefile("rw")
         self.started: tuple[Point, ...] | None = None
         """The points of the start; None if the agent died there."""
@@ -138,10 +138,16 @@ class Agent:
             os.kill(self.pid, signal.SIGKILL)
             self.bury()
 
-    def await_death(self, other: Call, seconds: float = SECONDS) -> bool:
-        """Wait until the agent is dead, or a call is answered by it. Tells whether it died."""
-        assert other.process.stdout is not None
-        ended = _first_readable([self._orders.fileno(), other.process.stdout.fileno()], seconds)
+    def answers(self) -> bool:
+        """Tell whether it lives, and take note if it does not."""
+        if self.lives:
+            self.order("nothing")
+        return self.lives
+
+    def await_death(self, relay: subprocess.Popen[bytes], seconds: float = SECONDS) -> bool:
+        """Wait until the agent is dead, or a relay has an answer of it. Tells whether it died."""
+        assert relay.stdout is not None
+        ended = _first_readable([self._orders.fileno(), relay.stdout.fileno()], seconds)
         if self._orders.fileno() in ended:
             self.bury()
         return not self.lives
@@ -232,7 +238,7 @@ class Node:
 
     def start_agent(self, die_at: int | None = None, note_points: bool = False, watched: bool = True) -> Agent:
         """Start an agent: it heals, then serves. It may die of it."""
-        options = Options(str(self.folder), die_at, note_points, watched)
+        options = Options(str(self.folder), die_at=die_at, note_points=note_points, watched=watched)
         self.agent = Agent(self._requests, options, self.folder / "agent.log")
         end = f", killed at {self.agent.place_of_death}" if not self.agent.lives else ""
         self.history.note(f"an agent starts (boot {self.boot}){end}")

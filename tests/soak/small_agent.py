@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import Unavailable
+from agent.hardware.host import Host
+from agent.hardware.machine import Machine
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef, VfSettings
 from agent.reconcile import Claim, Reconciler
@@ -54,6 +56,8 @@ class Options:
     """A fault point during the start."""
     note_points: bool = False
     """Whether the points of the start are to be told."""
+    is_real: bool = False
+    """Whether the hardware is this machine's, and not the simulation in the folder."""
     watched: bool = True
     """Whether points are counted at all, which takes time."""
 
@@ -67,9 +71,7 @@ class SmallAgent:
 
     def __init__(self, options: Options) -> None:
         self.folder = Path(options.folder)
-        self.machine = SimulatedMachine.open(self.folder)
-        host = replace(self.machine, vf_control=StepByStep(self.folder / "vf-settings.json"))
-        self._host = host
+        host = self._host = _open_host(options)
         self._snapshot = host.scan()
         self.ledger = Ledger.open(self.folder / "state/ledger.db", self._snapshot.boot_id)
         self.attachments = Attachments(host, self.ledger, lambda: self._snapshot, self._granted, busy_seconds=0.5)
@@ -104,7 +106,7 @@ class SmallAgent:
                 return list(self.counted)
             case "grant":
                 return self.ledger.grant(RESOURCE, {device: device for device in order["devices"]})
-            case "threads":
+            case "nothing":
                 return None
         raise ValueError(order)
 
@@ -126,6 +128,13 @@ class SmallAgent:
 
     def _units(self) -> Mapping[str, str]:
         return {device.address: device.address for device in self._snapshot.devices if device.is_vf}
+
+
+def _open_host(options: Options) -> Host:
+    if options.is_real:
+        return Machine.open()
+    folder = Path(options.folder)
+    return replace(SimulatedMachine.open(folder), vf_control=StepByStep(folder / "vf-settings.json"))
 
 
 def live(options: Options, orders: socket.socket, epitaph: int) -> None:

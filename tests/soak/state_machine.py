@@ -313,7 +313,7 @@ class Life(RuleBasedStateMachine):
     def _carry_on(self, call: Call) -> None:
         agent = self.node.agent
         assert agent is not None
-        agent.await_death(call)
+        agent.await_death(call.process)
         if agent.lives:
             agent.points()
             return
