@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +27,7 @@ from agent.config import Config
 from agent.endpoints import EndpointServer, Pages
 from agent.errors import ConfigError, DeviceGone, LedgerError, Unavailable
 from agent.hardware.host import Host
+from agent.heartbeat import Heartbeat
 from agent.inventory import Inventory
 from agent.ledger import Ledger
 from agent.ledger.lock import claim
@@ -48,9 +48,7 @@ from deviceplugin.resources import list_units
 
 LEDGER_RETRY_SECONDS = 1.0
 REGISTRATION_POLL_SECONDS = 0.5
-BEAT_SECONDS = 1.0
 ENDPOINTS_RETRY_SECONDS = 2.0
-STUCK_SECONDS = 20.0
 PODRESOURCES_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
@@ -88,7 +86,8 @@ class Agent:
         self._plugins: DevicePlugins | None = None
         self._reconciler: Reconciler | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._beat_at: float | None = None
+        self._heartbeat = Heartbeat()
+        self._pods: frozenset[tuple[str, str]] = frozenset()
         self._spool = spool.Spool(config.spool_dir)
         self.port = 0
         """Port of the endpoints, once open."""
@@ -137,6 +136,7 @@ class Agent:
                 count=self.metrics.reconciled,
                 snapshot=lambda: self._inventory.snapshot,
                 ours=lambda: self._our_vfs(ledger),
+                pods=lambda: self._pods,
                 sandboxes=ContainerRuntime(self.config.runtime_socket).sandboxes
                 if self.config.runtime_socket
                 else None,
@@ -167,7 +167,7 @@ class Agent:
                 tasks.create_task(self._inventory.run(), name="inventory"),
                 tasks.create_task(reconciler.run(hardware_changed), name="reconciler"),
                 tasks.create_task(self._watch_registration(plugins), name="registration"),
-                tasks.create_task(self._beat(), name="heartbeat"),
+                tasks.create_task(self._heartbeat.run(), name="heartbeat"),
             ]
             if self._api is not None:
                 publisher = self._publisher(self._api)
@@ -187,7 +187,9 @@ class Agent:
     async def _open_endpoints(self) -> EndpointServer:
         """Open the endpoints, however long another process has their port: pods need no endpoints."""
         checks = {"agent": self.obstacles.first}
-        pages = Pages(metrics=self.metrics.render, status=self._status, health={"loop": self._stuck_loop}, ready=checks)
+        pages = Pages(
+            metrics=self.metrics.render, status=self._status, health={"loop": self._heartbeat.stopped}, ready=checks
+        )
         wanted = self.config.endpoints
         while True:
             try:
@@ -219,17 +221,7 @@ class Agent:
 
     def _listen_to_operator(self, attachments: Attachments, reconciler: Reconciler, stack: AsyncExitStack) -> None:
         """Open the operator's socket. Pods need none, so the agent does its work without it too."""
-        loop = asyncio.get_running_loop()
-
-        def answer(request: Mapping[str, Any]) -> str:
-            wish = release.wish_of(request)
-            with contextlib.suppress(concurrent.futures.TimeoutError):
-                asyncio.run_coroutine_threadsafe(reconciler.look_around(), loop).result(PODRESOURCES_SECONDS)
-            done = attachments.release(wish, reconciler.pod_known)
-            self.metrics.reconciled("release", "forced" if wish.force else "operator")
-            self._inventory.rescan_soon("release")
-            return done
-
+        answer = release.answering(attachments, reconciler, asyncio.get_running_loop(), self.metrics.reconciled)
         server = admin.AdminServer(self.config.admin_socket, answer)
         try:
             server.start()
@@ -270,16 +262,6 @@ class Agent:
                 start_spread=topology.start_spread_seconds,
             ),
         )
-
-    async def _beat(self) -> None:
-        while True:
-            self._beat_at = time.monotonic()
-            await asyncio.sleep(BEAT_SECONDS)
-
-    def _stuck_loop(self) -> str | None:
-        """Tell whether the event loop, which answers kubelet, has stood still. Runs on the endpoints' threads."""
-        still = time.monotonic() - self._beat_at if self._beat_at is not None else 0.0
-        return f"the event loop has stood still for {still:.0f} s" if still > STUCK_SECONDS else None
 
     async def _tell_of_hardware(self, publisher: Publisher) -> None:
         generation = self._inventory.snapshot.generation
@@ -346,6 +328,7 @@ class Agent:
     async def _claims(self) -> Sequence[Claim]:
         """List what kubelet says that pods hold of our resources."""
         pods = await self._pod_resources.list()
+        self._pods = frozenset((found.pod.namespace, found.pod.name) for found in pods)
         return tuple(
             Claim(pod.pod, resource_name, unit)
             for pod in pods

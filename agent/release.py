@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -18,10 +20,12 @@ from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.ledger.lock import claim
 from agent.model.allocation import Attachment
+from agent.reconcile import Reconciler
 from cni.attachment import Attachments
 from cni.release import Wish
 
 MAX_REASON = 500
+LOOK_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,26 @@ def wish_of(request: Mapping[str, Any]) -> Wish:
 def request(wish: Wish) -> dict[str, Any]:
     """Write a request for the operator's socket."""
     return {"command": "release", "device": wish.device, "reason": wish.reason, "force": wish.force}
+
+
+def answering(
+    attachments: Attachments,
+    reconciler: Reconciler,
+    loop: asyncio.AbstractEventLoop,
+    count: Callable[[str, str], None],
+) -> admin.Answer:
+    """Make what carries out requests of the operator's socket, on its threads, in the running agent."""
+
+    def answer(asked: Mapping[str, Any]) -> str:
+        wish = wish_of(asked)
+        # What kubelet said a minute ago is not enough to take a device away.
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            asyncio.run_coroutine_threadsafe(reconciler.look_around(), loop).result(LOOK_SECONDS)
+        done = attachments.release(wish, reconciler.pod_known)
+        count("release", "forced" if wish.force else "operator")
+        return done
+
+    return answer
 
 
 def release(config: Config, wish: Wish, open_host: Callable[[], Host]) -> str:

@@ -23,6 +23,7 @@ PROBE_SECONDS = 30.0
 """Runs may follow each other quickly, and pods write into the same books."""
 SEARCH = "search"
 """Name of the search among what is left alone for a while. No device is called so."""
+PAUSE_SECONDS = 0.5
 REPAIR_SECONDS = 5.0
 """How soon it is looked again whether books that could not be written can be."""
 
@@ -60,6 +61,7 @@ class Reconciler:
         count: Count,
         snapshot: Callable[[], Snapshot] = _nothing_scanned,
         ours: Callable[[], Collection[str]] = _nothing_ours,
+        pods: Callable[[], frozenset[tuple[str, str]]] = frozenset,
         sandboxes: Callable[[], Awaitable[Sequence[Sandbox]]] | None = None,
         complain: Callable[[str | None], None] = _no_complaint,
         clock: Callable[[], float] = time.time,
@@ -67,7 +69,8 @@ class Reconciler:
         """Join the parts.
 
         `claims` asks kubelet's PodResources; `devices_of_units` maps the offered unit IDs to devices,
-        and gives None before the first offer; `ours` lists the devices that resources offer; `sandboxes`
+        and gives None before the first offer; `ours` lists the devices that resources offer; `pods` names all pods
+        (namespace and name) of kubelet's last answer, whatever they hold; `sandboxes`
         asks the container runtime, where it can be asked; `complain` tells what is wrong with the books,
         or None when nothing is.
         """
@@ -79,6 +82,7 @@ class Reconciler:
         self._count = count
         self._snapshot = snapshot
         self._ours = ours
+        self._pods = pods
         self._ask_runtime = sandboxes
         self._complain = complain
         self._clock = clock
@@ -154,11 +158,14 @@ class Reconciler:
             await asyncio.to_thread(self.heal_attachments)
             await asyncio.to_thread(self._settle_grants)
             due = [seconds, self._backoff.next_due(), None if self._probe_at else REPAIR_SECONDS]
+            ended = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(min(d for d in due if d is not None)):
                     await changed()
             except TimeoutError:
                 pass
+            # Each pod that starts or ends changes the hardware: many at once need no look each.
+            await asyncio.sleep(ended + PAUSE_SECONDS - asyncio.get_running_loop().time())
 
     async def _settle_leases_for_ever(self, seconds: float) -> None:
         while True:
@@ -211,7 +218,7 @@ class Reconciler:
 
     def pod_known(self, row: Attachment) -> bool | None:
         """Tell whether somebody knows a row's pod. kubelet lists a pod for as long as it counts."""
-        pods = None if self._claims is None else {(c.pod.namespace, c.pod.name) for c in self._claims}
+        pods = None if self._claims is None else {(c.pod.namespace, c.pod.name) for c in self._claims} | self._pods()
         if pods is not None and (row.owner.pod.namespace, row.owner.pod.name) in pods:
             return True
         if self._ask_runtime is None:

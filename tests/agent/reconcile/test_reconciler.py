@@ -109,6 +109,7 @@ class Scene:
         self.snapshot = Snapshot(boot_id="boot")
         self.ours: set[str] = {VF, OTHER_VF}
         self.sandboxes: Sequence[Sandbox] | Exception = ()
+        self.pods: frozenset[tuple[str, str]] = frozenset()
         self.complaints: list[str | None] = []
         self.reconciler = Reconciler(
             books,
@@ -119,6 +120,7 @@ class Scene:
             count=lambda action, reason: self.counted.append((action, reason)),
             snapshot=lambda: self.snapshot,
             ours=lambda: self.ours,
+            pods=lambda: self.pods,
             sandboxes=self._sandboxes,
             complain=self.complaints.append,
             clock=lambda: self.now,
@@ -402,3 +404,12 @@ def test_vfs_that_are_found_nowhere_are_looked_for_less_and_less_often(scene: Sc
     scene.snapshot = tiny_snapshot(2, in_pods=[0, 1])
     scene.reconciler.heal_attachments()
     assert scene.hands.looked_for[-1][0] == (VF, OTHER_VF)
+
+
+def test_a_pod_that_holds_nothing_of_ours_is_known_all_the_same(scene: Scene) -> None:
+    """Its device was named by somebody else, and kubelet counts it to no unit of ours."""
+    row = attach(scene.books, VF, owner("c1"))
+    scene.run_once()
+    assert scene.hands.pod_known(row) is False
+    scene.pods = frozenset({("default", "trainer")})
+    assert scene.hands.pod_known(row) is True
