@@ -78,7 +78,7 @@ def name_by_siblings(device: PciDevice, snapshot: Snapshot) -> str | None:
         if sibling is None or sibling.address == device.address or sibling.netdev is None:
             continue
         name, number = sibling.netdev.name, str(sibling.vf_index)
-        if may_be_strange(name):
+        if may_be_strange(name) or name == name_by_place(sibling.address):
             continue
         stems.add(name.removesuffix(number) if name.endswith(number) else None)
     stem = stems.pop() if len(stems) == 1 else None

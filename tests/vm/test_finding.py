@@ -50,10 +50,11 @@ def lose(folder: Path) -> None:
 
 
 def without_own(found: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what nobody can know any more: the MAC address that the VF's driver had chosen, and the
-    name that the kernel had: ethN, by the order of their coming."""
+    """Leave out what nobody can know any more: the MAC address that the driver had chosen, on either side, and
+    the name that the kernel had given: ethN, by the order of their coming."""
+    unknown = {"address": None, "ifname": None}
     return {
-        key: value if key.endswith("on its PF") else ({**value[0], "address": None, "ifname": None}, *value[1:])
+        key: {**value, **unknown} if key.endswith("on its PF") else ({**value[0], **unknown}, *value[1:])
         for key, value in found.items()
     }
 

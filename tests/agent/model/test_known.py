@@ -127,3 +127,8 @@ def test_siblings_that_do_not_agree_tell_nothing() -> None:
 
 def test_macs_of_vfs_are_no_identity() -> None:
     assert mac_of(0) not in identity_of(tiny_snapshot(1).by_address[vf(0)], tiny_snapshot(1))
+
+
+def test_a_name_that_was_made_up_of_a_place_tells_nothing_about_others() -> None:
+    snapshot = tiny_snapshot(3, names={0: "vf00003b002", 1: "dev7", 2: "eth4"})
+    assert name_by_siblings(snapshot.by_address[vf(1)], snapshot) is None
