@@ -97,10 +97,19 @@ def usual_name(
     told = name_by_siblings(device, snapshot) or udev.get("ID_NET_NAME") or udev.get("ID_NET_NAME_PATH")
     if told:
         return Usual(told[:MAX_NAME], Witness.NEIGHBOURS)
+    if _has_kernel_named_siblings(device, snapshot):
+        return Usual(name_by_place(device.address), Witness.NEIGHBOURS)
     pf = snapshot.pf_netdev(device)
     if pf is None or device.vf_index is None or _OF_KERNEL.fullmatch(pf.name):
         return Usual(name_by_place(device.address), Witness.GUESS)
     return Usual(f"{pf.name}v{device.vf_index}"[:MAX_NAME], Witness.GUESS)
+
+
+def _has_kernel_named_siblings(device: PciDevice, snapshot: Snapshot) -> bool:
+    """Tell whether another VF of the same PF is called ethN: nobody names VFs on this node, but pods do."""
+    pf = snapshot.parent(device)
+    siblings = (snapshot.by_address.get(a) for a in (pf.vfs if pf is not None else ()) if a != device.address)
+    return any(s is not None and s.netdev is not None and _OF_KERNEL.fullmatch(s.netdev.name) for s in siblings)
 
 
 def name_by_place(address: str) -> str:

@@ -107,7 +107,8 @@ def test_where_the_kernel_names_interfaces_the_number_of_a_vf_tells_nothing() ->
     pf = snapshot.by_address[PF]
     assert pf.netdev is not None
     named = replace(snapshot, devices=(replace(pf, netdevs=(replace(pf.netdev, name="eth0"),)), *snapshot.devices[1:]))
-    assert usual_name(named.by_address[vf(1)], named, None) == Usual("vf00003b003", GUESS)
+    assert usual_name(named.by_address[vf(1)], named, None) == Usual("vf00003b003", NEIGHBOURS)
+    assert is_strange("net1", usual_name(named.by_address[vf(1)], named, None))
     assert not is_strange("eth2", usual_name(named.by_address[vf(0)], named, None))
 
 
