@@ -19,20 +19,24 @@ from agent.errors import DeviceBusy, HardwareError
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link
 from agent.ledger import Ledger
-from agent.model.allocation import NetnsId, Owner
+from agent.model.allocation import NetnsId, Owner, Undo
 from agent.model.device import Snapshot
 from cni import foreign, foreign_lock
 from cni.adopted_undo import undo_of
 from cni.call import Call, request_of
 from cni.finding import NETNS_FOLDERS
 from cni.foreign import Record
-from cni.foreign_files import Unreadable, files_in
+from cni.foreign_files import Unreadable, boot_time, files_in
 from cni.locks import DeviceLocks
 
 NOWHERE = NetnsId(0, 0)
 """A namespace that is gone, or that nobody can name: then the device tells, see `cni.ailment`."""
 UNWRITTEN = "/nowhere/netns"
 """Stands for a path that nobody wrote down. Its folder is missing, so nobody concludes that the pod is gone."""
+BEFORE = "before"
+"""Stands for the ID of a boot that is over."""
+CLOCK_SECONDS = 300.0
+"""So far the clock may have been put right since the boot."""
 CNI_PATH = "/opt/cni/bin:/usr/lib/cni"
 LOCK_SECONDS = 2.0
 MAX_TOLD = 1024
@@ -165,8 +169,12 @@ class Adopter:
     def _write(self, record: Record, lock: Path) -> None:
         with self._whereabouts(record) as (path, descriptor):
             netns = namespaces.identity(descriptor) if descriptor is not None else NOWHERE
-            link = self._link(record, descriptor)
-            undo = undo_of(self._host, self._snapshot(), record, link, descriptor)
+            is_past = descriptor is None and self._is_past(record)
+            if is_past:
+                undo = Undo(record.netdev, record.mac or "", record.mtu or 0, up=False)
+            else:
+                link = self._link(record, descriptor)
+                undo = undo_of(self._host, self._snapshot(), record, link, descriptor)
         conf = record.conf
         call = Call(record.container_id, record.ifname, None, path, record.pod, record.cni_args, self._cni_path, conf)
         request = request_of(call, conf) | {
@@ -181,8 +189,26 @@ class Adopter:
             netns_path=path,
             request=request,
             result=record.result,
+            boot_id=BEFORE if is_past else None,
         )
-        log.warning("adopted %s; its pod is %s", record, f"at {path}" if netns != NOWHERE else "gone or hidden")
+        where = f"at {path}" if netns != NOWHERE else "of an earlier boot" if is_past else "gone or hidden"
+        log.warning("adopted %s; its pod is %s", record, where)
+
+    def _is_past(self, record: Record) -> bool:
+        """Tell whether what is at the address now cannot be what was given to the pod: that VF is no more.
+
+        Files outlive a reboot, and an address is a place: the next boot may have another VF there, which has
+        nothing of that pod, or an adapter that the node lives by.
+        """
+        facts = self._snapshot().by_address.get(record.device)
+        if facts is not None and not facts.is_vf:
+            return True
+        booted = boot_time(self._host.root)
+        try:
+            written = record.files[0].lstat().st_mtime
+        except OSError:
+            return False
+        return booted is not None and written < booted - CLOCK_SECONDS
 
     @contextmanager
     def _whereabouts(self, record: Record) -> Iterator[tuple[str, int | None]]:

@@ -55,3 +55,12 @@ def fields_of(file: Path) -> Fields | None:
         return Fields(decode(text, "the file"), what="the file", fold=True)
     except RequestInvalid as error:
         raise Unreadable(f"{file}: {error}") from error
+
+
+def boot_time(root: Path) -> float | None:
+    """Tell when the machine was booted, in seconds since the epoch; None if the kernel's word cannot be read."""
+    try:
+        lines = (root / "proc/stat").read_text().splitlines()
+    except OSError:
+        return None
+    return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)

@@ -46,7 +46,8 @@ class AttachmentBook(Database):
         """
 
         return self._insert(
-            AttachmentState.ATTACHING, owner, ifname, device, resource_name, undo, netns_path, request, durable
+            *(AttachmentState.ATTACHING, owner, ifname, device, resource_name, undo, netns_path, request, durable),
+            *(None, self.boot_id),
         )
 
     def adopt(
@@ -61,13 +62,16 @@ class AttachmentBook(Database):
         request: Mapping[str, Any],
         state: AttachmentState = AttachmentState.ATTACHED,
         result: Mapping[str, Any] | None = None,
+        boot_id: str | None = None,
     ) -> Attachment:
         """Write the row of a device that came into its pod by other hands, or before the books were lost.
 
         *attached* where its pod lives, *detaching* where only the undoing is left. In one step: a row that
-        a crash left *attaching* would be undone under the pod. Raises DeviceBusy as `begin_attach` does.
+        a crash left *attaching* would be undone under the pod. With another `boot_id` than the present one
+        the hardware is left alone. Raises DeviceBusy as `begin_attach` does.
         """
-        return self._insert(state, owner, ifname, device, resource_name, undo, netns_path, request, True, result)
+        boot = self.boot_id if boot_id is None else boot_id
+        return self._insert(state, owner, ifname, device, resource_name, undo, netns_path, request, True, result, boot)
 
     def _insert(
         self,
@@ -80,7 +84,8 @@ class AttachmentBook(Database):
         netns_path: str,
         request: Mapping[str, Any],
         durable: bool,
-        result: Mapping[str, Any] | None = None,
+        result: Mapping[str, Any] | None,
+        boot_id: str,
     ) -> Attachment:
         def write() -> Attachment:
             now = self._clock()
@@ -105,7 +110,7 @@ class AttachmentBook(Database):
                         json.dumps(undo.document()),
                         json.dumps(dict(request)),
                         json.dumps(dict(result)) if result is not None else None,
-                        self.boot_id,
+                        boot_id,
                         now,
                     ),
                 )
@@ -120,7 +125,7 @@ class AttachmentBook(Database):
                 resource_name=resource_name,
                 state=state,
                 undo=undo,
-                boot_id=self.boot_id,
+                boot_id=boot_id,
                 netns_path=netns_path,
                 request=dict(request),
                 result=dict(result) if result is not None else None,

@@ -22,7 +22,7 @@ from cni.adoption import Adopted, Adopter
 from cni.locks import DeviceLocks
 from tests.cni import tiny_node
 from tests.cni.old_plugins import CONTAINER, PLUGIN, SETTINGS, OldSriov, host_name
-from tests.cni.tiny_node import Rig, vf
+from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
 
 
 @pytest.fixture
@@ -312,6 +312,55 @@ def test_a_device_that_is_gone_leaves_nothing_behind(rig: Rig, old: OldSriov) ->
     assert rig.attachments.heal("0000:ff:00.1") == "owner-gone"
     assert rig.ledger.attachments() == ()
     assert not old.file().exists()
+
+
+def test_an_adapter_that_is_no_vf_is_not_touched_for_an_old_file(rig: Rig, old: OldSriov) -> None:
+    """Addresses are renumbered, and files stay: the node may live by what has the address now."""
+    subprocess.run(["ip", "link", "set", PF_NETDEV, "up"], check=True)
+    before = rig.machine.find_netdev(PF)
+    was = {"HostIFName": "gone1", "EffectiveMAC": "02:00:00:00:00:99", "MTU": 1400}
+    old.write(CONTAINER, "net1", {**PLUGIN, "deviceID": PF, "VFID": 0, "OrigVfState": was})
+    assert adopt(rig).devices == (PF,)
+    assert rig.attachments.heal(PF) == "rebooted"
+    after = rig.machine.find_netdev(PF)
+    assert before is not None
+    assert after is not None
+    assert (after.name, after.mac, after.mtu, after.up) == (before.name, before.mac, before.mtu, True)
+    assert rig.ledger.attachments() == ()
+    assert not old.file().exists()
+
+
+def test_a_file_of_an_earlier_boot_touches_no_vf_of_this_one(rig: Rig, old: OldSriov) -> None:
+    """Its addresses are given back. What the VF has now it has from this boot."""
+    pod = rig.pod()
+    conf = {**PLUGIN, "ipam": rig.ipam()}
+    with rig.call(CONTAINER, pod, conf) as call:
+        _lease(call.cni_path, CONTAINER, str(pod), conf)
+    (rig.machine.root / "proc/stat").write_text("cpu 1 2 3\nbtime 1700000000\n")
+    subprocess.run(["ip", "link", "set", host_name(), "up"], check=True)
+    before = rig.found()
+    was = {"HostIFName": "former1", "EffectiveMAC": "02:00:00:00:00:99", "MTU": 1400, "VlanProto": 0x8100}
+    document = {**PLUGIN, "deviceID": vf(0), "VFID": 0, "Master": PF_NETDEV, "OrigVfState": was}
+    file = old.write(CONTAINER, "net1", {**document, "ipam": {"type": "host-local"}})
+    old.remember_call(conf, {"cniVersion": "1.0.0"})
+    os.utime(file, (1690000000, 1690000000))
+    old.write_path(0, "/run/netns/gone")
+    assert adopt(rig).devices == (vf(0),)
+    assert rig.attachments.heal(vf(0)) == "rebooted"
+    assert rig.found() == before
+    rig.attachments.settle_leases()
+    assert rig.leases() == []
+    assert adopt(rig) == Adopted()
+
+
+def test_a_pod_that_lives_is_of_this_boot_whatever_the_clock_said(rig: Rig, old: OldSriov) -> None:
+    (rig.machine.root / "proc/stat").write_text("btime 1700000000\n")
+    pod = rig.pod()
+    old.add(pod)
+    os.utime(old.file(), (1, 1))
+    assert adopt(rig).devices == (vf(0),)
+    assert rig.attachments.heal(vf(0)) is None
+    assert rig.in_pod(pod) is not None
 
 
 KILLED = """
