@@ -34,7 +34,7 @@ def add(command: Added) -> None:
     """Add the commands to a command line."""
     text = "put the CNI relay where the container runtime looks for plugins, and into its network if asked"
     parser = command("install-cni", _install, text)
-    parser.add_argument("--relay", type=Path, default=DEFAULT_RELAY, help="default: %(default)s")
+    parser.add_argument("--relay", type=Path, default=DEFAULT_RELAY, help="the program (default: %(default)s)")
     _add_places(parser)
     parser.add_argument("--create", action="store_true", help="make the target folder if it is missing")
     parser.add_argument(
@@ -77,7 +77,9 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("NODEFABRIC_INSTANCE", install.DEFAULT_INSTANCE),
         help="whose installation this is (default: %(default)s)",
     )
-    parser.add_argument("--force", action="store_true", help="take over what others put there; it is set aside")
+    parser.add_argument(
+        "--force", action="store_true", help="take over another instance's installation; set others' plugins aside"
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -90,14 +92,14 @@ def _install(options: argparse.Namespace) -> int:
     wanted = Installation(
         options.relay, options.target, options.replace, options.instance, options.force, options.create
     )
+    if options.chain and not options.conf_dir.is_dir():
+        raise ConfigError(str(options.conf_dir), ["is no folder: name the one that the runtime uses with --conf-dir"])
     changed = install.install(wanted)
-    print(f"{options.target}: {_said(changed, 'is installed', 'this relay is there already')}")
+    print(f"{options.target}: {_said('installed', changed, 'this relay is there already')}")
     if options.conflist is not None:
         done = install.put_conflist(options.conflist, options.conf_dir, force=options.force)
         there = options.conf_dir / options.conflist.name
         print(f"{there}: {'is in place' if done else 'is there already'}")
-    if options.chain and not options.conf_dir.is_dir():
-        raise ConfigError(str(options.conf_dir), ["is no folder: name the one that the runtime uses with --conf-dir"])
     if options.watch:
         logs.configure(sys.stderr, "INFO", "auto")
         signal.signal(signal.SIGTERM, _end)
@@ -133,6 +135,7 @@ def _watch(options: argparse.Namespace, wanted: Installation) -> NoReturn:
 
 
 def _remove(options: argparse.Namespace) -> int:
+    install.see_owner(options.target, instance=options.instance, force=options.force)  # the networks are that one's too
     if options.conflist is not None and options.conf_dir.is_dir():
         done = install.remove_conflist(options.conf_dir, options.conflist.name)
         print(f"{options.conf_dir / options.conflist.name}: {'is removed' if done else 'was not there'}")
@@ -140,12 +143,12 @@ def _remove(options: argparse.Namespace) -> int:
         for name in chain.unchain(options.conf_dir):
             print(f"{options.conf_dir / name}: nodefabric is taken out")
     changed = install.remove(options.target, instance=options.instance, force=options.force)
-    print(f"{options.target}: {_said(changed, 'is removed', 'there was no relay')}")
+    print(f"{options.target}: {_said('removed', changed, 'there was no relay')}")
     return 0
 
 
-def _said(changed: tuple[str, ...], verb: str, otherwise: str) -> str:
-    return f"{', '.join(changed)} {verb}" if changed else otherwise
+def _said(verb: str, changed: tuple[str, ...], otherwise: str) -> str:
+    return f"{verb} {', '.join(changed)}" if changed else otherwise
 
 
 def _await_agent(path: Path, seconds: float | None) -> None:

@@ -114,6 +114,13 @@ def remove(
         return tuple(name for name in changed if name != MARKER)
 
 
+def see_owner(target: Path, *, instance: str, force: bool = False) -> None:
+    """Raise InstallFailed if another instance installed what is in a plugin folder."""
+    if target.exists():
+        with locked(target, remedy=REMEDY, step=unobserved) as folder:
+            _claim(folder, instance, force=force)
+
+
 def put_conflist(source: Path, configurations: Path, *, force: bool = False, step: Step = unobserved) -> bool:
     """Put a conflist of one's own where the runtime reads it. Returns False if it is there already.
 
@@ -169,7 +176,9 @@ def _read_relay(relay: Path) -> bytes:
         with relay.open("rb") as file:
             content = file.read(MAX_RELAY_BYTES + 1)
     except OSError as error:
-        raise InstallFailed(f"{relay}: {error.strerror}: build the relay first, or name it with --relay") from error
+        raise InstallFailed(
+            f"{relay}: {error.strerror}: build the relay first (make shim), or name it with --relay"
+        ) from error
     if not content.startswith(b"\x7fELF") or len(content) > MAX_RELAY_BYTES:
         raise InstallFailed(f"{relay} is not the relay: not an executable of at most {MAX_RELAY_BYTES >> 20} MiB")
     return content

@@ -60,7 +60,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_everything_is_put_there_and_taken_away_again(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
     host.network.write_text(CONFLIST)
-    for said in ("nodefabric, sriov is installed", "this relay is there already"):
+    for said in ("installed nodefabric, sriov", "this relay is there already"):
         assert main(host.arguments("install-cni", "--chain", "--replace", "sriov")) == 0
         assert said in capsys.readouterr().out
     assert host.types == ["ptp", "nodefabric"]
@@ -100,6 +100,20 @@ def test_what_goes_wrong_has_a_status_and_a_reason(
     (host.bin / MARKER).write_text('{"instance": "nodefabric", "replaced": []}')
     assert main(host.arguments("install-cni", *arguments)) == status
     assert said in capsys.readouterr().err
+
+
+def test_the_removal_by_another_instance_touches_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    host.network.write_text(CONFLIST)
+    assert main(host.arguments("install-cni", "--chain")) == 0
+    assert main(host.arguments("remove-cni", "--instance", "other")) == 1
+    assert "installed by instance 'nodefabric'" in capsys.readouterr().err
+    assert host.types == ["ptp", "nodefabric"]
+    assert (host.bin / "nodefabric").exists()
+
+
+def test_nothing_is_put_there_where_the_network_cannot_be_joined(host: Host) -> None:
+    assert main(host.arguments("install-cni", "--chain", "--conf-dir", "/nowhere")) == 2
+    assert list(host.bin.iterdir()) == []
 
 
 def test_without_an_agent_the_plugin_is_not_chained_in(
