@@ -1,8 +1,4 @@
-"""The command line.
-
-Exit statuses: 0 done, 1 something failed, 2 the configuration or the command line is wrong,
-3 the agent does not answer, 4 a pod may still use the device.
-"""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent import config as configuration
 from agent import logs
-from agent.errors import AgentError, ConfigError, InUse, Unavailable
+from agent.errors import AgentError, ConfigError, InUse, RequestInvalid, Unavailable
 from cni import commands as commands_of_cni
 from cni.commands import DEFAULT_RELAY
 
@@ -37,6 +33,10 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG = Path("/etc/nodefabric/config.yaml")
 DONE, FAILED, WRONG_INPUT, NO_ANSWER, IN_USE = 0, 1, 2, 3, 4
+EXIT_STATUSES = (
+    "Exit statuses: 0 done, 1 something failed, 2 the configuration or the command line is wrong,"
+    " 3 the agent does not answer, 4 a pod may still use the device."
+)
 SHOWN_DEVICES = 8
 """check-config names as many per line; its JSON names all."""
 STOP_SECONDS = 1.8
@@ -60,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InUse as error:
         print(f"nodefabric: {error}", file=sys.stderr)
         return IN_USE
+    except RequestInvalid as error:
+        print(f"nodefabric: {error}", file=sys.stderr)
+        return WRONG_INPUT
     except AgentError as error:
         print(f"nodefabric: {error}", file=sys.stderr)
         return FAILED
@@ -71,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="nodefabric", description="Kubernetes node agent for RDMA, SR-IOV and GPUs")
+    parser = argparse.ArgumentParser(
+        prog="nodefabric", description="Kubernetes node agent for RDMA, SR-IOV and GPUs", epilog=EXIT_STATUSES
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and end")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -82,10 +87,11 @@ def _parser() -> argparse.ArgumentParser:
 
     run = command("run", _run, "run the agent")
     _add_config(run)
-    _add_hardware(run)
+    _add_host(run)
     run.add_argument("--kubeconfig", type=Path, help="API server to publish to (default: the pod's own account)")
-    run.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
-    run.add_argument("--log-format", default="auto", choices=("auto", "json", "text"))
+    levels, formats = ("DEBUG", "INFO", "WARNING", "ERROR"), ("auto", "json", "text")
+    run.add_argument("--log-level", default="INFO", choices=levels, help="default: %(default)s")
+    run.add_argument("--log-format", default="auto", choices=formats, help="auto: text on a terminal, else JSON")
 
     demo = command("demo", _demo, "show the main job on a simulated node")
     demo.add_argument(
@@ -99,11 +105,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_output(status)
 
     release = command("release", _release, "give a device back that is stuck or in quarantine")
-    release.add_argument("device", help="PCI address, or name of the interface in the host")
+    release.add_argument("device", metavar="DEVICE", help="PCI address, or name of the interface in the host")
     release.add_argument("--reason", required=True, help="why; it is logged")
     release.add_argument("--force", action="store_true", help="also take it from a pod, or forget what does not come")
     _add_config(release)
-    _add_hardware(release)
+    _add_host(release)
     _add_output(release)
 
     topology = command("topology", _topology, "show how near GPUs and NICs are to each other")
@@ -111,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_output(topology)
 
     check = command("check-config", _check_config, "check a configuration and show what it selects on this node")
-    check.add_argument("file", type=Path)
+    check.add_argument("file", type=Path, metavar="FILE", help="the configuration, YAML")
     _add_hardware(check)
     _add_output(check)
 
@@ -125,24 +131,33 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="default: %(default)s")
 
 
-def _add_hardware(parser: argparse.ArgumentParser) -> None:
+def _add_host(parser: argparse.ArgumentParser) -> Any:
+    """Add the options of commands that change what they find: a recorded node is only to look at."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--root", type=Path, default=Path("/"), help="where /sys, /proc and /dev are (default: /)")
-    where.add_argument("--node", help="a recorded node instead of this machine: its name, or a file")
-    where.add_argument("--simulate", type=Path, help="folder of a simulated node (see agent.sim.machine)")
+    where.add_argument("--simulate", type=Path, metavar="FOLDER", help="a simulated node, as the demo makes one")
+    return where
+
+
+def _add_hardware(parser: argparse.ArgumentParser) -> None:
+    _add_host(parser).add_argument("--node", help="a recorded node instead of this machine: its name, or a file")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", "-o", choices=("text", "json"), default="text")
+    parser.add_argument("--output", "-o", choices=("text", "json"), default="text", help="default: %(default)s")
 
 
 def _host(options: argparse.Namespace) -> Host:
     if options.simulate is not None:
         from agent.sim.machine import SimulatedMachine
 
+        if not (options.simulate / "gpus.json").is_file():
+            raise ConfigError(str(options.simulate), ["is no simulated node: recorded ones are named with --node"])
         return SimulatedMachine.open(options.simulate)
     from agent.hardware.machine import Machine
 
+    if not (options.root / "sys").is_dir():
+        raise ConfigError(str(options.root), ["has no folder sys: name one that holds sys, proc and dev with --root"])
     return Machine.open(options.root, api_server=_address(os.environ.get("KUBERNETES_SERVICE_HOST", "")))
 
 
@@ -196,7 +211,10 @@ def _demo(options: argparse.Namespace) -> int:
     from agent import demo
 
     if not options.relay.is_file():
-        raise ConfigError(str(options.relay), ["is not there: build the CNI relay, or name it with --relay"])
+        raise ConfigError(
+            str(options.relay),
+            ["is not there: `make demo` builds the CNI relay and names it; else name it with --relay"],
+        )
     if not options.inside:
         demo.enter_namespaces(["--node", options.node, "--relay", str(options.relay)])
     return demo.run(options.node, options.relay)
@@ -220,8 +238,9 @@ def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, A
     from agent.ledger import lock, reading
     from agent.main import agent_version, node_name
 
-    runs = lock.is_claimed(config.state_dir)
-    problem = f"{'runs, but does not answer' if runs else 'does not run; this is what its books hold'}: {error}"
+    problem = f"does not run; this is what its books hold ({config.ledger_path})"
+    if lock.is_claimed(config.state_dir):
+        problem = f"runs, but does not answer; this is what its books hold: {error}"
     found = reading.read(config.ledger_path)
     return status.without_agent(found, node=node_name(), version=agent_version(), problem=problem)
 

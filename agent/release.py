@@ -15,7 +15,7 @@ from agent import admin
 from agent.clients.cri import ContainerRuntime
 from agent.clients.kubelet import PodResources
 from agent.config import Config
-from agent.errors import AgentError, InUse, LedgerInUse, RequestInvalid, Unavailable
+from agent.errors import AgentError, InUse, LedgerInUse, RequestInvalid, Unavailable, UnknownDevice
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.ledger.lock import claim
@@ -80,6 +80,8 @@ def release(config: Config, wish: Wish, open_host: Callable[[], Host]) -> str:
         return admin.ask(config.admin_socket, request(wish))
     except Unavailable as error:
         no_answer = error
+        if not config.ledger_path.exists():
+            raise UnknownDevice(f"no agent has been here: {config.ledger_path} is not there, and {error}") from error
     except admin.RequestRefused as error:
         raise (InUse(str(error)) if error.told_reason == InUse.reason else error) from error
     try:

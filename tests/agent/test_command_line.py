@@ -51,3 +51,29 @@ def test_a_wrong_config_ends_with_status_2_and_every_problem(
 def test_an_unknown_node_ends_with_status_2_and_the_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topology", "--node", "nowhere"]) == 2
     assert "h100-8gpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--root", "--simulate"])
+def test_a_folder_that_is_no_host_ends_with_status_2(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topology", option, "/nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("/nowhere: ")
+
+
+@pytest.mark.parametrize("command", [["run"], ["release", "0000:00:00.0", "--reason", "a test"]])
+def test_what_changes_a_host_takes_no_recorded_one(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--node", "one-nic"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --node" in capsys.readouterr().err
+
+
+def test_release_leaves_a_host_alone_that_never_had_an_agent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{{stateDir: {tmp_path}/state, runDir: {tmp_path}/run}}")
+    assert main(["release", "0000:00:00.0", "--reason", "a test", "--config", str(path)]) == 1
+    assert f"{tmp_path}/state/ledger.db is not there" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path]
+    assert main(["release", "0000:00:00.0", "--reason", " ", "--config", str(path)]) == 2
+    assert "reason must say why" in capsys.readouterr().err
