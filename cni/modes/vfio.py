@@ -99,10 +99,12 @@ def _require_reset(host: Host, device: str) -> None:
         methods = (folder / "reset_method").read_text().split()
     except OSError:
         if not (folder / "reset").exists():
-            raise HardwareError(f"{device} cannot be reset: leave function_reset out") from None
+            raise HardwareError(f"{device} cannot be reset: leave functionReset out") from None
         return
     if not {"flr", "af_flr", "device_specific"} & set(methods):
-        raise HardwareError(f"{device} has no function-level reset, only {' '.join(methods) or 'none'}: leave it out")
+        raise HardwareError(
+            f"{device} has no function-level reset, only {' '.join(methods) or 'none'}: leave functionReset out"
+        )
 
 
 def _reset_function(host: Host, device: str) -> None:
