@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from agent.errors import HardwareError
@@ -29,3 +30,10 @@ def bind(root: Path, device: str, driver: str) -> None:
             raise HardwareError(
                 f"{device} cannot be bound to {driver}: {error.strerror}; look at the kernel's log (dmesg)"
             ) from error
+
+
+def require_writable(root: Path, what: str) -> None:
+    """Raise HardwareError where sysfs is read-only, as in most containers, before anything begins."""
+    path = root / "sys/bus/pci"
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise HardwareError(f"{path} is read-only, and {what} writes there: add daemonset/components/sysfs")

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from agent.errors import HardwareError
+from agent.hardware import binding
 from agent.hardware.host import Host, Link
 from agent.model.allocation import Undo
 from cni.modes import pf, rdma
@@ -36,6 +37,7 @@ def recorded(host: Host, device: str, vf_index: int) -> dict[str, object]:
     bound = pf.driver(host, device)
     if bound is None:
         raise HardwareError(f"{device} has no driver that could take a GUID: bind it to one")
+    binding.require_writable(host.root, "binding a VF anew for its GUID")
     found = host.vf_control.guids(uplink.name, vf_index)
     return {"guids": list(found or (NONE, NONE)), "driver": bound}
 

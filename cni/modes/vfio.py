@@ -10,6 +10,7 @@ import logging
 from pathlib import Path
 
 from agent.errors import DeviceGone, HardwareError
+from agent.hardware import binding
 from agent.hardware.host import Host
 from agent.model.allocation import Attachment, Undo
 from agent.model.device import Snapshot, drives_for_programs
@@ -38,6 +39,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     if conf.mtu is not None or conf.altnames:
         log.info("%s has no interface: MTU and names are up to the program that drives it", device)
     if conf.function_reset:
+        binding.require_writable(host.root, "functionReset")
         _require_reset(host, device)
     undo = Undo("", "", 0, up=False, mode="vfio", extra={"function_reset": conf.function_reset})
     if not conf.settings.is_empty:

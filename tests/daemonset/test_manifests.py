@@ -160,6 +160,17 @@ def test_the_component_that_chains_works_on_the_host_paths_of_the_base() -> None
     assert container["name"] not in {c["name"] for c in daemonset()["containers"]}
 
 
+def test_the_component_for_writes_to_sysfs_adds_a_volume_to_the_agent_of_the_base() -> None:
+    (component,) = documents(FOLDER / "components/sysfs/kustomization.yaml")
+    (patch,) = component["patches"]
+    (document,) = yaml.safe_load_all(patch["patch"])
+    spec = document["spec"]["template"]["spec"]
+    (container,), (volume,) = spec["containers"], spec["volumes"]
+    assert container["name"] == agent_container()["name"]
+    assert volume["name"] not in {v["name"] for v in daemonset()["volumes"]}
+    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": volume["hostPath"]["path"]}]
+
+
 def test_what_removes_undoes_what_the_base_and_the_component_did() -> None:
     (kustomization,) = documents(FOLDER / "remove/kustomization.yaml")
     (base,) = documents(BASE / "kustomization.yaml")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from agent.errors import HardwareError
 from agent.hardware import binding
+from tests import sandbox
 
 VF = "0000:3b:00.2"
 
@@ -50,3 +52,13 @@ def test_what_is_bound_already_is_success(root: Path) -> None:
     (root / "sys/bus/pci/drivers/mlx5_core/unbind").mkdir()
     with pytest.raises(HardwareError, match="cannot be unbound from its driver"):
         binding.unbind(root, VF)
+
+
+def test_a_read_only_sysfs_is_refused_before_anything_begins(root: Path) -> None:
+    binding.require_writable(root, "a test")
+    with sandbox.mounts():
+        pci = root / "sys/bus/pci"
+        subprocess.run(["mount", "--bind", pci, pci], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,ro", pci], check=True)
+        with pytest.raises(HardwareError, match=f"{pci} is read-only, and a test writes there: add daemonset/"):
+            binding.require_writable(root, "a test")
