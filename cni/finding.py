@@ -136,11 +136,15 @@ class Finder:
             self._ledger.name_owner(row, owner, request_of(call, conf))
 
     def under_a_strange_name(self, device: str, known: KnownDevice | None) -> bool:
-        """Give a row to a VF that came back under a pod's name, so that it is put back. False if it is not so."""
+        """Give a row to a VF that came back under a pod's name, so that it is put back. False if it is not so.
+
+        Who comes back is down (net/core/dev.c, __dev_change_net_namespace). One that is up has a use in the host,
+        and its name is somebody's choice.
+        """
         with self._locks.hold([device], seconds=0.2):
             facts = self._snapshot().by_address.get(device)
             link = self._host.find_netdev(device)
-            if facts is None or link is None or self._ledger.attachment_on(device) is not None:
+            if facts is None or link is None or link.up or self._ledger.attachment_on(device) is not None:
                 return False
             usual = usual_name(facts, self._snapshot(), self._name_in(known), self.udev(link.ifindex))
             if not is_strange(link.name, usual):

@@ -53,14 +53,15 @@ def is_strange(name: str, usual: Usual) -> bool:
     """Tell whether an interface has the name of another life.
 
     dev<index> is never given otherwise. Any other name may be somebody's choice, an administrator's or
-    udev's, or the kernel's own (eth<n>): then only a good witness makes it strange.
+    udev's, or the kernel's own (eth<n>): then only a good witness makes it strange. Where the kernel names VFs,
+    it does so by the order of their coming, which is another each time that a driver is bound.
     """
     if name == usual.name:
         return False
     if _LEFT_OVER.fullmatch(name):
         return True
     if _OF_KERNEL.fullmatch(name):
-        return usual.witness is Witness.MEMORY
+        return usual.witness is Witness.MEMORY and not _OF_KERNEL.fullmatch(usual.name)
     return bool(_OF_PODS.fullmatch(name)) and usual.witness is not Witness.GUESS
 
 

@@ -136,6 +136,15 @@ def test_a_vf_that_came_back_under_a_pods_name_is_put_back(lost: Callable[..., R
     assert rig.ledger.attachments() == ()
 
 
+def test_a_vf_that_is_up_in_the_host_has_the_name_that_somebody_chose(rig: Rig) -> None:
+    """An administrator may call his VFs net1 too; all witnesses are then against him."""
+    link = netdev(0)
+    subprocess.run(["ip", "link", "set", link, "name", "net1"], check=True)
+    subprocess.run(["ip", "link", "set", "net1", "up"], check=True)
+    assert not finder(rig).under_a_strange_name(vf(0), known(0))
+    assert rig.ledger.attachments() == ()
+
+
 def test_a_vf_under_its_own_name_or_with_a_row_is_left_alone(rig: Rig) -> None:
     assert not finder(rig).under_a_strange_name(vf(0), known(0))
     pod = rig.pod()

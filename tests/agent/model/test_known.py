@@ -81,6 +81,8 @@ MEMORY, NEIGHBOURS, GUESS = Witness.MEMORY, Witness.NEIGHBOURS, Witness.GUESS
         ("eth4", "ens1f0v0", NEIGHBOURS, False),
         ("eth4", "ens1f0v0", MEMORY, True),
         ("eth0", "eth0", MEMORY, False),
+        ("eth4", "eth3", MEMORY, False),  # all VFs were bound anew
+        ("net1", "eth3", MEMORY, True),
         ("storage", "ens1f0v0", MEMORY, False),
         ("device7", "ens1f0v0", MEMORY, False),
     ],
