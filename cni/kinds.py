@@ -41,6 +41,20 @@ _FOREIGN = frozenset(
 _EFFECTLESS = frozenset(
     ("mtu", "pkey", "master", "vfid", "dpdkmode", "contifnames", "vlan_trunk", "ibkubernetesenabled")
 )
+_HEEDED_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "master": ("nic", "ipoib", "macvlan"),
+        "mac": ("vf", "nic", "macvlan"),
+        "rdma": ("vf", "nic"),
+        "pkey": ("vf", "ipoib"),
+        "macvlanMode": ("macvlan",),
+        **dict.fromkeys(("guid", "vfio", "functionReset", "spoofchk", "trust", "link_state"), ("vf",)),
+        **dict.fromkeys(("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate"), ("vf",)),
+    }
+)
+"""Key → the modes that heed it; a key that is not here has a meaning in all of them."""
+_OFF_ANYWHERE = frozenset(("rdma", "functionReset"))
+"""To switch these off asks for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,41 +111,17 @@ def _own(fields: Fields, runtime: Fields, args: Fields) -> Wanted:
         altnames=_altnames(fields),
         macvlan_mode=fields.word("macvlanMode", MACVLAN_MODES) or "bridge",
     )
-    _refuse_misplaced(found, fields)
+    _refuse_misplaced(found.mode, fields)
     return found
 
 
-def _refuse_misplaced(found: Wanted, fields: Fields) -> None:
+def _refuse_misplaced(mode: str, fields: Fields) -> None:
     """Raise RequestInvalid for a key that the mode cannot heed: nobody would notice that it is not in force."""
-    settings = found.settings
-    given: dict[str, tuple[bool, tuple[str, ...]]] = {
-        "master": (found.master is not None, ("nic", "ipoib", "macvlan")),
-        "guid": (fields.guid("guid") is not None, ("vf",)),
-        "pkey": (found.pkey is not None, ("vf", "ipoib")),
-        "vfio": (found.vfio is not None, ("vf",)),
-        "functionReset": (found.function_reset, ("vf",)),
-        "rdma": (bool(found.rdma), ("vf", "nic")),
-        "macvlanMode": (fields.document.get("macvlanMode") not in (None, ""), ("macvlan",)),
-        "mac": (settings.mac is not None, ("vf", "nic", "macvlan")),
-    }
-    given |= {
-        key: (getattr(settings, name) is not None, ("vf",))
-        for key, name in (
-            ("vlan", "vlan"),
-            ("vlanQoS", "vlan_qos"),
-            ("vlanProto", "vlan_proto"),
-            ("min_tx_rate", "min_tx_rate"),
-            ("max_tx_rate", "max_tx_rate"),
-            ("spoofchk", "spoofchk"),
-            ("trust", "trust"),
-            ("link_state", "link_state"),
-        )
-    }
-    for key, (is_given, modes) in given.items():
-        if is_given and found.mode not in modes:
-            raise RequestInvalid(
-                f"{key} has no effect in mode {found.mode}, only in {' and '.join(modes)}: leave it out"
-            )
+    for key, value in fields.document.items():
+        modes = _HEEDED_IN.get(key, MODES)
+        asks = value is not None and value != "" and not (value is False and key in _OFF_ANYWHERE)
+        if asks and mode not in modes:
+            raise RequestInvalid(f"{key} has no effect in mode {mode}, only in {' and '.join(modes)}: leave it out")
 
 
 def _sriov(fields: Fields, runtime: Fields, args: Fields) -> Wanted:
