@@ -94,3 +94,16 @@ def is_at(netns: NetnsId, path: str) -> bool:
     except OSError:
         return False
     return NetnsId(status.st_dev, status.st_ino) == netns
+
+
+def is_hidden(netns: NetnsId, path: str) -> bool:
+    """Tell whether nobody here can say if a namespace still is at its path.
+
+    Gone, in a folder that is seen, means that the runtime has removed it. A plain file there is one whose mount
+    did not reach this process (mount propagation is off).
+    """
+    bound = Path(path)
+    try:
+        return bound.stat().st_dev != netns.device
+    except OSError:
+        return not bound.parent.exists() and bound.parts[:2] != ("/", "proc")

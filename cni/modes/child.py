@@ -11,6 +11,7 @@ import hashlib
 from dataclasses import replace
 
 from agent.errors import DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
+from agent.hardware import netns as namespaces
 from agent.hardware.host import Child, Host, Link
 from agent.model.allocation import Attachment, Undo, VfSettings
 from cni.modes import moving
@@ -94,6 +95,11 @@ def find(host: Host, attachment: Attachment, netns: int) -> Link | None:
     if not undo.mac:
         return None
     return next((link for link in host.links.listed(netns) if link.kind == kind and link.mac == undo.mac), None)
+
+
+def away(attachment: Attachment) -> bool:
+    """Tell whether the namespace, with which the child ends, cannot be judged from here: its pod may live."""
+    return namespaces.is_hidden(attachment.owner.netns, attachment.netns_path)
 
 
 def differences(host: Host, attachment: Attachment, netns: int) -> list[str]:

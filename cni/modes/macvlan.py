@@ -54,8 +54,8 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
 
 
 def away(host: Host, attachment: Attachment) -> bool:
-    """Nothing of the host's is in the pod."""
-    return False
+    """Tell whether the pod's namespace, with which it ends, cannot be judged from here."""
+    return child.away(attachment)
 
 
 def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:

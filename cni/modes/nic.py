@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 
 from agent.errors import DeviceGone, HardwareError, RequestInvalid
+from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link, LinkChange, Route
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import Snapshot, is_pci_address
@@ -154,10 +155,14 @@ def _known(links: Sequence[Link], undo: Undo, names: Collection[str]) -> Link | 
 
 
 def away(host: Host, attachment: Attachment) -> bool:
-    """Tell whether the interface is not back: only a namespace that lives can keep it, if it is of hardware."""
-    device = attachment.device
+    """Tell whether the interface is not back: only a namespace that lives can keep it, if it is of hardware.
+
+    One of software ends with its namespace, so what can be seen of that tells.
+    """
+    device, undo = attachment.device, attachment.undo
     if not is_pci_address(device):
-        return False
+        is_back = _where(host, device, attachment.ifname, undo).home() is not None
+        return not is_back and namespaces.is_hidden(attachment.owner.netns, attachment.netns_path)
     return pf.exists(host, device) and host.find_netdev(device) is None and pf.can_have_interface(host, device)
 
 

@@ -7,10 +7,10 @@ whose it is. The character device reaches the container by kubelet's grant.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from agent.errors import DeviceGone, HardwareError
 from agent.hardware import binding
+from agent.hardware import netns as namespaces
 from agent.hardware.host import Host
 from agent.model.allocation import Attachment, Undo
 from agent.model.device import Snapshot, drives_for_programs
@@ -72,14 +72,9 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
 def away(host: Host, attachment: Attachment) -> bool:
     """Tell whether the pod's namespace cannot be judged from here.
 
-    No interface tells whether it lives, so its path must: gone, in a folder that is seen, means that the runtime
-    has removed it. A plain file there is one whose mount did not reach this process (mount propagation is off).
+    No interface tells whether it lives, so its path must.
     """
-    path = Path(attachment.netns_path)
-    try:
-        return path.stat().st_dev != attachment.owner.netns.device
-    except OSError:
-        return not path.parent.exists() and path.parts[:2] != ("/", "proc")
+    return namespaces.is_hidden(attachment.owner.netns, attachment.netns_path)
 
 
 def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:

@@ -158,6 +158,26 @@ def test_a_name_that_is_taken_is_told_and_the_other_stays(macvlans: tuple[Rig, K
     assert rig.ledger.attachments() == ()
 
 
+@pytest.mark.parametrize("what", ["plain file", "folder gone"])
+def test_a_pod_whose_namespace_cannot_be_seen_from_here_keeps_its_addresses(
+    macvlans: tuple[Rig, Kernel], what: str
+) -> None:
+    """The runtime's folder is not mounted here, or without what is mounted in it: the pod may live, and its lease."""
+    rig, _ = macvlans
+    folder = rig.folder / "netns"
+    folder.mkdir()
+    pod = rig.pod("netns/one")
+    rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV, ipam=rig.ipam())
+    ((device, leases),) = [(row.device, rig.leases()) for row in rig.ledger.attachments()]
+    rig.remove(pod)
+    if what == "plain file":
+        pod.touch()
+    else:
+        folder.rmdir()
+    assert rig.attachments.heal(device) is None
+    assert rig.leases() == leases
+
+
 def test_del_after_the_namespace_is_gone_drops_the_row(macvlans: tuple[Rig, Kernel]) -> None:
     rig, _ = macvlans
     pod = rig.pod()
