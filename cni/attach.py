@@ -66,15 +66,16 @@ class Attaching:
         """Attach the call's devices and return the CNI result. The same ADD again answers the same."""
         if call.netns is None:
             raise RequestInvalid("ADD came without a network namespace")
-        targets = self._targets(call)
-        if not targets:
-            if call.conf.prev_result is None:
-                raise RequestInvalid(
-                    "deviceID is missing: name a VF, let Multus do so, or chain this plugin after the pod's network"
-                )
-            return call.conf.prev_result
-        owner = Owner(call.container_id, call.ifname, call.pod, namespaces.identity(call.netns))
+        # Before kubelet is asked, which takes its time: a DEL that comes meanwhile finds no row.
         with self._detaching.underway.add(call.container_id, call.ifname) as mark:
+            targets = self._targets(call)
+            if not targets:
+                if call.conf.prev_result is None:
+                    raise RequestInvalid(
+                        "deviceID is missing: name a VF, let Multus do so, or chain this plugin after the pod's network"
+                    )
+                return call.conf.prev_result
+            owner = Owner(call.container_id, call.ifname, call.pod, namespaces.identity(call.netns))
             return self._add(call, owner, targets, mark)
 
     def _add(self, call: Call, owner: Owner, targets: tuple[Target, ...], mark: Mark) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 
 from agent.errors import AgentError, DeviceBusy
 from agent.hardware.host import Link, LinkChange
+from agent.model.allocation import PodRef
 from agent.sim.machine import SimulatedMachine
+from cni.attachment import Attachments, GrantedDevice
 from cni.underway import Underway
 from tests.cni import tiny_node
 from tests.cni.tiny_node import Rig, open_rig, until, vf
@@ -109,6 +112,27 @@ def test_a_del_before_the_add_has_written_its_row_makes_the_add_undo_itself(own_
         assert "DEL of c1 net1 came while its ADD was under way" in str(errors[0])
         rig.await_back()
         assert (rig.found(), rig.leases(), rig.ledger.owed_leases()) == (before, [], ())
+
+
+def test_a_del_while_kubelet_is_asked_makes_the_add_undo_itself(rig: Rig) -> None:
+    """The runtime has given the ADD up, and will not come again."""
+    pod, before = rig.pod(), rig.found()
+
+    def granted(of: PodRef) -> Sequence[GrantedDevice]:
+        with rig.call("c1", pod, {}, "eth0") as call:
+            attachments.delete(call)
+        return (GrantedDevice(vf(0), "rdma/vf", {"ipam": rig.ipam()}),)
+
+    attachments = Attachments(rig.machine, rig.ledger, rig.machine.scan, granted)
+    try:
+        with (
+            rig.call("c1", pod, {"prevResult": {"cniVersion": "1.0.0"}}, "eth0") as call,
+            pytest.raises(DeviceBusy, match="DEL of c1 eth0 came while its ADD was under way"),
+        ):
+            attachments.add(call)
+        assert (rig.found(), rig.leases(), rig.ledger.attachments()) == (before, [], ())
+    finally:
+        attachments.close()
 
 
 def test_an_add_that_waits_for_a_device_gives_up_when_its_del_comes(rig: Rig) -> None:
