@@ -26,7 +26,7 @@ from cni.detach import Detaching
 from cni.laps import Laps
 from cni.locks import DeviceLocks
 from cni.modes import choice
-from cni.modes.mode import InterfaceFacts, Target
+from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.netconf import NetConf
 from cni.underway import Mark
 
@@ -152,6 +152,20 @@ class Attaching:
                 " the chained plugin or Multus attach the pod's VFs, not both"
             )
 
+    def _refuse_shared(self, planned: Planned) -> None:
+        """Refuse to take an adapter away that pods have a part of: its VFs, or what was made upon its interface.
+
+        From another namespace it could not give back what it enforces on VFs, and the pod with it would rule them.
+        The kernel shows an interface's uppers in its own namespace only.
+        """
+        assert planned.link is not None
+        devices = self._snapshot().by_address
+        for row in self._ledger.attachments():
+            facts = devices.get(row.device)
+            is_vf = facts is not None and facts.physfn == planned.device
+            if is_vf or ("kind" in row.undo.extra and row.undo.netdev == planned.link.name):
+                raise DeviceBusy(f"{planned.link.name} is needed by {row.device}, which pod {row.owner.pod} has")
+
     def _free(self, device: str) -> str | None:
         """Clean up after a former owner that is gone. Tell what is in the way if one is not."""
         row = self._ledger.attachment_on(device)
@@ -174,6 +188,8 @@ class Attaching:
             for target in targets:
                 conf, mode = target.conf, choice.named(target.mode)
                 planned = mode.plan(self._host, self._snapshot(), target)
+                if target.mode == "nic":
+                    self._refuse_shared(planned)
                 laps.end("plan")
                 row = self._ledger.begin_attach(
                     owner,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agent.errors import AttachmentError, DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
+from agent.errors import AttachmentError, DeviceBusy, DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware.host import Child, Link
 from agent.hardware.netlink import Netlink
 from agent.hardware.rtnetlink import LinkMessage
@@ -156,6 +156,14 @@ def test_a_name_that_is_taken_is_told_and_the_other_stays(macvlans: tuple[Rig, K
         rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
     assert looked_up(rig, kernel, pod) is not None
     assert rig.ledger.attachments() == ()
+
+
+def test_a_parent_with_children_in_pods_is_not_taken_away(macvlans: tuple[Rig, Kernel]) -> None:
+    """The kernel shows no interface above it: that is in another namespace."""
+    rig, _ = macvlans
+    rig.add("c1", rig.pod("a"), mode="macvlan", deviceID=None, master=PF_NETDEV)
+    with pytest.raises(DeviceBusy, match=f"{PF_NETDEV} is needed by {PF_NETDEV}/c1/net1"):
+        rig.add("c2", rig.pod("b"), mode="nic", deviceID=PF)
 
 
 @pytest.mark.parametrize("what", ["plain file", "folder gone"])

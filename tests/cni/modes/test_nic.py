@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.errors import AttachmentError, DeviceGone, HardwareError, RequestInvalid
+from agent.errors import AttachmentError, DeviceBusy, DeviceGone, HardwareError, RequestInvalid
 from agent.hardware.host import Link
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, until, vf
 
@@ -125,6 +125,17 @@ def test_software_that_ended_with_its_namespace_leaves_no_row_and_takes_no_names
     namesake = seen(lab)
     assert lab.attachments.heal("lab0") == "owner-gone"
     assert (seen(lab), lab.ledger.attachments(), lab.ledger.quarantines()) == (namesake, (), ())
+
+
+def test_an_adapter_whose_vf_a_pod_has_is_refused(rig: Rig) -> None:
+    """From another namespace it could not give the VF back what it had."""
+    rig.add("c0", rig.pod("other"), vlan=100)
+    with pytest.raises(DeviceBusy, match=f"{PF_NETDEV} is needed by {vf(0)}, which pod default/pod-of-c0 has"):
+        add(rig, rig.pod(), deviceID=PF)
+    assert rig.machine.find_netdev(PF) is not None
+    rig.delete("c0", None)
+    until(lambda: rig.ledger.attachments() == ())
+    add(rig, rig.pod("again"), deviceID=PF)
 
 
 def test_software_in_a_namespace_that_cannot_be_seen_from_here_keeps_its_row(lab: Rig) -> None:
