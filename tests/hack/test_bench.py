@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from measure.breakdown import breakdown
 from measure.figures import exceeded, quantile, spread, table
+from measure.markdown import BEGIN, END, SectionMissing, put_into
 from measure.program import Program
 
 
@@ -49,3 +50,21 @@ def test_a_breakdown_leaves_the_relay_what_the_agent_does_not_see() -> None:
     assert figures["add_ipam_mean_ms"] == 0
     assert figures["add_rest_of_agent_mean_ms"] == 5
     assert figures["add_relay_mean_ms"] == 2
+
+
+def test_the_readme_gets_the_figures_between_its_marks() -> None:
+    class Measured(dict[str, float]):
+        def __missing__(self, name: str) -> float:
+            return 12.345
+
+    text = f"before\n{BEGIN}old\n{END}after\n"
+    new = put_into(text, Measured(add_ratio_host_device=0.75))
+    assert new.startswith(f"before\n{BEGIN}\n| p50 / p99 |")
+    assert new.endswith(f"\n\n{END}after\n")
+    assert "| ADD on a host with 75 interfaces | 12.3 / 12.3 ms | 12.3 / 12.3 ms | 0.75 |" in new
+    assert put_into(new, Measured(add_ratio_host_device=0.75)) == new
+
+
+def test_a_file_without_a_place_for_figures_is_refused() -> None:
+    with pytest.raises(SectionMissing, match="there must be the lines"):
+        put_into("no marks", {})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent.demo import UNSHARE
 from agent.sim.stage import CNI_FOLDERS, Stage
-from measure import agent_process, attach, attach_many, discovery, passthrough
+from measure import agent_process, attach, attach_many, discovery, markdown, passthrough
 from measure.figures import Figures, exceeded, table
 
 CHECKOUT = Path(__file__).parents[3]
@@ -21,12 +21,17 @@ PARTS = ("discovery", "agent", "attach-many", "attach", "passthrough")
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, print and write. Returns 1 if a limit is not held."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.readme is not None and options.only:
+        parser.error("--readme shows all parts: leave --only out")
     if not options.inside:
         _enter_namespaces(arguments)
     figures = _measure(options)
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps({name: round(value, 4) for name, value in figures.items()}, indent=1) + "\n")
+    if options.readme is not None:
+        options.readme.write_text(markdown.put_into(options.readme.read_text(), figures))
     print("\n" + "\n".join(table(figures)) + f"\n\nThe figures are in {options.report}", flush=True)
     for line in exceeded(figures):
         print(f"LIMIT NOT HELD: {line}", flush=True)
@@ -43,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", action="append", choices=PARTS, help="measure this part alone (may be repeated)")
     add("--relay", type=Path, default=CHECKOUT / "build/shim/native/nodefabric-cni", help="default: %(default)s")
     add("--report", type=Path, default=CHECKOUT / "build/reports/bench.json", help="default: %(default)s")
+    add("--readme", type=Path, help="file to put the tables into, between its marks (needs all parts)")
     add("--scans", type=int, default=15, help="scans of the large node (default: %(default)s)")
     add("--calls", type=int, default=1000, help="calls of each device plugin method (default: %(default)s)")
     add("--rounds", type=int, default=150, help="rounds of ADD and DEL, and of pass-through (default: %(default)s)")

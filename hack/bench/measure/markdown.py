@@ -1,0 +1,76 @@
+"""Figures to the section that README shows of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from measure.figures import Figures
+
+BEGIN, END = "<!-- figures: hack/bench/run --readme README.md -->\n", "<!-- end of figures -->\n"
+
+
+class SectionMissing(Exception):
+    """The file has no place for figures."""
+
+
+def put_into(text: str, figures: Figures) -> str:
+    """Replace what stands between the marks. Raises SectionMissing, and KeyError for a figure not measured."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SectionMissing(f"there must be the lines {BEGIN.strip()} and {END.strip()}")
+    return before + begin + "\n" + "\n".join(section(figures)) + "\n\n" + end + after
+
+
+def section(figures: Figures) -> Iterator[str]:
+    """Write the tables."""
+
+    def ms(name: str) -> str:
+        return f"{figures[name]:.1f} ms"
+
+    def both(name: str) -> str:
+        return f"{figures[f'{name}_p50_ms']:.1f} / {figures[f'{name}_p99_ms']:.1f} ms"
+
+    def beside(what: str, ours: str, theirs: str, ratio: str) -> str:
+        return f"| {what} | {both(ours)} | {both(theirs)} | {figures[ratio]:.2f} |"
+
+    yield "| p50 / p99 | nodefabric | host-device | ratio of p50 |"
+    yield "|---|---|---|---|"
+    for what, kind in (
+        ("on a host with 75 interfaces", ""),
+        ("on a host with 1,099 interfaces", "crowded_"),
+        ("75 interfaces, addresses from host-local", "leased_"),
+    ):
+        theirs = f"{kind}host_device_add"
+        yield beside(f"ADD {what}", f"{kind}add", theirs, f"{kind}add_ratio_host_device")
+    yield beside("ADD, each of 16 at once", "add_16", "host_device_add_16", "add_16_ratio_host_device")
+    yield beside("DEL until it is answered", "del", "host_device_del", "del_ratio_host_device")
+    yield beside("DEL until the VF is back", "del_back", "host_device_del", "del_back_ratio_host_device")
+    yield beside(
+        "DEL of 16 at once until all are back",
+        "del_16_all_back",
+        "host_device_del_16_all_back",
+        "del_16_all_back_ratio_host_device",
+    )
+    yield ""
+    yield "Where an ADD's time goes, mean:"
+    yield ""
+    yield "| | relay | reading the call | finding the device | ledger | kernel | IPAM plugin | addresses, routes |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for what, kind in (("without IPAM", ""), ("with host-local", "leased_")):
+        steps = ("relay", "rest_of_agent", "plan", "books", "device", "ipam", "addresses")
+        cells = (ms(f"{kind}add_{step}_mean_ms") for step in steps)
+        yield f"| {what} | {' | '.join(cells)} |"
+    yield ""
+    yield "| the node with 16 PFs and 1,024 VFs | |"
+    yield "|---|---|"
+    yield f"| discovery | {figures['discovery_1024_vf_ms']:.0f} ms |"
+    yield f"| Allocate over its socket, p50 / p99 | {both('allocate')} |"
+    yield f"| GetPreferredAllocation, p50 / p99 | {both('preferred')} |"
+    yield f"| ADD for a pod with nothing of ours, above `/bin/true`, p50 | {ms('passthrough_p50_ms')} |"
+    memory = f"{figures['agent_rss_mib']:.0f} / {figures['agent_rss_no_publish_mib']:.0f} MiB"
+    yield f"| memory, with / without publishing the topology | {memory} |"
+    yield f"| processor time when idle | {figures['idle_cpu_pct']:.1f} % |"
+    yield ""
+    yield f"A bare move of a link to another namespace takes the kernel {both('kernel_move')} here, most of it in"
+    yield "`rcu_barrier()`, which takes longer if a program was started just before; no plugin can be faster."
