@@ -158,7 +158,12 @@ def parse(text: str | bytes, source: str) -> Config:
     try:
         document = yaml.load(text, _Loader)  # noqa: S506 -- a SafeLoader that also refuses repeated keys
     except Exception as error:  # for a bad tag or number PyYAML raises whatever int(), date() or a lookup raise
-        raise ConfigError(source, [f"is not YAML: {' '.join(str(error).split()) or type(error).__name__}"]) from error
+        said = (
+            " ".join(str(error).split())
+            .replace(' in "<byte string>",', " in")
+            .replace(' in "<unicode string>",', " in")
+        )
+        raise ConfigError(source, [f"is not YAML: {said or type(error).__name__}"]) from error
     problems: list[str] = []
     config = _config(_Reader({} if document is None else document, "", problems), source)
     if problems:

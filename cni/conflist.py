@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from agent.errors import RequestInvalid
 from cni import kinds
-from cni.netconf import SUPPORTED_VERSIONS
+from cni.netconf import SUPPORTED_VERSIONS, from_document
 
 EXTENSIONS = (".conf", ".conflist", ".json")
 ENTRY = f'{{"type": "{kinds.OWN}"}}'
@@ -138,8 +139,12 @@ def check(content: bytes) -> None:
     if not isinstance(document.get("name"), str) or not document["name"]:
         raise ConflistInvalid("it has no 'name': give the network one")
     _check_version(document)
-    if not any(plugin.value.get("type") in kinds.KINDS for plugin in _plugins(text)):
+    plugins = [plugin.value for plugin in _plugins(text)]
+    if not any(plugin.get("type") in kinds.KINDS for plugin in plugins):
         raise ConflistInvalid(f"none of its plugins has type {kinds.OWN!r}, nor one of {', '.join(kinds.REPLACED)}")
+    for number, plugin in enumerate(plugins):
+        if plugin.get("type") == kinds.OWN:
+            _check_keys(number, {**plugin, "name": document["name"], "cniVersion": document["cniVersion"]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,14 @@ class _Plugin:
     start: int
     end: int
     value: Mapping[str, Any]
+
+
+def _check_keys(number: int, plugin: Mapping[str, Any]) -> None:
+    """Say now what each pod's ADD would say. The replaced types take keys that only the runtime gives."""
+    try:
+        from_document(plugin)
+    except RequestInvalid as error:
+        raise ConflistInvalid(f"plugins[{number}]: {error}") from error
 
 
 def _check_version(document: Mapping[str, Any]) -> None:

@@ -82,6 +82,16 @@ def test_a_conflist_of_ones_own_comes_and_goes(host: Host, tmp_path: Path) -> No
     assert list(host.net_d.iterdir()) == list(host.bin.iterdir()) == []
 
 
+def test_a_conflist_of_ones_own_is_read_as_each_pod_would(
+    host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "50-rails.conflist"
+    own.write_text(CONFLIST.replace('"ptp"', '"nodefabric", "vlann": 3'))
+    assert main(host.arguments("install-cni", "--conflist", str(own))) == 2
+    assert f"{own}: plugins[0]: vlann is not a known key" in capsys.readouterr().err
+    assert list(host.net_d.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
