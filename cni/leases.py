@@ -32,6 +32,8 @@ from cni.result import Leases
 ALONE_SECONDS = 35.0
 """Longer than a plugin may take."""
 MAX_GROUPS = 8
+HUNG_SECONDS = 60.0
+"""So long after a plugin has hung nobody but `settle`, and an ADD, waits for it again."""
 FORGET_SECONDS = 30 * 86400.0
 MAX_OWED = 4096
 
@@ -50,6 +52,8 @@ class LeaseBook:
         self._clock = clock
         self._taken: set[tuple[str, str]] = set()
         self._free = threading.Condition()
+        self._hung: dict[tuple[str, str], float] = {}
+        """When a plugin hung last, by its type and where it was looked for."""
         self._orphans = Orphans(ledger.path.parent)
         self._ending = threading.Event()
 
@@ -75,10 +79,16 @@ class LeaseBook:
         if self._orphans.may_live():
             log.warning("the addresses of %s are given back once earlier plugins have ended", row.ifname)
             return False
+        plugin = row.request["network"]["ipam"]["type"], row.request["cni_path"]
+        if 0 <= self._clock() - self._hung.get(plugin, -HUNG_SECONDS) < HUNG_SECONDS:
+            log.warning("the addresses of %s are given back later: IPAM plugin %s has hung", row.ifname, plugin[0])
+            return False
         try:
             with self._alone(row.owner.container_id, row.ifname):
                 self._delete(row)
         except (IpamFailed, DeviceBusy) as error:
+            if isinstance(error, ipam.IpamTimedOut):
+                self._hung[plugin] = self._clock()
             log.error("the addresses of %s in container %s stay leased: %s", row.ifname, row.owner.container_id, error)
             return False
         return True

@@ -21,7 +21,7 @@ from agent.errors import AttachmentError, IpamFailed
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment
 from cni.call import GrantedDevice
-from cni.leases import FORGET_SECONDS, MAX_OWED, LeaseBook
+from cni.leases import FORGET_SECONDS, HUNG_SECONDS, MAX_OWED, LeaseBook
 from cni.orphans import ORPHAN_SECONDS, Orphans
 from tests.agent.books import attach, open_books, owner
 from tests.cni.tiny_node import Rig, stub_answer, until, vf
@@ -140,6 +140,20 @@ def test_a_plugin_that_hangs_keeps_no_other_plugins_leases(tmp_path: Path) -> No
         assert desk.leases.settle() == (0, 0)
         assert [line for line in desk.said() if "h" in line] == ["DEL h1", "DEL h2"]
         assert "did not end within 0.5 s" in desk.books.owed_leases()[0].problem
+
+
+def test_many_that_go_at_once_do_not_each_wait_for_a_plugin_that_hangs(tmp_path: Path) -> None:
+    """At a start after a crash, say: nobody is served before all of them have been looked at."""
+    with open_desk(tmp_path, seconds=0.5) as desk:
+        desk.plugin("hangs", NOTES + "sleep 1000")
+        desk.plugin("stub", NOTES)
+        rows = [desk.row(f"h{n}", "hangs") for n in range(3)]
+        assert [desk.leases.give_back(row) for row in rows] == [False] * 3
+        assert desk.said() == ["DEL h0"]
+        assert desk.leases.give_back(desk.row("c1"))
+        desk.plugin("hangs", NOTES)
+        desk.now += HUNG_SECONDS
+        assert desk.leases.give_back(rows[1])
 
 
 def test_one_lease_that_is_refused_keeps_no_other(desk: Desk) -> None:
