@@ -13,7 +13,7 @@ from agent.errors import AgentError, LedgerError, Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, PodRef
 from agent.model.device import Snapshot
-from agent.model.known import moved
+from agent.model.known import KnownDevice, moved
 from agent.reconcile import grants, vfs
 from agent.reconcile.backoff import Backoff
 from agent.reconcile.grants import UNCLAIMED_SECONDS, Claim
@@ -244,17 +244,24 @@ class Reconciler:
         found = vfs.survey(snapshot, held, known, set(self._ours()), self._attachments.finder.udev)
         by_device = {k.device: k for k in known}
         for device in found.strange:
-            if self._backoff.is_due(device) and self._attachments.finder.under_a_strange_name(
-                device, by_device.get(device)
-            ):
-                self._count("restore", "strange-name")
-                self._heal(device)
+            if self._backoff.is_due(device):
+                self._put_back(device, by_device.get(device))
         self._look_for(found.missing)
         # What the last boot's VFs were is needed until the grants have followed them.
         if self.settled or not self._moved:
             gone = vfs.forgotten(snapshot, known)
             if found.learn or gone:
                 self._ledger.know(found.learn, gone)
+
+    def _put_back(self, device: str, known: KnownDevice | None) -> None:
+        try:
+            if not self._attachments.finder.under_a_strange_name(device, known):
+                return
+        except (AgentError, OSError) as error:  # and the others are looked at all the same
+            log.error("%s has a strange name, and cannot be put back yet: %s", device, error)
+            return
+        self._count("restore", "strange-name")
+        self._heal(device)
 
     def _look_for(self, missing: Sequence[str]) -> None:
         """Search namespaces for VFs; for the same ones less and less often, since it opens each of them."""

@@ -23,7 +23,7 @@ from cni.adoption import Adopted
 from cni.attachment import Attachments
 from cni.detach import PodKnown
 from tests.agent.books import POD, VF, attach, open_books, owner
-from tests.cni.tiny_node import tiny_snapshot
+from tests.cni.tiny_node import tiny_snapshot, vf
 
 OTHER_VF = "0000:3b:00.3"
 
@@ -91,7 +91,9 @@ class Hands:
         return {}
 
     def under_a_strange_name(self, device: str, known: KnownDevice | None) -> bool:
-        """Note what was found."""
+        """Note what was found, or fail as told."""
+        if device in self.errors:
+            raise self.errors[device]
         self.strange.append((device, known))
         return True
 
@@ -191,6 +193,15 @@ def test_leases_that_cannot_be_struck_off_are_asked_for_again(scene: Scene) -> N
     scene.run_once()
     scene.run_once()
     assert scene.hands.asked_for_leases == 2
+
+
+def test_a_vf_that_cannot_be_put_back_keeps_no_other_from_it(scene: Scene) -> None:
+    scene.snapshot = tiny_snapshot(3, names={0: "dev7", 1: "dev8"}, in_pods=[2])
+    scene.ours = {vf(0), vf(1), vf(2)}
+    scene.hands.errors[vf(0)] = HardwareError("netlink says no")
+    scene.run_once()
+    assert [device for device, _ in scene.hands.strange] == [vf(1)]
+    assert [devices for devices, *_ in scene.hands.looked_for] == [(vf(2),)]
 
 
 def test_a_device_leaves_quarantine_once_its_attachment_is_gone(scene: Scene) -> None:
