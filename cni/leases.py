@@ -26,6 +26,7 @@ from agent.ledger import Ledger
 from agent.model.allocation import Attachment, OwedLease
 from cni import ipam
 from cni.call import Call, ipam_call, request_of
+from cni.finding import UNKNOWN
 from cni.orphans import Orphans
 from cni.result import Leases
 
@@ -108,10 +109,12 @@ class LeaseBook:
         """GC: have the IPAM plugins of a network free what nobody has any more. Raises IpamFailed.
 
         The runtime lists the interface of its call, under which a chained call may have made others. So
-        what is in the books is kept too, and leaves by its own DEL.
+        what is in the books is kept too, and leaves by its own DEL. A row that was found again may be any container's.
         """
-        rows = self._ledger.attachments()
-        kept = {(row.owner.container_id, row.ifname) for row in rows} | set(call.conf.valid_attachments or ())
+        rows, valid = self._ledger.attachments(), set(call.conf.valid_attachments or ())
+        kept = {(row.owner.container_id, row.ifname) for row in rows} | valid
+        nameless = {row.ifname for row in rows if row.owner.container_id == UNKNOWN}
+        kept |= {(container_id, ifname) for container_id, _ in valid for ifname in nameless}
         for document in _networks(call, rows):
             with self._orphans.plugin() as inherited:
                 ipam.collect(document, _bare(call, inherited), kept, self._seconds)

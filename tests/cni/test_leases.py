@@ -21,7 +21,9 @@ from agent.errors import AttachmentError, IpamFailed
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment
 from cni.call import GrantedDevice
+from cni.finding import Finder
 from cni.leases import FORGET_SECONDS, HUNG_SECONDS, MAX_OWED, LeaseBook
+from cni.locks import DeviceLocks
 from cni.orphans import ORPHAN_SECONDS, Orphans
 from tests.agent.books import attach, open_books, owner
 from tests.cni.tiny_node import Rig, stub_answer, until, vf
@@ -294,6 +296,27 @@ def test_gc_keeps_the_leases_of_interfaces_that_the_runtime_does_not_know_of(rig
         ("c1", "net1"),
     ]
     assert rig.in_pod(pod) is not None
+
+
+def test_gc_keeps_the_leases_of_pods_that_nobody_remembers_by_name(rig: Rig) -> None:
+    """The books were lost, and the pod's VF was found again: which of the containers it is, no DEL has told yet."""
+    pod, file = rig.pod(), rig.folder / "in-GC"
+    stub = rig.stub_ipam(
+        f"cat >{rig.folder}/in-$CNI_COMMAND; [ $CNI_COMMAND = VERSION ] &&"
+        ' { echo \'{"supportedVersions": ["1.1.0"]}\'; exit; }; ' + stub_answer("10.0.0.2/24")
+    )
+    for index, (container, netns) in enumerate([("c1", pod), ("c2", rig.pod("two"))]):
+        rig.granted[:] = [GrantedDevice(vf(index), "rdma/vf", {"name": "rails", "ipam": stub})]
+        rig.add(container, netns, "eth0", prevResult={"cniVersion": "1.1.0"}, name="cluster")
+    first, _ = rig.ledger.attachments()
+    rig.ledger.finish_detach(first)
+    found = Finder(
+        rig.machine, rig.ledger, DeviceLocks(), rig.machine.scan, netns_folders=(rig.folder,), processes=Path("/none")
+    )
+    assert found.in_namespaces([vf(0)], {}, {}) == (vf(0),)
+    rig.collect(("c1", "eth0"), ("c2", "eth0"), name="cluster")
+    kept = {(a["containerID"], a["ifname"]) for a in json.loads(file.read_text())["cni.dev/valid-attachments"]}
+    assert {("c1", "net1"), ("c2", "net1")} <= kept
 
 
 def test_check_tells_of_a_lease_that_is_gone(rig: Rig) -> None:
