@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -18,10 +17,11 @@ from agent.config import Config
 from agent.errors import AgentError, InUse, LedgerInUse, RequestInvalid, Unavailable, UnknownDevice
 from agent.hardware.host import Host
 from agent.ledger import Ledger
-from agent.ledger.lock import claim
+from agent.ledger.lock import claim, is_claimed
 from agent.model.allocation import Attachment
 from agent.reconcile import Reconciler
 from cni.attachment import Attachments
+from cni.detach import PodKnown
 from cni.release import Wish
 
 MAX_REASON = 500
@@ -54,19 +54,29 @@ def answering(
     reconciler: Reconciler,
     loop: asyncio.AbstractEventLoop,
     count: Callable[[str, str], None],
+    look_seconds: float = LOOK_SECONDS,
 ) -> admin.Answer:
     """Make what carries out requests of the operator's socket, on its threads, in the running agent."""
 
     def answer(asked: Mapping[str, Any]) -> str:
         wish = wish_of(asked)
         # What kubelet said a minute ago is not enough to take a device away.
-        with contextlib.suppress(concurrent.futures.TimeoutError):
-            asyncio.run_coroutine_threadsafe(reconciler.look_around(), loop).result(LOOK_SECONDS)
-        done = attachments.release(wish, reconciler.pod_known)
+        pod_known: PodKnown = reconciler.pod_known
+        looking = asyncio.run_coroutine_threadsafe(reconciler.look_around(), loop)
+        try:
+            looking.result(look_seconds)
+        except concurrent.futures.TimeoutError:
+            looking.cancel()
+            pod_known = _nobody_answers
+        done = attachments.release(wish, pod_known)
         count("release", "forced" if wish.force else "operator")
         return done
 
     return answer
+
+
+def _nobody_answers(row: Attachment) -> bool | None:
+    return None
 
 
 def release(config: Config, wish: Wish, open_host: Callable[[], Host]) -> str:
@@ -80,7 +90,7 @@ def release(config: Config, wish: Wish, open_host: Callable[[], Host]) -> str:
         return admin.ask(config.admin_socket, request(wish))
     except Unavailable as error:
         no_answer = error
-        if not config.ledger_path.exists():
+        if not config.ledger_path.exists() and not is_claimed(config.state_dir):
             raise UnknownDevice(f"no agent has been here: {config.ledger_path} is not there, and {error}") from error
     except admin.RequestRefused as error:
         raise (InUse(str(error)) if error.told_reason == InUse.reason else error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from agent.errors import InUse, RequestInvalid, Unavailable, UnknownDevice
 from agent.ledger import Ledger
 from agent.ledger.lock import claim
 from agent.model.allocation import Attachment
+from agent.reconcile import Reconciler
 from agent.sim.machine import SimulatedMachine
 from cni.release import Wish
 from tests.cni import tiny_node
@@ -166,6 +168,36 @@ def test_an_agent_that_has_the_books_and_does_not_answer_is_not_passed_by(tmp_pa
             command.release(config(tmp_path, short_folder), wish(), lambda: pytest.fail("the books were opened"))
     finally:
         os.close(lock)
+
+
+def test_a_kubelet_that_hangs_now_is_not_taken_at_its_former_word(rig: Rig) -> None:
+    """A minute ago it did not know the pod: it may have begun since."""
+    rig.add("c1", pod := rig.pod())
+    rig.remove(pod)
+    until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+    answers = [asyncio.sleep(0, ()), asyncio.Event().wait()]
+
+    async def claims() -> Any:
+        return await answers.pop(0)
+
+    reconciler = Reconciler(
+        rig.ledger,
+        rig.attachments,
+        claims=claims,
+        devices_of_units=lambda: None,
+        replay_spool=lambda: 0,
+        count=lambda action, reason: None,
+    )
+
+    async def ask() -> str:
+        await reconciler.look_around()
+        loop = asyncio.get_running_loop()
+        answer = command.answering(rig.attachments, reconciler, loop, lambda action, reason: None, look_seconds=0.2)
+        return await asyncio.to_thread(answer, command.request(wish()))
+
+    with pytest.raises(InUse, match="kubelet cannot be asked"):
+        asyncio.run(ask())
+    assert len(rig.ledger.attachments()) == 1
 
 
 def test_the_running_agent_is_asked_and_its_no_is_a_no(tmp_path: Path, short_folder: Path) -> None:
