@@ -19,18 +19,17 @@ from agent.errors import DeviceBusy, HardwareError
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link
 from agent.ledger import Ledger
-from agent.model.allocation import NetnsId, Owner, Undo
+from agent.model.allocation import Owner, Undo
 from agent.model.device import Snapshot
 from cni import foreign, foreign_lock
 from cni.adopted_undo import undo_of
 from cni.call import Call, request_of
+from cni.detach import NOWHERE
 from cni.finding import NETNS_FOLDERS
 from cni.foreign import Record
 from cni.foreign_files import Unreadable, boot_time, files_in
 from cni.locks import DeviceLocks
 
-NOWHERE = NetnsId(0, 0)
-"""A namespace that is gone, or that nobody can name: then the device tells, see `cni.ailment`."""
 UNWRITTEN = "/nowhere/netns"
 """Stands for a path that nobody wrote down. Its folder is missing, so nobody concludes that the pod is gone."""
 BEFORE = "before"

@@ -21,7 +21,7 @@ from agent.errors import AgentError, DeviceBusy
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, AttachmentState
+from agent.model.allocation import Attachment, AttachmentState, NetnsId
 from agent.model.device import Snapshot
 from cni import foreign_lock
 from cni.ailment import REBOOTED, RowFacts, ailment
@@ -31,6 +31,8 @@ from cni.locks import DeviceLocks
 from cni.modes.choice import mode_of
 from cni.underway import Underway
 
+NOWHERE = NetnsId(0, 0)
+"""A namespace that is gone, or that nobody can name: then the device tells, see `cni.ailment`."""
 PodKnown = Callable[[Attachment], bool | None]
 
 log = logging.getLogger(__name__)
@@ -194,9 +196,15 @@ class Detaching:
 
 @contextmanager
 def _open_netns(row: Attachment, netns: int | None) -> Iterator[int | None]:
-    """Yield a descriptor of the row's namespace: the one given, or the one at its path if it is still it."""
-    if netns is not None or not namespaces.is_at(row.owner.netns, row.netns_path):
+    """Yield a descriptor of the row's namespace: the one given, or the one at its path, if it is it.
+
+    An adopted row may know none: then the one given is believed, for the device shows whether it is there.
+    """
+    if netns is not None and row.owner.netns in (NOWHERE, namespaces.identity(netns)):
         yield netns
+        return
+    if not namespaces.is_at(row.owner.netns, row.netns_path):
+        yield None
         return
     try:
         opened = os.open(row.netns_path, os.O_RDONLY | os.O_CLOEXEC)

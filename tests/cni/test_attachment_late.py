@@ -62,6 +62,14 @@ def test_a_del_that_was_lost_and_comes_after_the_next_pods_add_touches_nothing(r
     rig.check("c2", second)
 
 
+def test_a_del_that_names_another_namespace_finds_the_vf_where_its_row_says(rig: Rig) -> None:
+    first, second, before = rig.pod("one"), rig.pod("two"), rig.found()
+    rig.add("c1", first, **ASKED)
+    rig.delete("c1", second)
+    rig.await_back()
+    assert (rig.found(), rig.ledger.quarantines()) == (before, ())
+
+
 def test_a_del_for_another_interface_of_the_same_container_touches_nothing(rig: Rig) -> None:
     pod = rig.pod()
     rig.add("c1", pod, **ASKED)

@@ -158,6 +158,16 @@ def test_a_name_that_is_taken_is_told_and_the_other_stays(macvlans: tuple[Rig, K
     assert rig.ledger.attachments() == ()
 
 
+def test_a_del_that_names_another_namespace_removes_it_from_its_own(macvlans: tuple[Rig, Kernel]) -> None:
+    """Whose it is, container and interface tell; where it is, the row."""
+    rig, kernel = macvlans
+    pod, other = rig.pod("a"), rig.pod("b")
+    rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
+    rig.delete("c1", other)
+    until(lambda: rig.ledger.attachments() == ())
+    assert looked_up(rig, kernel, pod) is None
+
+
 def test_a_parent_with_children_in_pods_is_not_taken_away(macvlans: tuple[Rig, Kernel]) -> None:
     """The kernel shows no interface above it: that is in another namespace."""
     rig, _ = macvlans
