@@ -21,6 +21,7 @@ RT_SCOPE_UNIVERSE = 0
 RTN_UNICAST = 1
 RT_TABLE_MAIN, RT_TABLE_LOCAL = 254, 255
 RTPROT_KERNEL, RTPROT_RA = 2, 9
+RTNH_F_ONLINK = 0x4
 IFA_F_NODAD = 0x02
 
 
@@ -78,6 +79,7 @@ def _messages(ipr: IPRoute) -> Iterator[Any]:
 def _route_spec(route: Route) -> dict[str, Any]:
     """Say in pyroute2's words what is known of a route."""
     optional = {key: getattr(route, key) for key in ("gateway", "priority", "table", "scope")}
+    optional |= {"prefsrc": route.source, "proto": route.protocol, "flags": RTNH_F_ONLINK if route.onlink else None}
     spec = {"dst": route.destination} | {key: value for key, value in optional.items() if value is not None}
     metrics = {key: value for key in ("mtu", "advmss") if (value := getattr(route, key)) is not None}
     return spec | ({"metrics": metrics} if metrics else {})
@@ -95,6 +97,9 @@ def _routes(message: Any, ifindex: int | None) -> Iterator[Route]:
                 way.get_attr("RTA_GATEWAY"),
                 priority=message.get_attr("RTA_PRIORITY"),
                 table=table if table != RT_TABLE_MAIN else None,
+                source=message.get_attr("RTA_PREFSRC"),
+                onlink=bool(way["flags"] & RTNH_F_ONLINK),
+                protocol=message["proto"],
                 by_itself=message["proto"] in (RTPROT_KERNEL, RTPROT_RA),
             )
 

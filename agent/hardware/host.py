@@ -76,6 +76,12 @@ class Route:
     table: int | None = None
     scope: int | None = None
     """0 universe, 253 link, 254 host (RT_SCOPE_*)."""
+    source: str | None = None
+    """The address that what goes this way has by default."""
+    onlink: bool = False
+    """The gateway is a neighbour, whatever its address."""
+    protocol: int | None = None
+    """Who made it (RTPROT_*)."""
     by_itself: bool = False
     """Of a route that was found: it comes with an address, or from a router, and nobody need give it."""
 

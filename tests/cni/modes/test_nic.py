@@ -127,6 +127,19 @@ def test_software_that_ended_with_its_namespace_leaves_no_row_and_takes_no_names
     assert (seen(lab), lab.ledger.attachments(), lab.ledger.quarantines()) == (namesake, (), ())
 
 
+def test_routes_to_gateways_out_of_the_own_subnets_and_with_a_source_come_back_too(lab: Rig) -> None:
+    ip("addr", "add", "10.1.0.1/24", "dev", "lab0")
+    ip("addr", "add", "10.1.0.9/24", "dev", "lab0")
+    ip("link", "set", "lab0", "up")
+    ip("route", "add", "10.99.0.0/16", "via", "192.0.2.1", "dev", "lab0", "onlink")
+    ip("route", "add", "10.98.0.0/16", "via", "10.1.0.2", "src", "10.1.0.9")
+    before = show("route", "show", "dev", "lab0")
+    add(lab, lab.pod(), master="lab0")
+    lab.delete("c1", None)
+    until(lambda: lab.ledger.attachments() == ())
+    assert show("route", "show", "dev", "lab0") == before
+
+
 def test_an_adapter_whose_vf_a_pod_has_is_refused(rig: Rig) -> None:
     """From another namespace it could not give the VF back what it had."""
     rig.add("c0", rig.pod("other"), vlan=100)
