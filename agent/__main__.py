@@ -41,6 +41,7 @@ SHOWN_DEVICES = 8
 """check-config names as many per line; its JSON names all."""
 STOP_SECONDS = 1.8
 """After this long a stuck driver or disk no longer holds up the end of the process."""
+SWITCH_SECONDS = 0.0005
 
 log = logging.getLogger("agent")
 
@@ -171,6 +172,9 @@ def _address(text: str) -> str | None:
 def _run(options: argparse.Namespace) -> int:
     logs.configure(sys.stderr, options.log_level, options.log_format)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC's core writes past Python's logging
+    # A scan computes on a thread of its own. With the usual 5 ms an ADD beside it would wait that long after each
+    # of its system calls.
+    sys.setswitchinterval(SWITCH_SECONDS)
     from agent.main import Agent
     from agent.startup import await_config
 

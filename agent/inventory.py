@@ -110,8 +110,8 @@ class Inventory:
                     await self.scan_now()
                 except AgentError as error:
                     log.error("the scan failed, the previous snapshot stays: %s", error)
-                # At most half of the time goes into scans, however slow they are.
-                await self._until_due(self._clock() + self.scan_seconds)
+                # At most a fifth of the time goes into scans, however slow they are and however much pods come and go.
+                await self._until_due(self._clock() + 4 * self.scan_seconds)
         finally:
             self._loop = None
             if watch is not None:
