@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import random
 import signal
@@ -80,8 +81,9 @@ class Kubelet:
         """Wipe the plugin folder's sockets and serve."""
         self._open_books()
         for path in self.plugin_folder.iterdir():
-            if stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink()
+            with contextlib.suppress(FileNotFoundError):  # its plugin, too, removes a socket that kubelet has left
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    path.unlink()
         self._registration = await _serve(
             self.plugin_folder / "kubelet.sock",
             lambda server: api_pb2_grpc.add_RegistrationServicer_to_server(self.registry, server),
