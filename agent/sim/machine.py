@@ -154,7 +154,7 @@ class SimulatedMachine:
 
     def find_rdma(self, device: str) -> RdmaLink | None:
         """Find the RDMA device of a PCI function in the host's namespace."""
-        found = [rdma for rdma in self.rdma.devices() if self.rdma.function_of(rdma) == device]
+        found = [rdma for rdma, function in self.rdma.with_functions() if function == device]
         if len(found) > 1:
             raise HardwareError(f"{device} has more than one RDMA device: {', '.join(r.name for r in found)}")
         return found[0] if found else None

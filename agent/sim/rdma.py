@@ -59,16 +59,16 @@ class SimulatedRdma:
 
     def devices(self, netns: int | None = None) -> tuple[RdmaLink, ...]:
         """List the RDMA devices that are seen in a namespace."""
+        return tuple(found for found, _ in self.with_functions(netns))
+
+    def with_functions(self, netns: int | None = None) -> tuple[tuple[RdmaLink, str | None], ...]:
+        """List the RDMA devices that are seen in a namespace, each with the PCI address below it."""
         cookie = _cookie(netns)
         with self._state() as state:
             seen = [d for d in state["devices"] if state["mode"] == "shared" or d["cookie"] == cookie]
-        return tuple(RdmaLink(d["index"], d["name"], d["guid"], "", d["ports"], d["protocol"]) for d in seen)
-
-    def function_of(self, device: RdmaLink) -> str | None:
-        """Return the PCI address below a device."""
-        with self._state() as state:
-            found: str | None = self._by_name(state, device.name)["function"]
-        return found
+        return tuple(
+            (RdmaLink(d["index"], d["name"], d["guid"], "", d["ports"], d["protocol"]), d["function"]) for d in seen
+        )
 
     def char_device(
         self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None
