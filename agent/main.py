@@ -8,7 +8,6 @@ before what was left by an earlier run is known and cleaned.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import os
@@ -22,26 +21,26 @@ from prometheus_client import CollectorRegistry
 
 from agent import admin, cdi, device_info, release, status
 from agent.clients.cri import ContainerRuntime
-from agent.clients.kubelet import PodDevices, PodResources
+from agent.clients.kubelet import PodResources
 from agent.config import Config
 from agent.endpoints import EndpointServer, Pages
-from agent.errors import ConfigError, DeviceGone, LedgerError, Unavailable
+from agent.errors import ConfigError, LedgerError
+from agent.granted import Granted
 from agent.hardware.host import Host
 from agent.heartbeat import Heartbeat
 from agent.inventory import Inventory
 from agent.ledger import Ledger
 from agent.ledger.lock import claim
 from agent.metrics import Facts, Metrics
-from agent.model.allocation import PodRef
 from agent.model.unit import OfferedUnit
 from agent.obstacles import Obstacles
-from agent.reconcile import Claim, Reconciler
+from agent.reconcile import Reconciler
 from agent.topology import resource
 from agent.topology.kubelet_config import KubeletConfigFile
 from agent.topology.publisher import Pace, Publisher, TopologyApi
 from agent.topology.state import node_state
 from cni import spool
-from cni.attachment import Attachments, GrantedDevice
+from cni.attachment import Attachments
 from cni.server import CniServer
 from deviceplugin.plugins import DevicePlugins
 from deviceplugin.resources import list_units
@@ -49,7 +48,6 @@ from deviceplugin.resources import list_units
 LEDGER_RETRY_SECONDS = 1.0
 REGISTRATION_POLL_SECONDS = 0.5
 ENDPOINTS_RETRY_SECONDS = 2.0
-PODRESOURCES_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -84,17 +82,13 @@ class Agent:
         self._kinds = {resource.name: resource.kind for resource in config.resources}
         self._ledger: Ledger | None = None
         self._plugins: DevicePlugins | None = None
-        self._reconciler: Reconciler | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._heartbeat = Heartbeat()
-        self._pods: frozenset[tuple[str, str]] = frozenset()
         self._spool = spool.Spool(config.spool_dir)
         self.port = 0
         """Port of the endpoints, once open."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set, then close everything in reverse order. Devices in pods stay there."""
-        self._loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             opening = asyncio.create_task(self._open_endpoints(), name="endpoints")
             stack.push_async_callback(self._close_endpoints, opening)
@@ -105,13 +99,21 @@ class Agent:
             if ledger is None:
                 return
             stack.push_async_callback(asyncio.to_thread, ledger.close)
+            granted = Granted(
+                self.config,
+                ledger,
+                self._pod_resources,
+                asyncio.get_running_loop(),
+                unit=lambda unit_id: plugins.unit(unit_id),
+                is_settled=lambda: reconciler.settled,
+            )
             attachments = Attachments(
                 self._host,
                 ledger,
                 lambda: self._inventory.snapshot,
-                self._granted,
+                granted.devices,
                 netns_folders=self.config.netns_folders,
-                network_of=self._network_of,
+                network_of=granted.network_of,
                 observe_steps=self.metrics.observe_steps,
                 foreign_folders=(self._host.root / "var/lib/cni", self._host.root / "var/run/cni"),
             )
@@ -130,13 +132,13 @@ class Agent:
             reconciler = Reconciler(
                 ledger,
                 attachments,
-                claims=self._claims,
+                claims=granted.claims,
                 devices_of_units=lambda: _devices_of(plugins.units) if plugins.units else None,
                 replay_spool=lambda: self._replay(server),
                 count=self.metrics.reconciled,
                 snapshot=lambda: self._inventory.snapshot,
                 ours=lambda: self._our_vfs(ledger),
-                pods=lambda: self._pods,
+                pods=lambda: granted.pods,
                 sandboxes=ContainerRuntime(self.config.runtime_socket).sandboxes
                 if self.config.runtime_socket
                 else None,
@@ -144,7 +146,6 @@ class Agent:
             )
             await reconciler.look_around()
             await asyncio.to_thread(reconciler.heal_attachments)
-            self._reconciler = reconciler
             server.start()
             stack.push_async_callback(asyncio.to_thread, server.close)
             self._listen_to_operator(attachments, reconciler, stack)
@@ -277,64 +278,6 @@ class Agent:
         So a kubelet that has not taken up our resources does not count: no ADD needs that.
         """
         return self.obstacles.first(besides=("kubelet", "endpoints", "admin"))
-
-    def _granted(self, pod: PodRef) -> Sequence[GrantedDevice]:
-        """List the devices that kubelet gave to a pod and that have to do with its network. Runs on the call's thread.
-
-        These are VFs, and each shared HCA, once, whose resource names a network.
-        Once the grants agree with kubelet and none of them is such a device's, none is this pod's either, and
-        kubelet need not be asked. Until then kubelet is the authority: the ledger may be a new one.
-        """
-        assert self._ledger is not None
-        assert self._plugins is not None
-        wanted = {r.name for r in self.config.resources if r.kind == "vf" or (r.kind == "hca" and r.network)}
-        granted = self._ledger.granted_devices(wanted)
-        if not wanted or (self._reconciler is not None and self._reconciler.settled and not granted):
-            return ()
-        found = self._ask_kubelet(pod)
-        if found is None:
-            return ()
-        self._ledger.bind(found.all_device_ids, pod)
-        mine = []
-        for name in sorted(wanted):
-            conf = self._network_of(name)
-            shared = set[str]()
-            for unit_id in sorted(found.device_ids(name)):
-                offered = self._plugins.unit(unit_id)
-                device = granted.get(unit_id) or (offered.device if offered is not None else None)
-                if device is None:
-                    raise DeviceGone(unit_id, f"among the units of {name}, though kubelet gave it to {pod}")
-                if self._kinds[name] == "hca" and device in shared:
-                    continue  # several shares of one HCA
-                shared.add(device)
-                mine.append(GrantedDevice(device, name, conf))
-        return mine
-
-    def _network_of(self, resource_name: str) -> Mapping[str, Any] | None:
-        """Return the CNI configuration that a resource's VFs are set up with in a chained call."""
-        wanted = next((r.network for r in self.config.resources if r.name == resource_name and r.network), None)
-        network = self.config.network(wanted) if wanted is not None else None
-        return {**network.netconf, "name": network.name} if network is not None else None
-
-    def _ask_kubelet(self, pod: PodRef) -> PodDevices | None:
-        assert self._loop is not None
-        asked = asyncio.run_coroutine_threadsafe(self._pod_resources.get(pod), self._loop)
-        try:
-            return asked.result(PODRESOURCES_SECONDS)
-        except concurrent.futures.TimeoutError as error:
-            asked.cancel()
-            raise Unavailable(f"kubelet did not say what {pod} holds within {PODRESOURCES_SECONDS:g} s") from error
-
-    async def _claims(self) -> Sequence[Claim]:
-        """List what kubelet says that pods hold of our resources."""
-        pods = await self._pod_resources.list()
-        self._pods = frozenset((found.pod.namespace, found.pod.name) for found in pods)
-        return tuple(
-            Claim(pod.pod, resource_name, unit)
-            for pod in pods
-            for resource_name in self._kinds
-            for unit in pod.device_ids(resource_name)
-        )
 
     async def _topology_object(self, node_uid: str | None) -> Mapping[str, Any] | None:
         """Build the NodeResourceTopology object of this moment. Raises Unavailable without kubelet."""

@@ -1,0 +1,106 @@
+"""What kubelet gave to a pod, and what is to be done with it at the pod's ADD.
+
+kubelet is asked on the event loop, where its client lives; a CNI call waits for the answer on its own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agent.clients.kubelet import PodDevices, PodResources
+from agent.config import Config
+from agent.errors import DeviceGone, Unavailable
+from agent.ledger import Ledger
+from agent.model.allocation import PodRef
+from agent.model.unit import OfferedUnit
+from agent.reconcile import Claim
+from cni.call import GrantedDevice
+
+PODRESOURCES_SECONDS = 5.0
+
+
+class Granted:
+    """Tells which of the devices that kubelet gave to a pod are to come into its network."""
+
+    def __init__(
+        self,
+        config: Config,
+        ledger: Ledger,
+        kubelet: PodResources,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        unit: Callable[[str], OfferedUnit | None],
+        is_settled: Callable[[], bool],
+    ) -> None:
+        """`unit` finds an offered unit by its ID; `is_settled` tells whether the grants agree with kubelet.
+
+        `kubelet` is called on `loop` only.
+        """
+        self._config = config
+        self._ledger = ledger
+        self._kubelet = kubelet
+        self._loop = loop
+        self._unit = unit
+        self._is_settled = is_settled
+        self._kinds = {resource.name: resource.kind for resource in config.resources}
+        self.pods: frozenset[tuple[str, str]] = frozenset()
+        """Namespace and name of all pods that kubelet knew when it was last asked for claims."""
+
+    def devices(self, pod: PodRef) -> Sequence[GrantedDevice]:
+        """List the devices that kubelet gave to a pod and that have to do with its network. Runs on the call's thread.
+
+        These are VFs, and each shared HCA, once, whose resource names a network.
+        Once the grants agree with kubelet and none of them is such a device's, none is this pod's either, and
+        kubelet need not be asked. Until then kubelet is the authority: the ledger may be a new one.
+        Raises Unavailable if kubelet does not answer, DeviceGone for a unit that nobody knows.
+        """
+        wanted = {r.name for r in self._config.resources if r.kind == "vf" or (r.kind == "hca" and r.network)}
+        granted = self._ledger.granted_devices(wanted)
+        if not wanted or (self._is_settled() and not granted):
+            return ()
+        found = self._ask_kubelet(pod)
+        if found is None:
+            return ()
+        self._ledger.bind(found.all_device_ids, pod)
+        mine = []
+        for name in sorted(wanted):
+            conf = self.network_of(name)
+            shared = set[str]()
+            for unit_id in sorted(found.device_ids(name)):
+                offered = self._unit(unit_id)
+                device = granted.get(unit_id) or (offered.device if offered is not None else None)
+                if device is None:
+                    raise DeviceGone(unit_id, f"among the units of {name}, though kubelet gave it to {pod}")
+                if self._kinds[name] == "hca" and device in shared:
+                    continue  # several shares of one HCA
+                shared.add(device)
+                mine.append(GrantedDevice(device, name, conf))
+        return mine
+
+    def network_of(self, resource_name: str) -> Mapping[str, Any] | None:
+        """Return the CNI configuration that a resource's VFs are set up with in a chained call."""
+        wanted = next((r.network for r in self._config.resources if r.name == resource_name and r.network), None)
+        network = self._config.network(wanted) if wanted is not None else None
+        return {**network.netconf, "name": network.name} if network is not None else None
+
+    async def claims(self) -> Sequence[Claim]:
+        """List what kubelet says that pods hold of our resources. Runs on the loop; raises Unavailable."""
+        pods = await self._kubelet.list()
+        self.pods = frozenset((found.pod.namespace, found.pod.name) for found in pods)
+        return tuple(
+            Claim(pod.pod, resource_name, unit)
+            for pod in pods
+            for resource_name in self._kinds
+            for unit in pod.device_ids(resource_name)
+        )
+
+    def _ask_kubelet(self, pod: PodRef) -> PodDevices | None:
+        asked = asyncio.run_coroutine_threadsafe(self._kubelet.get(pod), self._loop)
+        try:
+            return asked.result(PODRESOURCES_SECONDS)
+        except concurrent.futures.TimeoutError as error:
+            asked.cancel()
+            raise Unavailable(f"kubelet did not say what {pod} holds within {PODRESOURCES_SECONDS:g} s") from error
