@@ -230,6 +230,11 @@ class NodeTree:
             }
         )
 
+    def nvswitch(self, links: int) -> None:
+        """Join all GPUs by NVSwitches: each reaches each other one by all its links."""
+        for gpu in self.gpus:
+            gpu["nvlinks"] = [[peer["uuid"], links] for peer in self.gpus if peer is not gpu]
+
     # ------------------------------------------------------------------- NUMA
 
     def numa(self, cpulists: list[str], memory_mib: int, *, hugepages_2m: int = 0, hugepages_1g: int = 0) -> None:

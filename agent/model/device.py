@@ -176,6 +176,18 @@ class PciDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class MigDevice:
+    """A slice of a GPU that programs use like a GPU of its own."""
+
+    uuid: str
+    profile: str
+    """1g.10gb, 1c.3g.40gb, 1g.10gb+me: as the driver names it."""
+    gpu_instance: int
+    compute_instance: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     uuid: str
     index: int
@@ -183,6 +195,15 @@ class Gpu:
     pci_address: str
     name: str
     memory_bytes: int
+    nvlinks: tuple[tuple[str, int], ...] = ()
+    """(peer GPU's UUID, number of links), by UUID. Behind NVSwitches each GPU is a peer of all others, by all links."""
+    fabric_clique: str = ""
+    """`cluster UUID.clique ID` of the NVLink domain that it joined; empty on hosts that have none beyond the host."""
+    mig_mode: bool = False
+    """It is cut into slices: programs can use `mig_devices`, not the GPU."""
+    mig_devices: tuple[MigDevice, ...] = ()
+    ailments: tuple[str, ...] = ()
+    """Reason words for what a reading shows to be wrong now: GpuLost, EccUncorrectable … (`agent.model.gpu_health`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from agent.hardware.netlink import Netlink
 from agent.hardware.uevents import Uevents
 from agent.model.allocation import VfSettings
 from agent.model.device import Gpu, Netdev, PciDevice, Snapshot
-from agent.sim import fabric, recorded
+from agent.sim import fabric, recorded, recorded_gpus
 from agent.sim.fabric import Fabric
 from agent.sim.rdma import SimulatedRdma
 
@@ -100,7 +100,7 @@ class SimulatedMachine:
         root = folder / "root"
         root.mkdir(parents=True)
         recorded.unpack(node, root)
-        (folder / "gpus.json").write_text(json.dumps([asdict(gpu) for gpu in node.gpus]))
+        (folder / "gpus.json").write_text(json.dumps([recorded_gpus.plain(gpu) for gpu in node.gpus]))
         if with_links:
             Fabric.build(folder, sysfs.scan(root))
 
@@ -112,7 +112,7 @@ class SimulatedMachine:
     @classmethod
     def open(cls, folder: Path) -> SimulatedMachine:
         """Open a node that `create` laid out."""
-        gpus = tuple(Gpu(**gpu) for gpu in json.loads((folder / "gpus.json").read_text()))
+        gpus = recorded_gpus.read(json.loads((folder / "gpus.json").read_text()), [])
         built = Fabric(folder) if (folder / "links.json").exists() else None
         root = folder / "root"
         settings = RecordedVfControl(folder / "vf-settings.json")

@@ -2,10 +2,11 @@
 
     {"format": 1, "name": …, "description": …,
      "tree": {"sys": {…}, "proc": {…}, "dev": {…}},
-     "gpus": [{"uuid": …, "index": 0, "minor": 0, "pci_address": …, "name": …, "memory_bytes": …}]}
+     "gpus": [{"uuid": …, …}]}
 
 In the tree an object is a folder, a text is a file's content, and a list of one text is a symbolic
-link's target. `hack/record-node` writes such a file from a machine, `hack/make-nodes` from a description.
+link's target; `agent.sim.recorded_gpus` tells how a GPU is written. `hack/record-node` writes such a
+file from a machine, `hack/make-nodes` from a description.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent.errors import ConfigError
-from agent.model.device import Gpu, is_pci_address
+from agent.model.device import Gpu
+from agent.sim import recorded_gpus
 
 FORMAT = 1
 _TOP_FOLDERS = frozenset({"sys", "proc", "dev"})
@@ -71,7 +73,7 @@ def parse(document: Any, source: str) -> Node:
         tree = {}
     problems += [f"tree.{top}: must be sys, proc or dev" for top in tree if top not in _TOP_FOLDERS]
     problems += _tree_problems(tree, ())
-    gpus = _gpus(document.get("gpus", []), problems)
+    gpus = recorded_gpus.read(document.get("gpus", []), problems)
     if problems:
         raise ConfigError(source, problems)
     return Node(str(name), description, tree, gpus)
@@ -84,7 +86,7 @@ def dump(node: Node) -> str:
         "name": node.name,
         "description": node.description,
         "tree": node.tree,
-        "gpus": [asdict(gpu) for gpu in node.gpus],
+        "gpus": [recorded_gpus.plain(gpu) for gpu in node.gpus],
     }
     return "".join(_lines(document, 0)) + "\n"
 
@@ -155,27 +157,6 @@ def _is_text(text: str) -> bool:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:
         return False
-
-
-def _gpus(items: Any, problems: list[str]) -> tuple[Gpu, ...]:
-    if not isinstance(items, list):
-        problems.append("gpus: must be a list")
-        return ()
-    gpus = []
-    wanted = {field.name for field in fields(Gpu)}
-    for i, item in enumerate(items):
-        if not isinstance(item, dict) or set(item) != wanted:
-            problems.append(f"gpus[{i}]: must be an object with exactly {', '.join(sorted(wanted))}")
-            continue
-        texts = all(isinstance(item[key], str) for key in ("uuid", "name", "pci_address"))
-        numbers = all(type(item[key]) is int for key in ("index", "memory_bytes"))
-        if not texts or not numbers or not (item["minor"] is None or type(item["minor"]) is int):
-            problems.append(f"gpus[{i}]: uuid, name, pci_address must be texts, the others whole numbers")
-        elif not is_pci_address(item["pci_address"]):
-            problems.append(f"gpus[{i}].pci_address: {item['pci_address']!r} is not a PCI address")
-        else:
-            gpus.append(Gpu(**item))
-    return tuple(gpus)
 
 
 def _unpack(tree: Tree, folder: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from agent.hardware.sysfs import scan
 from agent.model.device import Gpu
+from agent.sim import recorded_gpus
 from agent.sim.recorded import Node
 
 _PCI_FILES = (
@@ -67,8 +68,7 @@ def anonymous(node: Node) -> Node:
     """Replace what names one machine. Equal values stay equal, and vendors' prefixes stay."""
     known: dict[str, str] = {}
     tree = _without_identifiers(node.tree, (), known)
-    gpus = tuple(replace(g, uuid=f"GPU-00000000-0000-0000-0000-{n:012x}") for n, g in enumerate(node.gpus))
-    return replace(node, tree=tree, gpus=gpus)
+    return replace(node, tree=tree, gpus=recorded_gpus.anonymous(node.gpus))
 
 
 class _Recorder:

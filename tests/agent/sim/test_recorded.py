@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.errors import ConfigError
-from agent.sim import recorded
+from agent.model.device import Gpu, MigDevice
+from agent.sim import recorded, recorded_gpus
 from agent.sim.recorded import Node
 
-GPU = {
+GPU: dict[str, Any] = {
     "uuid": "GPU-1",
     "index": 0,
     "minor": 0,
@@ -94,9 +95,15 @@ def test_links_up_to_the_trees_top_are_fine() -> None:
         (document(tree={"sys": {"x": ["a", "b"]}}), "sys/x: a symbolic link must be a list of one text"),
         (document(more=1), "more: is not a known key"),
         (document(gpus={}), "gpus: must be a list"),
-        (document(gpus=[{}]), "gpus[0]: must be an object with exactly"),
+        (document(gpus=[{}]), "gpus[0]: must be an object with"),
         (document(gpus=[GPU | {"index": "0"}]), "gpus[0]: uuid, name"),
         (document(gpus=[GPU | {"pci_address": "1B:00.0"}]), "gpus[0].pci_address: '1B:00.0' is not a PCI address"),
+        (document(gpus=[GPU | {"more": 1}]), "gpus[0]: must be an object with"),
+        (document(gpus=[GPU | {"nvlinks": [["GPU-2"]]}]), "gpus[0].nvlinks: must be a list of"),
+        (document(gpus=[GPU | {"fabric_clique": 1}]), "gpus[0].fabric_clique: must be text"),
+        (document(gpus=[GPU | {"mig_mode": 1}]), "gpus[0].mig_mode: must be true or false"),
+        (document(gpus=[GPU | {"mig_devices": [{"uuid": "MIG-1"}]}]), "gpus[0].mig_devices: must be a list of objects"),
+        (document(gpus=[GPU | {"ailments": [1]}]), "gpus[0].ailments: must be a list of texts"),
     ],
 )
 def test_each_mistake_is_named_with_its_place(changed: Any, expected: str) -> None:
@@ -105,6 +112,30 @@ def test_each_mistake_is_named_with_its_place(changed: Any, expected: str) -> No
 
 def test_all_mistakes_are_named_at_once() -> None:
     assert len(problems(document(name="", tree={"etc": {"..": "x"}}, gpus=[1]))) == 4
+
+
+def test_what_a_gpu_says_beyond_its_name_is_kept_and_is_not_needed() -> None:
+    mig = MigDevice("MIG-1", "1g.10gb", gpu_instance=7, compute_instance=0, memory_bytes=10 << 30)
+    rich = Gpu(
+        **GPU, nvlinks=(("GPU-2", 18),), fabric_clique="c.1", mig_mode=True, mig_devices=(mig,), ailments=("Xid",)
+    )
+    poor = Gpu(**GPU | {"uuid": "GPU-2", "minor": None})
+    node = Node("node", "", {}, (rich, poor))
+    written = json.loads(recorded.dump(node))
+    assert recorded.parse(written, "test") == node
+    assert written["gpus"][1] == GPU | {"uuid": "GPU-2", "minor": None}
+
+
+def test_anonymous_gpus_keep_who_is_linked_to_whom() -> None:
+    mig = MigDevice("MIG-secret", "1g.10gb", gpu_instance=7, compute_instance=0, memory_bytes=10 << 30)
+    first = Gpu(**GPU, nvlinks=(("GPU-2", 18),), fabric_clique="secret.7", mig_mode=True, mig_devices=(mig,))
+    second = Gpu(**GPU | {"uuid": "GPU-2"}, nvlinks=(("GPU-1", 18),), fabric_clique="secret.7")
+    one, two = recorded_gpus.anonymous((first, second))
+    assert one.nvlinks == ((two.uuid, 18),)
+    assert two.nvlinks == ((one.uuid, 18),)
+    assert one.fabric_clique == two.fabric_clique == "00000000-0000-0000-0000-000000000001.7"
+    assert one.mig_devices[0].uuid == "MIG-00000000-0000-0000-0000-000000000000"
+    assert "secret" not in repr((one, two))
 
 
 def test_a_tree_without_end_is_refused() -> None:
