@@ -1,0 +1,52 @@
+"""The configuration: one YAML file, read into frozen values, with every problem listed at once.
+
+Owns the types, their defaults and their rules. Whether a selector matches anything on a node is
+`deviceplugin.resources`' business.
+"""
+
+from agent.config.document import MAX_CONFIG_BYTES, describe, load, parse
+from agent.config.endpoints import Endpoints
+from agent.config.health import HealthSettings
+from agent.config.select import parse_pf
+from agent.config.topology import Topology
+from agent.config.values import (
+    BINDINGS,
+    DEFAULT_SHARES,
+    ENVIRONMENTS,
+    KINDS,
+    MIG_STRATEGIES,
+    NETWORK_KINDS,
+    PASS_BY,
+    SHARED_MODES,
+    Config,
+    Network,
+    PfSelector,
+    RailNic,
+    Resource,
+    Select,
+)
+
+__all__ = [
+    "BINDINGS",
+    "DEFAULT_SHARES",
+    "ENVIRONMENTS",
+    "KINDS",
+    "MAX_CONFIG_BYTES",
+    "MIG_STRATEGIES",
+    "NETWORK_KINDS",
+    "PASS_BY",
+    "SHARED_MODES",
+    "Config",
+    "Endpoints",
+    "HealthSettings",
+    "Network",
+    "PfSelector",
+    "RailNic",
+    "Resource",
+    "Select",
+    "Topology",
+    "describe",
+    "load",
+    "parse",
+    "parse_pf",
+]

@@ -1,0 +1,202 @@
+"""Typed access to the mappings of a YAML document, noting problems with their path."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agent.errors import ConfigError
+
+PATH = re.compile(r"(?:/(?!\.\.(?:/|$))[^/\0\n]*)+")
+
+
+def read_document(text: str | bytes, source: str) -> Any:
+    """Read YAML text in which no key stands twice in a mapping. Raises ConfigError."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 -- a SafeLoader that also refuses repeated keys
+    except Exception as error:  # for a bad tag or number PyYAML raises whatever int(), date() or a lookup raise
+        said = (
+            " ".join(str(error).split())
+            .replace(' in "<byte string>",', " in")
+            .replace(' in "<unicode string>",', " in")
+        )
+        raise ConfigError(source, [f"is not YAML: {said or type(error).__name__}"]) from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML in which no key may stand twice in a mapping: the last one would win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key} stands twice", node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+class Reader:
+    """Typed access to one mapping of the document, noting problems with their path.
+
+    Every method that reads a key takes `about`, the key's meaning in one line: the JSON Schema and the table in the
+    documentation are made from it.
+    """
+
+    def __init__(self, value: Any, path: str, problems: list[str]) -> None:
+        self.path = path
+        self.problems = problems
+        self.asked: set[str] = set()
+        if isinstance(value, dict) and all(isinstance(k, str) for k in value):
+            self.value: dict[str, Any] = value
+        else:
+            self.value = {}
+            self.note("", f"must be a mapping with text keys, is {shown(value)}")
+
+    def at(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path and key else self.path + key
+
+    def note(self, key: str, text: str) -> None:
+        self.problems.append(f"{self.at(key) or 'the document'}: {text}")
+
+    def take(
+        self,
+        key: str,
+        default: Any,
+        want: str,
+        ok: Callable[[Any], bool],
+        *,
+        schema: Mapping[str, Any] | None = None,
+        about: str = "",
+    ) -> Any:
+        """Read any value that is `ok`; `schema` says the same in JSON Schema, as far as that can."""
+        self.asked.add(key)
+        if key not in self.value:
+            return default
+        value = self.value[key]
+        if ok(value):
+            return value
+        self.note(key, f"must be {want}, is {shown(value)}")
+        return default
+
+    def text(
+        self,
+        key: str,
+        default: Any = None,
+        want: str = "text",
+        pattern: re.Pattern[str] | None = None,
+        *,
+        about: str = "",
+    ) -> Any:
+        schema = {"type": "string", **({"pattern": f"^(?:{pattern.pattern})$"} if pattern else {})}
+
+        def ok(value: Any) -> bool:
+            return isinstance(value, str) and (pattern is None or bool(pattern.fullmatch(value)))
+
+        return self.take(key, default, want, ok, schema=schema, about=about)
+
+    def choice(self, key: str, default: Any, words: tuple[str, ...], *, about: str = "") -> Any:
+        """Read one of some words."""
+        want = f"one of {', '.join(words)}"
+        return self.take(key, default, want, lambda v: v in words, schema={"enum": list(words)}, about=about)
+
+    def flag(self, key: str, default: bool, *, about: str = "") -> bool:
+        schema = {"type": "boolean"}
+        return bool(self.take(key, default, "true or false", lambda v: isinstance(v, bool), schema=schema, about=about))
+
+    def whole(self, key: str, default: Any, low: int, high: int, *, about: str = "") -> Any:
+        want = f"a whole number from {low} to {high}"
+        schema = {"type": "integer", "minimum": low, "maximum": high}
+        return self.take(key, default, want, lambda v: type(v) is int and low <= v <= high, schema=schema, about=about)
+
+    def seconds(self, key: str, default: float, low: float, high: float, *, about: str = "") -> float:
+        want = f"a number of seconds from {low:g} to {high:g}"
+        schema = {"type": "number", "minimum": low, "maximum": high}
+        return float(
+            self.take(
+                key, default, want, lambda v: type(v) in (int, float) and low <= v <= high, schema=schema, about=about
+            )
+        )
+
+    def path_to(self, key: str, default: Path | None, *, about: str = "") -> Any:
+        found = self.text(key, None if default is None else str(default), "an absolute path", PATH, about=about)
+        return None if found is None else Path(found)
+
+    def section(self, key: str, *, about: str = "") -> Reader:
+        self.asked.add(key)
+        return Reader(self.value.get(key, {}), self.at(key), self.problems)
+
+    def sections(self, key: str, *, about: str = "") -> list[Reader]:
+        items = self.take(key, [], "a list", lambda v: isinstance(v, list), about=about)
+        return [Reader(item, f"{self.at(key)}[{i}]", self.problems) for i, item in enumerate(items)]
+
+    def strings(
+        self,
+        key: str,
+        want: str,
+        convert: Callable[[str], Any],
+        *,
+        schema: Mapping[str, Any] | None = None,
+        about: str = "",
+    ) -> tuple[Any, ...]:
+        """Read a list of texts, each converted; a conversion says no with ValueError."""
+
+        def text(value: Any) -> Any:
+            if not isinstance(value, str):
+                raise ValueError(value)
+            return convert(value)
+
+        return self.entries(key, want, text, schema={"type": "string", **(schema or {})}, about=about)
+
+    def words(self, key: str, words: tuple[str, ...], *, about: str = "") -> tuple[str, ...]:
+        """Read a list of some known words, none of them twice."""
+
+        def known(value: Any) -> Any:
+            if value not in words:
+                raise ValueError(value)
+            return value
+
+        found = self.entries(key, f"one of {', '.join(words)}", known, schema={"enum": list(words)}, about=about)
+        return tuple(dict.fromkeys(found))
+
+    def entries(
+        self,
+        key: str,
+        want: str,
+        convert: Callable[[Any], Any],
+        *,
+        schema: Mapping[str, Any] | None = None,
+        about: str = "",
+    ) -> tuple[Any, ...]:
+        """Read a list of anything, each entry converted; a conversion says no with ValueError."""
+        listed = {"type": "array", "items": dict(schema or {})}
+        items = self.take(key, [], "a list", lambda v: isinstance(v, list), schema=listed, about=about)
+        found = []
+        for i, item in enumerate(items):
+            try:
+                found.append(convert(item))
+            except ValueError:
+                self.note(f"{key}[{i}]", f"must be {want}, is {shown(item)}")
+        return tuple(found)
+
+    def done(self) -> None:
+        for key in self.value:
+            if key not in self.asked:
+                known = ", ".join(sorted(self.asked))
+                self.note(key, f"is not a known key here; known are: {known}")
+
+
+def shown(value: Any) -> str:
+    """Show a value of the document in at most 80 characters."""
+    # Aliases can make a short document endless when written out, hence not repr().
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring, short.maxother = 2, 80, 80
+    try:
+        text = short.repr(value)
+    except ValueError:
+        return "a number too long to show"
+    return text if len(text) <= 80 else f"{text[:77]}..."

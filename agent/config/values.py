@@ -1,0 +1,135 @@
+"""The configuration as frozen values with their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.config.endpoints import Endpoints
+from agent.config.health import HealthSettings
+from agent.config.topology import Topology
+from agent.model.device import LinkLayer
+
+KINDS = ("hca", "vf", "nic", "gpu", "rail")
+NETWORK_KINDS = ("vf", "hca", "nic", "rail")
+RAIL_NIC_KINDS = ("vf", "hca", "nic")
+LATE_KINDS = ("vf", "nic")
+BINDINGS = ("early", "late")
+MIG_STRATEGIES = ("none", "single", "mixed")
+PASS_BY = ("cdi", "envvar", "volume-mounts", "device-specs")
+ENVIRONMENTS = ("nccl", "ucx")
+SHARED_MODES = ("macvlan", "ipoib")
+"""Modes that leave the adapter in the host, for all that share it."""
+DEFAULT_SHARES = 63
+"""A RoCE port has 128 GIDs and a sharer takes two (v1 and v2): about 63 pods fit one HCA."""
+
+
+@dataclass(frozen=True, slots=True)
+class PfSelector:
+    """`ens1f0`, `ens1f0#0-7,9` or `0000:3b:00.0#0-3`: a PF and, optionally, some of its VFs."""
+
+    pf: str
+    vf_indices: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Which devices a resource takes: AND between fields, OR inside one. Empty: no condition."""
+
+    vendors: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
+    drivers: tuple[str, ...] = ()
+    pci_addresses: tuple[str, ...] = ()
+    pf: tuple[PfSelector, ...] = ()
+    netdevs: tuple[str, ...] = ()
+    rdma_devices: tuple[str, ...] = ()
+    link_layers: tuple[LinkLayer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RailNic:
+    """The NIC half of a rail."""
+
+    kind: str = "vf"
+    """vf, hca or nic."""
+    select: Select = Select()
+    shares: int = DEFAULT_SHARES
+    """hca only: how many rails one HCA may serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    name: str
+    kind: str
+    """hca, vf, nic (a whole PF or other adapter), gpu, or rail (a GPU with its nearest NIC)."""
+    select: Select = Select()
+    shares: int = DEFAULT_SHARES
+    """hca only: how many units one HCA offers."""
+    management: bool = False
+    """All but gpu: hand out umad and issm devices too."""
+    network: str | None = None
+    """All but gpu: the entry of `networks` that a VF joins when the CNI request names no device; or that says what
+    interface a pod gets upon the netdev of its HCA."""
+    binding: str = "early"
+    """vf and nic: early, kubelet's unit is the device; late, the device is chosen when the whole pod is known."""
+    slots: int | None = None
+    """Late binding: the number of units; None makes one for each selected device."""
+    gpu: Select = Select()
+    """rail only."""
+    nic: RailNic = RailNic()
+    """rail only."""
+    mig: str = "none"
+    """gpu: none, single (all GPUs cut alike, slices under this name) or mixed (a name for each profile)."""
+    replicas: int = 1
+    """gpu: how many containers take turns on one GPU."""
+    pass_by: tuple[str, ...] = ()
+    """gpu and rail: how a container gets it: cdi, envvar, volume-mounts, device-specs. Empty: what the node has."""
+    environment: tuple[str, ...] = ()
+    """Well-known variables that tell libraries which devices are theirs: nccl, ucx."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How a VF is set up in a pod. `netconf` holds CNI network configuration keys, unparsed."""
+
+    name: str
+    netconf: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    resources: tuple[Resource, ...] = ()
+    networks: tuple[Network, ...] = ()
+    endpoints: Endpoints = field(default_factory=Endpoints)
+    topology: Topology = field(default_factory=Topology)
+    health: HealthSettings = field(default_factory=HealthSettings)
+    kubelet_dir: Path = Path("/var/lib/kubelet")
+    state_dir: Path = Path("/var/lib/nodefabric")
+    run_dir: Path = Path("/run/nodefabric")
+    netns_folders: tuple[Path, ...] = (Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/docker/netns"))
+    """Where the container runtime binds the network namespaces of pods."""
+    runtime_socket: Path | None = None
+    """The container runtime's socket, to ask which sandboxes live; without it kubelet's word alone counts."""
+    rescan_seconds: float = 60.0
+    source: str = field(default="defaults", compare=False)
+
+    def network(self, name: str) -> Network | None:
+        return next((n for n in self.networks if n.name == name), None)
+
+    @property
+    def ledger_path(self) -> Path:
+        return self.state_dir / "ledger.db"
+
+    @property
+    def spool_dir(self) -> Path:
+        return self.state_dir / "spool"
+
+    @property
+    def cni_socket(self) -> Path:
+        return self.run_dir / "cni.sock"
+
+    @property
+    def admin_socket(self) -> Path:
+        return self.run_dir / "admin.sock"
