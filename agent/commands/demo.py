@@ -1,0 +1,37 @@
+"""`nodefabric demo`: the main job on a simulated node."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from agent.commands.options import Command
+from agent.errors import ConfigError
+from cni.commands import DEFAULT_RELAY
+
+
+def add(command: Command) -> None:
+    """Add the command."""
+    parser = command("demo", _demo, "show the main job on a simulated node")
+    parser.add_argument(
+        "--node",
+        default="h100-8gpu",
+        metavar="NODE",
+        help="recorded node with GPUs and VFs to simulate (default: %(default)s)",
+    )
+    text = "the CNI relay (default: %(default)s)"
+    parser.add_argument("--relay", type=Path, default=DEFAULT_RELAY, metavar="FILE", help=text)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from agent import demo
+
+    if not options.relay.is_file():
+        raise ConfigError(
+            str(options.relay),
+            ["is not there: `make demo` builds the CNI relay and names it; else name it with --relay"],
+        )
+    if not options.inside:
+        demo.enter_namespaces(["--node", options.node, "--relay", str(options.relay)])
+    return demo.run(options.node, options.relay)

@@ -1,0 +1,33 @@
+"""`nodefabric release`: give back a device that is stuck."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from agent import config as configuration
+from agent import logs
+from agent.commands.exits import DONE
+from agent.commands.options import Command, add_config, add_host, add_output, open_host, show
+
+
+def add(command: Command) -> None:
+    """Add the command."""
+    parser = command("release", _release, "give a device back that is stuck or in quarantine")
+    parser.add_argument("device", metavar="DEVICE", help="PCI address, or name of the interface in the host")
+    parser.add_argument("--reason", required=True, metavar="TEXT", help="why; it is logged")
+    parser.add_argument("--force", action="store_true", help="also take it from a pod, or forget what does not come")
+    add_config(parser)
+    add_host(parser)
+    add_output(parser)
+
+
+def _release(options: argparse.Namespace) -> int:
+    from agent.release import release
+    from cni.release import Wish
+
+    logs.configure(sys.stderr, "WARNING", "auto")
+    config = configuration.load(options.config)
+    done = release(config, Wish(options.device, options.reason, options.force), lambda: open_host(options))
+    show(options, {"device": options.device, "done": done}, done)
+    return DONE

@@ -1,0 +1,81 @@
+"""`nodefabric run`: the agent."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent import config as configuration
+from agent import logs
+from agent.commands.exits import DONE, FAILED
+from agent.commands.options import Command, add_config, add_host, open_host
+
+if TYPE_CHECKING:
+    from agent.topology.publisher import TopologyApi
+
+STOP_SECONDS = 1.8
+"""After this long a stuck driver or disk no longer holds up the end of the process."""
+SWITCH_SECONDS = 0.0005
+
+log = logging.getLogger("agent")
+
+
+def add(command: Command) -> None:
+    """Add the command."""
+    parser = command("run", _run, "run the agent")
+    add_config(parser)
+    add_host(parser)
+    text = "API server to publish to (default: the pod's own account)"
+    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help=text)
+    levels, formats = ("DEBUG", "INFO", "WARNING", "ERROR"), ("auto", "json", "text")
+    parser.add_argument("--log-level", default="INFO", choices=levels, help="default: %(default)s")
+    parser.add_argument("--log-format", default="auto", choices=formats, help="auto: text on a terminal, else JSON")
+
+
+def _run(options: argparse.Namespace) -> int:
+    logs.configure(sys.stderr, options.log_level, options.log_format)
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC's core writes past Python's logging
+    # A scan computes on a thread of its own. With the usual 5 ms an ADD beside it would wait that long after each
+    # of its system calls.
+    sys.setswitchinterval(SWITCH_SECONDS)
+    from agent.main import Agent
+    from agent.startup import await_config
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _stop, stop)
+        host = open_host(options)
+        try:
+            config = await await_config(options.config, host.scan, stop)
+            if config is not None:
+                log.info("configuration in effect: %s", configuration.describe(config))
+                await Agent(config, host, api=_api_server(config, options.kubeconfig)).run(stop)
+        finally:
+            host.close()
+
+    asyncio.run(serve())
+    return DONE
+
+
+def _api_server(config: configuration.Config, kubeconfig: Path | None) -> TopologyApi | None:
+    if not config.topology.publish:
+        return None
+    from agent.clients.apiserver import ApiServer
+
+    return ApiServer.from_kubeconfig(kubeconfig) if kubeconfig is not None else ApiServer.in_cluster(os.environ)
+
+
+def _stop(stop: asyncio.Event) -> None:
+    stop.set()
+    late = threading.Timer(STOP_SECONDS, os._exit, (FAILED,))
+    late.daemon = True
+    late.start()

@@ -1,0 +1,61 @@
+"""`nodefabric status`: what the running agent says, or what its books say without it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import urllib.request
+from typing import Any
+
+from agent import config as configuration
+from agent.commands.exits import DONE, NO_ANSWER
+from agent.commands.options import Command, add_config, add_output, show
+from agent.errors import Unavailable
+
+ANSWER_SECONDS = 5.0
+
+
+def add(command: Command) -> None:
+    """Add the command."""
+    parser = command("status", _status, "show what the running agent offers, who holds what, and what is wrong")
+    add_config(parser)
+    add_output(parser)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from agent import status
+
+    config = configuration.load(options.config)
+    try:
+        document, outcome = _ask(config.endpoints), DONE
+    except Unavailable as error:
+        document, outcome = _from_books(config, error), NO_ANSWER
+    show(options, document, status.text(document, time.time()))
+    return outcome
+
+
+def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, Any]:
+    """Tell what the books hold while no agent answers."""
+    from agent import status
+    from agent.ledger import lock, reading
+    from agent.main import agent_version, node_name
+
+    problem = f"does not run; this is what its books hold ({config.ledger_path})"
+    if lock.is_claimed(config.state_dir):
+        problem = f"runs, but does not answer; this is what its books hold: {error}"
+    found = reading.read(config.ledger_path)
+    return status.without_agent(found, node=node_name(), version=agent_version(), problem=problem)
+
+
+def _ask(endpoints: configuration.Endpoints) -> dict[str, Any]:
+    host = f"[{endpoints.address}]" if ":" in endpoints.address else endpoints.address
+    url = f"http://{host}:{endpoints.port}/status"
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
+            document: dict[str, Any] = json.load(answer)
+    except (OSError, ValueError) as error:
+        raise Unavailable(
+            f"the agent does not answer at {url} ({error}): is it running with this configuration?"
+        ) from error
+    return document
