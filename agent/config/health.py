@@ -8,12 +8,20 @@ from typing import Any
 from agent.config.reader import Reader
 
 
+MAX_XID = 1_000_000
+LINK_POLICIES = ("follow", "ignore")
+
+
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
-    down_seconds: float = 0.0
-    """How long a device must be found ill before it is offered as unhealthy."""
-    up_seconds: float = 0.0
+    down_seconds: float = 2.0
+    """How long a link must be down before its devices are offered as unhealthy. Hard faults are told at once."""
+    up_seconds: float = 5.0
     """How long a device must be found well again before it is offered as healthy."""
+    gone_seconds: float = 300.0
+    """How long a device that vanished stays in the list, as unhealthy."""
+    link: str = "follow"
+    """follow: VFs are unhealthy while their PF has no link; ignore: a link says nothing."""
     ignored_xids: frozenset[int] = frozenset()
     """GPU errors (XIDs) that leave a GPU healthy, besides those that applications cause."""
 
@@ -23,17 +31,21 @@ def read_health(reader: Reader) -> HealthSettings:
     plain = HealthSettings()
     return HealthSettings(
         down_seconds=reader.seconds(
-            "downSeconds", plain.down_seconds, 0, 3600, about="A device ill for this long is offered as unhealthy"
+            "downSeconds", plain.down_seconds, 0, 3600, about="A link down for this long makes its devices unhealthy"
         ),
         up_seconds=reader.seconds(
             "upSeconds", plain.up_seconds, 0, 3600, about="A device well again for this long is offered as healthy"
         ),
+        gone_seconds=reader.seconds(
+            "goneSeconds", plain.gone_seconds, 0, 86400, about="A vanished device stays listed, as unhealthy, this long"
+        ),
+        link=reader.choice("link", plain.link, LINK_POLICIES, about="Whether the link of a PF makes its VFs unhealthy"),
         ignored_xids=frozenset(
             reader.entries(
                 "ignoredXids",
                 "a GPU error number (XID)",
                 _xid,
-                schema={"type": "integer", "minimum": 0},
+                schema={"type": "integer", "minimum": 0, "maximum": MAX_XID},
                 about="GPU errors that leave a GPU healthy",
             )
         ),
@@ -41,6 +53,6 @@ def read_health(reader: Reader) -> HealthSettings:
 
 
 def _xid(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= 1_000_000:
+    if type(value) is not int or not 0 <= value <= MAX_XID:
         raise ValueError(value)
     return value
