@@ -7,7 +7,6 @@ from typing import Any
 
 from agent.config.reader import Reader
 
-
 MAX_XID = 1_000_000
 LINK_POLICIES = ("follow", "ignore")
 
