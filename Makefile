@@ -17,6 +17,7 @@ demo: setup ## a simulated node with GPUs and VFs, the agent, and pods that come
 	@.venv/bin/nodefabric demo --relay build/shim/native/nodefabric-cni
 
 test: check ## every check and every test, with those in the virtual machine
+	@hack/setup --tests
 	@$(NATIVE)
 	@hack/fetch-containerd
 	@mkdir -p build/reports
