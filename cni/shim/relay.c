@@ -149,7 +149,7 @@ static int relay(const struct command *command, const struct sockaddr_un *agent)
 }
 
 /* The runtime's signals may be inherited in any state. A broken pipe and a file that grows too large are errors that
- * are told, not deaths; the alarm is a death. */
+ * are told, not deaths; the alarm is a death, and so are the signals by which a runtime loses patience. */
 static void settle_signals(void)
 {
     sigset_t none;
@@ -157,7 +157,9 @@ static void settle_signals(void)
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
-    signal(SIGALRM, SIG_DFL);
+    static const int deadly[] = {SIGALRM, SIGHUP, SIGINT, SIGTERM};
+    for (size_t i = 0; i < sizeof deadly / sizeof deadly[0]; i++)
+        signal(deadly[i], SIG_DFL);
 }
 
 /* A runtime may start us without standard streams. Then the socket must not become standard output. */

@@ -9,6 +9,8 @@ import socket
 import stat
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -142,8 +144,21 @@ def test_signals_that_the_runtime_blocked_or_ignored_are_settled(relay: Relay) -
     os.close(writer)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_runtime_that_loses_patience_ends_the_relay(relay: Relay, number: signal.Signals) -> None:
+@contextmanager
+def ignored(number: signal.Signals) -> Iterator[None]:
+    """Let children be born with a signal ignored, as those of nohup and of a script's background jobs are."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("inherited", [lambda _: nullcontext(), ignored], ids=["default", "ignored"])
+def test_a_runtime_that_loses_patience_ends_the_relay(
+    relay: Relay, number: signal.Signals, inherited: Callable[[signal.Signals], AbstractContextManager[None]]
+) -> None:
     agent, arrived, done = Agent(), threading.Event(), threading.Event()
 
     def fall_silent(connection: socket.socket) -> None:
@@ -152,7 +167,8 @@ def test_a_runtime_that_loses_patience_ends_the_relay(relay: Relay, number: sign
         done.wait(60)
 
     with serve(relay.socket, agent, fall_silent):
-        process = relay.start("ADD", **POD, CNI_NETNS=OWN_NETNS)
+        with inherited(number) if number != signal.SIGKILL else nullcontext():
+            process = relay.start("ADD", **POD, CNI_NETNS=OWN_NETNS)
         assert process.stdin is not None
         process.stdin.close()
         process.stdin = None
