@@ -172,7 +172,8 @@ class Agent:
         os.close(self._epitaph)
         with suppress(OSError):
             self._lines.close()
-        self._orders.close()
+        # A file that could not write its last words keeps the socket open, whoever closes that.
+        os.close(self._orders.detach())
 
 
 def _first_readable(descriptors: Sequence[int], seconds: float) -> list[int]:
