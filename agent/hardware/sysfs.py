@@ -23,7 +23,8 @@ from agent.hardware.sysfs_rdma import (
     read_rdma_device,
 )
 from agent.hardware.sysfs_read import Attributes
-from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot, is_pci_address
+from agent.hardware.sysfs_vdpa import read_vdpa_devices, vhost_net_present
+from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot, VdpaDevice, drives_for_programs, is_pci_address
 
 _PCI_DEVICES = "/sys/bus/pci/devices"
 _BASE_CLASSES = frozenset({0x02, 0x03, 0x12})
@@ -46,6 +47,7 @@ class _Classes:
     char_devices: CharDevices
     absent: Names
     """RDMA devices that are in pods."""
+    vdpa: Mapping[str, VdpaDevice]
 
 
 def scan(root: Path) -> Snapshot:
@@ -59,6 +61,7 @@ def scan(root: Path) -> Snapshot:
         rdma=_names_by_device(read, "/sys/class/infiniband"),
         char_devices=read_char_devices(read),
         absent=_absent_rdma(read),
+        vdpa=read_vdpa_devices(read, _function),
     )
     devices: dict[str, PciDevice] = {}
     vf_indices: dict[str, int] = {}
@@ -73,6 +76,7 @@ def scan(root: Path) -> Snapshot:
         devices=tuple(devices.values()),
         numa_nodes=read_numa_nodes(read),
         rdma_cm=rdma_cm_present(read),
+        vhost_net=vhost_net_present(read),
         boot_id=read.text("/proc/sys/kernel/random/boot_id") or "",
         problems=read.problems,
     )
@@ -102,7 +106,9 @@ def _device(read: Attributes, address: str, classes: _Classes, vf_indices: dict[
         return None
     vfs = _vfs(read, folder, totalvfs)
     vf_indices.update(vfs)
-    driver = read.link(f"{folder}/driver")
+    driver = sys.intern(os.path.basename(read.link(f"{folder}/driver") or "")) or None
+    is_vfio = driver == "vfio-pci"
+    uio = read.names(f"{folder}/uio") if drives_for_programs(driver) and not is_vfio else []
     return PciDevice(
         address=address,
         path=_path(target),
@@ -111,7 +117,7 @@ def _device(read: Attributes, address: str, classes: _Classes, vf_indices: dict[
         device=product,
         subsystem_vendor=read.whole(f"{folder}/subsystem_vendor", 0, 16),
         subsystem_device=read.whole(f"{folder}/subsystem_device", 0, 16),
-        driver=sys.intern(os.path.basename(driver)) if driver else None,
+        driver=driver,
         numa_node=read.whole(f"{folder}/numa_node", NO_NUMA_NODE),
         iommu_group=_group(read.link(f"{folder}/iommu_group")),
         physfn=os.path.basename(physfn) if physfn else None,
@@ -122,6 +128,12 @@ def _device(read: Attributes, address: str, classes: _Classes, vf_indices: dict[
             r for name in classes.rdma.get(address, ()) if (r := read_rdma_device(read, name, classes.char_devices))
         )
         + tuple(absent_rdma_device(name, classes.char_devices) for name in classes.absent.get(address, ())),
+        # Functions that the firmware knows; a VF is none (drivers/pci/pci-label.c).
+        acpi_index="" if physfn else read.text(f"{folder}/acpi_index") or "",
+        uio=uio[0] if uio else "",
+        # drivers/vfio/group.c: such a group is called so, and its device file noiommu-N.
+        noiommu=is_vfio and read.text(f"{folder}/iommu_group/name") == "vfio-noiommu",
+        vdpa=classes.vdpa.get(address),
     )
 
 

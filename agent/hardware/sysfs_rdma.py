@@ -63,13 +63,15 @@ def rdma_cm_present(read: Attributes) -> bool:
 
 
 def _port(read: Attributes, folder: str, number: int) -> RdmaPort:
+    link_layer = _LINK_LAYER.get(read.text(f"{folder}/link_layer") or "", LinkLayer.UNSPECIFIED)
     return RdmaPort(
         number=number,
         state=_word(read.text(f"{folder}/state")) or "UNKNOWN",
         phys_state=_word(read.text(f"{folder}/phys_state")) or "UNKNOWN",
-        link_layer=_LINK_LAYER.get(read.text(f"{folder}/link_layer") or "", LinkLayer.UNSPECIFIED),
+        link_layer=link_layer,
         rate_gbps=_rate(read, f"{folder}/rate"),
         lid=read.whole(f"{folder}/lid", 0, 16),
+        pkey=(link_layer is LinkLayer.INFINIBAND and read.whole(f"{folder}/pkeys/0", 0, 16)) or None,
     )
 
 

@@ -95,6 +95,8 @@ class RdmaPort:
     link_layer: LinkLayer
     rate_gbps: float
     lid: int
+    pkey: int | None = None
+    """The first partition key of an InfiniBand port; None for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,22 @@ class RdmaDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class VdpaDevice:
+    """A vDPA device on a PCI function."""
+
+    name: str
+    driver: str
+    """vhost_vdpa or virtio_vdpa; empty if none is bound."""
+    path: str
+    """/dev/vhost-vdpa-0; empty for virtio_vdpa."""
+
+    @property
+    def vdpa_type(self) -> str:
+        """vhost or virtio; empty if no driver is bound."""
+        return self.driver.removesuffix("_vdpa") if self.driver.endswith("_vdpa") else ""
+
+
+@dataclass(frozen=True, slots=True)
 class PciDevice:
     address: str
     path: tuple[str, ...]
@@ -149,6 +167,13 @@ class PciDevice:
     sriov_totalvfs: int = 0
     netdevs: tuple[Netdev, ...] = ()
     rdma_devices: tuple[RdmaDevice, ...] = ()
+    acpi_index: str = ""
+    """The firmware's number for a device on the board; empty for most, and for VFs."""
+    uio: str = ""
+    """uio0, for a device bound to a uio driver."""
+    noiommu: bool = False
+    """Its IOMMU group is one that vfio made up where there is no IOMMU."""
+    vdpa: VdpaDevice | None = None
 
     @property
     def is_vf(self) -> bool:
@@ -237,6 +262,8 @@ class Snapshot:
     """/dev/infiniband/rdma_cm exists."""
     rdma_exclusive: bool = False
     """Each RDMA device belongs to one network namespace, and so goes along into a pod."""
+    vhost_net: bool = False
+    """/dev/vhost-net and /dev/net/tun exist."""
     boot_id: str = ""
     problems: tuple[Problem, ...] = ()
     generation: int = field(default=0, compare=False)

@@ -27,6 +27,7 @@ _PCI_FILES = (
     "revision",
     "subsystem_vendor",
     "subsystem_device",
+    "acpi_index",
     "numa_node",
     "sriov_totalvfs",
     "sriov_numvfs",
@@ -47,7 +48,7 @@ _NETDEV_FILES = (
     "type",
 )
 _RDMA_FILES = ("node_type", "node_guid", "sys_image_guid", "fw_ver", "board_id", "hca_type", "parent")
-_PORT_FILES = ("state", "phys_state", "link_layer", "rate", "lid", "sm_lid", "cap_mask", "gid_attrs/ndevs/0")
+_PORT_FILES = ("state", "phys_state", "link_layer", "rate", "lid", "sm_lid", "cap_mask", "pkeys/0", "gid_attrs/ndevs/0")
 _CHAR_DEVICE_FILES = ("dev", "ibdev", "port")
 _NODE_FILES = ("cpulist", "distance", "meminfo")
 _HUGEPAGES_FILES = ("nr_hugepages", "free_hugepages", "surplus_hugepages")
