@@ -22,12 +22,12 @@ Other processes read through `reading`, which works on a copy and never writes.
 from __future__ import annotations
 
 from agent.ledger.attachments import AttachmentBook
-from agent.ledger.grants import GrantBook
+from agent.ledger.bindings import BindingBook
 from agent.ledger.schema import SCHEMA_VERSION
 from agent.ledger.upkeep import UpkeepBook
 
 __all__ = ["SCHEMA_VERSION", "Ledger"]
 
 
-class Ledger(GrantBook, AttachmentBook, UpkeepBook):
+class Ledger(BindingBook, AttachmentBook, UpkeepBook):
     """Open books. Use `Ledger.open`; close it when done."""

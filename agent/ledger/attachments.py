@@ -27,6 +27,10 @@ class AttachmentBook(Database):
         found = self._read("SELECT * FROM attachments ORDER BY attachment_id")
         self._attachments.put(map(rows.attachment, found))
 
+    def watch_attachments(self, watcher: Callable[[Attachment | None, Attachment | None], None]) -> None:
+        """Call `watcher` with each attachment before and after a change. It must not block or raise."""
+        self._attachments.watch(watcher)
+
     def begin_attach(
         self,
         owner: Owner,

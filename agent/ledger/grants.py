@@ -23,6 +23,10 @@ class GrantBook(Database):
         super()._load()
         self._grants.put(map(rows.grant, self._read("SELECT * FROM grants ORDER BY granted_at, unit_id")))
 
+    def watch_grants(self, watcher: Callable[[Grant | None, Grant | None], None]) -> None:
+        """Call `watcher` with each grant before and after a change. It must not block or raise."""
+        self._grants.watch(watcher)
+
     def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
         """Record that kubelet was given these units (unit ID → device).
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from agent.model.allocation import Attachment, Grant
+from agent.model.allocation import Attachment, Binding, Grant
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,20 +26,29 @@ class Mirror(Generic[K, V]):
         self._guard = threading.Lock()
         self._values: dict[K, V] = {}
         self._of_device: dict[str, dict[K, V]] = {}
+        self._watchers: list[Callable[[V | None, V | None], None]] = []
+
+    def watch(self, watcher: Callable[[V | None, V | None], None]) -> None:
+        """Call `watcher` with each value before and after a change (None: not there). It must not block or raise."""
+        self._watchers.append(watcher)
 
     def put(self, values: Iterable[V]) -> None:
         """Add values, or set them in place of those with the same key."""
         with self._guard:
             for value in values:
-                self._drop(self._key(value), keep_place=True)
+                former = self._drop(self._key(value), keep_place=True)
                 self._values[self._key(value)] = value
                 self._of_device.setdefault(self._device(value), {})[self._key(value)] = value
+                for watcher in self._watchers:
+                    watcher(former, value)
 
     def remove(self, keys: Iterable[K]) -> None:
         """Forget what is there of these keys."""
         with self._guard:
             for key in keys:
-                self._drop(key)
+                former = self._drop(key)
+                for watcher in self._watchers if former is not None else ():
+                    watcher(former, None)
 
     def get(self, key: K) -> V | None:
         """Return the value of a key."""
@@ -56,16 +65,17 @@ class Mirror(Generic[K, V]):
         with self._guard:
             return tuple(self._of_device.get(device, {}).values())
 
-    def _drop(self, key: K, keep_place: bool = False) -> None:
+    def _drop(self, key: K, keep_place: bool = False) -> V | None:
         former = self._values.get(key)
         if former is None:
-            return
+            return None
         siblings = self._of_device[self._device(former)]
         del siblings[key]
         if not siblings:
             del self._of_device[self._device(former)]
         if not keep_place:
             del self._values[key]
+        return former
 
 
 def of_attachments() -> Mirror[int, Attachment]:
@@ -76,3 +86,8 @@ def of_attachments() -> Mirror[int, Attachment]:
 def of_grants() -> Mirror[str, Grant]:
     """Make an empty mirror of grants, by their unit."""
     return Mirror(lambda grant: grant.unit_id, lambda grant: grant.device)
+
+
+def of_bindings() -> Mirror[str, Binding]:
+    """Make an empty mirror of bindings, by their slot."""
+    return Mirror(lambda binding: binding.unit_id, lambda binding: binding.device)

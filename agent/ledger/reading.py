@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent.errors import LedgerError
 from agent.ledger import rows, schema
-from agent.model.allocation import Attachment, Grant, OwedLease, Quarantine
+from agent.model.allocation import Attachment, Binding, Grant, OwedLease, Quarantine
 
 WAIT_SECONDS = 5.0
 
@@ -25,6 +25,8 @@ class Books:
     attachments: tuple[Attachment, ...] = ()
     quarantines: tuple[Quarantine, ...] = ()
     owed_leases: tuple[OwedLease, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+    """Those of an earlier boot too."""
 
 
 def read(path: Path) -> Books:
@@ -47,6 +49,7 @@ def read(path: Path) -> Books:
                 tuple(map(rows.attachment, copy.execute("SELECT * FROM attachments ORDER BY attachment_id"))),
                 tuple(map(rows.quarantine, copy.execute("SELECT * FROM quarantine ORDER BY device"))),
                 tuple(map(rows.owed_lease, copy.execute("SELECT * FROM owed_leases ORDER BY lease_id"))),
+                tuple(map(rows.binding, copy.execute("SELECT * FROM bindings ORDER BY unit_id"))),
             )
     except (sqlite3.Error, OSError) as error:
         raise LedgerError(f"{path} cannot be read: {error}: run this as root, with the agent's stateDir") from error

@@ -9,6 +9,7 @@ from agent.errors import LedgerError
 from agent.model.allocation import (
     Attachment,
     AttachmentState,
+    Binding,
     Grant,
     NetnsId,
     OwedLease,
@@ -56,6 +57,23 @@ def _attachment(row: sqlite3.Row) -> Attachment:
         netns_path=row["netns_path"],
         request=json.loads(row["request"]),
         result=json.loads(row["result"]) if row["result"] is not None else None,
+        since=row["since"],
+    )
+
+
+def binding(row: sqlite3.Row) -> Binding:
+    """Read a row of `bindings`."""
+    return Binding(
+        unit_id=row["unit_id"],
+        resource_name=row["resource_name"],
+        kind=row["kind"],
+        device=row["device"],
+        container=row["container"],
+        container_id=row["container_id"],
+        cni_ifname=row["cni_ifname"],
+        pod=_pod(row),
+        edits=json.loads(row["edits"]),
+        boot_id=row["boot_id"],
         since=row["since"],
     )
 

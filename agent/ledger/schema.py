@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from agent.errors import LedgerError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 STEPS: Mapping[int, str] = MappingProxyType(
     {
@@ -31,7 +31,25 @@ STEPS: Mapping[int, str] = MappingProxyType(
             boot_id   TEXT NOT NULL,
             seen      REAL NOT NULL
         ) STRICT;
-        """
+        """,
+        2: """
+        CREATE TABLE bindings (
+            unit_id        TEXT PRIMARY KEY,
+            resource_name  TEXT NOT NULL,
+            kind           TEXT NOT NULL,
+            device         TEXT NOT NULL UNIQUE,
+            container      TEXT NOT NULL,
+            container_id   TEXT NOT NULL,
+            cni_ifname     TEXT NOT NULL,
+            pod_namespace  TEXT NOT NULL,
+            pod_name       TEXT NOT NULL,
+            pod_uid        TEXT NOT NULL,
+            edits          TEXT NOT NULL,
+            boot_id        TEXT NOT NULL,
+            since          REAL NOT NULL
+        ) STRICT;
+        DROP INDEX attachments_owner;
+        """,
     }
 )
 """Format → what makes the next one of it."""

@@ -33,7 +33,6 @@ CREATE TABLE attachments (
 
 -- Two live attachments of one device cannot exist, whatever the code above believes.
 CREATE UNIQUE INDEX attachments_device ON attachments (device);
-CREATE INDEX attachments_owner ON attachments (container_id, cni_ifname);
 
 CREATE TABLE quarantine (
     device   TEXT PRIMARY KEY,
@@ -63,4 +62,21 @@ CREATE TABLE known_devices (
     mtu       INTEGER NOT NULL,
     boot_id   TEXT NOT NULL,
     seen      REAL NOT NULL
+) STRICT;
+
+-- Which device was chosen for a slot, and for whom. Void in another boot.
+CREATE TABLE bindings (
+    unit_id        TEXT PRIMARY KEY,
+    resource_name  TEXT NOT NULL,
+    kind           TEXT NOT NULL,
+    device         TEXT NOT NULL UNIQUE,
+    container      TEXT NOT NULL,
+    container_id   TEXT NOT NULL,
+    cni_ifname     TEXT NOT NULL,
+    pod_namespace  TEXT NOT NULL,
+    pod_name       TEXT NOT NULL,
+    pod_uid        TEXT NOT NULL,
+    edits          TEXT NOT NULL,
+    boot_id        TEXT NOT NULL,
+    since          REAL NOT NULL
 ) STRICT;

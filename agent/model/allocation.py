@@ -18,11 +18,36 @@ class Grant:
     unit_id: str
     resource_name: str
     device: str
-    """PCI address of the device behind the unit, or the GPU's UUID."""
+    """PCI address of the device behind the unit, or the GPU's UUID; empty for a slot that is not bound yet."""
     granted_at: float
     """Seconds since the epoch."""
     pod: PodRef | None = None
     """Known once CNI ADD or PodResources told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The device that was chosen for a granted slot, for as long as one sandbox of a pod lives."""
+
+    unit_id: str
+    """The slot."""
+    resource_name: str
+    kind: str
+    """Of the resource: vf or nic."""
+    device: str
+    """PCI address. No other binding has it."""
+    container: str
+    """Name of the pod's container that uses the slot."""
+    container_id: str
+    """The sandbox, as its runtime calls it."""
+    cni_ifname: str
+    """CNI_IFNAME of the call that it was bound for."""
+    pod: PodRef
+    edits: Mapping[str, Any]
+    """What the container gets: containerEdits of the slot's CDI spec."""
+    boot_id: str = ""
+    since: float = 0.0
+    """Seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
