@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 log = logging.getLogger(__name__)
+
+
+def _told_nobody(name: str, what: str | None) -> None:
+    return None
 
 
 class Obstacles:
     """What keeps the agent from doing all its work: name → what is wrong. Shown by /readyz."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str, str | None], None] = _told_nobody) -> None:
+        """`tell` is called with each change: the obstacle's name, and what it is or None."""
+        self._tell = tell
         self.found: dict[str, str] = {
             "starting": "the first scan and clean-up are not done",
             "kubelet": "has not been asked yet",
@@ -22,9 +28,11 @@ class Obstacles:
         if what is None:
             if self.found.pop(name, None) is not None:
                 log.info("no longer in the way: %s", name)
+                self._tell(name, None)
         elif self.found.get(name) != what:
             self.found[name] = what
             log.error("%s: %s", name, what)
+            self._tell(name, what)
 
     def first(self, besides: Collection[str] = ()) -> str | None:
         """Return one of them as a sentence, or None. `besides` names some that do not count."""

@@ -1,0 +1,169 @@
+"""Recent events: a bounded list in memory of what became of devices and pods, for people who look.
+
+Grants and attachments are told by the ledger as they change, health by comparing one offer with the next,
+the rest by whoever did it. Nothing waits for this: to note an event is to append to a list.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from agent.model.allocation import Attachment, AttachmentState, Grant
+from agent.model.unit import OfferedUnit
+
+MOST_EVENTS = 200
+SAME_SECONDS = 60.0
+"""The same words again within this time are counted on the event that is there."""
+MOST_TEXT = 300
+"""Characters kept of one text: some of it comes from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened."""
+
+    number: int
+    """Counts up; a page that has seen one knows which are new."""
+    at: float
+    """Seconds since the epoch; of the last time, where `count` is more than one."""
+    kind: str
+    """grant, release, attach, detach, health, reconcile or agent."""
+    subject: str
+    """A device, unit, resource or part of the agent."""
+    text: str
+    warning: bool = False
+    """Whether somebody should look at it."""
+    count: int = 1
+
+
+class Events:
+    """The last `MOST_EVENTS` events. Any thread may note and read."""
+
+    def __init__(self, clock: Callable[[], float] = time.time, most: int = MOST_EVENTS) -> None:
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._kept: deque[Event] = deque(maxlen=most)
+        self._noted = 0
+
+    @property
+    def noted(self) -> int:
+        """How often something was noted: it changes whenever the list does."""
+        return self._noted
+
+    def note(self, kind: str, subject: str, text: str, *, warning: bool = False) -> None:
+        """Note an event. Never blocks for long, never raises."""
+        now = self._clock()
+        event = Event(0, now, kind, subject[:MOST_TEXT], text[:MOST_TEXT], warning)
+        with self._guard:
+            self._noted += 1
+            last = self._kept[-1] if self._kept else None
+            if last is not None and _is_same(last, event):
+                self._kept[-1] = replace(last, at=now, count=last.count + 1, number=self._noted)
+            else:
+                self._kept.append(replace(event, number=self._noted))
+
+    def listed(self) -> tuple[Event, ...]:
+        """List the events, the newest first."""
+        with self._guard:
+            return tuple(reversed(self._kept))
+
+    # ------------------------------------------------------ what others tell
+
+    def grant_changed(self, before: Grant | None, after: Grant | None) -> None:
+        """Note what became of a grant; None where there is none."""
+        told = tell_grant(before, after)
+        if told is not None:
+            self.note(*told)
+
+    def attachment_changed(self, before: Attachment | None, after: Attachment | None) -> None:
+        """Note what became of an attachment; None where there is none."""
+        told = tell_attachment(before, after)
+        if told is not None:
+            self.note(*told[:3], warning=told[3])
+
+    def reconciled(self, action: str, reason: str) -> None:
+        """Note an action of the reconciler."""
+        self.note("reconcile", action, reason, warning=action.endswith("-failed"))
+
+    def obstacle(self, name: str, what: str | None) -> None:
+        """Note what keeps the agent from its work, or that it no longer does."""
+        self.note("agent", name, what if what is not None else "no longer in the way", warning=what is not None)
+
+    def units_changed(
+        self, before: Mapping[str, Sequence[OfferedUnit]], after: Mapping[str, Sequence[OfferedUnit]]
+    ) -> None:
+        """Note which units of an offer became unhealthy, and which healthy again, by resource and reason."""
+        for subject, text, warning in tell_health(before, after):
+            self.note("health", subject, text, warning=warning)
+
+
+def tell_grant(before: Grant | None, after: Grant | None) -> tuple[str, str, str] | None:
+    """Say what became of a grant: kind, subject and text; None for what nobody needs to know."""
+    if after is None:
+        return None if before is None else ("release", _unit(before), f"{before.resource_name}{_of(before)} is free")
+    if after.pod is not None:
+        if before is not None and before.pod == after.pod and before.device == after.device:
+            return None
+        return "grant", _unit(after), f"{after.resource_name} to {after.pod}"
+    if before is not None and before.granted_at == after.granted_at:
+        return None
+    return "grant", _unit(after), f"{after.resource_name} to kubelet"
+
+
+def tell_attachment(before: Attachment | None, after: Attachment | None) -> tuple[str, str, str, bool] | None:
+    """Say what became of an attachment: kind, subject, text and whether that is a warning."""
+    row = after or before
+    if row is None:
+        return None
+    where = f"{row.ifname} of {row.owner.pod}"
+    if after is None:
+        if before is not None and before.state is AttachmentState.ATTACHING:
+            return "detach", row.device, f"did not become {where}", True
+        return "detach", row.device, f"{where} is back in the host", False
+    if after.state is AttachmentState.ATTACHED and (before is None or before.state is not after.state):
+        return "attach", row.device, f"is {where}", False
+    return None
+
+
+def tell_health(
+    before: Mapping[str, Sequence[OfferedUnit]], after: Mapping[str, Sequence[OfferedUnit]]
+) -> Iterator[tuple[str, str, bool]]:
+    """Say which units changed, as (subject, text, warning): one line for each resource and reason."""
+    for resource, units in after.items():
+        former = {unit.unit_id: unit.health for unit in before.get(resource, ())}
+        worse: dict[str, list[OfferedUnit]] = {}
+        better: dict[str, list[OfferedUnit]] = {}
+        for unit in units:
+            health, was = unit.health, former.get(unit.unit_id)
+            if not health.healthy and (was is None or was.healthy or was.reason != health.reason):
+                worse.setdefault(str(health.reason), []).append(unit)
+            elif health.healthy and was is not None and not was.healthy:
+                better.setdefault(str(was.reason), []).append(unit)
+        for reason, found in worse.items():
+            yield _units(found), f"{reason} ({resource})", True
+        for reason, found in better.items():
+            yield _units(found), f"healthy again, was {reason} ({resource})", False
+
+
+def _units(units: Sequence[OfferedUnit]) -> str:
+    """Name the devices of units: one, or how many."""
+    devices = Counter(unit.device or unit.unit_id for unit in units)
+    first = next(iter(devices))
+    return first if len(devices) == 1 else f"{first} and {len(devices) - 1} more"
+
+
+def _unit(grant: Grant) -> str:
+    return grant.device or grant.unit_id
+
+
+def _of(grant: Grant) -> str:
+    return f" of {grant.pod}" if grant.pod is not None else ""
+
+
+def _is_same(last: Event, event: Event) -> bool:
+    same = (last.kind, last.subject, last.text, last.warning) == (event.kind, event.subject, event.text, event.warning)
+    return same and event.at - last.at < SAME_SECONDS
