@@ -11,13 +11,22 @@ from agent.commands.options import Command, add_hardware, add_output, scanned, s
 def add(command: Command) -> None:
     """Add the command."""
     parser = command("topology", _topology, "show how near GPUs and NICs are to each other")
+    parser.add_argument("--vfs", action="store_true", help="a row and a column for each VF, not only for its PF")
+    parser.add_argument(
+        "--svg", action="store_true", help="draw the PCIe tree instead, as an SVG file on standard output"
+    )
     add_hardware(parser)
     add_output(parser)
 
 
 def _topology(options: argparse.Namespace) -> int:
-    from agent.topology import matrix
+    from agent.chart import matrix, svg
+    from agent.main import node_name
 
     with scanned(options) as snapshot:
-        show(options, matrix.as_document(snapshot), matrix.as_text(snapshot))
+        if options.svg:
+            print(svg.draw(snapshot, options.node or node_name()), end="")
+        else:
+            shown = matrix.as_document(snapshot, with_vfs=options.vfs)
+            show(options, shown, matrix.as_text(snapshot, with_vfs=options.vfs))
     return DONE
