@@ -60,7 +60,7 @@ ROW = Attachment(
 )
 FACTS = Facts(
     Snapshot(problems=(Problem("/sys/x", "cannot be read"),), generation=7),
-    {"rdma/vf": (Offered(VF), Offered(OTHER, "PfDown")), "rdma/hca": ()},
+    {"rdma/vf": (Offered(VF), Offered(OTHER, "LinkDown")), "rdma/hca": ()},
     (Grant(f"unit-{VF}", "rdma/vf", VF, 3.0, POD), Grant(f"unit-{OTHER}", "rdma/vf", OTHER, 4.0)),
     (ROW,),
     (Quarantine(OTHER, "clean-up failed: it is stuck", 6.0),),
@@ -91,7 +91,7 @@ def test_the_document_tells_who_holds_what_and_what_is_wrong() -> None:
         "healthy": 1,
         "granted": 2,
         "attached": 1,
-        "unhealthy": [{"unit": f"unit-{OTHER}", "reason": "PfDown"}],
+        "unhealthy": [{"unit": f"unit-{OTHER}", "reason": "LinkDown"}],
     }
     assert (hcas["name"], hcas["units"], hcas["attached"]) == ("rdma/hca", 0, 0)
     assert [g["pod"] for g in made["grants"]] == ["default/trainer", None]
@@ -134,7 +134,7 @@ def test_people_are_told_the_same_in_columns() -> None:
     text = "\n".join(lines)
     assert "10.9.0.2/24, fd09::2/64" in text
     assert status.UNKNOWN_POD in text
-    assert "PfDown" in text
+    assert "LinkDown" in text
     assert "clean-up failed: it is stuck" in text
     assert "cannot read /sys/x: cannot be read" in text
     assert f"{OTHER}  1h   clean-up failed: it is stuck" in text

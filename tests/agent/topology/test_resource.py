@@ -171,7 +171,7 @@ def test_available_never_exceeds_allocatable_nor_that_capacity(
     shape: list[tuple[int, bool, bool]], numbers: set[int]
 ) -> None:
     units = tuple(
-        FakeUnit(f"u{i}", numa, health=HEALTHY if healthy else unhealthy("X"))
+        FakeUnit(f"u{i}", numa, health=HEALTHY if healthy else unhealthy("LinkDown"))
         for i, (numa, healthy, _) in enumerate(shape)
     )
     held = frozenset(f"u{i}" for i, (_, _, taken) in enumerate(shape) if taken)

@@ -1,0 +1,82 @@
+"""Why a unit is not healthy: a closed list of words, each with a sentence for people. Pure.
+
+The words are stable: they are metric labels, Event reasons, and what the status shows.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+
+
+class Tempo(Enum):
+    """How soon a reason counts, and how soon it no longer does."""
+
+    AT_ONCE = "at once"
+    """What it says is certain, both ways: a driver is bound or it is not."""
+    SETTLED = "settled"
+    """It may come and go within a moment, as links do: it counts, and ends, when it has lasted."""
+
+
+class Reason(StrEnum):
+    """A word, which is the member itself, with its sentence and its tempo."""
+
+    text: str
+    """A sentence's second half: `0000:3b:02.1: no driver is bound to it`."""
+    tempo: Tempo
+
+    def __new__(cls, word: str, text: str, tempo: Tempo = Tempo.AT_ONCE) -> Reason:
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.text = text
+        member.tempo = tempo
+        return member
+
+    # What becomes of the device as a whole.
+    QUARANTINED = "Quarantined", "what its last pod left on it is not cleaned up yet; the agent keeps trying"
+    DEVICE_GONE = "DeviceGone", "it is no longer on the node: VFs were removed, or the adapter or GPU has left the bus"
+    PARENT_DOWN = "ParentDown", "its PF has no driver, or is gone"
+    NO_DRIVER = "NoDriver", "no driver is bound to it"
+    WRONG_DRIVER = "WrongDriver", "another driver is bound to it than its resource selects"
+
+    # What a container would lack.
+    NO_RDMA_DEVICE = "NoRdmaDevice", "its driver shows no RDMA device any more"
+    NO_CHAR_DEVICE = "NoCharDevice", "it has no uverbs device: the module ib_uverbs is not loaded"
+    NO_IOMMU_GROUP = "NoIommuGroup", "it is bound to vfio-pci, and the node's IOMMU is off"
+    EXCLUSIVE_RDMA = (
+        "ExclusiveRdma",
+        "the RDMA devices of the node belong to one namespace each, so this HCA cannot be shared",
+    )
+
+    # Links and ports; those of the PF count for its VFs.
+    LINK_DOWN = "LinkDown", "its link, or that of its PF, has no carrier", Tempo.SETTLED
+    PORT_DOWN = "PortDown", "no port of its RDMA device, or of its PF's, is active", Tempo.SETTLED
+
+    # GPUs. How long an error counts is decided in `gpu_health`.
+    GPU_LOST = "GpuLost", "the driver has lost it, or it has fallen off the bus"
+    RESET_REQUIRED = "ResetRequired", "the driver asks for a reset, of the GPU or of the node"
+    ECC_UNCORRECTABLE = "EccUncorrectable", "uncorrectable memory errors since the last reset"
+    ROW_REMAP_FAILED = "RowRemapFailed", "bad memory could not be replaced by spare rows"
+    INFOROM_CORRUPTED = "InforomCorrupted", "the data that the board keeps about itself are damaged"
+    THERMAL_SLOWDOWN = "ThermalSlowdown", "the hardware keeps slowing it down for heat"
+    XID_FATAL = "XidFatal", "the driver told of an error that only a reset ends"
+    XID_TRANSIENT = "XidTransient", "the driver told of an error a short while ago"
+
+
+_BY_WORD = {reason.value: reason for reason in Reason}
+
+
+def reason_of(word: str) -> Reason | None:
+    """Find a reason by its word; None for a word that is none of ours."""
+    return _BY_WORD.get(word)
+
+
+def tempo_of(word: str) -> Tempo:
+    """Return a reason's tempo; AT_ONCE for a word that is none of ours."""
+    reason = _BY_WORD.get(word)
+    return reason.tempo if reason is not None else Tempo.AT_ONCE
+
+
+def text_of(word: str) -> str:
+    """Return a reason's sentence; empty for a word that is none of ours."""
+    reason = _BY_WORD.get(word)
+    return reason.text if reason is not None else ""

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.model.device import LinkLayer, Netdev, PciDevice, RdmaDevice, RdmaPort, Snapshot
+from agent.model.health import HEALTHY, Health, Terms, judge_link, judge_missing, judge_nic
+from agent.model.reasons import Reason, Tempo, reason_of, tempo_of, text_of
+
+PF, VF = "0000:3b:00.0", "0000:3b:00.1"
+
+
+def function(address: str, driver: str | None = "mlx5_core", **facts: object) -> PciDevice:
+    plain = PciDevice(address, ("pci0000:3a", address), 0x020000, 0x15B3, 0x1021, 0x15B3, 0x23, driver, 0, 7)
+    return replace(plain, **facts)  # type: ignore[arg-type]
+
+
+def netdev(carrier: bool | None, name: str = "ens1f0", port: str = "") -> Netdev:
+    return Netdev(name, 5, "02:00:00:00:00:01", 1500, "up", carrier, LinkLayer.ETHERNET, 1000, port)
+
+
+def rdma(*states: str, layer: LinkLayer = LinkLayer.ETHERNET) -> RdmaDevice:
+    ports = tuple(RdmaPort(n, state, "", layer, 100.0, 0) for n, state in enumerate(states, 1))
+    return RdmaDevice("mlx5_0", "CA", "", "", "", "", ports, ())
+
+
+def judged(
+    pf: PciDevice, vf: PciDevice | None = None, quarantined: str | None = None, follow_link: bool = True
+) -> Health:
+    device = vf or pf
+    snapshot = Snapshot(devices=(pf,) if device is pf else (pf, device))
+    return judge_nic(device, snapshot, quarantined=quarantined, terms=Terms(follow_link=follow_link))
+
+
+VF_OF_IT = function(VF, physfn=PF)
+
+
+def test_every_reason_has_a_sentence_of_its_own() -> None:
+    texts = [reason.text for reason in Reason]
+    assert len(set(texts)) == len(texts)
+    assert all(text and text[0].islower() and not text.endswith(".") for text in texts)
+    assert all(reason_of(reason.value) is reason for reason in Reason)
+
+
+def test_only_links_and_ports_are_waited_for() -> None:
+    assert {r for r in Reason if r.tempo is Tempo.SETTLED} == {Reason.LINK_DOWN, Reason.PORT_DOWN}
+
+
+def test_a_word_that_is_none_of_ours_has_no_sentence() -> None:
+    assert (reason_of("Tired"), text_of("Tired"), tempo_of("Tired")) == (None, "", Tempo.AT_ONCE)
+
+
+@pytest.mark.parametrize(
+    ("pf", "reason"),
+    [
+        (function(PF), ""),
+        (function(PF, driver=None), "NoDriver"),
+        (function(PF, driver="vfio-pci", iommu_group=None), "NoIommuGroup"),
+        (function(PF, driver="vfio-pci"), ""),
+        (function(PF, netdevs=(netdev(True),)), ""),
+        (function(PF, netdevs=(netdev(None),)), ""),
+        (function(PF, netdevs=(netdev(False),)), "LinkDown"),
+        (function(PF, netdevs=(netdev(False), netdev(True, "ens1f1"))), ""),
+        (function(PF, netdevs=(netdev(False), netdev(True, "rep", "pf0vf0"))), "LinkDown"),
+        (function(PF, rdma_devices=(rdma("DOWN"),), netdevs=(netdev(True),)), "PortDown"),
+        (function(PF, rdma_devices=(rdma("DOWN", "ACTIVE"),), netdevs=(netdev(False),)), ""),
+        (function(PF, rdma_devices=(rdma("ACTIVE_DEFER"),)), ""),
+        (function(PF, rdma_devices=(rdma("INIT"),)), "PortDown"),
+    ],
+)
+def test_a_pf_is_judged_by_driver_ports_and_carrier(pf: PciDevice, reason: str) -> None:
+    assert judged(pf).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("pf", "vf", "reason"),
+    [
+        (function(PF), VF_OF_IT, ""),
+        (function(PF, driver=None), VF_OF_IT, "ParentDown"),
+        (function(PF), function(VF, physfn="0000:99:00.0"), "ParentDown"),
+        (function(PF), function(VF, physfn=PF, driver=None), "NoDriver"),
+        (function(PF, netdevs=(netdev(False),)), VF_OF_IT, "LinkDown"),
+        (function(PF, netdevs=(netdev(True),)), function(VF, physfn=PF, netdevs=(netdev(False),)), ""),
+        (function(PF, rdma_devices=(rdma("DOWN"),), netdevs=(netdev(None),)), VF_OF_IT, ""),
+        (function(PF, rdma_devices=(rdma("DOWN"),), netdevs=(netdev(False),)), VF_OF_IT, "LinkDown"),
+        (function(PF, rdma_devices=(rdma("DOWN", layer=LinkLayer.INFINIBAND),)), VF_OF_IT, "PortDown"),
+        (function(PF, driver="vfio-pci"), VF_OF_IT, ""),
+    ],
+)
+def test_a_vf_follows_its_pf(pf: PciDevice, vf: PciDevice, reason: str) -> None:
+    assert judged(pf, vf).reason == reason
+
+
+def test_quarantine_comes_before_everything_else() -> None:
+    assert judged(function(PF, driver=None), VF_OF_IT, quarantined="why").reason == "Quarantined"
+
+
+def test_where_links_are_ignored_a_vf_still_needs_its_pf() -> None:
+    down = function(PF, netdevs=(netdev(False),))
+    assert judged(down, VF_OF_IT, follow_link=False) == HEALTHY
+    assert judged(down, follow_link=False).reason == "LinkDown"
+    assert judged(replace(down, driver=None), VF_OF_IT, follow_link=False).reason == "ParentDown"
+
+
+def test_all_vfs_of_a_pf_share_one_view_of_its_link() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def lasting(subject: str, raw: Health) -> Health:
+        asked.append((subject, raw.reason))
+        return HEALTHY
+
+    pf = function(PF, netdevs=(netdev(False),))
+    vfs = tuple(function(f"0000:3b:00.{n}", physfn=PF) for n in (1, 2))
+    snapshot = Snapshot(devices=(pf, *vfs))
+    terms = Terms(lasting)
+    assert [judge_nic(d, snapshot, quarantined=None, terms=terms) for d in snapshot.devices] == [HEALTHY] * 3
+    assert asked == [(PF, "LinkDown"), (f"{PF} uplink", "LinkDown"), (f"{PF} uplink", "LinkDown")]
+
+
+def test_a_roce_port_that_nobody_brought_up_is_down_for_the_hca_only() -> None:
+    pf = function(PF, rdma_devices=(rdma("DOWN"),), netdevs=(netdev(None),))
+    assert judge_link(pf, for_vfs=False).reason == "PortDown"
+    assert judge_link(pf, for_vfs=True) == HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("now", "rdma_devices", "drivers", "reason"),
+    [
+        (None, (), (), "DeviceGone"),
+        (function(VF, driver=None), (), (), "NoDriver"),
+        (function(VF, driver="vfio-pci"), (), ("mlx5_core",), "WrongDriver"),
+        (function(VF), ("mlx5_0",), (), "NoRdmaDevice"),
+        (function(VF, rdma_devices=(rdma("ACTIVE"),)), ("mlx5_0",), ("mlx5_core",), None),
+        (function(VF), (), (), None),
+    ],
+)
+def test_a_device_that_left_its_resource_has_a_reason(
+    now: PciDevice | None, rdma_devices: tuple[str, ...], drivers: tuple[str, ...], reason: str | None
+) -> None:
+    snapshot = Snapshot(devices=(now,) if now is not None else ())
+    found = judge_missing(VF, rdma_devices, drivers, snapshot)
+    assert (found.reason if found is not None else None) == reason
