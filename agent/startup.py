@@ -22,7 +22,8 @@ from agent.errors import ConfigError, RequestInvalid
 from agent.metrics import Metrics
 from agent.model.device import Snapshot
 from cni import netconf
-from deviceplugin.resources import check_overlaps, list_units
+from deviceplugin.assignment import check_overlaps
+from deviceplugin.resources import list_units
 
 RETRY_SECONDS = 2.0
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from agent.config import Resource
-from agent.errors import ConfigError
 from agent.model.device import NO_NUMA_NODE, RdmaDevice, Snapshot
 from agent.model.health import HEALTHY, Health, judge_nic, unhealthy
-from deviceplugin.selectors import NO_NAMES, Candidate, candidates, conditions, takes
+from deviceplugin.assignment import Assignment, Taken, assign
+from deviceplugin.selectors import NO_NAMES, Candidate
 
 MAX_UNIT_ID = 63
 NO_QUARANTINE: Mapping[str, str] = MappingProxyType({})
@@ -42,29 +42,8 @@ class Unit:
     numa_node: int
     rdma_devices: tuple[str, ...] = ()
     """RDMA devices that come with the unit: the HCA itself, or those of the VF."""
-
-
-@dataclass(frozen=True, slots=True)
-class SelectorMatch:
-    """What one entry of a selector field finds by itself."""
-
-    field: str
-    """Path in the resource, such as `select.pf[0]`."""
-    text: str
-    devices: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a resource has the devices that it has."""
-
-    resource_name: str
-    kind: str
-    candidates: tuple[str, ...]
-    """Every device of the kind on this node."""
-    selectors: tuple[SelectorMatch, ...]
-    devices: tuple[str, ...]
-    """Those that the whole selector takes."""
+    alternative: int = 0
+    """Which alternative of the resource's selector took the device."""
 
 
 def list_units(
@@ -79,80 +58,49 @@ def list_units(
     their interface in the host. A device that two resources select goes to the first of them:
     `check_overlaps` refuses such a configuration at start, but a device may also appear later.
     """
+    found = assign(resources, snapshot, host_names)
+    return units_of(resources, found, snapshot, quarantined)
+
+
+def units_of(
+    resources: Sequence[Resource],
+    assignment: Assignment,
+    snapshot: Snapshot,
+    quarantined: Mapping[str, str] = NO_QUARANTINE,
+) -> Mapping[str, tuple[Unit, ...]]:
+    """List every resource's units, once it is known which devices each has."""
     guids = _shared_guids(snapshot)
-    taken: set[str] = set()
-    units: dict[str, tuple[Unit, ...]] = {}
-    for resource in resources:
-        mine = [c for c in _selected(resource, snapshot, host_names) if c.label not in taken]
-        taken.update(c.label for c in mine)
-        units[resource.name] = tuple(u for c in mine for u in _units(resource, c, snapshot, quarantined, guids))
-    return MappingProxyType(units)
-
-
-def check_overlaps(
-    resources: Sequence[Resource], snapshot: Snapshot, source: str, host_names: Mapping[str, str] = NO_NAMES
-) -> None:
-    """Refuse a configuration in which two resources select one device.
-
-    An HCA and the VFs of the same port are different devices. Raises ConfigError that names the
-    device and both resources.
-    """
-    owners: dict[str, int] = {}
-    problems = []
-    for i, resource in enumerate(resources):
-        for candidate in _selected(resource, snapshot, host_names):
-            first = owners.setdefault(candidate.label, i)
-            if first != i:
-                problems.append(
-                    f"resources[{i}].select: {resource.name} takes {candidate.label}, which resources[{first}]"
-                    f" ({resources[first].name}) takes too: narrow one of the two selectors"
-                )
-    if problems:
-        raise ConfigError(source, problems)
-
-
-def explain(resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES) -> Explanation:
-    """Tell what each selector of a resource finds on this node, and what all of them find together."""
-    found = list(candidates(resource.kind, snapshot, host_names))
-    groups = conditions(resource.select)
-    return Explanation(
-        resource_name=resource.name,
-        kind=resource.kind,
-        candidates=tuple(c.label for c in found),
-        selectors=tuple(
-            SelectorMatch(f"select.{condition.field}", condition.text, _labels(found, condition.holds))
-            for group in groups
-            for condition in group
-        ),
-        devices=_labels(found, lambda c: takes(groups, c)),
+    return MappingProxyType(
+        {
+            resource.name: tuple(
+                unit
+                for taken in assignment.taken[resource.name]
+                for unit in _units(resource, taken, snapshot, quarantined, guids)
+            )
+            for resource in resources
+        }
     )
-
-
-def _labels(found: Iterable[Candidate], holds: Callable[[Candidate], bool]) -> tuple[str, ...]:
-    return tuple(c.label for c in found if holds(c))
-
-
-def _selected(resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str]) -> list[Candidate]:
-    groups = conditions(resource.select)
-    return [c for c in candidates(resource.kind, snapshot, host_names) if takes(groups, c)]
 
 
 def _units(
     resource: Resource,
-    candidate: Candidate,
+    taken: Taken,
     snapshot: Snapshot,
     quarantined: Mapping[str, str],
     shared_guids: frozenset[str],
 ) -> Iterable[Unit]:
-    health = judge(candidate, snapshot, quarantined)
-    numa_node = _numa_node(candidate, snapshot)
+    candidate = taken.candidate
+    health = unhealthy("Held") if taken.held_for else judge(candidate, snapshot, quarantined)
+    numa_node = NO_NUMA_NODE if resource.exclude_topology else _numa_node(candidate, snapshot)
     if resource.kind == "hca":
         prefix = hca_prefix(candidate, shared_guids)
         ids = [f"{prefix}-{n}" for n in range(resource.shares)]
     else:
         ids = [candidate.device]
     rdma = tuple(sorted(candidate.rdma_names))
-    return (Unit(i, resource.name, resource.kind, candidate.device, health, numa_node, rdma) for i in ids)
+    return (
+        Unit(i, resource.name, taken.kind, candidate.device, health, numa_node, rdma, taken.alternative) for i in ids
+    )
 
 
 def judge(candidate: Candidate, snapshot: Snapshot, quarantined: Mapping[str, str]) -> Health:

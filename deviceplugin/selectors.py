@@ -7,17 +7,18 @@ is its PF's, and its own interface name comes from the ledger when the kernel no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
-from agent.config import PfSelector, Select
+from agent.config import PfSelector, Resource, Select, SriovPool
 from agent.model.device import Gpu, LinkLayer, PciDevice, RdmaDevice, Snapshot
 
 NETWORK_CLASS = 0x02
 INFINIBAND_CLASS = 0x0207
+ACCELERATOR_CLASS = 0x12
 V = TypeVar("V")
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
@@ -37,6 +38,18 @@ class Candidate:
     netdevs: frozenset[str] = frozenset()
     rdma_names: frozenset[str] = frozenset()
     link_layers: frozenset[LinkLayer] = frozenset()
+    pkeys: frozenset[int] = frozenset()
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """What of the node it is: two candidates that have a part in common are one device for two purposes.
+
+        An HCA is its RDMA device, a VF or whole adapter also its PCI function. So a PF's HCA has nothing in common with
+        its VFs, but with the PF as a whole adapter.
+        """
+        if self.rdma is not None:
+            return frozenset({f"{self.device} {self.rdma.name}"})
+        return frozenset({self.device, *(f"{self.device} {name}" for name in self.rdma_names)})
 
     @property
     def label(self) -> str:
@@ -54,9 +67,31 @@ def candidates(kind: str, snapshot: Snapshot, host_names: Mapping[str, str] = NO
     elif kind == "hca":
         yield from (_hca(d, r) for d in snapshot.devices if not d.is_vf for r in d.rdma_devices if not r.absent)
     elif kind == "vf":
-        for device in snapshot.devices:
-            if device.is_vf and device.pci_class >> 16 == NETWORK_CLASS:
-                yield _vf(device, snapshot, host_names.get(device.address))
+        yield from (_function(d, snapshot, host_names) for d in snapshot.devices if d.is_vf and _is_network(d))
+    elif kind == "nic":
+        yield from (_function(d, snapshot, host_names) for d in snapshot.devices if _is_whole_adapter(d, snapshot))
+    elif kind == "accelerator":
+        yield from (
+            _function(d, snapshot, host_names) for d in snapshot.devices if d.pci_class >> 16 == ACCELERATOR_CLASS
+        )
+
+
+def offered_candidates(
+    resource: Resource, kind: str, snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES
+) -> Iterator[tuple[str, Candidate]]:
+    """List what a resource could take as this kind, selectors aside, with the kind that each is."""
+    if isinstance(resource.compat, SriovPool) and kind != "accelerator":
+        kinds: tuple[str, ...] = ("vf", "nic")
+    elif resource.compat is not None and kind == "hca":
+        yield from (("hca", _hca(d, r)) for d in snapshot.devices if _is_network(d) for r in d.rdma_devices)
+        return
+    else:
+        kinds = (kind,)
+    for each in kinds:
+        for candidate in candidates(each, snapshot, host_names):
+            # sriov-network-device-plugin leaves devices out that no driver is bound to.
+            if resource.compat is None or (candidate.pci is not None and candidate.pci.driver):
+                yield each, candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +106,54 @@ class Condition:
 
 def conditions(select: Select) -> tuple[tuple[Condition, ...], ...]:
     """Spell a selector out: every group needs one condition that holds. Empty fields make no group."""
+    return (*_own_conditions(select), *_alternatives(select))
+
+
+def choice(select: Select, candidate: Candidate) -> int | None:
+    """Tell which of a selector's alternatives takes the device, 0 if it has none; None if it does not take it."""
+    if not takes(_own_conditions(select), candidate):
+        return None
+    if not select.any_of:
+        return 0
+    return next((i for i, other in enumerate(select.any_of) if choice(other, candidate) is not None), None)
+
+
+def alternative(select: Select, number: int) -> Select:
+    """Return the alternative of that number; the selector itself if it has none."""
+    return select.any_of[number] if select.any_of else select
+
+
+def _alternatives(select: Select) -> tuple[tuple[Condition, ...], ...]:
+    spelled = [conditions(other) for other in select.any_of]
+    group = tuple(
+        Condition(f"[{i}]", _in_words(groups) or "anything", partial(takes, groups)) for i, groups in enumerate(spelled)
+    )
+    return (group,) if group else ()
+
+
+def _in_words(groups: tuple[tuple[Condition, ...], ...]) -> str:
+    fields = ((group[0].field.partition("[")[0], [condition.text for condition in group]) for group in groups)
+    return "; ".join(f"{field} {', '.join(texts)}" if any(texts) else field for field, texts in fields)
+
+
+def _own_conditions(select: Select) -> tuple[tuple[Condition, ...], ...]:
     groups = (
         _group("vendors", select.vendors, _hex, lambda v, c: c.pci is not None and c.pci.vendor == v),
         _group("devices", select.devices, _hex, lambda v, c: c.pci is not None and c.pci.device == v),
+        _group(
+            "classes", select.classes, str, lambda v, c: c.pci is not None and f"{c.pci.pci_class:06x}".startswith(v)
+        ),
         _group("drivers", select.drivers, str, lambda v, c: c.pci is not None and c.pci.driver == v),
         _group("pciAddresses", select.pci_addresses, str, lambda v, c: c.pci is not None and c.pci.address == v),
+        _group("acpiIndexes", select.acpi_indexes, str, lambda v, c: c.pci is not None and c.pci.acpi_index == v),
         _group("pf", select.pf, _pf_text, _is_of_pf),
+        _group("rootDevices", select.root_devices, _pf_text, _is_of_root),
         _group("netdevs", select.netdevs, str, lambda v, c: v in c.netdevs),
         _group("rdmaDevices", select.rdma_devices, str, lambda v, c: v in c.rdma_names),
         _group("linkLayer", select.link_layers, lambda v: v.value, lambda v, c: v in c.link_layers),
+        _group("pKeys", select.pkeys, lambda v: f"0x{v:04x}", lambda v, c: v in c.pkeys),
+        _group("isRdma", (True,) if select.is_rdma else (), lambda v: "", lambda v, c: bool(c.rdma_names)),
+        _group("vdpaType", (select.vdpa_type,) if select.vdpa_type else (), str, _has_vdpa),
     )
     return tuple(group for group in groups if group)
 
@@ -116,9 +190,35 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _is_of_pf(selector: PfSelector, candidate: Candidate) -> bool:
-    if selector.pf not in candidate.pf_names or candidate.pci is None:
+    return _is_named(selector, candidate.pf_names, candidate)
+
+
+def _is_of_root(selector: PfSelector, candidate: Candidate) -> bool:
+    if candidate.pci is None:
+        return False
+    return _is_named(selector, {candidate.pci.physfn or candidate.pci.address}, candidate)
+
+
+def _is_named(selector: PfSelector, names: Collection[str], candidate: Candidate) -> bool:
+    if candidate.pci is None or selector.pf.lower() not in (name.lower() for name in names):
         return False
     return selector.vf_indices is None or candidate.pci.vf_index in selector.vf_indices
+
+
+def _has_vdpa(vdpa_type: str, candidate: Candidate) -> bool:
+    vdpa = candidate.pci.vdpa if candidate.pci is not None else None
+    return vdpa is not None and vdpa.vdpa_type == vdpa_type
+
+
+def _is_network(device: PciDevice) -> bool:
+    return device.pci_class >> 16 == NETWORK_CLASS
+
+
+def _is_whole_adapter(device: PciDevice, snapshot: Snapshot) -> bool:
+    """Tell whether the whole function can go into a pod: it has no VFs that others use, and the host can spare it."""
+    if device.is_vf or device.vfs or not _is_network(device):
+        return False
+    return not any(n.is_enslaved or n.name in snapshot.default_routes for n in device.netdevs)
 
 
 def _own_netdevs(device: PciDevice) -> frozenset[str]:
@@ -138,15 +238,18 @@ def _link_layers(device: PciDevice) -> frozenset[LinkLayer]:
     return frozenset({LinkLayer.INFINIBAND if device.pci_class >> 8 == INFINIBAND_CLASS else LinkLayer.ETHERNET})
 
 
-def _vf(device: PciDevice, snapshot: Snapshot, host_name: str | None) -> Candidate:
+def _function(device: PciDevice, snapshot: Snapshot, host_names: Mapping[str, str]) -> Candidate:
     pf = snapshot.parent(device)
+    host_name = host_names.get(device.address)
+    netdevs = _own_netdevs(device) | (frozenset({host_name}) if host_name else frozenset())
     return Candidate(
         device=device.address,
         pci=device,
-        pf_names=frozenset({device.physfn or ""}) | (_own_netdevs(pf) if pf else frozenset()),
-        netdevs=_own_netdevs(device) | (frozenset({host_name}) if host_name else frozenset()),
+        pf_names=frozenset({device.physfn or device.address}) | (_own_netdevs(pf) if pf else netdevs),
+        netdevs=netdevs,
         rdma_names=frozenset(r.name for r in device.rdma_devices),
         link_layers=_link_layers(pf or device),
+        pkeys=_pkeys(device.rdma_devices),
     )
 
 
@@ -161,7 +264,12 @@ def _hca(device: PciDevice, rdma: RdmaDevice) -> Candidate:
         netdevs=netdevs,
         rdma_names=frozenset({rdma.name}),
         link_layers=ports or _link_layers(device),
+        pkeys=_pkeys((rdma,)),
     )
+
+
+def _pkeys(rdma_devices: Iterable[RdmaDevice]) -> frozenset[int]:
+    return frozenset(port.pkey for rdma in rdma_devices for port in rdma.ports[:1] if port.pkey is not None)
 
 
 def _gpu(gpu: Gpu, snapshot: Snapshot) -> Candidate:

@@ -25,7 +25,7 @@ def add(command: Command) -> None:
 
 def _check_config(options: argparse.Namespace) -> int:
     from agent.startup import check
-    from deviceplugin.resources import explain
+    from deviceplugin.explanation import explain
 
     config = configuration.load(options.file)
     with scanned(options) as snapshot:

@@ -24,6 +24,8 @@ from agent.config.values import (
     RailNic,
     Resource,
     Select,
+    SharedPool,
+    SriovPool,
 )
 
 __all__ = [
@@ -44,6 +46,8 @@ __all__ = [
     "RailNic",
     "Resource",
     "Select",
+    "SharedPool",
+    "SriovPool",
     "Topology",
     "describe",
     "load",

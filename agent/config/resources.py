@@ -41,7 +41,7 @@ def read_resource(reader: Reader) -> Resource:
     resource = Resource(
         name=name or "",
         kind=kind or "",
-        select=read_select(reader.section("select"), kind) if kind != "rail" else Select(),
+        select=read_select(reader, "select", kind) if kind != "rail" else Select(),
         shares=_shares(reader) if kind == "hca" else DEFAULT_SHARES,
         management=reader.flag("management", False, about="Hand out umad and issm devices too") if fabric else False,
         network=reader.text(
@@ -51,7 +51,7 @@ def read_resource(reader: Reader) -> Resource:
         else None,
         binding=binding,
         slots=reader.whole("slots", None, 1, MAX_UNITS, about="Late binding: number of units") if late else None,
-        gpu=read_select(reader.section("gpu"), "gpu") if kind == "rail" else Select(),
+        gpu=read_select(reader, "gpu", "gpu") if kind == "rail" else Select(),
         nic=_rail_nic(reader.section("nic")) if kind == "rail" else RailNic(),
         mig=reader.choice("mig", "none", MIG_STRATEGIES, about="How slices of GPUs are offered")
         if kind == "gpu"
@@ -60,6 +60,7 @@ def read_resource(reader: Reader) -> Resource:
         if kind == "gpu"
         else 1,
         pass_by=reader.words("passBy", PASS_BY, about="How the container gets the GPU") if gpu else (),
+        exclude_topology=reader.flag("excludeTopology", False, about="Tell kubelet no NUMA node"),
         environment=reader.words("environment", ENVIRONMENTS, about="Helper variables for libraries") if fabric else (),
     )
     if resource.slots is not None and binding != "late":
@@ -77,7 +78,7 @@ def _rail_nic(reader: Reader) -> RailNic:
     kind = str(reader.choice("kind", "vf", RAIL_NIC_KINDS, about="What the NIC half is"))
     nic = RailNic(
         kind=kind,
-        select=read_select(reader.section("select"), kind),
+        select=read_select(reader, "select", kind),
         shares=_shares(reader) if kind == "hca" else DEFAULT_SHARES,
     )
     reader.done()

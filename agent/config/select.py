@@ -5,27 +5,100 @@ from __future__ import annotations
 import re
 
 from agent.config.reader import Reader
-from agent.config.values import PfSelector, Select
+from agent.config.values import VDPA_TYPES, PfSelector, Select
 from agent.model.device import LinkLayer, is_pci_address
 
+NOT_OF_GPUS = {
+    "pf",
+    "rootDevices",
+    "netdevs",
+    "rdmaDevices",
+    "linkLayer",
+    "pKeys",
+    "isRdma",
+    "vdpaType",
+    "needVhostNet",
+}
+UNKNOWABLE = {
+    "ddpProfiles": "cannot be looked up here: select the PFs that carry the profile by pf or pciAddresses",
+    "auxTypes": "scalable functions are not offered: select VFs or whole adapters",
+}
+_ID = "a four-digit hexadecimal ID"
+_CLASS = re.compile(r"(?:0x)?([0-9a-f]{2}(?:[0-9a-f]{2}){0,2})")
+_PKEY = re.compile(r"(?:0x)?[0-9a-fA-F]{1,4}")
 _HEX_ID = re.compile(r"(?:0x)?[0-9a-fA-F]{4}")
 
 
-def read_select(reader: Reader, kind: str | None) -> Select:
-    """Read a selector of a resource of this kind."""
+def read_select(reader: Reader, key: str, kind: str | None) -> Select:
+    """Read a selector of a resource of this kind: one mapping, or a list of which any may take a device."""
+    if not isinstance(reader.value.get(key), list):
+        return _one(reader.section(key, about="Which devices it takes"), kind)
+    return Select(any_of=tuple(_one(r, kind) for r in reader.sections(key)))
+
+
+def _one(reader: Reader, kind: str | None) -> Select:
     if kind == "gpu":
-        for key in reader.value.keys() & {"pf", "netdevs", "rdmaDevices", "linkLayer"}:
+        for key in reader.value.keys() & NOT_OF_GPUS:
             reader.note(key, "matches no GPU; a GPU is selected by vendors, devices, drivers or pciAddresses")
+    for key, why in UNKNOWABLE.items():
+        if key in reader.value:
+            reader.asked.add(key)
+            reader.note(key, why)
     select = Select(
-        vendors=reader.strings("vendors", "a four-digit hexadecimal ID such as 15b3", _hex_id),
-        devices=reader.strings("devices", "a four-digit hexadecimal ID such as 101e", _hex_id),
-        drivers=reader.strings("drivers", "a driver name", _word),
-        pci_addresses=reader.strings("pciAddresses", "a PCI address such as 0000:3b:00.0", _address),
-        pf=reader.strings("pf", "NAME or NAME#0-7,9 (a PF's interface or PCI address, then VF indices)", parse_pf),
-        netdevs=reader.strings("netdevs", "an interface name", _word),
-        rdma_devices=reader.strings("rdmaDevices", "an RDMA device name such as mlx5_0", _word),
-        link_layers=reader.strings("linkLayer", "InfiniBand or Ethernet", LinkLayer),
+        vendors=reader.strings("vendors", f"{_ID} such as 15b3", _hex_id, about="PCI vendor IDs"),
+        devices=reader.strings("devices", f"{_ID} such as 101e", _hex_id, about="PCI device IDs"),
+        classes=reader.strings(
+            "classes",
+            "the first 2, 4 or 6 hexadecimal digits of a PCI class",
+            _class,
+            about="PCI class codes, or how they begin",
+        ),
+        drivers=reader.strings("drivers", "a driver name", _word, about="Kernel drivers"),
+        pci_addresses=reader.strings(
+            "pciAddresses", "a PCI address such as 0000:3b:00.0", _address, about="PCI addresses of the devices"
+        ),
+        acpi_indexes=reader.strings(
+            "acpiIndexes",
+            "a number in quotes",
+            _number,
+            about="ACPI indexes, as /sys/bus/pci/devices/*/acpi_index shows them",
+        ),
+        pf=reader.strings(
+            "pf",
+            "NAME or NAME#0-7,9 (a PF's interface or PCI address, then VF indices)",
+            parse_pf,
+            about="PFs by interface or PCI address, with or without VF indices",
+        ),
+        root_devices=reader.strings(
+            "rootDevices",
+            "a PF's PCI address, or ADDRESS#0-7,9 with VF indices",
+            _root_device,
+            about="PFs by PCI address, with or without VF indices",
+        ),
+        netdevs=reader.strings(
+            "netdevs", "an interface name", _word, about="Interface names of the devices in the host"
+        ),
+        rdma_devices=reader.strings(
+            "rdmaDevices", "an RDMA device name such as mlx5_0", _word, about="RDMA device names"
+        ),
+        link_layers=reader.strings(
+            "linkLayer",
+            "InfiniBand or Ethernet",
+            LinkLayer,
+            schema={"enum": ["InfiniBand", "Ethernet"]},
+            about="Link layers of the ports",
+        ),
+        pkeys=reader.strings(
+            "pKeys", "a partition key such as 0x8001", _pkey, about="First partition key of an InfiniBand port"
+        ),
+        is_rdma=reader.flag("isRdma", False, about="Only devices that have an RDMA device"),
+        vdpa_type=reader.choice("vdpaType", "", VDPA_TYPES, about="Only devices with a vDPA device of this kind"),
+        need_vhost_net=reader.flag(
+            "needVhostNet", False, about="Hand out /dev/vhost-net and /dev/net/tun with the devices it takes"
+        ),
     )
+    if select.is_rdma and select.vdpa_type:
+        reader.note("vdpaType", "excludes isRdma")
     reader.done()
     return select
 
@@ -34,6 +107,30 @@ def _hex_id(text: str) -> int:
     if not _HEX_ID.fullmatch(text):
         raise ValueError(text)
     return int(text, 16)
+
+
+def _class(text: str) -> str:
+    found = _CLASS.fullmatch(text.lower())
+    if not found:
+        raise ValueError(text)
+    return found[1]
+
+
+def _number(text: str) -> str:
+    if not text.isascii() or not text.isdecimal() or len(text) > 10:
+        raise ValueError(text)
+    return text
+
+
+def _pkey(text: str) -> int:
+    if not _PKEY.fullmatch(text):
+        raise ValueError(text)
+    return int(text, 16)
+
+
+def _root_device(text: str) -> PfSelector:
+    found = parse_pf(text)
+    return PfSelector(_address(found.pf), found.vf_indices)
 
 
 def _word(text: str) -> str:

@@ -12,14 +12,15 @@ from agent.config.health import HealthSettings
 from agent.config.topology import Topology
 from agent.model.device import LinkLayer
 
-KINDS = ("hca", "vf", "nic", "gpu", "rail")
+KINDS = ("hca", "vf", "nic", "gpu", "rail", "accelerator")
 NETWORK_KINDS = ("vf", "hca", "nic", "rail")
 RAIL_NIC_KINDS = ("vf", "hca", "nic")
 LATE_KINDS = ("vf", "nic")
 BINDINGS = ("early", "late")
 MIG_STRATEGIES = ("none", "single", "mixed")
 PASS_BY = ("cdi", "envvar", "volume-mounts", "device-specs")
-ENVIRONMENTS = ("nccl", "ucx")
+ENVIRONMENTS = ("nccl", "ucx", "nvshmem", "mvapich2")
+VDPA_TYPES = ("vhost", "virtio")
 SHARED_MODES = ("macvlan", "ipoib")
 """Modes that leave the adapter in the host, for all that share it."""
 DEFAULT_SHARES = 63
@@ -40,12 +41,27 @@ class Select:
 
     vendors: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
+    classes: tuple[str, ...] = ()
+    """PCI class codes by their first hexadecimal digits: 02 for networking, 0207 for InfiniBand."""
     drivers: tuple[str, ...] = ()
     pci_addresses: tuple[str, ...] = ()
+    acpi_indexes: tuple[str, ...] = ()
     pf: tuple[PfSelector, ...] = ()
+    root_devices: tuple[PfSelector, ...] = ()
+    """Like `pf`, by PCI address only; both may be asked for."""
     netdevs: tuple[str, ...] = ()
     rdma_devices: tuple[str, ...] = ()
     link_layers: tuple[LinkLayer, ...] = ()
+    pkeys: tuple[int, ...] = ()
+    """First partition key of an InfiniBand port."""
+    is_rdma: bool = False
+    """Only devices with an RDMA device."""
+    vdpa_type: str = ""
+    """vhost or virtio: only devices with a vDPA device bound to this bus driver. Empty: no condition."""
+    need_vhost_net: bool = False
+    """No condition: what is taken by this selector also gets /dev/vhost-net and /dev/net/tun."""
+    any_of: tuple[Select, ...] = ()
+    """Besides the above, one of these must take the device; the first that does counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +76,33 @@ class RailNic:
 
 
 @dataclass(frozen=True, slots=True)
+class SriovPool:
+    """What an entry of sriov-network-device-plugin's `resourceList` says besides its selectors."""
+
+    prefix: str
+    """intel.com"""
+    device_type: str = "netDevice"
+    """netDevice or accelerator."""
+    additional_info: Mapping[str, Mapping[str, str]] | None = None
+    """By PCI address or `*`."""
+    use_cdi: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPool:
+    """What an entry of k8s-rdma-shared-dev-plugin's `configList` says besides its selectors."""
+
+    hca_max: int
+    """So many units, whatever number of HCAs; each unit is all HCAs."""
+    use_cdi: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Resource:
     name: str
     kind: str
-    """hca, vf, nic (a whole PF or other adapter), gpu, or rail (a GPU with its nearest NIC)."""
+    """hca, vf, nic (a whole PF or other adapter), gpu, rail (a GPU with its nearest NIC), or accelerator (a
+    processing accelerator, PCI class 12)."""
     select: Select = Select()
     shares: int = DEFAULT_SHARES
     """hca only: how many units one HCA offers."""
@@ -87,7 +126,11 @@ class Resource:
     pass_by: tuple[str, ...] = ()
     """gpu and rail: how a container gets it: cdi, envvar, volume-mounts, device-specs. Empty: what the node has."""
     environment: tuple[str, ...] = ()
-    """Well-known variables that tell libraries which devices are theirs: nccl, ucx."""
+    """Well-known variables that tell libraries which devices are theirs: nccl, ucx …"""
+    exclude_topology: bool = False
+    """Tell kubelet no NUMA node, so that its topology manager does not mind where the device is."""
+    compat: SriovPool | SharedPool | None = None
+    """Behave as another project's device plugin does: the resource comes from its configuration."""
 
 
 @dataclass(frozen=True, slots=True)

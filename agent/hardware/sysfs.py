@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent.hardware.sysfs_netdev import read_netdev
+from agent.hardware.sysfs_netdev import read_default_routes, read_netdev
 from agent.hardware.sysfs_numa import read_numa_nodes
 from agent.hardware.sysfs_rdma import (
     CharDevices,
@@ -77,6 +77,7 @@ def scan(root: Path) -> Snapshot:
         numa_nodes=read_numa_nodes(read),
         rdma_cm=rdma_cm_present(read),
         vhost_net=vhost_net_present(read),
+        default_routes=read_default_routes(read),
         boot_id=read.text("/proc/sys/kernel/random/boot_id") or "",
         problems=read.problems,
     )
@@ -123,7 +124,9 @@ def _device(read: Attributes, address: str, classes: _Classes, vf_indices: dict[
         physfn=os.path.basename(physfn) if physfn else None,
         vfs=tuple(vfs),
         sriov_totalvfs=totalvfs,
-        netdevs=tuple(n for name in classes.netdevs.get(address, ()) if (n := read_netdev(read, name))),
+        netdevs=tuple(
+            n for name in classes.netdevs.get(address, ()) if (n := read_netdev(read, name, is_vf=bool(physfn)))
+        ),
         rdma_devices=tuple(
             r for name in classes.rdma.get(address, ()) if (r := read_rdma_device(read, name, classes.char_devices))
         )

@@ -11,7 +11,14 @@ _MAX_SPEED = 1 << 31
 """Above it stands SPEED_UNKNOWN, which some kernels print unsigned."""
 
 
-def read_netdev(read: Attributes, name: str) -> Netdev | None:
+def read_default_routes(read: Attributes) -> frozenset[str]:
+    """List the interfaces of the IPv4 default routes."""
+    # Columns as net/ipv4/fib_trie.c (fib_route_seq_show) writes them: interface, destination, … , mask eighth.
+    rows = [line.split() for line in (read.text("/proc/net/route") or "").splitlines()[1:]]
+    return frozenset(row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000")
+
+
+def read_netdev(read: Attributes, name: str, *, is_vf: bool = False) -> Netdev | None:
     """Read one interface; None if it went away meanwhile."""
     folder = f"/sys/class/net/{name}"
     ifindex = read.whole(f"{folder}/ifindex", 0)
@@ -32,6 +39,7 @@ def read_netdev(read: Attributes, name: str) -> Netdev | None:
         speed_mbps=_speed(read, folder) if carrier == "1" else None,
         phys_port_name=read.text(f"{folder}/phys_port_name") or "",
         dev_port=read.whole(f"{folder}/dev_port", 0),
+        is_enslaved=not is_vf and read.exists(f"{folder}/master"),
     )
 
 

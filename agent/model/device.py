@@ -80,6 +80,8 @@ class Netdev:
     """`p0` for an uplink, `pf0vf3` for a switchdev representor, else empty."""
     dev_port: int = 0
     """Number of the port, on a function that has several."""
+    is_enslaved: bool = False
+    """It is part of a bond, bridge or the like. Looked at only where the function is no VF."""
 
     @property
     def is_representor(self) -> bool:
@@ -264,6 +266,8 @@ class Snapshot:
     """Each RDMA device belongs to one network namespace, and so goes along into a pod."""
     vhost_net: bool = False
     """/dev/vhost-net and /dev/net/tun exist."""
+    default_routes: frozenset[str] = frozenset()
+    """Interfaces of the host's IPv4 default routes."""
     boot_id: str = ""
     problems: tuple[Problem, ...] = ()
     generation: int = field(default=0, compare=False)

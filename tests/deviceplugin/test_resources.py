@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from agent.config import Resource, Select, parse_pf
 from agent.errors import ConfigError
 from agent.model.device import LinkLayer, Snapshot
-from deviceplugin.resources import MAX_UNIT_ID, Unit, check_overlaps, explain, list_units
+from deviceplugin.assignment import check_overlaps
+from deviceplugin.explanation import explain
+from deviceplugin.resources import MAX_UNIT_ID, Unit, list_units
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, rdma, without
 
 HCA = Resource("rdma/hca", "hca", shares=3)

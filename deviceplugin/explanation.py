@@ -1,0 +1,98 @@
+"""Why a resource has the devices that it has, told condition by condition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from agent.config import Resource, Select
+from agent.model.device import Snapshot
+from deviceplugin.assignment import selectors_of
+from deviceplugin.selectors import NO_NAMES, Candidate, Condition, conditions, offered_candidates, takes
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorMatch:
+    """What one entry of a selector field finds by itself."""
+
+    field: str
+    """Path in the resource, such as `select.pf[0]`."""
+    text: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """What of the candidates one selector field leaves out, though every other field would take it."""
+
+    field: str
+    """Path in the resource, such as `select.drivers`."""
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a resource has the devices that it has."""
+
+    resource_name: str
+    kind: str
+    candidates: tuple[str, ...]
+    """Every device of the kind on this node."""
+    selectors: tuple[SelectorMatch, ...]
+    exclusions: tuple[Exclusion, ...]
+    devices: tuple[str, ...]
+    """Those that the whole selector takes."""
+
+
+def explain(resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES) -> Explanation:
+    """Tell what each selector of a resource finds on this node, and what all of them find together."""
+    found: list[Candidate] = []
+    matches: list[SelectorMatch] = []
+    exclusions: list[Exclusion] = []
+    devices: list[str] = []
+    for path, kind, select in selectors_of(resource):
+        mine = [c for _, c in offered_candidates(resource, kind, snapshot, host_names)]
+        groups = conditions(select)
+        found += mine
+        matches += _matches(path, select, mine)
+        exclusions += [
+            Exclusion(f"{path}.{_field(group)}" if _field(group) else path, excluded)
+            for group in groups
+            if (excluded := _labels(mine, lambda c, g=group, gs=groups: _only_excludes(g, gs, c)))
+        ]
+        devices += _labels(mine, lambda c, gs=groups: takes(gs, c))
+    return Explanation(
+        resource_name=resource.name,
+        kind=resource.kind,
+        candidates=tuple(c.label for c in found),
+        selectors=tuple(matches),
+        exclusions=tuple(exclusions),
+        devices=tuple(devices),
+    )
+
+
+def _matches(path: str, select: Select, mine: list[Candidate]) -> list[SelectorMatch]:
+    """Spell out each entry; those of alternatives with the alternative's number."""
+    found = []
+    for group in conditions(select):
+        for condition in group:
+            where = f"{path}{condition.field}" if condition.field.startswith("[") else f"{path}.{condition.field}"
+            found.append(SelectorMatch(where, condition.text, _labels(mine, condition.holds)))
+    for i, other in enumerate(select.any_of):
+        found += _matches(f"{path}[{i}]", other, mine)
+    return found
+
+
+def _only_excludes(
+    group: tuple[Condition, ...], groups: tuple[tuple[Condition, ...], ...], candidate: Candidate
+) -> bool:
+    others = tuple(other for other in groups if other is not group)
+    return takes(others, candidate) and not takes((group,), candidate)
+
+
+def _field(group: tuple[Condition, ...]) -> str:
+    return group[0].field.partition("[")[0]
+
+
+def _labels(found: Iterable[Candidate], holds: Callable[[Candidate], bool]) -> tuple[str, ...]:
+    return tuple(c.label for c in found if holds(c))
