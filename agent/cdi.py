@@ -1,19 +1,28 @@
-"""The node's Container Device Interface specs: which kinds of device they know.
+"""The node's Container Device Interface specs: which kinds of device they know, and our own.
 
 https://github.com/cncf-tags/container-device-interface, SPEC.md: the runtime reads every .json and
-.yaml file of its spec folders; a file names one kind, such as nvidia.com/gpu.
+.yaml file of its spec folders; a file names one kind, such as nvidia.com/gpu. A name is looked up when a
+container is created, so what it means may change until then.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from agent.errors import Unavailable
+from agent.model.slots import cdi_kind, is_slot_id
 
 SPEC_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 MAX_SPEC_BYTES = 4 << 20
+SPEC_VERSION = "0.5.0"
+"""Old enough for containerd 1.7 and CRI-O 1.24; nothing newer is needed."""
+OWN_PREFIX = "nodefabric-"
 _KIND_LINE = re.compile(rb'^kind:[ \t]*["\']?([A-Za-z0-9._/-]+)', re.MULTILINE)
 
 log = logging.getLogger(__name__)
@@ -25,10 +34,7 @@ def installed_kinds(folders: Sequence[Path] = SPEC_FOLDERS) -> frozenset[str]:
 
 
 def _kinds(folder: Path) -> list[str]:
-    try:
-        files = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".yaml", ".yml"))
-    except OSError:
-        return []
+    files = sorted(p for p in _entries(folder) if p.suffix in (".json", ".yaml", ".yml"))
     kinds = []
     for file in files:
         kind = _kind(file)
@@ -51,3 +57,74 @@ def _kind(file: Path) -> str | None:
         return None
     kind = document.get("kind") if isinstance(document, dict) else None
     return kind if isinstance(kind, str) else None
+
+
+class SlotSpecs:
+    """One spec file for each bound slot. Methods block, briefly.
+
+    The folder is on a tmpfs, and a reboot voids what is in it: so a file need be whole (a runtime may read at any
+    moment), and not on any disk.
+    """
+
+    def __init__(self, folder: Path = SPEC_FOLDERS[1]) -> None:
+        self.folder = folder
+
+    def write(self, kind: str, slot: str, edits: Mapping[str, Any]) -> None:
+        """Write the spec of a slot, in place of an earlier one. Raises Unavailable."""
+        file = self._file(slot)
+        fresh = file.with_name(f".{file.name}.{os.getpid()}")  # whose suffix no runtime reads
+        try:
+            self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            fresh.unlink(missing_ok=True)
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w") as opened:
+                opened.write(text_of(kind, slot, edits))
+            fresh.rename(file)
+        except OSError as error:
+            raise Unavailable(
+                f"the CDI spec {file} cannot be written ({error.strerror}): without it the runtime creates no"
+                " container for this slot; mount the folder read-write into the agent (cdiDir)"
+            ) from error
+
+    def remove(self, slot: str) -> None:
+        """Remove the spec of a slot. One that is not there is removed already. Raises Unavailable."""
+        try:
+            self._file(slot).unlink(missing_ok=True)
+        except OSError as error:
+            raise Unavailable(f"the CDI spec {self._file(slot)} cannot be removed: {error.strerror}") from error
+
+    def is_written(self, kind: str, slot: str, edits: Mapping[str, Any]) -> bool:
+        """Tell whether the spec of a slot is there and says this."""
+        try:
+            with self._file(slot).open("rb") as stream:
+                return stream.read(MAX_SPEC_BYTES) == text_of(kind, slot, edits).encode()
+        except OSError:
+            return False
+
+    def slots(self) -> frozenset[str]:
+        """List the slots that have a spec of ours. Half-written files of a process that was killed are removed."""
+        found = set()
+        for path in _entries(self.folder):
+            if path.name.startswith(f".{OWN_PREFIX}slot-"):
+                if not path.name.endswith(f".{os.getpid()}"):
+                    path.unlink(missing_ok=True)
+            elif path.name.startswith(OWN_PREFIX) and path.suffix == ".json":
+                slot = path.name.removeprefix(OWN_PREFIX).removesuffix(".json")
+                if is_slot_id(slot):
+                    found.add(slot)
+        return frozenset(found)
+
+    def _file(self, slot: str) -> Path:
+        return self.folder / f"{OWN_PREFIX}{slot}.json"
+
+
+def text_of(kind: str, slot: str, edits: Mapping[str, Any]) -> str:
+    """Spell the spec of a slot of a kind of resource."""
+    device = {"name": slot, "containerEdits": dict(edits)}
+    return json.dumps({"cdiVersion": SPEC_VERSION, "kind": cdi_kind(kind), "devices": [device]}, indent=1) + "\n"
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []

@@ -23,27 +23,22 @@ from agent.model.device import NO_NUMA_NODE, RdmaDevice, Snapshot
 from agent.model.health import HEALTHY, Health, judge_nic, unhealthy
 from deviceplugin.assignment import Assignment, Taken, assign
 from deviceplugin.selectors import NO_NAMES, Candidate
+from deviceplugin.slots import NOTHING_HELD, Holdings, list_slots
+from deviceplugin.unit import MAX_UNIT_ID as MAX_UNIT_ID
+from deviceplugin.unit import Unit as Unit
 
-MAX_UNIT_ID = 63
 NO_QUARANTINE: Mapping[str, str] = MappingProxyType({})
 _NO_GUID = frozenset({"", "0" * 16, "f" * 16})
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """What kubelet counts and hands out under one ID."""
+class Listed:
+    """All units of the node, and what is behind slots."""
 
-    unit_id: str
-    resource_name: str
-    kind: str
-    device: str
-    """PCI address of the device behind the unit, or the GPU's UUID."""
-    health: Health
-    numa_node: int
-    rdma_devices: tuple[str, ...] = ()
-    """RDMA devices that come with the unit: the HCA itself, or those of the VF."""
-    alternative: int = 0
-    """Which alternative of the resource's selector took the device."""
+    units: Mapping[str, tuple[Unit, ...]]
+    """Resource name → its units."""
+    pools: Mapping[str, tuple[Unit, ...]]
+    """Late-bound resource → a unit for each device that may be chosen, as early binding would offer it."""
 
 
 def list_units(
@@ -69,17 +64,31 @@ def units_of(
     quarantined: Mapping[str, str] = NO_QUARANTINE,
 ) -> Mapping[str, tuple[Unit, ...]]:
     """List every resource's units, once it is known which devices each has."""
+    return list_all(resources, assignment, snapshot, quarantined).units
+
+
+def list_all(
+    resources: Sequence[Resource],
+    assignment: Assignment,
+    snapshot: Snapshot,
+    quarantined: Mapping[str, str] = NO_QUARANTINE,
+    held: Holdings = NOTHING_HELD,
+) -> Listed:
+    """List every resource's units, and the devices behind slots. `held` is what the books say of slots."""
     guids = _shared_guids(snapshot)
-    return MappingProxyType(
-        {
-            resource.name: tuple(
-                unit
-                for taken in assignment.taken[resource.name]
-                for unit in _units(resource, taken, snapshot, quarantined, guids)
-            )
-            for resource in resources
-        }
-    )
+    units: dict[str, tuple[Unit, ...]] = {}
+    pools: dict[str, tuple[Unit, ...]] = {}
+    for resource in resources:
+        found = tuple(
+            unit
+            for taken in assignment.taken[resource.name]
+            for unit in _units(resource, taken, snapshot, quarantined, guids)
+        )
+        if resource.binding == "late":
+            pools[resource.name] = found
+            found = list_slots(resource, found, held)
+        units[resource.name] = found
+    return Listed(MappingProxyType(units), MappingProxyType(pools))
 
 
 def _units(

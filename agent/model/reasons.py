@@ -34,9 +34,11 @@ class Reason(StrEnum):
     # What becomes of the device as a whole.
     QUARANTINED = "Quarantined", "what its last pod left on it is not cleaned up yet; the agent keeps trying"
     DEVICE_GONE = "DeviceGone", "it is no longer on the node: VFs were removed, or the adapter or GPU has left the bus"
+    NO_FREE_DEVICE = "NoFreeDevice", "no device of its resource is left to stand behind this slot"
     PARENT_DOWN = "ParentDown", "its PF has no driver, or is gone"
     NO_DRIVER = "NoDriver", "no driver is bound to it"
     WRONG_DRIVER = "WrongDriver", "another driver is bound to it than its resource selects"
+    HELD = "Held", "a pod holds it under the name of a resource that is configured no more"
 
     # What a container would lack.
     NO_RDMA_DEVICE = "NoRdmaDevice", "its driver shows no RDMA device any more"
