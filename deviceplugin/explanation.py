@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from agent.config import Resource, Select
 from agent.model.device import Snapshot
@@ -58,9 +59,9 @@ def explain(resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str
         exclusions += [
             Exclusion(f"{path}.{_field(group)}" if _field(group) else path, excluded)
             for group in groups
-            if (excluded := _labels(mine, lambda c, g=group, gs=groups: _only_excludes(g, gs, c)))
+            if (excluded := _labels(mine, partial(_only_excludes, group, groups)))
         ]
-        devices += _labels(mine, lambda c, gs=groups: takes(gs, c))
+        devices += _labels(mine, partial(takes, groups))
     return Explanation(
         resource_name=resource.name,
         kind=resource.kind,

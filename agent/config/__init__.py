@@ -4,7 +4,7 @@ Owns the types, their defaults and their rules. Whether a selector matches anyth
 `deviceplugin.resources`' business.
 """
 
-from agent.config.document import MAX_CONFIG_BYTES, describe, load, parse
+from agent.config.document import MAX_CONFIG_BYTES, Flags, describe, load, parse
 from agent.config.endpoints import Endpoints
 from agent.config.health import HealthSettings
 from agent.config.select import parse_pf
@@ -40,6 +40,7 @@ __all__ = [
     "SHARED_MODES",
     "Config",
     "Endpoints",
+    "Flags",
     "HealthSettings",
     "Network",
     "PfSelector",

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agent.config.compat_shared import read_shared
+from agent.config.compat_sriov import DEFAULT_PREFIX, read_sriov
 from agent.config.endpoints import read_endpoints
 from agent.config.health import read_health
 from agent.config.networks import read_network
-from agent.config.reader import PATH, Reader, read_document
+from agent.config.reader import PATH, Reader
 from agent.config.resources import read_resource
+from agent.config.shape import Shape, read_any
 from agent.config.topology import read_topology
 from agent.config.values import SHARED_MODES, Config, Network, Resource
 from agent.errors import ConfigError
 from agent.model.device import LinkLayer
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_RESCAN_SECONDS = 3600
 
 
-def load(path: Path) -> Config:
-    """Read the configuration file. Raises ConfigError with all that is wrong in it."""
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the flags of another project's device plugin say besides its configuration."""
+
+    sriov_prefix: str = DEFAULT_PREFIX
+    use_cdi: bool = False
+
+
+def load(path: Path, flags: Flags | None = None) -> Config:
+    """Read a configuration file, ours or another project's. Raises ConfigError with all that is wrong in it."""
+    return parse(read_file(path), str(path), flags)
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file of configuration. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_CONFIG_BYTES + 1)
@@ -29,28 +46,56 @@ def load(path: Path) -> Config:
         raise ConfigError(str(path), [f"cannot be read: {error.strerror}"]) from error
     if len(text) > MAX_CONFIG_BYTES:
         raise ConfigError(str(path), [f"is larger than {MAX_CONFIG_BYTES} bytes"])
-    return parse(text, str(path))
+    return text
 
 
-def parse(text: str | bytes, source: str) -> Config:
-    """Read configuration text. Raises ConfigError with all that is wrong in it."""
-    document = read_document(text, source)
+def parse(text: str | bytes, source: str, flags: Flags | None = None) -> Config:
+    """Read configuration text, ours or another project's. Raises ConfigError with all that is wrong in it."""
+    shape, document = read_any(text, source)
     problems: list[str] = []
-    config = read_config(Reader({} if document is None else document, "", problems), source)
+    if shape is Shape.OWN:
+        config = read_config(Reader({} if document is None else document, "", problems), source)
+    else:
+        config = _of_others(shape, document, problems, source, flags or Flags())
     if problems:
         raise ConfigError(source, problems)
     return config
 
 
+def _of_others(shape: Shape, document: Any, problems: list[str], source: str, flags: Flags) -> Config:
+    warnings: list[str] = []
+    interval = None
+    if shape is Shape.SRIOV:
+        resources = read_sriov(document, problems, warnings, prefix=flags.sriov_prefix, use_cdi=flags.use_cdi)
+    else:
+        resources, interval = read_shared(document, problems, warnings, use_cdi=flags.use_cdi)
+    plain = Config(resources=resources, source=source, warnings=tuple(warnings))
+    return plain if interval is None else replace(plain, rescan_seconds=float(min(interval, MAX_RESCAN_SECONDS)))
+
+
 def describe(config: Config) -> str:
-    """Return the configuration in effect, defaults included, as one line of JSON."""
+    """Return the configuration in effect, defaults included, as one line of JSON.
+
+    Of resources and networks only what says something: most of a selector is empty.
+    """
+    document = asdict(config)
+    for key in ("resources", "networks"):
+        document[key] = [_telling(item) for item in document[key]]
 
     def plain(value: Any) -> Any:
         if isinstance(value, frozenset):
             return sorted(value)
         return value.value if isinstance(value, LinkLayer) else str(value)
 
-    return json.dumps(asdict(config), default=plain)
+    return json.dumps(document, default=plain)
+
+
+def _telling(value: Any) -> Any:
+    """Leave out what is empty, at any depth."""
+    if isinstance(value, dict):
+        shorter = {key: _telling(inner) for key, inner in value.items()}
+        return {key: inner for key, inner in shorter.items() if inner not in (None, "", (), [], {}, False)}
+    return [_telling(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def read_config(top: Reader, source: str) -> Config:
@@ -80,7 +125,9 @@ def read_config(top: Reader, source: str) -> Config:
         )
         or plain.netns_folders,
         runtime_socket=top.path_to("runtimeSocket", None, about="The container runtime's CRI socket"),
-        rescan_seconds=top.seconds("rescanSeconds", plain.rescan_seconds, 1, 3600, about="Time between full scans"),
+        rescan_seconds=top.seconds(
+            "rescanSeconds", plain.rescan_seconds, 1, MAX_RESCAN_SECONDS, about="Time between full scans"
+        ),
         source=source,
     )
     for reader in (*sections, top):

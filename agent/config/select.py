@@ -45,22 +45,22 @@ def _one(reader: Reader, kind: str | None) -> Select:
             reader.asked.add(key)
             reader.note(key, why)
     select = Select(
-        vendors=reader.strings("vendors", f"{_ID} such as 15b3", _hex_id, about="PCI vendor IDs"),
-        devices=reader.strings("devices", f"{_ID} such as 101e", _hex_id, about="PCI device IDs"),
+        vendors=reader.strings("vendors", f"{_ID} such as 15b3", hex_id, about="PCI vendor IDs"),
+        devices=reader.strings("devices", f"{_ID} such as 101e", hex_id, about="PCI device IDs"),
         classes=reader.strings(
             "classes",
             "the first 2, 4 or 6 hexadecimal digits of a PCI class",
             _class,
             about="PCI class codes, or how they begin",
         ),
-        drivers=reader.strings("drivers", "a driver name", _word, about="Kernel drivers"),
+        drivers=reader.strings("drivers", "a driver name", word, about="Kernel drivers"),
         pci_addresses=reader.strings(
-            "pciAddresses", "a PCI address such as 0000:3b:00.0", _address, about="PCI addresses of the devices"
+            "pciAddresses", "a PCI address such as 0000:3b:00.0", pci_address, about="PCI addresses of the devices"
         ),
         acpi_indexes=reader.strings(
             "acpiIndexes",
             "a number in quotes",
-            _number,
+            number,
             about="ACPI indexes, as /sys/bus/pci/devices/*/acpi_index shows them",
         ),
         pf=reader.strings(
@@ -72,14 +72,14 @@ def _one(reader: Reader, kind: str | None) -> Select:
         root_devices=reader.strings(
             "rootDevices",
             "a PF's PCI address, or ADDRESS#0-7,9 with VF indices",
-            _root_device,
+            root_device,
             about="PFs by PCI address, with or without VF indices",
         ),
         netdevs=reader.strings(
-            "netdevs", "an interface name", _word, about="Interface names of the devices in the host"
+            "netdevs", "an interface name", word, about="Interface names of the devices in the host"
         ),
         rdma_devices=reader.strings(
-            "rdmaDevices", "an RDMA device name such as mlx5_0", _word, about="RDMA device names"
+            "rdmaDevices", "an RDMA device name such as mlx5_0", word, about="RDMA device names"
         ),
         link_layers=reader.strings(
             "linkLayer",
@@ -89,7 +89,7 @@ def _one(reader: Reader, kind: str | None) -> Select:
             about="Link layers of the ports",
         ),
         pkeys=reader.strings(
-            "pKeys", "a partition key such as 0x8001", _pkey, about="First partition key of an InfiniBand port"
+            "pKeys", "a partition key such as 0x8001", pkey, about="First partition key of an InfiniBand port"
         ),
         is_rdma=reader.flag("isRdma", False, about="Only devices that have an RDMA device"),
         vdpa_type=reader.choice("vdpaType", "", VDPA_TYPES, about="Only devices with a vDPA device of this kind"),
@@ -103,7 +103,7 @@ def _one(reader: Reader, kind: str | None) -> Select:
     return select
 
 
-def _hex_id(text: str) -> int:
+def hex_id(text: str) -> int:
     if not _HEX_ID.fullmatch(text):
         raise ValueError(text)
     return int(text, 16)
@@ -116,30 +116,30 @@ def _class(text: str) -> str:
     return found[1]
 
 
-def _number(text: str) -> str:
+def number(text: str) -> str:
     if not text.isascii() or not text.isdecimal() or len(text) > 10:
         raise ValueError(text)
     return text
 
 
-def _pkey(text: str) -> int:
+def pkey(text: str) -> int:
     if not _PKEY.fullmatch(text):
         raise ValueError(text)
     return int(text, 16)
 
 
-def _root_device(text: str) -> PfSelector:
+def root_device(text: str) -> PfSelector:
     found = parse_pf(text)
-    return PfSelector(_address(found.pf), found.vf_indices)
+    return PfSelector(pci_address(found.pf), found.vf_indices)
 
 
-def _word(text: str) -> str:
+def word(text: str) -> str:
     if not re.fullmatch(r"[^\s/]{1,64}", text) or text in (".", ".."):
         raise ValueError(text)
     return text
 
 
-def _address(text: str) -> str:
+def pci_address(text: str) -> str:
     if not is_pci_address(text.lower()):
         raise ValueError(text)
     return text.lower()
@@ -148,7 +148,7 @@ def _address(text: str) -> str:
 def parse_pf(text: str) -> PfSelector:
     """Read `NAME` or `NAME#0-7,9`. Raises ValueError for anything else."""
     name, sharp, ranges = text.partition("#")
-    _word(name)
+    word(name)
     if not sharp:
         return PfSelector(name)
     indices: set[int] = set()

@@ -157,6 +157,8 @@ class Config:
     """The container runtime's socket, to ask which sandboxes live; without it kubelet's word alone counts."""
     rescan_seconds: float = 60.0
     source: str = field(default="defaults", compare=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    """What was overlooked in it."""
 
     def network(self, name: str) -> Network | None:
         return next((n for n in self.networks if n.name == name), None)
