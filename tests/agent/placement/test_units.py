@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,7 +97,7 @@ def test_unknown_units_are_taken_when_nothing_else_is_left() -> None:
 
 def test_a_surprise_ends_in_the_first_units_available() -> None:
     class Broken(Layout):
-        def distance(self, adapter: str, other: str) -> Locality:
+        def load(self, available: Iterable[str]) -> dict[str, int]:
             raise RuntimeError("broken")
 
     layout = Broken(node(), vfs(node()))
@@ -111,7 +111,7 @@ def test_on_an_h100_host_every_pair_of_gpu_and_nic_shares_a_switch(node_snapshot
     for gpu in snapshot.gpus:
         (vf,) = choose(nics, free, (), 1, (gpu.uuid,))
         free.remove(vf)
-        assert nics.distance(nics.adapter[vf], gpu.uuid) is Locality.PIX
+        assert nics.terrain.distance(vf, gpu.uuid) is Locality.PIX
         assert choose(boards, ids(gpus(snapshot)), (), 1, (vf,)) == (gpu.uuid,)
 
 

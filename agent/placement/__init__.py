@@ -1,0 +1,22 @@
+"""Which GPUs and NICs a request should get: pure, deterministic, and never a reason to fail a pod.
+
+    Terrain        how near everything is, made once per snapshot
+    match_nics     NICs for given GPUs, an exact minimum
+    choose_gpus    GPUs that belong together and find NICs near them
+    choose_pairs   both at once
+    choose         units of one resource, as kubelet asks for them
+
+Devices are named by PCI address (of a VF, a PF or any other function) and GPUs by UUID; a MIG
+device, a time-sliced replica (`UUID::2`) and a driver's index count as their GPU. A wrong guess costs
+bandwidth, never correctness.
+"""
+
+from __future__ import annotations
+
+from agent.placement.gpus import choose_gpus
+from agent.placement.nics import match_nics
+from agent.placement.pairs import choose_pairs
+from agent.placement.terrain import Terrain
+from agent.placement.units import Layout, Option, choose
+
+__all__ = ["Layout", "Option", "Terrain", "choose", "choose_gpus", "choose_pairs", "match_nics"]

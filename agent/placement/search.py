@@ -1,0 +1,138 @@
+"""The best set among many: depth first, leaving out what cannot beat the best one so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.placement.choices import Choices
+
+Key = tuple[int, int, int, int]
+"""What a set costs: shared GPUs and missing NVLinks, the worst pair, the sum of pairs, all the rest."""
+SEEDS = 4
+
+
+def search(choices: Choices, steps: int) -> tuple[int, ...]:
+    """Find how many units of each group make the best set. After `steps`, the best one so far."""
+    return _Search(choices, steps).run()
+
+
+class _Sum:
+    """A set under construction, with what one more unit of each group would add to its cost."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._c = choices
+        self.counts = [0] * len(choices.groups)
+        self.left = choices.size
+        self.first = self.last = 0
+        self.more_first = [0] * len(choices.groups)
+        self.more_last = [group.alone for group in choices.groups]
+
+    def change(self, group: int, by: int) -> None:
+        """Take units of a group, or give them back."""
+        # n units more cost n times what one costs, and what they cost each other; giving back is its reverse.
+        if by < 0:
+            self._spread(group, by)
+        pairs = abs(by) * (abs(by) - 1) // 2
+        sign = 1 if by > 0 else -1
+        self.first += by * self.more_first[group] + sign * pairs * self._c.first[group][group]
+        self.last += by * self.more_last[group] + sign * pairs * self._c.last[group][group]
+        if by > 0:
+            self._spread(group, by)
+        self.counts[group] += by
+        self.left -= by
+
+    def _spread(self, group: int, by: int) -> None:
+        first, last = self._c.first[group], self._c.last[group]
+        for g in range(len(self.counts)):
+            self.more_first[g] += by * first[g]
+            self.more_last[g] += by * last[g]
+
+
+class _Search:
+    def __init__(self, choices: Choices, steps: int) -> None:
+        self._c = choices
+        self._steps = steps
+        self._groups = choices.groups
+        self._most = [g.units for g in choices.groups]
+        self._units_from = [sum(self._most[i:]) for i in range(len(self._most) + 1)]
+        self._pairs_from = [self._least_pairs(i) for i in range(len(self._most))]
+        self._near_from = [min(g.nearest for g in choices.groups[i:]) for i in range(len(self._most))]
+        self._all_paired = choices.pairs == choices.size
+        self._best: tuple[int, ...] = ()
+        self._key: Key | None = None
+
+    def run(self) -> tuple[int, ...]:
+        for total in self._grown():
+            self._offer(total)
+        self._descend(_Sum(self._c), 0, 0, 0)
+        return self._best
+
+    def _grown(self) -> Iterator[_Sum]:
+        """Grow sets from the units that cost least alone, always by the one that then costs least."""
+        groups, near = self._groups, self._c.pairs > 0
+        seeds = sorted(range(len(groups)), key=lambda g: (near and groups[g].nearest, groups[g].alone, g))
+        for seed in seeds[:SEEDS]:
+            total = _Sum(self._c)
+            for g, group in enumerate(groups):
+                if group.taken:
+                    total.change(g, group.taken)
+            if total.left and total.counts[seed] < self._most[seed]:
+                total.change(seed, 1)
+            while total.left:
+                total.change(
+                    min(
+                        (g for g, n in enumerate(total.counts) if n < self._most[g]),
+                        key=lambda g: (total.more_first[g], near and groups[g].nearest, total.more_last[g]),
+                    ),
+                    1,
+                )
+            yield total
+
+    def _offer(self, total: _Sum) -> None:
+        key = (total.first, *self._c.matched(total.counts), total.last)
+        if self._key is None or key < self._key:
+            self._best, self._key = tuple(total.counts), key
+
+    def _descend(self, total: _Sum, group: int, worst: int, near: int) -> None:
+        """Try all numbers of this group's units, and of the later ones'."""
+        if not total.left:
+            if all(n >= g.taken for n, g in zip(total.counts, self._groups, strict=True)):
+                self._offer(total)
+            return
+        if self._steps <= 0 or self._units_from[group] < total.left or not self._promises(total, group, worst, near):
+            return
+        self._steps -= 1
+        here = self._groups[group]
+        for count in range(min(self._most[group], total.left), here.taken - 1, -1):
+            if count:
+                total.change(group, count)
+            self._descend(total, group + 1, max(worst, here.nearest) if count else worst, near + count * here.nearest)
+            if count:
+                total.change(group, -count)
+
+    def _promises(self, total: _Sum, group: int, worst: int, near: int) -> bool:
+        """Tell whether a set that begins so can be better than the best one so far."""
+        if self._key is None:
+            return True
+        left, rest = total.left, range(group, len(self._groups))
+        first_pair, last_pair = self._pairs_from[group]
+        among = left * (left - 1) // 2
+        first = total.first + left * min(total.more_first[g] for g in rest) + among * first_pair
+        if first != self._key[0]:
+            return first < self._key[0]
+        least_worst, least_sum = self._c.bound
+        if self._all_paired:
+            least_worst = max(least_worst, worst, self._near_from[group])
+            least_sum = max(least_sum, near + left * self._near_from[group])
+        last = total.last + left * min(total.more_last[g] for g in rest) + among * last_pair
+        return (least_worst, least_sum, last) < self._key[1:]
+
+    def _least_pairs(self, begin: int) -> tuple[int, int]:
+        """Give the least that any two units from a group on cost each other."""
+        pairs = [
+            (self._c.first[a][b], self._c.last[a][b])
+            for a in range(begin, len(self._most))
+            for b in range(a, len(self._most))
+            if a != b or self._most[a] > 1
+        ]
+        return min((f for f, _ in pairs), default=0), min((n for _, n in pairs), default=0)

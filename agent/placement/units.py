@@ -1,0 +1,177 @@
+"""Which units of one resource a container should get, as kubelet asks for it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.model.device import Snapshot
+from agent.placement.gpus import choose_gpus
+from agent.placement.nics import match_ports
+from agent.placement.terrain import Terrain
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A unit that may be chosen."""
+
+    unit_id: str
+    device: str
+    """PCI address, or the UUID of the GPU or MIG device. Empty for a slot: its device is chosen later."""
+
+
+class Layout:
+    """Where all units of one resource are. Made once per snapshot, so that a choice is quick."""
+
+    def __init__(self, place: Snapshot | Terrain, options: Iterable[Option] = ()) -> None:
+        self.terrain = place if isinstance(place, Terrain) else Terrain(place)
+        ordered = sorted(options, key=self._order)
+        self.rank = {option.unit_id: rank for rank, option in enumerate(ordered)}
+        """Natural order: `…-2` before `…-10`, VF index order before text order."""
+        self.adapter = {option.unit_id: self.terrain.port(option.device) for option in ordered}
+        """Where a unit's bandwidth comes from: the PF behind a VF, a GPU, else the device itself."""
+        self.device = {option.unit_id: option.device for option in ordered}
+        self._units_of = Counter(self.device.values())
+        self.offered = Counter(self.adapter.values())
+        self.of_gpus = bool(ordered) and all(self.terrain.gpu(option.device) for option in ordered)
+        """The units are GPUs, or parts of GPUs."""
+
+    def gpu_name(self, unit_id: str) -> str:
+        """Name a GPU's unit as placement knows it: by its device, or as one of the device's replicas."""
+        device = self.device[unit_id]
+        return device if self._units_of[device] == 1 else f"{device}::{unit_id}"
+
+    def load(self, available: Iterable[str]) -> dict[str, int]:
+        """Count each adapter's units that are not available."""
+        free = Counter(self.adapter[unit] for unit in available if unit in self.adapter)
+        return {adapter: offered - free[adapter] for adapter, offered in self.offered.items()}
+
+    def _order(self, option: Option) -> tuple[str, int, str, int, str]:
+        place, index, _ = self.terrain.order(option.device)
+        head, _, tail = option.unit_id.rpartition("-")
+        return place, index, head, int(tail) if tail.isdecimal() else -1, option.unit_id
+
+
+def choose(
+    layout: Layout,
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+    near: Sequence[str] = (),
+    *,
+    partners: Sequence[str] = (),
+    load: Mapping[str, int] | None = None,
+) -> tuple[str, ...]:
+    """Choose `size` of the available unit IDs, those that must be included among them and first.
+
+    `near` are the devices that the choice should be close to: GPUs for NICs, NICs for GPUs, each of which should
+    get a device of its own. `partners` are devices that are free and will be wanted next: free NICs for a
+    choice of GPUs, free GPUs for a choice of NICs. `load` counts what is in use of the partners' ports.
+    Always answers; with fewer IDs if fewer are there.
+    """
+    try:
+        return _choose(layout, available, must_include, size, near, partners, load or {})
+    except Exception:
+        log.exception("no preference could be worked out; taking the first units available")
+        return tuple(dict.fromkeys((*must_include, *available)))[: max(size, 0)]
+
+
+def _choose(
+    layout: Layout,
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+    near: Sequence[str],
+    partners: Sequence[str],
+    load: Mapping[str, int],
+) -> tuple[str, ...]:
+    must = list(dict.fromkeys(must_include))[: max(size, 0)]
+    known = sorted((u for u in set(available).difference(must) if u in layout.rank), key=layout.rank.__getitem__)
+    fill = size - len(must)
+    if fill <= 0 or not known:
+        chosen: list[str] = []
+    elif layout.of_gpus:
+        chosen = _gpus(layout, known, must, size, near or partners, load)
+    elif near:
+        chosen = _nics(layout, known, must, size, near, partners)
+    elif partners:
+        gpus = choose_gpus(
+            layout.terrain, partners, (), size, [layout.device[u] for u in (*must, *known) if u in layout.device]
+        )
+        chosen = _nics(layout, known, must, size, gpus, [p for p in partners if p not in gpus])
+    else:
+        chosen = _apart(layout, known, must, size)
+    taken = {*must, *chosen}
+    rest = [unit for unit in dict.fromkeys(available) if unit not in taken]
+    return (*must, *chosen, *rest[: max(fill - len(chosen), 0)])
+
+
+def _gpus(
+    layout: Layout,
+    known: Sequence[str],
+    must: Sequence[str],
+    size: int,
+    nics: Sequence[str],
+    load: Mapping[str, int],
+) -> list[str]:
+    """Choose GPUs. Several units of one device are its replicas."""
+    units = {layout.gpu_name(unit): unit for unit in (*must, *known) if unit in layout.rank}
+    free = [layout.gpu_name(unit) for unit in known]
+    included = [layout.gpu_name(unit) for unit in must if unit in layout.rank]
+    # Unknown units that must be included have no place, but take up theirs.
+    size -= len(must) - len(included)
+    found = choose_gpus(layout.terrain, free, included, size, nics, {**load, **layout.load((*known, *must))})
+    return [units[name] for name in found if name not in included]
+
+
+def _nics(
+    layout: Layout,
+    known: Sequence[str],
+    must: Sequence[str],
+    size: int,
+    near: Sequence[str],
+    partners: Sequence[str],
+) -> list[str]:
+    """Match adapters to devices, then take the first free unit of each."""
+    units: dict[str, list[str]] = {}
+    for unit in reversed(known):
+        units.setdefault(layout.adapter[unit], []).append(unit)
+    included = Counter(layout.adapter[unit] for unit in must if unit in layout.adapter)
+    room = Counter({adapter: len(free) for adapter, free in units.items()}) + included
+    size -= len(must) - included.total()
+    load = layout.load((*known, *must))
+    ports = match_ports(layout.terrain, near, room, size, load, spare_gpus=partners or None, forced=included)
+    chosen = []
+    for port in ports:
+        if included[port]:
+            included[port] -= 1
+        else:
+            chosen.append(units[port].pop())
+    return chosen
+
+
+def _apart(layout: Layout, known: Sequence[str], must: Sequence[str], size: int) -> list[str]:
+    """Take units on different adapters near each other, of the least loaded ones."""
+    free: dict[str, list[str]] = {}
+    for unit in reversed(known):
+        free.setdefault(layout.adapter[unit], []).append(unit)
+    load = layout.load(known)
+    peers = [layout.adapter[unit] for unit in must if unit in layout.adapter]
+    chosen: list[str] = []
+    while free and len(must) + len(chosen) < size:
+
+        def cost(adapter: str) -> tuple[int, int, int, int]:
+            distance = sum(layout.terrain.between(adapter, peer) for peer in peers)
+            return peers.count(adapter), distance, load[adapter], layout.rank[free[adapter][-1]]
+
+        best = min(free, key=cost)
+        chosen.append(free[best].pop())
+        peers.append(best)
+        load[best] += 1
+        if not free[best]:
+            del free[best]
+    return chosen
