@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
 from agent.model.topology import Locality
 from agent.placement.assignment import assign
-from agent.placement.nics import paired
+from agent.placement.nics import pair
 from agent.placement.terrain import Terrain
 
 # The terms of a cost, each wide enough never to reach into the next.
@@ -57,6 +58,10 @@ class Choices:
     """GPUs are in each other's way at their nearest ports: only a matching tells what a set's pairs are."""
     bound: tuple[int, int] = (0, 0)
     """The worst pair and the sum of pairs that no set is better than."""
+    bounding: tuple[int, ...] = ()
+    """Units of each group that have such pairs, whatever else they cost; empty if nothing is contended."""
+    matchings: int = 0
+    """How many were made: they take most of the time."""
     _solved: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -65,7 +70,7 @@ class Choices:
         return min(self.size, sum(self.room.values()))
 
     def matched(self, counts: Sequence[int]) -> tuple[int, int]:
-        """Give the worst pair and the sum of the best pairs of a whole set."""
+        """Give the worst pair and the sum of the best pairs of a set, or of the beginning of one."""
         if not self.pairs:
             return 0, 0
         if not self.contended:
@@ -73,9 +78,9 @@ class Choices:
             return near[-1], sum(near)
         key = tuple(counts)
         if key not in self._solved:
+            self.matchings += 1
             places = [g.place(i) for g, n in zip(self.groups, counts, strict=True) for i in range(n)]
-            best = paired(self.terrain, places, self.room, self.pairs)
-            self._solved[key] = best[-1], sum(best)
+            self._solved[key] = _worst_and_sum(pair(self.terrain, places, self.room, self.pairs))
         return self._solved[key]
 
     def names(self, counts: Sequence[int]) -> list[str]:
@@ -117,7 +122,7 @@ def collect(
         choices.first.append([costs.first(a.places[0], b.places[-1]) for b in groups])
         choices.last.append([costs.last(a.places[0], b.places[-1]) for b in groups])
     if ports:
-        choices.bound = _bound(choices)
+        _bound(choices)
     return choices
 
 
@@ -199,12 +204,20 @@ def _twins(
     return all(terrain.between(a, port) == terrain.between(b, port) for port in ports)
 
 
-def _bound(choices: Choices) -> tuple[int, int]:
+def _bound(choices: Choices) -> None:
     """Find the best pairs of all sets, whatever else such a set costs."""
     groups, size = choices.groups, choices.size
     if not choices.contended:
         near = sorted(g.nearest for g in groups for _ in range(g.units))[: choices.pairs]
-        return near[-1], sum(near)
-    places = [g.place(i) for g in groups for i in range(min(g.units, size))]
-    best = paired(choices.terrain, places, choices.room, choices.pairs)
-    return best[-1], sum(best)
+        choices.bound = near[-1], sum(near)
+        return
+    rows = [(i, g.place(n)) for i, g in enumerate(groups) for n in range(min(g.units, size))]
+    best = pair(choices.terrain, [place for _, place in rows], choices.room, choices.pairs)
+    choices.bound = _worst_and_sum(best)
+    used = Counter(i for (i, _), distance in zip(rows, best, strict=True) if distance is not None)
+    choices.bounding = tuple(used[i] for i in range(len(groups)))
+
+
+def _worst_and_sum(pairs: Sequence[Locality | None]) -> tuple[int, int]:
+    found = [distance for distance in pairs if distance is not None]
+    return max(found), sum(found)

@@ -105,19 +105,16 @@ def match_ports(
     raise AssertionError("every port is within the last threshold")
 
 
-def best_pairs(terrain: Terrain, gpus: Sequence[str], room: Mapping[str, int], count: int) -> tuple[int, int]:
-    """Give the worst locality and the sum that the best matching of these GPUs to these ports has."""
-    found = paired(terrain, gpus, room, count)
-    return max(found, default=0), sum(found)
+def pair(terrain: Terrain, gpus: Sequence[str], room: Mapping[str, int], count: int) -> tuple[Locality | None, ...]:
+    """Tell how near each GPU's NIC is in the best matching of `count` pairs; None for a GPU that gets none.
 
-
-def paired(terrain: Terrain, gpus: Sequence[str], room: Mapping[str, int], count: int) -> tuple[int, ...]:
-    """Give the localities of the best matching of `count` pairs (worst first, then sum), nearest first."""
+    Best by the worst pair, then by the sum. Gives fewer pairs if there are not as many GPUs or NICs.
+    """
     ports = sorted(port for port, units in room.items() if units > 0)
     rows = [terrain.port(gpu) for gpu in gpus]
     count = min(count, len(rows), sum(room[port] for port in ports))
     if count <= 0:
-        return ()
+        return (None,) * len(rows)
     distances = [[terrain.between(row, port) for port in ports] for row in rows]
     idle = len(rows) - count
     prices = [[0] * min(room[port], count) for port in ports] + ([[0] * idle] if idle else [])
@@ -125,7 +122,7 @@ def paired(terrain: Terrain, gpus: Sequence[str], room: Mapping[str, int], count
         costs = [[d if d <= worst else None for d in line] + ([0] if idle else []) for line in distances]
         found = assign(costs, prices)
         if found is not None:
-            return tuple(sorted(distances[r][c] for r, c in enumerate(found) if c < len(ports)))
+            return tuple(distances[r][c] if c < len(ports) else None for r, c in enumerate(found))
     raise AssertionError("every port is within the last threshold")
 
 

@@ -9,6 +9,8 @@ from agent.placement.choices import Choices
 Key = tuple[int, int, int, int]
 """What a set costs: shared GPUs and missing NVLinks, the worst pair, the sum of pairs, all the rest."""
 SEEDS = 4
+MATCHING_STEPS = 10
+"""How many steps of the search take as long as one matching."""
 
 
 def search(choices: Choices, steps: int) -> tuple[int, ...]:
@@ -68,16 +70,20 @@ class _Search:
         return self._best
 
     def _grown(self) -> Iterator[_Sum]:
-        """Grow sets from the units that cost least alone, always by the one that then costs least."""
+        """Grow sets from good beginnings, always by the unit that then costs least."""
         groups, near = self._groups, self._c.pairs > 0
         seeds = sorted(range(len(groups)), key=lambda g: (near and groups[g].nearest, groups[g].alone, g))
-        for seed in seeds[:SEEDS]:
+        beginnings = [tuple(int(g == seed) for g in range(len(groups))) for seed in seeds[:SEEDS]]
+        if self._c.bounding:
+            beginnings.append(self._c.bounding)
+        for beginning in beginnings:
             total = _Sum(self._c)
             for g, group in enumerate(groups):
                 if group.taken:
                     total.change(g, group.taken)
-            if total.left and total.counts[seed] < self._most[seed]:
-                total.change(seed, 1)
+            for g, count in enumerate(beginning):
+                if (more := min(count - total.counts[g], total.left)) > 0:
+                    total.change(g, more)
             while total.left:
                 total.change(
                     min(
@@ -99,7 +105,11 @@ class _Search:
             if all(n >= g.taken for n, g in zip(total.counts, self._groups, strict=True)):
                 self._offer(total)
             return
-        if self._steps <= 0 or self._units_from[group] < total.left or not self._promises(total, group, worst, near):
+        if (
+            self._steps <= MATCHING_STEPS * self._c.matchings
+            or self._units_from[group] < total.left
+            or not self._promises(total, group, worst, near)
+        ):
             return
         self._steps -= 1
         here = self._groups[group]
@@ -125,6 +135,13 @@ class _Search:
             least_worst = max(least_worst, worst, self._near_from[group])
             least_sum = max(least_sum, near + left * self._near_from[group])
         last = total.last + left * min(total.more_last[g] for g in rest) + among * last_pair
+        if (least_worst, least_sum, last) >= self._key[1:]:
+            return False
+        if not (self._all_paired and self._c.contended and left < self._c.size):
+            return True
+        matched_worst, matched_sum = self._c.matched(total.counts)
+        least_worst = max(least_worst, matched_worst)
+        least_sum = max(least_sum, matched_sum + left * self._near_from[group])
         return (least_worst, least_sum, last) < self._key[1:]
 
     def _least_pairs(self, begin: int) -> tuple[int, int]:
