@@ -24,8 +24,10 @@ from agent.config import Resource
 from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
 from agent.model.device import Snapshot
 from agent.placement import Layout, Option, choose
+from deviceplugin.compat_units import counted_unit, is_counted
+from deviceplugin.grants import Grants
 from deviceplugin.resources import Unit
-from deviceplugin.response import Grants, build
+from deviceplugin.response import build
 
 PAIRING_SECONDS = 5.0
 LEDGER_SECONDS = 5.0
@@ -49,17 +51,26 @@ class Offer:
     """Resource name → its units."""
     cdi_kinds: frozenset[str] = frozenset()
     by_id: Mapping[str, Unit] = field(init=False, compare=False)
+    """Units by their ID, without those whose ID says nothing by itself."""
     layouts: Mapping[str, Layout] = field(init=False, compare=False)
     """Resource name → where its units are."""
 
     def __post_init__(self) -> None:
-        by_id = {unit.unit_id: unit for units in self.units.values() for unit in units}
+        listed = {name: [u for u in units if not is_counted(u)] for name, units in self.units.items()}
+        by_id = {unit.unit_id: unit for units in listed.values() for unit in units}
         layouts = {
             name: Layout(self.snapshot, (Option(unit.unit_id, unit.device) for unit in units))
-            for name, units in self.units.items()
+            for name, units in listed.items()
         }
         object.__setattr__(self, "by_id", MappingProxyType(by_id))
         object.__setattr__(self, "layouts", MappingProxyType(layouts))
+
+    def find(self, resource_name: str, unit_id: str) -> Unit | None:
+        """Find a unit of a resource."""
+        unit = self.by_id.get(unit_id)
+        if unit is not None:
+            return unit if unit.resource_name == resource_name else None
+        return counted_unit(self.units.get(resource_name, ()), unit_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,7 @@ class Allocator:
         offer = self.offer
         wanted = [[self._unit(offer, resource_name, i) for i in dict.fromkeys(ids)] for ids in containers]
         answers = tuple(build(resource, units, offer.snapshot, offer.cdi_kinds) for units in wanted)
-        granted = {unit.unit_id: unit.device for units in wanted for unit in units}
+        granted = {unit.unit_id: unit.device for units in wanted for unit in units if not is_counted(unit)}
         if granted:
             await self._record(resource_name, granted)
             self._remember(resource, tuple(granted.values()))
@@ -115,8 +126,8 @@ class Allocator:
         return choose(layout, available, must_include, size, self._near(resource_name))
 
     def _unit(self, offer: Offer, resource_name: str, unit_id: str) -> Unit:
-        unit = offer.by_id.get(unit_id)
-        if unit is None or unit.resource_name != resource_name:
+        unit = offer.find(resource_name, unit_id)
+        if unit is None:
             count = len(offer.units.get(resource_name, ()))
             raise UnknownUnit(
                 f"{unit_id} is not among the {count} units that {resource_name} offers now:"

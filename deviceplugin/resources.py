@@ -18,10 +18,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from agent.config import Resource
+from agent.config import Resource, SharedPool
 from agent.model.device import NO_NUMA_NODE, RdmaDevice, Snapshot
 from agent.model.health import HEALTHY, Health, judge_nic, unhealthy
 from deviceplugin.assignment import Assignment, Taken, assign
+from deviceplugin.compat_units import pool_units
 from deviceplugin.selectors import NO_NAMES, Candidate
 from deviceplugin.slots import NOTHING_HELD, Holdings, list_slots
 from deviceplugin.unit import MAX_UNIT_ID as MAX_UNIT_ID
@@ -87,6 +88,8 @@ def list_all(
         if resource.binding == "late":
             pools[resource.name] = found
             found = list_slots(resource, found, held)
+        if isinstance(resource.compat, SharedPool):
+            found = pool_units(resource, found)
         units[resource.name] = found
     return Listed(MappingProxyType(units), MappingProxyType(pools))
 
@@ -103,7 +106,7 @@ def _units(
     numa_node = NO_NUMA_NODE if resource.exclude_topology else _numa_node(candidate, snapshot)
     if resource.kind == "hca":
         prefix = hca_prefix(candidate, shared_guids)
-        ids = [f"{prefix}-{n}" for n in range(resource.shares)]
+        ids = [f"{prefix}-{n}" for n in range(1 if resource.compat else resource.shares)]
     else:
         ids = [candidate.device]
     rdma = tuple(sorted(candidate.rdma_names))

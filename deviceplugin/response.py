@@ -9,32 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from agent.config import Resource
 from agent.errors import UnitUnhealthy
 from agent.model.device import PciDevice, RdmaDevice, Snapshot
+from deviceplugin.compat_response import build_compat
+from deviceplugin.grants import DeviceNode, Grants
 from deviceplugin.resources import Unit
 
 RDMA_CM = "/dev/infiniband/rdma_cm"
 GPU_CDI_KIND = "nvidia.com/gpu"
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
-    """A device file of the host, under the same path in the container."""
-
-    path: str
-    permissions: str = "rw"
-
-
-@dataclass(frozen=True, slots=True)
-class Grants:
-    """What one container gets."""
-
-    envs: tuple[tuple[str, str], ...] = ()
-    devices: tuple[DeviceNode, ...] = ()
-    cdi_devices: tuple[str, ...] = ()
 
 
 def build(resource: Resource, units: Sequence[Unit], snapshot: Snapshot, cdi_kinds: frozenset[str]) -> Grants:
@@ -45,6 +29,8 @@ def build(resource: Resource, units: Sequence[Unit], snapshot: Snapshot, cdi_kin
     """
     if not units:
         return Grants()
+    if resource.compat is not None:
+        return build_compat(resource, units, snapshot)
     if resource.kind == "gpu":
         return _gpu(units, cdi_kinds)
     paths: dict[str, None] = {}

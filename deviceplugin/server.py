@@ -19,8 +19,8 @@ import grpc.aio
 from agent.errors import AgentError, AllocationError, LedgerError, UnitUnhealthy, UnknownUnit
 from agent.model.device import NO_NUMA_NODE
 from deviceplugin.allocation import Allocator
+from deviceplugin.grants import Grants
 from deviceplugin.resources import Unit
-from deviceplugin.response import Grants
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 
 Observe = Callable[[str], AbstractContextManager[None]]
@@ -183,8 +183,9 @@ def grants_message(grants: Grants) -> api_pb2.ContainerAllocateResponse:
     return api_pb2.ContainerAllocateResponse(
         envs=dict(grants.envs),
         devices=[
-            api_pb2.DeviceSpec(container_path=d.path, host_path=d.path, permissions=d.permissions)
+            api_pb2.DeviceSpec(container_path=d.path, host_path=d.host_path or d.path, permissions=d.permissions)
             for d in grants.devices
         ],
         cdi_devices=[api_pb2.CDIDevice(name=name) for name in grants.cdi_devices],
+        annotations=dict(grants.annotations),
     )

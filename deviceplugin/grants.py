@@ -1,0 +1,26 @@
+"""What one container gets for the units that it was granted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A device file of the host."""
+
+    path: str
+    """Where the container finds it."""
+    permissions: str = "rw"
+    host_path: str = ""
+    """Where the host has it; empty for the same path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """What one container gets."""
+
+    envs: tuple[tuple[str, str], ...] = ()
+    devices: tuple[DeviceNode, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
