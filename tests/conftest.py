@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import sandbox
+from tests.nvml import fake
 
 IN_THE_MACHINE = Path("/run/vmrun/command").is_file()
 """In the virtual machine of hack/vm the adapters are in the first namespace, and nothing else is at stake."""
@@ -45,3 +46,9 @@ def short_folder() -> Iterator[Path]:
     """A folder whose name leaves room for a socket's: its path has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="nf-") as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A libnvidia-ml.so.1 that shows what a test says."""
+    return fake.compile_library(tmp_path_factory.mktemp("nvml"))

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from agent.model.allocation import VfSettings
 from agent.model.device import Snapshot
+from agent.model.gpu_health import GpuEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +277,9 @@ class Host(Protocol):
 
     def watch(self, on_event: Callable[[str], None]) -> Watch:
         """Call `on_event(what)` from any thread at each kernel event that may change a scan's result."""
+
+    def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
+        """Call `on_event(event)` from any thread at each error that a GPU's driver tells of."""
 
     def close(self) -> None:
         """Let go of sockets and threads."""

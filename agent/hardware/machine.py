@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,11 +11,12 @@ from agent.errors import HardwareError
 from agent.hardware import binding, sysfs
 from agent.hardware.host import Link, RdmaLink, Watch
 from agent.hardware.netlink import Netlink
-from agent.hardware.nvml import Nvml
+from agent.hardware.nvml_monitor import GpuMonitor, GpuWatch
 from agent.hardware.rdma_netlink import RdmaNetlink
 from agent.hardware.uevents import Uevents
 from agent.hardware.vf_control import PfNetlink
-from agent.model.device import Problem, Snapshot
+from agent.model.device import Gpu, Problem, Snapshot
+from agent.model.gpu_health import GpuEvent
 
 _RENAMES = 3
 """How often an interface may be renamed (by udev) between the list of names and the look at it."""
@@ -28,7 +29,7 @@ class Machine:
     root: Path
     links: Netlink
     vf_control: PfNetlink
-    gpus: Nvml
+    gpus: GpuMonitor
     rdma: RdmaNetlink
     api_server: str | None = None
     """IP address of the cluster's API server."""
@@ -36,12 +37,13 @@ class Machine:
     @classmethod
     def open(cls, root: Path = Path("/"), api_server: str | None = None) -> Machine:
         """Open the machine whose /sys, /proc and /dev are found under `root`."""
-        return cls(root, Netlink(), PfNetlink(root=root), Nvml(), RdmaNetlink(), api_server)
+        return cls(root, Netlink(), PfNetlink(root=root), GpuMonitor(), RdmaNetlink(), api_server)
 
     def scan(self) -> Snapshot:
         """Read the hardware."""
         snapshot = sysfs.scan(self.root)
-        gpus, problems = self.gpus.read()
+        reading = self.gpus.latest()
+        problems = reading.problems
         mode = None
         if os.path.isdir(f"{self.root}/sys/class/infiniband"):
             try:
@@ -49,6 +51,7 @@ class Machine:
             except HardwareError as error:
                 problems += (Problem("/sys/class/infiniband", f"taken for shared by namespaces: {error}"),)
         exclusive = mode == "exclusive"
+        gpus = still_there(reading.gpus, snapshot)
         return replace(snapshot, gpus=gpus, rdma_exclusive=exclusive, problems=snapshot.problems + problems)
 
     def find_netdev(self, device: str) -> Link | None:
@@ -101,14 +104,40 @@ class Machine:
         binding.bind(self.root, device, driver)
 
     def watch(self, on_event: Callable[[str], None]) -> Watch:
-        """Call `on_event` at kernel events about PCI, network and RDMA devices."""
-        return Uevents(on_event)
+        """Call `on_event` at kernel events about PCI, network and RDMA devices, and when a GPU's state changed."""
+        self.gpus.follow(on_change=on_event)
+        return Uevents(self._passing_on(on_event))
+
+    def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
+        """Call `on_event` at the driver's errors (XIDs)."""
+        self.gpus.follow(on_event=on_event)
+        return GpuWatch(self.gpus)
+
+    def _passing_on(self, on_event: Callable[[str], None]) -> Callable[[str], None]:
+        def seen(what: str) -> None:
+            subsystem, _, rest = what.partition(" ")
+            if subsystem == "pci":
+                action, _, address = rest.partition(" ")
+                self.gpus.pci_event(action, address)
+            on_event(what)
+
+        return seen
 
     def close(self) -> None:
         """Let go of sockets and threads."""
         self.rdma.close()
         self.links.close()
         self.gpus.close()
+
+
+def still_there(gpus: Sequence[Gpu], snapshot: Snapshot) -> tuple[Gpu, ...]:
+    """Leave out GPUs that the driver has lost because they were taken from it: unbound, or removed from the bus."""
+    return tuple(
+        gpu
+        for gpu in gpus
+        if "GpuLost" not in gpu.ailments
+        or ((device := snapshot.by_address.get(gpu.pci_address)) is not None and device.driver == "nvidia")
+    )
 
 
 def _entries(folder: str) -> list[str]:

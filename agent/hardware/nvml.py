@@ -1,118 +1,224 @@
 """GPUs as the NVIDIA driver's library (NVML) shows them.
 
 A node without the library or without the loaded driver is normal: it has no GPUs that could be
-handed out, and the next scan asks again. One GPU that fails (fallen off the bus, say) is a
-`Problem` and hides no other.
+handed out, and the next reading asks again. One GPU that fails (fallen off the bus, say) is a
+`Problem` and hides no other; it stays in the list with what ails it. When the library itself fails,
+the GPUs stay as they were last seen: that the monitor failed says nothing about them.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from agent.errors import DriverUnavailable
-from agent.model.device import Gpu, Problem, is_pci_address
+from agent.model.device import Gpu, Problem
 
 if TYPE_CHECKING:
     import pynvml
 
+    from agent.hardware.nvml_facts import Condition, Links
+
 LIBRARY = "libnvidia-ml.so.1"
 """Found by the dynamic loader, as pynvml does."""
+HOT_READINGS = 3
+"""A GPU is too hot when so many readings on end show it slowed down for heat: one peak is not an outage."""
+_GONE_AFTER_RESET = frozenset({"GpuLost", "ResetRequired", "RowRemapPending", "PageRetirementPending"})
+"""Only a reset, or the driver loaded anew, ends these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one look at all GPUs showed."""
+
+    gpus: tuple[Gpu, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    unavailable: str = ""
+    """Why there is no driver; empty when it answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is remembered of a GPU from one reading to the next."""
+
+    gpu: Gpu
+    links: Links
+    corrupt: bool
+    """Its inforom is."""
+    ecc_errors: int = 0
+    hot: int = 0
+    """Readings on end that showed it slowed down for heat."""
+    away: bool = False
+    """The last reading did not show it."""
 
 
 class Nvml:
     """The driver's library, opened when first needed and kept open. Not for use by two threads at once."""
 
     def __init__(self) -> None:
-        self.unavailable: DriverUnavailable | None = None
-        """Why the last reading found no driver; None when it found one."""
-        self._open = False
+        self.session = 0
+        """Number of the session with the driver; 0 while there is none. A user of the library beside this one must
+        let go when it changes: the library keeps its view of the GPUs until nobody uses it."""
+        self._sessions = 0
+        self._known: dict[str, _Known] = {}
 
-    def read(self) -> tuple[tuple[Gpu, ...], tuple[Problem, ...]]:
-        """Read all GPUs, and what could not be read. Never raises."""
-        try:
-            # pynvml costs memory that a node without GPUs need not pay.
-            ctypes.CDLL(LIBRARY)
-        except OSError as error:
-            self.unavailable = DriverUnavailable(f"{LIBRARY} cannot be opened: {error}")
-            return (), ()
+    def read(self, *, slow: bool = True, bound: Sequence[str] = ()) -> Reading:
+        """Read all GPUs, and what could not be read. Never raises.
+
+        `slow` says to read also what seldom changes and takes long: links, fabric, inforom.
+        `bound` are PCI addresses at which a driver was bound since the last reading.
+        """
+        if not is_installed():
+            return Reading(unavailable=f"{LIBRARY} is not on this node")
+        # pynvml costs memory that a node without GPUs need not pay.
         import pynvml
 
         try:
-            if not self._open:
+            if not self.session:
                 pynvml.nvmlInit()
-                self._open = True
+                self._sessions += 1
+                self.session = self._sessions
             count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
-            self.close()
-            self.unavailable = DriverUnavailable(f"the NVIDIA driver does not answer: {error}")
-            if isinstance(error, pynvml.NVMLError_DriverNotLoaded):
-                return (), ()
-            return (), (Problem("nvml", str(self.unavailable)),)
-        self.unavailable = None
-        gpus, problems = [], []
-        for index in range(count):
-            try:
-                gpus.append(_gpu(index))
-            except (pynvml.NVMLError, ValueError) as error:
-                problems.append(Problem(f"nvml/gpu{index}", f"cannot be read: {error}"))
-        if problems:
-            # A library opened before a GPU was reset or replaced keeps its old view.
-            self.close()
-        return tuple(gpus), tuple(problems)
+            return self._unanswered(error)
+        return self._look(count, slow, frozenset(bound))
 
     def close(self) -> None:
         """Let go of the driver, so that it can be unloaded."""
-        if self._open:
+        if self.session:
             import pynvml
 
-            self._open = False
+            self.session = 0
             try:
                 pynvml.nvmlShutdown()
+            except pynvml.NVMLError:
+                return  # it has gone by itself
+
+    def _unanswered(self, error: pynvml.NVMLError) -> Reading:
+        import pynvml
+
+        self.close()
+        if isinstance(error, pynvml.NVMLError_DriverNotLoaded):
+            self._known = {uuid: replace(known, away=True) for uuid, known in self._known.items()}
+            return Reading(unavailable=f"the NVIDIA driver is not loaded: {error}")
+        if isinstance(error, pynvml.NVMLError_LibRmVersionMismatch):
+            text = (
+                f"the NVIDIA driver was replaced after this process loaded {LIBRARY}: restart the agent's pod on this"
+                " node, and see that it gets the library of the driver that is loaded now"
+            )
+        else:
+            text = f"the NVIDIA driver does not answer: {error}"
+        gpus = tuple(known.gpu for known in self._known.values() if not known.away)
+        if gpus:
+            text += "; the GPUs are shown as they were last seen"
+        return Reading(gpus, (Problem("nvml", text),), unavailable=text)
+
+    def _look(self, count: int, slow: bool, bound: frozenset[str]) -> Reading:
+        import pynvml
+
+        from agent.hardware import nvml_facts
+
+        handles: dict[int, pynvml.c_nvmlDevice_t] = {}
+        seen: list[Gpu] = []
+        failed: dict[int, pynvml.NVMLError | ValueError] = {}
+        for index in range(count):
+            try:
+                handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
+                seen.append(nvml_facts.identity(handles[index], index))
+            except (pynvml.NVMLError, ValueError) as error:
+                failed[index] = error
+        slow = slow or any(gpu.uuid not in self._known or self._known[gpu.uuid].away for gpu in seen)
+        addresses = [gpu.pci_address for gpu in seen]
+        fresh: dict[str, _Known] = {}
+        for gpu in seen:
+            try:
+                fresh[gpu.uuid] = self._details(gpu, handles[gpu.index], addresses, slow, bound)
             except pynvml.NVMLError as error:
-                self.unavailable = DriverUnavailable(f"the NVIDIA driver did not close: {error}")
+                failed[gpu.index] = error
+        problems = [Problem(f"nvml/gpu{i}", f"cannot be read: {error}") for i, error in sorted(failed.items())]
+        missing = self._missing(fresh, failed)
+        everyone = {**fresh, **missing}
+        matrix = nvml_facts.matrix([k.gpu for k in everyone.values()], {u: k.links for u, k in everyone.items()})
+        self._known = {
+            uuid: replace(known, gpu=replace(known.gpu, nvlinks=matrix[uuid])) for uuid, known in everyone.items()
+        }
+        if failed and slow:
+            # A library opened before a GPU was reset or replaced keeps its old view.
+            self.close()
+        return Reading(tuple(sorted((k.gpu for k in self._known.values()), key=lambda gpu: gpu.index)), tuple(problems))
+
+    def _details(
+        self, gpu: Gpu, handle: pynvml.c_nvmlDevice_t, addresses: Sequence[str], slow: bool, bound: frozenset[str]
+    ) -> _Known:
+        from agent.hardware import nvml_facts
+
+        last = self._known.get(gpu.uuid)
+        now = nvml_facts.condition(handle)
+        hot = (last.hot if last else 0) + 1 if now.hot else 0
+        if slow or last is None:
+            clique, links = nvml_facts.fabric_clique(handle), nvml_facts.links(handle, addresses)
+            corrupt = nvml_facts.has_corrupt_inforom(handle)
+        else:
+            clique, links, corrupt = last.gpu.fabric_clique, last.links, last.corrupt
+        ailments = (
+            *now.ailments,
+            *(("InforomCorrupted",) if corrupt else ()),
+            *(("ThermalSlowdown",) if hot >= HOT_READINGS else ()),
+        )
+        is_cut = nvml_facts.mig_mode(handle)
+        enumeration = last.gpu.enumeration if last else 0
+        return _Known(
+            replace(
+                gpu,
+                fabric_clique=clique,
+                mig_mode=is_cut,
+                mig_devices=nvml_facts.mig_devices(handle, gpu.memory_bytes) if is_cut else (),
+                ailments=ailments,
+                enumeration=enumeration + (last is not None and _was_reset(last, gpu, now, bound)),
+            ),
+            links,
+            corrupt,
+            now.ecc_errors,
+            hot,
+        )
+
+    def _missing(
+        self, fresh: Mapping[str, _Known], failed: Mapping[int, pynvml.NVMLError | ValueError]
+    ) -> dict[str, _Known]:
+        """Keep GPUs known before that this reading did not show, with what can be said of them."""
+        import pynvml
+
+        places = {known.gpu.pci_address for known in fresh.values()}
+        kept = {}
+        for uuid, known in self._known.items():
+            if uuid in fresh or known.gpu.pci_address in places:
+                continue
+            error = failed.get(known.gpu.index)
+            if error is None or isinstance(error, pynvml.NVMLError_GpuIsLost):
+                ailments = ("GpuLost",)
+            elif isinstance(error, pynvml.NVMLError_ResetRequired):
+                ailments = ("ResetRequired",)
+            else:
+                kept[uuid] = known  # what cannot be read now may be well
+                continue
+            kept[uuid] = replace(known, gpu=replace(known.gpu, ailments=ailments), away=True)
+        return kept
 
 
-def kernel_address(nvml_address: str) -> str:
-    """Spell NVML's `00000000:1B:00.0` as the kernel does: `0000:1b:00.0`. Raises ValueError."""
-    domain, _, rest = nvml_address.partition(":")
-    address = f"{int(domain, 16):04x}:{rest.lower()}"
-    if not is_pci_address(address):
-        raise ValueError(f"{nvml_address!r} is not a PCI address")
-    return address
+def is_installed() -> bool:
+    """Tell whether the driver's library is on this node."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
 
 
-def _gpu(index: int) -> Gpu:
-    import pynvml
-
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    return Gpu(
-        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-        index=index,
-        minor=_minor(handle),
-        pci_address=kernel_address(_text(pynvml.nvmlDeviceGetPciInfo(handle).busId)),
-        name=_text(pynvml.nvmlDeviceGetName(handle)),
-        memory_bytes=_memory(handle),
+def _was_reset(last: _Known, gpu: Gpu, now: Condition, bound: frozenset[str]) -> bool:
+    return (
+        last.away
+        or gpu.pci_address in bound
+        or now.ecc_errors < last.ecc_errors
+        or bool(_GONE_AFTER_RESET & (set(last.gpu.ailments) - set(now.ailments)))
     )
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
-
-
-def _minor(handle: pynvml.c_nvmlDevice_t) -> int | None:
-    import pynvml
-
-    try:
-        return int(pynvml.nvmlDeviceGetMinorNumber(handle))
-    except pynvml.NVMLError_NotSupported:
-        return None  # WSL has no device nodes per GPU
-
-
-def _memory(handle: pynvml.c_nvmlDevice_t) -> int:
-    import pynvml
-
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError_NotSupported:
-        return 0  # memory shared with the CPU (integrated GPUs)

@@ -231,6 +231,8 @@ class Gpu:
     mig_devices: tuple[MigDevice, ...] = ()
     ailments: tuple[str, ...] = ()
     """Reason words for what a reading shows to be wrong now: GpuLost, EccUncorrectable … (`agent.model.gpu_health`)."""
+    enumeration: int = 0
+    """How often this process has found it anew: after a reset, a rebind, or when the driver was loaded again."""
 
 
 @dataclass(frozen=True, slots=True)

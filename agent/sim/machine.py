@@ -13,10 +13,13 @@ from pathlib import Path
 from agent.errors import HardwareError
 from agent.hardware import sysfs
 from agent.hardware.host import Link, RdmaLink, Watch
+from agent.hardware.machine import still_there
 from agent.hardware.netlink import Netlink
+from agent.hardware.nvml_monitor import GpuMonitor, GpuWatch
 from agent.hardware.uevents import Uevents
 from agent.model.allocation import VfSettings
 from agent.model.device import Gpu, Netdev, PciDevice, Snapshot
+from agent.model.gpu_health import GpuEvent
 from agent.sim import fabric, recorded, recorded_gpus
 from agent.sim.fabric import Fabric
 from agent.sim.rdma import SimulatedRdma
@@ -91,6 +94,9 @@ class SimulatedMachine:
     links: Netlink
     vf_control: RecordedVfControl
     gpus: tuple[Gpu, ...]
+    """As recorded."""
+    monitor: GpuMonitor | None
+    """Shows the GPUs of the NVIDIA library that is found, in place of the recorded ones, on a node with `gpus.live`."""
     fabric: Fabric | None
     rdma: SimulatedRdma
 
@@ -117,12 +123,17 @@ class SimulatedMachine:
         root = folder / "root"
         settings = RecordedVfControl(folder / "vf-settings.json")
         rdma = SimulatedRdma(folder, root, built.cut if built is not None else lambda function: None)
-        return cls(root, Netlink(fabric.device_of), settings, gpus, built, rdma)
+        monitor = GpuMonitor() if (folder / "gpus.live").exists() else None
+        return cls(root, Netlink(fabric.device_of), settings, gpus, monitor, built, rdma)
 
     def scan(self) -> Snapshot:
         """Read the recorded sysfs, and the real links in place of the recorded interfaces."""
         exclusive = self.rdma.mode() == "exclusive"  # first: it shows again what came back
         snapshot = replace(sysfs.scan(self.root), gpus=self.gpus, rdma_exclusive=exclusive)
+        if self.monitor is not None:
+            reading = self.monitor.latest()
+            gpus, problems = still_there(reading.gpus, snapshot), snapshot.problems + reading.problems
+            snapshot = replace(snapshot, gpus=gpus, problems=problems)
         if self.fabric is None:
             return snapshot
         simulated = {
@@ -195,11 +206,21 @@ class SimulatedMachine:
 
     def watch(self, on_event: Callable[[str], None]) -> Watch:
         """Call `on_event` at link events; the recorded sysfs itself never changes unasked."""
+        if self.monitor is not None:
+            self.monitor.follow(on_change=on_event)
         return Uevents(on_event, virtual_links=True)
+
+    def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
+        """Call `on_event` at the errors of live GPUs; recorded ones have none."""
+        monitor = self.monitor or GpuMonitor(is_installed=lambda: False)
+        monitor.follow(on_event=on_event)
+        return GpuWatch(monitor)
 
     def close(self) -> None:
         """Let go of sockets and threads."""
         self.links.close()
+        if self.monitor is not None:
+            self.monitor.close()
 
 
 def _with_link(device: PciDevice, link: Link | None) -> PciDevice:

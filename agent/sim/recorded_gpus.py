@@ -17,14 +17,16 @@ from typing import Any
 from agent.model.device import Gpu, MigDevice, is_pci_address
 
 _WANTED = tuple(f.name for f in fields(Gpu) if f.default is MISSING)
-_OPTIONAL = {f.name: f.default for f in fields(Gpu) if f.default is not MISSING}
+_OPTIONAL = {f.name: f.default for f in fields(Gpu) if f.default is not MISSING and f.name != "enumeration"}
+_NOTHING = object()
 _MIG_KEYS = frozenset(f.name for f in fields(MigDevice))
 _MIG_TEXTS = frozenset({"uuid", "profile"})
 
 
 def plain(gpu: Gpu) -> dict[str, Any]:
     """Spell a GPU as its JSON object."""
-    return {key: value for key, value in asdict(gpu).items() if key not in _OPTIONAL or value != _OPTIONAL[key]}
+    document = asdict(gpu)
+    return {key: document[key] for key in (*_WANTED, *_OPTIONAL) if document[key] != _OPTIONAL.get(key, _NOTHING)}
 
 
 def read(items: Any, problems: list[str]) -> tuple[Gpu, ...]:

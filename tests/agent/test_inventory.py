@@ -15,6 +15,7 @@ from agent.hardware.host import Link, Links, Rdma, RdmaLink, VfControl, Watch
 from agent.inventory import Inventory
 from agent.model.allocation import NetnsId
 from agent.model.device import Problem, Snapshot
+from agent.model.gpu_health import GpuEvent
 
 DEADLINE = 10.0
 
@@ -88,6 +89,9 @@ class FakeHost:
             raise self.watch_error
         self.on_event = on_event
         return self.watched
+
+    def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
+        raise AssertionError("not used")
 
     def netns_alive(self, netns: NetnsId, path: str) -> bool:
         raise AssertionError("not used")

@@ -1,0 +1,143 @@
+"""The driver's events about GPUs (XIDs), waited for on the calling thread.
+
+An event set watches the GPUs that were there when it was made. It is made anew with each session of
+the reader (`agent.hardware.nvml`), and the library is let go in between, so that it sees what a
+reset or a hot plug has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from agent.model.device import Gpu
+from agent.model.gpu_health import GpuEvent, slice_of
+
+if TYPE_CHECKING:
+    import pynvml
+
+WAIT_MILLISECONDS = 500
+"""How long one wait may take: as long takes the end of the agent, and letting go of the library."""
+RETRY_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Watched(Protocol):
+    """Whose GPUs are watched."""
+
+    @property
+    def session(self) -> int:
+        """Number of the session with the driver, 0 while there is none."""
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the GPUs as last read."""
+
+    def disturbed(self) -> None:
+        """Read the GPUs soon: something happened to one of them."""
+
+    def await_session(self, last: int, seconds: float) -> None:
+        """Wait for a session other than the last, or for the time to pass, or for the end."""
+
+    def hold(self, is_held: bool) -> None:
+        """Be told when the library is held for events, and when it is let go."""
+
+    def tick(self) -> None:
+        """Be called about twice a second."""
+
+
+def follow(watched: Watched, tell: Callable[[GpuEvent], None], ending: threading.Event) -> None:
+    """Tell of every event until `ending` is set. Failures of the library are waited out."""
+    while not ending.is_set():
+        session = watched.session
+        is_over = False
+        if session and watched.gpus():
+            watched.hold(True)
+            try:
+                is_over = _follow_session(watched, session, tell, ending)
+            finally:
+                watched.hold(False)
+        watched.tick()
+        if session and not is_over:
+            ending.wait(RETRY_SECONDS)
+        else:
+            watched.await_session(session, RETRY_SECONDS)
+
+
+def _follow_session(watched: Watched, session: int, tell: Callable[[GpuEvent], None], ending: threading.Event) -> bool:
+    """Tell of events until the session ends; return False if the library failed before."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        log.warning("GPU events are not watched: %s", error)
+        return False
+    try:
+        events = pynvml.nvmlEventSetCreate()
+        try:
+            if not _register(events, watched.gpus()):
+                return False
+            while not ending.is_set() and watched.session == session:
+                watched.tick()
+                try:
+                    _take(pynvml.nvmlEventSetWait_v2(events, WAIT_MILLISECONDS), watched, tell)
+                except pynvml.NVMLError_Timeout:
+                    continue
+            return True
+        finally:
+            pynvml.nvmlEventSetFree(events)
+    except pynvml.NVMLError as error:
+        # GpuIsLost is said without saying which: a reading will tell.
+        log.warning("GPU events are watched anew, because of: %s", error)
+        watched.disturbed()
+        return False
+    finally:
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError as error:
+            log.debug("the NVIDIA driver did not close: %s", error)
+
+
+def _register(events: pynvml.c_nvmlEventSet_t, gpus: tuple[Gpu, ...]) -> int:
+    """Ask for the events of all GPUs that have any, and return how many these are."""
+    import pynvml
+
+    wanted = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
+    count = 0
+    for gpu in gpus:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            kinds = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & wanted
+            if kinds:
+                pynvml.nvmlDeviceRegisterEvents(handle, kinds, events)
+                count += 1
+        except pynvml.NVMLError as error:
+            log.warning("events of this GPU are not watched: %s", error, extra={"device": gpu.uuid})
+    return count
+
+
+def _take(data: pynvml.c_nvmlEventData_t, watched: Watched, tell: Callable[[GpuEvent], None]) -> None:
+    import pynvml
+
+    from agent.hardware.nvml_facts import text
+
+    if data.eventType & pynvml.nvmlEventTypeXidCriticalError:
+        try:
+            uuid = text(pynvml.nvmlDeviceGetUUID(data.device))
+        except pynvml.NVMLError:
+            uuid = ""
+        gpu = next((g for g in watched.gpus() if g.uuid == uuid), None)
+        tell(
+            GpuEvent(
+                xid=int(data.eventData),
+                at=time.monotonic(),
+                gpu_uuid=gpu.uuid if gpu else "",
+                mig_uuid=slice_of(gpu, data.gpuInstanceId, data.computeInstanceId) if gpu else "",
+                enumeration=gpu.enumeration if gpu else 0,
+            )
+        )
+    watched.disturbed()

@@ -1,0 +1,253 @@
+"""What GPU errors mean: which of them make a GPU unusable, for how long, and what ends that.
+
+Pure. Two sources say something about a GPU. A reading shows its state (`Gpu.ailments`), and is right
+again with the next reading. The driver's events (XIDs) say that something happened; they have no end
+of their own, so this module says when one no longer counts: a fatal one when the GPU has come back
+from a reset, a transient one also after some quiet time.
+
+An error says nothing about other GPUs, and one whose GPU cannot be told says nothing about any.
+
+The classes follow NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors): what it answers with
+"restart the application" or "ignore" leaves the GPU healthy. The device plugin of NVIDIA takes every
+XID but six for fatal and for ever, which takes good GPUs away (k8s-device-plugin issues 189, 415, 426).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+
+from agent.model.device import Gpu
+from agent.model.health import HEALTHY, Health, unhealthy
+
+
+class XidClass(Enum):
+    """What an XID means for the next container that gets the GPU."""
+
+    APPLICATION = "application"
+    """A program did something wrong. The GPU is well."""
+    INFORMATION = "information"
+    """The driver notes something that it has dealt with, or will at the next reset. The GPU can be used."""
+    TRANSIENT = "transient"
+    """Something in the driver or on a link went wrong and may be over: wait for some quiet time, or a reset."""
+    FATAL = "fatal"
+    """Only a reset, or new hardware, makes the GPU usable."""
+
+
+APPLICATION, INFORMATION, TRANSIENT, FATAL = XidClass
+
+XIDS: Mapping[int, tuple[XidClass, str]] = MappingProxyType(
+    {
+        8: (APPLICATION, "a channel made no progress"),
+        11: (APPLICATION, "corrupt push buffer"),
+        13: (APPLICATION, "graphics engine exception"),
+        31: (APPLICATION, "memory page fault"),
+        32: (APPLICATION, "corrupt push buffer"),
+        43: (APPLICATION, "a channel was stopped"),
+        44: (APPLICATION, "graphics engine fault at a context switch"),
+        45: (APPLICATION, "channels were cleaned up"),
+        68: (APPLICATION, "video decoder exception"),
+        69: (APPLICATION, "graphics engine class error"),
+        109: (APPLICATION, "context switch timed out"),
+        137: (APPLICATION, "peer access without permission"),
+        63: (INFORMATION, "row remapping or page retirement recorded"),
+        92: (INFORMATION, "many corrected memory errors"),
+        94: (INFORMATION, "uncorrectable memory error, contained to one program"),
+        154: (INFORMATION, "the recovery action changed; a reading tells what it is now"),
+        156: (INFORMATION, "resource retirement recorded"),
+        38: (TRANSIENT, "driver firmware error"),
+        42: (TRANSIENT, "video processor exception"),
+        61: (TRANSIENT, "microcontroller warning"),
+        66: (TRANSIENT, "illegal access by the driver"),
+        74: (TRANSIENT, "NVLink error"),
+        121: (TRANSIENT, "chip-to-chip link error"),
+        145: (TRANSIENT, "NVLink receive error"),
+        149: (TRANSIENT, "NVLink network error"),
+        46: (FATAL, "GPU stopped"),
+        48: (FATAL, "double-bit memory error"),
+        54: (FATAL, "auxiliary power is missing"),
+        62: (FATAL, "microcontroller halted"),
+        64: (FATAL, "row remapping or page retirement failed"),
+        79: (FATAL, "fallen off the bus"),
+        95: (FATAL, "uncorrectable memory error, not contained"),
+        110: (FATAL, "security fault"),
+        119: (FATAL, "GSP firmware does not answer"),
+        120: (FATAL, "GSP firmware error"),
+        136: (FATAL, "link training failed"),
+        140: (FATAL, "unrecovered memory error"),
+        143: (FATAL, "GPU initialisation failed"),
+        157: (FATAL, "resource retirement failed"),
+        158: (FATAL, "fatal timeout"),
+    }
+)
+UNKNOWN_XID = (TRANSIENT, "not in the table")
+"""Not fatal: what no table knows must not take a GPU away for ever."""
+
+QUIET_SECONDS = 300.0
+"""How long a transient error counts after it last happened."""
+
+WITHHOLDING: Mapping[str, str] = MappingProxyType(
+    {
+        "GpuLost": "the driver has lost it, or it has fallen off the bus",
+        "ResetRequired": "the driver asks for a reset, of the GPU or of the node",
+        "EccUncorrectable": "uncorrectable memory errors since the last reset, on a GPU that cannot contain them",
+        "RowRemapFailed": "bad memory that could not be replaced by spare rows",
+        "ThermalSlowdown": "the hardware has slowed it down for heat, in three readings on end",
+    }
+)
+"""Ailments of a reading that make a GPU unhealthy, gravest first; it is well when a reading no longer shows them."""
+NOTED: Mapping[str, str] = MappingProxyType(
+    {
+        "RowRemapPending": "bad memory is set aside; a reset at some convenient time puts spare rows in its place",
+        "PageRetirementPending": "bad memory pages are retired at the next reset",
+        "InforomCorrupted": "the data that the board keeps about itself are damaged",
+    }
+)
+"""Ailments that are shown and leave the GPU healthy."""
+XID_REASONS = MappingProxyType({TRANSIENT: "XidTransient", FATAL: "XidFatal"})
+
+EVERY_XID = -1
+"""Stands for all of them in a policy's sets."""
+NO_INSTANCE = 0xFFFFFFFF
+"""NVML's number for `not of a MIG device`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPolicy:
+    """What the configuration says about errors."""
+
+    ignored_xids: frozenset[int] = frozenset()
+    """Leave a GPU healthy, besides those of the table; may hold EVERY_XID."""
+    fatal_xids: frozenset[int] = frozenset()
+    """Are fatal, whatever the table and `ignored_xids` say; may hold EVERY_XID."""
+    quiet_seconds: float = QUIET_SECONDS
+
+    def classify(self, xid: int) -> XidClass:
+        """Tell what an XID means here."""
+        if xid in self.fatal_xids:
+            return FATAL
+        if xid in self.ignored_xids or (EVERY_XID in self.ignored_xids and EVERY_XID not in self.fatal_xids):
+            return APPLICATION
+        return FATAL if EVERY_XID in self.fatal_xids else XIDS.get(xid, UNKNOWN_XID)[0]
+
+
+DEFAULT_POLICY = GpuPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEvent:
+    """An error that the driver told of."""
+
+    xid: int
+    at: float
+    """Seconds of the agent's monotonic clock."""
+    gpu_uuid: str = ""
+    """Empty if the driver did not say, or named one that can no longer be read."""
+    mig_uuid: str = ""
+    """The slice it happened in; empty if it concerns the whole GPU."""
+    enumeration: int = 0
+    """Of the GPU, when it happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """The error that counts against a GPU or a slice of one."""
+
+    xid: int
+    kind: XidClass
+    at: float
+    enumeration: int
+
+    @property
+    def text(self) -> str:
+        """Say it to people."""
+        return f"XID {self.xid}: {XIDS.get(self.xid, UNKNOWN_XID)[1]}"
+
+
+@dataclass(frozen=True)
+class Troubles:
+    """All errors that count or counted. Bounded by the number of GPUs and slices."""
+
+    by_uuid: Mapping[str, Trouble] = field(default_factory=lambda: MappingProxyType({}))
+
+    def noted(self, event: GpuEvent, policy: GpuPolicy = DEFAULT_POLICY) -> Troubles:
+        """Take an event in. One that leaves GPUs healthy, or names none, changes nothing.
+
+        A transient error does not hide a fatal one of the same enumeration.
+        """
+        kind = policy.classify(event.xid)
+        uuid = event.mig_uuid or event.gpu_uuid
+        if not uuid or kind not in XID_REASONS:
+            return self
+        old = self.by_uuid.get(uuid)
+        if old is not None and old.kind is FATAL and kind is TRANSIENT and old.enumeration >= event.enumeration:
+            return self
+        fresh = Trouble(event.xid, kind, event.at, event.enumeration)
+        return Troubles(MappingProxyType({**self.by_uuid, uuid: fresh}))
+
+    def forgetting(self, gpus: Mapping[str, Gpu]) -> Troubles:
+        """Drop what concerns GPUs and slices that are no longer there."""
+        known = {*gpus, *(mig.uuid for gpu in gpus.values() for mig in gpu.mig_devices)}
+        kept = {uuid: trouble for uuid, trouble in self.by_uuid.items() if uuid in known}
+        return self if len(kept) == len(self.by_uuid) else Troubles(MappingProxyType(kept))
+
+
+NO_TROUBLES = Troubles()
+
+
+def trouble_of(gpu: Gpu, troubles: Troubles, now: float, policy: GpuPolicy, mig_uuid: str = "") -> Trouble | None:
+    """Return the error that counts now against a GPU, or against a slice of it."""
+    found = [troubles.by_uuid.get(uuid) for uuid in (gpu.uuid, mig_uuid) if uuid]
+    counting = [t for t in found if t is not None and _counts(t, gpu, now, policy)]
+    return min(counting, key=lambda t: (t.kind is not FATAL, -t.at), default=None)
+
+
+def judge_gpu(
+    gpu: Gpu,
+    troubles: Troubles = NO_TROUBLES,
+    now: float = 0.0,
+    policy: GpuPolicy = DEFAULT_POLICY,
+    mig_uuid: str = "",
+) -> Health:
+    """Judge a GPU, or a slice of it. A slice has its GPU's ailments and errors, and those of its own.
+
+    What a reading shows comes first: it says more than that an error happened.
+    """
+    for word in WITHHOLDING:
+        if word in gpu.ailments:
+            return unhealthy(word)
+    trouble = trouble_of(gpu, troubles, now, policy, mig_uuid)
+    return HEALTHY if trouble is None else unhealthy(XID_REASONS[trouble.kind])
+
+
+def next_recovery(troubles: Troubles, now: float, policy: GpuPolicy = DEFAULT_POLICY) -> float | None:
+    """Tell when the next transient error ends by itself; None if there is none. In seconds of the monotonic clock."""
+    ends = (t.at + policy.quiet_seconds for t in troubles.by_uuid.values() if t.kind is TRANSIENT)
+    return min((end for end in ends if end > now), default=None)
+
+
+def slice_of(gpu: Gpu, gpu_instance: int, compute_instance: int) -> str:
+    """Find the slice that an event's instance numbers name; empty if it concerns the whole GPU.
+
+    Memory and engines belong to the GPU instance, so an event without compute instance concerns all
+    that is in it; that is one slice, unless somebody cut the instance further, and then the whole GPU.
+    """
+    if gpu_instance == NO_INSTANCE:
+        return ""
+    inside = [m for m in gpu.mig_devices if m.gpu_instance == gpu_instance]
+    if compute_instance != NO_INSTANCE:
+        inside = [m for m in inside if m.compute_instance == compute_instance]
+    return inside[0].uuid if len(inside) == 1 else ""
+
+
+def revived(gpu: Gpu, enumeration: int) -> Gpu:
+    """Return the GPU as one that was found anew."""
+    return replace(gpu, enumeration=enumeration)
+
+
+def _counts(trouble: Trouble, gpu: Gpu, now: float, policy: GpuPolicy) -> bool:
+    if gpu.enumeration > trouble.enumeration:
+        return False
+    return trouble.kind is FATAL or now < trouble.at + policy.quiet_seconds
