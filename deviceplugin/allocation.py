@@ -24,6 +24,7 @@ from agent.config import Resource
 from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
 from agent.model.device import Snapshot
 from agent.placement import Layout, Option, choose
+from deviceplugin.assignment import Overlap
 from deviceplugin.compat_units import counted_unit, is_counted
 from deviceplugin.grants import Grants
 from deviceplugin.resources import Unit
@@ -50,6 +51,8 @@ class Offer:
     units: Mapping[str, tuple[Unit, ...]] = field(default_factory=dict)
     """Resource name → its units."""
     cdi_kinds: frozenset[str] = frozenset()
+    overlaps: tuple[Overlap, ...] = ()
+    """Devices that a second resource selects too."""
     by_id: Mapping[str, Unit] = field(init=False, compare=False)
     """Units by their ID, without those whose ID says nothing by itself."""
     layouts: Mapping[str, Layout] = field(init=False, compare=False)
@@ -88,7 +91,8 @@ class Allocator:
     ) -> None:
         self.offer = Offer()
         """The newest offer. Replace it to change what is granted."""
-        self._resources = {resource.name: resource for resource in resources}
+        self.resources = {resource.name: resource for resource in resources}
+        """By name. Replace them together with the offer."""
         self._book = book
         self._clock = clock
         self._run: list[_Grant] = []
@@ -107,8 +111,10 @@ class Allocator:
         container, or to a new pod before the old one's DEL.
         Raises UnknownUnit, UnitUnhealthy or LedgerError; nothing is granted then.
         """
-        resource = self._resources[resource_name]
         offer = self.offer
+        resource = self.resources.get(resource_name)
+        if resource is None:
+            raise UnknownUnit(f"{resource_name} is not configured any more: recreate the pod")
         wanted = [[self._unit(offer, resource_name, i) for i in dict.fromkeys(ids)] for ids in containers]
         answers = tuple(build(resource, units, offer.snapshot, offer.cdi_kinds) for units in wanted)
         granted = {unit.unit_id: unit.device for units in wanted for unit in units if not is_counted(unit)}
@@ -168,7 +174,7 @@ class Allocator:
     def _near(self, resource_name: str) -> tuple[str, ...]:
         """Devices that the next units of this resource should be near to: a NIC's GPU, a GPU's NIC."""
         run = self._recent()
-        resource = self._resources.get(resource_name)
+        resource = self.resources.get(resource_name)
         if resource is None or any(g.resource.name == resource_name for g in run):
             return ()
         complement = [g for g in run if (g.resource.kind == "gpu") != (resource.kind == "gpu")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from agent.device_info import GrantedFiles, describe
@@ -33,14 +33,14 @@ class InformingBook:
         self,
         book: GrantsAndAttachments,
         files: GrantedFiles,
-        resource_names: Collection[str],
         unit: Callable[[str], Unit | None],
         snapshot: Callable[[], Snapshot],
     ) -> None:
-        """`resource_names` are those of VFs; `unit` finds an offered one by its ID."""
+        """`unit` finds an offered one by its ID."""
         self._book = book
         self._files = files
-        self._resource_names = frozenset(resource_names)
+        self.resource_names: frozenset[str] = frozenset()
+        """Those of VFs and whole adapters."""
         self._unit = unit
         self._snapshot = snapshot
         # Or a file that is just being written would be taken for one that nobody needs.
@@ -48,7 +48,7 @@ class InformingBook:
 
     def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
         """Record that kubelet was given these units (unit ID → device). Blocks; raises LedgerError."""
-        if resource_name not in self._resource_names:
+        if resource_name not in self.resource_names:
             self._book.grant(resource_name, units)
             return
         with self._guard:
@@ -61,7 +61,7 @@ class InformingBook:
 
     def keep(self) -> None:
         """Have files of what is granted or still in a pod, and of nothing else. Blocks; raises LedgerError."""
-        if not self._resource_names:
+        if not self.resource_names:
             return
         with self._guard:
             held = {attachment.device: attachment for attachment in self._book.attachments()}
@@ -72,6 +72,6 @@ class InformingBook:
             documents = {
                 key: describe(snapshot, device, (held[device].undo.rdma or "",) if device in held else ())
                 for key, device in wanted.items()
-                if key[0] in self._resource_names
+                if key[0] in self.resource_names
             }
-            self._files.keep(documents, self._resource_names)
+            self._files.keep(documents, self.resource_names)

@@ -1,7 +1,6 @@
 """All device plugins of the node as one: follows inventory and ledger, posts the lists.
 
-Owns the way from a new snapshot or a quarantine to every resource's list. Configuration is fixed
-for the life of the object.
+Owns the way from a new snapshot, a quarantine or another configuration to every resource's list.
 """
 
 from __future__ import annotations
@@ -13,20 +12,24 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agent.config import Config
+from agent.config import Config, Resource
 from agent.device_info import GrantedFiles
 from agent.errors import LedgerError
-from agent.model.allocation import Attachment, Grant, Quarantine
 from agent.model.device import Snapshot
-from deviceplugin.allocation import Allocator, GrantBook, Offer
+from deviceplugin.allocation import Allocator, Offer
+from deviceplugin.assignment import Overlap, errors
+from deviceplugin.books import Books as Books
+from deviceplugin.books import Reading, read
 from deviceplugin.informed import InformingBook
+from deviceplugin.offers import Offers
 from deviceplugin.registration import DEFAULT_PACE, SOCKET_PATTERN, Pace, RegistrationStatus, ResourceServer
-from deviceplugin.resources import Unit, list_units
+from deviceplugin.selectors import asks_for_names
 from deviceplugin.server import Observe, UnitBoard, unobserved
+from deviceplugin.unit import Unit
 
 SETTLE_SECONDS = 0.05
 """Ledger changes come in bursts; the lists follow the last one."""
@@ -43,22 +46,6 @@ class Inventory(Protocol):
 
     async def newer_than(self, generation: int) -> Snapshot:
         """Wait for a snapshot of a higher generation."""
-
-
-class Books(GrantBook, Protocol):
-    """The part of the ledger that device plugins need. All but `subscribe` block."""
-
-    def quarantines(self) -> tuple[Quarantine, ...]:
-        """List the withheld devices."""
-
-    def attachments(self) -> tuple[Attachment, ...]:
-        """List all devices in pods."""
-
-    def grants(self) -> tuple[Grant, ...]:
-        """List all grants."""
-
-    def subscribe(self, listener: Callable[[], None]) -> None:
-        """Call after each change, on some thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +82,28 @@ class DevicePlugins:
     ) -> None:
         """Join the parts. `device_info` is where Multus reads what granted VFs are; None to tell nobody."""
         self.folder = config.kubelet_dir / "device-plugins"
-        self._informing: InformingBook | None = None
-        if device_info is not None:
-            vfs = [r.name for r in config.resources if r.kind == "vf"]
-            files = GrantedFiles(device_info)
-            self._informing = InformingBook(ledger, files, vfs, self.unit, lambda: inventory.snapshot)
-        self.allocator = Allocator(config.resources, self._informing or ledger, clock)
+        self._informing = (
+            None
+            if device_info is None
+            else InformingBook(ledger, GrantedFiles(device_info), self.unit, lambda: inventory.snapshot)
+        )
+        self.allocator = Allocator((), self._informing or ledger, clock)
         self._resources = config.resources
         self._inventory = inventory
         self._ledger = ledger
         self._cdi_kinds = cdi_kinds
-        self._boards = {resource.name: UnitBoard() for resource in config.resources}
-        self._servers = [
-            ResourceServer(r.name, self.folder, self._boards[r.name], self.allocator, observe, pace)
-            for r in config.resources
-        ]
-        self._needs_host_names = any(r.kind == "vf" and r.select.netdevs for r in config.resources)
+        self._observe = observe
+        self._pace = pace
+        self._servers: dict[str, ResourceServer] = {}
+        self._serving: dict[str, asyncio.Task[None]] = {}
+        self._boards: dict[str, UnitBoard] = {}
         self._books_changed = asyncio.Event()
         self._offered = asyncio.Event()
+        """The newest configuration's lists are posted."""
+        self._closing = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
+        self._set_up(config.resources)
 
     @property
     def units(self) -> Mapping[str, tuple[Unit, ...]]:
@@ -126,9 +115,14 @@ class DevicePlugins:
         return self.allocator.offer.by_id.get(unit_id)
 
     @property
+    def overlaps(self) -> tuple[Overlap, ...]:
+        """Devices that two resources of our own configuration select; the first of them has each."""
+        return errors(self._resources, self.allocator.offer.overlaps)
+
+    @property
     def ready(self) -> bool:
         """Tell whether kubelet holds an open stream for every resource."""
-        return all(server.status.streams_open for server in self._servers)
+        return all(self._servers[resource.name].status.streams_open for resource in self._resources)
 
     def status(self) -> tuple[ResourceStatus, ...]:
         """Tell how every resource stands, in the order of the configuration."""
@@ -138,9 +132,9 @@ class DevicePlugins:
                 kind=resource.kind,
                 units=len(units := self.units.get(resource.name, ())),
                 unhealthy=tuple(sorted(Counter(u.health.reason for u in units if not u.health.healthy).items())),
-                registration=server.status,
+                registration=self._servers[resource.name].status,
             )
-            for resource, server in zip(self._resources, self._servers, strict=True)
+            for resource in self._resources
         )
 
     async def run(self) -> None:
@@ -151,36 +145,80 @@ class DevicePlugins:
         try:
             await asyncio.to_thread(sweep, self.folder)
             async with asyncio.TaskGroup() as tasks:
-                following = [tasks.create_task(self._follow(), name="device lists")]
-                await self._offered.wait()
-                serving = [
-                    tasks.create_task(server.run(), name=f"device plugin {server.resource_name}")
-                    for server in self._servers
-                ]
-                await asyncio.gather(*serving)
-                for task in following:
-                    task.cancel()
+                following = tasks.create_task(self._follow(tasks), name="device lists")
+                await self._closing.wait()
+                for server in self._servers.values():
+                    server.close()
+                following.cancel()
         finally:
             self.allocator.close()
             self._ended.set()
 
+    async def reconfigure(self, config: Config) -> None:
+        """Offer what another configuration says. Returns when its lists are posted.
+
+        The server of a resource that is no more ends, and kubelet counts its units as unhealthy, then forgets them.
+        What pods hold of it stays in their hands and in the books. A device in use is offered under no other name
+        until it is free.
+        """
+        self._offered.clear()
+        self._set_up(config.resources)
+        self._books_changed.set()
+        closing = asyncio.ensure_future(self._closing.wait())
+        offered = asyncio.ensure_future(self._offered.wait())
+        try:
+            await asyncio.wait((closing, offered), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closing.cancel()
+            offered.cancel()
+
     async def close(self) -> None:
         """End streams and servers, and wait for that. Devices in pods stay as they are."""
-        for server in self._servers:
-            server.close()
+        self._closing.set()
         await self._ended.wait()
 
-    async def _follow(self) -> None:
-        """Post new lists whenever the snapshot or the books ask for them."""
+    def _set_up(self, resources: tuple[Resource, ...]) -> None:
+        """Take a configuration's resources. Their servers start with their first lists."""
+        self._resources = resources
+        for resource in resources:
+            if resource.name not in self._servers:
+                board = self._boards[resource.name] = UnitBoard()
+                self._servers[resource.name] = ResourceServer(
+                    resource.name, self.folder, board, self.allocator, self._observe, self._pace
+                )
+        if self._informing is not None:
+            self._informing.resource_names = frozenset(r.name for r in resources if r.kind in ("vf", "nic"))
+
+    def _serve(self, tasks: asyncio.TaskGroup) -> None:
+        """Start the servers that do not run yet, and end those of resources that are no more."""
+        wanted = {resource.name for resource in self._resources}
+        for name in self._servers.keys() - wanted:
+            self._servers.pop(name).close()
+            self._boards.pop(name)
+        for name, server in self._servers.items():
+            if name not in self._serving and not self._closing.is_set():
+                self._serving[name] = tasks.create_task(self._run_server(name, server), name=f"device plugin {name}")
+
+    async def _run_server(self, name: str, server: ResourceServer) -> None:
+        await server.run()
+        del self._serving[name]
+
+    async def _follow(self, tasks: asyncio.TaskGroup) -> None:
+        """Post new lists whenever the snapshot, the books or the configuration ask for them."""
         snapshot = self._inventory.snapshot
         kinds = await asyncio.to_thread(self._cdi_kinds)
-        seen: tuple[Snapshot, frozenset[str], _Books] | None = None
+        offers, books = Offers(), Reading()
         while True:
             self._books_changed.clear()
-            books = await self._read_books(seen[2] if seen else _Books())
-            if seen is None or seen[0] is not snapshot or seen[1:] != (kinds, books):
-                self._post(await asyncio.to_thread(self._work_out, snapshot, kinds, books))
-                seen = (snapshot, kinds, books)
+            resources = self._resources
+            books = await self._read_books(resources, books)
+            offer = await asyncio.to_thread(offers.make, resources, snapshot, kinds, books)
+            if resources is not self._resources:
+                offers = Offers()
+                continue
+            if offer is not None:
+                self._post(resources, offer)
+            self._serve(tasks)
             self._offered.set()
             await self._inform()
             newer = await self._next(snapshot)
@@ -208,34 +246,20 @@ class DevicePlugins:
             newer.cancel()
             books.cancel()
 
-    async def _read_books(self, last: _Books) -> _Books:
+    async def _read_books(self, resources: tuple[Resource, ...], last: Reading) -> Reading:
         try:
-            return await asyncio.to_thread(self._books)
+            return await asyncio.to_thread(read, self._ledger, with_names=any(map(asks_for_names, resources)))
         except LedgerError as error:
             log.warning("the device lists keep the quarantines known so far: %s", error)
             return last
 
-    def _books(self) -> _Books:
-        quarantined = {q.device: q.reason for q in self._ledger.quarantines()}
-        attached = self._ledger.attachments() if self._needs_host_names else ()
-        return _Books(quarantined, {a.device: a.undo.netdev for a in attached})
-
-    def _work_out(self, snapshot: Snapshot, kinds: frozenset[str], books: _Books) -> Offer:
-        units = list_units(self._resources, snapshot, books.quarantined, books.host_names)
-        return Offer(snapshot, units, kinds)
-
-    def _post(self, offer: Offer) -> None:
+    def _post(self, resources: tuple[Resource, ...], offer: Offer) -> None:
+        for overlap in set(offer.overlaps) - set(self.allocator.offer.overlaps):
+            log.warning("%s", overlap)
+        self.allocator.resources = {resource.name: resource for resource in resources}
         self.allocator.offer = offer
-        for name, board in self._boards.items():
-            board.post(offer.units[name])
-
-
-@dataclass(frozen=True, slots=True)
-class _Books:
-    """What of the ledger bears on the lists."""
-
-    quarantined: Mapping[str, str] = field(default_factory=dict)
-    host_names: Mapping[str, str] = field(default_factory=dict)
+        for resource in resources:
+            self._boards[resource.name].post(offer.units[resource.name])
 
 
 def sweep(folder: Path) -> None:

@@ -123,6 +123,12 @@ def alternative(select: Select, number: int) -> Select:
     return select.any_of[number] if select.any_of else select
 
 
+def asks_for_names(resource: Resource) -> bool:
+    """Tell whether a selector asks for the name of an interface, which only the books know of a device in a pod."""
+    selects = (resource.select, resource.nic.select)
+    return any(each.netdevs for select in selects for each in (select, *select.any_of))
+
+
 def _alternatives(select: Select) -> tuple[tuple[Condition, ...], ...]:
     spelled = [conditions(other) for other in select.any_of]
     group = tuple(

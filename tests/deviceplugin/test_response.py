@@ -8,7 +8,8 @@ from agent.config import Resource
 from agent.errors import UnitUnhealthy
 from agent.model.device import Snapshot
 from deviceplugin.resources import Unit, list_units
-from deviceplugin.response import Grants, build, pcidevice_name
+from deviceplugin.grants import Grants
+from deviceplugin.response import build, pcidevice_name
 from tests.deviceplugin.machines import change, gpu_uuid, node, rdma
 
 HCA = Resource("rdma/hca", "hca", shares=2)
