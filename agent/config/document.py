@@ -107,6 +107,7 @@ def read_config(top: Reader, source: str) -> Config:
     _unique(top, "resources", [r.name for r in resources])
     for i, resource in enumerate(resources):
         _check_network(top, i, resource, networks)
+        _check_environment(top, i, resources)
     sections = [top.section(key) for key in ("endpoints", "topology", "health")]
     config = Config(
         resources=resources,
@@ -133,6 +134,20 @@ def read_config(top: Reader, source: str) -> Config:
     for reader in (*sections, top):
         reader.done()
     return config
+
+
+def _check_environment(top: Reader, i: int, resources: tuple[Resource, ...]) -> None:
+    """Note a variable that two resources of one container would both set: kubelet keeps either value."""
+    if resources[i].binding == "late":
+        return
+    for word in resources[i].environment:
+        for j, other in enumerate(resources[:i]):
+            if word in other.environment and other.binding != "late":
+                top.note(
+                    f"resources[{i}].environment",
+                    f"{word} is set by resources[{j}] ({other.name}) already, and for a container that asks for both"
+                    " kubelet would keep either: set it at one of them, or give both binding: late",
+                )
 
 
 def _check_network(top: Reader, i: int, resource: Resource, networks: tuple[Network, ...]) -> None:
