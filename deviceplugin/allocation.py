@@ -20,17 +20,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from agent.clients.kubelet import PodDevices
 from agent.config import Resource
 from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
 from agent.model.device import Snapshot
-from agent.placement import Layout, Option, choose
+from agent.placement import Layout, Option, Terrain
 from deviceplugin.assignment import Overlap
 from deviceplugin.compat_units import counted_unit, is_counted
 from deviceplugin.grants import Grants
+from deviceplugin.preference import Preference
 from deviceplugin.resources import Unit
 from deviceplugin.response import build
 
-PAIRING_SECONDS = 5.0
 LEDGER_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
@@ -57,16 +58,20 @@ class Offer:
     """Units by their ID, without those whose ID says nothing by itself."""
     layouts: Mapping[str, Layout] = field(init=False, compare=False)
     """Resource name → where its units are."""
+    terrain: Terrain = field(init=False, compare=False)
+    """How near everything is."""
 
     def __post_init__(self) -> None:
         listed = {name: [u for u in units if not is_counted(u)] for name, units in self.units.items()}
         by_id = {unit.unit_id: unit for units in listed.values() for unit in units}
+        terrain = Terrain(self.snapshot)
         layouts = {
-            name: Layout(self.snapshot, (Option(unit.unit_id, unit.device) for unit in units))
+            name: Layout(terrain, (Option(unit.unit_id, unit.gpu or unit.place) for unit in units))
             for name, units in listed.items()
         }
         object.__setattr__(self, "by_id", MappingProxyType(by_id))
         object.__setattr__(self, "layouts", MappingProxyType(layouts))
+        object.__setattr__(self, "terrain", terrain)
 
     def find(self, resource_name: str, unit_id: str) -> Unit | None:
         """Find a unit of a resource."""
@@ -76,27 +81,27 @@ class Offer:
         return counted_unit(self.units.get(resource_name, ()), unit_id)
 
 
-@dataclass(frozen=True, slots=True)
-class _Grant:
-    resource: Resource
-    devices: tuple[str, ...]
-    at: float
+def _nobody_known(_unit_id: str) -> bool:
+    return False
 
 
 class Allocator:
     """Answers for all resources of the node, so that what is granted last can draw its partner near."""
 
     def __init__(
-        self, resources: Sequence[Resource], book: GrantBook, clock: Callable[[], float] = time.monotonic
+        self,
+        resources: Sequence[Resource],
+        book: GrantBook,
+        clock: Callable[[], float] = time.monotonic,
+        has_pod: Callable[[str], bool] = _nobody_known,
     ) -> None:
+        """`has_pod` tells whether it is known which pod a unit was granted to. Answered from memory."""
         self.offer = Offer()
         """The newest offer. Replace it to change what is granted."""
         self.resources = {resource.name: resource for resource in resources}
         """By name. Replace them together with the offer."""
         self._book = book
-        self._clock = clock
-        self._run: list[_Grant] = []
-        """The last grants, of one container as far as can be told."""
+        self._preference = Preference(clock, has_pod)
         # A thread of its own: the loop's common pool may be full of slow scans.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grant")
 
@@ -120,16 +125,18 @@ class Allocator:
         granted = {unit.unit_id: unit.device for units in wanted for unit in units if not is_counted(unit)}
         if granted:
             await self._record(resource_name, granted)
-            self._remember(resource, tuple(granted.values()))
+            self._preference.granted(resource, [u for units in wanted for u in units if not is_counted(u)])
         return answers
 
     def prefer(
         self, resource_name: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> tuple[str, ...]:
         """Say which of the available units a container should get. Never fails."""
-        offer = self.offer
-        layout = offer.layouts.get(resource_name) or Layout(offer.snapshot)
-        return choose(layout, available, must_include, size, self._near(resource_name))
+        return self._preference.prefer(self.offer, self.resources, resource_name, available, must_include, size)
+
+    def heard(self, pods: Sequence[PodDevices], asked_at: float) -> None:
+        """Take in what kubelet's PodResources told when they were asked at a time of the clock."""
+        self._preference.heard(pods, self.resources, asked_at)
 
     def _unit(self, offer: Offer, resource_name: str, unit_id: str) -> Unit:
         unit = offer.find(resource_name, unit_id)
@@ -157,25 +164,3 @@ class Allocator:
                 f"the ledger did not take the grant of {len(granted)} units of {resource_name} within"
                 f" {LEDGER_SECONDS:g} s: its disk is stuck or overloaded"
             ) from error
-
-    # kubelet names no pod. But it admits one pod after the other, and asks for each resource of a
-    # container once, in random order. So grants in close succession are one container's until a
-    # resource comes up for the second time.
-
-    def _recent(self) -> list[_Grant]:
-        return [g for g in self._run if self._clock() - g.at <= PAIRING_SECONDS]
-
-    def _remember(self, resource: Resource, devices: tuple[str, ...]) -> None:
-        run = self._recent()
-        if any(g.resource.name == resource.name for g in run):
-            run = []
-        self._run = [*run, _Grant(resource, devices, self._clock())]
-
-    def _near(self, resource_name: str) -> tuple[str, ...]:
-        """Devices that the next units of this resource should be near to: a NIC's GPU, a GPU's NIC."""
-        run = self._recent()
-        resource = self.resources.get(resource_name)
-        if resource is None or any(g.resource.name == resource_name for g in run):
-            return ()
-        complement = [g for g in run if (g.resource.kind == "gpu") != (resource.kind == "gpu")]
-        return tuple(device for grant in complement or run for device in grant.devices)

@@ -17,6 +17,6 @@ from agent.placement.gpus import choose_gpus
 from agent.placement.nics import match_nics
 from agent.placement.pairs import choose_pairs
 from agent.placement.terrain import Terrain
-from agent.placement.units import Layout, Option, choose
+from agent.placement.units import Layout, Option, choose, first_units
 
-__all__ = ["Layout", "Option", "Terrain", "choose", "choose_gpus", "choose_pairs", "match_nics"]
+__all__ = ["Layout", "Option", "Terrain", "choose", "choose_gpus", "choose_pairs", "first_units", "match_nics"]

@@ -77,7 +77,12 @@ def choose(
         return _choose(layout, available, must_include, size, near, partners, load or {})
     except Exception:
         log.exception("no preference could be worked out; taking the first units available")
-        return tuple(dict.fromkeys((*must_include, *available)))[: max(size, 0)]
+        return first_units(available, must_include, size)
+
+
+def first_units(available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
+    """Take the first units available, those that must be included before them."""
+    return tuple(dict.fromkeys((*must_include, *available)))[: max(size, 0)]
 
 
 def _choose(

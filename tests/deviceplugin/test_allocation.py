@@ -150,10 +150,11 @@ def test_a_grant_draws_only_one_partner_of_a_kind(allocator: Allocator) -> None:
     allocate(allocator, "nvidia.com/gpu", gpu_uuid(3))
     allocate(allocator, "rdma/vf", "0000:42:00.1")
     free = [i for i in everything(allocator, "rdma/vf") if i != "0000:42:00.1"]
-    assert allocator.prefer("rdma/vf", free, (), 1) == ("0000:12:00.1",)
+    # The GPU of the third rail is free and alone on its socket: another container's turn.
+    assert allocator.prefer("rdma/vf", free, (), 1) == ("0000:32:00.1",)
 
 
 def test_an_old_grant_draws_no_partner(allocator: Allocator, clock: Clock) -> None:
     allocate(allocator, "nvidia.com/gpu", gpu_uuid(3))
     clock.now += 6
-    assert allocator.prefer("rdma/vf", everything(allocator, "rdma/vf"), (), 1) == ("0000:12:00.1",)
+    assert allocator.prefer("rdma/vf", everything(allocator, "rdma/vf"), (), 1) == ("0000:32:00.1",)
