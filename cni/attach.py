@@ -20,8 +20,9 @@ from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef
 from agent.model.device import Snapshot, is_pci_address
+from agent.model.slots import is_slot_id
 from cni import netconf, result
-from cni.call import Call, GrantedDevice, request_of
+from cni.call import Call, GrantedDevice, Slots, request_of
 from cni.detach import Detaching
 from cni.laps import Laps
 from cni.locks import DeviceLocks
@@ -46,6 +47,7 @@ class Attaching:
         ledger: Ledger,
         snapshot: Callable[[], Snapshot],
         granted: Callable[[PodRef], Sequence[GrantedDevice]],
+        slots: Slots,
         locks: DeviceLocks,
         detaching: Detaching,
         *,
@@ -56,6 +58,7 @@ class Attaching:
         self._ledger = ledger
         self._snapshot = snapshot
         self._granted = granted
+        self._slots = slots
         self._locks = locks
         self._detaching = detaching
         self._busy_seconds = busy_seconds
@@ -68,15 +71,31 @@ class Attaching:
             raise RequestInvalid("ADD came without a network namespace")
         # Before kubelet is asked, which takes its time: a DEL that comes meanwhile finds no row.
         with self._detaching.underway.add(call.container_id, call.ifname) as mark:
-            targets = self._targets(call)
-            if not targets:
-                if call.conf.prev_result is None:
-                    raise RequestInvalid(
-                        "deviceID is missing: name a VF, let Multus do so, or chain this plugin after the pod's network"
-                    )
-                return call.conf.prev_result
-            owner = Owner(call.container_id, call.ifname, call.pod, namespaces.identity(call.netns))
-            return self._add(call, owner, targets, mark)
+            try:
+                targets = self._targets(call, mark)
+                if not targets:
+                    return self._passed_through(call, mark)
+                owner = Owner(call.container_id, call.ifname, call.pod, namespaces.identity(call.netns))
+                return self._add(call, owner, targets, mark)
+            except BaseException:
+                self._let_slots_go(call)
+                raise
+
+    def _passed_through(self, call: Call, mark: Mark) -> Mapping[str, Any]:
+        """Answer for a pod that no interface is for. What was chosen for its slots ends with a DEL all the same."""
+        if call.conf.prev_result is None:
+            raise RequestInvalid(
+                "deviceID is missing: name a VF, let Multus do so, or chain this plugin after the pod's network"
+            )
+        if mark.close():
+            raise DeviceBusy(f"DEL of {call.container_id} {call.ifname} came while its ADD was under way")
+        return call.conf.prev_result
+
+    def _let_slots_go(self, call: Call) -> None:
+        try:
+            self._slots.unbind(call.container_id, call.ifname)
+        except AgentError as error:
+            log.error("the slots of container %s stay bound: %s", call.container_id, error)
 
     def _add(self, call: Call, owner: Owner, targets: tuple[Target, ...], mark: Mark) -> Mapping[str, Any]:
         deadline = time.monotonic() + self._busy_seconds
@@ -94,8 +113,11 @@ class Attaching:
                 raise DeviceBusy(obstacle)
             time.sleep(POLL_SECONDS)  # without the locks: the former owner's DEL needs them
 
-    def _targets(self, call: Call) -> tuple[Target, ...]:
+    def _targets(self, call: Call, mark: Mark) -> tuple[Target, ...]:
         conf = call.conf
+        if conf.device is not None and is_slot_id(conf.device):
+            found = self._behind_slot(call, conf.device, mark)
+            return (self._target(call, replace(conf, device=found.device), found.resource_name, call.ifname),)
         if conf.device is not None or conf.master is not None:
             conf = self._named_before(call)
             target = self._target(call, conf, "", call.ifname)
@@ -105,7 +127,7 @@ class Attaching:
         taken = {i.get("name") for i in conf.prev_result.get("interfaces") or []} | {call.ifname}
         names = (name for n in range(1, 1000) if (name := f"net{n}") not in taken)
         targets = []
-        for found in self._granted(call.pod):
+        for found in (*self._granted(call.pod), *self._slots.bind(call, lambda: not mark.overtaken)):
             # A MAC or a file in the call is meant for the interface of the call, not for each VF that comes along.
             settings = replace(conf.settings, mac=None)
             own = replace(conf, device=found.device, settings=settings, device_info_file=None)
@@ -115,6 +137,13 @@ class Attaching:
             if not (self._is_for_programs(found.device) and own.settings.is_empty and not own.function_reset):
                 targets.append(self._target(call, own, found.resource_name, next(names)))
         return tuple(targets)
+
+    def _behind_slot(self, call: Call, slot: str, mark: Mark) -> GrantedDevice:
+        """Find the device of a slot that Multus names: for it, kubelet's unit is the device."""
+        for found in self._slots.bind(call, lambda: not mark.overtaken):
+            if found.unit_id == slot:
+                return found
+        raise RequestInvalid(f"deviceID {slot} is a slot that kubelet has not given to pod {call.pod}")
 
     def _target(self, call: Call, conf: NetConf, resource_name: str, ifname: str) -> Target:
         mode = choice.name_for(conf, self._snapshot())

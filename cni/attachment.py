@@ -13,7 +13,7 @@ from agent.model.device import Snapshot
 from cni import chained_rdma, check, foreign, readiness
 from cni.adoption import Adopter
 from cni.attach import BUSY_SECONDS, Attaching
-from cni.call import Call, GrantedDevice
+from cni.call import Call, GrantedDevice, NoSlots, Slots
 from cni.detach import Detaching, PodKnown
 from cni.finding import NETNS_FOLDERS, Finder
 from cni.locks import DeviceLocks
@@ -37,20 +37,24 @@ class Attachments(Detaching):
         foreign_folders: tuple[Path, Path] = (foreign.STATE, foreign.RUN),
         network_of: Callable[[str], Mapping[str, Any] | None] = lambda resource_name: None,
         observe_steps: Callable[[Mapping[str, float]], None] = lambda milliseconds: None,
+        slots: Slots | None = None,
     ) -> None:
-        """`granted` lists the VFs that kubelet gave to a pod; it may raise Unavailable.
+        """`granted` lists the VFs that kubelet gave to a pod; it may raise Unavailable. `slots` chooses devices late.
 
         `netns_folders` are where the runtime binds its pods' namespaces, `foreign_folders` where the replaced
         plugins keep their state and their locks. `network_of` tells which network a resource's VFs join.
         `observe_steps` is told what each of `laps.STEPS` took of an ADD that succeeded.
         """
         locks = DeviceLocks()
+        self._slots = slots or NoSlots()
         super().__init__(host, ledger, snapshot, locks)
         self.finder = Finder(host, ledger, locks, snapshot, netns_folders=netns_folders, network_of=network_of)
         state, run = foreign_folders
         self.adopter = Adopter(host, ledger, locks, snapshot, state=state, run=run, netns_folders=netns_folders)
         self._attaching = Attaching(
-            host, ledger, snapshot, granted, locks, self, busy_seconds=busy_seconds, observe_steps=observe_steps
+            *(host, ledger, snapshot, granted, self._slots, locks, self),
+            busy_seconds=busy_seconds,
+            observe_steps=observe_steps,
         )
 
     def add(self, call: Call) -> Mapping[str, Any]:
@@ -64,6 +68,7 @@ class Attachments(Detaching):
         if call.conf.kind != chained_rdma.KIND:
             self.finder.name_owner(call)
             super().delete(call)
+            self._slots.unbind(call.container_id, call.ifname)
 
     def check(self, call: Call) -> None:
         """Compare what was set up with what is. Raises AttachmentError that lists the differences."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from agent.model.allocation import PodRef
 from cni import ipam
@@ -32,6 +32,33 @@ class GrantedDevice:
     device: str
     resource_name: str
     network: Mapping[str, Any] | None
+    unit_id: str = ""
+    """The slot that the device was chosen for; empty for a unit that names its device itself."""
+
+
+class Slots(Protocol):
+    """Chooses the devices of pods' slots. Methods block, and may be called on many threads at once."""
+
+    def bind(self, call: Call, wanted: Callable[[], bool]) -> Sequence[GrantedDevice]:
+        """Choose a device for each slot of the call's pod, once for each sandbox, and list them.
+
+        Waits a bounded time for devices on their way back, as long as `wanted` says that it is worth it. Raises
+        DeviceBusy if there are too few, Unavailable if kubelet does not answer.
+        """
+
+    def unbind(self, container_id: str, ifname: str) -> None:
+        """Let go of the devices that were chosen for a sandbox in calls for this interface. Repeatable."""
+
+
+class NoSlots:
+    """What a node without late binding has."""
+
+    def bind(self, call: Call, wanted: Callable[[], bool]) -> Sequence[GrantedDevice]:
+        """List nothing."""
+        return ()
+
+    def unbind(self, container_id: str, ifname: str) -> None:
+        """Do nothing."""
 
 
 def request_of(call: Call, conf: NetConf) -> dict[str, Any]:

@@ -32,10 +32,12 @@ def add(ledger: Ledger, snapshot: Snapshot, call: Call) -> Mapping[str, Any]:
     if not snapshot.rdma_exclusive:
         return conf.prev_result
     rows = ledger.attachments_of(call.container_id, call.ifname)
-    mine = [row for row in rows if conf.device in (None, row.device)]
+    bound = ledger.binding_of(conf.device) if conf.device is not None else None
+    device = bound.device if bound is not None else conf.device
+    mine = [row for row in rows if device in (None, row.device)]
     if not mine:
         raise HardwareError(
-            f"{conf.device or call.ifname} was brought into the pod by another plugin, and its RDMA device stayed in"
+            f"{device or call.ifname} was brought into the pod by another plugin, and its RDMA device stayed in"
             " the host: let type sriov, ib-sriov or nodefabric bring it, which take the RDMA device along"
         )
     without = [row.device for row in mine if row.undo.rdma is None]

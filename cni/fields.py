@@ -10,6 +10,7 @@ from typing import Any
 
 from agent.errors import RequestInvalid
 from agent.model.device import is_pci_address
+from agent.model.slots import is_slot_id
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
@@ -186,12 +187,24 @@ class Fields:
         value = self.take(key, lambda v: isinstance(v, str) and (v == "" or is_pci_address(v.lower())), want)
         return value.lower() if value else None
 
+    def device(self, key: str) -> str | None:
+        """Read a device as kubelet knows it: its PCI address, or the slot that it was chosen for."""
+        want = "a PCI address such as 0000:3b:02.1, or a slot such as slot-rdma:vf-0-3"
+        value = self.take(key, lambda v: isinstance(v, str) and (v == "" or _is_device(v)), want)
+        if not value:
+            return None
+        return str(value) if is_slot_id(value) else str(value).lower()
+
     def unasked(self) -> tuple[str, ...]:
         """List the keys that nobody asked for, as they came."""
         if self.fold:
             asked = {_folded(key) for key in self.asked}
             return tuple(key for folded, key in self.given.items() if folded not in asked)
         return tuple(key for key in self.document if key not in self.asked)
+
+
+def _is_device(text: str) -> bool:
+    return is_pci_address(text.lower()) or is_slot_id(text)
 
 
 def unicast_mac(text: str) -> str | None:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from agent.errors import RequestInvalid
 from agent.model.allocation import VfSettings
+from agent.model.slots import is_slot_id
 from cni.fields import Fields, shown
 
 OWN = "nodefabric"
@@ -99,7 +100,7 @@ def _own(fields: Fields, runtime: Fields, args: Fields) -> Wanted:
     guids = runtime.guid("infinibandGUID"), args.guid("guid"), fields.guid("guid")
     found = Wanted(
         mode=mode,
-        device=fields.address("deviceID"),
+        device=fields.device("deviceID"),
         settings=_settings(fields, fields.switch),
         mtu=fields.whole("mtu", 68, MAX_MTU),
         master=interface_name(fields, "master"),
@@ -125,7 +126,7 @@ def _refuse_misplaced(mode: str, fields: Fields) -> None:
 
 
 def _sriov(fields: Fields, runtime: Fields, args: Fields) -> Wanted:
-    return Wanted(device=fields.address("deviceID"), settings=_settings(fields, fields.go_switch))
+    return Wanted(device=fields.device("deviceID"), settings=_settings(fields, fields.go_switch))
 
 
 def _ib_sriov(fields: Fields, runtime: Fields, args: Fields) -> Wanted:
@@ -138,7 +139,7 @@ def _ib_sriov(fields: Fields, runtime: Fields, args: Fields) -> Wanted:
                 " set this pod up yet; see that it runs, or take ibKubernetesEnabled out"
             )
     return Wanted(
-        device=fields.address("deviceID"),
+        device=fields.device("deviceID"),
         settings=VfSettings(link_state=fields.word("link_state", LINK_STATES)),
         guid=next(filter(None, guids), None),
         # Left to itself it goes along where RDMA devices are kept apart. The old plugin refuses to do without.
@@ -152,10 +153,10 @@ def _rdma(fields: Fields, runtime: Fields, args: Fields) -> Wanted:
     device = fields.text(
         "deviceID",
         "",
-        lambda v: bool(_AUXILIARY.fullmatch(v)) or Fields({"deviceID": v}).address("deviceID") is not None,
+        lambda v: bool(_AUXILIARY.fullmatch(v)) or Fields({"deviceID": v}).device("deviceID") is not None,
         "a PCI address such as 0000:3b:02.1, or an auxiliary device such as mlx5_core.sf.4",
     )
-    return Wanted(device=device.lower() or None)
+    return Wanted(device=(device if is_slot_id(device) else device.lower()) or None)
 
 
 def _ipoib(fields: Fields, runtime: Fields, args: Fields) -> Wanted:

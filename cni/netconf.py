@@ -36,7 +36,7 @@ class NetConf:
     cni_version: str
     name: str
     device: str | None
-    """PCI address; None to take the pod's granted devices."""
+    """PCI address, or a slot; None to take the pod's granted devices."""
     settings: VfSettings
     mtu: int | None
     ipam: Mapping[str, Any] | None
@@ -90,7 +90,7 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
     args = fields.inside("args").inside("cni")
     wanted = kinds.read(kind, fields, runtime, args)
     # All are read before one is chosen: Multus gives deviceID and pciBusID at once.
-    devices = wanted.device, fields.address("pciBusID"), runtime.address("deviceID")
+    devices = wanted.device, fields.device("pciBusID"), runtime.device("deviceID")
     macs: tuple[str | None, ...] = ()
     if kind in kinds.WITH_MAC:
         macs = runtime.mac("mac"), _args_mac(cni_args or {}), wanted.settings.mac

@@ -24,6 +24,8 @@ from agent.clients.kubelet import PodDevices
 from agent.config import Resource
 from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
 from agent.model.device import Snapshot
+from agent.model.health import HEALTHY
+from agent.model.slots import is_slot_of, numa_node_of
 from agent.placement import Layout, Option, Terrain
 from deviceplugin.assignment import Overlap
 from deviceplugin.compat_units import counted_unit, is_counted
@@ -54,6 +56,8 @@ class Offer:
     cdi_kinds: frozenset[str] = frozenset()
     overlaps: tuple[Overlap, ...] = ()
     """Devices that a second resource selects too."""
+    pools: Mapping[str, tuple[Unit, ...]] = field(default_factory=dict)
+    """Late-bound resource → a unit for each device that its slots may get."""
     by_id: Mapping[str, Unit] = field(init=False, compare=False)
     """Units by their ID, without those whose ID says nothing by itself."""
     layouts: Mapping[str, Layout] = field(init=False, compare=False)
@@ -122,10 +126,12 @@ class Allocator:
             raise UnknownUnit(f"{resource_name} is not configured any more: recreate the pod")
         wanted = [[self._unit(offer, resource_name, i) for i in dict.fromkeys(ids)] for ids in containers]
         answers = tuple(build(resource, units, offer.snapshot, offer.cdi_kinds) for units in wanted)
-        granted = {unit.unit_id: unit.device for units in wanted for unit in units if not is_counted(unit)}
+        # A slot's new life begins without a device, whatever its former pod had.
+        listed = [unit for units in wanted for unit in units if not is_counted(unit)]
+        granted = {unit.unit_id: "" if unit.is_slot else unit.device for unit in listed}
         if granted:
             await self._record(resource_name, granted)
-            self._preference.granted(resource, [u for units in wanted for u in units if not is_counted(u)])
+            self._preference.granted(resource, listed)
         return answers
 
     def prefer(
@@ -140,6 +146,10 @@ class Allocator:
 
     def _unit(self, offer: Offer, resource_name: str, unit_id: str) -> Unit:
         unit = offer.find(resource_name, unit_id)
+        resource = self.resources[resource_name]
+        if resource.binding == "late" and is_slot_of(resource_name, unit_id):
+            # One that has just left the list will do: kubelet may not have heard, and the device is chosen later.
+            return unit or Unit(unit_id, resource_name, resource.kind, "", HEALTHY, numa_node_of(unit_id), is_slot=True)
         if unit is None:
             count = len(offer.units.get(resource_name, ()))
             raise UnknownUnit(

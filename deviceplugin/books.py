@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agent.model.allocation import Attachment, Grant, Quarantine
+from agent.model.allocation import Attachment, Binding, Grant, Quarantine
 from agent.model.device import is_pci_address
+from agent.model.slots import is_slot_id
 from deviceplugin.allocation import GrantBook
 from deviceplugin.assignment import EXCLUSIVE_KINDS, Assignment
+from deviceplugin.slots import NOTHING_HELD, Holdings
 
 
 class Books(GrantBook, Protocol):
@@ -24,8 +26,27 @@ class Books(GrantBook, Protocol):
     def grants(self) -> tuple[Grant, ...]:
         """List all grants."""
 
+    def bindings(self) -> tuple[Binding, ...]:
+        """List the devices of slots."""
+
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call after each change, on some thread."""
+
+
+class SlotBook:
+    """A book of grants in which a slot that is granted anew is first nobody's: kubelet frees units without a word."""
+
+    def __init__(self, book: GrantBook, granting: Callable[[Collection[str]], object]) -> None:
+        """`granting` is told of the slots, and may block briefly."""
+        self._book = book
+        self._granting = granting
+
+    def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
+        """Record that kubelet was given these units (unit ID → device). Blocks; raises LedgerError."""
+        slots = [unit for unit in units if is_slot_id(unit)]
+        if slots:
+            self._granting(slots)
+        self._book.grant(resource_name, units)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +61,28 @@ class Reading:
     """Device in use → the resource that it was handed out under."""
     attached: frozenset[str] = field(default=frozenset(), compare=False)
     """Of these, the ones that are in a pod for certain."""
+    held: Holdings = NOTHING_HELD
+    """Slots in use."""
 
 
-def read(books: Books, *, with_names: bool) -> Reading:
-    """Read the books. `with_names` if a selector asks for interface names. Raises LedgerError."""
-    attached = books.attachments()
+def read(books: Books, *, with_names: bool, with_slots: bool) -> Reading:
+    """Read the books. `with_names` if a selector asks for interface names, `with_slots` if there are any.
+
+    Raises LedgerError.
+    """
+    attached, grants = books.attachments(), books.grants()
     ours = {a.device: a.resource_name for a in attached if a.resource_name and is_pci_address(a.device)}
     return Reading(
         quarantined={q.device: q.reason for q in books.quarantines()},
         host_names={a.device: a.undo.netdev for a in attached} if with_names else {},
-        holders={g.device: g.resource_name for g in books.grants() if g.device} | ours,
+        holders={g.device: g.resource_name for g in grants if g.device} | ours,
         attached=frozenset(ours),
+        held=Holdings(
+            frozenset(g.unit_id for g in grants if is_slot_id(g.unit_id)),
+            {b.unit_id: b.device for b in books.bindings()},
+        )
+        if with_slots
+        else NOTHING_HELD,
     )
 
 

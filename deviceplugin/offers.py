@@ -9,7 +9,7 @@ from agent.model.device import Snapshot
 from deviceplugin.allocation import Offer
 from deviceplugin.assignment import NOBODY, Assignment, assign
 from deviceplugin.books import Reading, owners_of, strays_of
-from deviceplugin.resources import units_of
+from deviceplugin.resources import list_all
 
 
 class Offers:
@@ -38,5 +38,5 @@ class Offers:
             return None
         self._strays = strays
         final = assign(resources, snapshot, books.host_names, strays) if strays else self._natural
-        units = units_of(resources, final, snapshot, books.quarantined)
-        return Offer(snapshot, units, cdi_kinds, overlaps=final.overlaps)
+        listed = list_all(resources, final, snapshot, books.quarantined, books.held)
+        return Offer(snapshot, listed.units, cdi_kinds, overlaps=final.overlaps, pools=listed.pools)

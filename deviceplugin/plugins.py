@@ -11,7 +11,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,10 +20,10 @@ from agent.config import Config, Resource
 from agent.device_info import GrantedFiles
 from agent.errors import LedgerError
 from agent.model.device import Snapshot
-from deviceplugin.allocation import Allocator, Offer
+from deviceplugin.allocation import Allocator, GrantBook, Offer
 from deviceplugin.assignment import Overlap, errors
 from deviceplugin.books import Books as Books
-from deviceplugin.books import Reading, read
+from deviceplugin.books import Reading, SlotBook, read
 from deviceplugin.informed import InformingBook
 from deviceplugin.offers import Offers
 from deviceplugin.registration import DEFAULT_PACE, SOCKET_PATTERN, Pace, RegistrationStatus, ResourceServer
@@ -77,17 +77,22 @@ class DevicePlugins:
         observe: Observe = unobserved,
         cdi_kinds: Callable[[], frozenset[str]] = frozenset,
         device_info: Path | None = None,
+        granting: Callable[[Collection[str]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
         pace: Pace = DEFAULT_PACE,
     ) -> None:
-        """Join the parts. `device_info` is where Multus reads what granted VFs are; None to tell nobody."""
+        """Join the parts. `device_info` is where Multus reads what granted VFs are; None to tell nobody.
+
+        `granting` is told of slots that are about to be granted, and may block briefly: whoever had them is gone.
+        """
         self.folder = config.kubelet_dir / "device-plugins"
         self._informing = (
             None
             if device_info is None
             else InformingBook(ledger, GrantedFiles(device_info), self.unit, lambda: inventory.snapshot)
         )
-        self.allocator = Allocator((), self._informing or ledger, clock)
+        book: GrantBook = self._informing or ledger
+        self.allocator = Allocator((), SlotBook(book, granting) if granting is not None else book, clock)
         self._resources = config.resources
         self._inventory = inventory
         self._ledger = ledger
@@ -248,7 +253,12 @@ class DevicePlugins:
 
     async def _read_books(self, resources: tuple[Resource, ...], last: Reading) -> Reading:
         try:
-            return await asyncio.to_thread(read, self._ledger, with_names=any(map(asks_for_names, resources)))
+            return await asyncio.to_thread(
+                read,
+                self._ledger,
+                with_names=any(map(asks_for_names, resources)),
+                with_slots=any(resource.binding == "late" for resource in resources),
+            )
         except LedgerError as error:
             log.warning("the device lists keep the quarantines known so far: %s", error)
             return last

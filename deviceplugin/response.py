@@ -1,8 +1,8 @@
 """Granted units → what their container gets. Pure.
 
-hca and vf get character devices of exactly the devices granted, never of a neighbour. A GPU is
-left to the NVIDIA container toolkit: by CDI name where the node has its CDI spec, else by the
-variable that its runtime hook reads.
+hca, vf and nic get character devices of exactly the devices granted, never of a neighbour; a slot gets a CDI
+name, whose meaning is settled when the pod's network is set up. A GPU is left to the NVIDIA container toolkit:
+by CDI name where the node has its CDI spec, else by the variable that its runtime hook reads.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from agent.config import Resource
 from agent.errors import UnitUnhealthy
 from agent.model.device import PciDevice, RdmaDevice, Snapshot
+from agent.model.slots import cdi_name
 from deviceplugin.compat_response import build_compat
+from deviceplugin.environment import helper_variables, rdma_devices_of
+from deviceplugin.extras import extra_paths, host_paths
 from deviceplugin.grants import DeviceNode, Grants
 from deviceplugin.resources import Unit
 
 RDMA_CM = "/dev/infiniband/rdma_cm"
 GPU_CDI_KIND = "nvidia.com/gpu"
+WHOLE = ("vf", "nic")
+"""Kinds whose units are devices of their own, which programs find by PCI address."""
 
 
 def build(resource: Resource, units: Sequence[Unit], snapshot: Snapshot, cdi_kinds: frozenset[str]) -> Grants:
@@ -29,6 +34,8 @@ def build(resource: Resource, units: Sequence[Unit], snapshot: Snapshot, cdi_kin
     """
     if not units:
         return Grants()
+    if resource.binding == "late":
+        return Grants(cdi_devices=tuple(cdi_name(resource.kind, unit.unit_id) for unit in units))
     if resource.compat is not None:
         return build_compat(resource, units, snapshot)
     if resource.kind == "gpu":
@@ -40,10 +47,15 @@ def build(resource: Resource, units: Sequence[Unit], snapshot: Snapshot, cdi_kin
             raise UnitUnhealthy(f"unit {unit.unit_id} of {resource.name}: {unit.device} is not on this node any more")
         for path in _paths(resource, unit, device):
             paths[path] = None
+    paths |= dict.fromkeys(extra_paths(resource, units, snapshot))
     if snapshot.rdma_cm and any("/uverbs" in path for path in paths):
         paths[RDMA_CM] = None
-    envs = ((pcidevice_name(resource.name), ",".join(u.device for u in units)),) if resource.kind == "vf" else ()
-    return Grants(envs=envs, devices=tuple(DeviceNode(path) for path in paths))
+    envs: tuple[tuple[str, str], ...] = ()
+    if resource.kind in WHOLE:
+        envs = ((pcidevice_name(resource.name), ",".join(u.device for u in units)),)
+    envs += helper_variables(resource.environment, rdma_devices_of(units, snapshot))
+    renamed = host_paths([snapshot.by_address[unit.device] for unit in units])
+    return Grants(envs, tuple(DeviceNode(path, host_path=renamed.get(path, "")) for path in paths))
 
 
 def pcidevice_name(resource_name: str) -> str:

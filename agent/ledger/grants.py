@@ -105,6 +105,11 @@ class GrantBook(Database):
         found = self._grants.of_device(device)
         return found[0].resource_name if found else None
 
+    def granted_units(self, device: str) -> tuple[str, ...]:
+        """List the granted units of a device."""
+        self._check_open()
+        return tuple(grant.unit_id for grant in self._grants.of_device(device))
+
     def granted_devices(self, resource_names: Iterable[str]) -> dict[str, str]:
         """List the granted units of some resources with their devices."""
         self._check_open()
