@@ -1,4 +1,4 @@
-"""HTTP for probes, Prometheus and people: /metrics, /healthz, /readyz and /status.
+"""HTTP for probes, Prometheus and people: /metrics, /healthz, /readyz, /status, and the status page at /.
 
 Read-only, on loopback unless told otherwise. Runs on threads of its own, so that a busy event loop
 still answers and a slow reader cannot delay kubelet: at most MAX_CONNECTIONS at a time, each cut
@@ -7,7 +7,7 @@ off after CONNECTION_SECONDS. Checks and suppliers are called on these threads.
 
 from __future__ import annotations
 
-import json
+import ipaddress
 import logging
 import socket
 import threading
@@ -19,7 +19,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import MappingProxyType
 from typing import Any
 
+from agent import page
 from agent.errors import AgentError, ConfigError
+from agent.status.cached import Served
 
 MAX_CONNECTIONS = 16
 CONNECTION_SECONDS = 10.0
@@ -28,9 +30,11 @@ POLL_SECONDS = 0.1
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
+CLOSED_POLICY = "default-src 'none'; frame-ancestors 'none'"
 HEADERS = (
     ("Cache-Control", "no-store"),
-    ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Referrer-Policy", "no-referrer"),
     ("X-Content-Type-Options", "nosniff"),
     ("X-Frame-Options", "DENY"),
@@ -48,12 +52,26 @@ class Pages:
 
     metrics: Callable[[str], tuple[str, bytes]]
     """Accept header → content type and text."""
-    status: Callable[[], Any]
-    """A document that JSON can express."""
+    status: Callable[[], Served]
+    """The status document."""
     health: Mapping[str, Check] = field(default_factory=lambda: MappingProxyType({}))
     """Must hold for the process to be worth keeping: the kubelet restarts it otherwise."""
     ready: Mapping[str, Check] = field(default_factory=lambda: MappingProxyType({}))
     """Must hold for the agent to do all of its work."""
+    files: Mapping[str, page.File] = field(default_factory=lambda: MappingProxyType({}))
+    """The status page: address → file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What matters of a GET."""
+
+    path: str
+    accept: str = ""
+    known_tag: str = ""
+    """If-None-Match: the document that the reader has."""
+    encodings: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,8 @@ class Reply:
     status: HTTPStatus
     content_type: str
     body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+    policy: str = CLOSED_POLICY
 
 
 class EndpointServer:
@@ -97,28 +117,58 @@ class EndpointServer:
         self._thread.join()
 
 
-def answer(path: str, accept: str, pages: Pages, scrape: threading.Lock) -> Reply:
-    """Build the reply to a GET of `path`."""
-    match path.partition("?")[0]:
+def answer(asked: Asked, pages: Pages, scrape: threading.Lock, *, is_local: bool = False) -> Reply:
+    """Build the reply to a GET. `is_local`: only this machine can ask, so that names of elsewhere are no good."""
+    path = asked.path.partition("?")[0]
+    match path:
         case "/healthz":
             return _checked(pages.health)
         case "/readyz":
             return _checked(pages.ready)
-        case "/status":
-            return Reply(HTTPStatus.OK, JSON, json.dumps(pages.status(), indent=1, default=str).encode() + b"\n")
         case "/metrics":
             # Reading the facts costs a ledger query: scrapes queue, and a crowd of them is turned away.
             if not scrape.acquire(timeout=SCRAPE_WAIT_SECONDS):
                 return _text(HTTPStatus.SERVICE_UNAVAILABLE, "another scrape is still running")
             try:
-                content_type, body = pages.metrics(accept)
+                content_type, body = pages.metrics(asked.accept)
             finally:
                 scrape.release()
             return Reply(HTTPStatus.OK, content_type, body)
-        case "/":
-            return _text(HTTPStatus.OK, "nodefabric: /metrics /healthz /readyz /status")
-        case _:
-            return _text(HTTPStatus.NOT_FOUND, "not found")
+    # A page of elsewhere whose name was made to point here (DNS rebinding) must not read who holds what.
+    if is_local and not names_this_machine(asked.host):
+        return _text(HTTPStatus.MISDIRECTED_REQUEST, "ask for localhost, or for an address")
+    if path == "/status":
+        return _status(pages.status(), asked)
+    if path == "/" and "text/html" not in asked.accept:
+        return _text(HTTPStatus.OK, "nodefabric: /metrics /healthz /readyz /status, and a page for browsers here")
+    file = pages.files.get(path)
+    if file is None:
+        return _text(HTTPStatus.NOT_FOUND, "not found")
+    return Reply(HTTPStatus.OK, file.content_type, file.body, policy=page.POLICY if path == "/" else CLOSED_POLICY)
+
+
+def names_this_machine(host: str) -> bool:
+    """Tell whether a Host header names localhost or an address; an HTTP/1.0 client may send none."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    name = name.strip("[]").lower()
+    if not name or name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _status(found: Served, asked: Asked) -> Reply:
+    """Give the document, compressed if the reader can, or say that it has this one already."""
+    headers = (("ETag", found.tag), ("Vary", "Accept-Encoding"))
+    # Whoever stands between may have marked the tag as weak (RFC 9110, section 13.1.2: compared weakly here).
+    if found.tag in {tag.strip().removeprefix("W/") for tag in asked.known_tag.split(",")}:
+        return Reply(HTTPStatus.NOT_MODIFIED, JSON, b"", headers)
+    if "gzip" in asked.encodings:
+        return Reply(HTTPStatus.OK, JSON, found.compressed, (*headers, ("Content-Encoding", "gzip")))
+    return Reply(HTTPStatus.OK, JSON, found.plain, headers)
 
 
 def run_checks(checks: Mapping[str, Check]) -> dict[str, str | None]:
@@ -152,6 +202,7 @@ class _Server(HTTPServer):
     def __init__(self, address: tuple[str, int], pages: Pages) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.pages = pages
+        self.is_local = ipaddress.ip_address(address[0]).is_loopback
         self.scrape = threading.Lock()
         self._slots = threading.Semaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
@@ -209,8 +260,10 @@ class _Connection(BaseHTTPRequestHandler):
     timeout = CONNECTION_SECONDS
 
     def do_GET(self) -> None:
+        names = ("Accept", "If-None-Match", "Accept-Encoding", "Host")
+        asked = Asked(self.path, *(self.headers.get(name, "") for name in names))
         try:
-            reply = answer(self.path, self.headers.get("Accept", ""), self.server.pages, self.server.scrape)
+            reply = answer(asked, self.server.pages, self.server.scrape, is_local=self.server.is_local)
         except AgentError as error:
             reply = _text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error.reason}: {error}")
         except Exception:
@@ -232,11 +285,15 @@ class _Connection(BaseHTTPRequestHandler):
 
     def _send(self, reply: Reply, more: tuple[tuple[str, str], ...] = ()) -> None:
         self.send_response(reply.status)
-        headers = (("Content-Type", reply.content_type), ("Content-Length", str(len(reply.body))), *HEADERS, *more)
+        length = () if reply.status is HTTPStatus.NOT_MODIFIED else (("Content-Length", str(len(reply.body))),)
+        headers = (
+            *(("Content-Type", reply.content_type), *length),
+            *(("Content-Security-Policy", reply.policy), *HEADERS, *reply.headers, *more),
+        )
         for name, value in headers:
             self.send_header(name, value)
         self.end_headers()
-        if self.command != "HEAD":
+        if self.command != "HEAD" and reply.body:
             self.wfile.write(reply.body)
 
     def version_string(self) -> str:

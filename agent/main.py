@@ -15,11 +15,12 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from agent import admin, cdi, device_info, release, status
+from agent import admin, cdi, device_info, page, release
 from agent.clients.cri import ContainerRuntime
 from agent.clients.kubelet import PodResources
 from agent.config import Config
@@ -33,7 +34,7 @@ from agent.ledger import Ledger
 from agent.ledger.lock import claim
 from agent.metrics import Facts, Metrics
 from agent.model.unit import OfferedUnit
-from agent.obstacles import Obstacles
+from agent.overview import Overview
 from agent.reconcile import Reconciler
 from agent.topology import resource
 from agent.topology.kubelet_config import KubeletConfigFile
@@ -50,6 +51,7 @@ REGISTRATION_POLL_SECONDS = 0.5
 ENDPOINTS_RETRY_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
+_NO_UNITS: Mapping[str, Sequence[OfferedUnit]] = MappingProxyType({})
 
 
 def agent_version() -> str:
@@ -71,7 +73,6 @@ class Agent:
     def __init__(self, config: Config, host: Host, *, api: TopologyApi | None = None) -> None:
         """`api` is the API server to publish the topology to; None publishes nothing."""
         self.config = config
-        self.obstacles = Obstacles()
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self._host = host
@@ -82,6 +83,15 @@ class Agent:
         self._kinds = {resource.name: resource.kind for resource in config.resources}
         self._ledger: Ledger | None = None
         self._plugins: DevicePlugins | None = None
+        self._overview = Overview(
+            self._facts,
+            lambda: self._plugins.units if self._plugins is not None else _NO_UNITS,
+            lambda: self._kinds,
+            lambda: self._inventory.snapshot.generation,
+            node=node_name(),
+            version=agent_version(),
+        )
+        self.obstacles = self._overview.obstacles
         self._heartbeat = Heartbeat()
         self._spool = spool.Spool(config.spool_dir)
         self.port = 0
@@ -99,6 +109,7 @@ class Agent:
             if ledger is None:
                 return
             stack.push_async_callback(asyncio.to_thread, ledger.close)
+            self._overview.follow(ledger)
             granted = Granted(
                 self.config,
                 ledger,
@@ -135,7 +146,7 @@ class Agent:
                 claims=granted.claims,
                 devices_of_units=lambda: _devices_of(plugins.units) if plugins.units else None,
                 replay_spool=lambda: self._replay(server),
-                count=self.metrics.reconciled,
+                count=self._reconciled,
                 snapshot=lambda: self._inventory.snapshot,
                 ours=lambda: self._our_vfs(ledger),
                 pods=lambda: granted.pods,
@@ -169,6 +180,7 @@ class Agent:
                 tasks.create_task(reconciler.run(hardware_changed), name="reconciler"),
                 tasks.create_task(self._watch_registration(plugins), name="registration"),
                 tasks.create_task(self._heartbeat.run(), name="heartbeat"),
+                tasks.create_task(self._overview.run(), name="recent events"),
             ]
             if self._api is not None:
                 publisher = self._publisher(self._api)
@@ -189,7 +201,11 @@ class Agent:
         """Open the endpoints, however long another process has their port: pods need no endpoints."""
         checks = {"agent": self.obstacles.first}
         pages = Pages(
-            metrics=self.metrics.render, status=self._status, health={"loop": self._heartbeat.stopped}, ready=checks
+            metrics=self.metrics.render,
+            status=self._overview.served,
+            health={"loop": self._heartbeat.stopped},
+            ready=checks,
+            files=page.load(),
         )
         wanted = self.config.endpoints
         while True:
@@ -222,7 +238,7 @@ class Agent:
 
     def _listen_to_operator(self, attachments: Attachments, reconciler: Reconciler, stack: AsyncExitStack) -> None:
         """Open the operator's socket. Pods need none, so the agent does its work without it too."""
-        answer = release.answering(attachments, reconciler, asyncio.get_running_loop(), self.metrics.reconciled)
+        answer = release.answering(attachments, reconciler, asyncio.get_running_loop(), self._reconciled)
         server = admin.AdminServer(self.config.admin_socket, answer)
         try:
             server.start()
@@ -323,10 +339,9 @@ class Agent:
             self._ledger.owed_leases(),
         )
 
-    def _status(self) -> dict[str, Any]:
-        return status.build(
-            self._facts(), node=node_name(), version=agent_version(), kinds=self._kinds, obstacles=self.obstacles.found
-        )
+    def _reconciled(self, action: str, reason: str) -> None:
+        self.metrics.reconciled(action, reason)
+        self._overview.events.reconciled(action, reason)
 
     @contextmanager
     def _observe_cni(self, command: str) -> Iterator[None]:

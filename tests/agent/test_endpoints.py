@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent import endpoints
-from agent.endpoints import Check, EndpointServer, Pages
+from agent import endpoints, page
+from agent.endpoints import Check, EndpointServer, Pages, names_this_machine
 from agent.errors import ConfigError, LedgerError
+from agent.status.cached import Served, served
 
 
 def up(accept: str) -> tuple[str, bytes]:
@@ -22,11 +26,11 @@ def up(accept: str) -> tuple[str, bytes]:
 
 def pages(
     metrics: Callable[[str], tuple[str, bytes]] = up,
-    status: Callable[[], Any] = dict,
+    status: Callable[[], Served] = lambda: served({}),
     health: Mapping[str, Check] | None = None,
     ready: Mapping[str, Check] | None = None,
 ) -> Pages:
-    return Pages(metrics, status, health or {}, ready or {})
+    return Pages(metrics, status, health or {}, ready or {}, page.load())
 
 
 @contextmanager
@@ -38,10 +42,10 @@ def serving(shown: Pages) -> Iterator[EndpointServer]:
         server.close()
 
 
-def ask(server: EndpointServer, path: str, method: str = "GET") -> tuple[HTTPResponse, bytes]:
+def ask(server: EndpointServer, path: str, method: str = "GET", **headers: str) -> tuple[HTTPResponse, bytes]:
     connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
     try:
-        connection.request(method, path)
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         response = connection.getresponse()
         return response, response.read()
     finally:
@@ -78,10 +82,76 @@ def test_a_check_that_raises_counts_as_failed() -> None:
 
 
 def test_status_is_one_json_document() -> None:
-    with serving(pages(status=lambda: {"units": [1, 2]})) as server:
+    with serving(pages(status=lambda: served({"units": [1, 2]}))) as server:
         response, body = ask(server, "/status")
     assert response.headers["Content-Type"] == "application/json"
     assert json.loads(body) == {"units": [1, 2]}
+
+
+def test_who_has_the_document_already_is_told_so_in_a_few_bytes() -> None:
+    with serving(pages(status=lambda: served({"units": [1, 2]}))) as server:
+        first, _ = ask(server, "/status")
+        tag = first.headers["ETag"]
+        again, body = ask(server, "/status", If_None_Match=tag)
+        weak, _ = ask(server, "/status", If_None_Match=f'"other", W/{tag}')
+        other, _ = ask(server, "/status", If_None_Match='"other"')
+    assert (again.status, body, again.headers["ETag"]) == (304, b"", tag)
+    assert (weak.status, other.status) == (304, 200)
+    assert again.headers["Date"]
+
+
+def test_the_document_is_compressed_for_those_who_can_read_it() -> None:
+    document = {"units": ["0000:3b:00.1"] * 100}
+    with serving(pages(status=lambda: served(document))) as server:
+        response, body = ask(server, "/status", Accept_Encoding="br, gzip")
+        plain, whole = ask(server, "/status")
+    assert response.headers["Content-Encoding"] == "gzip"
+    assert json.loads(gzip.decompress(body)) == json.loads(whole) == document
+    assert plain.headers["Content-Encoding"] is None
+    assert len(body) < len(whole) / 4
+
+
+def test_a_browser_gets_the_page_and_a_terminal_a_list() -> None:
+    with serving(pages()) as server:
+        shown, html = ask(server, "/", Accept="text/html,application/xhtml+xml")
+        _, text = ask(server, "/", Accept="*/*")
+        files = {path: ask(server, path) for path in page.load() if path != "/"}
+    assert html.startswith(b"<!DOCTYPE html>")
+    assert b"/metrics" in text
+    assert {response.status for response, _ in files.values()} == {200}
+    assert files["/page/main.js"][0].headers["Content-Type"].startswith("text/javascript")
+    policy = shown.headers["Content-Security-Policy"]
+    assert "unsafe" not in policy
+    assert "require-trusted-types-for 'script'" in policy
+    assert re.findall(r"[a-z-]+-src ([^;]*)", policy) == ["'none'", "'self'", "'self'", "'self'", "'self'"]
+
+
+def test_the_page_names_no_other_place() -> None:
+    for path, file in page.load().items():
+        found = set(re.findall(rb"""https?://[\w./-]*|["'(]//[\w.-]+""", file.body))
+        assert found <= {b"http://www.w3.org/2000/svg"}, path
+
+
+def test_every_file_of_the_page_is_served() -> None:
+    folder = Path(page.__file__).parent
+    lying = {path.name for path in folder.iterdir() if path.suffix in (".js", ".css", ".svg")}
+    assert lying == set(page.FILES)
+
+
+@pytest.mark.parametrize("path", ["/", "/status", "/page/main.js"])
+def test_a_name_of_elsewhere_that_points_here_reads_nothing(path: str) -> None:
+    with serving(pages()) as server:
+        assert ask(server, path, Host=f"rebound.example:{server.port}")[0].status == 421
+        assert ask(server, path, Host=f"localhost:{server.port}")[0].status == 200
+        assert ask(server, "/metrics", Host="nodefabric.example")[0].status == 200
+
+
+def test_names_of_this_machine_are_known() -> None:
+    ours = ("", "localhost", "localhost:9808", "127.0.0.1:9808", "[::1]:9808", "10.0.0.7", "node.localhost:80")
+    assert all(names_this_machine(host) for host in ours)
+    assert not any(
+        names_this_machine(host) for host in ("example.org", "127.0.0.1.example.org:9808", "localhost.evil:1")
+    )
 
 
 @pytest.mark.parametrize("path", ["/x", "/metrics/", "/../etc/passwd", "/%2e%2e/etc/passwd"])

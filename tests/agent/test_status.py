@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from agent.model.allocation import (
 )
 from agent.model.device import Problem, Snapshot
 from agent.model.health import HEALTHY, unhealthy
+from agent.model.reasons import text_of
 from tests.agent.books import POD, VF, owner
 
 OTHER = "0000:3b:00.3"
@@ -34,6 +36,18 @@ class Offered:
         self.unit_id = f"unit-{device}"
         self.device = device
         self.health = unhealthy(reason) if reason else HEALTHY
+
+
+class Slot:
+    """One unit that has no device yet."""
+
+    resource_name = "rdma/vf"
+    device = ""
+    health = HEALTHY
+
+    def __init__(self, number: int, numa_node: int) -> None:
+        self.unit_id = f"slot-{number}"
+        self.numa_node = numa_node
 
 
 ROW = Attachment(
@@ -115,6 +129,71 @@ def test_the_document_tells_who_holds_what_and_what_is_wrong() -> None:
     json.dumps(made)
 
 
+def test_each_device_has_its_units_and_their_reasons_explained() -> None:
+    made = document()
+    assert [(o["device"], o["resource"], o["units"], o["healthy"], o["granted"]) for o in made["offers"]] == [
+        (VF, "rdma/vf", 1, 1, 1),
+        (OTHER, "rdma/vf", 1, 0, 1),
+    ]
+    assert made["offers"][1]["reasons"] == ["LinkDown"]
+    assert made["reasons"] == {"LinkDown": text_of("LinkDown")}
+    assert made["slots"] == []
+
+
+def test_units_that_wait_for_a_device_are_told_by_numa_node() -> None:
+    slots = [Slot(n, numa) for n, numa in ((0, 0), (1, 0), (2, -1))]
+    granted = (Grant("slot-0", "rdma/vf", VF, 3.0, POD), Grant("slot-1", "rdma/vf", "", 4.0))
+    made = document(Facts(Snapshot(), {"rdma/vf": slots}, granted))
+    counts = {"healthy": 2, "granted": 2, "bound": 1, "reasons": []}
+    assert made["slots"] == [
+        {"resource": "rdma/vf", "numaNode": 0, "units": 2, **counts},
+        {"resource": "rdma/vf", "numaNode": None, "units": 1, "healthy": 1, "granted": 0, "bound": 0, "reasons": []},
+    ]
+    assert made["offers"] == []
+    lines = status.text(made, 10.0).splitlines()
+    assert "SLOTS OF  NUMA  UNITS  HEALTHY  GRANTED  BOUND" in lines
+    assert "rdma/vf   -     1      1        0        0" in lines
+
+
+def test_a_kind_of_unit_and_a_device_that_nobody_knows_are_shown_as_they_are() -> None:
+    made = document(Facts(Snapshot(), {"new/kind": (Offered("something-else"),)}))
+    assert made["offers"][0] | {"kind": ""} == made["offers"][0]
+    assert made["offers"][0]["device"] == "something-else"
+    status.text(made, 10.0)
+
+
+def test_the_hardware_is_told_with_its_vfs(node_snapshot: Callable[[str], Snapshot]) -> None:
+    hardware = document(Facts(node_snapshot("h100-8gpu")))["hardware"]
+    assert [gpu["index"] for gpu in hardware["gpus"]] == list(range(8))
+    nic = next(nic for nic in hardware["nics"] if nic["address"] == "0000:18:00.0")
+    assert (nic["numaNode"], nic["driver"], len(nic["vfs"])) == (0, "mlx5_core", 8)
+    assert nic["vfs"][1]["index"] == 1
+    assert nic["rdma"][0]["ports"][0]["state"] == "ACTIVE"
+    assert hardware["rails"][0]["nics"] == ["0000:18:00.0"]
+    assert hardware["rails"][0]["locality"] == "PIX"
+
+
+def test_many_units_with_one_reason_are_one_line() -> None:
+    units = tuple(Offered(f"0000:3b:01.{n}", "LinkDown") for n in range(20))
+    lines = status.text(document(Facts(Snapshot(), {"rdma/vf": units})), 10.0).splitlines()
+    (line,) = [line for line in lines if "LinkDown" in line]
+    assert line.startswith("unit-0000:3b:01.0 and 19 more  rdma/vf   LinkDown")
+    assert line.endswith(text_of("LinkDown"))
+
+
+def test_events_are_laid_out_newest_first() -> None:
+    events = [
+        {"number": 2, "at": 95.0, "kind": "health", "subject": VF, "text": "LinkDown", "warning": True, "count": 3},
+        {"number": 1, "at": 40.0, "kind": "attach", "subject": VF, "text": "is net1", "warning": False, "count": 1},
+    ]
+    assert status.events_text(events, 100.0).splitlines() == [
+        "AGO     KIND    WHAT          EVENT",
+        f"5s   !  health  {VF}  LinkDown (3 times)",
+        f"1m      attach  {VF}  is net1",
+    ]
+    assert status.events_text([], 1.0) == "nothing has happened yet"
+
+
 def test_nothing_in_the_way_is_ready() -> None:
     assert document()["ready"]
 
@@ -159,6 +238,7 @@ def test_the_books_alone_tell_what_is_where_while_no_agent_runs() -> None:
     made = status.without_agent(found, node="n1", version="1.2", problem="does not run")
     with_agent = document()
     assert made.keys() == with_agent.keys() - {"snapshot"}
+    json.dumps(made)
     for key in ("grants", "attachments", "quarantine", "owedLeases"):
         assert made[key] == with_agent[key]
     lines = status.text(made, 10.0).splitlines()

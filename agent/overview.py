@@ -1,0 +1,93 @@
+"""What people see of the agent: the status document of this moment, and what happened lately.
+
+It joins the parts that know, and notices when one of them has something new. Nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from agent import status
+from agent.events import Events
+from agent.ledger import Ledger
+from agent.metrics import Facts
+from agent.model.unit import OfferedUnit
+from agent.obstacles import Obstacles
+from agent.status.cached import CachedStatus, Served
+
+LOOK_SECONDS = 0.5
+"""How often a new offer is looked for; comparing with the last one costs nothing while it is the same."""
+
+Units = Mapping[str, Sequence[OfferedUnit]]
+
+
+class Overview:
+    """The status document and the recent events of one agent."""
+
+    def __init__(
+        self,
+        facts: Callable[[], Facts],
+        units: Callable[[], Units],
+        kinds: Callable[[], Mapping[str, str]],
+        generation: Callable[[], int],
+        *,
+        node: str,
+        version: str,
+    ) -> None:
+        """Join the parts. `units` gives the offer of this moment, the same object until there is another,
+        `generation` that of the newest snapshot.
+        """
+        self.events = Events()
+        self.obstacles = Obstacles(self.events.obstacle)
+        self._facts = facts
+        self._units = units
+        self._kinds = kinds
+        self._generation = generation
+        self._node = node
+        self._version = version
+        self._offered: Units = {}
+        self._offers = 0
+        self._writes = 0
+        self._cached = CachedStatus(self._state, self._build)
+
+    def follow(self, ledger: Ledger) -> None:
+        """Hear of each change in the books."""
+        ledger.subscribe(self._written)
+        ledger.watch_grants(self.events.grant_changed)
+        ledger.watch_attachments(self.events.attachment_changed)
+
+    async def run(self) -> None:
+        """Note for ever which units become unhealthy, and which healthy."""
+        seen = self._units()
+        self.events.units_changed({}, seen)
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            units = self._units()
+            if units is not seen:
+                self.events.units_changed(seen, units)
+                seen = units
+
+    def served(self) -> Served:
+        """Return the status document. Any thread may ask; raises LedgerError while the books cannot be read."""
+        return self._cached.get()
+
+    def _written(self) -> None:
+        self._writes += 1  # by one thread at a time: the ledger calls under its lock
+
+    def _state(self) -> Hashable:
+        units = self._units()
+        if units is not self._offered:
+            self._offered, self._offers = units, self._offers + 1
+        return (self._generation(), self._offers, self._writes, tuple(self.obstacles.found.items()), self.events.noted)
+
+    def _build(self) -> dict[str, Any]:
+        return status.build(
+            self._facts(),
+            node=self._node,
+            version=self._version,
+            kinds=self._kinds(),
+            obstacles=self.obstacles.found,
+            events=self.events.listed(),
+        )

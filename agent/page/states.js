@@ -1,0 +1,30 @@
+// The states of a device: each has a word and a shape of its own, and a colour of the Okabe-Ito palette (page.css).
+
+export const STATES = {
+  free: "free",
+  granted: "granted, not in a pod's network",
+  attached: "in a pod",
+  moving: "on its way in or out",
+  unhealthy: "unhealthy",
+  quarantined: "in quarantine",
+  idle: "not offered",
+};
+
+const WORST = ["quarantined", "unhealthy", "moving", "attached", "granted", "free", "idle"];
+
+/** Judge a device from what is known of it. Words of the document never become class names. */
+export function stateOf(known) {
+  if (known.quarantine) return "quarantined";
+  if (known.offers.some((offer) => offer.healthy < offer.units)) return "unhealthy";
+  if (known.attachments.some((row) => row.state !== "attached")) return "moving";
+  if (known.attachments.length) return "attached";
+  if (known.grants.length) return "granted";
+  return known.offers.length ? "free" : "idle";
+}
+
+/** Count states, the ones that matter most first: [["attached", 3], ["free", 5]]. */
+export function tally(states) {
+  const counts = new Map();
+  for (const state of states) counts.set(state, (counts.get(state) ?? 0) + 1);
+  return WORST.filter((state) => counts.has(state)).map((state) => [state, counts.get(state)]);
+}

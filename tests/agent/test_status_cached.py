@@ -1,0 +1,125 @@
+"""The status document is made once for each state of the node, however many ask."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.errors import LedgerError
+from agent.metrics import Facts
+from agent.model.device import Snapshot
+from agent.model.health import HEALTHY, unhealthy
+from agent.overview import Overview
+from agent.status.cached import CachedStatus, served
+from tests.agent.books import POD, VF, attach, open_books, owner
+
+
+class Source:
+    """A document that counts how often it is made."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.made = 0
+
+    def build(self) -> dict[str, int]:
+        self.made += 1
+        return {"version": self.version}
+
+
+def test_a_document_is_made_again_only_when_something_changed() -> None:
+    source = Source()
+    cached = CachedStatus(lambda: source.version, source.build)
+    first = cached.get()
+    assert cached.get() is first
+    source.version = 1
+    second = cached.get()
+    assert source.made == 2
+    assert json.loads(second.plain) == {"version": 1}
+    assert second.tag != first.tag
+    assert gzip.decompress(second.compressed) == second.plain
+
+
+def test_the_same_document_has_the_same_tag_in_every_agent() -> None:
+    assert served({"a": 1}).tag == served({"a": 1}).tag != served({"a": 2}).tag
+
+
+def test_a_crowd_shares_one_document() -> None:
+    source = Source()
+    cached = CachedStatus(lambda: source.version, source.build)
+    threads = [threading.Thread(target=cached.get) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert source.made == 1
+
+
+def test_a_failure_is_not_kept() -> None:
+    source = Source()
+
+    def build() -> dict[str, int]:
+        if source.made == 0:
+            source.made = 1
+            raise LedgerError("disk full")
+        return source.build()
+
+    cached = CachedStatus(lambda: source.version, build)
+    with pytest.raises(LedgerError):
+        cached.get()
+    assert json.loads(cached.get().plain) == {"version": 0}
+
+
+class Offered:
+    """One unit of rdma/vf."""
+
+    resource_name, numa_node, unit_id, device = "rdma/vf", 0, VF, VF
+
+    def __init__(self, reason: str = "") -> None:
+        self.health = unhealthy(reason) if reason else HEALTHY
+
+
+def test_each_kind_of_change_shows_in_the_next_answer(tmp_path: Path, node_snapshot: Callable[[str], Snapshot]) -> None:
+    snapshot = node_snapshot("one-nic")
+    units = {"rdma/vf": (Offered(),)}
+    with open_books(tmp_path) as books:
+        overview = Overview(
+            lambda: Facts(snapshot, units, books.grants(), books.attachments(), books.quarantines()),
+            lambda: units,
+            lambda: {"rdma/vf": "vf"},
+            lambda: snapshot.generation,
+            node="n",
+            version="1",
+        )
+        overview.follow(books)
+        tags = [overview.served().tag]
+
+        def changed() -> bool:
+            tags.append(overview.served().tag)
+            return tags[-1] != tags[-2]
+
+        assert not changed()
+        books.grant("rdma/vf", {VF: VF})
+        assert changed()
+        row = attach(books, VF, owner())
+        assert changed()
+        books.finish_attach([row.attachment_id], {})
+        assert changed()
+        books.bind([VF], POD)
+        assert changed()
+        books.quarantine(VF, "stuck")
+        assert changed()
+        units = {"rdma/vf": (Offered("LinkDown"),)}
+        assert changed()
+        overview.obstacles.set("ledger", "disk full")
+        assert changed()
+        overview.events.reconciled("detach", "owner-gone")
+        assert changed()
+        snapshot = replace(snapshot, devices=(), generation=2)
+        assert changed()
+        assert not changed()
