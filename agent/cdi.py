@@ -1,4 +1,4 @@
-"""The node's Container Device Interface specs: which kinds of device they know, and our own.
+"""Our own Container Device Interface specs. `agent.cdi_names` reads those of others.
 
 https://github.com/cncf-tags/container-device-interface, SPEC.md: the runtime reads every .json and
 .yaml file of its spec folders; a file names one kind, such as nvidia.com/gpu. A name is looked up when a
@@ -8,10 +8,8 @@ container is created, so what it means may change until then.
 from __future__ import annotations
 
 import json
-import logging
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,40 +21,6 @@ MAX_SPEC_BYTES = 4 << 20
 SPEC_VERSION = "0.5.0"
 """Old enough for containerd 1.7 and CRI-O 1.24; nothing newer is needed."""
 OWN_PREFIX = "nodefabric-"
-_KIND_LINE = re.compile(rb'^kind:[ \t]*["\']?([A-Za-z0-9._/-]+)', re.MULTILINE)
-
-log = logging.getLogger(__name__)
-
-
-def installed_kinds(folders: Sequence[Path] = SPEC_FOLDERS) -> frozenset[str]:
-    """List the kinds that the runtime can resolve. A file that cannot be read counts for nothing."""
-    return frozenset(kind for folder in folders for kind in _kinds(folder))
-
-
-def _kinds(folder: Path) -> list[str]:
-    files = sorted(p for p in _entries(folder) if p.suffix in (".json", ".yaml", ".yml"))
-    kinds = []
-    for file in files:
-        kind = _kind(file)
-        if kind:
-            kinds.append(kind)
-    return kinds
-
-
-def _kind(file: Path) -> str | None:
-    try:
-        with file.open("rb") as stream:
-            text = stream.read(MAX_SPEC_BYTES)
-        if file.suffix != ".json":
-            # A GPU node's spec is long and PyYAML slow; the kind is a plain line of its own.
-            found = _KIND_LINE.search(text)
-            return found.group(1).decode() if found else None
-        document = json.loads(text)
-    except (OSError, ValueError) as error:
-        log.debug("%s is not a CDI spec: %s", file, error)
-        return None
-    kind = document.get("kind") if isinstance(document, dict) else None
-    return kind if isinstance(kind, str) else None
 
 
 class SlotSpecs:

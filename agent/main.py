@@ -20,7 +20,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from agent import admin, cdi, device_info, page, release
+from agent import admin, device_info, page, release
 from agent.clients.cri import ContainerRuntime
 from agent.clients.kubelet import PodResources
 from agent.config import Config
@@ -43,6 +43,7 @@ from agent.topology.state import node_state
 from cni import spool
 from cni.attachment import Attachments
 from cni.server import CniServer
+from deviceplugin.gpu_files import GpuFilesOf
 from deviceplugin.plugins import DevicePlugins
 from deviceplugin.resources import list_units
 
@@ -137,7 +138,7 @@ class Agent:
                 self._inventory,
                 ledger,
                 observe=self._observe_rpc,
-                cdi_kinds=cdi.installed_kinds,
+                gpu_files=GpuFilesOf(self._host.root).read,
                 device_info=self._host.root / device_info.FOLDER.relative_to("/"),
             )
             reconciler = Reconciler(

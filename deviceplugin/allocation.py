@@ -29,6 +29,7 @@ from agent.model.slots import is_slot_of, numa_node_of
 from agent.placement import Layout, Option, Terrain
 from deviceplugin.assignment import Overlap
 from deviceplugin.compat_units import counted_unit, is_counted
+from deviceplugin.gpu_response import NO_GPU_FILES, GpuFiles
 from deviceplugin.grants import Grants
 from deviceplugin.preference import Preference
 from deviceplugin.resources import Unit
@@ -53,7 +54,7 @@ class Offer:
     snapshot: Snapshot = field(default_factory=Snapshot)
     units: Mapping[str, tuple[Unit, ...]] = field(default_factory=dict)
     """Resource name → its units."""
-    cdi_kinds: frozenset[str] = frozenset()
+    gpu_files: GpuFiles = NO_GPU_FILES
     overlaps: tuple[Overlap, ...] = ()
     """Devices that a second resource selects too."""
     pools: Mapping[str, tuple[Unit, ...]] = field(default_factory=dict)
@@ -125,7 +126,7 @@ class Allocator:
         if resource is None:
             raise UnknownUnit(f"{resource_name} is not configured any more: recreate the pod")
         wanted = [[self._unit(offer, resource_name, i) for i in dict.fromkeys(ids)] for ids in containers]
-        answers = tuple(build(resource, units, offer.snapshot, offer.cdi_kinds) for units in wanted)
+        answers = tuple(build(resource, units, offer.snapshot, offer.gpu_files) for units in wanted)
         # A slot's new life begins without a device, whatever its former pod had.
         listed = [unit for units in wanted for unit in units if not is_counted(unit)]
         granted = {unit.unit_id: "" if unit.is_slot else unit.device for unit in listed}

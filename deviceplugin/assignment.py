@@ -135,6 +135,8 @@ def offered(
     resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES
 ) -> Iterator[tuple[str, Candidate, Select]]:
     """List what a resource could take, with its kind and the selector that decides."""
+    if resource.derived_from:
+        return  # it has its devices from another
     for _, wanted, select in selectors_of(resource):
         for kind, candidate in offered_candidates(resource, wanted, snapshot, host_names):
             yield kind, candidate, select

@@ -17,6 +17,14 @@ class DeviceNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A file or folder of the host, bound into the container, read-only."""
+
+    host_path: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Grants:
     """What one container gets."""
 
@@ -24,3 +32,4 @@ class Grants:
     devices: tuple[DeviceNode, ...] = ()
     cdi_devices: tuple[str, ...] = ()
     annotations: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[Mount, ...] = ()

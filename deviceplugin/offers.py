@@ -9,6 +9,7 @@ from agent.model.device import Snapshot
 from deviceplugin.allocation import Offer
 from deviceplugin.assignment import NOBODY, Assignment, assign
 from deviceplugin.books import Reading, owners_of, strays_of
+from deviceplugin.gpu_response import GpuFiles
 from deviceplugin.resources import list_all
 
 
@@ -24,10 +25,10 @@ class Offers:
         self._strays: Mapping[str, str] = NOBODY
 
     def make(
-        self, resources: tuple[Resource, ...], snapshot: Snapshot, cdi_kinds: frozenset[str], books: Reading
+        self, resources: tuple[Resource, ...], snapshot: Snapshot, gpu_files: GpuFiles, books: Reading
     ) -> Offer | None:
         """Make an offer, if anything that bears on it has changed since the last one; else None."""
-        ground = (id(snapshot), resources, cdi_kinds, books)
+        ground = (id(snapshot), resources, gpu_files, books)
         is_same = ground == self._ground
         if not is_same:
             self._natural = assign(resources, snapshot, books.host_names)
@@ -39,4 +40,4 @@ class Offers:
         self._strays = strays
         final = assign(resources, snapshot, books.host_names, strays) if strays else self._natural
         listed = list_all(resources, final, snapshot, books.quarantined, books.held)
-        return Offer(snapshot, listed.units, cdi_kinds, overlaps=final.overlaps, pools=listed.pools)
+        return Offer(snapshot, listed.units, gpu_files, overlaps=final.overlaps, pools=listed.pools)

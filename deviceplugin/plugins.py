@@ -24,6 +24,8 @@ from deviceplugin.allocation import Allocator, GrantBook, Offer
 from deviceplugin.assignment import Overlap, errors
 from deviceplugin.books import Books as Books
 from deviceplugin.books import Reading, SlotBook, read
+from deviceplugin.gpu_response import GpuFiles
+from deviceplugin.gpu_units import with_profiles
 from deviceplugin.informed import InformingBook
 from deviceplugin.offers import Offers
 from deviceplugin.registration import DEFAULT_PACE, SOCKET_PATTERN, Pace, RegistrationStatus, ResourceServer
@@ -75,7 +77,7 @@ class DevicePlugins:
         ledger: Books,
         *,
         observe: Observe = unobserved,
-        cdi_kinds: Callable[[], frozenset[str]] = frozenset,
+        gpu_files: Callable[[], GpuFiles] = GpuFiles,
         device_info: Path | None = None,
         granting: Callable[[Collection[str]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -93,10 +95,10 @@ class DevicePlugins:
         )
         book: GrantBook = self._informing or ledger
         self.allocator = Allocator((), SlotBook(book, granting) if granting is not None else book, clock)
-        self._resources = config.resources
+        self._configured = self._resources = config.resources
         self._inventory = inventory
         self._ledger = ledger
-        self._cdi_kinds = cdi_kinds
+        self._gpu_files = gpu_files
         self._observe = observe
         self._pace = pace
         self._servers: dict[str, ResourceServer] = {}
@@ -167,6 +169,7 @@ class DevicePlugins:
         until it is free.
         """
         self._offered.clear()
+        self._configured = config.resources
         self._set_up(config.resources)
         self._books_changed.set()
         closing = asyncio.ensure_future(self._closing.wait())
@@ -184,6 +187,8 @@ class DevicePlugins:
 
     def _set_up(self, resources: tuple[Resource, ...]) -> None:
         """Take a configuration's resources. Their servers start with their first lists."""
+        if resources == self._resources and self._servers:
+            return
         self._resources = resources
         for resource in resources:
             if resource.name not in self._servers:
@@ -211,13 +216,14 @@ class DevicePlugins:
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
         """Post new lists whenever the snapshot, the books or the configuration ask for them."""
         snapshot = self._inventory.snapshot
-        kinds = await asyncio.to_thread(self._cdi_kinds)
+        files = await asyncio.to_thread(self._gpu_files)
         offers, books = Offers(), Reading()
         while True:
             self._books_changed.clear()
+            self._set_up(with_profiles(self._configured, snapshot, self._resources))
             resources = self._resources
             books = await self._read_books(resources, books)
-            offer = await asyncio.to_thread(offers.make, resources, snapshot, kinds, books)
+            offer = await asyncio.to_thread(offers.make, resources, snapshot, files, books)
             if resources is not self._resources:
                 offers = Offers()
                 continue
@@ -228,7 +234,7 @@ class DevicePlugins:
             await self._inform()
             newer = await self._next(snapshot)
             if newer is not snapshot:
-                snapshot, kinds = newer, await asyncio.to_thread(self._cdi_kinds)
+                snapshot, files = newer, await asyncio.to_thread(self._gpu_files)
 
     async def _inform(self) -> None:
         if self._informing is not None:

@@ -16,13 +16,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from agent.config import Resource, SharedPool
 from agent.model.device import NO_NUMA_NODE, RdmaDevice, Snapshot
+from agent.model.gpu_health import judge_gpu
 from agent.model.health import HEALTHY, Health, judge_nic, unhealthy
 from deviceplugin.assignment import Assignment, Taken, assign
 from deviceplugin.compat_units import pool_units
+from deviceplugin.gpu_units import gpu_units
 from deviceplugin.selectors import NO_NAMES, Candidate
 from deviceplugin.slots import NOTHING_HELD, Holdings, list_slots
 from deviceplugin.unit import MAX_UNIT_ID as MAX_UNIT_ID
@@ -80,11 +83,21 @@ def list_all(
     units: dict[str, tuple[Unit, ...]] = {}
     pools: dict[str, tuple[Unit, ...]] = {}
     for resource in resources:
-        found = tuple(
-            unit
-            for taken in assignment.taken[resource.name]
-            for unit in _units(resource, taken, snapshot, quarantined, guids)
-        )
+        if resource.kind == "gpu":
+            of_gpus = assignment.taken[resource.derived_from or resource.name]
+            found = gpu_units(
+                resource,
+                of_gpus,
+                snapshot,
+                partial(_judge_gpu, snapshot, quarantined),
+                partial(_place, resource, snapshot),
+            )
+        else:
+            found = tuple(
+                unit
+                for taken in assignment.taken[resource.name]
+                for unit in _units(resource, taken, snapshot, quarantined, guids)
+            )
         if resource.binding == "late":
             pools[resource.name] = found
             found = list_slots(resource, found, held)
@@ -103,7 +116,7 @@ def _units(
 ) -> Iterable[Unit]:
     candidate = taken.candidate
     health = unhealthy("Held") if taken.held_for else judge(candidate, snapshot, quarantined)
-    numa_node = NO_NUMA_NODE if resource.exclude_topology else _numa_node(candidate, snapshot)
+    numa_node = _place(resource, snapshot, taken)
     if resource.kind == "hca":
         prefix = hca_prefix(candidate, shared_guids)
         ids = [f"{prefix}-{n}" for n in range(1 if resource.compat else resource.shares)]
@@ -113,6 +126,17 @@ def _units(
     return (
         Unit(i, resource.name, taken.kind, candidate.device, health, numa_node, rdma, taken.alternative) for i in ids
     )
+
+
+def _place(resource: Resource, snapshot: Snapshot, taken: Taken) -> int:
+    return NO_NUMA_NODE if resource.exclude_topology else _numa_node(taken.candidate, snapshot)
+
+
+def _judge_gpu(snapshot: Snapshot, quarantined: Mapping[str, str], taken: Taken, mig_uuid: str) -> Health:
+    if taken.held_for:
+        return unhealthy("Held")
+    health = judge(taken.candidate, snapshot, quarantined)
+    return judge_gpu(snapshot.gpu_by_uuid[taken.candidate.device], mig_uuid=mig_uuid) if health.healthy else health
 
 
 def judge(candidate: Candidate, snapshot: Snapshot, quarantined: Mapping[str, str]) -> Health:

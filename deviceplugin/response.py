@@ -17,19 +17,19 @@ from agent.model.slots import cdi_name
 from deviceplugin.compat_response import build_compat
 from deviceplugin.environment import helper_variables, rdma_devices_of
 from deviceplugin.extras import extra_paths, host_paths
+from deviceplugin.gpu_response import NO_GPU_FILES, GpuFiles, gpu_grants
 from deviceplugin.grants import DeviceNode, Grants
 from deviceplugin.resources import Unit
 
 RDMA_CM = "/dev/infiniband/rdma_cm"
-GPU_CDI_KIND = "nvidia.com/gpu"
 WHOLE = ("vf", "nic")
 """Kinds whose units are devices of their own, which programs find by PCI address."""
 
 
-def build(resource: Resource, units: Sequence[Unit], snapshot: Snapshot, cdi_kinds: frozenset[str]) -> Grants:
+def build(resource: Resource, units: Sequence[Unit], snapshot: Snapshot, gpu_files: GpuFiles = NO_GPU_FILES) -> Grants:
     """Work out what a container gets for these units of one resource.
 
-    `cdi_kinds` are the kinds for which the node has CDI specs.
+    `gpu_files` is what the host has to pass GPUs by.
     Raises UnitUnhealthy for a unit whose device lacks what a container needs to use it.
     """
     if not units:
@@ -39,7 +39,7 @@ def build(resource: Resource, units: Sequence[Unit], snapshot: Snapshot, cdi_kin
     if resource.compat is not None:
         return build_compat(resource, units, snapshot)
     if resource.kind == "gpu":
-        return _gpu(units, cdi_kinds)
+        return gpu_grants(resource.pass_by, units, snapshot, gpu_files)
     paths: dict[str, None] = {}
     for unit in units:
         device = snapshot.by_address.get(unit.device)
@@ -61,12 +61,6 @@ def build(resource: Resource, units: Sequence[Unit], snapshot: Snapshot, cdi_kin
 def pcidevice_name(resource_name: str) -> str:
     """Name the well-known variable that lists PCI addresses: rdma/vf → PCIDEVICE_RDMA_VF."""
     return "PCIDEVICE_" + re.sub(r"[./-]", "_", resource_name).upper()
-
-
-def _gpu(units: Sequence[Unit], cdi_kinds: frozenset[str]) -> Grants:
-    if GPU_CDI_KIND in cdi_kinds:
-        return Grants(cdi_devices=tuple(f"{GPU_CDI_KIND}={unit.device}" for unit in units))
-    return Grants(envs=(("NVIDIA_VISIBLE_DEVICES", ",".join(unit.device for unit in units)),))
 
 
 def _paths(resource: Resource, unit: Unit, device: PciDevice) -> Iterator[str]:

@@ -188,4 +188,5 @@ def grants_message(grants: Grants) -> api_pb2.ContainerAllocateResponse:
         ],
         cdi_devices=[api_pb2.CDIDevice(name=name) for name in grants.cdi_devices],
         annotations=dict(grants.annotations),
+        mounts=[api_pb2.Mount(container_path=m.path, host_path=m.host_path, read_only=True) for m in grants.mounts],
     )

@@ -123,6 +123,10 @@ class Resource:
     """gpu: none, single (all GPUs cut alike, slices under this name) or mixed (a name for each profile)."""
     replicas: int = 1
     """gpu: how many containers take turns on one GPU."""
+    mig_profile: str = ""
+    """Not configured: the profile of a resource that `mig: mixed` makes."""
+    derived_from: str = ""
+    """Not configured: name of the resource that made it."""
     pass_by: tuple[str, ...] = ()
     """gpu and rail: how a container gets it: cdi, envvar, volume-mounts, device-specs. Empty: what the node has."""
     environment: tuple[str, ...] = ()

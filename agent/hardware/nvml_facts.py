@@ -93,13 +93,13 @@ def mig_devices(handle: Handle, gpu_memory: int) -> tuple[MigDevice, ...]:
     found = []
     for index in range(supported(lambda: int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)), 0)):
         try:
-            found.append(_mig_device(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), gpu_memory))
+            found.append(_mig_device(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), index, gpu_memory))
         except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
             continue  # the numbers have holes
     return tuple(sorted(found, key=lambda m: (m.gpu_instance, m.compute_instance)))
 
 
-def _mig_device(handle: Handle, gpu_memory: int) -> MigDevice:
+def _mig_device(handle: Handle, index: int, gpu_memory: int) -> MigDevice:
     size = memory(handle)
     _, mig, profile = text(pynvml.nvmlDeviceGetName(handle)).partition(" MIG ")
     return MigDevice(
@@ -108,6 +108,7 @@ def _mig_device(handle: Handle, gpu_memory: int) -> MigDevice:
         gpu_instance=int(pynvml.nvmlDeviceGetGpuInstanceId(handle)),
         compute_instance=int(pynvml.nvmlDeviceGetComputeInstanceId(handle)),
         memory_bytes=size,
+        index=index,
     )
 
 

@@ -212,6 +212,8 @@ class MigDevice:
     gpu_instance: int
     compute_instance: int
     memory_bytes: int
+    index: int = 0
+    """The driver's number for it among the slices of its GPU; another after they were cut anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,10 @@ class Reason(StrEnum):
     ROW_REMAP_FAILED = "RowRemapFailed", "bad memory could not be replaced by spare rows"
     INFOROM_CORRUPTED = "InforomCorrupted", "the data that the board keeps about itself are damaged"
     THERMAL_SLOWDOWN = "ThermalSlowdown", "the hardware keeps slowing it down for heat"
+    MIG_UNFIT = (
+        "MigUnfit",
+        "it is cut into slices, and has none or others than its resource can offer: see `mig` in the configuration",
+    )
     XID_FATAL = "XidFatal", "the driver told of an error that only a reset ends"
     XID_TRANSIENT = "XidTransient", "the driver told of an error a short while ago"
 

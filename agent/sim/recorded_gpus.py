@@ -19,7 +19,8 @@ from agent.model.device import Gpu, MigDevice, is_pci_address
 _WANTED = tuple(f.name for f in fields(Gpu) if f.default is MISSING)
 _OPTIONAL = {f.name: f.default for f in fields(Gpu) if f.default is not MISSING and f.name != "enumeration"}
 _NOTHING = object()
-_MIG_KEYS = frozenset(f.name for f in fields(MigDevice))
+_MIG_KEYS = frozenset(f.name for f in fields(MigDevice) if f.default is MISSING)
+_MIG_OPTIONAL = frozenset(f.name for f in fields(MigDevice) if f.default is not MISSING)
 _MIG_TEXTS = frozenset({"uuid", "profile"})
 
 
@@ -105,8 +106,8 @@ def _is_link(link: Any) -> bool:
 def _is_slice(mig: Any) -> bool:
     return (
         isinstance(mig, dict)
-        and mig.keys() == _MIG_KEYS
-        and all(isinstance(mig[key], str) if key in _MIG_TEXTS else type(mig[key]) is int for key in _MIG_KEYS)
+        and _MIG_KEYS <= mig.keys() <= _MIG_KEYS | _MIG_OPTIONAL
+        and all(isinstance(value, str) if key in _MIG_TEXTS else type(value) is int for key, value in mig.items())
     )
 
 

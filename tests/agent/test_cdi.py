@@ -5,26 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.cdi import SlotSpecs, installed_kinds
+from agent.cdi import SlotSpecs
+from agent.cdi_names import read_spec
 from agent.errors import Unavailable
-
-
-def test_kinds_of_all_readable_specs_are_listed(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "nvidia.yaml").write_text("---\ncdiVersion: 0.6.0\ncontainerEdits: {}\nkind: nvidia.com/gpu\n")
-    (tmp_path / "a" / "quoted.yml").write_text('kind: "vendor.com/net-rdma"\ndevices:\n- kind: no.such/kind\n')
-    (tmp_path / "a" / "ours.json").write_text('{"cdiVersion": "0.6.0", "kind": "nodefabric.io/vf", "devices": []}')
-    (tmp_path / "a" / "broken.json").write_text("{")
-    (tmp_path / "a" / "list.json").write_text("[1]")
-    (tmp_path / "a" / "empty.yaml").write_text("")
-    (tmp_path / "a" / "kind.txt").write_text("kind: vendor.com/text")
-    (tmp_path / "a" / "folder.json").mkdir()
-    assert installed_kinds([tmp_path / "a", tmp_path / "absent"]) == {
-        "nvidia.com/gpu",
-        "vendor.com/net-rdma",
-        "nodefabric.io/vf",
-    }
-
 
 SLOT = "slot-rdma:vf-0-3"
 EDITS = {"env": ["PCIDEVICE_RDMA_VF=0000:3b:00.2"], "deviceNodes": [{"path": "/dev/infiniband/uverbs3"}]}
@@ -40,7 +23,7 @@ def test_the_spec_of_a_slot_names_it_and_what_its_container_gets(tmp_path: Path)
         "devices": [{"name": SLOT, "containerEdits": EDITS}],
     }
     assert file.stat().st_mode & 0o777 == 0o644
-    assert installed_kinds([tmp_path / "cdi"]) == {"nodefabric.io/vf"}
+    assert read_spec(file) == ("nodefabric.io/vf", {SLOT})
     assert specs.slots() == {SLOT}
 
 

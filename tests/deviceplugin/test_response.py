@@ -7,15 +7,16 @@ import pytest
 from agent.config import Resource
 from agent.errors import UnitUnhealthy
 from agent.model.device import Snapshot
-from deviceplugin.resources import Unit, list_units
+from deviceplugin.gpu_response import GpuFiles
 from deviceplugin.grants import Grants
+from deviceplugin.resources import Unit, list_units
 from deviceplugin.response import build, pcidevice_name
 from tests.deviceplugin.machines import change, gpu_uuid, node, rdma
 
 HCA = Resource("rdma/hca", "hca", shares=2)
 VF = Resource("rdma/vf-pool", "vf")
 GPU = Resource("nvidia.com/gpu", "gpu")
-NOTHING: frozenset[str] = frozenset()
+NOTHING = GpuFiles()
 
 
 def some(resource: Resource, snapshot: Snapshot, *picks: int) -> list[Unit]:
@@ -92,10 +93,10 @@ def test_an_hca_without_uverbs_is_refused_with_the_remedy() -> None:
 def test_gpus_are_named_by_cdi_where_the_node_has_their_spec() -> None:
     snapshot = node(rails=2)
     units = some(GPU, snapshot, 0, 1)
-    assert build(GPU, units, snapshot, frozenset({"nvidia.com/gpu"})) == Grants(
+    assert build(GPU, units, snapshot, GpuFiles(frozenset({gpu_uuid(0), gpu_uuid(1)}))) == Grants(
         cdi_devices=(f"nvidia.com/gpu={gpu_uuid(0)}", f"nvidia.com/gpu={gpu_uuid(1)}")
     )
-    assert build(GPU, units, snapshot, frozenset({"vendor.com/other"})) == Grants(
+    assert build(GPU, units, snapshot, GpuFiles(frozenset({"all"}))) == Grants(
         envs=(("NVIDIA_VISIBLE_DEVICES", f"{gpu_uuid(0)},{gpu_uuid(1)}"),)
     )
 

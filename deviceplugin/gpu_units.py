@@ -1,0 +1,114 @@
+"""The units of a resource of GPUs: whole ones, slices (MIG), and replicas that take turns on one. Pure.
+
+`mig` says what becomes of GPUs that are cut into slices, in the words of NVIDIA's device plugin:
+
+    none     nobody looks: a GPU is a unit, cut or not
+    single   all GPUs of the resource are cut, into slices of one profile, and each slice is a unit of it
+    mixed    uncut GPUs are its units; slices are those of resources that exist beside it, one for each
+             profile, such as nvidia.com/mig-1g.10gb
+
+A GPU that does not fit is not left out in silence: its unit is there, unhealthy, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from agent.config import Resource
+from agent.model.device import Gpu, MigDevice, Snapshot
+from agent.model.health import Health, unhealthy
+from deviceplugin.assignment import Taken
+from deviceplugin.unit import Unit
+
+MISFIT = "MigUnfit"
+Judge = Callable[[Taken, str], Health]
+"""Judges the GPU that a resource has, or the slice of it with that UUID."""
+Place = Callable[[Taken], int]
+"""Tells the NUMA node."""
+
+
+def with_profiles(resources: Sequence[Resource], snapshot: Snapshot, seen: Iterable[Resource]) -> tuple[Resource, ...]:
+    """Add the resources that `mig: mixed` makes, each behind the one it comes from.
+
+    Those `seen` before stay, with no units if need be: kubelet would count what it lost as unhealthy, for
+    nobody but GPUs that are being cut anew. A name that the configuration has itself is not made again.
+    """
+    names = {resource.name for resource in resources}
+    found: list[Resource] = []
+    for resource in resources:
+        found.append(resource)
+        if resource.mig != "mixed":
+            continue
+        profiles = {mig.profile for gpu in snapshot.gpus for mig in gpu.mig_devices}
+        profiles |= {old.mig_profile for old in seen if old.derived_from == resource.name}
+        for profile in sorted(profiles):
+            name = profile_resource(resource.name, profile)
+            if name not in names:
+                names.add(name)
+                found.append(replace(resource, name=name, mig_profile=profile, derived_from=resource.name))
+    return tuple(found)
+
+
+def profile_resource(name: str, profile: str) -> str:
+    """Name the resource of a profile: 1g.10gb+me beside nvidia.com/gpu is nvidia.com/mig-1g.10gb.me."""
+    domain, _, _ = name.rpartition("/")
+    return f"{domain}/mig-{profile.replace('+', '.')}"
+
+
+def gpu_units(
+    resource: Resource, taken: Sequence[Taken], snapshot: Snapshot, judge: Judge, numa_node: Place
+) -> tuple[Unit, ...]:
+    """List the units of a resource of GPUs, which has these."""
+    found = [(t, snapshot.gpu_by_uuid[t.candidate.device]) for t in taken if t.candidate.device in snapshot.gpu_by_uuid]
+    units = []
+    for holder, device, health in _devices(resource, found, judge):
+        for unit_id in _ids(device, resource.replicas):
+            units.append(
+                Unit(
+                    unit_id=unit_id,
+                    resource_name=resource.name,
+                    kind="gpu",
+                    device=device,
+                    health=health,
+                    numa_node=numa_node(holder),
+                    alternative=holder.alternative,
+                )
+            )
+    return tuple(units)
+
+
+def _ids(device: str, replicas: int) -> Iterator[str]:
+    if replicas == 1:
+        yield device
+    else:
+        yield from (f"{device}::{n}" for n in range(replicas))
+
+
+def _devices(
+    resource: Resource, found: Sequence[tuple[Taken, Gpu]], judge: Judge
+) -> Iterator[tuple[Taken, str, Health]]:
+    """List what the units stand for: the GPU it belongs to, its UUID, its health."""
+    misfit = unhealthy(MISFIT)
+    fits = resource.mig != "single" or _are_alike([gpu for _, gpu in found])
+    for taken, gpu in found:
+        is_cut = gpu.mig_mode and resource.mig != "none"
+        slices = [m for m in gpu.mig_devices if not resource.mig_profile or m.profile == resource.mig_profile]
+        if resource.mig_profile:
+            yield from _slices(taken, slices if is_cut else (), judge)
+        elif not fits or (is_cut and not gpu.mig_devices):
+            yield taken, gpu.uuid, misfit
+        elif not is_cut:
+            yield taken, gpu.uuid, judge(taken, "")
+        elif resource.mig == "single":
+            yield from _slices(taken, slices, judge)
+
+
+def _slices(taken: Taken, slices: Iterable[MigDevice], judge: Judge) -> Iterator[tuple[Taken, str, Health]]:
+    return ((taken, mig.uuid, judge(taken, mig.uuid)) for mig in slices)
+
+
+def _are_alike(gpus: Sequence[Gpu]) -> bool:
+    """Tell whether GPUs are all uncut, or all cut into slices of one profile."""
+    profiles = {mig.profile for gpu in gpus for mig in gpu.mig_devices if gpu.mig_mode}
+    return len({gpu.mig_mode for gpu in gpus}) <= 1 and len(profiles) <= 1
