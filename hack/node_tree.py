@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -235,19 +236,33 @@ class NodeTree:
         for gpu in self.gpus:
             gpu["nvlinks"] = [[peer["uuid"], links] for peer in self.gpus if peer is not gpu]
 
+    def nvlink(self, a: int, b: int, links: int) -> None:
+        """Join two GPUs by an NVLink bridge."""
+        for here, there in ((a, b), (b, a)):
+            self.gpus[here].setdefault("nvlinks", []).append([self.gpus[there]["uuid"], links])
+
     # ------------------------------------------------------------------- NUMA
 
-    def numa(self, cpulists: list[str], memory_mib: int, *, hugepages_2m: int = 0, hugepages_1g: int = 0) -> None:
-        """Add NUMA nodes of equal size."""
+    def numa(
+        self,
+        cpulists: list[str],
+        memory_mib: int | list[int],
+        *,
+        hugepages_2m: int = 0,
+        hugepages_1g: int = 0,
+        far: Callable[[int, int], int] = lambda _a, _b: 21,
+    ) -> None:
+        """Add NUMA nodes, of equal size or each of its own. `far` gives the distance of two different nodes."""
+        sizes = [memory_mib] * len(cpulists) if isinstance(memory_mib, int) else memory_mib
         nodes = "/sys/devices/system/node"
         for number, cpulist in enumerate(cpulists):
             folder = f"{nodes}/node{number}"
-            total = memory_mib * 1024
+            total = sizes[number] * 1024
             lines = [("MemTotal", total), ("MemFree", total * 3 // 4), ("MemUsed", total - total * 3 // 4)]
             self.files(
                 folder,
                 cpulist=cpulist,
-                distance=" ".join("10" if n == number else "21" for n in range(len(cpulists))),
+                distance=" ".join(str(10 if n == number else far(number, n)) for n in range(len(cpulists))),
                 meminfo="\n".join(f"Node {number} {key + ':':<15} {value:>8} kB" for key, value in lines),
             )
             for size, count in ((2048, hugepages_2m), (1048576, hugepages_1g)):
