@@ -1,4 +1,8 @@
-"""The inventory: the newest frozen `Snapshot` of the node, rescanned on events and on a slow timer.
+"""The inventory: the newest frozen `Snapshot` of the node, brought up to date on events and scanned on a slow timer.
+
+An event names what changed, and only that is read again; all is read at the start, on the timer, and
+when nobody can say what changed. A full scan takes long on a large node, so small looks go on
+meanwhile, and what they looked at is looked at once more when the full scan is done.
 
 Followers wait for a newer generation and read the latest value. There is no queue, so no follower
 can take another's event, and one that was late or failed recovers with the next snapshot.
@@ -8,17 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from agent.errors import AgentError, HardwareError
 from agent.hardware.host import Host
+from agent.model.change import EVERYTHING, NOTHING, Change
 from agent.model.device import Problem, Snapshot
 
 QUIET_SECONDS = 0.02
 """A burst of events is over when none came for so long."""
-LONGEST_BURST_SECONDS = 0.1
+LONGEST_BURST_SECONDS = 0.06
 """A burst that goes on is looked at after so long nevertheless."""
 MAX_PROBLEMS_LOGGED = 20
 
@@ -39,12 +45,23 @@ class Inventory:
         self._begun = 0
         self._last_good = 0
         """Number of the last scan that did not fail."""
+        self._updating = asyncio.Lock()
+        """Held from reading a part of the hardware until it is published."""
+        self._during_scan: Change | None = None
+        """What was looked at since the full scan began that is going on; None while there is none."""
+        self._guard = threading.Lock()
+        self._told = NOTHING
+        """What events said and nobody looked at yet."""
         self._event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.scans = 0
-        """Scans finished so far."""
+        """Full scans finished so far."""
         self.scan_seconds = 0.0
-        """How long the last scan took."""
+        """How long the last full scan took."""
+        self.updates = 0
+        """Small looks finished so far."""
+        self.update_seconds = 0.0
+        """How long the last small look took."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -67,14 +84,19 @@ class Inventory:
             if self._last_good > begun_before:
                 return self._snapshot  # that scan began after this call
             self._begun += 1
-            started = self._clock()
+            number, started = self._begun, self._clock()
+            self._during_scan = NOTHING
             try:
                 found = await asyncio.to_thread(self._host.scan)
+                async with self._updating:
+                    if self._during_scan:
+                        found = await asyncio.to_thread(self._host.rescan, found, self._during_scan)
+                    self._publish(found)
             finally:
+                self._during_scan = None
                 self.scan_seconds = self._clock() - started
                 self.scans += 1
-            self._last_good = self._begun
-            self._publish(found)
+            self._last_good = number
             return self._snapshot
 
     async def newer_than(self, generation: int) -> Snapshot:
@@ -83,55 +105,115 @@ class Inventory:
             await self._changed.wait()
         return self._snapshot
 
-    def rescan_soon(self, what: str = "") -> None:
+    def rescan_soon(self, what: str = "", change: Change = EVERYTHING) -> None:
         """Say that something may have changed. May be called from any thread; never blocks or raises."""
+        with self._guard:
+            first, self._told = not self._told, self._told | change
         loop = self._loop
         if loop is None:
             return  # `run` scans when it starts
-        try:
-            loop.call_soon_threadsafe(self._event.set)
-        except RuntimeError:
-            return  # the loop is closed: the agent is ending
-        log.debug("rescan: %s", what)
+        if first:
+            try:
+                loop.call_soon_threadsafe(self._event.set)
+            except RuntimeError:
+                return  # the loop is closed: the agent is ending
+        log.debug("changed: %s", what)
 
     async def run(self) -> None:
         """Follow the hardware until cancelled."""
         self._loop = asyncio.get_running_loop()
+        with self._guard:
+            self._told = NOTHING  # the first scan sees it
         watch = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             try:
                 watch = self._host.watch(self.rescan_soon)
             except HardwareError as error:
                 log.error("changes are found by the timer alone, every %g s: %s", self._rescan_seconds, error)
-            while True:
-                # Before the scan: an event during the scan may be about something already read.
-                self._event.clear()
-                try:
-                    await self.scan_now()
-                except AgentError as error:
-                    log.error("the scan failed, the previous snapshot stays: %s", error)
-                # At most a fifth of the time goes into scans, however slow they are and however much pods come and go.
-                await self._until_due(self._clock() + 4 * self.scan_seconds)
+            full = asyncio.Event()
+            tasks = [
+                asyncio.create_task(self._scan_all(full), name="full scans"),
+                asyncio.create_task(self._follow(full), name="small looks"),
+            ]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
             self._loop = None
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             if watch is not None:
                 await asyncio.to_thread(watch.close)
 
-    async def _until_due(self, not_before: float) -> None:
-        """Wait for an event and the end of its burst, or for the timer."""
-        try:
-            async with asyncio.timeout(self._rescan_seconds):
-                await self._event.wait()
-        except TimeoutError:
-            return
-        await asyncio.sleep(max(not_before - self._clock(), 0))
+    async def _scan_all(self, wanted: asyncio.Event) -> None:
+        """Scan at once, then when it is wanted and on the timer."""
+        while True:
+            # Before the scan: what is wanted during the scan may be about something already read.
+            wanted.clear()
+            try:
+                await self.scan_now()
+            except AgentError as error:
+                log.error("the scan failed, the previous snapshot stays: %s", error)
+            # At most a fifth of the time goes into scans, however slow they are and however often they are wanted.
+            not_before = self._clock() + 4 * self.scan_seconds
+            try:
+                async with asyncio.timeout(self._rescan_seconds):
+                    await wanted.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(max(not_before - self._clock(), 0))
+
+    async def _follow(self, full: asyncio.Event) -> None:
+        """Look at what events name, once their burst is over."""
+        while True:
+            await self._event.wait()
+            await self._burst()
+            with self._guard:
+                change, self._told = self._told, NOTHING
+            if change.everything:
+                full.set()
+                continue
+            if self._snapshot.generation == 0:
+                if self._during_scan is not None:
+                    self._during_scan |= change
+                continue
+            if not change:
+                continue
+            started = self._clock()
+            try:
+                await self._update(change)
+            except AgentError as error:
+                log.error("what changed could not be read, so all will be: %s", error)
+                full.set()
+            # Not all of the time goes into looks either.
+            await asyncio.sleep(self._clock() - started)
+
+    async def _burst(self) -> None:
+        """Wait for the end of a burst of events."""
         try:
             async with asyncio.timeout(LONGEST_BURST_SECONDS):
                 while self._event.is_set():
                     self._event.clear()
+                    with self._guard:
+                        before = self._told
                     await asyncio.sleep(QUIET_SECONDS)
+                    with self._guard:
+                        if self._told != before:
+                            self._event.set()
         except TimeoutError:
-            return
+            self._event.clear()
+
+    async def _update(self, change: Change) -> None:
+        async with self._updating:
+            started = self._clock()
+            found = await asyncio.to_thread(self._host.rescan, self._snapshot, change)
+            self.update_seconds = self._clock() - started
+            self.updates += 1
+            if self._during_scan is not None:
+                self._during_scan |= change
+            self._publish(found)
 
     def _publish(self, found: Snapshot) -> None:
         self._log_problems(self._snapshot.problems, found.problems)

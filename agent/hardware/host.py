@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.model.allocation import VfSettings
+from agent.model.change import Change, OnEvent
 from agent.model.device import Snapshot
 from agent.model.gpu_health import GpuEvent
 
@@ -257,6 +258,9 @@ class Host(Protocol):
     def scan(self) -> Snapshot:
         """Read the hardware. What cannot be read is named in the snapshot's problems."""
 
+    def rescan(self, old: Snapshot, change: Change) -> Snapshot:
+        """Bring an earlier snapshot of this host up to date, reading what changed and no more."""
+
     def find_netdev(self, device: str) -> Link | None:
         """Find the interface of a PCI device in the host's namespace, live, whatever its name is now."""
 
@@ -275,8 +279,8 @@ class Host(Protocol):
     def bind(self, device: str, driver: str) -> None:
         """Bind a PCI function to a driver; its devices come in their own time. Raises HardwareError."""
 
-    def watch(self, on_event: Callable[[str], None]) -> Watch:
-        """Call `on_event(what)` from any thread at each kernel event that may change a scan's result."""
+    def watch(self, on_event: OnEvent) -> Watch:
+        """Call `on_event(what, change)` from any thread at each kernel event that may change a scan's result."""
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
         """Call `on_event(event)` from any thread at each error that a GPU's driver tells of."""

@@ -8,12 +8,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from agent.model.change import Change
+from agent.model.device import is_pci_address
+
 RTM_NEWLINK = 16
 RTM_DELLINK = 17
 IFLA_IFNAME = 3
 IFLA_LINKINFO = 18
+IFLA_PARENT_DEV_NAME = 56
 IFLA_PARENT_DEV_BUS_NAME = 57
-"""Since Linux 5.14."""
+"""Since Linux 5.14, both."""
 
 _HEADER = struct.Struct("=IHHII")
 _IFINFOMSG_BYTES = 16
@@ -21,19 +25,29 @@ _ATTRIBUTE = struct.Struct("=HH")
 _TYPE_MASK = 0x3FFF
 
 
-def link_events(packet: bytes, *, virtual_links: bool) -> Iterator[str]:
-    """Name the link changes in a netlink packet: `link eth0 changed`, `link eth0 gone`.
+def link_events(
+    packet: bytes, *, virtual_links: bool = False, device_attribute: int = IFLA_PARENT_DEV_NAME
+) -> Iterator[tuple[str, Change]]:
+    """Name the link changes in a netlink packet, `link eth0 changed` or `link eth0 gone`, and what is to be looked at.
 
     Without `virtual_links` links of software only (veth, bridge, …) are passed over. An interface
     of a bus device says its bus; older kernels do not, but only software links have a kind.
+    `device_attribute` holds the PCI address of the function below; a simulated node has another.
     """
     for kind, _, body in messages(packet):
         if kind in (RTM_NEWLINK, RTM_DELLINK):
             found = dict(attributes(body[_IFINFOMSG_BYTES:]))
             on_a_bus = IFLA_PARENT_DEV_BUS_NAME in found
             if virtual_links or on_a_bus or IFLA_LINKINFO not in found:
-                name = found.get(IFLA_IFNAME, b"?").rstrip(b"\0").decode("utf-8", "replace")
-                yield f"link {name} {'changed' if kind == RTM_NEWLINK else 'gone'}"
+                name = _text(found.get(IFLA_IFNAME, b"?"))
+                device = _text(found.get(device_attribute, b""))
+                # Something else than a function may be below, such as virtio's bus.
+                change = Change(frozenset((device,) if is_pci_address(device) else ()), frozenset((name,)))
+                yield f"link {name} {'changed' if kind == RTM_NEWLINK else 'gone'}", change
+
+
+def _text(content: bytes) -> str:
+    return content.rstrip(b"\0").decode("utf-8", "replace")
 
 
 def messages(packet: bytes) -> Iterator[tuple[int, int, bytes]]:

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.errors import HardwareError
-from agent.hardware import binding, sysfs
+from agent.hardware import binding, sysfs, sysfs_changes
 from agent.hardware.host import Link, RdmaLink, Watch
 from agent.hardware.netlink import Netlink
+from agent.hardware.nvml import Reading
 from agent.hardware.nvml_monitor import GpuMonitor, GpuWatch
 from agent.hardware.rdma_netlink import RdmaNetlink
 from agent.hardware.uevents import Uevents
 from agent.hardware.vf_control import PfNetlink
+from agent.model.change import GPUS, Change, OnEvent
 from agent.model.device import Gpu, Problem, Snapshot
 from agent.model.gpu_health import GpuEvent
 
@@ -42,17 +44,21 @@ class Machine:
     def scan(self) -> Snapshot:
         """Read the hardware."""
         snapshot = sysfs.scan(self.root)
-        reading = self.gpus.latest()
-        problems = reading.problems
+        problems: tuple[Problem, ...] = ()
         mode = None
         if os.path.isdir(f"{self.root}/sys/class/infiniband"):
             try:
                 mode = self.rdma.mode()
             except HardwareError as error:
-                problems += (Problem("/sys/class/infiniband", f"taken for shared by namespaces: {error}"),)
-        exclusive = mode == "exclusive"
-        gpus = still_there(reading.gpus, snapshot)
-        return replace(snapshot, gpus=gpus, rdma_exclusive=exclusive, problems=snapshot.problems + problems)
+                problems = (Problem("/sys/class/infiniband", f"taken for shared by namespaces: {error}"),)
+        snapshot = replace(snapshot, rdma_exclusive=mode == "exclusive", problems=snapshot.problems + problems)
+        return with_gpus(snapshot, self.gpus.latest())
+
+    def rescan(self, old: Snapshot, change: Change) -> Snapshot:
+        """Bring a snapshot up to date. The mode of RDMA has no event, so a full scan alone looks at it."""
+        if change.everything:
+            return self.scan()
+        return with_gpus(sysfs_changes.rescan(self.root, old, change), self.gpus.latest())
 
     def find_netdev(self, device: str) -> Link | None:
         """Find the interface of a PCI device in the host's namespace.
@@ -103,9 +109,9 @@ class Machine:
         """Bind a PCI function to a driver."""
         binding.bind(self.root, device, driver)
 
-    def watch(self, on_event: Callable[[str], None]) -> Watch:
+    def watch(self, on_event: OnEvent) -> Watch:
         """Call `on_event` at kernel events about PCI, network and RDMA devices, and when a GPU's state changed."""
-        self.gpus.follow(on_change=on_event)
+        self.gpus.follow(on_change=lambda what: on_event(what, GPUS))
         return Uevents(self._passing_on(on_event))
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
@@ -113,13 +119,13 @@ class Machine:
         self.gpus.follow(on_event=on_event)
         return GpuWatch(self.gpus)
 
-    def _passing_on(self, on_event: Callable[[str], None]) -> Callable[[str], None]:
-        def seen(what: str) -> None:
+    def _passing_on(self, on_event: OnEvent) -> OnEvent:
+        def seen(what: str, change: Change) -> None:
             subsystem, _, rest = what.partition(" ")
             if subsystem == "pci":
                 action, _, address = rest.partition(" ")
                 self.gpus.pci_event(action, address)
-            on_event(what)
+            on_event(what, change)
 
         return seen
 
@@ -128,6 +134,13 @@ class Machine:
         self.rdma.close()
         self.links.close()
         self.gpus.close()
+
+
+def with_gpus(snapshot: Snapshot, reading: Reading) -> Snapshot:
+    """Put a reading of the GPUs into a snapshot, in place of an earlier one."""
+    problems = [p for p in snapshot.problems if not p.path.startswith("nvml")]
+    problems = sorted([*problems, *reading.problems], key=lambda problem: problem.path)
+    return replace(snapshot, gpus=still_there(reading.gpus, snapshot), problems=tuple(problems))
 
 
 def still_there(gpus: Sequence[Gpu], snapshot: Snapshot) -> tuple[Gpu, ...]:

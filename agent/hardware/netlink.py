@@ -22,7 +22,7 @@ from agent.errors import HardwareError
 from agent.hardware import addressing, child_messages, tcx
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Child, Link, LinkChange, Route
-from agent.hardware.link_messages import IFLA_IFNAME
+from agent.hardware.link_messages import IFLA_IFNAME, IFLA_PARENT_DEV_NAME
 from agent.hardware.rtnetlink import (
     IFF_ALLMULTI,
     IFF_LOWER_UP,
@@ -33,7 +33,6 @@ from agent.hardware.rtnetlink import (
     IFLA_IFALIAS,
     IFLA_MASTER,
     IFLA_MTU,
-    IFLA_PARENT_DEV_NAME,
     IFLA_PHYS_PORT_NAME,
     IFLA_TXQLEN,
     OFFLOAD_LIMITS,

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from agent.hardware.sysfs_classes import INFINIBAND, NET, Classes, absent_rdma, function_in, names_by_function
 from agent.hardware.sysfs_netdev import read_default_routes, read_netdev
 from agent.hardware.sysfs_numa import read_numa_nodes
 from agent.hardware.sysfs_rdma import (
-    CharDevices,
     absent_rdma_device,
     rdma_cm_present,
     read_char_devices,
@@ -24,9 +22,9 @@ from agent.hardware.sysfs_rdma import (
 )
 from agent.hardware.sysfs_read import Attributes
 from agent.hardware.sysfs_vdpa import read_vdpa_devices, vhost_net_present
-from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot, VdpaDevice, drives_for_programs, is_pci_address
+from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot, drives_for_programs, is_pci_address
 
-_PCI_DEVICES = "/sys/bus/pci/devices"
+PCI_DEVICES = "/sys/bus/pci/devices"
 _BASE_CLASSES = frozenset({0x02, 0x03, 0x12})
 """Network controllers, display controllers (GPUs), processing accelerators."""
 _INFINIBAND_CONTROLLER = 0x0C06
@@ -35,20 +33,6 @@ _BRIDGE = 0x06
 _MAX_VFS = 65535
 """TotalVFs is 16 bits wide (PCIe base specification, SR-IOV capability)."""
 
-Names = Mapping[str, list[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Classes:
-    """What hangs on PCI functions, by their address."""
-
-    netdevs: Names
-    rdma: Names
-    char_devices: CharDevices
-    absent: Names
-    """RDMA devices that are in pods."""
-    vdpa: Mapping[str, VdpaDevice]
-
 
 def scan(root: Path) -> Snapshot:
     """Read the node's hardware below root. Never raises: what cannot be read is in `problems`.
@@ -56,17 +40,18 @@ def scan(root: Path) -> Snapshot:
     A device that vanishes meanwhile is left out without a problem.
     """
     read = Attributes(root)
-    classes = _Classes(
-        netdevs=_names_by_device(read, "/sys/class/net"),
-        rdma=_names_by_device(read, "/sys/class/infiniband"),
-        char_devices=read_char_devices(read),
-        absent=_absent_rdma(read),
-        vdpa=read_vdpa_devices(read, _function),
+    char_devices = read_char_devices(read)
+    classes = Classes(
+        netdevs=names_by_function(read, NET),
+        rdma=names_by_function(read, INFINIBAND),
+        char_devices=char_devices,
+        absent=absent_rdma(read, char_devices),
+        vdpa=read_vdpa_devices(read, function_in),
     )
     devices: dict[str, PciDevice] = {}
     vf_indices: dict[str, int] = {}
-    for address in read.names(_PCI_DEVICES):
-        device = _device(read, address, classes, vf_indices) if is_pci_address(address) else None
+    for address in read.names(PCI_DEVICES):
+        device = read_function(read, address, classes, vf_indices) if is_pci_address(address) else None
         if device is not None:
             devices[address] = device
     for address, index in vf_indices.items():
@@ -83,12 +68,12 @@ def scan(root: Path) -> Snapshot:
     )
 
 
-def _device(read: Attributes, address: str, classes: _Classes, vf_indices: dict[str, int]) -> PciDevice | None:
+def read_function(read: Attributes, address: str, classes: Classes, vf_indices: dict[str, int]) -> PciDevice | None:
     """Read one PCI device; None if it has no inventory meaning or went away.
 
     Adds the indices of a PF's VFs: only the PF's links tell them.
     """
-    folder = f"{_PCI_DEVICES}/{address}"
+    folder = f"{PCI_DEVICES}/{address}"
     target = read.link(folder)
     pci_class = read.whole(f"{folder}/class", -1, 16)
     if target is None or pci_class < 0:
@@ -142,49 +127,6 @@ def _device(read: Attributes, address: str, classes: _Classes, vf_indices: dict[
 
 def _is_of_interest(pci_class: int) -> bool:
     return pci_class >> 16 in _BASE_CLASSES or pci_class >> 8 == _INFINIBAND_CONTROLLER
-
-
-def _names_by_device(read: Attributes, folder: str) -> Names:
-    """Group the entries of a class folder by the PCI function they hang on.
-
-    The class link tells it in one call, and sees an interface below a virtio device as well. A
-    software RDMA device (rxe) hangs on nothing; its `parent` names the interface it runs over.
-    """
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for name in read.names(folder):
-        address = _function(read.link(f"{folder}/{name}"))
-        if address is None and folder.endswith("infiniband"):
-            parent = read.text(f"{folder}/{name}/parent") or read.text(f"{folder}/{name}/ports/1/gid_attrs/ndevs/0")
-            if parent and "/" not in parent:
-                address = _function(read.link(f"/sys/class/net/{parent}"))
-        if address is not None:
-            found[address].append(name)
-    return found
-
-
-def _absent_rdma(read: Attributes) -> Names:
-    """Group the RDMA devices that moved into other namespaces by the PCI function they hang on.
-
-    Each namespace has a class infiniband of its own, but there is one infiniband_verbs for all
-    (drivers/infiniband/core: device.c, ib_class; uverbs_main.c, uverbs_class).
-    """
-    here = set(read.names("/sys/class/infiniband"))
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for entry in read.names("/sys/class/infiniband_verbs"):
-        name = read.text(f"/sys/class/infiniband_verbs/{entry}/ibdev") if entry.startswith("uverbs") else None
-        if name and name not in here:
-            address = _function(read.link(f"/sys/class/infiniband_verbs/{entry}"))
-            if address is not None:
-                found[address].append(name)
-    return found
-
-
-def _function(target: str | None) -> str | None:
-    """Find the innermost PCI address in a link's target."""
-    for part in reversed((target or "").split("/")):
-        if is_pci_address(part):
-            return part
-    return None
 
 
 def _path(target: str) -> tuple[str, ...]:

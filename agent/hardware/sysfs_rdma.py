@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from agent.hardware.sysfs_read import Attributes
 from agent.model.device import CharDevice, LinkLayer, RdmaDevice, RdmaPort
@@ -11,25 +11,38 @@ from agent.model.device import CharDevice, LinkLayer, RdmaDevice, RdmaPort
 _LINK_LAYER = {"InfiniBand": LinkLayer.INFINIBAND, "Ethernet": LinkLayer.ETHERNET}
 """Anything else is `Unknown` to sysfs (drivers/infiniband/core/sysfs.c, link_layer_show)."""
 
+KINDS = ("uverbs", "umad", "issm")
 CharDevices = Mapping[str, tuple[CharDevice, ...]]
 
 
 def read_char_devices(read: Attributes) -> CharDevices:
     """List the character devices of all RDMA devices, by RDMA device name."""
     found: defaultdict[str, list[CharDevice]] = defaultdict(list)
-    for name in _numbered(read.names("/sys/class/infiniband_verbs"), "uverbs"):
-        ibdev = read.text(f"/sys/class/infiniband_verbs/{name}/ibdev")
-        if ibdev:
-            found[ibdev].append(CharDevice("uverbs", f"/dev/infiniband/{name}"))
-    mad_names = read.names("/sys/class/infiniband_mad")
-    for kind in ("umad", "issm"):
-        for name in _numbered(mad_names, kind):
-            folder = f"/sys/class/infiniband_mad/{name}"
-            ibdev = read.text(f"{folder}/ibdev")
-            if ibdev:
-                port = read.whole(f"{folder}/port", 0)
-                found[ibdev].append(CharDevice(kind, f"/dev/infiniband/{name}", port or None))
-    return {ibdev: tuple(devices) for ibdev, devices in found.items()}
+    for folder, names in (
+        ("/sys/class/infiniband_verbs", read.names("/sys/class/infiniband_verbs")),
+        ("/sys/class/infiniband_mad", read.names("/sys/class/infiniband_mad")),
+    ):
+        for name in names:
+            if (device := read_char_device(read, folder, name)) is not None:
+                found[device[0]].append(device[1])
+    return {ibdev: in_order(devices) for ibdev, devices in found.items()}
+
+
+def read_char_device(read: Attributes, folder: str, name: str) -> tuple[str, CharDevice] | None:
+    """Read one character device and the name of its RDMA device; None if it is none, or gone."""
+    kind = name.rstrip("0123456789")
+    if kind == name or kind not in KINDS:
+        return None
+    ibdev = read.text(f"{folder}/{name}/ibdev")
+    if not ibdev:
+        return None
+    port = read.whole(f"{folder}/{name}/port", 0) if kind != "uverbs" else 0
+    return ibdev, CharDevice(kind, f"/dev/infiniband/{name}", port or None)
+
+
+def in_order(devices: Iterable[CharDevice]) -> tuple[CharDevice, ...]:
+    """Sort the character devices of one RDMA device by kind and number."""
+    return tuple(sorted(devices, key=lambda d: (KINDS.index(d.kind), len(d.path), d.path)))
 
 
 def read_rdma_device(read: Attributes, name: str, char_devices: CharDevices) -> RdmaDevice | None:
@@ -90,9 +103,3 @@ def _rate(read: Attributes, path: str) -> float:
     except (ValueError, IndexError):
         read.note(path, f"is not a rate: {text[:40]!r}")
         return 0.0
-
-
-def _numbered(names: list[str], prefix: str) -> list[str]:
-    """Pick `uverbs0`, `uverbs1` … in the order of their numbers."""
-    picked = [n for n in names if n.startswith(prefix) and n[len(prefix) :].isdecimal()]
-    return sorted(picked, key=lambda n: int(n[len(prefix) :]))

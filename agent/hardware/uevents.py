@@ -1,7 +1,7 @@
 """Kernel events that may change what a scan sees: uevents and rtnetlink link messages.
 
-Both are read on one thread. Only the fact of a change is passed on: what is true now is for the
-next scan to see, so a lost event costs nothing as long as some event arrives.
+Both are read on one thread. Only what they name is passed on: what is true now is for the next look
+to see, so an event that was lost costs nothing as long as the loss is told.
 """
 
 from __future__ import annotations
@@ -12,39 +12,52 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
 
 from agent.errors import DriverUnavailable
-from agent.hardware.link_messages import link_events
+from agent.hardware.link_messages import IFLA_PARENT_DEV_NAME, link_events
+from agent.hardware.uevent_messages import change_of, parse
+from agent.model.change import EVERYTHING, OnEvent
 
-SUBSYSTEMS = ("pci", "net", "infiniband", "infiniband_verbs", "infiniband_mad", "misc")
-"""misc: rdma_cm comes and goes with its module."""
 RECEIVE_BUFFER_BYTES = 1 << 20
 """Enabling 64 VFs makes some thousand messages within a second."""
+NETLINK_KOBJECT_UEVENT = 15
+_FROM_KERNEL = 1
+"""Multicast group of the kernel's own messages; udevd's are 2."""
 _RTMGRP_LINK = 1
-_VIRTUAL_NET = "/devices/virtual/net/"
+_RECEIVE_BYTES = 1 << 16
 _JOIN_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class Uevents:
-    """A running watch. `on_event(what)` is called on its thread and must neither block nor raise.
+    """A running watch. `on_event` is called on its thread and must neither block nor raise.
 
     Interfaces that no hardware stands behind (every pod's veth) are passed over, unless
-    `virtual_links` asks for them too.
+    `virtual_links` asks for them too. `device_attribute` is where link messages name the function.
     """
 
-    def __init__(self, on_event: Callable[[str], None], *, virtual_links: bool = False) -> None:
+    def __init__(
+        self, on_event: OnEvent, *, virtual_links: bool = False, device_attribute: int = IFLA_PARENT_DEV_NAME
+    ) -> None:
         self._on_event = on_event
         self._virtual_links = virtual_links
-        self._monitor = _open_monitor()
-        self._links = _open_link_socket()
+        self._device_attribute = device_attribute
+        self._uevents = _open(NETLINK_KOBJECT_UEVENT, _FROM_KERNEL, "kernel uevents")
+        try:
+            self._links = _open(socket.NETLINK_ROUTE, _RTMGRP_LINK, "link events")
+        except DriverUnavailable:
+            self._uevents.close()
+            raise
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="uevents", daemon=True)
         self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """Netlink address of the socket for uevents."""
+        return int(self._uevents.getsockname()[0])
 
     def close(self) -> None:
         """Stop watching; the thread has ended when this returns. Closing twice is harmless."""
@@ -56,10 +69,10 @@ class Uevents:
         os.close(self._stop)
         self._stop = -1
         self._links.close()
-        self._monitor = None  # its descriptor closes with the last reference
+        self._uevents.close()
 
     def _run(self) -> None:
-        stop, uevents, links = self._stop, self._monitor.fileno(), self._links.fileno()
+        stop, uevents, links = self._stop, self._uevents.fileno(), self._links.fileno()
         poller = select.poll()
         for descriptor in (stop, uevents, links):
             poller.register(descriptor, select.POLLIN)
@@ -76,49 +89,45 @@ class Uevents:
                 if error.errno != errno.ENOBUFS:
                     log.error("kernel events cannot be read, only the timer finds changes from now on: %s", error)
                     return
-                self._on_event("kernel events were lost")
+                self._on_event("kernel events were lost", EVERYTHING)
 
     def _uevent_batch(self) -> None:
-        monitor = self._monitor
-        for device in iter(partial(monitor.poll, 0), None):
-            path = str(device.device_path)
-            if path.startswith(_VIRTUAL_NET) and not self._virtual_links:
-                continue
-            self._on_event(f"{device.subsystem} {device.action} {path.rpartition('/')[2]}")
+        for packet in _packets(self._uevents):
+            event = parse(packet)
+            change = change_of(event, virtual_links=self._virtual_links) if event is not None else None
+            if change is not None:
+                self._on_event(str(event), change)
 
     def _link_batch(self) -> None:
-        while True:
-            try:
-                message = self._links.recv(1 << 16)
-            except BlockingIOError:
-                return
-            for event in link_events(message, virtual_links=self._virtual_links):
-                self._on_event(event)
+        for packet in _packets(self._links):
+            for what, change in link_events(
+                packet, virtual_links=self._virtual_links, device_attribute=self._device_attribute
+            ):
+                self._on_event(what, change)
 
 
-def _open_monitor() -> Any:
+def _packets(source: socket.socket) -> Iterator[bytes]:
+    """Read all that waits. What a process sent, not the kernel, is dropped."""
+    while True:
+        try:
+            packet, sender = source.recvfrom(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        if sender[0] == 0:
+            yield packet
+
+
+def _open(protocol: int, group: int, what: str) -> socket.socket:
     try:
-        import pyudev
-
-        monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
-    except (ImportError, OSError) as error:  # ImportError: pyudev without libudev.so
-        raise DriverUnavailable(f"kernel uevents cannot be watched: {error}: is libudev installed?") from error
-    for subsystem in SUBSYSTEMS:
-        monitor.filter_by(subsystem)
-    try:
-        monitor.set_receive_buffer_size(RECEIVE_BUFFER_BYTES)
+        opened = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol
+        )
     except OSError as error:
-        log.info("uevents keep the kernel's default buffer: %s", error)
-    monitor.start()
-    return monitor
-
-
-def _open_link_socket() -> socket.socket:
-    links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        raise DriverUnavailable(f"{what} cannot be watched: {error.strerror}") from error
     try:
-        links.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        links.bind((0, _RTMGRP_LINK))
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        opened.bind((0, group))
     except OSError as error:
-        links.close()
-        raise DriverUnavailable(f"link events cannot be watched: {error}") from error
-    return links
+        opened.close()
+        raise DriverUnavailable(f"{what} cannot be watched: {error.strerror}") from error
+    return opened

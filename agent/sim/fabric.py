@@ -20,7 +20,7 @@ from pathlib import Path
 from pyroute2 import IPRoute
 
 from agent.hardware import netns as namespaces
-from agent.hardware.rtnetlink import IFLA_IFALIAS, LinkMessage
+from agent.hardware.rtnetlink import IFLA_ADDRESS, IFLA_IFALIAS, LinkMessage, LinkSocket
 from agent.model.device import LinkLayer, Netdev, Snapshot
 
 BRIDGE = "fabric"
@@ -41,6 +41,11 @@ class Port:
     mtu: int
     port: str
     """Name of the peer in the fabric's namespace."""
+
+
+def revived_name(port: Port) -> str:
+    """Name a link that was made anew, as the kernel would name it: after its number, not as it was."""
+    return f"dev{port.port.removeprefix('port')}"
 
 
 class Fabric:
@@ -98,14 +103,13 @@ class Fabric:
                 for index, port in _unmarked(ports):
                     ipr.link("set", index=index, ifalias=port.device)
                 for port in self._dead(ports):
-                    _make_link(ipr, netns, port, f"dev{port.port.removeprefix('port')}")
+                    _make_link(ipr, netns, port, revived_name(port))
             namespaces.run_in(netns, _plug_all)
         return True
 
     def _dead(self, ports: Collection[Port]) -> list[Port]:
-        with self._open() as netns:
-            alive = namespaces.run_in(netns, _names)
-        return [port for port in ports if port.port not in alive]
+        with self._open() as netns, LinkSocket(netns) as links:
+            return [port for port in ports if links.find(port.port) is None]
 
     @contextmanager
     def _open(self) -> Iterator[int]:
@@ -149,13 +153,10 @@ def _make_link(ipr: IPRoute, fabric: int, port: Port, name: str) -> None:
 
 def _unmarked(ports: Collection[Port]) -> list[tuple[int, Port]]:
     """Find links that were made, with the MAC of their device, and not yet told which device they stand for."""
-    by_mac = {port.mac: port for port in ports}
-    with IPRoute() as ipr:
-        return [
-            (int(link["index"]), by_mac[link.get_attr("IFLA_ADDRESS")])
-            for link in ipr.link("dump")
-            if link.get_attr("IFLA_IFALIAS") is None and link.get_attr("IFLA_ADDRESS") in by_mac
-        ]
+    by_mac = {bytes.fromhex(port.mac.replace(":", "")): port for port in ports}
+    with LinkSocket() as links:
+        found = [(link, by_mac.get(link.attributes.get(IFLA_ADDRESS, b""))) for link in links.all()]
+    return [(link.ifindex, port) for link, port in found if port is not None and link.text(IFLA_IFALIAS) is None]
 
 
 def _plug_all() -> None:
@@ -166,11 +167,6 @@ def _plug_all() -> None:
             name = link.get_attr("IFLA_IFNAME")
             if name.startswith("port") and link.get_attr("IFLA_MASTER") is None:
                 ipr.link("set", index=link["index"], master=bridge, state="up")
-
-
-def _names() -> frozenset[str]:
-    with IPRoute() as ipr:
-        return frozenset(link.get_attr("IFLA_IFNAME") for link in ipr.link("dump"))
 
 
 def _index(ipr: IPRoute, name: str) -> int:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from agent.errors import HardwareError
-from agent.hardware import sysfs
+from agent.hardware import sysfs, sysfs_changes
 from agent.hardware.host import Link, RdmaLink, Watch
-from agent.hardware.machine import still_there
+from agent.hardware.machine import with_gpus
 from agent.hardware.netlink import Netlink
 from agent.hardware.nvml_monitor import GpuMonitor, GpuWatch
+from agent.hardware.rtnetlink import IFLA_IFALIAS
 from agent.hardware.uevents import Uevents
 from agent.model.allocation import VfSettings
+from agent.model.change import GPUS, Change, OnEvent
 from agent.model.device import Gpu, Netdev, PciDevice, Snapshot
 from agent.model.gpu_health import GpuEvent
-from agent.sim import fabric, recorded, recorded_gpus
+from agent.sim import fabric, recorded, recorded_gpus, uevents
 from agent.sim.fabric import Fabric
 from agent.sim.rdma import SimulatedRdma
 
@@ -99,6 +101,8 @@ class SimulatedMachine:
     """Shows the GPUs of the NVIDIA library that is found, in place of the recorded ones, on a node with `gpus.live`."""
     fabric: Fabric | None
     rdma: SimulatedRdma
+    _recorded: list[Snapshot] = field(default_factory=list)
+    """What the recorded sysfs was at the last look, without the real links."""
 
     @classmethod
     def create(cls, folder: Path, node: recorded.Node, *, with_links: bool = True) -> None:
@@ -131,16 +135,11 @@ class SimulatedMachine:
         exclusive = self.rdma.mode() == "exclusive"  # first: it shows again what came back
         snapshot = replace(sysfs.scan(self.root), gpus=self.gpus, rdma_exclusive=exclusive)
         if self.monitor is not None:
-            reading = self.monitor.latest()
-            gpus, problems = still_there(reading.gpus, snapshot), snapshot.problems + reading.problems
-            snapshot = replace(snapshot, gpus=gpus, problems=problems)
+            snapshot = with_gpus(snapshot, self.monitor.latest())
+        self._recorded[:] = [snapshot]
         if self.fabric is None:
             return snapshot
-        simulated = {
-            d.address
-            for d in snapshot.devices
-            if d.address in self.fabric.ports and not self._unbound(d.address).exists()
-        }
+        simulated = {d.address for d in snapshot.devices if self._has_link(d.address)}
         links = self.links.by_device()
         if self.fabric.revive(simulated - links.keys()):
             links = self.links.by_device()
@@ -150,6 +149,53 @@ class SimulatedMachine:
                 _with_link(d, links.get(d.address)) if d.address in simulated else d for d in snapshot.devices
             ),
         )
+
+    def rescan(self, old: Snapshot, change: Change) -> Snapshot:
+        """Bring a snapshot up to date: the recorded sysfs, and the links that changed."""
+        if change.everything or not self._recorded:
+            return self.scan()
+        exclusive = self.rdma.mode() == "exclusive"  # first: it shows again what came back
+        before = self._recorded[0]
+        snapshot = replace(sysfs_changes.rescan(self.root, before, change), rdma_exclusive=exclusive)
+        if self.monitor is not None:
+            snapshot = with_gpus(snapshot, self.monitor.latest())
+        self._recorded[:] = [snapshot]
+        if self.fabric is None:
+            return snapshot
+        fresh = {d.address for d in snapshot.devices if before.by_address.get(d.address) is not d} | change.functions
+        names = {n.name for address in fresh & old.by_address.keys() for n in old.by_address[address].netdevs}
+        links = self._links_of(fresh, change.netdevs | names)
+        absent = set(fresh)
+        if change.netdevs - {link.name for link in links.values()}:  # something ended, a namespace with it maybe
+            absent |= {d.address for d in old.devices if not d.netdevs}
+        missing = {address for address in absent if self._has_link(address)} - links.keys()
+        if self.fabric.revive(missing):
+            links |= self._links_of(missing, ())
+        fresh |= links.keys()
+        devices = []
+        for device in snapshot.devices:
+            address, known = device.address, old.by_address.get(device.address)
+            if known is None or address in fresh:
+                now = _with_link(device, links.get(address)) if self._has_link(address) else device
+                device = known if known == now and known is not None else now
+            else:
+                device = known
+            devices.append(device)
+        return replace(snapshot, devices=tuple(devices))
+
+    def _links_of(self, devices: Collection[str], names: Collection[str]) -> dict[str, Link]:
+        """Look for the links of some devices, and for some links, by name: a list of all takes too long."""
+        assert self.fabric is not None
+        ports = [self.fabric.ports[device] for device in devices if device in self.fabric.ports]
+        found: dict[str, Link] = {}
+        for name in dict.fromkeys((*names, *(n for p in ports for n in (p.netdev, fabric.revived_name(p))))):
+            link = self.links.find(name)
+            if link is not None and link.device is not None:
+                found[link.device] = link
+        return found
+
+    def _has_link(self, device: str) -> bool:
+        return self.fabric is not None and device in self.fabric.ports and not self._unbound(device).exists()
 
     def find_netdev(self, device: str) -> Link | None:
         """Find the link that stands for a PCI device, in the host's namespace."""
@@ -179,6 +225,7 @@ class SimulatedMachine:
         (self.root / "sys/bus/pci/devices" / device / "driver").unlink(missing_ok=True)
         self.rdma.withdraw(device)
         self.fabric.cut(device)
+        uevents.emit("unbind", self._devpath(device), "pci")
 
     def bind(self, device: str, driver: str) -> None:
         """Bind a PCI function to a driver: its devices come anew, under other names, with the GUID of its PF."""
@@ -193,6 +240,10 @@ class SimulatedMachine:
         if pf is not None and facts.vf_index is not None:
             guids = self.vf_control.guids(pf.name, facts.vf_index)
         self.rdma.announce(device, guids[0] if guids is not None else NO_GUID)
+        uevents.emit("bind", self._devpath(device), "pci")
+
+    def _devpath(self, device: str) -> str:
+        return uevents.devpath(self.root, self.root / "sys/bus/pci/devices" / device)
 
     def _unbound(self, device: str) -> Path:
         return self.root.parent / "unbound" / device
@@ -204,11 +255,11 @@ class SimulatedMachine:
         """Tell which interfaces carry the default route, of the namespace that the simulation is in."""
         return self.links.lifelines()
 
-    def watch(self, on_event: Callable[[str], None]) -> Watch:
-        """Call `on_event` at link events; the recorded sysfs itself never changes unasked."""
+    def watch(self, on_event: OnEvent) -> Watch:
+        """Call `on_event` at link events, and at what `uevents.emit` says of the recorded sysfs."""
         if self.monitor is not None:
-            self.monitor.follow(on_change=on_event)
-        return Uevents(on_event, virtual_links=True)
+            self.monitor.follow(on_change=lambda what: on_event(what, GPUS))
+        return Uevents(on_event, virtual_links=True, device_attribute=IFLA_IFALIAS)
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
         """Call `on_event` at the errors of live GPUs; recorded ones have none."""

@@ -24,6 +24,7 @@ from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.model.device import is_pci_address
+from agent.sim import uevents
 
 SO_NETNS_COOKIE = 71
 _VERBS_MAJOR = 231
@@ -222,6 +223,7 @@ class SimulatedRdma:
         folder = self._device_folder(device)
         if folder.exists():
             shutil.move(folder, self._folder / str(device["index"]))
+        self._tell("remove", device)
 
     def _show(self, device: dict[str, Any]) -> None:
         folder, link = self._device_folder(device), self._classes / "infiniband" / device["name"]
@@ -230,6 +232,11 @@ class SimulatedRdma:
             shutil.move(self._folder / str(device["index"]), folder)
         if not link.is_symlink():
             link.symlink_to(f"{os.path.dirname(device['link'])}/{device['name']}")
+        self._tell("add", device)
+
+    def _tell(self, action: str, device: dict[str, Any]) -> None:
+        parent = os.path.dirname(device["link"] or "").lstrip("./")
+        uevents.emit(action, f"/{parent}/{device['name']}", "infiniband")
 
     def _device_folder(self, device: dict[str, Any]) -> Path:
         return Path(self._classes, "infiniband", os.path.dirname(device["link"]), device["name"])

@@ -14,6 +14,7 @@ from agent.errors import DriverUnavailable, HardwareError
 from agent.hardware.host import Link, Links, Rdma, RdmaLink, VfControl, Watch
 from agent.inventory import Inventory
 from agent.model.allocation import NetnsId
+from agent.model.change import EVERYTHING, Change, OnEvent, of_function
 from agent.model.device import Problem, Snapshot
 from agent.model.gpu_health import GpuEvent
 
@@ -34,11 +35,13 @@ class FakeHost:
 
     now: Snapshot = field(default_factory=lambda: Snapshot(boot_id="a"))
     error: Exception | None = None
+    look_error: Exception | None = None
     watch_error: Exception | None = None
     scans: int = 0
     gate: threading.Event = field(default_factory=threading.Event)
     begun: threading.Event = field(default_factory=threading.Event)
-    on_event: Callable[[str], None] | None = None
+    on_event: OnEvent | None = None
+    looks: list[Change] = field(default_factory=list)
     watched: FakeWatch = field(default_factory=FakeWatch)
 
     def __post_init__(self) -> None:
@@ -69,6 +72,13 @@ class FakeHost:
             raise self.error
         return found
 
+    def rescan(self, old: Snapshot, change: Change) -> Snapshot:
+        """See of `now` only what was named: a boot ID, in place of all that is real."""
+        self.looks.append(change)
+        if self.look_error is not None:
+            raise self.look_error
+        return replace(old, boot_id=self.now.boot_id) if change.functions else old
+
     def find_netdev(self, device: str) -> Link | None:
         raise AssertionError("not used")
 
@@ -84,7 +94,7 @@ class FakeHost:
     def lifelines(self) -> Mapping[str, str]:
         raise AssertionError("not used")
 
-    def watch(self, on_event: Callable[[str], None]) -> Watch:
+    def watch(self, on_event: OnEvent) -> Watch:
         if self.watch_error is not None:
             raise self.watch_error
         self.on_event = on_event
@@ -242,7 +252,7 @@ def test_an_event_leads_to_a_scan() -> None:
         task = await running(inventory)
         host.now = Snapshot(boot_id="b")
         assert host.on_event is not None
-        threading.Thread(target=host.on_event, args=("pci add 0000:3b:00.1",)).start()
+        threading.Thread(target=host.on_event, args=("events were lost", EVERYTHING)).start()
         async with asyncio.timeout(DEADLINE):
             assert (await inventory.newer_than(1)).boot_id == "b"
         await stopped(task)
@@ -393,5 +403,108 @@ def test_a_slow_scan_does_not_stop_the_loop() -> None:
         assert time.monotonic() - before < DEADLINE
         host.gate.set()
         await scan
+
+    asyncio.run(scenario())
+
+
+def test_an_event_that_names_a_function_leads_to_a_small_look() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 3600)
+        task = await running(inventory)
+        host.now = Snapshot(boot_id="b")
+        inventory.rescan_soon("net change eth0", of_function("0000:3b:00.1"))
+        async with asyncio.timeout(DEADLINE):
+            assert (await inventory.newer_than(1)).boot_id == "b"
+        assert (host.scans, host.looks) == (1, [of_function("0000:3b:00.1")])
+        assert (inventory.updates, inventory.update_seconds >= 0) == (1, True)
+        await stopped(task)
+
+    asyncio.run(scenario())
+
+
+def test_a_burst_about_many_functions_makes_few_looks() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 3600)
+        task = await running(inventory)
+        wanted = {f"0000:3b:00.{n}" for n in range(8)}
+        for number in range(500):
+            inventory.rescan_soon("", of_function(f"0000:3b:00.{number % 8}"))
+        await until(lambda: {f for look in host.looks for f in look.functions} == wanted)
+        assert len(host.looks) <= 3
+        assert host.scans == 1
+        await stopped(task)
+
+    asyncio.run(scenario())
+
+
+def test_a_small_look_does_not_wait_for_a_full_scan_and_outlives_it() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 3600)
+        task = await running(inventory)
+        host.gate.clear()
+        host.begun.clear()
+        inventory.rescan_soon("everything")
+        await until(host.begun.is_set)  # this scan has read boot ID a
+        host.now = Snapshot(boot_id="b")
+        inventory.rescan_soon("net change eth0", of_function("0000:3b:00.1"))
+        async with asyncio.timeout(DEADLINE):
+            assert (await inventory.newer_than(1)).boot_id == "b"
+        assert inventory.scans == 1
+        host.gate.set()
+        await until(lambda: inventory.scans == 2)
+        assert inventory.snapshot.boot_id == "b"
+        assert host.looks == [of_function("0000:3b:00.1")] * 2  # looked at again, on top of the full scan
+        await stopped(task)
+
+    asyncio.run(scenario())
+
+
+def test_what_happens_during_the_very_first_scan_is_looked_at_when_it_is_done() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        host.gate.clear()
+        inventory = Inventory(host, 3600)
+        task = asyncio.create_task(inventory.run())
+        await until(host.begun.is_set)
+        host.now = Snapshot(boot_id="b")
+        inventory.rescan_soon("net change eth0", of_function("0000:3b:00.1"))
+        await asyncio.sleep(0.2)
+        host.gate.set()
+        async with asyncio.timeout(DEADLINE):
+            assert (await inventory.newer_than(0)).boot_id == "b"
+        assert host.scans == 1
+        await stopped(task)
+
+    asyncio.run(scenario())
+
+
+def test_a_small_look_that_fails_makes_a_full_scan() -> None:
+    async def scenario() -> None:
+        host = FakeHost(look_error=HardwareError("broken"))
+        inventory = Inventory(host, 3600)
+        task = await running(inventory)
+        host.now = Snapshot(boot_id="b")
+        inventory.rescan_soon("net change eth0", of_function("0000:3b:00.1"))
+        async with asyncio.timeout(DEADLINE):
+            assert (await inventory.newer_than(1)).boot_id == "b"
+        await stopped(task)
+
+    asyncio.run(scenario())
+
+
+def test_what_was_said_before_the_start_does_not_deafen_it() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 3600)
+        inventory.rescan_soon("too early")
+        task = await running(inventory)
+        host.now = Snapshot(boot_id="b")
+        inventory.rescan_soon("net change eth0", of_function("0000:3b:00.1"))
+        async with asyncio.timeout(DEADLINE):
+            assert (await inventory.newer_than(1)).boot_id == "b"
+        await stopped(task)
 
     asyncio.run(scenario())

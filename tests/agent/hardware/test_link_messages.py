@@ -10,10 +10,12 @@ from agent.hardware.link_messages import (
     IFLA_IFNAME,
     IFLA_LINKINFO,
     IFLA_PARENT_DEV_BUS_NAME,
+    IFLA_PARENT_DEV_NAME,
     RTM_DELLINK,
     RTM_NEWLINK,
     link_events,
 )
+from agent.model.change import of_function, of_netdev
 
 
 def attribute(kind: int, value: bytes) -> bytes:
@@ -43,11 +45,24 @@ PCI = attribute(IFLA_PARENT_DEV_BUS_NAME, b"pci\0")
     ],
 )
 def test_links_with_hardware_behind_them_are_events(packet: bytes, events: list[str]) -> None:
-    assert list(link_events(packet, virtual_links=False)) == events
+    assert [what for what, _ in link_events(packet)] == events
 
 
 def test_software_links_are_events_when_asked_for() -> None:
-    assert list(link_events(message(RTM_NEWLINK, NAME, VETH), virtual_links=True)) == ["link eth0 changed"]
+    packet = message(RTM_NEWLINK, NAME, VETH)
+    assert list(link_events(packet, virtual_links=True)) == [("link eth0 changed", of_netdev("eth0"))]
+
+
+def test_a_link_names_the_function_below_it() -> None:
+    device = attribute(IFLA_PARENT_DEV_NAME, b"0000:3b:00.1\0")
+    ((_, change),) = link_events(message(RTM_NEWLINK, NAME, PCI, device))
+    assert change == of_function("0000:3b:00.1") | of_netdev("eth0")
+
+
+def test_what_is_below_may_be_no_function() -> None:
+    device = attribute(IFLA_PARENT_DEV_NAME, b"virtio0\0")
+    ((_, change),) = link_events(message(RTM_NEWLINK, NAME, device))
+    assert change == of_netdev("eth0")
 
 
 @given(st.binary(max_size=200), st.booleans())

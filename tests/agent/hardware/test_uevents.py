@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import threading
 import time
@@ -9,7 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.hardware.uevents import Uevents
+from agent.hardware.rtnetlink import IFLA_IFALIAS
+from agent.hardware.uevents import NETLINK_KOBJECT_UEVENT, Uevents
+from agent.model.change import Change, of_function, of_netdev
+from agent.sim import uevents
 
 DEADLINE = 20.0
 
@@ -19,6 +23,11 @@ class Notes:
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
+        self.changes: dict[str, Change] = {}
+
+    def note(self, what: str, change: Change) -> None:
+        self.changes[what] = change
+        self.seen.add(what)
 
     def until(self, condition: Callable[[set[str]], bool]) -> None:
         end = time.monotonic() + DEADLINE
@@ -34,7 +43,7 @@ def ip(arguments: str) -> None:
 @pytest.mark.usefixtures("own_network")
 def test_links_that_come_change_and_go_are_seen() -> None:
     notes = Notes()
-    watch = Uevents(notes.seen.add, virtual_links=True)
+    watch = Uevents(notes.note, virtual_links=True)
     try:
         ip("link add nf0 type veth peer name nf1")
         ip("link set nf0 up")
@@ -48,8 +57,8 @@ def test_links_that_come_change_and_go_are_seen() -> None:
 @pytest.mark.usefixtures("own_network")
 def test_links_without_hardware_are_passed_over() -> None:
     everything, notes = Notes(), Notes()
-    all_links = Uevents(everything.seen.add, virtual_links=True)
-    watch = Uevents(notes.seen.add)
+    all_links = Uevents(everything.note, virtual_links=True)
+    watch = Uevents(notes.note)
     try:
         ip("link add nf0 type veth peer name nf1")
         ip("link del nf0")
@@ -62,8 +71,68 @@ def test_links_without_hardware_are_passed_over() -> None:
 
 def test_closing_ends_the_thread_at_once_and_may_be_repeated() -> None:
     before = threading.active_count()
-    watch = Uevents(lambda what: None)
+    watch = Uevents(lambda what, change: None)
     assert threading.active_count() == before + 1
     watch.close()
     watch.close()
     assert threading.active_count() == before
+
+
+@pytest.mark.usefixtures("own_network")
+def test_an_event_names_the_function_it_is_about() -> None:
+    notes = Notes()
+    watch = Uevents(notes.note)
+    try:
+        bridge = "/devices/pci0000:3a/0000:3a:00.0"
+        uevents.emit("add", f"{bridge}/0000:3b:00.1", "pci")
+        uevents.emit("unbind", f"{bridge}/0000:3b:00.1", "pci")
+        uevents.emit("remove", f"{bridge}/0000:3b:00.0/infiniband/mlx5_0", "infiniband")
+        uevents.emit("add", f"{bridge}/0000:3b:00.0/net/ens1f0/queues/rx-0", "queues")
+        uevents.emit("move", f"{bridge}/0000:3b:00.2/virtio1/net/eth5", "net")
+        uevents.emit("add", "/devices/virtual/infiniband/rxe0", "infiniband")
+        uevents.emit("add", "/devices/virtual/misc/tun", "misc")
+        uevents.emit("add", "/devices/platform/soc/net/end0", "net")
+        notes.until({"net add end0"}.issubset)
+    finally:
+        watch.close()
+    assert notes.changes == {
+        "pci add 0000:3b:00.1": of_function("0000:3b:00.1", bus=True),
+        "pci unbind 0000:3b:00.1": of_function("0000:3b:00.1"),
+        "infiniband remove mlx5_0": of_function("0000:3b:00.0"),
+        "net move eth5": of_function("0000:3b:00.2"),
+        "infiniband add rxe0": Change(everything=True),
+        "net add end0": of_netdev("end0"),
+    }
+
+
+@pytest.mark.usefixtures("own_network")
+def test_a_link_message_names_the_function_below_it() -> None:
+    notes = Notes()
+    watch = Uevents(notes.note, virtual_links=True, device_attribute=IFLA_IFALIAS)
+    try:
+        ip("link add nf0 type veth peer name nf1")
+        ip("link set nf0 alias 0000:3b:00.1")
+        ip("link set nf0 up")
+        ip("link set nf0 down")
+        notes.until({"link nf0 changed"}.issubset)
+        ip("link del nf0")
+        notes.until({"link nf0 gone"}.issubset)
+    finally:
+        watch.close()
+    assert notes.changes["link nf0 gone"] == of_function("0000:3b:00.1") | of_netdev("nf0")
+    assert notes.changes["link nf1 gone"] == of_netdev("nf1")
+
+
+@pytest.mark.usefixtures("own_network")
+def test_what_a_process_says_is_not_taken_for_the_kernels_word() -> None:
+    notes = Notes()
+    watch = Uevents(notes.note)
+    try:
+        body = b"add@/x\0ACTION=add\0DEVPATH=/devices/pci0000:3a/0000:3b:00.7\0SUBSYSTEM=pci\0"
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_KOBJECT_UEVENT) as forger:
+            forger.sendto(body, (watch.port, 0))
+        uevents.emit("add", "/devices/pci0000:3a/0000:3b:00.0", "pci")
+        notes.until({"pci add 0000:3b:00.0"}.issubset)
+    finally:
+        watch.close()
+    assert "pci add 0000:3b:00.7" not in notes.seen

@@ -12,7 +12,9 @@ import pytest
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.host import Child, Link, LinkChange, RdmaLink, Route, Watch
 from agent.model.allocation import Attachment, AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
+from agent.model.change import Change, OnEvent
 from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
+from agent.model.gpu_health import GpuEvent
 from agent.sim.rdma import SimulatedRdma
 from cni import netconf
 from cni.modes import vf
@@ -132,7 +134,13 @@ class Igb:
     def scan(self) -> Snapshot:
         raise NotImplementedError
 
-    def watch(self, on_event: Callable[[str], None]) -> Watch:
+    def rescan(self, old: Snapshot, change: Change) -> Snapshot:
+        raise NotImplementedError
+
+    def watch(self, on_event: OnEvent) -> Watch:
+        raise NotImplementedError
+
+    def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
         raise NotImplementedError
 
     def close(self) -> None:

@@ -1,0 +1,80 @@
+"""What hangs on PCI functions: the entries of class folders such as /sys/class/net."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from posixpath import basename
+
+from agent.hardware.sysfs_rdma import CharDevices
+from agent.hardware.sysfs_read import Attributes
+from agent.model.device import VdpaDevice, is_pci_address
+
+NET = "/sys/class/net"
+INFINIBAND = "/sys/class/infiniband"
+VERBS = "/sys/class/infiniband_verbs"
+MAD = "/sys/class/infiniband_mad"
+
+Names = Mapping[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """What hangs on PCI functions, by their address."""
+
+    netdevs: Names
+    rdma: Names
+    char_devices: CharDevices
+    absent: Names
+    """RDMA devices that are in pods."""
+    vdpa: Mapping[str, VdpaDevice]
+
+
+def function_in(target: str | None) -> str | None:
+    """Find the innermost PCI address in a link's target."""
+    for part in reversed((target or "").split("/")):
+        if is_pci_address(part):
+            return part
+    return None
+
+
+def function_below(read: Attributes, folder: str, name: str) -> str | None:
+    """Find the PCI function that an entry of a class folder hangs on; None if it hangs on none.
+
+    The class link tells it in one call, and sees an interface below a virtio device as well. A
+    software RDMA device (rxe) hangs on nothing; its `parent` names the interface it runs over.
+    """
+    address = function_in(read.link(f"{folder}/{name}"))
+    if address is None and folder == INFINIBAND:
+        parent = read.text(f"{folder}/{name}/parent") or read.text(f"{folder}/{name}/ports/1/gid_attrs/ndevs/0")
+        if parent and "/" not in parent:
+            address = function_in(read.link(f"{NET}/{parent}"))
+    return address
+
+
+def names_by_function(read: Attributes, folder: str) -> Names:
+    """Group the entries of a class folder by the PCI function they hang on."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name in read.names(folder):
+        address = function_below(read, folder, name)
+        if address is not None:
+            found[address].append(name)
+    return found
+
+
+def absent_rdma(read: Attributes, char_devices: CharDevices) -> Names:
+    """Group the RDMA devices that moved into other namespaces by the PCI function they hang on.
+
+    Each namespace has a class infiniband of its own, but there is one infiniband_verbs for all
+    (drivers/infiniband/core: device.c, ib_class; uverbs_main.c, uverbs_class).
+    """
+    here = set(read.names(INFINIBAND))
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name, devices in char_devices.items():
+        verbs = next((basename(d.path) for d in devices if d.kind == "uverbs"), None)
+        if name not in here and verbs is not None:
+            address = function_in(read.link(f"{VERBS}/{verbs}"))
+            if address is not None:
+                found[address].append(name)
+    return found
