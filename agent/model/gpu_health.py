@@ -15,7 +15,7 @@ XID but six for fatal and for ever, which takes good GPUs away (k8s-device-plugi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
@@ -240,11 +240,6 @@ def slice_of(gpu: Gpu, gpu_instance: int, compute_instance: int) -> str:
     if compute_instance != NO_INSTANCE:
         inside = [m for m in inside if m.compute_instance == compute_instance]
     return inside[0].uuid if len(inside) == 1 else ""
-
-
-def revived(gpu: Gpu, enumeration: int) -> Gpu:
-    """Return the GPU as one that was found anew."""
-    return replace(gpu, enumeration=enumeration)
 
 
 def _counts(trouble: Trouble, gpu: Gpu, now: float, policy: GpuPolicy) -> bool:

@@ -1,0 +1,190 @@
+"""What GPU errors mean, and what ends them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.device import Gpu, MigDevice
+from agent.model.gpu_health import (
+    APPLICATION,
+    EVERY_XID,
+    FATAL,
+    INFORMATION,
+    NO_INSTANCE,
+    NO_TROUBLES,
+    NOTED,
+    QUIET_SECONDS,
+    TRANSIENT,
+    WITHHOLDING,
+    XID_REASONS,
+    XIDS,
+    GpuEvent,
+    GpuPolicy,
+    XidClass,
+    judge_gpu,
+    next_recovery,
+    slice_of,
+    trouble_of,
+)
+from agent.model.health import HEALTHY, unhealthy
+from agent.model.reasons import Reason
+
+SLICES = (MigDevice("MIG-7", "1g.10gb", 7, 0, 1), MigDevice("MIG-8", "1g.10gb", 8, 0, 1))
+GPU = Gpu("GPU-a", 0, 0, "0000:1b:00.0", "H100", 1, mig_mode=True, mig_devices=SLICES)
+OTHER = replace(GPU, uuid="GPU-b", mig_devices=())
+NOW = 1000.0
+
+
+def event(xid: int, at: float = NOW, gpu: str = "GPU-a", mig: str = "", enumeration: int = 0) -> GpuEvent:
+    return GpuEvent(xid, at, gpu, mig, enumeration)
+
+
+def test_a_fatal_error_counts_until_the_gpu_was_found_anew() -> None:
+    troubles = NO_TROUBLES.noted(event(79))
+    assert judge_gpu(GPU, troubles, NOW + 1e9) == unhealthy("XidFatal")
+    assert judge_gpu(replace(GPU, enumeration=1), troubles, NOW) == HEALTHY
+    again = troubles.noted(event(79, enumeration=1))
+    assert judge_gpu(replace(GPU, enumeration=1), again, NOW) == unhealthy("XidFatal")
+
+
+def test_a_transient_error_counts_for_some_quiet_time_or_until_a_reset() -> None:
+    troubles = NO_TROUBLES.noted(event(74)).noted(event(74, NOW + 100))
+    end = NOW + 100 + QUIET_SECONDS
+    assert judge_gpu(GPU, troubles, end - 1) == unhealthy("XidTransient")
+    assert judge_gpu(GPU, troubles, end) == HEALTHY
+    assert judge_gpu(replace(GPU, enumeration=1), troubles, NOW + 101) == HEALTHY
+    assert next_recovery(troubles, NOW + 101) == end
+    assert next_recovery(troubles, end) is None
+
+
+def test_a_transient_error_does_not_hide_a_fatal_one_until_a_reset_is_between_them() -> None:
+    both = NO_TROUBLES.noted(event(79)).noted(event(74, NOW + 1))
+    assert judge_gpu(GPU, both, NOW + 1) == unhealthy("XidFatal")
+    after = both.noted(event(74, NOW + 2, enumeration=1))
+    assert judge_gpu(replace(GPU, enumeration=1), after, NOW + 2) == unhealthy("XidTransient")
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 109])
+def test_what_nvidias_plugin_ignores_is_ignored(xid: int) -> None:
+    assert NO_TROUBLES.noted(event(xid)) is NO_TROUBLES
+    assert XIDS[xid][0] is APPLICATION
+
+
+def test_an_error_that_no_table_knows_is_not_for_ever() -> None:
+    troubles = NO_TROUBLES.noted(event(98765))
+    assert judge_gpu(GPU, troubles, NOW) == unhealthy("XidTransient")
+    assert judge_gpu(GPU, troubles, NOW + QUIET_SECONDS) == HEALTHY
+
+
+def test_an_error_concerns_no_other_gpu_and_one_without_a_gpu_none() -> None:
+    assert judge_gpu(OTHER, NO_TROUBLES.noted(event(79)), NOW) == HEALTHY
+    assert NO_TROUBLES.noted(event(79, gpu="")) is NO_TROUBLES
+
+
+def test_slices_have_their_gpus_errors_and_the_gpu_has_none_of_a_slice() -> None:
+    of_gpu = NO_TROUBLES.noted(event(79))
+    assert judge_gpu(GPU, of_gpu, NOW, mig_uuid="MIG-7") == unhealthy("XidFatal")
+    of_slice = NO_TROUBLES.noted(event(48, mig="MIG-7"))
+    assert judge_gpu(GPU, of_slice, NOW, mig_uuid="MIG-7") == unhealthy("XidFatal")
+    assert judge_gpu(GPU, of_slice, NOW, mig_uuid="MIG-8") == HEALTHY
+    assert judge_gpu(GPU, of_slice, NOW) == HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("gpu_instance", "compute_instance", "expected"),
+    [
+        (NO_INSTANCE, NO_INSTANCE, ""),
+        (7, 0, "MIG-7"),
+        (7, NO_INSTANCE, "MIG-7"),
+        (9, 0, ""),
+        (7, 3, ""),
+    ],
+)
+def test_an_events_instances_name_a_slice_or_else_the_whole_gpu(
+    gpu_instance: int, compute_instance: int, expected: str
+) -> None:
+    assert slice_of(GPU, gpu_instance, compute_instance) == expected
+
+
+def test_an_event_of_a_gpu_instance_that_is_cut_further_concerns_the_whole_gpu() -> None:
+    cut = replace(GPU, mig_devices=(SLICES[0], replace(SLICES[0], uuid="MIG-7b", compute_instance=1)))
+    assert slice_of(cut, 7, NO_INSTANCE) == ""
+
+
+@pytest.mark.parametrize("word", WITHHOLDING)
+def test_what_a_reading_shows_withholds_a_gpu_with_its_slices_while_it_shows_it(word: str) -> None:
+    ill = replace(GPU, ailments=(word, "RowRemapPending"))
+    assert judge_gpu(ill) == judge_gpu(ill, mig_uuid="MIG-7") == unhealthy(word)
+    assert judge_gpu(GPU) == HEALTHY
+
+
+@pytest.mark.parametrize("word", NOTED)
+def test_what_is_only_noted_leaves_a_gpu_healthy(word: str) -> None:
+    assert judge_gpu(replace(GPU, ailments=(word,))) == HEALTHY
+
+
+def test_what_a_reading_shows_says_more_than_an_event() -> None:
+    assert judge_gpu(replace(GPU, ailments=("GpuLost",)), NO_TROUBLES.noted(event(79)), NOW) == unhealthy("GpuLost")
+
+
+@pytest.mark.parametrize(
+    ("policy", "xid", "expected"),
+    [
+        (GpuPolicy(ignored_xids=frozenset({79})), 79, APPLICATION),
+        (GpuPolicy(ignored_xids=frozenset({79})), 48, FATAL),
+        (GpuPolicy(ignored_xids=frozenset({EVERY_XID})), 48, APPLICATION),
+        (GpuPolicy(ignored_xids=frozenset({EVERY_XID}), fatal_xids=frozenset({48})), 48, FATAL),
+        (GpuPolicy(fatal_xids=frozenset({31})), 31, FATAL),
+        (GpuPolicy(fatal_xids=frozenset({EVERY_XID}), ignored_xids=frozenset({31})), 31, APPLICATION),
+        (GpuPolicy(fatal_xids=frozenset({EVERY_XID}), ignored_xids=frozenset({EVERY_XID})), 31, FATAL),
+        (GpuPolicy(), 63, INFORMATION),
+        (GpuPolicy(), 74, TRANSIENT),
+    ],
+)
+def test_the_configuration_decides_before_the_table(policy: GpuPolicy, xid: int, expected: XidClass) -> None:
+    assert policy.classify(xid) is expected
+
+
+def test_the_quiet_time_is_the_configurations() -> None:
+    policy = GpuPolicy(quiet_seconds=10)
+    troubles = NO_TROUBLES.noted(event(74), policy)
+    assert judge_gpu(GPU, troubles, NOW + 10, policy) == HEALTHY
+
+
+def test_errors_of_gpus_that_are_gone_are_forgotten() -> None:
+    troubles = NO_TROUBLES.noted(event(79)).noted(event(48, mig="MIG-7")).noted(event(79, gpu="GPU-gone"))
+    kept = troubles.forgetting({"GPU-a": GPU})
+    assert set(kept.by_uuid) == {"GPU-a", "MIG-7"}
+    assert kept.forgetting({"GPU-a": GPU}) is kept
+
+
+def test_an_error_can_be_said_to_people() -> None:
+    trouble = trouble_of(GPU, NO_TROUBLES.noted(event(79)), NOW, GpuPolicy())
+    assert trouble is not None
+    assert trouble.text == "XID 79: fallen off the bus"
+
+
+def test_every_word_is_a_reason() -> None:
+    known = {reason.value for reason in Reason}
+    assert {*WITHHOLDING, *XID_REASONS.values()} <= known
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([13, 48, 63, 74, 79, 98765]), st.sampled_from(["GPU-a", "GPU-b", ""]), st.booleans()),
+        max_size=12,
+    )
+)
+def test_a_reset_ends_everything_that_was_before_it(told: list[tuple[int, str, bool]]) -> None:
+    troubles, at = NO_TROUBLES, NOW
+    for xid, uuid, in_slice in told:
+        at += 1
+        troubles = troubles.noted(event(xid, at, uuid, "MIG-8" if in_slice and uuid == "GPU-a" else ""))
+    revived = replace(GPU, enumeration=1)
+    assert judge_gpu(revived, troubles, at) == HEALTHY
+    assert judge_gpu(revived, troubles, at, mig_uuid="MIG-8") == HEALTHY
+    assert len(troubles.by_uuid) <= 3
