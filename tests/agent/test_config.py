@@ -346,11 +346,11 @@ def test_a_network_must_suit_its_resource(kind: str, mode: str, wrong: str | Non
 
 
 def test_errors_of_gpus_are_ignored_or_fatal_by_number_or_all_at_once() -> None:
-    health = parse("health: {ignoredXids: [all], fatalXids: [48, 79], xidQuietSeconds: 60}", "test").health
+    health = config.parse("health: {ignoredXids: [all], fatalXids: [48, 79], xidQuietSeconds: 60}", "test").health
     assert [health.gpu_policy.classify(xid).value for xid in (48, 74, 13)] == ["fatal", "application", "application"]
     assert health.gpu_policy.quiet_seconds == 60
     with pytest.raises(ConfigError) as caught:
-        parse("health: {fatalXids: [none, -1]}", "test")
+        config.parse("health: {fatalXids: [none, -1]}", "test")
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
         "health.fatalXids[0]",
         "health.fatalXids[1]",
