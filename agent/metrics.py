@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -105,6 +105,23 @@ class Metrics:
             "CNI requests that the relay put on disk while the agent was away, and that were replayed.",
             registry=registry,
         )
+        self._reloads = Counter(
+            "nodefabric_config_reload",
+            "New versions of the configuration, by outcome (applied, partly, unchanged, refused, failed).",
+            ("outcome",),
+            registry=registry,
+        )
+        self._reloaded = Gauge(
+            "nodefabric_config_last_reload_success",
+            "1 while the newest version of the configuration is in effect as far as it can be, 0 if it was refused.",
+            registry=registry,
+        )
+        self._reloaded.set(1)
+        self._overlaps = Gauge(
+            "nodefabric_overlapping_devices",
+            "Devices that two resources select; the first of them has each.",
+            registry=registry,
+        )
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
 
@@ -142,6 +159,15 @@ class Metrics:
         finally:
             taken = (self._clock() - start) * 1000
             self._pending.add(lambda: record(seen.outcome, taken))
+
+    def reloaded(self, outcome: str) -> None:
+        """Count a new version of the configuration."""
+        self._reloads.labels(outcome).inc()
+        self._reloaded.set(outcome not in ("refused", "failed"))
+
+    def overlapping(self, devices: int) -> None:
+        """Tell how many devices two resources select."""
+        self._overlaps.set(devices)
 
     def reconciled(self, action: str, reason: str) -> None:
         """Count an action of the reconciler. Both are words of its own, never names."""

@@ -11,16 +11,16 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from agent import config as configuration
 from agent.config import Config
+from agent.config.sources import Sources
 from agent.endpoints import EndpointServer, Pages
 from agent.errors import ConfigError, RequestInvalid
 from agent.metrics import Metrics
 from agent.model.device import Snapshot
+from agent.status.cached import served
 from cni import netconf
 from deviceplugin.assignment import check_overlaps
 from deviceplugin.resources import list_units
@@ -32,6 +32,17 @@ log = logging.getLogger(__name__)
 
 def check(config: Config, snapshot: Snapshot) -> None:
     """Check what the configuration alone cannot tell. Raises ConfigError with all problems found."""
+    problems = network_problems(config, snapshot)
+    try:
+        check_overlaps(config.resources, snapshot, config.source)
+    except ConfigError as error:
+        problems.extend(error.problems)
+    if problems:
+        raise ConfigError(config.source, problems)
+
+
+def network_problems(config: Config, snapshot: Snapshot) -> list[str]:
+    """List what is wrong with the networks, on this node."""
     problems = []
     offered = list_units(config.resources, snapshot)
     for i, network in enumerate(config.networks):
@@ -45,15 +56,10 @@ def check(config: Config, snapshot: Snapshot) -> None:
         vfs = sum(len(offered[r.name]) for r in config.resources if r.network == network.name)
         if parsed.mac is not None and vfs > 1:
             problems.append(f"networks[{i}].mac: {vfs} VFs would get the same one, so leave it out")
-    try:
-        check_overlaps(config.resources, snapshot, config.source)
-    except ConfigError as error:
-        problems.extend(error.problems)
-    if problems:
-        raise ConfigError(config.source, problems)
+    return problems
 
 
-async def await_config(path: Path, scan: Callable[[], Snapshot], stop: asyncio.Event) -> Config | None:
+async def await_config(sources: Sources, scan: Callable[[], Snapshot], stop: asyncio.Event) -> Config | None:
     """Read the configuration, waiting for its repair if it is wrong. None if asked to stop meanwhile.
 
     Meanwhile /healthz is fine and /readyz says what is wrong, on the default address.
@@ -63,17 +69,19 @@ async def await_config(path: Path, scan: Callable[[], Snapshot], stop: asyncio.E
     with ExitStack() as stack:
         while not stop.is_set():
             try:
-                config = await asyncio.to_thread(_load, path, scan)
+                config = await asyncio.to_thread(_load, sources, scan)
             except ConfigError as error:
                 if error.problems != said:
                     for problem in error.problems:
                         log.error("%s: %s", error.source, problem)
-                    log.error("waiting for %s to be repaired", path)
+                    log.error("waiting for %s to be repaired", sources)
                     wrong[:] = error.problems
                     if not said:
                         _explain(stack, wrong)
                     said = error.problems
             else:
+                for warning in config.warnings:
+                    log.warning("%s: %s", config.source, warning)
                 return config
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_SECONDS):
@@ -81,8 +89,8 @@ async def await_config(path: Path, scan: Callable[[], Snapshot], stop: asyncio.E
     return None
 
 
-def _load(path: Path, scan: Callable[[], Snapshot]) -> Config:
-    config = configuration.load(path)
+def _load(sources: Sources, scan: Callable[[], Snapshot]) -> Config:
+    config = sources.load()
     check(config, scan())
     return config
 
@@ -91,7 +99,7 @@ def _explain(stack: ExitStack, wrong: Sequence[str]) -> None:
     defaults = Config().endpoints
     pages = Pages(
         metrics=Metrics(CollectorRegistry()).render,
-        status=lambda: {"ready": False, "obstacles": {"config": "; ".join(wrong)}},
+        status=lambda: served({"ready": False, "obstacles": {"config": "; ".join(wrong)}}),
         ready={"config": lambda: "; ".join(wrong)},
     )
     try:

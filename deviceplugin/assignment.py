@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from agent.config import Resource, Select, SharedPool
+from agent.config.covering import selectors_of
 from agent.errors import ConfigError
 from agent.model.device import Snapshot
 from deviceplugin.selectors import NO_NAMES, Candidate, choice, offered_candidates
@@ -110,13 +111,6 @@ def errors(resources: Sequence[Resource], overlaps: Sequence[Overlap]) -> tuple[
     """Pick the overlaps that are mistakes: among the pools of another project's configuration they are its custom."""
     strict = {resource.name for resource in resources if resource.compat is None}
     return tuple(overlap for overlap in overlaps if overlap.loser in strict or overlap.owner in strict)
-
-
-def selectors_of(resource: Resource) -> tuple[tuple[str, str, Select], ...]:
-    """List what a resource selects: where the selector stands, the kind of device, the selector."""
-    if resource.kind == "rail":
-        return ("gpu", "gpu", resource.gpu), ("nic.select", resource.nic.kind, resource.nic.select)
-    return (("select", resource.kind, resource.select),)
 
 
 def _wanted(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from agent.config import Resource, Select
+from agent.config.covering import selectors_of
 from agent.model.device import Snapshot
-from deviceplugin.assignment import selectors_of
+from deviceplugin.assignment import Assignment, Overlap, assign, errors
+from deviceplugin.resources import units_of
 from deviceplugin.selectors import NO_NAMES, Candidate, Condition, conditions, offered_candidates, takes
+from deviceplugin.unit import Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,50 @@ class Explanation:
     """Every device of the kind on this node."""
     selectors: tuple[SelectorMatch, ...]
     exclusions: tuple[Exclusion, ...]
+    lost: tuple[Overlap, ...]
+    """What it selects, but an earlier resource has."""
     devices: tuple[str, ...]
-    """Those that the whole selector takes."""
+    """Those that it gets."""
+    units: tuple[str, ...]
+    """Under which IDs kubelet is offered them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a whole configuration comes to on a node."""
+
+    resources: tuple[Explanation, ...]
+    overlaps: tuple[Overlap, ...]
+    mistakes: tuple[Overlap, ...]
+    """Of these, the ones that must not be; the others are the custom of another project's configuration."""
+
+
+def explain_all(resources: Sequence[Resource], snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES) -> Account:
+    """Tell what each resource finds on this node, and what it gets."""
+    assignment = assign(resources, snapshot, host_names)
+    units = units_of(resources, assignment, snapshot)
+    return Account(
+        tuple(_explain(each, assignment, tuple(units[each.name]), snapshot, host_names) for each in resources),
+        assignment.overlaps,
+        errors(resources, assignment.overlaps),
+    )
 
 
 def explain(resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES) -> Explanation:
     """Tell what each selector of a resource finds on this node, and what all of them find together."""
+    return explain_all([resource], snapshot, host_names).resources[0]
+
+
+def _explain(
+    resource: Resource,
+    assignment: Assignment,
+    units: tuple[Unit, ...],
+    snapshot: Snapshot,
+    host_names: Mapping[str, str],
+) -> Explanation:
     found: list[Candidate] = []
     matches: list[SelectorMatch] = []
     exclusions: list[Exclusion] = []
-    devices: list[str] = []
     for path, kind, select in selectors_of(resource):
         mine = [c for _, c in offered_candidates(resource, kind, snapshot, host_names)]
         groups = conditions(select)
@@ -61,14 +98,15 @@ def explain(resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str
             for group in groups
             if (excluded := _labels(mine, partial(_only_excludes, group, groups)))
         ]
-        devices += _labels(mine, partial(takes, groups))
     return Explanation(
         resource_name=resource.name,
         kind=resource.kind,
         candidates=tuple(c.label for c in found),
         selectors=tuple(matches),
         exclusions=tuple(exclusions),
-        devices=tuple(devices),
+        lost=tuple(overlap for overlap in assignment.overlaps if overlap.loser == resource.name),
+        devices=tuple(taken.candidate.label for taken in assignment.taken[resource.name]),
+        units=tuple(unit.unit_id for unit in units),
     )
 
 

@@ -6,10 +6,14 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from agent import config as configuration
-from agent.commands.exits import DONE
+from agent.commands.exits import DONE, MATCHES_NOTHING, WRONG_INPUT
 from agent.commands.options import Command, add_hardware, add_output, scanned, show
+from agent.commands.sources import add_sources, sources
+
+if TYPE_CHECKING:
+    from deviceplugin.explanation import Explanation
 
 SHOWN_DEVICES = 8
 """So many are named per line; the JSON names all."""
@@ -18,30 +22,55 @@ SHOWN_DEVICES = 8
 def add(command: Command) -> None:
     """Add the command."""
     parser = command("check-config", _check_config, "check a configuration and show what it selects on this node")
-    parser.add_argument("file", type=Path, metavar="FILE", help="the configuration, YAML")
+    parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="the configuration; of any shape")
+    add_sources(parser)
     add_hardware(parser)
     add_output(parser)
 
 
 def _check_config(options: argparse.Namespace) -> int:
-    from agent.startup import check
-    from deviceplugin.explanation import explain
+    from agent.startup import network_problems
+    from deviceplugin.explanation import explain_all
 
-    config = configuration.load(options.file)
+    config = sources(options, options.file).load()
     with scanned(options) as snapshot:
-        check(config, snapshot)
-        found = [explain(resource, snapshot) for resource in config.resources]
-    lines = [f"{options.file} is sound"]
-    for resource in found:
-        lines.append(
-            f"{resource.resource_name} ({resource.kind}): {len(resource.devices)} of {len(resource.candidates)}"
-        )
-        lines += [f"  {match.field} {match.text}: {_some(match.devices)}" for match in resource.selectors]
+        problems = network_problems(config, snapshot)
+        found = explain_all(config.resources, snapshot)
+    problems += [str(overlap) for overlap in found.mistakes]
+    document = {
+        "sound": not problems,
+        "problems": problems,
+        "warnings": list(config.warnings),
+        "overlaps": [asdict(overlap) for overlap in found.overlaps],
+        "resources": [asdict(resource) for resource in found.resources],
+    }
+    show(options, document, "\n".join(_lines(config.source, document, found.resources)))
+    if problems:
+        return WRONG_INPUT
+    return MATCHES_NOTHING if any(not resource.devices for resource in found.resources) else DONE
+
+
+def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanation]) -> list[str]:
+    lines = [f"{source} is sound" if document["sound"] else f"{source} is wrong:"]
+    lines += [f"  {problem}" for problem in document["problems"]]
+    lines += [f"overlooked: {warning}" for warning in document["warnings"]]
+    for resource in resources:
+        count = f"{len(resource.devices)} of {len(resource.candidates)} devices"
+        units = f"{len(resource.units)} {'unit' if len(resource.units) == 1 else 'units'}"
+        lines.append(f"{resource.resource_name} ({resource.kind}): {count}, {units}")
+        lines += [
+            f"  {match.field} {match.text}".rstrip() + f": {_some(match.devices)}" for match in resource.selectors
+        ]
+        for each in resource.exclusions:
+            why = f"{each.field} alone leaves out" if "." in each.field else "no alternative takes"
+            lines.append(f"  {why} {_some(each.devices)}")
+        lines += [f"  {lost.owner} has already {lost.device}" for lost in resource.lost[:SHOWN_DEVICES]]
+        if len(resource.lost) > SHOWN_DEVICES:
+            lines.append(f"  and {len(resource.lost) - SHOWN_DEVICES} more have another resource")
         lines.append(f"  takes {_some(resource.devices)}")
-    if not found:
+    if not resources:
         lines.append("it has no resources: the agent would offer nothing")
-    show(options, {"resources": [asdict(resource) for resource in found]}, "\n".join(lines))
-    return DONE
+    return lines
 
 
 def _some(devices: Sequence[str]) -> str:

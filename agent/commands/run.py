@@ -16,6 +16,7 @@ from agent import config as configuration
 from agent import logs
 from agent.commands.exits import DONE, FAILED
 from agent.commands.options import Command, add_config, add_host, open_host
+from agent.commands.sources import add_sources, sources
 
 if TYPE_CHECKING:
     from agent.topology.publisher import TopologyApi
@@ -31,6 +32,7 @@ def add(command: Command) -> None:
     """Add the command."""
     parser = command("run", _run, "run the agent")
     add_config(parser)
+    add_sources(parser)
     add_host(parser)
     text = "API server to publish to (default: the pod's own account)"
     parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help=text)
@@ -48,6 +50,8 @@ def _run(options: argparse.Namespace) -> int:
     from agent.main import Agent
     from agent.startup import await_config
 
+    files = sources(options, options.config)
+
     async def serve() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -55,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
             loop.add_signal_handler(number, _stop, stop)
         host = open_host(options)
         try:
-            config = await await_config(options.config, host.scan, stop)
+            config = await await_config(files, host.scan, stop)
             if config is not None:
                 log.info("configuration in effect: %s", configuration.describe(config))
                 await Agent(config, host, api=_api_server(config, options.kubeconfig)).run(stop)

@@ -137,4 +137,4 @@ def _additional_info(reader: GoReader) -> dict[str, dict[str, str]]:
 
 
 def _is_empty_list(reader: GoReader, key: str) -> bool:
-    return reader.value.get(key.lower(), ("", None))[1] == []
+    return bool(reader.value.get(key.lower(), ("", None))[1] == [])

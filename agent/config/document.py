@@ -9,6 +9,7 @@ from typing import Any
 
 from agent.config.compat_shared import read_shared
 from agent.config.compat_sriov import DEFAULT_PREFIX, read_sriov
+from agent.config.covering import covered
 from agent.config.endpoints import read_endpoints
 from agent.config.health import read_health
 from agent.config.networks import read_network
@@ -108,6 +109,12 @@ def read_config(top: Reader, source: str) -> Config:
     for i, resource in enumerate(resources):
         _check_network(top, i, resource, networks)
         _check_environment(top, i, resources)
+    for i, where, j in covered(resources):
+        top.note(
+            f"resources[{i}].{where}",
+            f"selects nothing that resources[{j}] ({resources[j].name}) does not select too, and a device serves one"
+            " resource: narrow one of the two selectors",
+        )
     sections = [top.section(key) for key in ("endpoints", "topology", "health")]
     config = Config(
         resources=resources,
@@ -118,6 +125,7 @@ def read_config(top: Reader, source: str) -> Config:
         kubelet_dir=top.path_to("kubeletDir", plain.kubelet_dir, about="The kubelet's folder"),
         state_dir=top.path_to("stateDir", plain.state_dir, about="Where the agent keeps its books; survives a reboot"),
         run_dir=top.path_to("runDir", plain.run_dir, about="Where the agent's sockets are; empty after a reboot"),
+        cdi_dir=top.path_to("cdiDir", plain.cdi_dir, about="Where the container runtime looks for CDI specs"),
         netns_folders=top.strings(
             "netnsDirs",
             "an absolute path",

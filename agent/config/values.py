@@ -155,6 +155,8 @@ class Config:
     kubelet_dir: Path = Path("/var/lib/kubelet")
     state_dir: Path = Path("/var/lib/nodefabric")
     run_dir: Path = Path("/run/nodefabric")
+    cdi_dir: Path = Path("/var/run/cdi")
+    """Where the container runtime looks for CDI specs, and late binding writes its own."""
     netns_folders: tuple[Path, ...] = (Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/docker/netns"))
     """Where the container runtime binds the network namespaces of pods."""
     runtime_socket: Path | None = None

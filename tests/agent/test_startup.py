@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from agent import config, startup
+from agent.config.sources import Sources
 from agent.errors import ConfigError
 from agent.model.device import Snapshot
 from tests.deviceplugin.machines import node
@@ -41,7 +42,7 @@ def await_config(path: Path, *steps: Callable[[], Any], stopped: bool = False) -
         stop = asyncio.Event()
         if stopped:
             stop.set()
-        waiting = asyncio.create_task(startup.await_config(path, node, stop))
+        waiting = asyncio.create_task(startup.await_config(Sources(path), node, stop))
         for step in steps:
             await asyncio.to_thread(step)
         try:
@@ -115,7 +116,7 @@ def test_a_file_that_is_missing_is_waited_for(own_network: None, tmp_path: Path)
 def test_being_stopped_ends_the_wait(own_network: None, tmp_path: Path) -> None:
     async def run() -> config.Config | None:
         stop = asyncio.Event()
-        waiting = asyncio.create_task(startup.await_config(tmp_path / "missing.yaml", node, stop))
+        waiting = asyncio.create_task(startup.await_config(Sources(tmp_path / "missing.yaml"), node, stop))
         await asyncio.to_thread(until_served)
         stop.set()
         async with asyncio.timeout(startup.RETRY_SECONDS / 2):
