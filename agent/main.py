@@ -140,6 +140,7 @@ class Agent:
                 observe=self._observe_rpc,
                 gpu_files=GpuFilesOf(self._host.root).read,
                 device_info=self._host.root / device_info.FOLDER.relative_to("/"),
+                pods=self._pod_resources.list,
             )
             reconciler = Reconciler(
                 ledger,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agent.model.allocation import Attachment, Binding, Grant, Quarantine
+from agent.model.allocation import Attachment, Binding, Grant, PodRef, Quarantine
 from agent.model.device import is_pci_address
 from agent.model.slots import is_slot_id
 from deviceplugin.allocation import GrantBook
@@ -25,6 +25,9 @@ class Books(GrantBook, Protocol):
 
     def grants(self) -> tuple[Grant, ...]:
         """List all grants."""
+
+    def pod_of(self, unit_id: str) -> PodRef | None:
+        """Name the pod that a unit was granted to, as far as that is known. From memory."""
 
     def bindings(self) -> tuple[Binding, ...]:
         """List the devices of slots."""

@@ -11,15 +11,17 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from agent.clients.kubelet import PodDevices
 from agent.config import Config, Resource
 from agent.device_info import GrantedFiles
 from agent.errors import LedgerError
 from agent.model.device import Snapshot
+from deviceplugin import usage
 from deviceplugin.allocation import Allocator, GrantBook, Offer
 from deviceplugin.assignment import Overlap, errors
 from deviceplugin.books import Books as Books
@@ -80,12 +82,14 @@ class DevicePlugins:
         gpu_files: Callable[[], GpuFiles] = GpuFiles,
         device_info: Path | None = None,
         granting: Callable[[Collection[str]], object] | None = None,
+        pods: Callable[[], Awaitable[Sequence[PodDevices]]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         pace: Pace = DEFAULT_PACE,
     ) -> None:
         """Join the parts. `device_info` is where Multus reads what granted VFs are; None to tell nobody.
 
         `granting` is told of slots that are about to be granted, and may block briefly: whoever had them is gone.
+        `pods` asks kubelet what pods hold; without it only kubelet's calls tell what is in use.
         """
         self.folder = config.kubelet_dir / "device-plugins"
         self._informing = (
@@ -94,7 +98,15 @@ class DevicePlugins:
             else InformingBook(ledger, GrantedFiles(device_info), self.unit, lambda: inventory.snapshot)
         )
         book: GrantBook = self._informing or ledger
-        self.allocator = Allocator((), SlotBook(book, granting) if granting is not None else book, clock)
+        self.allocator = Allocator(
+            (),
+            SlotBook(book, granting) if granting is not None else book,
+            clock,
+            has_pod=lambda unit_id: ledger.pod_of(unit_id) is not None,
+        )
+        self._pods = pods
+        self._clock = clock
+        self._usage_changed = asyncio.Event()
         self._configured = self._resources = config.resources
         self._inventory = inventory
         self._ledger = ledger
@@ -148,15 +160,25 @@ class DevicePlugins:
         """Offer, serve and stay registered until closed."""
         self._ended.clear()
         loop = asyncio.get_running_loop()
-        self._ledger.subscribe(lambda: _tell(loop, self._books_changed))
+        self._ledger.subscribe(lambda: _tell(loop, self._note_change))
         try:
             await asyncio.to_thread(sweep, self.folder)
             async with asyncio.TaskGroup() as tasks:
-                following = tasks.create_task(self._follow(tasks), name="device lists")
+                following = [tasks.create_task(self._follow(tasks), name="device lists")]
+                if self._pods is not None:
+                    reading = usage.follow(
+                        self._usage_changed,
+                        self._pods,
+                        self.allocator.heard,
+                        self._clock,
+                        needed=lambda: bool(self._inventory.snapshot.gpus),
+                    )
+                    following.append(tasks.create_task(reading, name="usage"))
                 await self._closing.wait()
                 for server in self._servers.values():
                     server.close()
-                following.cancel()
+                for task in following:
+                    task.cancel()
         finally:
             self.allocator.close()
             self._ended.set()
@@ -184,6 +206,10 @@ class DevicePlugins:
         """End streams and servers, and wait for that. Devices in pods stay as they are."""
         self._closing.set()
         await self._ended.wait()
+
+    def _note_change(self) -> None:
+        self._books_changed.set()
+        self._usage_changed.set()
 
     def _set_up(self, resources: tuple[Resource, ...]) -> None:
         """Take a configuration's resources. Their servers start with their first lists."""
@@ -304,7 +330,7 @@ def _remove(path: Path) -> None:
         log.info("removed %s, which an earlier process left behind", path)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+def _tell(loop: asyncio.AbstractEventLoop, note: Callable[[], None]) -> None:
     # The ledger may outlive the loop.
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(event.set)
+        loop.call_soon_threadsafe(note)

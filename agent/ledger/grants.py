@@ -99,6 +99,11 @@ class GrantBook(Database):
         self._check_open()
         return tuple(sorted(self._grants.all(), key=lambda grant: (grant.granted_at, grant.unit_id)))
 
+    def pod_of(self, unit_id: str) -> PodRef | None:
+        """Name the pod that a unit was granted to; None if that is not known, or the unit not granted."""
+        found = self._grants.get(unit_id)
+        return found.pod if found is not None else None
+
     def granted_resource(self, device: str) -> str | None:
         """Name the resource that a unit of this device was granted for; None if none is."""
         self._check_open()

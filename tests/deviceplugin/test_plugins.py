@@ -383,6 +383,12 @@ class Broken:
     def grants(self) -> tuple[()]:
         return ()
 
+    def bindings(self) -> tuple[()]:
+        return ()
+
+    def pod_of(self, unit_id: str) -> None:
+        return None
+
     def subscribe(self, listener: object) -> None:
         return
 
