@@ -18,8 +18,12 @@ function show() {
   const words = wordsOf(byId("filter").value);
   const filter = words.length ? (text) => matches(text, words) : null;
   const devices = hardware.show(model, filter), rows = showLists(model, filter);
-  say(byId("matches"), filter ? `${devices} devices, ${rows} rows` : "");
+  say(byId("matches"), filter ? `${count(devices, "device")}, ${count(rows, "row")}` : "");
   details.show(model);
+}
+
+function count(number, word) {
+  return `${number} ${word}${number === 1 ? "" : "s"}`;
 }
 
 function showHead(document) {

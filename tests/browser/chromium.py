@@ -165,7 +165,16 @@ class Page:
 
     def until(self, expression: str, seconds: float = DEADLINE_SECONDS) -> None:
         """Wait until an expression is true. Raises BrowserError after a deadline."""
-        wait(lambda: self.evaluate(f"Boolean({expression})"), expression, seconds)
+
+        def is_so() -> bool:
+            try:
+                return bool(self.evaluate(f"Boolean({expression})"))
+            except BrowserError as error:
+                if "context" in str(error):  # the page is being replaced by the next one
+                    return False
+                raise
+
+        wait(is_so, expression, seconds)
 
     def text(self, selector: str) -> str:
         """Return the text of the first element that a selector finds."""

@@ -1,0 +1,277 @@
+"""The status page in a real browser: what it shows, how it follows the node, and that nothing on it is markup."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from agent.model.allocation import PodRef
+from agent.model.health import unhealthy
+from tests.browser.chromium import Browser, Page
+from tests.browser.shown import ShownNode
+
+READY = "document.querySelector('#freshness')?.textContent.includes('live')"
+VF = "0000:18:00.1"
+HOSTILE = '<img src=x onerror="window.broken=1"><script>window.broken=1</script>&quot;\'"`${window.broken=1}'
+
+
+@contextmanager
+def looking(browser: Browser, node: ShownNode, width: int = 1280, *, dark: bool = False) -> Iterator[Page]:
+    """Open the page and wait until it shows the node. At the end nothing may have gone wrong in it."""
+    with browser.opened(node.url, width, dark=dark) as page:
+        page.until(READY)
+        yield page
+        assert page.complaints() == []
+        assert all(url.startswith(node.url) for url in page.requests())
+
+
+def state(page: Page, key: str) -> str:
+    return str(page.evaluate(f"document.querySelector('[data-key={json.dumps(key)}]').dataset.state"))
+
+
+def focused(page: Page) -> str | None:
+    key: str | None = page.evaluate("document.activeElement.dataset.key")
+    return key
+
+
+def rows(page: Page, table: str) -> list[list[str]]:
+    cells = f"[...document.querySelectorAll('#{table} tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    found: list[list[str]] = page.evaluate(cells)
+    return found
+
+
+def test_the_tree_shows_each_gpu_nic_and_vf_below_its_switch(browser: Browser, node: ShownNode) -> None:
+    with looking(browser, node) as page:
+        found = page.evaluate(
+            "[...document.querySelectorAll('[role=treeitem]')].map(i => [i.className, i.dataset.key])"
+        )
+        assert [kind for kind, _ in found].count("gpu") == 8
+        assert [kind for kind, _ in found].count("nic") == 10
+        assert [key for kind, key in found if kind == "cell"] == [d.address for d in node.snapshot.devices if d.is_vf]
+        together = f"document.querySelector('[data-key=\"{VF}\"]').closest('.bridge').querySelector('.gpu').dataset.key"
+        assert page.evaluate(together) == "0000:1b:00.0"
+        assert page.text("#node") == "node-1"
+        assert rows(page, "rails")[0][:3] == ["GPU0", "PIX", "NIC2"]
+        assert [row[1] for row in rows(page, "rails")] == ["PIX"] * 8
+
+
+def test_a_pod_that_comes_is_shown_and_one_that_goes_is_not(browser: Browser, node: ShownNode) -> None:
+    with looking(browser, node) as page:
+        assert state(page, VF) == "free"
+        node.attach(VF, PodRef("default", "trainer-0"))
+        page.until(f"document.querySelector('[data-key=\"{VF}\"]').dataset.state === 'attached'")
+        assert [row[:6] for row in rows(page, "held")] == [
+            [VF, "rdma/vf", "default/trainer-0", "net1", "192.168.100.1/24", "attached"]
+        ]
+        assert ["attach", VF, "is net1 of default/trainer-0"] in [row[2:] for row in rows(page, "events")]
+        assert "default/trainer-0" in page.evaluate(f"document.querySelector('[data-key=\"{VF}\"]').ariaLabel")
+        (row,) = node.ledger.attachments()
+        node.ledger.finish_detach(row)
+        node.ledger.release([VF])
+        page.until(f"document.querySelector('[data-key=\"{VF}\"]').dataset.state === 'free'")
+        assert rows(page, "held") == []
+
+
+def test_each_state_has_a_shape_of_its_own(browser: Browser, node: ShownNode) -> None:
+    vfs = [d.address for d in node.snapshot.devices if d.is_vf]
+    node.attach(vfs[0], PodRef("default", "a"))
+    node.ledger.grant("rdma/vf", {vfs[1]: vfs[1]})
+    node.spoil(vfs[2], unhealthy("LinkDown"))
+    node.ledger.quarantine(vfs[3], "its MAC cannot be set")
+    node.attach(vfs[4], PodRef("default", "b"), 2)
+    node.ledger.begin_detach([node.ledger.attachments()[-1].attachment_id])
+    with looking(browser, node) as page:
+        states = [state(page, vf) for vf in vfs[:6]]
+        assert states == ["attached", "granted", "unhealthy", "quarantined", "moving", "free"]
+        assert state(page, "0000:0b:00.0") == "idle"
+        shape = (
+            "[...document.querySelectorAll('#legend .glyph')].map(g => {const s = getComputedStyle(g, '::before');"
+            " return [s.clipPath, s.backgroundImage, s.borderTopWidth].join()})"
+        )
+        shapes = page.evaluate(shape)
+        assert len(shapes) == len(set(shapes)) == 7
+        wrong = [row[:2] for row in rows(page, "wrong")]
+        assert ["NIC2 VF 3 (0000:18:00.4)", "quarantine: its MAC cannot be set"] in wrong
+        assert wrong[1][0] == "NIC2 VF 2 of rdma/vf"
+        assert wrong[1][1].startswith("LinkDown: ")
+
+
+def test_the_keyboard_walks_the_tree_and_opens_details(browser: Browser, node: ShownNode) -> None:
+    node.attach(VF, PodRef("default", "trainer-0"))
+    with looking(browser, node) as page:
+        page.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.press("Tab", "Tab")
+        assert focused(page) == "numa-0"
+        page.press("ArrowRight", "ArrowRight")
+        assert focused(page) == "0000:0b:00.0"
+        page.press("ArrowDown", "ArrowDown", "ArrowDown", "ArrowDown")
+        assert focused(page) == "0000:18:00.0"
+        page.press("ArrowRight")
+        assert focused(page) == VF
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        assert "default/trainer-0 as net1" in page.text("#details-body")
+        page.press("ArrowRight", "ArrowRight", "ArrowLeft")
+        assert focused(page) == "0000:18:00.2"
+        page.press("Enter", "End")
+        assert focused(page) != "0000:18:00.2"
+        assert "0000:18:00.2" in page.text("#details-body")
+        page.press("Escape", "Home")
+        assert focused(page) == "numa-0"
+        assert "0000:18:00.2" not in page.text("#details-body")
+        # One tab stop for all of it, and the one it was left at.
+        assert page.evaluate("document.querySelectorAll('#hardware [tabindex=\"0\"]').length") == 1
+        page.press("ArrowDown", "Tab")
+        assert page.evaluate("document.activeElement.closest('#hardware') === null")
+
+
+def test_the_arrows_go_where_they_point_in_rows_of_vfs(browser: Browser, big_node: ShownNode) -> None:
+    with looking(browser, big_node) as page:
+        page.evaluate(f"document.querySelector('[data-key=\"{VF[:-4]}01.0\"]').focus()")
+        place = "(() => {const r = document.activeElement.getBoundingClientRect(); return [r.x, Math.round(r.y)]})()"
+        x, y = page.evaluate(place)
+        page.press("ArrowDown")
+        assert page.evaluate(place)[0] == x
+        assert page.evaluate(place)[1] > y
+        page.press("ArrowUp")
+        assert page.evaluate(place) == [x, y]
+        page.press("ArrowUp")
+        assert focused(page) == "0000:18:00.0"
+        page.press("ArrowLeft", "ArrowDown")  # folded: the VFs are passed over
+        assert page.evaluate("document.activeElement.className") in ("bridge", "numa")
+        page.press("ArrowUp", "ArrowRight", "ArrowDown")
+        assert focused(page) == f"{VF[:-4]}01.0"
+
+
+def test_the_filter_finds_pods_and_devices(browser: Browser, node: ShownNode) -> None:
+    node.attach(VF, PodRef("default", "trainer-0"), 1)
+    node.attach("0000:3a:00.1", PodRef("default", "other"), 2)
+    bright = "[...document.querySelectorAll('.cell:not([data-dim])')].map(c => c.dataset.key)"
+    with looking(browser, node) as page:
+        assert len(page.evaluate(bright)) == 64
+        page.evaluate("document.querySelector('#filter').focus()")
+        page.type("Trainer-0")
+        page.until("document.querySelectorAll('.cell[data-dim]').length === 63")
+        assert page.evaluate(bright) == [VF]
+        assert [row[2] for row in rows(page, "held")] == ["default/trainer-0"]
+        assert page.text("#matches") == "1 device, 3 rows"
+        page.evaluate("document.querySelector('#filter').value = ''")
+        page.type("mlx5_1 nic3")
+        page.until("document.querySelectorAll('.nic:not([data-dim])').length === 1")
+        page.evaluate("document.querySelector('#filter').value = ''")
+        page.type("nothing-of-this-name")
+        page.until("document.querySelector('#matches').textContent === '0 devices, 0 rows'")
+        assert "Nothing here fits the filter" in page.text("#held")
+
+
+def test_names_from_pods_are_text_and_nothing_else(browser: Browser, node: ShownNode) -> None:
+    node.attach(VF, PodRef(HOSTILE, HOSTILE))
+    node.ledger.quarantine(HOSTILE, HOSTILE)
+    node.overview.events.note("agent", HOSTILE, HOSTILE)
+    node.overview.obstacles.set("ledger", HOSTILE)
+    with looking(browser, node) as page:
+        page.point(f'[data-key="{VF}"]', click=True)
+        assert HOSTILE in page.text("#details-body")
+        assert HOSTILE in page.text("#held")
+        assert HOSTILE in page.text("#events")
+        assert HOSTILE in page.text("#obstacles")
+        assert page.evaluate("window.broken") is None
+        assert page.evaluate("document.querySelectorAll('main img, main script, aside img').length") == 0
+
+
+def test_no_text_can_become_markup_even_by_mistake(browser: Browser, node: ShownNode) -> None:
+    mistake = "document.body.insertAdjacentHTML('beforeend', '<b>x</b>')"
+    with browser.opened(node.url) as page:
+        page.until(READY)
+        refused = page.evaluate(f"(() => {{try {{{mistake}}} catch (error) {{return error.name}}}})()")
+        assert refused == "TypeError"
+        assert len(page.complaints()) == 1
+        assert "TrustedHTML" in page.complaints()[0]
+
+
+def test_an_agent_that_is_away_is_told_with_the_time_and_the_page_recovers(browser: Browser, node: ShownNode) -> None:
+    with browser.opened(node.url) as page:
+        page.until(READY)
+        port = node.server.port if node.server is not None else 0
+        node.close()
+        page.until("document.querySelector('#freshness').textContent.includes('stale since')")
+        told = page.text("#freshness")
+        assert told.endswith("the agent does not answer")
+        assert page.evaluate("document.querySelectorAll('.gpu').length") == 8  # what was known stays
+        node.attach(VF, PodRef("default", "trainer-0"))
+        node.open(port)
+        page.until(READY)
+        page.until(f"document.querySelector('[data-key=\"{VF}\"]').dataset.state === 'attached'")
+        assert all("ERR_CONNECTION_REFUSED" in line for line in page.complaints())
+
+
+def test_what_keeps_the_agent_from_its_work_is_said_on_top(browser: Browser, node: ShownNode) -> None:
+    node.overview.obstacles.set("kubelet", "has no open stream for rdma/vf")
+    with looking(browser, node) as page:
+        assert page.text("#readiness") == "▲ not ready"
+        assert "kubelet: has no open stream for rdma/vf" in page.text("#obstacles")
+        node.overview.obstacles.set("kubelet", None)
+        page.until("document.querySelector('#readiness').textContent === '● ready'")
+
+
+def test_nothing_is_asked_twice_while_nothing_happens(browser: Browser, node: ShownNode) -> None:
+    with looking(browser, node) as page:
+        page.until("performance.getEntriesByName(location.origin + '/status').length > 2")
+        answers = [a["status"] for a in page.responses() if a["url"].endswith("/status")]
+    assert answers[0] == 200
+    assert set(answers[1:]) == {304}
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_a_full_node_fits_the_width_and_nothing_jumps(
+    browser: Browser, big_node: ShownNode, width: int, dark: bool
+) -> None:
+    vfs = [d.address for d in big_node.snapshot.devices if d.is_vf]
+    with looking(browser, big_node, width, dark=dark) as page:
+        assert page.evaluate("document.querySelectorAll('.cell').length") == 1024
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        cell = "[...document.querySelectorAll('.cell')].every(c => c.offsetWidth >= 12 && c.offsetHeight >= 12)"
+        assert page.evaluate(cell)
+        drawn = "[...document.querySelectorAll('#hardware .row, .cell')]"
+        places = f"JSON.stringify({drawn}.map(e => [e.offsetLeft, e.offsetTop]))"
+        before = page.evaluate(places)
+        page.evaluate("window.kept = document.querySelector('.cell')")
+        big_node.attach(vfs[0], PodRef("default", "trainer-with-a-rather-long-name-0"))
+        big_node.spoil(vfs[200], unhealthy("LinkDown"))
+        page.until("document.querySelectorAll('.cell[data-state=unhealthy]').length === 1")
+        page.until("document.querySelector('.cell[data-state=attached]')")
+        assert page.evaluate(places) == before
+        assert page.evaluate("window.kept === document.querySelector('.cell')")
+
+
+def test_other_hardware_is_drawn_anew_and_the_focus_stays(browser: Browser, node: ShownNode) -> None:
+    from dataclasses import replace
+
+    with looking(browser, node) as page:
+        page.evaluate(f"document.querySelector('[data-key=\"{VF}\"]').focus()")
+        gone = "0000:18:01.0"
+        kept = tuple(
+            replace(d, vfs=tuple(v for v in d.vfs if v != gone)) for d in node.snapshot.devices if d.address != gone
+        )
+        node.snapshot = replace(node.snapshot, devices=kept, generation=2)
+        page.until("document.querySelectorAll('.cell').length === 63")
+        assert focused(page) == VF
+
+
+def test_everything_that_can_be_reached_has_a_name(browser: Browser, node: ShownNode) -> None:
+    with looking(browser, node) as page:
+        page.call("Accessibility.enable")
+        tree = page.call("Accessibility.getFullAXTree")["nodes"]
+        roles = [n["role"]["value"] for n in tree if not n.get("ignored")]
+        assert {"banner", "main", "complementary", "search", "tree", "treeitem"} <= set(roles)
+        wanted = {"treeitem", "searchbox", "region", "button", "link", "meter", "tree"}
+        unnamed = [
+            n
+            for n in tree
+            if not n.get("ignored") and n["role"]["value"] in wanted and not n.get("name", {}).get("value")
+        ]
+        assert unnamed == []
+        assert roles.count("treeitem") == 2 + 9 + 8 + 10 + 64
