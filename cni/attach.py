@@ -239,6 +239,8 @@ class Attaching:
                     device_info.write_attached(conf.device_info_file, about)
                 leases = result.Leases()
                 if conf.ipam is not None:
+                    self._ledger.await_durable(row)
+                    laps.end("books")
                     leases = self._detaching.leases.take(row)
                     laps.end("ipam")
                     if facts.in_kernel:

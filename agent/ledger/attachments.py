@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agent.errors import DeviceBusy, LedgerError
-from agent.ledger import mirror, rows
+from agent.ledger import journal, mirror, rows
 from agent.ledger.database import Database
+from agent.ledger.late import LateRow, LateRows
 from agent.model.allocation import Attachment, AttachmentState, Owner, Undo
 
 
@@ -21,11 +24,34 @@ class AttachmentBook(Database):
     def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
         super().__init__(path, boot_id, clock)
         self._attachments = mirror.of_attachments()
+        self._late = LateRows(lambda: self._write(lambda: None, durable=False))
+        self._beginning = threading.Lock()
+        self._ids = itertools.count(1)
 
     def _load(self) -> None:
         super()._load()
+        path = journal.path_of(self.path)
+        if said := journal.read(path):
+            self._write(lambda: rows.put_said(self._db, said))
+        self._late.open(path)
         found = self._read("SELECT * FROM attachments ORDER BY attachment_id")
         self._attachments.put(map(rows.attachment, found))
+        (last,) = self._read("SELECT max(seq) FROM sqlite_sequence WHERE name = 'attachments'")[0]
+        self._ids = itertools.count((last or 0) + 1)
+
+    def close(self) -> None:
+        """Finish what is under way and close the file. Whoever comes later gets a LedgerError."""
+        self._late.close()
+        super().close()
+
+    def _late_rows(self) -> tuple[LateRow, ...]:
+        return self._late.waiting()
+
+    def _settled(self, late: tuple[LateRow, ...]) -> None:
+        self._late.settled(late)
+
+    def _refused(self, late: tuple[LateRow, ...]) -> None:
+        self._late.refused(late)
 
     def watch_attachments(self, watcher: Callable[[Attachment | None, Attachment | None], None]) -> None:
         """Call `watcher` with each attachment before and after a change. It must not block or raise."""
@@ -45,14 +71,27 @@ class AttachmentBook(Database):
     ) -> Attachment:
         """Write the *attaching* row. From its return on the hardware may be touched.
 
-        Without `durable` no address may be leased for it. Raises DeviceBusy if any attachment of the
-        device exists.
+        With `durable`, addresses may be leased for it once `await_durable` has returned. Raises DeviceBusy if
+        any attachment of the device exists.
         """
-
-        return self._insert(
-            *(AttachmentState.ATTACHING, owner, ifname, device, resource_name, undo, netns_path, request, durable),
+        row = self._new(
+            *(AttachmentState.ATTACHING, owner, ifname, device, resource_name, undo, netns_path, request),
             *(None, self.boot_id),
         )
+        self._check_open()
+        with self._beginning, self._translated():
+            if self._attachments.of_device(device):
+                raise DeviceBusy(f"{device} has an attachment in the ledger already")
+            if written := self._late.put(row, durable):
+                self._attachments.put([row])
+        if not written:
+            self._insert(row, durable)
+        return row
+
+    def await_durable(self, row: Attachment) -> None:
+        """Return once a row of `begin_attach` outlives a power cut. Raises LedgerError."""
+        if self._late.holds(row.attachment_id):
+            self._write(lambda: None, durable=False)
 
     def adopt(
         self,
@@ -75,9 +114,11 @@ class AttachmentBook(Database):
         the hardware is left alone. Raises DeviceBusy as `begin_attach` does.
         """
         boot = self.boot_id if boot_id is None else boot_id
-        return self._insert(state, owner, ifname, device, resource_name, undo, netns_path, request, True, result, boot)
+        row = self._new(state, owner, ifname, device, resource_name, undo, netns_path, request, result, boot)
+        self._insert(row, durable=True)
+        return row
 
-    def _insert(
+    def _new(
         self,
         state: AttachmentState,
         owner: Owner,
@@ -87,82 +128,54 @@ class AttachmentBook(Database):
         undo: Undo,
         netns_path: str,
         request: Mapping[str, Any],
-        durable: bool,
         result: Mapping[str, Any] | None,
         boot_id: str,
     ) -> Attachment:
-        def write() -> Attachment:
-            now = self._clock()
-            try:
-                cursor = self._db.execute(
-                    "INSERT INTO attachments (container_id, cni_ifname, pod_namespace, pod_name, pod_uid,"
-                    " netns_device, netns_inode, netns_path, ifname, device, resource_name, state, undo,"
-                    " request, result, boot_id, since) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        owner.container_id,
-                        owner.cni_ifname,
-                        owner.pod.namespace,
-                        owner.pod.name,
-                        owner.pod.uid,
-                        owner.netns.device,
-                        owner.netns.inode,
-                        netns_path,
-                        ifname,
-                        device,
-                        resource_name,
-                        state.value,
-                        json.dumps(undo.document()),
-                        json.dumps(dict(request)),
-                        json.dumps(dict(result)) if result is not None else None,
-                        boot_id,
-                        now,
-                    ),
-                )
-            except sqlite3.IntegrityError as error:
-                raise DeviceBusy(f"{device} has an attachment in the ledger already") from error
-            assert cursor.lastrowid is not None
-            return Attachment(
-                attachment_id=cursor.lastrowid,
-                owner=owner,
-                ifname=ifname,
-                device=device,
-                resource_name=resource_name,
-                state=state,
-                undo=undo,
-                boot_id=boot_id,
-                netns_path=netns_path,
-                request=dict(request),
-                result=dict(result) if result is not None else None,
-                since=now,
-            )
+        return Attachment(
+            attachment_id=next(self._ids),
+            owner=owner,
+            ifname=ifname,
+            device=device,
+            resource_name=resource_name,
+            state=state,
+            undo=undo,
+            boot_id=boot_id,
+            netns_path=netns_path,
+            request=dict(request),
+            result=dict(result) if result is not None else None,
+            since=self._clock(),
+        )
 
-        return self._write(write, durable, lambda row: self._attachments.put([row]))
+    def _insert(self, row: Attachment, durable: bool) -> None:
+        def write() -> None:
+            try:
+                rows.insert_attachment(self._db, row.attachment_id, rows.said_of(row))
+            except sqlite3.IntegrityError as error:
+                raise DeviceBusy(f"{row.device} has an attachment in the ledger already") from error
+
+        self._write(write, durable, lambda _: self._attachments.put([row]))
 
     def finish_attach(self, attachment_ids: Iterable[int], result: Mapping[str, Any]) -> None:
         """Turn *attaching* rows into *attached*, with the CNI result that will be answered."""
-        ids = tuple(attachment_ids)
-        text = json.dumps(dict(result))
+        now, answer = self._clock(), dict(result)
+        self._check_open()
+        found = self._rows(ids := tuple(attachment_ids))
+        unfit = set(ids) - {row.attachment_id for row in found if row.state is AttachmentState.ATTACHING}
+        if unfit:
+            raise LedgerError(f"attachment {min(unfit)} is not in state attaching")
+        attached = [replace(row, state=AttachmentState.ATTACHED, result=answer, since=now) for row in found]
+        with self._translated():
+            # One word for one row: several become attached together, or none does.
+            written = len(attached) == 1 and self._late.put(attached[0], durable=False)
+        if written:
+            self._attachments.put(attached)
+            return
 
-        def write() -> float:
-            now = self._clock()
-            for attachment_id in ids:
-                changed = self._db.execute(
-                    "UPDATE attachments SET state = 'attached', result = ?, since = ?"
-                    " WHERE attachment_id = ? AND state = 'attaching'",
-                    (text, now, attachment_id),
-                ).rowcount
-                if changed != 1:
-                    raise LedgerError(f"attachment {attachment_id} is not in state attaching")
-            return now
+        def write() -> None:
+            for row in attached:
+                rows.put_attachment(self._db, row.attachment_id, rows.said_of(row))
 
-        answer = dict(result)
-        self._write(
-            write,
-            durable=False,
-            then=lambda now: self._attachments.put(
-                replace(row, state=AttachmentState.ATTACHED, result=answer, since=now) for row in self._rows(ids)
-            ),
-        )
+        self._write(write, durable=False, then=lambda _: self._attachments.put(attached))
 
     def name_owner(self, row: Attachment, owner: Owner, request: Mapping[str, Any]) -> None:
         """Write down whose an adopted row is, and what its network asked for, once that is known."""
@@ -211,6 +224,9 @@ class AttachmentBook(Database):
         With `lease_owed`, keep in the same step that its addresses are still to be given back.
         """
 
+        if not lease_owed and self._forget_new(row):
+            return
+
         def write() -> None:
             self._db.execute("DELETE FROM attachments WHERE attachment_id = ?", (row.attachment_id,))
             self._db.execute("DELETE FROM quarantine WHERE device = ?", (row.device,))
@@ -221,6 +237,14 @@ class AttachmentBook(Database):
                 )
 
         self._write(write, durable=False, then=lambda _: self._attachments.remove([row.attachment_id]))
+
+    def _forget_new(self, row: Attachment) -> bool:
+        """Forget a row that the database never took: its disk may be full."""
+        with self._writing:
+            dropped = self._late.drop_new(row.attachment_id)
+            if dropped:
+                self._attachments.remove([row.attachment_id])
+            return dropped
 
     def attachments(self) -> tuple[Attachment, ...]:
         """List all attachments, oldest first."""

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from agent.errors import LedgerError
-from agent.ledger import schema
+from agent.ledger import rows, schema
+from agent.ledger.late import LateRow
 
 JOURNAL_BYTES = 4 << 20
 """The write-ahead log is cut to this size when it begins anew; it may have grown while a reader was slow."""
@@ -92,22 +93,38 @@ class Database:
     def _write(self, work: Callable[[], T], durable: bool = True, then: Callable[[T], None] | None = None) -> T:
         """Do `work` in a transaction of its own, and `then` with its result once it holds."""
         with self._writing, self._usable():
+            late = self._late_rows()
+            durable = durable or any(one.durable for one in late)
             if durable is not self._is_durable:
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 self._is_durable = durable
             self._db.execute("BEGIN IMMEDIATE")
             try:
+                for one in late:
+                    rows.put_attachment(self._db, one.row.attachment_id, rows.said_of(one.row))
                 value = work()
                 self._db.execute("COMMIT")
             except BaseException:
+                self._refused(late)
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+            self._settled(late)
             if then is not None:
                 then(value)
             for listener in self._listeners:
                 listener()
             return value
+
+    def _late_rows(self) -> tuple[LateRow, ...]:
+        """List rows that must be written before anything else."""
+        return ()
+
+    def _settled(self, late: tuple[LateRow, ...]) -> None:
+        """Take note that these are written."""
+
+    def _refused(self, late: tuple[LateRow, ...]) -> None:
+        """Take note that these could not be written."""
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.errors import LedgerError
-from agent.ledger import rows, schema
+from agent.ledger import journal, rows, schema
 from agent.model.allocation import Attachment, Binding, Grant, OwedLease, Quarantine
 
 WAIT_SECONDS = 5.0
@@ -44,6 +44,7 @@ def read(path: Path) -> Books:
                 source.backup(copy)
             copy.row_factory = sqlite3.Row
             schema.bring_up_to_date(copy, path)
+            rows.put_said(copy, journal.read(journal.path_of(path)))
             return Books(
                 tuple(map(rows.grant, copy.execute("SELECT * FROM grants ORDER BY granted_at, unit_id"))),
                 tuple(map(rows.attachment, copy.execute("SELECT * FROM attachments ORDER BY attachment_id"))),

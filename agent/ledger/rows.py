@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
+from collections.abc import Mapping
+from typing import Any
 
 from agent.errors import LedgerError
 from agent.model.allocation import (
@@ -19,6 +22,8 @@ from agent.model.allocation import (
     Undo,
 )
 from agent.model.known import KnownDevice
+
+log = logging.getLogger(__name__)
 
 
 def grant(row: sqlite3.Row) -> Grant:
@@ -76,6 +81,58 @@ def binding(row: sqlite3.Row) -> Binding:
         boot_id=row["boot_id"],
         since=row["since"],
     )
+
+
+def said_of(row: Attachment) -> dict[str, Any]:
+    """Say all of an attachment in plain values, as JSON holds them."""
+    return {
+        "container_id": row.owner.container_id,
+        "cni_ifname": row.owner.cni_ifname,
+        "pod_namespace": row.owner.pod.namespace,
+        "pod_name": row.owner.pod.name,
+        "pod_uid": row.owner.pod.uid,
+        "netns_device": row.owner.netns.device,
+        "netns_inode": row.owner.netns.inode,
+        "netns_path": row.netns_path,
+        "ifname": row.ifname,
+        "device": row.device,
+        "resource_name": row.resource_name,
+        "state": row.state.value,
+        "undo": row.undo.document(),
+        "request": row.request,
+        "result": row.result,
+        "boot_id": row.boot_id,
+        "since": row.since,
+    }
+
+
+def insert_attachment(db: sqlite3.Connection, attachment_id: int, said: Mapping[str, Any]) -> None:
+    """Write an attachment of which `said_of` told. Raises sqlite3.Error, IntegrityError if its device has one."""
+    _execute(db, attachment_id, said, "")
+
+
+def put_attachment(db: sqlite3.Connection, attachment_id: int, said: Mapping[str, Any]) -> None:
+    """Write an attachment of which `said_of` told, in place of one with the same ID. Raises sqlite3.Error."""
+    newer = ", ".join(f"{name} = excluded.{name}" for name in said)
+    _execute(db, attachment_id, said, f" ON CONFLICT (attachment_id) DO UPDATE SET {newer}")
+
+
+def _execute(db: sqlite3.Connection, attachment_id: int, said: Mapping[str, Any], otherwise: str) -> None:
+    columns: dict[str, Any] = {"attachment_id": attachment_id, **said}
+    for name in ("undo", "request", "result"):
+        columns[name] = json.dumps(columns[name]) if columns[name] is not None else None
+    names, values = ", ".join(columns), ", ".join("?" * len(columns))
+    sql = f"INSERT INTO attachments ({names}) VALUES ({values})"  # noqa: S608 -- the names are the schema's
+    db.execute(sql + otherwise, tuple(columns.values()))
+
+
+def put_said(db: sqlite3.Connection, said: Mapping[int, Mapping[str, Any]]) -> None:
+    """Write what a journal says, as far as the database can hold it. Raises sqlite3.Error."""
+    for attachment_id, word in said.items():
+        try:
+            put_attachment(db, attachment_id, word)
+        except sqlite3.IntegrityError as error:
+            log.error("the attachment of %s in the journal is passed over: %s", word.get("device"), error)
 
 
 def quarantine(row: sqlite3.Row) -> Quarantine:

@@ -140,11 +140,19 @@ def test_a_device_is_attached_once_at_most_however_many_try(tmp_path: Path) -> N
     assert row.owner.container_id == won[0]
 
 
-def test_two_agents_on_one_file_cannot_attach_a_device_twice(tmp_path: Path) -> None:
+def test_the_file_itself_refuses_a_second_attachment_of_a_device(tmp_path: Path) -> None:
     with open_books(tmp_path) as one, open_books(tmp_path) as other:
-        attach(one, VF, owner("c1"))
+        one.await_durable(attach(one, VF, owner("c1")))
         with pytest.raises(DeviceBusy, match=VF):
-            attach(other, VF, owner("c2"))
+            other.adopt(
+                owner("c2"),
+                ifname="net1",
+                device=VF,
+                resource_name="rdma/vf",
+                undo=Undo("", "", 0, False),
+                netns_path="/nowhere",
+                request={},
+            )
 
 
 def test_an_attachment_can_be_finished_only_while_it_is_attaching(tmp_path: Path) -> None:

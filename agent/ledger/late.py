@@ -1,0 +1,146 @@
+"""Attachments on their way from the journal into the database, which follows as soon as it can."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.errors import LedgerError
+from agent.ledger import journal, rows
+from agent.model.allocation import Attachment
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LateRow:
+    """A row as the journal has it and the database does not."""
+
+    row: Attachment
+    durable: bool
+    """Whether a power cut must not take it."""
+    is_new: bool
+    """Whether the database has never heard of it."""
+
+
+class LateRows:
+    """What the database lacks, and the thread that hands it on."""
+
+    def __init__(self, follow: Callable[[], object]) -> None:
+        """`follow` brings the database up to date, or raises LedgerError."""
+        self._follow = follow
+        self._guard = threading.Lock()
+        self._waiting: dict[int, LateRow] = {}
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
+        self._path: Path | None = None
+        self._journal: journal.Journal | None = None
+        self._stuck = False
+        """Whether the database did not take the last rows: then it must be asked before anything is touched."""
+
+    def open(self, path: Path) -> None:
+        """Begin an empty journal. Without room for one, every row goes straight into the database."""
+        self._path = path
+        try:
+            self._journal = journal.Journal(path)
+        except OSError as error:
+            log.warning("%s: %s: pods start a little slower", path, error)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. What the database still does not take stays in the journal."""
+        if self._thread.ident is not None:
+            self._calls.put(False)
+            self._thread.join()
+        with self._guard:
+            self._end_journal(keep=bool(self._waiting))
+
+    def put(self, row: Attachment, durable: bool) -> bool:
+        """Write a row into the journal. False if it must go straight into the database. Raises OSError."""
+        with self._guard:
+            if self._journal is None or self._stuck:
+                return False
+            before = self._waiting.get(row.attachment_id)
+            if not self._journal.put(row.attachment_id, rows.said_of(row)):
+                return False
+            self._waiting[row.attachment_id] = LateRow(
+                row,
+                durable or (before is not None and before.durable),
+                is_new=before.is_new if before is not None else row.result is None,
+            )
+        self._calls.put(True)
+        return True
+
+    def holds(self, attachment_id: int) -> bool:
+        """Tell whether the database lacks this row, or its newest state."""
+        return attachment_id in self._waiting
+
+    def waiting(self) -> tuple[LateRow, ...]:
+        """List what the database lacks, oldest first."""
+        with self._guard:
+            return tuple(self._waiting.values())
+
+    def settled(self, late: tuple[LateRow, ...]) -> None:
+        """Take note of what the database has now: the caller still keeps others from writing there."""
+        with self._guard:
+            self._stuck = False
+            for one in late:
+                key = one.row.attachment_id
+                newest = self._waiting.get(key)
+                if newest is not one:
+                    if newest is not None:
+                        self._waiting[key] = LateRow(newest.row, durable=False, is_new=False)
+                    continue
+                del self._waiting[key]
+                self._clear(key)
+
+    def refused(self, late: tuple[LateRow, ...]) -> None:
+        """Take note that the database did not take these: the next row must ask it first."""
+        self._stuck = bool(late)
+
+    def drop_new(self, attachment_id: int) -> bool:
+        """Forget a row that the database has never heard of. The caller keeps the database from writing."""
+        with self._guard:
+            found = self._waiting.get(attachment_id)
+            if found is None or not found.is_new:
+                return False
+            del self._waiting[attachment_id]
+            self._clear(attachment_id)
+            return True
+
+    def _clear(self, key: int) -> None:
+        if self._journal is None:
+            return
+        try:
+            self._journal.clear(key)
+        except OSError as error:
+            # What is out of date there must not be believed after a crash.
+            log.error("%s: %s: rows go straight into the database from now on", self._path, error)
+            self._end_journal(keep=False)
+
+    def _end_journal(self, keep: bool) -> None:
+        if self._journal is None:
+            return
+        if not keep:
+            assert self._path is not None
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+        self._journal.close()
+        self._journal = None
+
+    def _work(self) -> None:
+        goes_on = True
+        while goes_on:
+            goes_on = self._calls.get()
+            if not self._waiting:
+                continue
+            try:
+                self._follow()
+            except LedgerError as error:
+                log.error("%s", error)

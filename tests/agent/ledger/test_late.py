@@ -1,0 +1,179 @@
+"""Attachments that the database does not hold yet: it is busy, full, or the agent dies first."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.errors import LedgerError
+from agent.ledger import Ledger, journal, reading
+from agent.model.allocation import Attachment, AttachmentState
+from tests.agent.books import VF, attach, open_books, owner
+
+OTHER = "0000:3b:00.3"
+
+
+def path_of(folder: Path) -> Path:
+    return journal.path_of(folder / "ledger.db")
+
+
+@contextlib.contextmanager
+def busy(folder: Path) -> Iterator[None]:
+    """Keep the database from being written."""
+    with contextlib.closing(sqlite3.connect(folder / "ledger.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def in_database(folder: Path) -> list[tuple[str, str]]:
+    """Read devices and states from the database alone."""
+    with contextlib.closing(sqlite3.connect(folder / "ledger.db")) as other:
+        return list(other.execute("SELECT device, state FROM attachments ORDER BY device"))
+
+
+def die(folder: Path, grave: Path) -> None:
+    """Copy what is on the disk at this moment, as a death leaves it."""
+    grave.mkdir()
+    for file in folder.glob("ledger.db*"):
+        (grave / file.name).write_bytes(file.read_bytes())
+
+
+def until_empty(folder: Path) -> None:
+    deadline = time.monotonic() + 10
+    while journal.read(path_of(folder)):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def seen(rows: tuple[Attachment, ...]) -> list[tuple[str, str]]:
+    return [(row.device, row.state.value) for row in rows]
+
+
+@pytest.mark.parametrize("state", [AttachmentState.ATTACHING, AttachmentState.ATTACHED])
+def test_what_the_database_lacks_survives_the_agent(tmp_path: Path, state: AttachmentState) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with open_books(folder) as books, busy(folder):
+        row = attach(books, VF, owner())
+        if state is AttachmentState.ATTACHED:
+            books.finish_attach([row.attachment_id], {"cniVersion": "1.0.0"})
+        assert in_database(folder) == []
+        expected = books.attachments()
+        die(folder, tmp_path / "grave")
+    with open_books(tmp_path / "grave") as books:
+        assert books.attachments() == expected
+        assert in_database(tmp_path / "grave") == [(VF, state.value)]
+        assert journal.read(path_of(tmp_path / "grave")) == {}
+
+
+def test_the_journal_knows_better_than_the_database(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with open_books(folder) as books:
+        row = attach(books, VF, owner())
+        until_empty(folder)
+        with busy(folder):
+            books.finish_attach([row.attachment_id], {})
+            assert in_database(folder) == [(VF, "attaching")]
+            die(folder, tmp_path / "grave")
+    with open_books(tmp_path / "grave") as books:
+        assert seen(books.attachments()) == [(VF, "attached")]
+
+
+def test_the_database_follows_by_itself(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        row = attach(books, VF, owner())
+        books.finish_attach([row.attachment_id], {})
+        until_empty(tmp_path)
+        assert in_database(tmp_path) == [(VF, "attached")]
+
+
+def test_every_other_change_comes_after_what_is_late(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        row = attach(books, VF, owner())
+        books.begin_detach([row.attachment_id])
+        assert in_database(tmp_path) == [(VF, "detaching")]
+        assert journal.read(path_of(tmp_path)) == {}
+        books.finish_detach(row)
+        assert in_database(tmp_path) == []
+
+
+def test_leases_wait_until_the_row_outlives_a_power_cut(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        with busy(tmp_path):
+            row = attach(books, VF, owner())
+            waiting = threading.Thread(target=books.await_durable, args=[row])
+            waiting.start()
+            waiting.join(0.1)
+            assert waiting.is_alive()
+        waiting.join(10)
+        assert in_database(tmp_path) == [(VF, "attaching")]
+
+
+def test_another_process_reads_what_is_late_too(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books, busy(tmp_path):
+        attach(books, VF, owner())
+        assert seen(reading.read(tmp_path / "ledger.db").attachments) == [(VF, "attaching")]
+
+
+def test_an_id_is_never_used_twice_while_somebody_may_hold_it(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        rows = []
+        for number in range(4):
+            rows.append(attach(books, VF, owner()))
+            if number % 2:
+                books.await_durable(rows[-1])
+            books.finish_detach(rows[-1])
+        ids = [row.attachment_id for row in rows]
+        assert ids == sorted(set(ids))
+    with open_books(tmp_path) as books:  # nobody holds those that the database never heard of
+        assert attach(books, VF, owner()).attachment_id > rows[3].attachment_id
+
+
+def test_a_large_request_goes_straight_into_the_database(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        attach(books, VF, owner(), text="x" * 100_000)
+        assert in_database(tmp_path) == [(VF, "attaching")]
+        assert journal.read(path_of(tmp_path)) == {}
+
+
+def test_a_disk_without_room_for_the_journal_is_no_obstacle(tmp_path: Path, own_network: None) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "nodefabric-test", tmp_path], check=True)
+    with open_books(tmp_path) as books:
+        attach(books, VF, owner())
+        assert in_database(tmp_path) == [(VF, "attaching")]
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+@contextlib.contextmanager
+def unwritable(books: Ledger) -> Iterator[None]:
+    """Have the database refuse to grow, as a full disk does; the journal has its room already."""
+    (pages,) = books._db.execute("PRAGMA page_count").fetchone()
+    books._db.execute(f"PRAGMA max_page_count = {pages}")
+    yield
+    books._db.execute("PRAGMA max_page_count = 1000000")
+
+
+def test_a_database_that_takes_nothing_more_is_told_before_the_next_pod(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        with unwritable(books):
+            first = attach(books, VF, owner("c1"), text="x" * 7000)  # more than the pages there can hold
+            with pytest.raises(LedgerError, match="full"):
+                books.await_durable(first)
+            with pytest.raises(LedgerError, match="full"):
+                attach(books, OTHER, owner("c2"), text="x" * 7000)
+            assert seen(books.attachments()) == [(VF, "attaching")]
+            books.finish_detach(first)
+            assert books.attachments() == ()
+        row = attach(books, OTHER, owner("c3"), text="x" * 7000)
+        books.finish_attach([row.attachment_id], {})
+        assert in_database(tmp_path)
+        assert seen(books.attachments()) == [(OTHER, "attached")]
