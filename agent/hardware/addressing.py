@@ -1,9 +1,8 @@
-"""Addresses and routes of interfaces, through a pyroute2 socket that the caller opened in the right namespace."""
+"""Lists of addresses and routes, through a pyroute2 socket that the caller opened in the right namespace."""
 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import socket
 from collections.abc import Iterator
@@ -22,23 +21,6 @@ RTN_UNICAST = 1
 RT_TABLE_MAIN, RT_TABLE_LOCAL = 254, 255
 RTPROT_KERNEL, RTPROT_RA = 2, 9
 RTNH_F_ONLINK = 0x4
-IFA_F_NODAD = 0x02
-
-
-def apply(ipr: IPRoute, link: Link, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
-    """Give an interface addresses and routes. Repeating it is harmless."""
-    for cidr in addresses:
-        wanted = ipaddress.ip_interface(cidr)
-        more: dict[str, Any] = {}
-        if wanted.version == 6:
-            more["flags"] = IFA_F_NODAD  # the pod may use the address at once; IPAM says it is unique
-        elif wanted.network.prefixlen < 31:
-            more["broadcast"] = str(wanted.network.broadcast_address)
-        with _translated(f"add address {cidr} to {link.name}"):
-            ipr.addr("replace", index=link.ifindex, address=str(wanted.ip), prefixlen=wanted.network.prefixlen, **more)
-    for route in routes:
-        with _translated(f"add route {route.destination} via {route.gateway or link.name}"):
-            ipr.route("replace", oif=link.ifindex, **_route_spec(route))
 
 
 def addresses(ipr: IPRoute, link: Link) -> tuple[str, ...]:
@@ -74,15 +56,6 @@ def _messages(ipr: IPRoute) -> Iterator[Any]:
     for family in (socket.AF_INET, socket.AF_INET6):
         with _translated("list routes"):
             yield from list(ipr.route("dump", family=family))
-
-
-def _route_spec(route: Route) -> dict[str, Any]:
-    """Say in pyroute2's words what is known of a route."""
-    optional = {key: getattr(route, key) for key in ("gateway", "priority", "table", "scope")}
-    optional |= {"prefsrc": route.source, "proto": route.protocol, "flags": RTNH_F_ONLINK if route.onlink else None}
-    spec = {"dst": route.destination} | {key: value for key, value in optional.items() if value is not None}
-    metrics = {key: value for key in ("mtu", "advmss") if (value := getattr(route, key)) is not None}
-    return spec | ({"metrics": metrics} if metrics else {})
 
 
 def _routes(message: Any, ifindex: int | None) -> Iterator[Route]:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pyroute2 import IPRoute
 
 from agent.errors import HardwareError
-from agent.hardware import addressing, child_messages, tcx
+from agent.hardware import address_messages, addressing, child_messages, tcx
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Child, Link, LinkChange, Route
 from agent.hardware.link_messages import IFLA_IFNAME, IFLA_PARENT_DEV_NAME
@@ -186,13 +186,18 @@ class Netlink:
 
     def configure(self, ifname: str, netns: int | None, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
         """Give an interface its addresses and routes."""
-
-        link = self.find(ifname, netns)
-        if link is None:
-            raise HardwareError(
-                f"interface {ifname} is not in {'the host' if netns is None else 'the pod'}'s namespace"
-            )
-        self._run(netns, lambda ipr: addressing.apply(ipr, link, addresses, routes))
+        with self._links(netns, f"look up interface {ifname}") as links:
+            found = links.find(ifname)
+            if found is None:
+                raise HardwareError(
+                    f"interface {ifname} is not in {'the host' if netns is None else 'the pod'}'s namespace"
+                )
+            for cidr in addresses:
+                with translated(f"add address {cidr} to {ifname}"):
+                    links.put_address(address_messages.address(found.ifindex, cidr))
+            for route in routes:
+                with translated(f"add route {route.destination} via {route.gateway or ifname}"):
+                    links.put_route(address_messages.route(found.ifindex, route))
 
     def addresses(self, ifname: str, netns: int | None) -> tuple[str, ...]:
         """List an interface's global addresses as CIDR."""

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 
 from agent.errors import NetlinkFailed
 from agent.hardware import netns as namespaces
+from agent.hardware.address_messages import RTM_NEWADDR, RTM_NEWROUTE
 from agent.hardware.link_messages import IFLA_IFNAME, IFLA_LINKINFO, RTM_DELLINK, RTM_NEWLINK, attributes, messages
 
 NLMSG_ERROR, NLMSG_DONE, RTM_GETLINK, RTM_SETLINK = 2, 3, 18, 19
 RTM_NEWLINKPROP, RTM_DELLINKPROP = 108, 109
-NLM_F_EXCL, NLM_F_CREATE = 0x200, 0x400
+NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x100, 0x200, 0x400
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x1, 0x4, 0x10, 0x300
 NLA_F_NESTED = 0x8000
 IFLA_ADDRESS, IFLA_MTU, IFLA_MASTER, IFLA_TXQLEN, IFLA_IFALIAS, IFLA_GROUP, IFLA_NET_NS_FD = 1, 4, 10, 13, 20, 27, 28
@@ -197,6 +198,14 @@ class LinkSocket:
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
+
+    def put_address(self, body: bytes) -> None:
+        """Give a link an address: a body of `address_messages`. One that it has is success. Raises OSError."""
+        self._ask(RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, body)
+
+    def put_route(self, body: bytes) -> None:
+        """Make a route, in place of one to the same destination: a body of `address_messages`. Raises OSError."""
+        self._ask(RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, body)
 
     def add_altname(self, ifindex: int, altname: str) -> None:
         """Give a link another name. Raises OSError, EEXIST if any link has it, this one included."""
