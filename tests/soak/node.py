@@ -238,7 +238,8 @@ class Node:
     # -------------------------------------------------------------------- agent
 
     def start_agent(self, die_at: int | None = None, note_points: bool = False, watched: bool = True) -> Agent:
-        """Start an agent: it heals, then serves. It may die of it."""
+        """Start an agent: it heals, then serves. It may die of it. One that still runs is killed first."""
+        self.kill_agent()
         options = Options(str(self.folder), die_at=die_at, note_points=note_points, watched=watched)
         self.agent = Agent(self._requests, options, self.folder / "agent.log")
         end = f", killed at {self.agent.place_of_death}" if not self.agent.lives else ""
