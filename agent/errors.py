@@ -20,6 +20,7 @@
     ├── InstallFailed           the CNI relay cannot be put in place or taken away
     └── Unavailable             a peer (kubelet, API server) does not answer
         └── Refused             the API server answered no (permission, missing CRD, invalid object)
+            └── Conflicted      another writer owns fields that were to be applied
 
 Each class has a `reason`: one word that serves as metric label, log field and Event reason.
 Adapters translate their library's errors at their edge; a door (gRPC, CNI, HTTP, exit status)
@@ -177,3 +178,14 @@ class Refused(Unavailable):
     def __init__(self, status: int, text: str) -> None:
         self.status = status
         super().__init__(text)
+
+
+class Conflicted(Refused):
+    """Another writer owns fields of the object that were to be applied."""
+
+    reason = "Conflicted"
+
+    def __init__(self, text: str, owners: Sequence[tuple[str, str]]) -> None:
+        self.owners = tuple(owners)
+        """(field such as `.metadata.labels.example.com/rack`, manager) of each conflict."""
+        super().__init__(409, text)

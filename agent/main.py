@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -35,11 +34,8 @@ from agent.ledger.lock import claim
 from agent.metrics import Facts, Metrics
 from agent.model.unit import OfferedUnit
 from agent.overview import Overview
+from agent.publication import ClusterApi, Publications
 from agent.reconcile import Reconciler
-from agent.topology import resource
-from agent.topology.kubelet_config import KubeletConfigFile
-from agent.topology.publisher import Pace, Publisher, TopologyApi
-from agent.topology.state import node_state
 from cni import spool
 from cni.attachment import Attachments
 from cni.server import CniServer
@@ -71,8 +67,8 @@ def node_name() -> str:
 class Agent:
     """All parts of one running agent."""
 
-    def __init__(self, config: Config, host: Host, *, api: TopologyApi | None = None) -> None:
-        """`api` is the API server to publish the topology to; None publishes nothing."""
+    def __init__(self, config: Config, host: Host, *, api: ClusterApi | None = None) -> None:
+        """`api` is the API server to publish to; None if nothing goes there."""
         self.config = config
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
@@ -80,7 +76,6 @@ class Agent:
         self._api = api
         self._inventory = Inventory(host, config.rescan_seconds)
         self._pod_resources = PodResources.of_kubelet(config.kubelet_dir)
-        self._kubelet_config = KubeletConfigFile(config.topology.kubelet_config)
         self._kinds = {resource.name: resource.kind for resource in config.resources}
         self._ledger: Ledger | None = None
         self._plugins: DevicePlugins | None = None
@@ -184,11 +179,9 @@ class Agent:
                 tasks.create_task(self._heartbeat.run(), name="heartbeat"),
                 tasks.create_task(self._overview.run(), name="recent events"),
             ]
-            if self._api is not None:
-                publisher = self._publisher(self._api)
-                ledger.subscribe(publisher.changed)
-                loops.append(tasks.create_task(publisher.run(), name="publisher"))
-                loops.append(tasks.create_task(self._tell_of_hardware(publisher), name="publisher's inventory"))
+            publications = self._publications(plugins)
+            ledger.subscribe(publications.changed)
+            loops.append(tasks.create_task(publications.run(), name="publications"))
             serving = tasks.create_task(plugins.run(), name="device plugins")
             await stop.wait()
             log.info("stopping; devices in pods stay where they are")
@@ -201,7 +194,8 @@ class Agent:
 
     async def _open_endpoints(self) -> EndpointServer:
         """Open the endpoints, however long another process has their port: pods need no endpoints."""
-        checks = {"agent": self.obstacles.first}
+        # An API server that is away makes no node unready: pods need none of what is published.
+        checks = {"agent": lambda: self.obstacles.first(besides=("publishing",))}
         pages = Pages(
             metrics=self.metrics.render,
             status=self._overview.served,
@@ -268,25 +262,18 @@ class Agent:
                 return self._ledger
         return None
 
-    def _publisher(self, api: TopologyApi) -> Publisher:
-        topology = self.config.topology
-        return Publisher(
+    def _publications(self, plugins: DevicePlugins) -> Publications:
+        return Publications(
+            self.config.topology,
             node_name(),
-            self._topology_object,
-            api,
+            self._host.root,
+            self._inventory,
+            self._pod_resources,
+            lambda: plugins.units,
             self.metrics,
-            Pace(
-                coalesce=topology.coalesce_seconds,
-                heartbeat=topology.heartbeat_seconds,
-                start_spread=topology.start_spread_seconds,
-            ),
+            self._api,
+            lambda what: self.obstacles.set("publishing", what),
         )
-
-    async def _tell_of_hardware(self, publisher: Publisher) -> None:
-        generation = self._inventory.snapshot.generation
-        while True:
-            publisher.changed()
-            generation = (await self._inventory.newer_than(generation)).generation
 
     # ---------------------------------------------------- what the parts ask for
 
@@ -295,17 +282,7 @@ class Agent:
 
         So a kubelet that has not taken up our resources does not count: no ADD needs that.
         """
-        return self.obstacles.first(besides=("kubelet", "endpoints", "admin"))
-
-    async def _topology_object(self, node_uid: str | None) -> Mapping[str, Any] | None:
-        """Build the NodeResourceTopology object of this moment. Raises Unavailable without kubelet."""
-        settings = await asyncio.to_thread(self._kubelet_config.read)
-        pods = await self._pod_resources.list()
-        allocatable = await self._pod_resources.allocatable()
-        units = self._plugins.units if self._plugins is not None else {}
-        return resource.build(
-            node_state(node_name(), node_uid, self._inventory.snapshot, units, settings, pods, allocatable)
-        )
+        return self.obstacles.first(besides=("kubelet", "endpoints", "admin", "publishing"))
 
     def _our_vfs(self, ledger: Ledger) -> frozenset[str]:
         """List the VFs that resources offer, before the first offer too."""

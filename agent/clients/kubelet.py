@@ -69,6 +69,10 @@ class PodDevices:
 
     pod: PodRef
     containers: tuple[ContainerDevices, ...] = ()
+    cpu_ids: tuple[int, ...] = ()
+    """Owned by the pod as a whole (pod-level resources), besides those of single containers."""
+    memory: tuple[MemoryBlock, ...] = ()
+    """Likewise."""
 
     def device_ids(self, resource_name: str) -> tuple[str, ...]:
         """List the pod's units of a resource, container after container."""
@@ -219,6 +223,8 @@ def _pod_devices(message: api_pb2.PodResources, uid: str = "") -> PodDevices:
             )
             for c in message.containers
         ),
+        tuple(message.cpu_ids),
+        tuple(_memory(m) for m in message.memory),
     )
 
 

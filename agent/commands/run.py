@@ -19,7 +19,7 @@ from agent.commands.options import Command, add_config, add_host, open_host
 from agent.commands.sources import add_sources, sources
 
 if TYPE_CHECKING:
-    from agent.topology.publisher import TopologyApi
+    from agent.publication import ClusterApi
 
 STOP_SECONDS = 1.8
 """After this long a stuck driver or disk no longer holds up the end of the process."""
@@ -70,8 +70,8 @@ def _run(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _api_server(config: configuration.Config, kubeconfig: Path | None) -> TopologyApi | None:
-    if not config.topology.publish:
+def _api_server(config: configuration.Config, kubeconfig: Path | None) -> ClusterApi | None:
+    if not config.topology.needs_api:
         return None
     from agent.clients.apiserver import ApiServer
 

@@ -1,8 +1,9 @@
 """A stand-in for the Kubernetes API server, over real HTTP.
 
-Knows two kinds of object, cluster-wide: Node and NodeResourceTopology. Answers GET, and PATCH by
-server-side apply: created if absent, a new resourceVersion only if the content changed, a conflict
-if another manager's fields are taken without force. Counts writes, and can be told to misbehave.
+Knows Node, the custom objects of `agent.sim.definitions`, and Pod. Answers GET (also for the metadata alone), PATCH by
+server-side apply with field managers and conflicts, POST of Events, and lists and watches of pods with a field
+selector, resource versions, bookmarks and 410. Refuses what a definition does not know. Counts all of it, and can be
+told to misbehave.
 
     python -m agent.sim.apiserver --port-file F [--kubeconfig K] [--node NAME …]
 """
@@ -15,143 +16,34 @@ import signal
 import sys
 import threading
 import time
-import uuid
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterable
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from agent.sim.api_state import ApiState, Counts, Fault
+from agent.sim.definitions import Definition
+from agent.sim.field_sets import Conflicts
+
+__all__ = ["ApiServerStandIn", "ApiState", "Counts", "Fault"]
+
 APPLY = "application/apply-patch+yaml"
-COLLECTIONS = {
-    "/api/v1/nodes/": ("v1", "Node"),
-    "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/": (
-        "topology.node.k8s.io/v1alpha2",
-        "NodeResourceTopology",
-    ),
-}
+PODS = "/api/v1/pods"
 MAX_BODY = 3 << 20
 """The API server's own limit on a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What to do wrong with the next `times` requests (-1: with all)."""
-
-    status: int = 0
-    """Answer with this status instead of doing the work."""
-    retry_after: int | None = None
-    delay_seconds: float = 0.0
-    drop: bool = False
-    """Close the connection without an answer."""
-    times: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    reads: int = 0
-    applies: int = 0
-    """Accepted ones."""
-    changes: int = 0
-    """Applies that changed the content."""
-    failures: int = 0
-
-
-class ApiState:
-    """The objects and the counts; safe to use from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._objects: dict[tuple[str, str], dict[str, Any]] = {}
-        self._version = 1
-        self._counts: dict[str, int] = dict.fromkeys(asdict(Counts()), 0)
-        self._fault = Fault(times=0)
-
-    @property
-    def counts(self) -> Counts:
-        with self._lock:
-            return Counts(**self._counts)
-
-    def set_fault(self, fault: Fault | None) -> None:
-        """Misbehave from now on, or no longer."""
-        with self._lock:
-            self._fault = fault or Fault(times=0)
-
-    def take_fault(self) -> Fault | None:
-        """Return what to do wrong with this request, and count it."""
-        with self._lock:
-            fault = self._fault
-            if fault.times == 0:
-                return None
-            if fault.times > 0:
-                self._fault = Fault(**(asdict(fault) | {"times": fault.times - 1}))
-            if fault.status or fault.drop:
-                self._counts["failures"] += 1
-            return fault
-
-    def add_node(self, name: str) -> str:
-        """Create a Node object and return its UID."""
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
-        with self._lock:
-            return str(self._store("Node", name, node, "kubelet")["metadata"]["uid"])
-
-    def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        """Return a copy of an object."""
-        with self._lock:
-            self._counts["reads"] += 1
-            found = self._objects.get((kind, name))
-            return None if found is None else dict(json.loads(json.dumps(found)))
-
-    def delete(self, kind: str, name: str) -> None:
-        """Remove an object, as an administrator would."""
-        with self._lock:
-            self._objects.pop((kind, name), None)
-
-    def apply(self, kind: str, name: str, document: dict[str, Any], manager: str, force: bool) -> tuple[int, Any]:
-        """Apply a whole object; return status and object, or status and message."""
-        with self._lock:
-            found = self._objects.get((kind, name))
-            if found is not None and not force and _manager(found) != manager and _content(found) != _content(document):
-                return 409, f"Apply failed with a conflict with {_manager(found)!r}"
-            self._counts["applies"] += 1
-            if found is not None and _content(found) == _content(document) and _manager(found) == manager:
-                return 200, found
-            self._counts["changes"] += 1
-            return (201 if found is None else 200), self._store(kind, name, document, manager)
-
-    def _store(self, kind: str, name: str, document: dict[str, Any], manager: str) -> dict[str, Any]:
-        old = self._objects.get((kind, name), {"metadata": {}})["metadata"]
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        self._version += 1
-        metadata = {
-            **document["metadata"],
-            "uid": old.get("uid") or str(uuid.uuid4()),
-            "creationTimestamp": old.get("creationTimestamp") or now,
-            "resourceVersion": str(self._version),
-            "managedFields": [{"manager": manager, "operation": "Apply", "time": now}],
-        }
-        stored = {**document, "metadata": metadata}
-        self._objects[kind, name] = stored
-        return stored
-
-
-def _manager(stored: dict[str, Any]) -> str:
-    return str(stored["metadata"]["managedFields"][0]["manager"])
-
-
-def _content(document: dict[str, Any]) -> str:
-    system = ("uid", "creationTimestamp", "resourceVersion", "managedFields")
-    metadata = {k: v for k, v in document["metadata"].items() if k not in system}
-    return json.dumps({**document, "metadata": metadata}, sort_keys=True)
 
 
 class ApiServerStandIn:
     """A running stand-in on a free loopback port. A context manager."""
 
-    def __init__(self, port: int = 0) -> None:
-        self.state = ApiState()
-        self._server = _Server(("127.0.0.1", port), self.state)
+    def __init__(
+        self, port: int = 0, *, known: Iterable[Definition] | None = None, bookmark_seconds: float = 60.0
+    ) -> None:
+        """`known` are the custom objects that the cluster has definitions for; by default all."""
+        self.state = ApiState(known)
+        self._server = _Server(("127.0.0.1", port), self.state, bookmark_seconds)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
@@ -186,9 +78,11 @@ class ApiServerStandIn:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 512
 
-    def __init__(self, address: tuple[str, int], state: ApiState) -> None:
+    def __init__(self, address: tuple[str, int], state: ApiState, bookmark_seconds: float) -> None:
         self.state = state
+        self.bookmark_seconds = bookmark_seconds
         super().__init__(address, _Connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -201,30 +95,54 @@ class _Connection(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
     timeout = 30
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        path = urlsplit(self.path).path
-        if path == "/_sim/counts":
+        url = urlsplit(self.path)
+        if url.path == "/_sim/counts":
             self._reply(200, asdict(self.server.state.counts))
             return
         if self._misbehaves():
             return
-        target = _target(path)
+        if url.path == PODS:
+            self._pods(parse_qs(url.query))
+            return
+        target = self._target(url.path)
         found = self.server.state.get(*target) if target else None
         if found is None:
-            self._refuse(404, f"{path} not found")
+            self._refuse(404, f"{url.path} not found")
+        elif "as=PartialObjectMetadata" in self.headers.get("Accept", ""):
+            whose = {"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata"}
+            self._reply(200, {**whose, "metadata": found["metadata"]})
         else:
             self._reply(200, found)
 
     def do_PUT(self) -> None:
-        """Take `/_sim/fault`: the fields of a Fault, or null to behave again."""
+        """Take `/_sim/fault`: the fields of a Fault, or null to behave again; `/_sim/pod`: arguments of `put_pod`."""
         body = self._body()
-        if urlsplit(self.path).path != "/_sim/fault" or body is None:
-            self._refuse(405, "only /_sim/fault can be put")
+        path = urlsplit(self.path).path
+        if body is None:
             return
         document = json.loads(body)
-        self.server.state.set_fault(None if document is None else Fault(**document))
+        if path == "/_sim/fault":
+            self.server.state.set_fault(None if document is None else Fault(**document))
+        elif path == "/_sim/pod":
+            self.server.state.put_pod(**document)
+        else:
+            self._refuse(405, "only /_sim/fault and /_sim/pod can be put")
+            return
         self._reply(200, {})
+
+    def do_POST(self) -> None:
+        """Take an Event in any namespace."""
+        body = self._body()
+        if body is None or self._misbehaves():
+            return
+        if not urlsplit(self.path).path.endswith("/events"):
+            self._refuse(405, "only Events can be created here")
+            return
+        self.server.state.count("created")
+        self._reply(201, json.loads(body))
 
     def do_PATCH(self) -> None:
         body = self._body()
@@ -232,17 +150,47 @@ class _Connection(BaseHTTPRequestHandler):
             return
         url = urlsplit(self.path)
         query = parse_qs(url.query)
-        target = _target(url.path)
-        problem = _apply_problem(target, self.headers.get("Content-Type", ""), query, body)
+        target = self._target(url.path)
+        problem = self._apply_problem(target, query, body)
         if problem is not None or target is None:
             self._refuse(*(problem or (404, "not found")))
             return
-        force = query.get("force") == ["true"]
-        status, answer = self.server.state.apply(*target, json.loads(body), query["fieldManager"][0], force)
-        if status >= 300:
-            self._refuse(status, answer)
-        else:
-            self._reply(status, answer)
+        manager, force = query["fieldManager"][0], query.get("force") == ["true"]
+        status, answer = self.server.state.apply(*target, json.loads(body), manager, force)
+        if isinstance(answer, Conflicts):
+            self._conflict(answer, json.loads(body)["apiVersion"])
+            return
+        size = len(self.requestline) + len(bytes(self.headers)) + len(body)
+        self.server.state.count("applied_bytes", size)
+        self._reply(status, answer)
+
+    def _pods(self, query: dict[str, list[str]]) -> None:
+        """List or watch pods, all or those of one node."""
+        selector = query.get("fieldSelector", [""])[0]
+        node = selector.removeprefix("spec.nodeName=") if selector else None
+        if query.get("watch") != ["true"]:
+            version, items = self.server.state.list_pods(node)
+            metadata = {"resourceVersion": str(version)}
+            self._reply(200, {"apiVersion": "v1", "kind": "PodList", "metadata": metadata, "items": items})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        since, seconds = int(query.get("resourceVersion", ["0"])[0]), float(query.get("timeoutSeconds", ["1800"])[0])
+        end = self.server.state.watch(node, since, seconds, self.server.bookmark_seconds, self._send_chunk)
+        if end == "cut":
+            self.close_connection = True
+            return
+        if end == "gone":
+            status = {"kind": "Status", "status": "Failure", "reason": "Expired", "code": 410}
+            self._send_chunk({"type": "ERROR", "object": {**status, "message": f"too old resource version: {since}"}})
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _send_chunk(self, document: Any) -> None:
+        line = json.dumps(document).encode() + b"\n"
+        self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+        self.wfile.flush()
 
     def _misbehaves(self) -> bool:
         fault = self.server.state.take_fault()
@@ -267,9 +215,15 @@ class _Connection(BaseHTTPRequestHandler):
             return None
         return self.rfile.read(int(length))
 
-    def _refuse(self, status: int, message: str, extra: dict[str, str] | None = None) -> None:
+    def _conflict(self, conflicts: Conflicts, api_version: str) -> None:
+        causes = [conflict.cause(api_version) for conflict in conflicts.found]
+        count = f"{len(causes)} conflict{'s' if len(causes) > 1 else ''}"
+        text = "; ".join(f"{cause['message']}: {cause['field']}" for cause in causes)
+        self._refuse(409, f"Apply failed with {count}: {text}", details={"causes": causes}, reason="Conflict")
+
+    def _refuse(self, status: int, message: str, extra: dict[str, str] | None = None, **more: Any) -> None:
         document = {"apiVersion": "v1", "kind": "Status", "status": "Failure", "message": message, "code": status}
-        self._reply(status, document, extra)
+        self._reply(status, {**document, **more}, extra)
 
     def _reply(self, status: int, document: Any, extra: dict[str, str] | None = None) -> None:
         body = json.dumps(document).encode()
@@ -283,37 +237,38 @@ class _Connection(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: tests and the demo own the terminal."""
 
+    def _target(self, path: str) -> tuple[str, str] | None:
+        collection, _, name = path.rpartition("/")
+        known = self.server.state.collections.get(collection)
+        return (known[1], unquote(name)) if known is not None and name else None
 
-def _target(path: str) -> tuple[str, str] | None:
-    for prefix, (_, kind) in COLLECTIONS.items():
-        name = path.removeprefix(prefix)
-        if name != path and name and "/" not in name:
-            return kind, unquote(name)
-    return None
-
-
-def _apply_problem(
-    target: tuple[str, str] | None, content_type: str, query: dict[str, list[str]], body: bytes
-) -> tuple[int, str] | None:
-    if target is None:
-        return 404, "the server could not find the requested resource"
-    kind, name = target
-    if content_type.partition(";")[0] != APPLY:
-        return 415, f"content type {content_type!r} is not {APPLY}"
-    if not query.get("fieldManager", [""])[0]:
-        return 400, "fieldManager is required for apply"
-    try:
-        document = json.loads(body)
-    except ValueError:
-        return 400, "the body is not JSON"
-    versions = {k: v for v, k in COLLECTIONS.values()}
-    if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != (versions[kind], kind):
-        return 400, f"apiVersion and kind must be {versions[kind]} {kind}"
-    if not isinstance(document.get("metadata"), dict) or document["metadata"].get("name") != name:
-        return 400, f"metadata.name must be {name}"
-    if kind == "NodeResourceTopology" and not isinstance(document.get("zones"), list):
-        return 422, "zones: Required value"
-    return None
+    def _apply_problem(
+        self, target: tuple[str, str] | None, query: dict[str, list[str]], body: bytes
+    ) -> tuple[int, str] | None:
+        if target is None:
+            return 404, "the server could not find the requested resource"
+        kind, name = target
+        content_type = self.headers.get("Content-Type", "")
+        if content_type.partition(";")[0] != APPLY:
+            return 415, f"content type {content_type!r} is not {APPLY}"
+        if not query.get("fieldManager", [""])[0]:
+            return 400, "fieldManager is required for apply"
+        try:
+            document = json.loads(body)
+        except ValueError:
+            return 400, "the body is not JSON"
+        version = next(version for version, known in self.server.state.collections.values() if known == kind)
+        if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != (version, kind):
+            return 400, f"apiVersion and kind must be {version} {kind}"
+        if not isinstance(document.get("metadata"), dict) or document["metadata"].get("name") != name:
+            return 400, f"metadata.name must be {name}"
+        definition = self.server.state.definitions.get(kind)
+        problems = definition.problems(document) if definition is not None else []
+        unknown = [problem for problem in problems if problem.endswith("not declared in schema")]
+        if unknown:
+            # The merge fails before validation, and as an error of the server: fieldmanager/structuredmerge.go.
+            return 500, f"failed to create typed patch object (/{name}; {version}, Kind={kind}): {'; '.join(unknown)}"
+        return (422, "; ".join(problems)) if problems else None
 
 
 def main(arguments: list[str] | None = None) -> int:

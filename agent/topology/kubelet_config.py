@@ -1,8 +1,9 @@
-"""What kubelet's configuration file says about NUMA: policies, scope and reserved resources.
+"""What kubelet's configuration says about NUMA: policies, scope and reserved resources.
 
-Reads the one file (`config.yaml` of kubeadm); drop-in folders and command-line flags of kubelet
-are not seen. A field that is absent has kubelet's own default. A file that is missing or cannot
-be read gives the defaults and a problem to report, since `none` never makes a scheduler reject a pod.
+Reads the file (`config.yaml` of kubeadm) and, where a folder of drop-ins is named (kubelet's `--config-dir`), its
+`*.conf` files in order of their names; kubelet's command-line flags are not seen. A field that is absent has kubelet's
+own default. What is missing or cannot be read gives the defaults and a problem to report, since `none` never makes a
+scheduler reject a pod.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import Any
 
 import yaml
 
-from agent.topology.quantity import parse_quantity
+from agent.model.quantity import parse_exact, parse_milli, parse_quantity
 
 MAX_BYTES = 1 << 20
+MAX_DROP_INS = 100
+DEFAULT_EVICTION_BYTES = 100 << 20
+"""memory.available of evictionHard, while the file has no evictionHard (pkg/kubelet/eviction/defaults_linux.go)."""
 POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 SCOPES = ("container", "pod")
 
@@ -35,52 +39,103 @@ class KubeletSettings:
     """reservedSystemCPUs"""
     reserved_memory: tuple[tuple[int, str, int], ...] = ()
     """(NUMA node, memory or hugepages-<size>, bytes) of reservedMemory."""
+    reserved_milli_cpu: int = 0
+    """kubeReserved and systemReserved, in thousandths of a CPU. Without meaning where reserved_cpus names the CPUs."""
+    reserved_memory_bytes: int = 0
+    """kubeReserved and systemReserved, wherever on the node."""
+    eviction_bytes: int = DEFAULT_EVICTION_BYTES
+    """evictionHard's memory.available, if it is an amount."""
+    eviction_share: float = 0.0
+    """The same, if it is a share of the node's memory (0 to 1)."""
     problem: str | None = None
 
 
 class KubeletConfigFile:
-    """The file at its place. What is wrong with it is logged once, not at each reading."""
+    """The configuration at its place, read anew when a file of it has changed. What is wrong is logged once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, drop_ins: Path | None = None) -> None:
         self._path = path
+        self._drop_ins = drop_ins
         self._said: str | None = None
+        self._seen: object = None
+        self._settings = KubeletSettings()
 
     def read(self) -> KubeletSettings:
-        """Read the file anew."""
-        settings = read(self._path)
+        """Return what the configuration says now."""
+        files = [self._path, *_listed(self._drop_ins)]
+        seen = [(path, _stamp(path)) for path in files]
+        if seen != self._seen:
+            self._settings, self._seen = read(*files), seen
+        settings = self._settings
         if settings.problem is not None and settings.problem != self._said:
             log.warning("%s", settings.problem)
         self._said = settings.problem
         return settings
 
 
-def read(path: Path) -> KubeletSettings:
-    """Read the file. Never fails: `problem` says what is wrong."""
+def read(path: Path, *drop_ins: Path) -> KubeletSettings:
+    """Read the file, and what drop-ins add to it or replace in it. Never fails: `problem` says what is wrong."""
+    merged: dict[str, Any] = {}
+    for each in (path, *drop_ins):
+        try:
+            with each.open("rb") as file:
+                text = file.read(MAX_BYTES + 1)
+            if len(text) > MAX_BYTES:
+                raise ValueError(f"is larger than {MAX_BYTES} bytes")
+            merged = _merged(merged, _document(yaml.safe_load(text)))
+            settings = parse(merged)
+        except FileNotFoundError:
+            problem = f"{each} is not there; taking kubelet's defaults (policy none, scope container)"
+            return KubeletSettings(problem=problem)
+        except OSError as error:
+            return KubeletSettings(problem=f"{each} cannot be read ({error.strerror}); taking kubelet's defaults")
+        except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+            return KubeletSettings(problem=f"{each}: {' '.join(str(error).split())}; taking kubelet's defaults")
+    return settings
+
+
+def _listed(folder: Path | None) -> list[Path]:
+    """List the drop-ins in kubelet's order."""
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        return KubeletSettings(problem=f"{path} is not there; taking kubelet's defaults (policy none, scope container)")
-    except OSError as error:
-        return KubeletSettings(problem=f"{path} cannot be read ({error.strerror}); taking kubelet's defaults")
-    if len(text) > MAX_BYTES:
-        return KubeletSettings(problem=f"{path} is larger than {MAX_BYTES} bytes; taking kubelet's defaults")
+        return sorted(folder.glob("*.conf"))[:MAX_DROP_INS] if folder is not None else []
+    except OSError:
+        return []
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
-        return parse(yaml.safe_load(text))
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        return KubeletSettings(problem=f"{path}: {' '.join(str(error).split())}; taking kubelet's defaults")
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Lay one document over another: mappings key by key, anything else as a whole."""
+    both = dict(below)
+    for key, value in above.items():
+        old = both.get(key)
+        both[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return both
+
+
+def _document(found: Any) -> dict[str, Any]:
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ValueError(f"a KubeletConfiguration must be a mapping, is {type(found).__name__}")
+    return found
 
 
 def parse(document: Any) -> KubeletSettings:
     """Take the settings from a KubeletConfiguration. Raises ValueError for what kubelet would not accept."""
-    if document is None:
-        document = {}
-    if not isinstance(document, dict):
-        raise ValueError(f"a KubeletConfiguration must be a mapping, is {type(document).__name__}")
+    document = _document(document)
     options = document.get("topologyManagerPolicyOptions") or {}
     if not isinstance(options, dict):
         raise ValueError("topologyManagerPolicyOptions must be a mapping")
     most = options.get("max-allowable-numa-nodes")
+    reserved = [_amounts(document, "kubeReserved"), _amounts(document, "systemReserved")]
+    eviction_bytes, eviction_share = _eviction(document)
     return KubeletSettings(
         policy=_word(document, "topologyManagerPolicy", "none", POLICIES),
         scope=_word(document, "topologyManagerScope", "container", SCOPES),
@@ -89,6 +144,10 @@ def parse(document: Any) -> KubeletSettings:
         memory_manager=_word(document, "memoryManagerPolicy", "None", ("None", "Static", "BestEffort")),
         reserved_cpus=parse_cpus(str(document.get("reservedSystemCPUs") or "")),
         reserved_memory=_reserved_memory(document.get("reservedMemory") or []),
+        reserved_milli_cpu=sum(parse_milli(amounts.get("cpu", 0)) for amounts in reserved),
+        reserved_memory_bytes=sum(parse_quantity(amounts.get("memory", 0)) for amounts in reserved),
+        eviction_bytes=eviction_bytes,
+        eviction_share=eviction_share,
     )
 
 
@@ -108,6 +167,26 @@ def _word(document: dict[str, Any], key: str, default: str, allowed: tuple[str, 
     if value not in allowed:
         raise ValueError(f"{key}: {value!r} is not one of {', '.join(allowed)}")
     return str(value)
+
+
+def _amounts(document: dict[str, Any], key: str) -> dict[str, Any]:
+    found = document.get(key) or {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{key} must be a mapping")
+    return found
+
+
+def _eviction(document: dict[str, Any]) -> tuple[int, float]:
+    """Read at how little free memory pods are evicted: bytes, or a share of the node's memory.
+
+    kubelet's default goes away as a whole once evictionHard names anything, unless mergeDefaultEvictionSettings is on.
+    """
+    hard = _amounts(document, "evictionHard")
+    default = DEFAULT_EVICTION_BYTES if not hard or document.get("mergeDefaultEvictionSettings") is True else 0
+    text = str(hard.get("memory.available", default))
+    if text.endswith("%"):
+        return 0, min(float(parse_exact(text[:-1])), 100.0) / 100
+    return parse_quantity(text), 0.0
 
 
 def _reserved_memory(items: Any) -> tuple[tuple[int, str, int], ...]:

@@ -1,10 +1,15 @@
-"""Publish the node's NodeResourceTopology object when, and only when, it says something new.
+"""Keep one object at the API server in step with the node, and say nothing when there is nothing new.
 
-A change is waited out (`coalesce`), the object is built and compared with what the API server
-accepted last; equal content is not written. A slow heartbeat writes it anyway, in case someone
-removed or changed it. A failing API server is asked again with growing pauses, the cap being
-minutes; nothing else in the agent waits for it. The first write is spread over `start_spread`
-seconds, so that a cluster that powers on does not write all its nodes in one second.
+A change is waited out (`coalesce`), the object is built and compared with what the API server accepted last; equal
+content is not written. Once per `heartbeat` the object is read and compared, in case someone removed or changed it,
+and only then written. A failing API server is asked again with growing pauses; nothing else in the agent waits for
+it. The first write is spread over `start_spread` seconds, so that a cluster that powers on does not write all its
+nodes at once.
+
+An object is applied without force first. If another writer owns fields of it, that is said (log, metric, obstacle),
+and then the fields are taken over, or left to their owner, as the publication wants it.
+
+`step` is given the time and tells when it wants to be called again, so a day can pass in a second.
 """
 
 from __future__ import annotations
@@ -12,43 +17,53 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from agent.errors import AgentError, Unavailable
+from agent.clients.apiserver import FIELD_MANAGER, ObjectKind
+from agent.errors import AgentError, Conflicted, Refused, Unavailable
 from agent.metrics import Metrics
-from agent.topology.resource import KIND, canonical
+from agent.topology.blocking import on_own_thread
+from agent.topology.content import canonical, holds, other_writers, without
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-Build = Callable[[str | None], Awaitable[Mapping[str, Any] | None]]
-"""Node UID (None if it could not be learnt) → the object, or None if there is nothing to say."""
+Build = Callable[[], Awaitable[Mapping[str, Any] | None]]
+"""The object of this moment, or None if there is nothing to say. May raise errors of ours."""
 
 
-class TopologyApi(Protocol):
+class ObjectApi(Protocol):
     """The API server, as the publisher needs it. Methods block and raise Unavailable."""
 
-    def node_uid(self, name: str) -> str:
-        """Return the UID of a Node object."""
+    def get(self, kind: ObjectKind, name: str) -> dict[str, Any] | None: ...
 
-    def apply_topology(self, document: Mapping[str, Any]) -> None:
-        """Apply the NodeResourceTopology object on the server's side."""
+    def apply(self, kind: ObjectKind, document: Mapping[str, Any], *, force: bool) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What is published."""
+
+    kind: ObjectKind
+    build: Build
+    takes_over: bool = True
+    """Whether fields that another writer owns are taken from it. If not, they are left out."""
+    yields: Callable[[AgentError], bool] = lambda error: False
+    """Told of an error; answers whether the object is built differently from now on, so that a repeat may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When to write. All in seconds."""
+    """When to look and write. All in seconds."""
 
     coalesce: float = 2.0
     heartbeat: float = 600.0
-    """The object is written anew this long after the last write."""
+    """The object is read and compared this long after it was last found or made right."""
     refresh: float = 10.0
-    """The object is built and compared this often even if nothing called `changed`: nobody tells when
-    kubelet takes units back, and pods without devices of ours count for the fingerprint too."""
+    """The object is built and compared with what was accepted this often even if nothing called `changed`: nobody
+    tells when kubelet takes units back, and pods without devices of ours count for the fingerprint too."""
     start_spread: float = 30.0
     retry_first: float = 1.0
     retry_cap: float = 300.0
@@ -70,136 +85,165 @@ class Publisher:
 
     def __init__(
         self,
-        node_name: str,
-        build: Build,
-        api: TopologyApi,
+        publication: Publication,
+        api: ObjectApi,
         metrics: Metrics,
         pace: Pace,
+        *,
+        complain: Callable[[str | None], None] = lambda what: None,
         chance: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._node_name = node_name
-        self._build = build
+        """`complain` is told what is wrong with publishing, each time that this changes, and None when nothing is."""
+        self._publication = publication
+        self._kind = publication.kind
         self._api = api
         self._metrics = metrics
         self._pace = pace
+        self._complain = complain
         self._chance = chance
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._nudge = asyncio.Event()
-        self._node_uid: str | None = None
         self._accepted: bytes | None = None
-        self._beat_at = 0.0
+        self._written: Mapping[str, Any] = {}
+        """What was applied last: the document, perhaps without what others own."""
+        self._looked = False
+        self._look_at: float | None = None
+        """When the object is built next; None before the first step."""
+        self._check_at = 0.0
+        """When the server's object is read next."""
         self._failures = 0
-        self.last_error: str | None = None
-        """What is wrong with publishing now, for the status page; None if nothing."""
+        self._dispute: str | None = None
+        self._problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with publishing now; None if nothing."""
+        return self._problem
 
     def changed(self) -> None:
-        """Say that the inventory, the ledger or kubelet's pods may have changed."""
+        """Say that the node may have changed."""
         loop = self._loop
-        if loop is not None and not loop.is_closed():
+        if loop is None or loop.is_closed():
+            self._nudge.set()  # `run` is not there to be woken, or the test calls `step` itself
+        else:
             loop.call_soon_threadsafe(self._nudge.set)
 
     async def run(self) -> None:
         """Publish until cancelled. Errors of ours are waited out; others end the task."""
         self._loop = asyncio.get_running_loop()
         try:
-            await asyncio.sleep(self._pace.start_spread * self._chance())
-            self._nudge.set()
             while True:
-                await self._wait()
-                self._nudge.clear()
+                due = await self.step(self._clock())
                 try:
-                    await self._publish()
-                except AgentError as error:
-                    await self._failed(error)
-                else:
-                    self._recovered()
+                    async with asyncio.timeout(max(0.0, due - self._clock())):
+                        await self._nudge.wait()
+                except TimeoutError:
+                    continue
         finally:
             self._loop = None
 
-    async def _wait(self) -> None:
-        """Wait for a change and let it settle, or for the next refresh or heartbeat."""
-        left = self._pace.refresh
-        if self._accepted is not None:
-            left = max(0.0, min(left, self._beat_at - self._clock()))
+    async def step(self, now: float) -> float:
+        """Do what is due at this moment, and return when something is due next, unless `changed` is called before."""
+        if self._look_at is None:
+            self._look_at = now + self._pace.start_spread * self._chance()
+        elif self._nudge.is_set() and self._looked and not self._failures:
+            self._look_at = min(self._look_at, now + (self._pace.coalesce if self._accepted is not None else 0.0))
+        self._nudge.clear()
+        if now < self._look_at:
+            return self._look_at
+        self._looked = True
+        self._look_at = now + self._pace.refresh
         try:
-            await asyncio.wait_for(self._nudge.wait(), left)
-        except TimeoutError:
-            return
-        if self._accepted is not None:
-            await asyncio.sleep(self._pace.coalesce)
+            await self._publish(now)
+        except AgentError as error:
+            self._failed(error, now)
+        else:
+            self._went_well()
+        if self._accepted is not None and not self._failures:
+            self._look_at = min(self._look_at, self._check_at)
+        return self._look_at
 
-    async def _publish(self) -> None:
-        if self._node_uid is None:
-            self._node_uid = await self._learn_node_uid()
-        document = await self._build(self._node_uid)
+    async def _publish(self, now: float) -> None:
+        document = await self._publication.build()
         if document is None:
             return
         content = canonical(document)
-        if content == self._accepted and self._clock() < self._beat_at:
+        if content == self._accepted and (now < self._check_at or await self._is_there(now)):
             return
-        try:
-            await on_own_thread(lambda: self._api.apply_topology(document))
-        except Unavailable as error:
-            self._metrics.api_write(KIND, error.reason)
-            raise
-        self._metrics.api_write(KIND, "accepted")
+        await self._apply(document)
         self._accepted = content
-        self._beat_at = self._clock() + self._pace.varied(self._pace.heartbeat, self._chance())
+        self._check_at = self._next_check(now)
 
-    async def _learn_node_uid(self) -> str | None:
-        """Ask for the Node's UID. Without it the object has no owner, which is no reason to publish nothing."""
+    async def _is_there(self, now: float) -> bool:
+        """Tell whether the server still has the object as it was written. Says who changed it, if somebody did."""
+        if self._dispute and not self._publication.takes_over:
+            return False  # perhaps the others have given it up
         try:
-            return await on_own_thread(lambda: self._api.node_uid(self._node_name))
-        except Unavailable as error:
-            log.debug("the Node object could not be read; the topology has no owner: %s", error)
-            return None
+            name = str(self._written["metadata"]["name"])
+            stored = await on_own_thread(lambda: self._api.get(self._kind, name))
+        except Refused:
+            return False  # without the right to read, writing tells
+        if stored is not None and holds(stored, self._written):
+            self._check_at = self._next_check(now)
+            self._dispute = None  # nobody has written it for a whole heartbeat
+            return True
+        others = other_writers(stored or {}, FIELD_MANAGER)
+        what = f"was changed by {', '.join(others)}" if others else "was changed or removed"
+        log.warning("the %s of this node %s; applying it anew", self._kind.kind, what)
+        return False
 
-    async def _failed(self, error: AgentError) -> None:
-        self._failures += 1
-        if self.last_error != str(error):
-            log.warning("the topology cannot be published: %s", error, extra={"reason": error.reason})
-        self.last_error = str(error)
-        asked = error.retry_after if isinstance(error, Unavailable) else None
-        await asyncio.sleep(self._pace.varied(self._pace.retry(self._failures, asked), self._chance()))
-        self._nudge.set()
-
-    def _recovered(self) -> None:
-        if self._failures:
-            log.info("the topology is published again", extra={"failures": self._failures})
-        self._failures = 0
-        self.last_error = None
-
-
-async def on_own_thread(work: Callable[[], T]) -> T:
-    """Run blocking work on a daemon thread of its own.
-
-    Not on the loop's executor: the interpreter joins that one's threads at exit, so an API server
-    that does not answer would hold up the end of the process.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
+    async def _apply(self, document: Mapping[str, Any]) -> None:
+        try:
+            await self._write(document, force=False)
+        except Conflicted as conflict:
+            if not conflict.owners:
+                raise
+            self._dispute = self._disputed(conflict)
+            if self._publication.takes_over:
+                await self._write(document, force=True)
+            else:
+                await self._write(without(document, [field for field, _ in conflict.owners]), force=False)
         else:
-            done.set_result(value)  # type: ignore[arg-type]  # None only where T allows it
+            self._dispute = None
 
-    def run() -> None:
-        value: T | None = None
-        failure: BaseException | None = None
+    async def _write(self, document: Mapping[str, Any], *, force: bool) -> None:
         try:
-            value = work()
-        except BaseException as error:
-            failure = error
-        try:
-            loop.call_soon_threadsafe(settle, value, failure)
-        except RuntimeError:
-            log.debug("the loop ended before the API server answered")
+            await on_own_thread(lambda: self._api.apply(self._kind, document, force=force))
+        except Unavailable as error:
+            self._metrics.api_write(self._kind.kind, error.reason)
+            raise
+        self._metrics.api_write(self._kind.kind, "accepted")
+        self._written = document
 
-    threading.Thread(target=run, name="api", daemon=True).start()
-    return await done
+    def _disputed(self, conflict: Conflicted) -> str:
+        managers = ", ".join(sorted({manager for _, manager in conflict.owners}))
+        fields = ", ".join(sorted({field for field, _ in conflict.owners}))
+        text = f"{managers} writes {fields} of this node's {self._kind.kind} too"
+        if self._publication.takes_over:
+            return f"{text}: let only one of them publish it"
+        return f"{text}: these are left as they are; name other keys, or take them off the node"
+
+    def _next_check(self, now: float) -> float:
+        return now + self._pace.varied(self._pace.heartbeat, self._chance())
+
+    def _failed(self, error: AgentError, now: float) -> None:
+        self._failures += 1
+        asked = error.retry_after if isinstance(error, Unavailable) else None
+        pause = self._pace.varied(self._pace.retry(self._failures, asked), self._chance())
+        if self._publication.yields(error):
+            pause = min(pause, self._pace.coalesce)
+        self._look_at = now + pause
+        self._say(f"{self._kind.kind} cannot be published: {error}")
+
+    def _went_well(self) -> None:
+        if self._failures:
+            log.info("%s is published again", self._kind.kind, extra={"failures": self._failures})
+        self._failures = 0
+        self._say(self._dispute)
+
+    def _say(self, problem: str | None) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            self._complain(problem)

@@ -1,14 +1,64 @@
-"""kubelet's PodResources → the state that the topology object is made of. Pure."""
+"""All that the objects for schedulers are made of, and how kubelet's PodResources become part of it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from agent.clients import kubelet
+from agent.clients.kubelet import DeviceAssignment, MemoryBlock
+from agent.clients.pod_watch import WatchedPod
 from agent.model.device import Snapshot
 from agent.model.unit import OfferedUnit
 from agent.topology.kubelet_config import KubeletSettings
-from agent.topology.resource import Allocatable, MemoryBlock, NodeState, PodUsage
+
+__all__ = ["Allocatable", "DeviceAssignment", "MemoryBlock", "NodeState", "PodUsage", "node_state"]
+
+
+@dataclass(frozen=True, slots=True)
+class PodUsage:
+    """What one pod holds, by PodResources."""
+
+    namespace: str
+    name: str
+    units: frozenset[tuple[str, str]] = frozenset()
+    """(resource name, device ID): other plugins' IDs need not differ from ours."""
+    cpus_of: tuple[tuple[str, frozenset[int]], ...] = ()
+    """(container, CPUs that it owns); the name is empty for CPUs that a pod's containers share."""
+    memory: tuple[MemoryBlock, ...] = ()
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """All CPUs that the pod owns."""
+        return frozenset[int]().union(*(cpus for _, cpus in self.cpus_of))
+
+
+@dataclass(frozen=True, slots=True)
+class Allocatable:
+    """What kubelet hands out, by PodResources GetAllocatableResources.
+
+    cpus are empty unless its CPU manager is static, memory unless its memory manager is Static.
+    """
+
+    cpus: frozenset[int] = frozenset()
+    memory: tuple[MemoryBlock, ...] = ()
+    devices: tuple[DeviceAssignment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One moment of the node."""
+
+    node_name: str
+    snapshot: Snapshot
+    units: Mapping[str, Sequence[OfferedUnit]]
+    pods: tuple[PodUsage, ...] = ()
+    allocatable: Allocatable = Allocatable()
+    kubelet: KubeletSettings = field(default_factory=KubeletSettings)
+    node_uid: str | None = None
+    """UID of the Node object, which then owns ours."""
+    watched: tuple[WatchedPod, ...] | None = None
+    """The node's pods by the API server. None: not known, or not wanted."""
 
 
 def node_state(
@@ -19,6 +69,7 @@ def node_state(
     settings: KubeletSettings,
     pods: Iterable[kubelet.PodDevices],
     allocatable: kubelet.Allocatable,
+    watched: tuple[WatchedPod, ...] | None = None,
 ) -> NodeState:
     """Join what is known of the node, its kubelet and its pods."""
     return NodeState(
@@ -26,21 +77,19 @@ def node_state(
         snapshot=snapshot,
         units=units,
         pods=tuple(_usage(pod) for pod in pods),
-        allocatable=Allocatable(frozenset(allocatable.cpu_ids), _blocks(allocatable.memory)),
+        allocatable=Allocatable(frozenset(allocatable.cpu_ids), allocatable.memory, allocatable.devices),
         kubelet=settings,
         node_uid=node_uid,
+        watched=watched,
     )
 
 
 def _usage(pod: kubelet.PodDevices) -> PodUsage:
+    owned = [("", frozenset(pod.cpu_ids)), *((c.name, frozenset(c.cpu_ids)) for c in pod.containers)]
     return PodUsage(
         namespace=pod.pod.namespace,
         name=pod.pod.name,
-        unit_ids=frozenset(pod.all_device_ids),
-        cpus=frozenset(cpu for container in pod.containers for cpu in container.cpu_ids),
-        memory=_blocks(block for container in pod.containers for block in container.memory),
+        units=frozenset((d.resource_name, i) for c in pod.containers for d in c.devices for i in d.device_ids),
+        cpus_of=tuple(sorted((name, cpus) for name, cpus in owned if cpus)),
+        memory=(*pod.memory, *(block for container in pod.containers for block in container.memory)),
     )
-
-
-def _blocks(blocks: Iterable[kubelet.MemoryBlock]) -> tuple[MemoryBlock, ...]:
-    return tuple(MemoryBlock(block.memory_type, block.size, block.numa_nodes) for block in blocks)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from agent.clients.apiserver import ApiServer
-from agent.errors import ConfigError, Refused, Unavailable
+from agent.clients.apiserver import NODE, ApiServer
+from agent.clients.apiserver import TOPOLOGY as KIND
+from agent.errors import ConfigError, Conflicted, Refused, Unavailable
 from agent.sim.apiserver import ApiServerStandIn, Fault
 
 TOPOLOGY = {
@@ -37,44 +38,103 @@ def client(server: ApiServerStandIn, tmp_path: Path) -> Iterator[ApiServer]:
     opened.close()
 
 
-def test_the_nodes_uid_is_read(server: ApiServerStandIn, client: ApiServer) -> None:
-    uid = server.state.add_node("worker-1")
-    assert client.node_uid("worker-1") == uid
+def test_of_the_node_only_the_metadata_is_asked(server: ApiServerStandIn, client: ApiServer) -> None:
+    uid = server.state.add_node("worker-1", {"zone": "a"})
+    found = client.metadata(NODE, "worker-1")
+    assert found["uid"] == uid
+    assert found["labels"]["zone"] == "a"
+    assert "status" not in found
 
 
-def test_an_object_is_applied_as_nodefabric(server: ApiServerStandIn, client: ApiServer) -> None:
-    client.apply_topology(TOPOLOGY)
-    stored = server.state.get("NodeResourceTopology", "worker-1")
-    assert stored is not None
-    assert stored["zones"] == TOPOLOGY["zones"]
-    assert stored["metadata"]["managedFields"][0]["manager"] == "nodefabric"
+def test_an_object_is_applied_as_nodefabric_and_read(server: ApiServerStandIn, client: ApiServer) -> None:
+    assert client.get(KIND, "worker-1") is None
+    answer = client.apply(KIND, TOPOLOGY, force=False)
+    assert client.get(KIND, "worker-1") == answer
+    assert answer["zones"] == TOPOLOGY["zones"]
+    assert answer["metadata"]["managedFields"][0]["manager"] == "nodefabric"
 
 
-def test_another_writers_object_is_taken_over(server: ApiServerStandIn, client: ApiServer) -> None:
+def test_what_is_not_applied_any_more_goes_away(server: ApiServerStandIn, client: ApiServer) -> None:
+    server.state.add_node("worker-1")
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker-1"}}
+    client.apply(NODE, {**node, "metadata": {"name": "worker-1", "labels": {"a.b/c": "d"}}}, force=False)
+    assert client.metadata(NODE, "worker-1")["labels"]["a.b/c"] == "d"
+    client.apply(NODE, node, force=False)
+    assert client.metadata(NODE, "worker-1")["labels"] == {"kubernetes.io/hostname": "worker-1"}
+
+
+def test_another_writers_fields_are_a_conflict_that_names_both_and_force_takes_them(
+    server: ApiServerStandIn, client: ApiServer
+) -> None:
     server.state.apply("NodeResourceTopology", "worker-1", {**TOPOLOGY, "zones": []}, "nfd", force=False)
-    client.apply_topology(TOPOLOGY)
-    stored = server.state.get("NodeResourceTopology", "worker-1")
-    assert stored is not None
-    assert stored["zones"] == TOPOLOGY["zones"]
+    with pytest.raises(Conflicted, match="409 Apply failed with 1 conflict") as caught:
+        client.apply(KIND, TOPOLOGY, force=False)
+    assert caught.value.owners == ((".zones", "nfd"),)
+    assert client.apply(KIND, TOPOLOGY, force=True)["zones"] == TOPOLOGY["zones"]
+
+
+def test_a_field_that_the_definition_does_not_know_is_named(client: ApiServer) -> None:
+    with pytest.raises(Unavailable, match=r"\.colour: field not declared in schema"):
+        client.apply(KIND, {**TOPOLOGY, "colour": "red"}, force=False)
+
+
+def test_an_event_is_created(server: ApiServerStandIn, client: ApiServer) -> None:
+    assert client.create("/api/v1/namespaces/default/events", {"kind": "Event", "metadata": {}})["kind"] == "Event"
+    assert server.state.counts.created == 1
+
+
+def test_pods_of_the_node_are_listed_and_watched(server: ApiServerStandIn, client: ApiServer) -> None:
+    server.state.put_pod("worker-1", "ns", "a")
+    server.state.put_pod("worker-2", "ns", "elsewhere")
+    listed = client.list_pods("worker-1")
+    assert [pod["metadata"]["name"] for pod in listed["items"]] == ["a"]
+    server.state.put_pod("worker-1", "ns", "b")
+    server.state.put_pod("worker-2", "ns", "c")
+    server.state.delete_pod("ns", "a")
+    seen = client.watch_pods("worker-1", listed["metadata"]["resourceVersion"], 30)
+    events = [next(seen), next(seen)]
+    assert [(e["type"], e["object"]["metadata"]["name"]) for e in events] == [("ADDED", "b"), ("DELETED", "a")]
+    seen.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_a_watch_ends_when_its_time_is_over(client: ApiServer) -> None:
+    assert [event["type"] for event in client.watch_pods("worker-1", "1", 0)] in ([], ["BOOKMARK"])
+
+
+def test_a_watch_from_too_long_ago_is_gone(server: ApiServerStandIn, client: ApiServer) -> None:
+    server.state.put_pod("worker-1", "ns", "a")
+    server.state.compact()
+    with pytest.raises(Refused, match="too old resource version") as caught:
+        list(client.watch_pods("worker-1", "1", 30))
+    assert caught.value.status == 410
+
+
+def test_a_watch_that_is_cut_is_unavailable(server: ApiServerStandIn, client: ApiServer) -> None:
+    server.state.put_pod("worker-1", "ns", "a")
+    seen = client.watch_pods("worker-1", "1", 30)
+    next(seen)
+    server.state.break_watches()
+    with pytest.raises(Unavailable, match="does not answer"):
+        next(seen)
 
 
 def test_a_refusal_says_why(client: ApiServer) -> None:
     with pytest.raises(Refused, match="404 /api/v1/nodes/worker-9 not found") as caught:
-        client.node_uid("worker-9")
+        client.metadata(NODE, "worker-9")
     assert caught.value.status == 404
 
 
-@pytest.mark.parametrize(("status", "remedy"), [(404, "CustomResourceDefinition"), (403, "rbac.yaml")])
+@pytest.mark.parametrize(("status", "remedy"), [(404, "CustomResourceDefinition"), (403, "permissions")])
 def test_a_refusal_names_the_remedy(server: ApiServerStandIn, client: ApiServer, status: int, remedy: str) -> None:
     server.state.set_fault(Fault(status=status))
     with pytest.raises(Refused, match=remedy):
-        client.apply_topology(TOPOLOGY)
+        client.apply(KIND, TOPOLOGY, force=False)
 
 
 def test_an_overloaded_server_says_when_to_come_back(server: ApiServerStandIn, client: ApiServer) -> None:
     server.state.set_fault(Fault(status=429, retry_after=7))
     with pytest.raises(Unavailable, match="429") as caught:
-        client.apply_topology(TOPOLOGY)
+        client.apply(KIND, TOPOLOGY, force=False)
     assert caught.value.retry_after == 7
     assert not isinstance(caught.value, Refused)
 
@@ -85,15 +145,15 @@ def test_a_failing_server_is_unavailable_and_asked_once_only(
 ) -> None:
     server.state.set_fault(fault)
     with pytest.raises(Unavailable):
-        client.apply_topology(TOPOLOGY)
+        client.apply(KIND, TOPOLOGY, force=False)
     assert server.state.counts.failures == 1
 
 
 def test_the_connection_works_again_after_a_drop(server: ApiServerStandIn, client: ApiServer) -> None:
     server.state.set_fault(Fault(drop=True, times=1))
     with pytest.raises(Unavailable):
-        client.apply_topology(TOPOLOGY)
-    client.apply_topology(TOPOLOGY)
+        client.apply(KIND, TOPOLOGY, force=False)
+    client.apply(KIND, TOPOLOGY, force=False)
 
 
 def test_nobody_listening_is_unavailable(tmp_path: Path) -> None:
@@ -102,7 +162,7 @@ def test_nobody_listening_is_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(Unavailable, match="does not answer"):
-        ApiServer.from_kubeconfig(path).node_uid("worker-1")
+        ApiServer.from_kubeconfig(path).metadata(NODE, "worker-1")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "a: [", '{"apiVersion": "v1", "kind": "Config"}'])
@@ -140,10 +200,10 @@ def test_a_broken_authority_certificate_is_unavailable(tmp_path: Path) -> None:
         port = listener.getsockname()[1]
         environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
         with pytest.raises(Unavailable):
-            ApiServer.in_cluster(environ, account(tmp_path)).node_uid("worker-1")
+            ApiServer.in_cluster(environ, account(tmp_path)).metadata(NODE, "worker-1")
 
 
 def test_the_package_is_not_imported_before_a_client_is_opened() -> None:
-    code = "import agent.clients.apiserver, agent.topology.publisher, sys, json; print(json.dumps([*sys.modules]))"
+    code = "import agent.clients.apiserver, agent.publication, sys, json; print(json.dumps([*sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"kubernetes", "urllib3"} & set(json.loads(done.stdout))

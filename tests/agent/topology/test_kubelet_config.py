@@ -23,6 +23,12 @@ reservedMemory:
 """
 
 
+RESERVED = """
+kubeReserved: {cpu: 500m, memory: 1Gi, ephemeral-storage: 1Gi}
+systemReserved: {cpu: "1", memory: 512Mi}
+"""
+
+
 def written(folder: Path, text: str | bytes) -> Path:
     path = folder / "config.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -94,3 +100,57 @@ def test_a_problem_is_logged_once_until_it_is_another(tmp_path: Path, caplog: py
     written(tmp_path, "a: [")
     file.read()
     assert len(caplog.records) == 2
+
+
+def test_what_is_reserved_on_the_whole_node_is_added_up(tmp_path: Path) -> None:
+    settings = read(written(tmp_path, RESERVED))
+    assert (settings.reserved_milli_cpu, settings.reserved_memory_bytes) == (1500, 1536 << 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_free", "share"),
+    [
+        ("", 100 << 20, 0),
+        ("evictionHard: {memory.available: 500Mi}", 500 << 20, 0),
+        ("evictionHard: {memory.available: 5%}", 0, 0.05),
+        ("evictionHard: {nodefs.available: 10%}", 0, 0),
+        ("evictionHard: {nodefs.available: 10%}\nmergeDefaultEvictionSettings: true", 100 << 20, 0),
+    ],
+)
+def test_the_eviction_threshold_is_an_amount_or_a_share(
+    tmp_path: Path, text: str, bytes_free: int, share: float
+) -> None:
+    settings = read(written(tmp_path, text))
+    assert (settings.eviction_bytes, settings.eviction_share) == (bytes_free, share)
+
+
+def test_drop_ins_are_laid_over_the_file_in_order_of_their_names(tmp_path: Path) -> None:
+    folder = tmp_path / "conf.d"
+    folder.mkdir()
+    (folder / "20-late.conf").write_text("topologyManagerPolicy: single-numa-node\nkubeReserved: {cpu: 2}\n")
+    (folder / "10-early.conf").write_text("topologyManagerPolicy: restricted\nkubeReserved: {memory: 2Gi}\n")
+    (folder / "30-ignored.yaml").write_text("topologyManagerPolicy: none\n")
+    file = KubeletConfigFile(written(tmp_path, RESERVED), folder)
+    settings = file.read()
+    assert settings.policy == "single-numa-node"
+    assert (settings.reserved_milli_cpu, settings.reserved_memory_bytes) == (3000, 2560 << 20)
+    (folder / "20-late.conf").unlink()
+    assert file.read().policy == "restricted"
+
+
+def test_a_broken_drop_in_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "conf.d"
+    folder.mkdir()
+    (folder / "10.conf").write_text("[1]")
+    problem = KubeletConfigFile(written(tmp_path, ""), folder).read().problem
+    assert problem is not None
+    assert "10.conf: a KubeletConfiguration must be a mapping" in problem
+
+
+def test_files_are_read_anew_only_when_they_have_changed(tmp_path: Path) -> None:
+    path = written(tmp_path, RESERVED)
+    file = KubeletConfigFile(path)
+    first = file.read()
+    assert file.read() is first
+    path.write_text("topologyManagerScope: pod")
+    assert file.read().scope == "pod"

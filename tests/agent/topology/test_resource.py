@@ -1,53 +1,34 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
+from agent.clients import kubelet
+from agent.clients.pod_watch import WatchedPod
+from agent.hardware import sysfs
+from agent.model.allocation import PodRef
 from agent.model.device import NumaNode, Snapshot
-from agent.model.health import HEALTHY, Health, unhealthy
+from agent.sim import definitions, recorded
+from agent.topology.content import canonical
 from agent.topology.kubelet_config import KubeletSettings
-from agent.topology.resource import Allocatable, MemoryBlock, NodeState, PodUsage, build, canonical
+from agent.topology.resource import build
+from agent.topology.state import NodeState, PodUsage, node_state
+from tests.agent.topology.test_amounts import GIB, NODE, TWO_SOCKETS, FakeUnit
 
-GIB = 1 << 30
-PAGE = 2 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class FakeUnit:
-    unit_id: str
-    numa_node: int
-    resource_name: str = "rdma/vf"
-    health: Health = HEALTHY
-
-    @property
-    def device(self) -> str:
-        return self.unit_id
+OBJECTS = Path(__file__).parent / "objects"
+(DEFINITION,) = [d for d in definitions.load() if d.kind == "NodeResourceTopology"]
+UNITS = {"rdma/vf": (FakeUnit("a", 0), FakeUnit("b", 0), FakeUnit("c", 1))}
 
 
-TWO_SOCKETS = Snapshot(
-    numa_nodes=(
-        NumaNode(0, (0, 1, 2, 3), 64 * GIB, ((PAGE, 1024), (GIB, 0)), (10, 21)),
-        NumaNode(1, (4, 5, 6, 7), 32 * GIB, ((PAGE, 0), (GIB, 0)), (21, 10)),
-    )
-)
-UNITS = {"rdma/vf": (FakeUnit("a", 0), FakeUnit("b", 0, health=unhealthy("LinkDown")), FakeUnit("c", 1))}
-NODE = NodeState("worker-1", TWO_SOCKETS, UNITS)
-
-
-def built(state: NodeState) -> dict[str, Any]:
-    document = build(state)
+def built(state: NodeState, *rule: str) -> dict[str, Any]:
+    document = build(state, *rule)
     assert document is not None
+    assert DEFINITION.problems(document) == []
     return document
-
-
-def amounts(document: dict[str, Any], zone: int, resource: str) -> tuple[int, int, int] | None:
-    for item in document["zones"][zone]["resources"]:
-        if item["name"] == resource:
-            return int(item["capacity"]), int(item["allocatable"]), int(item["available"])
-    return None
 
 
 def attributes(document: dict[str, Any]) -> dict[str, str]:
@@ -70,64 +51,12 @@ def test_every_numa_node_is_a_zone_with_costs_from_the_slit() -> None:
     assert zones[0]["costs"] == [{"name": "node-0", "value": 10}, {"name": "node-1", "value": 21}]
 
 
-def test_cpu_memory_and_hugepages_are_in_every_zone_and_wholly_available_by_default() -> None:
-    document = built(NODE)
-    assert amounts(document, 0, "cpu") == (4, 4, 4)
-    assert amounts(document, 1, "cpu") == (4, 4, 4)
-    assert amounts(document, 0, "memory") == (64 * GIB, 62 * GIB, 62 * GIB)
-    assert amounts(document, 1, "memory") == (32 * GIB, 32 * GIB, 32 * GIB)
-    assert amounts(document, 0, "hugepages-2Mi") == (2 * GIB, 2 * GIB, 2 * GIB)
-    assert amounts(document, 1, "hugepages-2Mi") == (0, 0, 0)
-    assert amounts(document, 1, "hugepages-1Gi") == (0, 0, 0)
-
-
-def test_devices_are_counted_per_zone_by_health_and_holder() -> None:
-    document = built(replace(NODE, pods=(PodUsage("ns", "p", frozenset({"c"})),)))
-    assert amounts(document, 0, "rdma/vf") == (2, 1, 1)
-    assert amounts(document, 1, "rdma/vf") == (1, 1, 0)
-
-
-def test_a_held_unit_that_turned_unhealthy_is_not_subtracted_twice() -> None:
-    document = built(replace(NODE, pods=(PodUsage("ns", "p", frozenset({"b"})),)))
-    assert amounts(document, 0, "rdma/vf") == (2, 1, 1)
-
-
-def test_units_without_a_numa_node_are_in_no_zone() -> None:
-    document = built(replace(NODE, units={"rdma/hca": (FakeUnit("x", -1), FakeUnit("y", -1))}))
-    assert [amounts(document, zone, "rdma/hca") for zone in (0, 1)] == [None, None]
-
-
-def test_exclusive_cpus_and_memory_are_taken_off_with_static_managers() -> None:
-    pod = PodUsage("ns", "p", cpus=frozenset({2, 3}), memory=(MemoryBlock("memory", 10 * GIB, (0,)),))
-    handed_out = Allocatable(frozenset({1, 2, 3, 5, 6, 7}), (MemoryBlock("memory", 60 * GIB, (0,)),))
-    document = built(replace(NODE, pods=(pod,), allocatable=handed_out))
-    assert amounts(document, 0, "cpu") == (4, 3, 1)
-    assert amounts(document, 1, "cpu") == (4, 3, 3)
-    assert amounts(document, 0, "memory") == (64 * GIB, 60 * GIB, 50 * GIB)
-
-
-def test_memory_that_spans_zones_counts_in_each() -> None:
-    pod = PodUsage("ns", "p", memory=(MemoryBlock("memory", 10 * GIB, (0, 1)),))
-    document = built(replace(NODE, pods=(pod,)))
-    assert amounts(document, 0, "memory") == (64 * GIB, 62 * GIB, 57 * GIB)
-    assert amounts(document, 1, "memory") == (32 * GIB, 32 * GIB, 27 * GIB)
-
-
-def test_reservations_that_name_cpus_or_a_numa_node_are_taken_off() -> None:
-    kubelet = KubeletSettings(reserved_cpus=frozenset({0, 4}), reserved_memory=((1, "memory", GIB),))
-    document = built(replace(NODE, kubelet=kubelet))
-    assert amounts(document, 0, "cpu") == (4, 3, 3)
-    assert amounts(document, 1, "memory") == (32 * GIB, 31 * GIB, 31 * GIB)
-
-
 def test_a_memory_only_node_is_a_zone_and_a_gap_is_filled_with_an_empty_one() -> None:
     nodes = (NumaNode(0, (0, 1), GIB, distances=(10, 80)), NumaNode(2, (), 96 * GIB, distances=(80, 10)))
-    document = built(NodeState("gb200", Snapshot(numa_nodes=nodes), {}))
-    assert [zone["name"] for zone in document["zones"]] == ["node-0", "node-1", "node-2"]
-    assert amounts(document, 1, "cpu") == amounts(document, 1, "memory") == (0, 0, 0)
-    assert amounts(document, 2, "cpu") == (0, 0, 0)
-    assert amounts(document, 2, "memory") == (96 * GIB, 96 * GIB, 96 * GIB)
-    assert document["zones"][0]["costs"] == [{"name": "node-0", "value": 10}, {"name": "node-2", "value": 80}]
+    zones = built(NodeState("gb200", Snapshot(numa_nodes=nodes), {}))["zones"]
+    assert [zone["name"] for zone in zones] == ["node-0", "node-1", "node-2"]
+    assert zones[1]["resources"][0] == {"name": "cpu", "capacity": "0", "allocatable": "0", "available": "0"}
+    assert zones[0]["costs"] == [{"name": "node-0", "value": 10}, {"name": "node-2", "value": 80}]
 
 
 def test_numbers_the_scheduler_cannot_take_are_left_out() -> None:
@@ -141,52 +70,115 @@ def test_zones_are_in_order_of_their_number() -> None:
     assert [zone["name"] for zone in document["zones"]] == [f"node-{n}" for n in range(11)]
 
 
+def test_parts_of_a_cpu_are_written_as_kubernetes_does() -> None:
+    state = NodeState("n", Snapshot(numa_nodes=(NumaNode(0, (0, 1), GIB),)), {})
+    document = built(replace(state, kubelet=KubeletSettings(reserved_milli_cpu=250)))
+    assert document["zones"][0]["resources"][0]["available"] == "1750m"
+
+
 def test_policy_and_scope_are_kubelets_words() -> None:
-    kubelet = KubeletSettings(policy="single-numa-node", scope="pod", max_numa_nodes="36")
-    found = attributes(built(replace(NODE, kubelet=kubelet)))
+    settings = KubeletSettings(policy="single-numa-node", scope="pod", max_numa_nodes="36")
+    document = built(replace(NODE, kubelet=settings))
+    found = attributes(document)
     assert found["topologyManagerPolicy"] == "single-numa-node"
     assert found["topologyManagerScope"] == "pod"
     assert found["topologyManagerMaxNUMANodes"] == "36"
+    assert document["topologyPolicies"] == ["SingleNUMANodePodLevel"]
     assert "topologyManagerMaxNUMANodes" not in attributes(built(NODE))
+    assert built(NODE)["topologyPolicies"] == ["None"]
 
 
-def test_the_fingerprint_counts_every_pod() -> None:
+def test_without_a_watch_the_fingerprint_counts_the_pods_that_kubelet_lists() -> None:
     pods = tuple(
         PodUsage(ns, n) for ns, n in [("ns1", "n1"), ("ns1", "n2"), ("ns2", "n1"), ("ns3", "n1"), ("ns3", "n2")]
     )
-    found = attributes(built(replace(NODE, pods=pods)))
+    found = attributes(built(replace(NODE, pods=pods), "podresources", "all"))
     assert found["nodeTopologyPodsFingerprint"] == "pfp0v001b92008c14168b3a6"
     assert found["nodeTopologyPodsFingerprintMethod"] == "all"
+
+
+def fingerprinted(watched: tuple[WatchedPod, ...], *rule: str) -> str:
+    state = replace(NODE, units=UNITS, watched=watched, pods=(PodUsage("other", "pod"),))
+    return attributes(built(state, *rule))["nodeTopologyPodsFingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "counted"),
+    [
+        (("dedicated", "all"), {"running", "ended", "failed", "owner", "device", "odd"}),
+        (("shared", "all"), {"running", "owner", "device", "odd"}),
+        (("dedicated", "with-exclusive-resources"), {"owner", "device"}),
+        (("shared", "with-exclusive-resources"), {"owner", "device"}),
+    ],
+)
+def test_the_fingerprint_counts_the_pods_that_the_scheduler_counts(rule: tuple[str, str], counted: set[str]) -> None:
+    pods = (
+        WatchedPod("ns", "running", "1", "Running"),
+        WatchedPod("ns", "waiting", "2", "Pending", True),
+        WatchedPod("ns", "ended", "3", "Succeeded"),
+        WatchedPod("ns", "failed", "4", "Failed"),
+        WatchedPod("ns", "owner", "5", "Running", True),
+        WatchedPod("ns", "device", "6", "Running", False, frozenset({"rdma/vf"})),
+        WatchedPod("ns", "odd", "7", "Running", False, frozenset({"vendor.com/not-in-a-zone"})),
+    )
+    all_of_them = tuple(pod for pod in pods if pod.name in counted)
+    forced = tuple(replace(pod, phase="Running", exclusive_native=True) for pod in all_of_them)
+    assert fingerprinted(pods, *rule) == fingerprinted(forced, *rule)
+    assert fingerprinted(pods, *rule) != fingerprinted(forced[1:], *rule)
 
 
 def test_without_numa_information_there_is_nothing_to_publish() -> None:
     assert build(NodeState("n", Snapshot(), UNITS)) is None
 
 
-@given(
-    st.lists(st.tuples(st.integers(-1, 3), st.booleans(), st.booleans()), max_size=30),
-    st.sets(st.integers(0, 3), min_size=1),
-)
-def test_available_never_exceeds_allocatable_nor_that_capacity(
-    shape: list[tuple[int, bool, bool]], numbers: set[int]
-) -> None:
-    units = tuple(
-        FakeUnit(f"u{i}", numa, health=HEALTHY if healthy else unhealthy("LinkDown"))
-        for i, (numa, healthy, _) in enumerate(shape)
-    )
-    held = frozenset(f"u{i}" for i, (_, _, taken) in enumerate(shape) if taken)
-    snapshot = Snapshot(numa_nodes=tuple(NumaNode(n, (n,), GIB, ((PAGE, 5),)) for n in sorted(numbers)))
-    document = built(NodeState("n", snapshot, {"rdma/vf": units}, (PodUsage("ns", "p", held),)))
-    assert [zone["name"] for zone in document["zones"]] == [f"node-{n}" for n in range(max(numbers) + 1)]
-    for zone in document["zones"]:
-        for item in zone["resources"]:
-            assert 0 <= int(item["available"]) <= int(item["allocatable"]) <= int(item["capacity"])
-
-
 def test_the_order_in_which_things_are_found_does_not_change_the_content() -> None:
+    state = replace(NODE, units=UNITS)
     backwards = replace(
-        NODE,
+        state,
         snapshot=Snapshot(numa_nodes=TWO_SOCKETS.numa_nodes[::-1]),
         units={name: units[::-1] for name, units in UNITS.items()},
     )
-    assert canonical(built(backwards)) == canonical(built(NODE))
+    assert canonical(built(backwards)) == canonical(built(state))
+
+
+def h100(tmp_path: Path) -> NodeState:
+    """An H100 node with both managers static, and a pod that owns CPUs, memory and a VF."""
+    recorded.unpack(recorded.load(Path("tests/nodes/h100-8gpu.json")), tmp_path)
+    snapshot = sysfs.scan(tmp_path)
+    vfs = [FakeUnit(d.address, d.numa_node, device=d.address) for d in snapshot.devices if d.is_vf]
+    reserved = {0, 1, 48, 49}
+    cpus = tuple(cpu for node in snapshot.numa_nodes for cpu in node.cpus if cpu not in reserved)
+    own = snapshot.numa_nodes[1].cpus[4:12]
+    pod = kubelet.PodDevices(
+        PodRef("training", "rank-0"),
+        (
+            kubelet.ContainerDevices(
+                "trainer",
+                (kubelet.DeviceAssignment("rdma/vf", (vfs[-1].unit_id,), (1,)),),
+                own,
+                (kubelet.MemoryBlock("memory", 64 * GIB, (1,)),),
+            ),
+        ),
+    )
+    blocks = tuple(
+        kubelet.MemoryBlock("memory", node.memory_bytes - 8 * GIB, (node.number,)) for node in snapshot.numa_nodes
+    )
+    return node_state(
+        "gpu-7",
+        "6f9b1c4e-0000-4000-8000-000000000007",
+        snapshot,
+        {"rdma/vf": vfs},
+        KubeletSettings("single-numa-node", "pod", cpu_manager="static", memory_manager="Static"),
+        (pod, kubelet.PodDevices(PodRef("kube-system", "node-agent"))),
+        kubelet.Allocatable((kubelet.DeviceAssignment("vendor.com/fpga", ("f0", "f1"), (0,)),), cpus, blocks),
+        (
+            WatchedPod("training", "rank-0", "uid-rank-0", "Running", True, frozenset({"rdma/vf"})),
+            WatchedPod("kube-system", "node-agent", "uid-agent", "Running"),
+            WatchedPod("training", "rank-0-before", "uid-before", "Succeeded"),
+        ),
+    )
+
+
+def test_the_object_of_a_whole_node_is_as_it_was(tmp_path: Path) -> None:
+    document = built(h100(tmp_path))
+    assert document == json.loads((OBJECTS / "noderesourcetopology.json").read_text())

@@ -1,0 +1,105 @@
+"""Live bandwidth of the node's ports: gauges for each scrape, and a slow, coarse load for schedulers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from agent.model.bandwidth import PortCount, PortRate, annotation, in_steps, loads, parse_annotation, rates
+
+LABELS = ("device", "name", "port", "traffic")
+
+
+class Bandwidth(Collector):
+    """Reads the counters every so often. A collector for the registry of the metrics."""
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[PortCount, ...]],
+        *,
+        sample_seconds: float,
+        annotation_seconds: float,
+        changed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`read` reads the counters, and may take a moment; `changed` is called when the annotation says more."""
+        self._read = read
+        self._sample_seconds = sample_seconds
+        self._annotation_seconds = annotation_seconds
+        self._changed = changed
+        self._clock = clock
+        self._last: tuple[float, tuple[PortCount, ...]] | None = None
+        self._period: tuple[float, tuple[PortCount, ...]] | None = None
+        """Where the period began of which the annotation tells the mean."""
+        self._rates: tuple[PortRate, ...] = ()
+        self._before: Mapping[str, int] = {}
+        """What the annotation said when this agent started."""
+        self._told: dict[str, int] | None = None
+        """The load of each device in steps; None before the first period is over."""
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            counts = await asyncio.to_thread(self._read)
+            self.sample(counts, self._clock())
+            await asyncio.sleep(self._sample_seconds)
+
+    def sample(self, counts: tuple[PortCount, ...], now: float) -> None:
+        """Take a reading of the counters."""
+        if self._last is not None:
+            then, before = self._last
+            self._rates = rates(before, counts, now - then)
+        self._last = now, counts
+        if self._period is None:
+            self._period = now, counts
+        elif now - self._period[0] >= self._annotation_seconds:
+            then, before = self._period
+            found = in_steps(loads(rates(before, counts, now - then)), self._told or self._before)
+            self._period = now, counts
+            if found != self._told:
+                self._told = found
+                self._changed()
+
+    def annotation(self, present: str | None) -> str | None:
+        """Return what the annotation says from now on; `present` is what it says now, if there is one.
+
+        Until the first period of an agent's life is over, that stays.
+        """
+        if self._told is None:
+            self._before = parse_annotation(present or "")
+            return present
+        return annotation(self._told)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Tell the bandwidth of the last sample."""
+        received = GaugeMetricFamily(
+            "nodefabric_port_receive_bytes_per_second",
+            "Bandwidth into the port over the last sample; traffic is rdma (verbs) or netdev (the network stack).",
+            labels=LABELS,
+        )
+        transmitted = GaugeMetricFamily(
+            "nodefabric_port_transmit_bytes_per_second",
+            "Bandwidth out of the port over the last sample; traffic is rdma (verbs) or netdev (the network stack).",
+            labels=LABELS,
+        )
+        speed = GaugeMetricFamily(
+            "nodefabric_port_speed_bytes_per_second",
+            "What the line carries each way; not told while the link is down.",
+            labels=LABELS,
+        )
+        for rate in self._rates:
+            count = rate.count
+            labels = (count.device, count.name, str(count.port), count.traffic)
+            received.add_metric(labels, rate.received)
+            transmitted.add_metric(labels, rate.transmitted)
+            if count.speed is not None:
+                speed.add_metric(labels, count.speed)
+        yield from (received, transmitted, speed)

@@ -1,0 +1,328 @@
+"""All that this node tells the cluster's schedulers: which objects, made of what, kept by whom.
+
+Wires the publishers to the inventory, the units, kubelet's PodResources and, where the fingerprint needs the phases of
+pods, one watch of this node's pods. Nothing else in the agent waits for any of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from agent.bandwidth import Bandwidth
+from agent.clients.apiserver import NODE, NUMATOPOLOGY, TOPOLOGY
+from agent.clients.kubelet import PodResources
+from agent.clients.pod_watch import PodLister, PodWatch
+from agent.config.topology import Topology
+from agent.errors import AgentError, DriverUnavailable, HardwareError, Unavailable
+from agent.hardware.lldp import LldpSockets
+from agent.hardware.port_counters import read_port_counts
+from agent.hardware.sysfs_cpu import read_cpu_places
+from agent.inventory import Inventory
+from agent.metrics import Metrics
+from agent.model.cpu import CpuPlace
+from agent.model.device import LinkLayer
+from agent.model.lldp import NotLldp, parse_frame
+from agent.model.unit import OfferedUnit
+from agent.topology import numatopology, resource
+from agent.topology.kubelet_config import KubeletConfigFile
+from agent.topology.labels import Known, fabric_nics, labels
+from agent.topology.neighbours import Neighbours
+from agent.topology.nfd import FeatureFile
+from agent.topology.own_node import MetadataApi, OwnNode
+from agent.topology.publisher import ObjectApi, Pace, Publication, Publisher
+from agent.topology.state import NodeState, node_state
+
+SHARED_STATE_SECONDS = 0.5
+"""Objects that are built within so short a time are made of one answer of kubelet."""
+FEATURES_SECONDS = 60.0
+MAX_LINE = 256
+
+log = logging.getLogger(__name__)
+
+
+class ClusterApi(ObjectApi, MetadataApi, PodLister, Protocol):
+    """The API server, as all of this needs it."""
+
+
+class Publications:
+    """Everything that is published. `run` runs until cancelled; `changed` may be called from any thread."""
+
+    def __init__(
+        self,
+        config: Topology,
+        node_name: str,
+        root: Path,
+        inventory: Inventory,
+        kubelet: PodResources,
+        units: Callable[[], Mapping[str, Sequence[OfferedUnit]]],
+        metrics: Metrics,
+        api: ClusterApi | None,
+        complain: Callable[[str | None], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`api` is None if nothing is to go to the API server. `complain` is told what is wrong, and None when
+        nothing is."""
+        self._config = config
+        self._node_name = node_name
+        self._root = root
+        self._inventory = inventory
+        self._kubelet = kubelet
+        self._units = units
+        self._complain = complain
+        self._clock = clock
+        self._kubelet_config = KubeletConfigFile(config.kubelet_config, config.kubelet_config_dir)
+        self._neighbours = Neighbours()
+        self._sockets: LldpSockets | None = None
+        self._places: tuple[frozenset[int], Mapping[int, CpuPlace]] = frozenset(), {}
+        self._with_pods = True
+        self._problems: dict[str, str] = {}
+        self._state_lock = asyncio.Lock()
+        self._state_at = 0.0
+        self._known_state: NodeState | None = None
+        self._features = FeatureFile(config.labels.nfd_file) if _to_nfd(config) else None
+        self._features_changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._node = OwnNode(api, node_name, config.heartbeat_seconds, clock) if api is not None else None
+        self._watch = PodWatch(api, node_name, self.changed) if api is not None and config.watches_pods else None
+        self._publishers = tuple(self._make(api, metrics)) if api is not None else ()
+        self._bandwidth = Bandwidth(
+            lambda: read_port_counts(root, inventory.snapshot),
+            sample_seconds=config.bandwidth.sample_seconds,
+            annotation_seconds=config.bandwidth.annotation_seconds,
+            changed=self.changed,
+            clock=clock,
+        )
+        if config.bandwidth.sample_seconds > 0:
+            metrics.registry.register(self._bandwidth)
+
+    def changed(self) -> None:
+        """Say that units, pods or hardware may have changed."""
+        for publisher in self._publishers:
+            publisher.changed()
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._features_changed.set)
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follow_hardware(), name="publications' inventory")
+                for publisher in self._publishers:
+                    tasks.create_task(publisher.run(), name="publisher")
+                if self._config.bandwidth.sample_seconds > 0:
+                    tasks.create_task(self._bandwidth.run(), name="bandwidth")
+                if self._features is not None:
+                    tasks.create_task(self._write_features(self._features), name="features")
+                if self._watch is not None:
+                    self._watch.start()
+        finally:
+            if self._watch is not None:
+                self._watch.stop()
+            self._stop_listening()
+            self._loop = None
+
+    def _make(self, api: ClusterApi, metrics: Metrics) -> list[Publisher]:
+        config = self._config
+        pace = Pace(
+            coalesce=config.coalesce_seconds,
+            heartbeat=config.heartbeat_seconds,
+            start_spread=config.start_spread_seconds,
+        )
+        wanted = []
+        if config.publish:
+            wanted.append(Publication(TOPOLOGY, self._topology))
+        if config.volcano:
+            wanted.append(Publication(NUMATOPOLOGY, self._numatopology, yields=self._goes_without_pods))
+        # Also without labels or annotation of its own: what an earlier configuration put there is taken back.
+        wanted.append(Publication(NODE, self._node_object, takes_over=False))
+
+        def publisher(publication: Publication) -> Publisher:
+            kind = publication.kind.kind
+            return Publisher(
+                publication, api, metrics, pace, complain=lambda what: self._note(kind, what), clock=self._clock
+            )
+
+        return [publisher(publication) for publication in wanted]
+
+    # ------------------------------------------------------------------ objects
+
+    async def _topology(self) -> Mapping[str, Any] | None:
+        state = await self._state()
+        return (
+            None
+            if state is None
+            else resource.build(state, self._config.fingerprint.pods, self._config.fingerprint.method)
+        )
+
+    async def _numatopology(self) -> Mapping[str, Any] | None:
+        state = await self._state()
+        if state is None:
+            return None
+        cpus = frozenset(cpu for node in state.snapshot.numa_nodes for cpu in node.cpus)
+        if cpus != self._places[0]:
+            self._places = cpus, await asyncio.to_thread(read_cpu_places, self._root, cpus)
+        return numatopology.build(state, self._places[1], with_pods=self._with_pods)
+
+    def _goes_without_pods(self, error: AgentError) -> bool:
+        """Leave podAllocations out where the cluster's definition of the object has none (Volcano before 1.16)."""
+        if self._with_pods and "podAllocations" in str(error):
+            self._with_pods = False
+            log.warning("the cluster's Numatopology has no podAllocations: publishing it without")
+            return True
+        return False
+
+    async def _node_object(self) -> Mapping[str, Any] | None:
+        """Build what this agent says on the Node object itself: labels and an annotation."""
+        assert self._node is not None
+        present = await self._node.read()
+        if present is None:
+            if not self._config.writes_node:
+                return None
+            raise Unavailable(self._node.problem)
+        metadata: dict[str, Any] = {"name": self._node_name}
+        if self._config.labels.to == "node":
+            metadata["labels"] = await self._labels(present.labels)
+        key = self._config.bandwidth.annotation
+        load = self._bandwidth.annotation(present.annotations.get(key)) if key is not None else None
+        if key is not None and load is not None:
+            metadata["annotations"] = {key: load}
+        metadata = {name: value for name, value in metadata.items() if value}
+        if len(metadata) == 1 and not present.labels and not present.annotations:
+            return None  # nothing to say, and nothing of ours to take back
+        return {"apiVersion": NODE.api_version, "kind": NODE.kind, "metadata": metadata}
+
+    async def _labels(self, kept: Mapping[str, str]) -> dict[str, str]:
+        snapshot = self._inventory.snapshot
+        known = Known(
+            self._node_name,
+            snapshot,
+            fabric_nics(snapshot, self._config.lldp_netdevs),
+            self._neighbours.at,
+            self._first_line,
+        )
+        return await asyncio.to_thread(labels, self._config.labels.keys, known, kept)
+
+    def _first_line(self, path: Path) -> str | None:
+        try:
+            with (self._root / path.relative_to("/")).open("rb") as file:
+                return file.readline(MAX_LINE).decode("utf-8", "replace").strip() or None
+        except OSError as error:
+            log.debug("no label from %s: %s", path, error.strerror)
+            return None
+
+    async def _state(self) -> NodeState | None:
+        """Ask kubelet what its pods hold. None as long as nothing is known of the pods that count. Raises Unavailable.
+
+        The pods by the API server are taken first: of a pod that counts, kubelet then knows what it holds.
+        """
+        async with self._state_lock:
+            now = self._clock()
+            fresh = min(SHARED_STATE_SECONDS, self._config.coalesce_seconds / 2)
+            if self._known_state is not None and now - self._state_at < fresh:
+                return self._known_state
+            watched = self._watch.pods if self._watch is not None else None
+            if self._watch is not None:
+                self._note("pods", self._watch.problem)
+                if watched is None and self._watch.problem is None:
+                    return None  # it calls `changed` once the pods are listed
+            node = await self._node.read() if self._node is not None else None
+            settings = await asyncio.to_thread(self._kubelet_config.read)
+            pods = await self._kubelet.list()
+            allocatable = await self._kubelet.allocatable()
+            self._known_state = node_state(
+                self._node_name,
+                node.uid if node is not None else None,
+                self._inventory.snapshot,
+                self._units(),
+                settings,
+                pods,
+                allocatable,
+                watched,
+            )
+            self._state_at = now
+            return self._known_state
+
+    # ------------------------------------------------------------- hardware
+
+    async def _follow_hardware(self) -> None:
+        generation = self._inventory.snapshot.generation
+        while True:
+            if self._config.labels.need_lldp:
+                self._listen()
+            self.changed()
+            generation = (await self._inventory.newer_than(generation)).generation
+
+    def _listen(self) -> None:
+        """Listen for LLDP on the adapters that are in the host now."""
+        assert self._loop is not None
+        snapshot, named = self._inventory.snapshot, self._config.lldp_netdevs
+        wanted = {
+            netdev.name: (netdev.ifindex, nic.address)
+            for nic in fabric_nics(snapshot, named)
+            for netdev in nic.netdevs
+            if (netdev.name in named if named else netdev == nic.netdev) and netdev.link_layer is LinkLayer.ETHERNET
+        }
+        try:
+            if self._sockets is None:
+                self._sockets = LldpSockets()
+                self._loop.add_reader(self._sockets.fileno(), self._hear, self._sockets)
+            self._sockets.follow(wanted)
+        except DriverUnavailable as error:
+            self._note("LLDP", str(error))
+        else:
+            self._note("LLDP", None)
+
+    def _hear(self, sockets: LldpSockets) -> None:
+        for nic, frame in sockets.read():
+            try:
+                neighbour, valid = parse_frame(frame)
+            except NotLldp as error:
+                log.debug("an LLDP frame on %s %s", nic, error)
+                continue
+            if self._neighbours.heard(nic, neighbour, valid, self._clock()):
+                log.info("the link of %s ends at %s, port %s", nic, neighbour.system_name or "?", neighbour.port)
+                self.changed()
+
+    def _stop_listening(self) -> None:
+        if self._sockets is not None and self._loop is not None:
+            self._loop.remove_reader(self._sockets.fileno())
+            self._sockets.close()
+            self._sockets = None
+
+    async def _write_features(self, features: FeatureFile) -> None:
+        """Keep the file for node-feature-discovery in step."""
+        while True:
+            self._features_changed.clear()
+            kept = await asyncio.to_thread(features.read)
+            try:
+                await asyncio.to_thread(features.write, await self._labels(kept))
+            except HardwareError as error:
+                self._note("features", str(error))
+            else:
+                self._note("features", None)
+            await asyncio.sleep(self._config.coalesce_seconds)
+            try:
+                async with asyncio.timeout(FEATURES_SECONDS):
+                    await self._features_changed.wait()
+            except TimeoutError:
+                continue
+
+    def _note(self, subject: str, problem: str | None) -> None:
+        before = dict(self._problems)
+        if problem is None:
+            self._problems.pop(subject, None)
+        else:
+            self._problems[subject] = problem
+        if before != self._problems:
+            self._complain("; ".join(text for _, text in sorted(self._problems.items())) or None)
+
+
+def _to_nfd(config: Topology) -> bool:
+    return bool(config.labels.keys) and config.labels.to == "nfd"
