@@ -7,7 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.errors import LedgerError, NetlinkFailed
-from agent.metrics import MOST_PENDING, Facts, Metrics
+from agent.metrics import Facts, Metrics
+from agent.metrics.instruments import MOST_PENDING
 from agent.model.allocation import Attachment, AttachmentState, Grant, NetnsId, Owner, PodRef, Quarantine, Undo
 from agent.model.device import Gpu, PciDevice, Problem, Snapshot
 from agent.model.health import HEALTHY, Health, unhealthy

@@ -1,0 +1,163 @@
+"""The node's state as series: units, attachments, quarantine, devices. Read when somebody scrapes."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from agent.errors import AgentError
+from agent.model.allocation import Attachment, AttachmentState, Grant, OwedLease, Quarantine
+from agent.model.device import Snapshot
+from agent.model.unit import OfferedUnit
+
+PCI_CLASS_NETWORK = 0x02
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that a scrape reads."""
+
+    snapshot: Snapshot
+    units: Mapping[str, Sequence[OfferedUnit]] = field(default_factory=lambda: MappingProxyType({}))
+    """Resource name → its units, also for a resource that has none."""
+    grants: tuple[Grant, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
+    quarantines: tuple[Quarantine, ...] = ()
+    scan_milliseconds: float = 0.0
+    owed_leases: tuple[OwedLease, ...] = ()
+
+
+class FactsCollector(Collector):
+    """Turn the supplied facts into gauges.
+
+    If they cannot be had (a ledger on a broken disk), the agent's own series are still served.
+    """
+
+    def __init__(self, supplier: Callable[[], Facts], version: str) -> None:
+        self._supplier = supplier
+        self._version = version
+        self._failing: str | None = None
+        """Reason of the last failure: it is said once, not at each scrape."""
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # registering must not read the facts: the parts they come from may not be open yet
+
+    def collect(self) -> Iterable[Metric]:
+        yield InfoMetricFamily("nodefabric_build", "The agent's version.", value={"version": self._version})
+        available = GaugeMetricFamily("nodefabric_facts_available", "1 if the series about the node could be read.")
+        try:
+            facts = self._supplier()
+        except AgentError as error:
+            if self._failing != error.reason:
+                self._failing = error.reason
+                log.warning("metrics about the node are left out: %s", error, extra={"reason": error.reason})
+            available.add_metric((), 0)
+            yield available
+            return
+        self._failing = None
+        available.add_metric((), 1)
+        yield available
+        yield from families(facts)
+
+
+def families(facts: Facts) -> Iterator[Metric]:
+    """Build the series about the node from facts."""
+    yield from _unit_families(facts)
+    yield _tally(
+        "nodefabric_attachments",
+        "Devices in pods, by state of the move.",
+        "state",
+        {state.value: 0 for state in AttachmentState} | Tally(a.state.value for a in facts.attachments),
+    )
+    yield _tally(
+        "nodefabric_quarantined_devices",
+        "Devices withheld because their clean-up could not be verified.",
+        "reason",
+        Tally(q.reason for q in facts.quarantines),
+    )
+    yield _single(
+        "nodefabric_owed_leases",
+        "Interfaces that are gone, whose addresses the IPAM plugin has not taken back yet.",
+        len(facts.owed_leases),
+    )
+    yield _tally("nodefabric_devices", "What the last scan found, by kind.", "kind", device_kinds(facts.snapshot))
+    yield _single("nodefabric_scan_duration_milliseconds", "Time the last scan took.", facts.scan_milliseconds)
+    yield _single("nodefabric_scan_problems", "Things the last scan could not read.", len(facts.snapshot.problems))
+
+
+def device_kinds(snapshot: Snapshot) -> dict[str, int]:
+    """Count the devices by kind: PCI functions (pf, vf, nic), RDMA devices and GPUs."""
+    kinds = dict.fromkeys(("gpu", "nic", "pf", "rdma", "vf"), 0)
+    for device in snapshot.devices:
+        if device.is_vf:
+            kinds["vf"] += 1
+        elif device.is_pf:
+            kinds["pf"] += 1
+        elif device.pci_class >> 16 == PCI_CLASS_NETWORK:
+            kinds["nic"] += 1
+        kinds["rdma"] += len(device.rdma_devices)
+    kinds["gpu"] = len(snapshot.gpus)
+    return kinds
+
+
+def _unit_families(facts: Facts) -> Iterator[Metric]:
+    grants = {grant.unit_id: grant for grant in facts.grants}
+    attached = {a.device for a in facts.attachments if a.state is AttachmentState.ATTACHED}
+    states = {(name, state): 0 for name in facts.units for state in _STATES}
+    reasons: Tally[tuple[str, str]] = Tally()
+    info = GaugeMetricFamily(
+        "nodefabric_allocation_info",
+        "1 for each unit that a pod holds: join it on pod and namespace.",
+        labels=("namespace", "pod", "resource", "unit", "device", "numa_node"),
+    )
+    for name, units_of in facts.units.items():
+        for unit in units_of:
+            states[name, "healthy" if unit.health.healthy else "unhealthy"] += 1
+            states[name, "granted"] += unit.unit_id in grants
+            states[name, "attached"] += unit.device in attached
+            if not unit.health.healthy:
+                reasons[name, unit.health.reason] += 1
+            grant = grants.get(unit.unit_id)
+            if grant is not None and grant.pod is not None:
+                pod = grant.pod
+                where = str(unit.numa_node)
+                info.add_metric((pod.namespace, pod.name, name, unit.unit_id, unit.device, where), 1)
+    units = GaugeMetricFamily(
+        "nodefabric_units",
+        "Units by resource and state. Healthy and unhealthy add up to all units;"
+        " granted and attached count some of these again.",
+        labels=("resource", "state"),
+    )
+    for labels, value in sorted(states.items()):
+        units.add_metric(labels, value)
+    unhealthy = GaugeMetricFamily(
+        "nodefabric_unit_unhealthy", "Unhealthy units by resource and reason.", labels=("resource", "reason")
+    )
+    for labels, value in sorted(reasons.items()):
+        unhealthy.add_metric(labels, value)
+    yield from (units, unhealthy, info)
+
+
+_STATES = ("healthy", "unhealthy", "granted", "attached")
+
+
+def _tally(name: str, text: str, label: str, counts: dict[str, int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=(label,))
+    for key, value in sorted(counts.items()):
+        family.add_metric((key,), value)
+    return family
+
+
+def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text)
+    family.add_metric((), value)
+    return family
