@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.clients.kubelet import PodDevices
-from agent.config import Config, Resource
+from agent.config import Config, HealthSettings, Resource
 from agent.device_info import GrantedFiles
 from agent.errors import LedgerError
+from agent.health import HealthBook
 from agent.model.device import Snapshot
 from deviceplugin import usage
 from deviceplugin.allocation import Allocator, GrantBook, Offer
@@ -81,6 +82,7 @@ class DevicePlugins:
         observe: Observe = unobserved,
         gpu_files: Callable[[], GpuFiles] = GpuFiles,
         device_info: Path | None = None,
+        health: HealthBook | None = None,
         granting: Callable[[Collection[str]], object] | None = None,
         pods: Callable[[], Awaitable[Sequence[PodDevices]]] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -88,6 +90,7 @@ class DevicePlugins:
     ) -> None:
         """Join the parts. `device_info` is where Multus reads what granted VFs are; None to tell nobody.
 
+        `health` tells what of the facts counts; without it all do, at once.
         `granting` is told of slots that are about to be granted, and may block briefly: whoever had them is gone.
         `pods` asks kubelet what pods hold; without it only kubelet's calls tell what is in use.
         """
@@ -109,6 +112,7 @@ class DevicePlugins:
         self._usage_changed = asyncio.Event()
         self._configured = self._resources = config.resources
         self._inventory = inventory
+        self._health = health or HealthBook(HealthSettings(0, 0, 0), clock)
         self._ledger = ledger
         self._gpu_files = gpu_files
         self._observe = observe
@@ -117,6 +121,7 @@ class DevicePlugins:
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._boards: dict[str, UnitBoard] = {}
         self._books_changed = asyncio.Event()
+        self._health_changed = asyncio.Event()
         self._offered = asyncio.Event()
         """The newest configuration's lists are posted."""
         self._closing = asyncio.Event()
@@ -161,6 +166,7 @@ class DevicePlugins:
         self._ended.clear()
         loop = asyncio.get_running_loop()
         self._ledger.subscribe(lambda: _tell(loop, self._note_change))
+        self._health.subscribe(lambda: _tell(loop, self._health_changed.set))
         try:
             await asyncio.to_thread(sweep, self.folder)
             async with asyncio.TaskGroup() as tasks:
@@ -243,22 +249,23 @@ class DevicePlugins:
         """Post new lists whenever the snapshot, the books or the configuration ask for them."""
         snapshot = self._inventory.snapshot
         files = await asyncio.to_thread(self._gpu_files)
-        offers, books = Offers(), Reading()
+        offers, books = Offers(self._health, self._clock), Reading()
         while True:
             self._books_changed.clear()
+            self._health_changed.clear()
             self._set_up(with_profiles(self._configured, snapshot, self._resources))
             resources = self._resources
             books = await self._read_books(resources, books)
             offer = await asyncio.to_thread(offers.make, resources, snapshot, files, books)
             if resources is not self._resources:
-                offers = Offers()
+                offers = Offers(self._health, self._clock)
                 continue
             if offer is not None:
                 self._post(resources, offer)
             self._serve(tasks)
             self._offered.set()
             await self._inform()
-            newer = await self._next(snapshot)
+            newer = await self._next(snapshot, offers.seconds_to_look())
             if newer is not snapshot:
                 snapshot, files = newer, await asyncio.to_thread(self._gpu_files)
 
@@ -269,19 +276,22 @@ class DevicePlugins:
             except LedgerError as error:
                 log.warning("device-info files stay as they are: %s", error)
 
-    async def _next(self, snapshot: Snapshot) -> Snapshot:
-        """Wait for a newer snapshot, or for a change in the books."""
+    async def _next(self, snapshot: Snapshot, seconds: float | None) -> Snapshot:
+        """Wait for a newer snapshot, for a change in the books or in health, or for the time when that is due."""
         newer = asyncio.ensure_future(self._inventory.newer_than(snapshot.generation))
         books = asyncio.ensure_future(self._books_changed.wait())
+        health = asyncio.ensure_future(self._health_changed.wait())
         try:
-            await asyncio.wait((newer, books), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((newer, books, health), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if newer.done():
                 return newer.result()
-            await asyncio.sleep(SETTLE_SECONDS)
+            if books.done():
+                await asyncio.sleep(SETTLE_SECONDS)
             return snapshot
         finally:
             newer.cancel()
             books.cancel()
+            health.cancel()
 
     async def _read_books(self, resources: tuple[Resource, ...], last: Reading) -> Reading:
         try:

@@ -4,10 +4,8 @@ Pure. A unit's ID is unique over all resources of the node and survives a reboot
 address, a GPU's its UUID, an HCA share's the node GUID with a number. kubelet keeps IDs in its
 checkpoint and looks a unit's pod up by ID alone, whatever the resource.
 
-A device that is no longer in the snapshot leaves the list, it does not stay as unhealthy: a VF
-that an administrator removed (sriov_numvfs) is no longer capacity of the node, and kubelet keeps
-the books of containers that still hold its ID by itself. A VF whose interface sits in a pod is
-still a PCI device of the host, so it stays.
+A device that is no longer in the snapshot has no unit here; `missing` keeps those of the last offer
+for a while. A VF whose interface sits in a pod is still a PCI device of the host, so it stays.
 """
 
 from __future__ import annotations
@@ -21,8 +19,10 @@ from types import MappingProxyType
 
 from agent.config import Resource, SharedPool
 from agent.model.device import NO_NUMA_NODE, RdmaDevice, Snapshot
-from agent.model.gpu_health import judge_gpu
-from agent.model.health import HEALTHY, Health, judge_nic, unhealthy
+from agent.model.health import HEALTHY, Health, unhealthy
+from agent.model.nic_health import judge_nic
+from agent.model.reasons import Reason
+from agent.model.terms import PLAIN_TERMS, Terms
 from deviceplugin.assignment import Assignment, Taken, assign
 from deviceplugin.compat_units import pool_units
 from deviceplugin.gpu_units import gpu_units
@@ -77,8 +77,12 @@ def list_all(
     snapshot: Snapshot,
     quarantined: Mapping[str, str] = NO_QUARANTINE,
     held: Holdings = NOTHING_HELD,
+    terms: Terms = PLAIN_TERMS,
 ) -> Listed:
-    """List every resource's units, and the devices behind slots. `held` is what the books say of slots."""
+    """List every resource's units, and the devices behind slots.
+
+    `held` is what the books say of slots, `terms` tell what of the facts counts.
+    """
     guids = _shared_guids(snapshot)
     units: dict[str, tuple[Unit, ...]] = {}
     pools: dict[str, tuple[Unit, ...]] = {}
@@ -89,14 +93,14 @@ def list_all(
                 resource,
                 of_gpus,
                 snapshot,
-                partial(_judge_gpu, snapshot, quarantined),
+                partial(_judge_gpu, snapshot, quarantined, terms),
                 partial(_place, resource, snapshot),
             )
         else:
             found = tuple(
                 unit
                 for taken in assignment.taken[resource.name]
-                for unit in _units(resource, taken, snapshot, quarantined, guids)
+                for unit in _units(resource, taken, snapshot, quarantined, terms, guids)
             )
         if resource.binding == "late":
             pools[resource.name] = found
@@ -112,10 +116,11 @@ def _units(
     taken: Taken,
     snapshot: Snapshot,
     quarantined: Mapping[str, str],
+    terms: Terms,
     shared_guids: frozenset[str],
 ) -> Iterable[Unit]:
     candidate = taken.candidate
-    health = unhealthy("Held") if taken.held_for else judge(candidate, snapshot, quarantined)
+    health = unhealthy(Reason.HELD) if taken.held_for else judge(candidate, snapshot, quarantined, terms)
     numa_node = _place(resource, snapshot, taken)
     if resource.kind == "hca":
         prefix = hca_prefix(candidate, shared_guids)
@@ -132,26 +137,28 @@ def _place(resource: Resource, snapshot: Snapshot, taken: Taken) -> int:
     return NO_NUMA_NODE if resource.exclude_topology else _numa_node(taken.candidate, snapshot)
 
 
-def _judge_gpu(snapshot: Snapshot, quarantined: Mapping[str, str], taken: Taken, mig_uuid: str) -> Health:
+def _judge_gpu(snapshot: Snapshot, quarantined: Mapping[str, str], terms: Terms, taken: Taken, mig_uuid: str) -> Health:
     if taken.held_for:
-        return unhealthy("Held")
-    health = judge(taken.candidate, snapshot, quarantined)
-    return judge_gpu(snapshot.gpu_by_uuid[taken.candidate.device], mig_uuid=mig_uuid) if health.healthy else health
+        return unhealthy(Reason.HELD)
+    health = judge(taken.candidate, snapshot, quarantined, terms)
+    return terms.gpu(snapshot.gpu_by_uuid[taken.candidate.device], mig_uuid) if health.healthy else health
 
 
-def judge(candidate: Candidate, snapshot: Snapshot, quarantined: Mapping[str, str]) -> Health:
+def judge(
+    candidate: Candidate, snapshot: Snapshot, quarantined: Mapping[str, str], terms: Terms = PLAIN_TERMS
+) -> Health:
     """Judge a device that is in the snapshot."""
     withheld = quarantined.get(candidate.device)
     if candidate.rdma is not None and not candidate.rdma.char_device("uverbs"):
-        return unhealthy("NoCharDevice")
+        return unhealthy(Reason.NO_CHAR_DEVICE)
     if candidate.rdma is not None and snapshot.rdma_exclusive:
         # The device belongs to the host's namespace, and opening it in another is refused (EPERM):
         # drivers/infiniband/core/uverbs_main.c, ib_uverbs_open.
-        return unhealthy("ExclusiveRdma")
+        return unhealthy(Reason.EXCLUSIVE_RDMA)
     if candidate.rdma is not None or (candidate.pci is not None and candidate.pci.is_vf):
         assert candidate.pci is not None
-        return judge_nic(candidate.pci, snapshot, quarantined=withheld)
-    return HEALTHY if withheld is None else unhealthy("Quarantined")
+        return judge_nic(candidate.pci, snapshot, quarantined=withheld, terms=terms)
+    return HEALTHY if withheld is None else unhealthy(Reason.QUARANTINED)
 
 
 def hca_prefix(candidate: Candidate, shared_guids: frozenset[str]) -> str:

@@ -1,8 +1,4 @@
-"""Kernel uevents taken apart, and what each of them is worth looking at. Pure.
-
-A message is `ACTION@DEVPATH`, then `NAME=value` texts, each ended by a zero byte (lib/kobject_uevent.c).
-udevd sends others to a group of its own, with a header that begins with `libudev`.
-"""
+"""What a kernel uevent is about, and so worth looking at again. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +7,11 @@ from dataclasses import dataclass
 from agent.model.change import EVERYTHING, Change, of_function, of_netdev
 from agent.model.device import is_pci_address
 
+SUBSYSTEMS = ("pci", "net", "infiniband", "infiniband_verbs", "infiniband_mad", "vdpa", "misc")
+"""Those that a scan looks at. misc: rdma_cm comes and goes with its module."""
 _VIRTUAL_NET = "/devices/virtual/net/"
-_RDMA_CLASSES = frozenset({"infiniband", "infiniband_verbs", "infiniband_mad"})
 _COMES_OR_GOES = frozenset({"add", "remove", "change", "move"})
 """What they may do to the PCI bus; `change` ends the making of VFs (drivers/pci/iov.c, sriov_enable)."""
-_WANTED = tuple(f"SUBSYSTEM={name}".encode() for name in ("pci", "net", "vdpa", "misc", *sorted(_RDMA_CLASSES)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +29,6 @@ class Uevent:
 
     def __str__(self) -> str:
         return f"{self.subsystem} {self.action} {self.name}"
-
-
-def parse(packet: bytes) -> Uevent | None:
-    """Read a kernel message about a subsystem that the scan looks at; None for all others.
-
-    A device that moves brings along an event for each of its queues: these are sorted out first.
-    """
-    texts = packet.split(b"\0")
-    if not any(wanted in texts for wanted in _WANTED):
-        return None
-    found = dict(text.decode("utf-8", "replace").partition("=")[::2] for text in texts[1:])
-    if "ACTION" not in found or "DEVPATH" not in found:
-        return None
-    return Uevent(found["ACTION"], found["DEVPATH"], found["SUBSYSTEM"])
 
 
 def change_of(event: Uevent, *, virtual_links: bool = False) -> Change | None:

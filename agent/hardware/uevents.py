@@ -13,17 +13,16 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 from agent.errors import DriverUnavailable
 from agent.hardware.link_messages import IFLA_PARENT_DEV_NAME, link_events
-from agent.hardware.uevent_messages import change_of, parse
+from agent.hardware.uevent_messages import SUBSYSTEMS, Uevent, change_of
 from agent.model.change import EVERYTHING, OnEvent
 
 RECEIVE_BUFFER_BYTES = 1 << 20
 """Enabling 64 VFs makes some thousand messages within a second."""
-NETLINK_KOBJECT_UEVENT = 15
-_FROM_KERNEL = 1
-"""Multicast group of the kernel's own messages; udevd's are 2."""
 _RTMGRP_LINK = 1
 _RECEIVE_BYTES = 1 << 16
 _JOIN_SECONDS = 5.0
@@ -44,20 +43,11 @@ class Uevents:
         self._on_event = on_event
         self._virtual_links = virtual_links
         self._device_attribute = device_attribute
-        self._uevents = _open(NETLINK_KOBJECT_UEVENT, _FROM_KERNEL, "kernel uevents")
-        try:
-            self._links = _open(socket.NETLINK_ROUTE, _RTMGRP_LINK, "link events")
-        except DriverUnavailable:
-            self._uevents.close()
-            raise
+        self._monitor = _open_monitor()
+        self._links = _open_link_socket()
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="uevents", daemon=True)
         self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """Netlink address of the socket for uevents."""
-        return int(self._uevents.getsockname()[0])
 
     def close(self) -> None:
         """Stop watching; the thread has ended when this returns. Closing twice is harmless."""
@@ -69,10 +59,10 @@ class Uevents:
         os.close(self._stop)
         self._stop = -1
         self._links.close()
-        self._uevents.close()
+        self._monitor = None  # its descriptor closes with the last reference
 
     def _run(self) -> None:
-        stop, uevents, links = self._stop, self._uevents.fileno(), self._links.fileno()
+        stop, uevents, links = self._stop, self._monitor.fileno(), self._links.fileno()
         poller = select.poll()
         for descriptor in (stop, uevents, links):
             poller.register(descriptor, select.POLLIN)
@@ -92,9 +82,9 @@ class Uevents:
                 self._on_event("kernel events were lost", EVERYTHING)
 
     def _uevent_batch(self) -> None:
-        for packet in _packets(self._uevents):
-            event = parse(packet)
-            change = change_of(event, virtual_links=self._virtual_links) if event is not None else None
+        for device in iter(partial(self._monitor.poll, 0), None):
+            event = Uevent(str(device.action), str(device.device_path), str(device.subsystem))
+            change = change_of(event, virtual_links=self._virtual_links)
             if change is not None:
                 self._on_event(str(event), change)
 
@@ -117,17 +107,29 @@ def _packets(source: socket.socket) -> Iterator[bytes]:
             yield packet
 
 
-def _open(protocol: int, group: int, what: str) -> socket.socket:
+def _open_monitor() -> Any:
     try:
-        opened = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol
-        )
-    except OSError as error:
-        raise DriverUnavailable(f"{what} cannot be watched: {error.strerror}") from error
+        import pyudev
+
+        monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
+    except (ImportError, OSError) as error:  # ImportError: pyudev without libudev.so
+        raise DriverUnavailable(f"kernel uevents cannot be watched: {error}: is libudev installed?") from error
+    for subsystem in SUBSYSTEMS:
+        monitor.filter_by(subsystem)
     try:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        opened.bind((0, group))
+        monitor.set_receive_buffer_size(RECEIVE_BUFFER_BYTES)
     except OSError as error:
-        opened.close()
-        raise DriverUnavailable(f"{what} cannot be watched: {error.strerror}") from error
-    return opened
+        log.info("uevents keep the kernel's default buffer: %s", error)
+    monitor.start()
+    return monitor
+
+
+def _open_link_socket() -> socket.socket:
+    links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        links.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        links.bind((0, _RTMGRP_LINK))
+    except OSError as error:
+        links.close()
+        raise DriverUnavailable(f"link events cannot be watched: {error}") from error
+    return links

@@ -12,8 +12,7 @@ import socket
 import struct
 from pathlib import Path
 
-from agent.hardware.uevents import NETLINK_KOBJECT_UEVENT
-
+NETLINK_KOBJECT_UEVENT = 15
 _HEADER = struct.Struct("=IHHII")
 _ANY_TYPE = 0x10
 _NLM_F_REQUEST = 1

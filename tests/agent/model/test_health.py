@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from agent.model.device import LinkLayer, Netdev, PciDevice, RdmaDevice, RdmaPort, Snapshot
-from agent.model.health import HEALTHY, Health, Terms, judge_link, judge_missing, judge_nic
+from agent.model.health import HEALTHY, Health
+from agent.model.nic_health import judge_link, judge_missing, judge_nic
 from agent.model.reasons import Reason, Tempo, reason_of, tempo_of, text_of
+from agent.model.terms import Terms
 
 PF, VF = "0000:3b:00.0", "0000:3b:00.1"
 

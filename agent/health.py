@@ -1,0 +1,114 @@
+"""`HealthBook`: what lasts of what was seen, and when to look again.
+
+The lists are made anew when the hardware or the books changed. Health may change without either: when a
+link has been down for long enough, or up, when a GPU's error is over, when the driver tells of one.
+For these the book says when the next look is due, and wakes whoever makes the lists.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from agent.config import HealthSettings
+from agent.model.device import Gpu
+from agent.model.gpu_health import NO_TROUBLES, GpuEvent, judge_gpu, next_recovery
+from agent.model.health import Health
+from agent.model.hysteresis import Course, Patience, begun, step
+from agent.model.terms import Terms
+
+
+class HealthBook:
+    """The course of every device's health. Any thread may call; nothing blocks for long."""
+
+    def __init__(self, settings: HealthSettings | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._settings = settings or HealthSettings()
+        self._courses: dict[str, tuple[int, Course]] = {}
+        """Subject → number of the look that saw it last, and its course."""
+        self._look = 0
+        self._looked_at = 0.0
+        self._troubles = NO_TROUBLES
+        self._turn = 0
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def settings(self) -> HealthSettings:
+        """How patient it is. Another value counts from the next look on, which it asks for."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: HealthSettings) -> None:
+        if settings != self._settings:
+            self._settings = settings
+            self._ask_for_a_look()
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call, on some thread, when a look should be taken at once."""
+        self._listeners.append(listener)
+
+    def gpu_event(self, event: GpuEvent) -> None:
+        """Take in what a GPU's driver told of."""
+        with self._guard:
+            troubles = self._troubles.noted(event, self._settings.gpu_policy)
+            changed, self._troubles = troubles is not self._troubles, troubles
+        if changed:
+            self._ask_for_a_look()
+
+    def terms(self) -> Terms:
+        """Begin a look: the terms on which facts of this moment become health."""
+        now = self._clock()
+        with self._guard:
+            # What two looks did not ask about is gone, or something graver hides it.
+            self._courses = {s: known for s, known in self._courses.items() if known[0] >= self._look - 1}
+            self._look += 1
+            self._looked_at = now
+        return Terms(
+            lasting=partial(self.judge, now=now),
+            gpu=partial(self._judge_gpu, now=now),
+            follow_link=self._settings.link == "follow",
+        )
+
+    def judge(self, subject: str, raw: Health, now: float) -> Health:
+        """Tell what counts of a device, given what is true of it now."""
+        with self._guard:
+            known = self._courses.get(subject)
+            course = begun(raw, now) if known is None else step(known[1], raw, now, self._patience)
+            self._courses[subject] = self._look, course
+        return course.shown
+
+    def due(self) -> float | None:
+        """Tell when the next look is due though nothing else happens, on the clock; None if never."""
+        with self._guard:
+            dues = [course.due(self._patience) for look, course in self._courses.values() if look == self._look]
+            dues.append(next_recovery(self._troubles, self._looked_at, self._settings.gpu_policy))
+        return min((due for due in dues if due is not None), default=None)
+
+    def seconds_to_look(self) -> float | None:
+        """Tell in how many seconds the next look is due; None if nothing but an event asks for one."""
+        due = self.due()
+        return None if due is None else max(0.0, due - self._clock())
+
+    def turn(self) -> int:
+        """Return a number that is another than before when a look is due."""
+        due = self.due()
+        with self._guard:
+            if due is not None and due <= self._clock():
+                self._turn += 1
+            return self._turn
+
+    @property
+    def _patience(self) -> Patience:
+        return Patience(self._settings.down_seconds, self._settings.up_seconds)
+
+    def _judge_gpu(self, gpu: Gpu, mig_uuid: str, now: float) -> Health:
+        return judge_gpu(gpu, self._troubles, now, self._settings.gpu_policy, mig_uuid)
+
+    def _ask_for_a_look(self) -> None:
+        with self._guard:
+            self._turn += 1
+        for listener in self._listeners:
+            listener()
