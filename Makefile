@@ -20,6 +20,8 @@ test: check ## every check and every test, with those in the virtual machine
 	@hack/setup --tests
 	@$(NATIVE)
 	@hack/fetch-containerd
+	@hack/fetch-kube >/dev/null
+	@hack/build-image
 	@mkdir -p build/reports
 	.venv/bin/python -m pytest --ignore tests/vm --junit-xml build/reports/tests.xml
 	hack/vm/run-tests

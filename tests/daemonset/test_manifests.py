@@ -1,51 +1,35 @@
 from __future__ import annotations
 
 import json
-import re
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from agent import cdi, config
+from agent import cdi
 from agent.__main__ import DEFAULT_CONFIG, _parser
-from agent.clients.apiserver import ApiServer
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
 from agent.sim.pods import read_manifest
 from agent.startup import check
 from cni import netconf
-from cni.commands import DEFAULT_CONFIGURATIONS, DEFAULT_RELAY, DEFAULT_TARGET
+from cni.commands import DEFAULT_CONFIGURATIONS, DEFAULT_TARGET
+from tests.daemonset.manifests import (
+    BASE,
+    CHART,
+    FOLDER,
+    REPOSITORY,
+    agent_container,
+    base_config,
+    container,
+    daemonset,
+    documents,
+    host_paths,
+)
 
-REPOSITORY = Path(__file__).parents[2]
-FOLDER = REPOSITORY / "daemonset"
-BASE = FOLDER / "base"
-MANIFESTS = sorted(p for p in FOLDER.rglob("*.yaml"))
+MANIFESTS = sorted(p for p in FOLDER.rglob("*.yaml") if CHART not in p.parents)
 PODS = sorted((FOLDER / "examples").glob("pod-*.yaml"))
-
-
-def documents(path: Path) -> list[dict[str, Any]]:
-    return [d for d in yaml.safe_load_all(path.read_text()) if d is not None]
-
-
-def daemonset() -> dict[str, Any]:
-    (document,) = documents(BASE / "daemonset.yaml")
-    spec: dict[str, Any] = document["spec"]["template"]["spec"]
-    return spec
-
-
-def agent_container() -> dict[str, Any]:
-    (container,) = daemonset()["containers"]
-    return dict(container)
-
-
-def base_config() -> config.Config:
-    path = BASE / "config.yaml"
-    return config.parse(path.read_text(), str(path))
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda p: str(p.relative_to(FOLDER)))
@@ -100,11 +84,11 @@ def test_every_path_the_config_names_is_a_mount_of_the_same_host_path() -> None:
         Path("/opt/cni/bin"): False,
         **dict.fromkeys(cdi.SPEC_FOLDERS, False),
     }
-    host_paths = {v["name"]: v["hostPath"]["path"] for v in daemonset()["volumes"] if "hostPath" in v}
+    shown = host_paths(daemonset())
     mounts = {m["mountPath"]: m for m in agent_container()["volumeMounts"]}
     for path, writable in needed.items():
         mount = mounts[str(path)]
-        assert host_paths[mount["name"]] == str(path)
+        assert shown[mount["name"]] == str(path)
         assert mount.get("readOnly", False) is not writable
 
 
@@ -124,8 +108,8 @@ def test_privileges_are_the_least_that_do() -> None:
     (install,) = spec["initContainers"]
     assert spec.get("hostPID", False) is False
     assert spec["hostNetwork"] is True
-    for container, added in ((agent_container(), ["NET_ADMIN", "SYS_ADMIN"]), (install, ["DAC_OVERRIDE"])):
-        context = container["securityContext"]
+    for either, added in ((agent_container(), ["NET_ADMIN", "SYS_ADMIN"]), (install, ["DAC_OVERRIDE"])):
+        context = either["securityContext"]
         assert context.get("privileged", False) is False
         assert context["readOnlyRootFilesystem"] is True
         assert context["capabilities"] == {"drop": ["ALL"], "add": added}
@@ -142,22 +126,22 @@ def chain_container() -> dict[str, Any]:
         == patch["target"]["name"]
         == documents(BASE / "daemonset.yaml")[0]["metadata"]["name"]
     )
-    (container,) = document["spec"]["template"]["spec"]["containers"]
-    return dict(container)
+    (found,) = document["spec"]["template"]["spec"]["containers"]
+    return dict(found)
 
 
 def test_the_component_that_chains_works_on_the_host_paths_of_the_base() -> None:
-    container = chain_container()
-    options = _parser().parse_args(container["args"])
-    host_paths = {v["name"]: v["hostPath"]["path"] for v in daemonset()["volumes"] if "hostPath" in v}
-    mounts = {m["mountPath"]: m for m in container["volumeMounts"]}
+    chain = chain_container()
+    options = _parser().parse_args(chain["args"])
+    shown = host_paths(daemonset())
+    mounts = {m["mountPath"]: m for m in chain["volumeMounts"]}
     for path, host_path in ((options.target, DEFAULT_TARGET), (options.conf_dir, DEFAULT_CONFIGURATIONS)):
-        assert host_paths[mounts[str(path)]["name"]] == str(host_path)
+        assert shown[mounts[str(path)]["name"]] == str(host_path)
         assert not mounts[str(path)].get("readOnly", False)
     assert (options.chain, options.watch) == (True, True)
     assert options.wait_for == base_config().cni_socket
-    assert host_paths[mounts[str(options.wait_for.parent)]["name"]] == str(base_config().run_dir)
-    assert container["name"] not in {c["name"] for c in daemonset()["containers"]}
+    assert shown[mounts[str(options.wait_for.parent)]["name"]] == str(base_config().run_dir)
+    assert chain["name"] not in {c["name"] for c in daemonset()["containers"]}
 
 
 def test_the_component_for_writes_to_sysfs_adds_a_volume_to_the_agent_of_the_base() -> None:
@@ -165,31 +149,48 @@ def test_the_component_for_writes_to_sysfs_adds_a_volume_to_the_agent_of_the_bas
     (patch,) = component["patches"]
     (document,) = yaml.safe_load_all(patch["patch"])
     spec = document["spec"]["template"]["spec"]
-    (container,), (volume,) = spec["containers"], spec["volumes"]
-    assert container["name"] == agent_container()["name"]
+    (agent,), (volume,) = spec["containers"], spec["volumes"]
+    assert agent["name"] == agent_container()["name"]
     assert volume["name"] not in {v["name"] for v in daemonset()["volumes"]}
-    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": volume["hostPath"]["path"]}]
+    assert agent["volumeMounts"] == [{"name": volume["name"], "mountPath": volume["hostPath"]["path"]}]
 
 
-def test_what_removes_undoes_what_the_base_and_the_component_did() -> None:
-    (kustomization,) = documents(FOLDER / "remove/kustomization.yaml")
-    (base,) = documents(BASE / "kustomization.yaml")
-    assert kustomization["namespace"] == base["namespace"]
-    assert kustomization["images"] == base["images"]
+def removing() -> dict[str, Any]:
     (document,) = documents(FOLDER / "remove/daemonset.yaml")
-    spec = document["spec"]["template"]["spec"]
-    (remove,) = spec["initContainers"]
-    options, chained = _parser().parse_args(remove["args"]), _parser().parse_args(chain_container()["args"])
-    assert (options.target, options.conf_dir) == (chained.target, chained.conf_dir)
-    assert {m["name"] for m in remove["volumeMounts"]} == {v["name"] for v in spec["volumes"]}
-    host_paths = {v["name"]: v["hostPath"]["path"] for v in daemonset()["volumes"] if "hostPath" in v}
-    for volume in spec["volumes"]:
-        assert host_paths[volume["name"]] == volume["hostPath"]["path"]
+    spec: dict[str, Any] = document["spec"]["template"]["spec"]
+    return spec
+
+
+def test_what_removes_looks_where_the_base_and_its_component_put_things() -> None:
+    (kustomization,), (base,) = documents(FOLDER / "remove/kustomization.yaml"), documents(BASE / "kustomization.yaml")
+    assert kustomization["images"] == base["images"]
+    remove = container(removing(), "uninstall")
+    options, conf = _parser().parse_args(remove["args"]), base_config()
+    assert (options.target, options.conf_dir) == (DEFAULT_TARGET, DEFAULT_CONFIGURATIONS)
+    assert (options.kubelet_dir, options.state_dir, options.run_dir) == (
+        conf.kubelet_dir,
+        conf.state_dir,
+        conf.run_dir,
+    )
+    assert options.cdi_dir in cdi.SPEC_FOLDERS
+    (mount,) = remove["volumeMounts"]
+    assert (mount["mountPath"], host_paths(removing())[mount["name"]]) == (str(options.root), "/")
+
+
+def test_what_removes_sits_still_with_no_right_at_all_afterwards() -> None:
+    done = container(removing(), "done")
+    assert done["securityContext"] == {
+        "runAsUser": 65534,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert removing()["automountServiceAccountToken"] is False
 
 
 def test_all_who_install_or_remove_say_for_whom_alike() -> None:
-    (document,) = documents(FOLDER / "remove/daemonset.yaml")
-    (remove,) = document["spec"]["template"]["spec"]["initContainers"]
+    remove = container(removing(), "uninstall")
     (install,) = daemonset()["initContainers"]
     assert install["env"] == remove["env"] == chain_container()["env"]
     assert install["env"][0]["name"] == "NODEFABRIC_INSTANCE"
@@ -209,70 +210,11 @@ def test_an_update_never_runs_two_agents_on_a_node() -> None:
     assert document["spec"]["template"]["spec"]["priorityClassName"] == "system-node-critical"
 
 
-@pytest.fixture
-def asked() -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    """An API server that notes method and path."""
-    seen: list[tuple[str, str]] = []
-
-    class Note(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            seen.append((self.command, self.path.partition("?")[0]))
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            body = json.dumps({"metadata": {"uid": "u"}}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_PATCH = do_GET
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Note)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    yield server.server_address[1], seen
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def test_the_role_allows_what_the_client_calls_and_nothing_else(
-    asked: tuple[int, list[tuple[str, str]]], tmp_path: Path
-) -> None:
-    port, seen = asked
-    path = tmp_path / "kubeconfig"
-    named = {"name": "x", "cluster": {"server": f"http://127.0.0.1:{port}"}}
-    context = {"name": "x", "context": {"cluster": "x", "user": "x"}}
-    user: dict[str, Any] = {"name": "x", "user": {}}
-    path.write_text(json.dumps({"current-context": "x", "clusters": [named], "contexts": [context], "users": [user]}))
-    client = ApiServer.from_kubeconfig(path)
-    client.node_uid("n")
-    client.apply_topology({"metadata": {"name": "n"}})
-    client.close()
-    needed: set[tuple[str, str, str]] = set()
-    for method, url in seen:
-        match = re.fullmatch(r"/(?:api|apis/([^/]+))/[^/]+/([^/]+)/n", url)
-        assert match is not None
-        # An apply creates the object if there is none, and the API server asks for both verbs.
-        for verb in {"GET": ["get"], "PATCH": ["patch", "create"]}[method]:
-            needed.add((match[1] or "", match[2], verb))
-    role, binding = documents(BASE / "rbac.yaml")
-    allowed = {
-        (g, r, v) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]
-    }
-    assert allowed == needed
-    assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    (account,) = documents(BASE / "serviceaccount.yaml")
-    assert binding["subjects"][0]["name"] == account["metadata"]["name"] == daemonset()["serviceAccountName"]
-
-
 @pytest.mark.parametrize("path", PODS, ids=lambda p: p.stem)
 def test_an_example_pod_asks_for_resources_of_the_base_config(path: Path) -> None:
     (pod,) = read_manifest(path.read_text(), str(path))
     offered = {resource.name for resource in base_config().resources}
-    asked_for = {name for container in pod.containers for name, _ in container.limits}
+    asked_for = {name for either in pod.containers for name, _ in either.limits}
     assert asked_for
     assert asked_for <= offered
 
@@ -287,29 +229,3 @@ def test_the_example_networks_are_understood_by_the_plugin() -> None:
     assert (parsed.settings.vlan, parsed.settings.trust, parsed.mtu) == (100, True, 9000)
     resource_name = attachment["metadata"]["annotations"]["k8s.v1.cni.cncf.io/resourceName"]
     assert resource_name in {resource.name for resource in base_config().resources}
-
-
-def test_the_image_copies_what_is_in_the_repository_and_lets_through_what_it_copies() -> None:
-    text = (FOLDER / "Dockerfile").read_text()
-    let_through = {
-        PurePosixPath(line[1:])
-        for line in (FOLDER / "Dockerfile.dockerignore").read_text().splitlines()
-        if line.startswith("!")
-    }
-    for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE):
-        for source in line.split()[:-1]:
-            path = PurePosixPath(source)
-            assert (REPOSITORY / path).exists(), source
-            assert {path, *path.parents} & let_through, source
-
-
-def test_the_image_installs_by_hash_only_and_puts_the_relay_where_it_is_looked_for() -> None:
-    text = (FOLDER / "Dockerfile").read_text().replace("\\\n", "")
-    for line in text.splitlines():
-        if "pip " in line and "install" in line:
-            assert "--require-hashes" in line or "--no-deps" in line
-    assert f"COPY --from=build /opt/relay {DEFAULT_RELAY.parent}" in text
-    assert f'ln -s "$(dpkg --print-architecture)/nodefabric-cni" /opt/relay/{DEFAULT_RELAY.name}' in text
-    locked = (REPOSITORY / "requirements/dev.txt").read_text()
-    for name in re.findall(r"\^\(([^)]+)\)==", text)[0].split("|"):
-        assert re.search(rf"^{name}==", locked, re.MULTILINE), name

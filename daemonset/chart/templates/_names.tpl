@@ -1,0 +1,95 @@
+{{- define "nodefabric.fullname" -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "nodefabric.selector" -}}
+app.kubernetes.io/name: nodefabric
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "nodefabric.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "nodefabric.kubeletDir" -}}
+{{ .Values.config.kubeletDir | default "/var/lib/kubelet" }}
+{{- end -}}
+
+{{- define "nodefabric.stateDir" -}}
+{{ .Values.config.stateDir | default "/var/lib/nodefabric" }}
+{{- end -}}
+
+{{- define "nodefabric.runDir" -}}
+{{ .Values.config.runDir | default "/run/nodefabric" }}
+{{- end -}}
+
+{{- define "nodefabric.kubeletConfig" -}}
+{{ (.Values.config.topology).kubeletConfig | default "/var/lib/kubelet/config.yaml" }}
+{{- end -}}
+
+{{- define "nodefabric.port" -}}
+{{ (.Values.config.endpoints).port | default 9808 }}
+{{- end -}}
+
+{{- /* Where a probe of kubelet's reaches the endpoints: an address for all of them is also one of loopback. */ -}}
+{{- define "nodefabric.probeHost" -}}
+{{- $address := (.Values.config.endpoints).address | default "127.0.0.1" -}}
+{{- if eq $address "0.0.0.0" -}}127.0.0.1{{- else if eq $address "::" -}}::1{{- else -}}{{ $address }}{{- end -}}
+{{- end -}}
+
+{{- /* Whether the agent talks to the API server at all: "yes", or nothing. */ -}}
+{{- define "nodefabric.publishes" -}}
+{{- if (.Values.config.topology).publish -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "nodefabric.cdiDir" -}}
+{{ .Values.config.cdiDir | default "/var/run/cdi" }}
+{{- end -}}
+
+{{- /* Whether a resource's devices are chosen when the pod starts, for which the agent writes CDI specs. */ -}}
+{{- define "nodefabric.bindsLate" -}}
+{{- range .Values.config.resources -}}{{- if eq (.binding | default "early") "late" -}}yes{{- break -}}{{- end -}}{{- end -}}
+{{- end -}}
+
+{{- /* What the configuration has the agent do at the API server; each is "yes", or nothing. */ -}}
+{{- define "nodefabric.publishesVolcano" -}}
+{{- if (.Values.config.topology).volcano -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "nodefabric.writesNode" -}}
+{{- $topology := .Values.config.topology | default dict -}}
+{{- $labels := $topology.labels | default dict -}}
+{{- if or (and $labels.keys (eq ($labels.to | default "node") "node")) ($topology.bandwidth).annotation -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "nodefabric.watchesPods" -}}
+{{- $topology := .Values.config.topology | default dict -}}
+{{- if and $topology.publish (ne (($topology.fingerprint).pods | default "dedicated") "podresources") -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "nodefabric.needsApi" -}}
+{{- if or (include "nodefabric.publishes" .) (include "nodefabric.publishesVolcano" .) (include "nodefabric.writesNode" .) -}}yes{{- end -}}
+{{- end -}}
+
+{{- /* Whether a label comes from what the switches say in LLDP frames. */ -}}
+{{- define "nodefabric.hearsLldp" -}}
+{{- range ((.Values.config.topology).labels).keys -}}
+{{- $fact := . -}}
+{{- if kindIs "map" . -}}{{- $fact = .fact -}}{{- end -}}
+{{- if has $fact (list "leaf-switch" "leaf-chassis" "leaf-port") -}}yes{{- break -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The folder of Node Feature Discovery that the labels go to, or nothing. */ -}}
+{{- define "nodefabric.nfdFolder" -}}
+{{- $labels := (.Values.config.topology).labels | default dict -}}
+{{- if and $labels.keys (eq ($labels.to | default "node") "nfd") -}}
+{{ dir ($labels.nfdFile | default "/etc/kubernetes/node-feature-discovery/features.d/nodefabric") }}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,181 @@
+"""`nodefabric uninstall`: the host's files are what they were, and nothing is taken from under a pod."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.__main__ import main
+from agent.device_info import FOLDER, GrantedFiles
+from agent.ledger.lock import claim
+from agent.uninstall import CDI_SPEC
+from cni import chain, install
+from cni.install import Installation
+from tests.agent.books import VF, attach, open_books, owner
+
+CONFLIST = '{"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "ptp"}]}'
+
+
+class Host:
+    """A host's / with a cluster network, kubelet and other programs' files, and what installs and runs there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for folder in ("opt/cni/bin", "etc/cni/net.d", "var/lib/kubelet/device-plugins", "var/lib/calico", "run"):
+            (root / folder).mkdir(parents=True)
+        (root / "var/run").symlink_to("/run")  # as old hosts have it: followed, it leads out of the root
+        for name, text in (
+            ("etc/cni/net.d/10-cluster.conflist", CONFLIST),
+            ("opt/cni/bin/sriov", "#!/bin/sh\n"),
+            ("var/lib/kubelet/device-plugins/kubelet.sock", ""),
+            ("var/lib/kubelet/device-plugins/other.sock", ""),
+            ("run/other.pid", "1"),
+        ):
+            (root / name).write_text(text)
+        (root / "relay").write_bytes(b"\x7fELF")
+        self.state, self.run = root / "var/lib/nodefabric", root / "run/nodefabric"
+
+    def install(self) -> None:
+        """Do what the DaemonSet's containers do to a host's files."""
+        bin_folder, networks = self.root / "opt/cni/bin", self.root / "etc/cni/net.d"
+        install.install(Installation(self.root / "relay", bin_folder, ("sriov",), force=True))
+        chain.chain(networks)
+        for mounted in ("etc/cdi", "run/cdi", "run/cni", "var/lib/cni"):
+            (self.root / mounted).mkdir()
+        os.close(claim(self.state))
+        (self.state / "spool").mkdir()
+        with open_books(self.state) as books:
+            books.grant("rdma/vf", {VF: VF})
+        self.run.mkdir()
+        for socket in (
+            self.run / "cni.sock",
+            self.root / "var/lib/kubelet/device-plugins/nodefabric-rdma-vf-0a1b2c3d.sock",
+        ):
+            socket.touch()
+        (self.root / "run/cdi/nodefabric-slot-1.json").write_text("{}")
+        GrantedFiles(self.root / "run" / FOLDER.relative_to("/var/run")).write("rdma/vf", VF, {"type": "pci"})
+
+    def files(self) -> dict[str, str]:
+        """Return everything below the root: its kind and content."""
+        return {
+            str(path.relative_to(self.root)): str(path.readlink())
+            if path.is_symlink()
+            else "folder"
+            if path.is_dir()
+            else f"{path.stat().st_mode:o} {path.read_text(errors='replace')}"
+            for path in sorted(self.root.rglob("*"))
+        }
+
+    def uninstall(self, *more: str) -> int:
+        return main(["uninstall", "--root", str(self.root), *more])
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path / "host")
+
+
+@pytest.fixture
+def clean(host: Host) -> dict[str, str]:
+    """Return the host's files before anything is installed."""
+    return host.files()
+
+
+def test_the_hosts_files_are_what_they_were(host: Host, clean: dict[str, str]) -> None:
+    host.install()
+    assert host.files() != clean
+    assert host.uninstall() == 0
+    assert host.files() == clean
+
+
+def test_a_second_run_finds_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    host.install()
+    assert host.uninstall("--output", "json") == 0
+    removed = json.loads(capsys.readouterr().out)["removed"]
+    assert {"/opt/cni/bin/nodefabric", "/opt/cni/bin/sriov", "/var/lib/nodefabric", "/run/nodefabric"} <= {*removed}
+    assert "the plugin in /etc/cni/net.d/10-cluster.conflist" in removed
+    assert host.uninstall() == 0
+    assert capsys.readouterr().out == "there was nothing\n"
+
+
+def test_folders_that_others_use_stay(host: Host, clean: dict[str, str]) -> None:
+    host.install()
+    others = {
+        "etc/cdi": "folder",
+        "etc/cdi/nvidia.yaml": "100644 kind: nvidia.com/gpu",
+        "run/cdi": "folder",
+        "run/cdi/other.json": "100644 {}",
+    }
+    for name, text in others.items():
+        if text != "folder":
+            (host.root / name).write_text(text.partition(" ")[2])
+    assert host.uninstall() == 0
+    assert host.files() == clean | others
+
+
+def test_a_node_whose_pods_have_devices_is_left_alone(
+    host: Host, clean: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.install()
+    with open_books(host.state) as books:
+        attach(books, VF, owner())
+    installed = host.files()
+    assert host.uninstall() == 4
+    said = capsys.readouterr().err
+    assert f"{VF} in default/trainer" in said
+    assert "delete them while the agent still runs" in said
+    assert {n: t for n, t in host.files().items() if "ledger" not in n} == {
+        n: t for n, t in installed.items() if "ledger" not in n
+    }
+    assert host.uninstall("--force") == 0
+    assert host.files() == clean
+
+
+def test_a_node_whose_agent_runs_is_left_alone(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    host.install()
+    lock = claim(host.state)
+    try:
+        assert host.uninstall("--force") == 4
+    finally:
+        os.close(lock)
+    assert "delete its DaemonSet first" in capsys.readouterr().err
+    assert (host.root / "opt/cni/bin/nodefabric").exists()
+
+
+def test_another_instances_plugin_is_left_alone(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    host.install()
+    assert host.uninstall("--instance", "other") == 1
+    assert "installed by instance 'nodefabric'" in capsys.readouterr().err
+    assert (host.state / "ledger.db").exists()
+
+
+def test_damaged_books_need_force(host: Host, clean: dict[str, str]) -> None:
+    host.install()
+    (host.state / "ledger.db").write_bytes(b"no database" * 1000)
+    assert host.uninstall() == 4
+    assert host.uninstall("--force") == 0
+    left = {name for name in host.files() if name not in clean}
+    assert all("devinfo" in name or name == "run/k8s.cni.cncf.io" for name in left), left
+
+
+def test_a_folder_that_is_no_agents_is_not_removed(host: Host) -> None:
+    host.install()
+    (host.root / "srv").mkdir()
+    (host.root / "srv/data").touch()
+    assert host.uninstall("--state-dir", "/srv") == 0
+    assert (host.root / "srv/data").exists()
+
+
+@pytest.mark.parametrize("path", ["var/lib/nodefabric", "/var/lib/../../etc"])
+def test_a_path_that_leads_elsewhere_is_refused(host: Host, path: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        host.uninstall("--state-dir", path)
+    assert ended.value.code == 2
+
+
+def test_only_the_agents_own_specs_are_removed() -> None:
+    assert CDI_SPEC.fullmatch("nodefabric-slot-rdma:vf-0-3.json")
+    assert not CDI_SPEC.fullmatch("nvidia.json")

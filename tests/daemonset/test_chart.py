@@ -1,0 +1,277 @@
+"""The chart, by real helm; and kustomize's base and components, by real kubectl, which must say the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from agent import config
+from cni import kinds, netconf
+from tests.daemonset.manifests import (
+    CHART,
+    COMPONENTS,
+    FOLDER,
+    REPOSITORY,
+    Document,
+    Kube,
+    container,
+    documents,
+    host_paths,
+    identity,
+    overlay,
+)
+
+SWITCHES: dict[str, Document] = {
+    "chain": {"cni": {"chain": True}},
+    "nvidia": {"nvidia": {"enabled": True}},
+    "sysfs": {"writableSysfs": True},
+    "late": {"config": {"resources": [{"name": "rdma/vf", "kind": "vf", "binding": "late"}]}},
+    "volcano": {"config": {"topology": {"volcano": True}}},
+    "labels": {"config": {"topology": {"labels": {"keys": {"example.com/rails": "rails"}}}}},
+    "lldp": {"config": {"topology": {"labels": {"keys": {"example.com/leaf": "leaf-switch"}}}}},
+    "before-1.30": {"admissionPolicy": {"enabled": False}},
+    "monitor": {"podMonitor": {"enabled": True}, "config": {"endpoints": {"address": "0.0.0.0"}}},
+}
+"""What in the chart's values each component of kustomize stands for."""
+OLDEST, NEWEST = "1.30", "1.37"
+EXTENSIONS = ("monitoring.coreos.com/", "k8s.cni.cncf.io/", "kustomize.config.k8s.io/", "batch.volcano.sh/")
+
+
+def named(found: list[Document], kind: str) -> Document:
+    (document,) = [d for d in found if d["kind"] == kind]
+    return document
+
+
+def pod(found: list[Document]) -> Document:
+    spec: Document = named(found, "DaemonSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def comparable(found: list[Document], *, config_map: str = "nodefabric") -> dict[str, Document]:
+    """Return objects by name, without what the two ways say differently for the same end."""
+    kept: dict[str, Document] = {}
+    for document in found:
+        if document["kind"] in ("Namespace", "ConfigMap"):  # helm does not own the one, the other has a hash
+            continue
+        text = json.dumps(document).replace(config_map, "nodefabric").replace("registry.example/", "")
+        kept[identity(document)] = json.loads(text)
+        annotations = kept[identity(document)].get("spec", {}).get("template", {}).get("metadata", {})
+        annotations.pop("annotations", None)
+    return {key: in_order(value) for key, value in kept.items()}
+
+
+def in_order(value: Any) -> Any:
+    """Sort lists whose order means nothing: kustomize puts what a patch adds first."""
+    if isinstance(value, dict):
+        return {key: in_order(inner) for key, inner in value.items()}
+    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        return sorted(map(in_order, value), key=lambda item: json.dumps(item, sort_keys=True))
+    return value
+
+
+def test_the_chart_stands_helms_own_examination(kube: Kube) -> None:
+    done = kube.run("helm", "lint", "--strict", CHART)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 chart(s) failed" in done.stdout
+
+
+def test_base_and_components_are_what_the_chart_says(kube: Kube) -> None:
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "hack/make-manifests", "--check"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_a_base_that_was_edited_by_hand_is_found(kube: Kube, tmp_path: Path) -> None:
+    copy = tmp_path / "repository"
+    copy.mkdir()
+    subprocess.run(["cp", "-a", "daemonset", "hack", copy], cwd=REPOSITORY, check=True)
+    (copy / ".venv").symlink_to(REPOSITORY / ".venv")
+    edited = copy / "daemonset/base/daemonset.yaml"
+    edited.write_text(edited.read_text().replace("maxSurge: 0", "maxSurge: 1"))
+    done = subprocess.run(
+        [sys.executable, copy / "hack/make-manifests", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "-      maxSurge: 1\n+      maxSurge: 0\n" in done.stdout
+
+
+@pytest.mark.parametrize("component", [None, *COMPONENTS], ids=str)
+def test_kustomize_and_helm_install_the_same(kube: Kube, tmp_path: Path, component: str | None) -> None:
+    by_kustomize = kube.kustomize(overlay(tmp_path / "overlay", *([component] if component else [])))
+    by_helm = kube.template(SWITCHES[component] if component else {})
+    hashed = named(by_kustomize, "ConfigMap")["metadata"]["name"]
+    assert re.fullmatch(r"nodefabric-[a-z0-9]{10}", hashed)
+    assert comparable(by_kustomize, config_map=hashed) == comparable(by_helm)
+
+
+def test_every_component_has_a_switch_in_the_chart() -> None:
+    assert set(COMPONENTS) == set(SWITCHES)
+
+
+def test_all_components_go_together(kube: Kube, tmp_path: Path) -> None:
+    spec = pod(kube.kustomize(overlay(tmp_path / "overlay", *COMPONENTS)))
+    assert {c["name"] for c in spec["containers"]} == {"agent", "cni-chain"}
+    assert spec["runtimeClassName"] == "nvidia"
+    assert {c["image"] for c in (*spec["containers"], *spec["initContainers"])} == {"registry.example/nodefabric:0.1.0"}
+
+
+def test_removing_is_the_same_by_kustomize_and_helm(kube: Kube) -> None:
+    assert comparable(kube.kustomize(FOLDER / "remove")) == comparable(kube.template({"remove": True}))
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("switch", [None, "remove", *SWITCHES], ids=str)
+def test_what_is_rendered_fits_kubernetes_own_schemas(kube: Kube, switch: str | None, version: str) -> None:
+    values = {"remove": True} if switch == "remove" else SWITCHES[switch] if switch else {}
+    found = kube.template(values)
+    for document in found:
+        if not document["apiVersion"].startswith(EXTENSIONS):
+            assert kubernetes_validate.validate(document, version, strict=True).startswith(version)
+    kinds_found = {d["kind"] for d in found}
+    assert kinds_found >= ({"DaemonSet"} if switch == "remove" else {"DaemonSet", "ClusterRole", "ConfigMap"})
+
+
+def test_the_schemas_would_find_a_wrong_key(kube: Kube) -> None:
+    document = named(kube.template(), "DaemonSet")
+    document["spec"]["template"]["spec"]["hostNetwrok"] = True
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(document, NEWEST, strict=True)
+
+
+def test_the_configuration_in_the_config_map_is_that_of_the_base(kube: Kube) -> None:
+    rendered = config.parse(named(kube.template(), "ConfigMap")["data"]["config.yaml"], "chart")
+    base = (FOLDER / "base/config.yaml").read_text()
+    assert rendered == config.parse(base, "base")
+    assert base.count("#") > 5  # with its comments
+
+
+def test_the_configuration_decides_about_paths_ports_and_probes(kube: Kube) -> None:
+    values = {
+        "config": {
+            "kubeletDir": "/data/kubelet",
+            "stateDir": "/data/nodefabric",
+            "runDir": "/run/fabric",
+            "runtimeSocket": "/run/k3s/containerd/containerd.sock",
+            "endpoints": {"address": "0.0.0.0", "port": 9900},
+            "topology": {"kubeletConfig": "/data/kubelet/config.yaml"},
+        },
+        "cni": {"binDir": "/usr/libexec/cni", "confDir": "/etc/kubernetes/cni"},
+    }
+    spec = pod(kube.template(values))
+    agent = container(spec, "agent")
+    mounts = {mount["mountPath"]: mount for mount in agent["volumeMounts"]}
+    shown = host_paths(spec)
+    for path in (
+        *("/data/kubelet/device-plugins", "/data/kubelet/pod-resources", "/data/kubelet/config.yaml"),
+        *("/data/nodefabric", "/run/fabric", "/run/k3s/containerd", "/usr/libexec/cni", "/etc/kubernetes/cni"),
+    ):
+        assert shown[mounts[path]["name"]] == path
+    assert agent["ports"][0]["containerPort"] == 9900
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert (agent[probe]["httpGet"]["host"], agent[probe]["httpGet"]["port"]) == ("127.0.0.1", 9900)
+
+
+@pytest.mark.parametrize(
+    ("address", "host"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("127.0.0.2", "127.0.0.2"), ("::1", "::1")]
+)
+def test_probes_ask_an_address_that_the_endpoints_have(kube: Kube, address: str, host: str) -> None:
+    spec = pod(kube.template({"config": {"endpoints": {"address": address}}}))
+    assert container(spec, "agent")["livenessProbe"]["httpGet"]["host"] == host
+
+
+def test_without_publishing_there_is_no_token_role_or_policy(kube: Kube) -> None:
+    found = kube.template({"config": {"topology": {"publish": False}}})
+    assert pod(found)["automountServiceAccountToken"] is False
+    assert {d["kind"] for d in found} == {"ServiceAccount", "ConfigMap", "DaemonSet"}
+    assert pod(kube.template())["automountServiceAccountToken"] is True
+    assert named(found, "ServiceAccount")["automountServiceAccountToken"] is False
+
+
+def test_a_changed_configuration_restarts_the_agents_unless_told_otherwise(kube: Kube) -> None:
+    def checksum(values: Document) -> str:
+        metadata = named(kube.template(values), "DaemonSet")["spec"]["template"]["metadata"]
+        return str(metadata.get("annotations", {}).get("checksum/config", ""))
+
+    first, second = checksum({}), checksum({"config": {"rescanSeconds": 30}})
+    assert first != second
+    assert len(first) == hashlib.sha256().digest_size * 2
+    assert checksum({"restartOnConfigChange": False}) == ""
+
+
+def test_names_of_plugins_to_replace_reach_the_installer(kube: Kube) -> None:
+    from agent.__main__ import _parser
+
+    spec = pod(kube.template({"cni": {"replace": ["sriov", "rdma"], "force": True}}))
+    options = _parser().parse_args(container(spec, "install-cni")["args"])
+    assert (options.replace, options.force) == (("sriov", "rdma"), True)
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert tuple(schema["properties"]["cni"]["properties"]["replace"]["items"]["enum"]) == kinds.REPLACED
+
+
+def test_network_attachments_are_configurations_that_the_plugin_takes(kube: Kube) -> None:
+    wanted = {"name": "rails", "namespace": "jobs", "resourceName": "rdma/vf", "config": {"vlan": 100, "mtu": 9000}}
+    found = named(kube.template({"networkAttachments": [wanted]}), "NetworkAttachmentDefinition")
+    assert found["metadata"]["namespace"] == "jobs"
+    assert found["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "rdma/vf"}
+    parsed = netconf.from_document(json.loads(found["spec"]["config"]))
+    assert (parsed.settings.vlan, parsed.mtu) == (100, 9000)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"nodeSelectors": {}}, "nodeSelectors"),
+        ({"updateStrategy": {"maxUnavailable": 0}}, "/updateStrategy/maxUnavailable"),
+        ({"cni": {"replace": ["bridge"]}}, "/cni/replace/0"),
+        ({"config": {"kubeletDir": "var/lib/kubelet"}}, "/config/kubeletDir"),
+        ({"config": {"resources": [{"name": "vf", "kind": "vf"}]}}, "/config/resources/0/name"),
+        ({"image": {"digest": "latest"}}, "/image/digest"),
+        ({"podMonitor": {"enabled": True}}, "Prometheus does not reach loopback"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_wrong_values_are_refused_with_their_place(kube: Kube, values: Document, said: str) -> None:
+    done = kube.run("helm", "template", "nodefabric", CHART, "--values", "-", text=json.dumps(values))
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_values_and_schema_name_the_same_keys() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def compare(value: Any, described: Document, where: str) -> None:
+        if described.get("additionalProperties") is not False:
+            return
+        assert set(value) == set(described["properties"]) - {"global"}, where
+        for key in value:
+            compare(value[key], described["properties"][key], f"{where}/{key}")
+
+    compare(values, schema, "")
+
+
+def test_all_say_the_same_version() -> None:
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    (chart,) = documents(CHART / "Chart.yaml")
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+    for folder in ("base", "remove"):
+        (kustomization,) = documents(FOLDER / folder / "kustomization.yaml")
+        assert kustomization["images"] == [{"name": "nodefabric", "newTag": version}]
+
+
+def test_helm_upgrades_in_place_and_keeps_nothing_of_the_agent_when_it_removes(kube: Kube) -> None:
+    installed = {identity(d) for d in kube.template()}
+    removing = kube.template({"remove": True})
+    assert {d["kind"] for d in removing} == {"DaemonSet"}
+    assert not installed & {identity(d) for d in removing}
