@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent.clients.kubelet import PodDevices, PodResources
-from agent.config import Config
+from agent.config import Config, Resource, SharedPool
 from agent.errors import DeviceGone, Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
@@ -45,23 +45,29 @@ class Granted:
         self._loop = loop
         self._unit = unit
         self._is_settled = is_settled
-        self._kinds = {resource.name: resource.kind for resource in config.resources}
+        self._nics: Mapping[str, str] = {}
+        self.reconfigure(config)
         self.pods: frozenset[tuple[str, str]] = frozenset()
         """Namespace and name of all pods that kubelet knew when it was last asked for claims."""
+
+    def reconfigure(self, config: Config) -> None:
+        """Go by another configuration from now on."""
+        self._config = config
+        self._nics = {r.name: r.nic.kind if r.kind == "rail" else r.kind for r in config.resources}
 
     def devices(self, pod: PodRef) -> Sequence[GrantedDevice]:
         """List the devices that kubelet gave to a pod and that have to do with its network. Runs on the call's thread.
 
-        These are VFs, and each shared HCA, once, whose resource names a network.
+        These are VFs and whole adapters, rails' too, and each shared HCA, once, whose resource names a network.
         Once the grants agree with kubelet and none of them is such a device's, none is this pod's either, and
         kubelet need not be asked. Until then kubelet is the authority: the ledger may be a new one.
         Raises Unavailable if kubelet does not answer, DeviceGone for a unit that nobody knows.
         """
-        wanted = {r.name for r in self._config.resources if r.kind == "vf" or (r.kind == "hca" and r.network)}
+        wanted = {resource.name for resource in self._config.resources if _is_for_network(resource)}
         granted = self._ledger.granted_devices(wanted)
         if not wanted or (self._is_settled() and not granted):
             return ()
-        found = self._ask_kubelet(pod)
+        found = self.ask_kubelet(pod)
         if found is None:
             return ()
         self._ledger.bind(found.all_device_ids, pod)
@@ -74,33 +80,53 @@ class Granted:
                 device = granted.get(unit_id) or (offered.device if offered is not None else None)
                 if device is None:
                     raise DeviceGone(unit_id, f"among the units of {name}, though kubelet gave it to {pod}")
-                if self._kinds[name] == "hca" and device in shared:
+                if self._nics[name] == "hca" and device in shared:
                     continue  # several shares of one HCA
                 shared.add(device)
                 mine.append(GrantedDevice(device, name, conf))
         return mine
 
     def network_of(self, resource_name: str) -> Mapping[str, Any] | None:
-        """Return the CNI configuration that a resource's VFs are set up with in a chained call."""
-        wanted = next((r.network for r in self._config.resources if r.name == resource_name and r.network), None)
-        network = self._config.network(wanted) if wanted is not None else None
-        return {**network.netconf, "name": network.name} if network is not None else None
+        """Return the CNI configuration that a resource's devices are set up with in a chained call."""
+        resource = next((r for r in self._config.resources if r.name == resource_name), None)
+        if resource is None:
+            return None
+        network = self._config.network(resource.network) if resource.network is not None else None
+        if network is not None:
+            return {**network.netconf, "name": network.name}
+        return {"mode": "nic"} if self._nics[resource_name] == "nic" else None
 
     async def claims(self) -> Sequence[Claim]:
         """List what kubelet says that pods hold of our resources. Runs on the loop; raises Unavailable."""
         pods = await self._kubelet.list()
         self.pods = frozenset((found.pod.namespace, found.pod.name) for found in pods)
+        # Units of a pool that stands for a number of containers are in no books. A resource that is configured no more
+        # is in the pods that have it all the same.
+        names = {r.name for r in self._config.resources if not isinstance(r.compat, SharedPool)}
+        names |= {grant.resource_name for grant in self._ledger.grants()}
         return tuple(
             Claim(pod.pod, resource_name, unit)
             for pod in pods
-            for resource_name in self._kinds
+            for resource_name in sorted(names)
             for unit in pod.device_ids(resource_name)
         )
 
-    def _ask_kubelet(self, pod: PodRef) -> PodDevices | None:
+    def ask_kubelet(self, pod: PodRef) -> PodDevices | None:
+        """Ask what a pod holds, of any resource; None if kubelet does not know it. Not on the loop.
+
+        Raises Unavailable.
+        """
         asked = asyncio.run_coroutine_threadsafe(self._kubelet.get(pod), self._loop)
         try:
             return asked.result(PODRESOURCES_SECONDS)
         except concurrent.futures.TimeoutError as error:
             asked.cancel()
             raise Unavailable(f"kubelet did not say what {pod} holds within {PODRESOURCES_SECONDS:g} s") from error
+
+
+def _is_for_network(resource: Resource) -> bool:
+    """Tell whether the units of a resource are devices that come into the pod's network. Slots are the binder's."""
+    if resource.binding == "late":
+        return False
+    kind = resource.nic.kind if resource.kind == "rail" else resource.kind
+    return kind in ("vf", "nic") or (kind == "hca" and resource.network is not None)

@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
 
-from agent import admin, device_info, page, release
+from agent import admin, cdi, device_info, page, release
 from agent.clients.cri import ContainerRuntime
 from agent.clients.kubelet import PodResources
 from agent.config import Config
@@ -29,6 +29,7 @@ from agent.granted import Granted
 from agent.hardware.host import Host
 from agent.heartbeat import Heartbeat
 from agent.inventory import Inventory
+from agent.late.binder import Binder
 from agent.ledger import Ledger
 from agent.ledger.lock import claim
 from agent.metrics import Facts, Metrics
@@ -39,9 +40,10 @@ from agent.reconcile import Reconciler
 from cni import spool
 from cni.attachment import Attachments
 from cni.server import CniServer
+from deviceplugin.assignment import assign
 from deviceplugin.gpu_files import GpuFilesOf
 from deviceplugin.plugins import DevicePlugins
-from deviceplugin.resources import list_units
+from deviceplugin.resources import list_all, vfs_of
 
 LEDGER_RETRY_SECONDS = 1.0
 REGISTRATION_POLL_SECONDS = 0.5
@@ -114,6 +116,16 @@ class Agent:
                 unit=lambda unit_id: plugins.unit(unit_id),
                 is_settled=lambda: reconciler.settled,
             )
+            slots = Binder(
+                self.config.kubelet_dir,
+                ledger,
+                cdi.SlotSpecs(self.config.cdi_dir),
+                resources=lambda: self.config.resources,
+                stock=lambda: plugins.allocator.offer,
+                ask_kubelet=granted.ask_kubelet,
+                network_of=granted.network_of,
+                is_settled=lambda: reconciler.settled,
+            )
             attachments = Attachments(
                 self._host,
                 ledger,
@@ -123,6 +135,7 @@ class Agent:
                 network_of=granted.network_of,
                 observe_steps=self.metrics.observe_steps,
                 foreign_folders=(self._host.root / "var/lib/cni", self._host.root / "var/run/cni"),
+                slots=slots,
             )
             stack.push_async_callback(asyncio.to_thread, attachments.close)
             server = CniServer(
@@ -135,6 +148,7 @@ class Agent:
                 observe=self._observe_rpc,
                 gpu_files=GpuFilesOf(self._host.root).read,
                 device_info=self._host.root / device_info.FOLDER.relative_to("/"),
+                granting=slots.forget,
                 pods=self._pod_resources.list,
             )
             reconciler = Reconciler(
@@ -151,6 +165,7 @@ class Agent:
                 if self.config.runtime_socket
                 else None,
                 complain=lambda what: self.obstacles.set("ledger", what),
+                slots=slots,
             )
             await reconciler.look_around()
             await asyncio.to_thread(reconciler.heal_attachments)
@@ -286,11 +301,13 @@ class Agent:
 
     def _our_vfs(self, ledger: Ledger) -> frozenset[str]:
         """List the VFs that resources offer, before the first offer too."""
-        units = self._plugins.units if self._plugins is not None else {}
-        if not units:
-            names = {k.device: k.netdev for k in ledger.known_devices()}
-            units = list_units(self.config.resources, self._inventory.snapshot, host_names=names)
-        return frozenset(u.device for offered in units.values() for u in offered if u.kind == "vf")
+        snapshot = self._inventory.snapshot
+        offer = self._plugins.allocator.offer if self._plugins is not None else None
+        if offer is not None and offer.units:
+            return vfs_of(offer.units, offer.pools, snapshot)
+        names = {k.device: k.netdev for k in ledger.known_devices()}
+        listed = list_all(self.config.resources, assign(self.config.resources, snapshot, names), snapshot)
+        return vfs_of(listed.units, listed.pools, snapshot)
 
     def _replay(self, server: CniServer) -> int:
         count = self._spool.replay(server.answer)

@@ -111,6 +111,16 @@ def list_all(
     return Listed(MappingProxyType(units), MappingProxyType(pools))
 
 
+def vfs_of(
+    units: Mapping[str, Sequence[Unit]], pools: Mapping[str, Sequence[Unit]], snapshot: Snapshot
+) -> frozenset[str]:
+    """List the VFs behind all units, and those that slots may get: what is ours to put back."""
+    offered = [unit for mine in (*units.values(), *pools.values()) for unit in mine if unit.kind in ("vf", "rail")]
+    return frozenset(
+        unit.device for unit in offered if (pci := snapshot.by_address.get(unit.device)) is not None and pci.is_vf
+    )
+
+
 def _units(
     resource: Resource,
     taken: Taken,

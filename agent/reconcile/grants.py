@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.model.allocation import Grant, PodRef
+from agent.model.slots import is_slot_id
 
 UNCLAIMED_SECONDS = 60.0
 """How old a grant must be before its absence from PodResources means that no pod has it."""
@@ -105,7 +106,8 @@ def _moves(
     }
     for grant in grants:
         if grant.unit_id in offered:
-            if offered[grant.unit_id] != grant.device:
+            # A slot's device is chosen for its pod; an offer only repeats it, a moment later.
+            if offered[grant.unit_id] != grant.device and not is_slot_id(grant.unit_id):
                 moves.append(Move(grant.unit_id, offered[grant.unit_id], "offered-elsewhere"))
             continue
         target = moved.get(grant.device)

@@ -17,6 +17,7 @@ from agent.model.known import KnownDevice, moved
 from agent.reconcile import grants, vfs
 from agent.reconcile.backoff import Backoff
 from agent.reconcile.grants import UNCLAIMED_SECONDS, Claim
+from agent.reconcile.slots import Known, Slots, is_over
 from cni.attachment import Attachments
 
 PROBE_SECONDS = 30.0
@@ -64,6 +65,7 @@ class Reconciler:
         pods: Callable[[], frozenset[tuple[str, str]]] = frozenset,
         sandboxes: Callable[[], Awaitable[Sequence[Sandbox]]] | None = None,
         complain: Callable[[str | None], None] = _no_complaint,
+        slots: Slots | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Join the parts.
@@ -72,7 +74,7 @@ class Reconciler:
         and gives None before the first offer; `ours` lists the devices that resources offer; `pods` names all pods
         (namespace and name) of kubelet's last answer, whatever they hold; `sandboxes`
         asks the container runtime, where it can be asked; `complain` tells what is wrong with the books,
-        or None when nothing is.
+        or None when nothing is; `slots` binds devices late.
         """
         self._ledger = ledger
         self._attachments = attachments
@@ -85,6 +87,7 @@ class Reconciler:
         self._pods = pods
         self._ask_runtime = sandboxes
         self._complain = complain
+        self._slots = slots
         self._clock = clock
         self._backoff = Backoff(clock)
         self._missing: Sequence[str] = ()
@@ -92,6 +95,8 @@ class Reconciler:
         self._claims: Sequence[Claim] | None = None
         """kubelet's last word; None if it did not answer the last time."""
         self._sandboxes: Sequence[Sandbox] | None = None
+        self._asked_at = 0.0
+        """When both were asked."""
         self._moved: Mapping[str, str] | None = None
         """Where the VFs of the last boot are now: old address → new; None until worked out."""
         self.settled = False
@@ -117,6 +122,7 @@ class Reconciler:
 
     async def look_around(self) -> None:
         """Ask kubelet and the runtime what they know. Neither need answer."""
+        asked_at = self._clock()
         try:
             self._claims = await self._ask_kubelet()
         except Unavailable as error:
@@ -131,6 +137,7 @@ class Reconciler:
             except AgentError as error:
                 log.info("the runtime's sandboxes are not known: %s", error)
                 self._sandboxes = None
+        self._asked_at = asked_at
 
     def heal_attachments(self) -> None:
         """Adopt, replay spooled DELs, then look at every row of the ledger and every VF without one. Blocks.
@@ -138,7 +145,8 @@ class Reconciler:
         Raises nothing that a later time could put right, such as a full disk: it is called before
         the agent serves anybody, and an agent that ends there ends again after each restart.
         """
-        for step in (self._adopt, self._replay, self._heal_rows, self._heal_vfs, self._end_quarantines):
+        steps = (self._adopt, self._replay, self._heal_rows, self._heal_slots, self._heal_vfs, self._end_quarantines)
+        for step in steps:
             try:
                 step()
             except (AgentError, OSError) as error:  # OSError: no descriptor left to look with
@@ -215,6 +223,25 @@ class Reconciler:
             self._backoff.succeeded(device)
             if reason is not None:
                 self._count("detach", reason)
+
+    def _heal_slots(self) -> None:
+        """Let go of what was bound for sandboxes that are no more, and have a CDI spec for each slot that is bound."""
+        if self._slots is None:
+            return
+        pods = None if self._claims is None else {(c.pod.namespace, c.pod.name) for c in self._claims} | self._pods()
+        known = Known(
+            self._asked_at,
+            self._ledger.attachments(),
+            pods,
+            None if self._sandboxes is None else {sandbox.sandbox_id for sandbox in self._sandboxes},
+        )
+        for binding in self._slots.release(lambda binding: is_over(binding, known)):
+            log.warning("%s was still bound for pod %s, which is gone", binding.unit_id, binding.pod)
+            self._count("slot-release", "sandbox-gone")
+        claimed = None if self._claims is None else {claim.unit_id for claim in self._claims}
+        for action, slot in self._slots.mend_specs(claimed):
+            log.info("%s: %s", action, slot)
+            self._count(action, "mended")
 
     def pod_known(self, row: Attachment) -> bool | None:
         """Tell whether somebody knows a row's pod. kubelet lists a pod for as long as it counts."""

@@ -9,6 +9,7 @@ next look by a PodResources client, not when the pod ends.
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from collections.abc import Callable, Iterable
@@ -166,32 +167,37 @@ class DeviceManager:
         return mixed
 
     def _save(self) -> None:
-        document = {
+        """Write the checkpoint as kubelet does, but for the checksum (pkg/kubelet/cm/devicemanager/checkpoint)."""
+        data = {
             "PodDeviceEntries": [
                 {
                     "PodUID": h.pod_uid,
                     "ContainerName": h.container,
                     "ResourceName": h.resource_name,
-                    "DeviceIDs": list(h.ids),
-                    "AllocResp": h.answer.hex(),
+                    "DeviceIDs": {"-1": list(h.ids)},
+                    "AllocResp": base64.b64encode(h.answer).decode(),
                 }
                 for h in self.held
             ],
             "RegisteredDevices": {name: sorted(known.devices) for name, known in self.resources.items()},
         }
         scratch = self._checkpoint.with_name(f".{self._checkpoint.name}")
-        scratch.write_text(json.dumps(document))
+        scratch.write_text(json.dumps({"Data": data, "Checksum": 0}))
         scratch.replace(self._checkpoint)
 
     def _restore(self) -> None:
         """Read the allocations back. Devices stay unknown until their plugin registers again."""
         if not self._checkpoint.exists():
             return
-        document = json.loads(self._checkpoint.read_text())
+        data = json.loads(self._checkpoint.read_text())["Data"]
         self.held = [
             Held(
-                e["PodUID"], e["ContainerName"], e["ResourceName"], tuple(e["DeviceIDs"]), bytes.fromhex(e["AllocResp"])
+                e["PodUID"],
+                e["ContainerName"],
+                e["ResourceName"],
+                tuple(e["DeviceIDs"]["-1"]),
+                base64.b64decode(e["AllocResp"]),
             )
-            for e in document["PodDeviceEntries"]
+            for e in data["PodDeviceEntries"]
         ]
-        self.resources = {name: Known(plugin=None) for name in document["RegisteredDevices"]}
+        self.resources = {name: Known(plugin=None) for name in data["RegisteredDevices"]}

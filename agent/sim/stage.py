@@ -92,6 +92,7 @@ class Stage:
             "kubeletDir": str(self.folder / "kubelet"),
             "stateDir": str(self.folder / "state"),
             "runDir": str(self.folder / "run"),
+            "cdiDir": str(self.folder / "cdi-specs"),
         }
         path.write_text(yaml.safe_dump({**standard, **document}, sort_keys=False))
         return path

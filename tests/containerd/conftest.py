@@ -73,7 +73,7 @@ def bare(
     failed_before = request.session.testsfailed
     simulated = stage.build_node("h100-8gpu")
     make_devices(simulated.scan())
-    stage.write_config({**CONFIG, "runtimeSocket": str(containerd.socket)})
+    stage.write_config({**CONFIG, "runtimeSocket": str(containerd.socket), "cdiDir": "/var/run/cdi"})
     made = Node(stage, containerd)
     made.install(CNI_VERSIONS[suite])
     made.start_kubelet()

@@ -1,0 +1,296 @@
+"""Binds slots: asks kubelet what a pod has, chooses devices, writes books and CDI specs, and lets go again.
+
+The books come first: a binding without its spec is completed at the next start, and a spec without a binding is
+removed; in between the runtime knows no such device, and creates no container. A binding belongs to one sandbox.
+The next one of the pod, or the next pod that kubelet gives the slot to, makes another in its place; so a DEL that
+comes late, or once more, finds nothing that is its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from agent.cdi import SlotSpecs
+from agent.clients.kubelet import PodDevices
+from agent.config import Resource
+from agent.errors import DeviceBusy, Unavailable, UnitUnhealthy
+from agent.late import checkpoint, edits
+from agent.late.choice import Choice, choose
+from agent.late.wishes import Held, Wish, wishes
+from agent.ledger import Ledger
+from agent.model.allocation import Binding, PodRef
+from agent.model.device import Snapshot
+from agent.model.slots import is_slot_id
+from agent.placement import Terrain
+from cni.call import Call, GrantedDevice
+from deviceplugin.unit import Unit
+
+BUSY_SECONDS = 5.0
+"""How long ADD waits for devices on their way back."""
+POLL_SECONDS = 0.05
+
+log = logging.getLogger(__name__)
+
+
+class Stock(Protocol):
+    """What the device plugins offer at the moment: `deviceplugin.allocation.Offer` is one."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The scan that it comes from."""
+
+    @property
+    def pools(self) -> Mapping[str, Sequence[Unit]]:
+        """Late-bound resource → a unit for each device that may be chosen."""
+
+    @property
+    def terrain(self) -> Terrain:
+        """How near everything is."""
+
+
+class Binder:
+    """Chooses devices for slots. Methods block and may run on many threads at once."""
+
+    def __init__(
+        self,
+        kubelet_dir: Path,
+        ledger: Ledger,
+        specs: SlotSpecs,
+        *,
+        resources: Callable[[], Sequence[Resource]],
+        stock: Callable[[], Stock],
+        ask_kubelet: Callable[[PodRef], PodDevices | None],
+        network_of: Callable[[str], Mapping[str, Any] | None],
+        is_settled: Callable[[], bool],
+        busy_seconds: float = BUSY_SECONDS,
+    ) -> None:
+        """`resources` are all of the configuration, `stock` what is offered of them at the moment.
+
+        `is_settled` tells whether the grants agree with kubelet; `ask_kubelet` raises Unavailable.
+        """
+        self._resources = resources
+        self._kubelet_dir = kubelet_dir
+        self._ledger = ledger
+        self._specs = specs
+        self._stock = stock
+        self._ask_kubelet = ask_kubelet
+        self._network_of = network_of
+        self._is_settled = is_settled
+        self._busy_seconds = busy_seconds
+        self._guard = threading.Lock()
+
+    def bind(self, call: Call, wanted: Callable[[], bool]) -> Sequence[GrantedDevice]:
+        """Choose a device for each slot of the call's pod, once for each sandbox, and list them."""
+        bound = self._bound_before(call)
+        if not bound:
+            asked = self._wishes(call.pod)
+            if not asked:
+                return ()
+            bound = self._bind(call, asked, wanted)
+        return tuple(
+            GrantedDevice(b.device, b.resource_name, self._network_of(b.resource_name), b.unit_id) for b in bound
+        )
+
+    def unbind(self, container_id: str, ifname: str) -> None:
+        """Let go of what was chosen for a sandbox in calls for this interface, and of what no call has used."""
+        if any(b.container_id == container_id for b in self._ledger.bindings()):
+            with self._guard:
+                mine = [b for b in self._ledger.bindings() if b.container_id == container_id]
+                self._let_go([b for b in mine if b.cni_ifname in ("", ifname)])
+
+    def forget(self, slots: Collection[str]) -> None:
+        """Let go of what some slots were bound to: kubelet gives them to another pod. Not even a stray spec stays."""
+        with self._guard:
+            self._let_go([b for b in self._ledger.bindings() if b.unit_id in slots])
+            for slot in slots:
+                self._remove_spec(slot)
+
+    def release(self, is_over: Callable[[Binding], bool]) -> tuple[Binding, ...]:
+        """Let go of bindings whose time is over, and return them."""
+        over = [binding for binding in self._ledger.bindings() if is_over(binding)]
+        if not over:
+            return ()
+        with self._guard:
+            return self._let_go(over)
+
+    def mend_specs(self, claimed: Collection[str] | None) -> tuple[tuple[str, str], ...]:
+        """Write the specs that are missing or say something else, remove those that are nobody's.
+
+        `claimed` are the slots that kubelet counts to pods; None if it cannot be asked. One of these that is in no
+        books was bound before the books were lost: its container may start again, and finds what it had.
+        Returns what was done: (action, slot). Raises Unavailable.
+        """
+        done = []
+        with self._guard:
+            bound = {binding.unit_id: binding for binding in self._ledger.bindings()}
+            for slot, binding in bound.items():
+                if not self._specs.is_written(binding.kind, slot, binding.edits):
+                    self._specs.write(binding.kind, slot, binding.edits)
+                    done.append(("spec-write", slot))
+            strays = self._specs.slots() - bound.keys()
+            for slot in sorted(strays - set(claimed)) if claimed is not None else ():
+                self._specs.remove(slot)
+                done.append(("spec-remove", slot))
+        return tuple(done)
+
+    # ------------------------------------------------------------------ binding
+
+    def _bound_before(self, call: Call) -> tuple[Binding, ...]:
+        """List what an earlier call for this sandbox has bound; the slot that this call is about becomes its own."""
+        own = [b for b in self._of(call) if b.unit_id == call.conf.device and not b.cni_ifname]
+        if own:
+            with self._guard:
+                self._ledger.bind_slots([replace(b, cni_ifname=call.ifname) for b in own])
+        return self._of(call)
+
+    def _of(self, call: Call) -> tuple[Binding, ...]:
+        return tuple(b for b in self._ledger.bindings() if b.container_id == call.container_id)
+
+    def _wishes(self, pod: PodRef) -> tuple[Wish, ...]:
+        """Ask what a pod's slots are. kubelet is not asked where the books say that nobody has any."""
+        late = self._late()
+        if not late or not pod.name:
+            return ()
+        granted = self._ledger.granted_devices(late).keys()
+        if self._is_settled() and not granted:
+            return ()
+        found = self._ask_kubelet(pod)
+        containers = _containers(found) if found is not None else ()
+        listed = {unit for held in containers for units in held.units.values() for unit in units}
+        others = {b.unit_id for b in self._ledger.bindings() if b.pod.uid != pod.uid}
+        waiting = {slot for slot in granted if is_slot_id(slot)} - listed - others
+        if waiting and pod.uid:
+            containers += self._init_containers(pod, containers, waiting)
+        terrain = self._stock().terrain
+        own_gpus = {r.name for r in self._resources() if r.kind in ("gpu", "rail")}
+        return wishes(containers, late, terrain.gpu, terrain.gpus, own_gpus)
+
+    def _late(self) -> Mapping[str, Resource]:
+        return {resource.name: resource for resource in self._resources() if resource.binding == "late"}
+
+    def _init_containers(self, pod: PodRef, known: Sequence[Held], waiting: Collection[str]) -> tuple[Held, ...]:
+        """List the containers that PodResources does not tell of, if they have slots that nobody has else."""
+        names = {held.container for held in known}
+        found = checkpoint.containers_of(self._kubelet_dir, pod.uid)
+        return tuple(
+            held
+            for held in found
+            if held.container not in names and any(set(ids) & set(waiting) for ids in held.units.values())
+        )
+
+    def _bind(self, call: Call, asked: Sequence[Wish], wanted: Callable[[], bool]) -> tuple[Binding, ...]:
+        deadline = time.monotonic() + self._busy_seconds
+        while True:
+            with self._guard:
+                shortage = self._try(call, asked)
+                if shortage is None:
+                    return self._of(call)
+            if time.monotonic() > deadline or not wanted():
+                raise DeviceBusy(shortage)
+            time.sleep(POLL_SECONDS)  # without the lock: a DEL that lets a device go needs it
+
+    def _try(self, call: Call, asked: Sequence[Wish]) -> str | None:
+        """Choose and bind, or tell what there is too little of. The caller holds the guard."""
+        stock = self._stock()
+        mine = {slot for wish in asked for slot in wish.slots}
+        chosen: list[Choice] = []
+        for name in dict.fromkeys(wish.resource_name for wish in asked):
+            here = [wish for wish in asked if wish.resource_name == name]
+            free = self._free(stock.pools.get(name, ()), mine)
+            found = choose(stock.terrain, here, free, self._load(stock.terrain))
+            if found is None:
+                count = sum(len(wish.slots) for wish in here)
+                return self._shortage(name, count, free, stock.pools.get(name, ()))
+            chosen += found
+        self._write(call, chosen, stock)
+        return None
+
+    def _free(self, pool: Sequence[Unit], slots: Collection[str]) -> list[Unit]:
+        """List the healthy devices that nobody has. What these slots were bound to before does not count as had."""
+        bound = {b.device for b in self._ledger.bindings() if b.unit_id not in slots}
+        return [
+            unit
+            for unit in pool
+            if unit.health.healthy
+            and unit.device not in bound
+            and self._ledger.attachment_on(unit.device) is None
+            and not self._granted_early(unit.device)
+        ]
+
+    def _granted_early(self, device: str) -> bool:
+        """Tell whether a pod has the device under its own name, from before its resource was bound late."""
+        return any(not is_slot_id(unit) for unit in self._ledger.granted_units(device))
+
+    def _load(self, terrain: Terrain) -> Mapping[str, int]:
+        devices = {row.device for row in self._ledger.attachments()} | {b.device for b in self._ledger.bindings()}
+        return Counter(terrain.port(device) for device in devices)
+
+    def _shortage(self, name: str, count: int, free: Sequence[Unit], pool: Sequence[Unit]) -> str:
+        if not pool:
+            return f"no device of {name} is known yet, or any more"
+        sick = Counter(unit.health.reason for unit in pool if not unit.health.healthy)
+        reasons = "".join(f", {n} {reason}" for reason, n in sorted(sick.items()))
+        used = len(pool) - len(free) - sick.total()
+        return f"{count} devices of {name} are wanted and {len(free)} are free: of {len(pool)}, {used} in use{reasons}"
+
+    def _write(self, call: Call, chosen: Sequence[Choice], stock: Stock) -> None:
+        made: list[Binding] = []
+        for choice in chosen:
+            wish = choice.wish
+            resource = self._late()[wish.resource_name]
+            units = {unit.device: unit for unit in stock.pools[wish.resource_name]}
+            try:
+                given = edits.of_container(resource, [units[device] for device in choice.devices], stock.snapshot)
+            except UnitUnhealthy as error:
+                raise DeviceBusy(str(error)) from error
+            for slot, device in choice.pairs:
+                # What a call of Multus's is not about gets its name from the call that is.
+                ifname = call.ifname if call.conf.device in (None, slot) else ""
+                pod = (wish.container, call.container_id, ifname, call.pod)
+                made.append(Binding(slot, wish.resource_name, resource.kind, device, *pod, given[device]))
+        bound = self._ledger.bind_slots(made)
+        try:
+            for binding in bound:
+                self._specs.write(binding.kind, binding.unit_id, binding.edits)
+        except Unavailable:
+            self._let_go(bound)
+            raise
+        for binding in bound:
+            log.info(
+                "%s is bound to %s for container %s of pod %s",
+                binding.unit_id,
+                binding.device,
+                binding.container,
+                call.pod,
+            )
+
+    def _let_go(self, bindings: Sequence[Binding]) -> tuple[Binding, ...]:
+        """Remove specs and bindings, but none that is another sandbox's by now. The caller holds the guard."""
+        mine = [b for b in bindings if (known := self._ledger.binding_of(b.unit_id)) is not None and _same(known, b)]
+        for binding in mine:
+            self._remove_spec(binding.unit_id)
+        return self._ledger.unbind(mine)
+
+    def _remove_spec(self, slot: str) -> None:
+        try:
+            self._specs.remove(slot)
+        except Unavailable as error:
+            log.error("%s; it is tried again", error)
+
+
+def _same(known: Binding, other: Binding) -> bool:
+    return (known.container_id, known.device) == (other.container_id, other.device)
+
+
+def _containers(found: PodDevices) -> tuple[Held, ...]:
+    return tuple(
+        Held(c.name, {name: c.device_ids(name) for name in dict.fromkeys(d.resource_name for d in c.devices)})
+        for c in found.containers
+    )

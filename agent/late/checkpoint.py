@@ -1,0 +1,50 @@
+"""What kubelet keeps about the containers of a pod: the only place that tells of init containers.
+
+PodResources lists app containers alone (kubelet, pkg/kubelet/apis/podresources). kubelet writes its device manager's
+checkpoint after each Allocate, so before a pod's sandbox is made, and by UID:
+
+    {"Data": {"PodDeviceEntries": [{"PodUID", "ContainerName", "ResourceName", "DeviceIDs": {"<NUMA>": [ID]}}]}}
+
+Before 1.20 DeviceIDs is a plain list. It is read for the slots that no pod of PodResources has, and believed for
+nothing else: where it cannot be read, or looks otherwise, init containers go without.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agent.late.wishes import Held
+
+FILE = Path("device-plugins/kubelet_internal_checkpoint")
+"""Below kubelet's folder."""
+MAX_BYTES = 64 << 20
+
+log = logging.getLogger(__name__)
+
+
+def containers_of(kubelet_dir: Path, pod_uid: str) -> tuple[Held, ...]:
+    """Tell what the containers of a pod were given, by the pod's UID. Nothing if that cannot be told."""
+    path = kubelet_dir / FILE
+    try:
+        with path.open("rb") as stream:
+            entries = json.loads(stream.read(MAX_BYTES))["Data"]["PodDeviceEntries"] or ()
+        found: dict[str, dict[str, tuple[str, ...]]] = {}
+        for entry in entries:
+            if entry["PodUID"] == pod_uid:
+                units = found.setdefault(str(entry["ContainerName"]), {})
+                name = str(entry["ResourceName"])
+                units[name] = tuple(dict.fromkeys((*units.get(name, ()), *_ids(entry["DeviceIDs"]))))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        log.warning("what kubelet gave to init containers is not known: %s cannot be read: %s", path, error)
+        return ()
+    return tuple(Held(container, units) for container, units in found.items())
+
+
+def _ids(value: Any) -> Iterator[str]:
+    lists = value.values() if isinstance(value, dict) else (value,)
+    for ids in lists:
+        yield from (str(unit_id) for unit_id in ids or ())

@@ -1,0 +1,179 @@
+"""Late binding on a simulated node: slots from kubelet, devices at ADD, CDI specs for as long as the sandbox lives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from agent.demo import not_back, still_attached
+from agent.model.topology import Locality
+from agent.placement import Terrain
+from agent.sim.machine import SimulatedMachine
+from agent.sim.stage import CONFIG, Stage, settled, wait
+
+LATE: Mapping[str, Any] = {
+    **CONFIG,
+    "resources": [
+        {"name": "rdma/vf", "kind": "vf", "binding": "late", "select": {"vendors": ["15b3"]}, "network": "rails"},
+        {"name": "nvidia.com/gpu", "kind": "gpu"},
+    ],
+}
+
+
+@pytest.fixture
+def late(stage: Stage) -> Stage:
+    """The 8-GPU node with slots."""
+    stage.build_node("h100-8gpu")
+    stage.write_config(LATE)
+    stage.write_conflist()
+    stage.start_kubelet("--seed", "7")
+    stage.start_agent()
+    stage.await_ready()
+    return stage
+
+
+def machine(stage: Stage) -> SimulatedMachine:
+    return SimulatedMachine.open(stage.folder / "node")
+
+
+def slots_of(pod: Mapping[str, Any], container: int = 0) -> list[str]:
+    names = pod["containers"][container]["cdi_devices"]
+    return [name.removeprefix("nodefabric.io/vf=") for name in names if "slot" in name]
+
+
+def specs(stage: Stage) -> dict[str, Mapping[str, Any]]:
+    """What the runtime would find for each slot: its edits."""
+    found = {}
+    for path in (stage.folder / "cdi-specs").glob("*"):
+        document = json.loads(path.read_text())
+        (device,) = document["devices"]
+        assert document["kind"] == "nodefabric.io/vf"
+        found[device["name"]] = device["containerEdits"]
+    return found
+
+
+def devices_in(stage: Stage, pod: Mapping[str, Any], snapshot: Any, container: int = 0) -> list[str]:
+    """The PCI addresses behind a container's slots, from the device nodes of their specs."""
+    by_node = {
+        c.path: device.address
+        for device in snapshot.devices
+        if device.is_vf
+        for rdma in device.rdma_devices
+        for c in rdma.char_devices
+    }
+    written = specs(stage)
+    found = []
+    for slot in slots_of(pod, container):
+        nodes = [node["path"] for node in written[slot]["deviceNodes"] if "uverbs" in node["path"]]
+        assert len(nodes) == 1
+        found.append(by_node[nodes[0]])
+    return found
+
+
+def nothing_left(stage: Stage, before: Mapping[str, Any]) -> list[str]:
+    hardware = machine(stage)
+    try:
+        wrong = [*not_back(hardware, before), *still_attached(stage), *specs(stage)]
+    finally:
+        hardware.close()
+    return wrong
+
+
+def test_a_pod_gets_the_vf_beside_its_gpu_for_as_long_as_it_lives(late: Stage) -> None:
+    hardware = machine(late)
+    snapshot, before = hardware.scan(), hardware.links.by_device()
+    terrain = Terrain(snapshot)
+    late.create_pod("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
+    pod = late.await_pod("a")
+    (slot,) = slots_of(pod)
+    (vf,) = devices_in(late, pod, snapshot)
+    (gpu,) = pod["containers"][0]["devices"]["nvidia.com/gpu"]
+    assert terrain.distance(gpu, vf) is Locality.PIX
+    assert f"PCIDEVICE_RDMA_VF={vf}" in specs(late)[slot]["env"]
+    assert vf not in hardware.links.by_device()
+    assert [(row["pod"], row["device"]) for row in late.status()["attachments"]] == [("default/a", vf)]
+    late.delete_pod("a")
+    late.await_no_pod("a")
+    assert settled(lambda: nothing_left(late, before)) == []
+    hardware.close()
+
+
+def test_all_gpus_of_a_node_find_their_own_vf(late: Stage) -> None:
+    hardware = machine(late)
+    snapshot = hardware.scan()
+    terrain = Terrain(snapshot)
+    late.create_pod("whole", {"nvidia.com/gpu": 8, "rdma/vf": 8})
+    pod = late.await_pod("whole")
+    gpus = pod["containers"][0]["devices"]["nvidia.com/gpu"]
+    vfs = devices_in(late, pod, snapshot)
+    assert sorted(min(terrain.distance(gpu, vf) for vf in vfs) for gpu in gpus) == [Locality.PIX] * 8
+    # The interfaces are in the order of the GPUs.
+    ports = {interface["name"]: interface for interface in pod["cni_result"]["interfaces"] if interface.get("sandbox")}
+    in_order = [ports[f"net{n}"]["pciID"] for n in range(1, 9)] if "pciID" in ports["net1"] else []
+    for gpu, vf in zip(sorted(gpus, key=terrain.gpus.index), in_order, strict=False):
+        assert terrain.distance(gpu, vf) is Locality.PIX
+    hardware.close()
+
+
+def test_a_slot_that_is_used_again_has_the_new_pods_device(late: Stage) -> None:
+    hardware = machine(late)
+    snapshot, before = hardware.scan(), hardware.links.by_device()
+    terrain = Terrain(snapshot)
+    for n in range(6):
+        name = f"p{n}"
+        late.create_pod(name, {"rdma/vf": 1, "nvidia.com/gpu": 1})
+        pod = late.await_pod(name)
+        (vf,) = devices_in(late, pod, snapshot)
+        (gpu,) = pod["containers"][0]["devices"]["nvidia.com/gpu"]
+        assert terrain.distance(gpu, vf) is Locality.PIX
+        assert f"PCIDEVICE_RDMA_VF={vf}" in specs(late)[slots_of(pod)[0]]["env"]
+        late.delete_pod(name)  # its last DELs come while the next pods live
+        late.await_no_pod(name)
+    assert settled(lambda: nothing_left(late, before)) == []
+    hardware.close()
+
+
+def test_specs_outlive_the_agent_and_lost_ones_come_back(late: Stage) -> None:
+    late.create_pod("a", {"rdma/vf": 2, "nvidia.com/gpu": 1})
+    late.await_pod("a")
+    written = specs(late)
+    assert len(written) == 2
+    late.end("agent")
+    assert specs(late) == written
+    for path in (late.folder / "cdi-specs").glob("*"):
+        path.unlink()
+    (late.folder / "cdi-specs/nodefabric-slot-rdma:vf-0-99.json").write_text(json.dumps({"kind": "nodefabric.io/vf"}))
+    late.start_agent()
+    late.await_ready()
+    assert wait("the specs", lambda: specs(late) == written or None)
+
+
+def test_an_init_container_gets_what_only_it_has(late: Stage) -> None:
+    hardware = machine(late)
+    snapshot, before = hardware.scan(), hardware.links.by_device()
+    (late.folder / "manifests/a.yaml").write_text(
+        """
+kind: Pod
+metadata: {name: a}
+spec:
+  initContainers:
+    - {name: setup, resources: {limits: {rdma/vf: 3}}}
+  containers:
+    - {name: worker, resources: {limits: {rdma/vf: 1, nvidia.com/gpu: 1}}}
+    - {name: sidecar, resources: {limits: {rdma/vf: 1}}}
+"""
+    )
+    pod = late.await_pod("a")
+    setup, worker, sidecar = (slots_of(pod, n) for n in range(3))
+    assert len(setup) == 3
+    assert {*worker, *sidecar} < set(setup)
+    assert specs(late).keys() == set(setup)
+    assert len(set(devices_in(late, pod, snapshot))) == 3
+    assert len(late.status()["attachments"]) == 3
+    late.delete_pod("a")
+    late.await_no_pod("a")
+    assert settled(lambda: nothing_left(late, before)) == []
+    hardware.close()
