@@ -8,6 +8,7 @@ from typing import Protocol
 
 from agent.model.allocation import Attachment, Binding, Grant, PodRef, Quarantine
 from agent.model.device import is_pci_address
+from agent.model.gpu_ids import RAIL_PREFIX
 from agent.model.slots import is_slot_id
 from deviceplugin.allocation import GrantBook
 from deviceplugin.assignment import EXCLUSIVE_KINDS, Assignment
@@ -66,6 +67,8 @@ class Reading:
     """Of these, the ones that are in a pod for certain."""
     held: Holdings = NOTHING_HELD
     """Slots in use."""
+    kept: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Rail in use → the NIC that it was granted with."""
 
 
 def read(books: Books, *, with_names: bool, with_slots: bool) -> Reading:
@@ -80,6 +83,7 @@ def read(books: Books, *, with_names: bool, with_slots: bool) -> Reading:
         host_names={a.device: a.undo.netdev for a in attached} if with_names else {},
         holders={g.device: g.resource_name for g in grants if g.device} | ours,
         attached=frozenset(ours),
+        kept={g.unit_id: g.device for g in grants if g.unit_id.startswith(RAIL_PREFIX)},
         held=Holdings(
             frozenset(g.unit_id for g in grants if is_slot_id(g.unit_id)),
             {b.unit_id: b.device for b in books.bindings()},

@@ -33,3 +33,14 @@ class Grants:
     cdi_devices: tuple[str, ...] = ()
     annotations: tuple[tuple[str, str], ...] = ()
     mounts: tuple[Mount, ...] = ()
+
+
+def joined(one: Grants, other: Grants) -> Grants:
+    """Give both to one container."""
+    return Grants(
+        envs=one.envs + other.envs,
+        devices=one.devices + other.devices,
+        cdi_devices=one.cdi_devices + other.cdi_devices,
+        annotations=one.annotations + other.annotations,
+        mounts=one.mounts + other.mounts,
+    )

@@ -50,7 +50,7 @@ class Offers:
             self._units, self._missing = {}, NOBODY_MISSED
         self._ground, self._look, self._held = ground, look, books.holders
         final = assign(resources, snapshot, books.host_names, strays) if strays else self._natural
-        listed = list_all(resources, final, snapshot, books.quarantined, books.held, self._health.terms())
+        listed = list_all(resources, final, snapshot, books.quarantined, books.held, self._health.terms(), books.kept)
         kept = self._health.settings.gone_seconds
         self._missing = miss(
             resources, self._units, listed.units, self._missing, snapshot, books.holders.keys(), now, kept

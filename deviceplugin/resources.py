@@ -23,10 +23,12 @@ from agent.model.health import HEALTHY, Health, unhealthy
 from agent.model.nic_health import judge_nic
 from agent.model.reasons import Reason
 from agent.model.terms import PLAIN_TERMS, Terms
+from agent.placement import Terrain
 from deviceplugin.assignment import Assignment, Taken, assign
 from deviceplugin.compat_units import pool_units
 from deviceplugin.gpu_units import gpu_units
-from deviceplugin.selectors import NO_NAMES, Candidate
+from deviceplugin.rails import NOTHING_KEPT, gpu_resource, list_rails, nic_resource
+from deviceplugin.selectors import NETWORK_CLASS, NO_NAMES, Candidate
 from deviceplugin.slots import NOTHING_HELD, Holdings, list_slots
 from deviceplugin.unit import MAX_UNIT_ID as MAX_UNIT_ID
 from deviceplugin.unit import Unit as Unit
@@ -78,30 +80,37 @@ def list_all(
     quarantined: Mapping[str, str] = NO_QUARANTINE,
     held: Holdings = NOTHING_HELD,
     terms: Terms = PLAIN_TERMS,
+    kept: Mapping[str, str] = NOTHING_KEPT,
 ) -> Listed:
     """List every resource's units, and the devices behind slots.
 
-    `held` is what the books say of slots, `terms` tell what of the facts counts.
+    `held` is what the books say of slots, `terms` tell what of the facts counts, `kept` which NICs rails were
+    granted with.
     """
     guids = _shared_guids(snapshot)
     units: dict[str, tuple[Unit, ...]] = {}
     pools: dict[str, tuple[Unit, ...]] = {}
     for resource in resources:
-        if resource.kind == "gpu":
-            of_gpus = assignment.taken[resource.derived_from or resource.name]
-            found = gpu_units(
-                resource,
-                of_gpus,
-                snapshot,
-                partial(_judge_gpu, snapshot, quarantined, terms),
-                partial(_place, resource, snapshot),
-            )
-        else:
-            found = tuple(
-                unit
-                for taken in assignment.taken[resource.name]
-                for unit in _units(resource, taken, snapshot, quarantined, terms, guids)
-            )
+        mine = assignment.taken[resource.derived_from or resource.name]
+        of_gpus = [taken for taken in mine if taken.kind == "gpu"]
+        as_gpus = resource if resource.kind != "rail" else gpu_resource(resource)
+        as_nics = resource if resource.kind != "rail" else nic_resource(resource)
+        gpus = gpu_units(
+            as_gpus,
+            of_gpus,
+            snapshot,
+            partial(_judge_gpu, snapshot, quarantined, terms),
+            partial(_place, resource, snapshot),
+        )
+        others = tuple(
+            unit
+            for taken in mine
+            if taken.kind != "gpu"
+            for unit in _units(as_nics, taken, snapshot, quarantined, terms, guids)
+        )
+        found = (*gpus, *others)
+        if resource.kind == "rail":
+            found = list_rails(resource, Terrain(snapshot), gpus, others, kept)
         if resource.binding == "late":
             pools[resource.name] = found
             found = list_slots(resource, found, held)
@@ -165,8 +174,7 @@ def judge(
         # The device belongs to the host's namespace, and opening it in another is refused (EPERM):
         # drivers/infiniband/core/uverbs_main.c, ib_uverbs_open.
         return unhealthy(Reason.EXCLUSIVE_RDMA)
-    if candidate.rdma is not None or (candidate.pci is not None and candidate.pci.is_vf):
-        assert candidate.pci is not None
+    if candidate.pci is not None and (candidate.rdma is not None or candidate.pci.pci_class >> 16 == NETWORK_CLASS):
         return judge_nic(candidate.pci, snapshot, quarantined=withheld, terms=terms)
     return HEALTHY if withheld is None else unhealthy(Reason.QUARANTINED)
 

@@ -2,7 +2,7 @@
 
 hca, vf and nic get character devices of exactly the devices granted, never of a neighbour; a slot gets a CDI
 name, whose meaning is settled when the pod's network is set up. A GPU is left to the NVIDIA container toolkit:
-by CDI name where the node has its CDI spec, else by the variable that its runtime hook reads.
+by CDI name where the node has its CDI spec, else by the variable that its runtime hook reads. A rail brings both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from deviceplugin.compat_response import build_compat
 from deviceplugin.environment import helper_variables, rdma_devices_of
 from deviceplugin.extras import extra_paths, host_paths
 from deviceplugin.gpu_response import NO_GPU_FILES, GpuFiles, gpu_grants
-from deviceplugin.grants import DeviceNode, Grants
+from deviceplugin.grants import DeviceNode, Grants, joined
+from deviceplugin.rails import nic_resource
 from deviceplugin.resources import Unit
 
 RDMA_CM = "/dev/infiniband/rdma_cm"
@@ -40,6 +41,9 @@ def build(resource: Resource, units: Sequence[Unit], snapshot: Snapshot, gpu_fil
         return build_compat(resource, units, snapshot)
     if resource.kind == "gpu":
         return gpu_grants(resource.pass_by, units, snapshot, gpu_files)
+    if resource.kind == "rail":
+        of_gpus = gpu_grants(resource.pass_by, units, snapshot, gpu_files)
+        return joined(of_gpus, build(nic_resource(resource), units, snapshot))
     paths: dict[str, None] = {}
     for unit in units:
         device = snapshot.by_address.get(unit.device)
