@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from agent.commands import check_config, demo, release, run, status, topology, uninstall, version
+from agent.commands import check_config, config_schema, demo, release, run, status, topology, uninstall, version
 from agent.commands.exits import EXIT_STATUSES, FAILED, IN_USE, INTERRUPTED, NO_ANSWER, WRONG_INPUT
 from agent.commands.options import DEFAULT_CONFIG, Run
 from agent.errors import AgentError, ConfigError, InUse, RequestInvalid, Unavailable
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for module in (run, demo, status, release, topology, check_config):
+    for module in (run, demo, status, release, topology, check_config, config_schema):
         module.add(command)
     commands_of_cni.add(command)
     uninstall.add(command)

@@ -36,7 +36,7 @@ class Inventory:
 
     def __init__(self, host: Host, rescan_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
-        self._rescan_seconds = rescan_seconds
+        self.rescan_seconds = rescan_seconds
         self._clock = clock
         self._snapshot = Snapshot()
         self._changed = asyncio.Event()
@@ -130,7 +130,7 @@ class Inventory:
             try:
                 watch = self._host.watch(self.rescan_soon)
             except HardwareError as error:
-                log.error("changes are found by the timer alone, every %g s: %s", self._rescan_seconds, error)
+                log.error("changes are found by the timer alone, every %g s: %s", self.rescan_seconds, error)
             full = asyncio.Event()
             tasks = [
                 asyncio.create_task(self._scan_all(full), name="full scans"),
@@ -159,7 +159,7 @@ class Inventory:
             # At most a fifth of the time goes into scans, however slow they are and however often they are wanted.
             not_before = self._clock() + 4 * self.scan_seconds
             try:
-                async with asyncio.timeout(self._rescan_seconds):
+                async with asyncio.timeout(self.rescan_seconds):
                     await wanted.wait()
             except TimeoutError:
                 continue

@@ -172,6 +172,8 @@ def takes(groups: tuple[tuple[Condition, ...], ...], candidate: Candidate) -> bo
 def _group(
     name: str, values: tuple[V, ...], text: Callable[[V], str], holds: Callable[[V, Candidate], bool]
 ) -> tuple[Condition, ...]:
+    if values == (True,):
+        return (Condition(name, "", partial(holds, values[0])),)
     return tuple(Condition(f"{name}[{i}]", text(v), partial(holds, v)) for i, v in enumerate(values))
 
 

@@ -53,7 +53,7 @@ def _check_config(options: argparse.Namespace) -> int:
 def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanation]) -> list[str]:
     lines = [f"{source} is sound" if document["sound"] else f"{source} is wrong:"]
     lines += [f"  {problem}" for problem in document["problems"]]
-    lines += [f"overlooked: {warning}" for warning in document["warnings"]]
+    lines += [f"warning: {warning}" for warning in document["warnings"]]
     for resource in resources:
         count = f"{len(resource.devices)} of {len(resource.candidates)} devices"
         units = f"{len(resource.units)} {'unit' if len(resource.units) == 1 else 'units'}"
@@ -64,9 +64,10 @@ def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanatio
         for each in resource.exclusions:
             why = f"{each.field} alone leaves out" if "." in each.field else "no alternative takes"
             lines.append(f"  {why} {_some(each.devices)}")
-        lines += [f"  {lost.owner} has already {lost.device}" for lost in resource.lost[:SHOWN_DEVICES]]
-        if len(resource.lost) > SHOWN_DEVICES:
-            lines.append(f"  and {len(resource.lost) - SHOWN_DEVICES} more have another resource")
+        for owner in dict.fromkeys(lost.owner for lost in resource.lost):
+            lines.append(
+                f"  {owner} has already {_some([lost.device for lost in resource.lost if lost.owner == owner])}"
+            )
         lines.append(f"  takes {_some(resource.devices)}")
     if not resources:
         lines.append("it has no resources: the agent would offer nothing")

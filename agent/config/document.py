@@ -115,7 +115,11 @@ def read_config(top: Reader, source: str) -> Config:
             f"selects nothing that resources[{j}] ({resources[j].name}) does not select too, and a device serves one"
             " resource: narrow one of the two selectors",
         )
-    sections = [top.section(key) for key in ("endpoints", "topology", "health")]
+    sections = [
+        top.section("endpoints", about="Where the agent answers HTTP"),
+        top.section("topology", about="What is told to schedulers"),
+        top.section("health", about="How patient the agent is with ill devices"),
+    ]
     config = Config(
         resources=resources,
         networks=networks,

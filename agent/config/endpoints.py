@@ -13,6 +13,8 @@ from agent.config.reader import Reader
 class Endpoints:
     address: str = "127.0.0.1"
     port: int = 9808
+    exporter_names: bool = False
+    """Tell what VFs did under the names of sriov-network-metrics-exporter too."""
 
 
 def read_endpoints(reader: Reader) -> Endpoints:
@@ -20,9 +22,19 @@ def read_endpoints(reader: Reader) -> Endpoints:
     plain = Endpoints()
     return Endpoints(
         address=reader.take(
-            "address", plain.address, "an IP address", _is_ip_address, about="Address of /metrics, /healthz, /status …"
+            "address",
+            plain.address,
+            "an IP address",
+            _is_ip_address,
+            schema={"type": "string"},
+            about="IP address of /metrics, /healthz, /readyz, /status and the page",
         ),
         port=reader.whole("port", plain.port, 0, 65535, about="Port of the endpoints; 0 takes a free one"),
+        exporter_names=reader.flag(
+            "exporterNames",
+            plain.exporter_names,
+            about="Give metrics of VFs under the names of sriov-network-metrics-exporter too",
+        ),
     )
 
 

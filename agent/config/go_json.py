@@ -99,7 +99,7 @@ class GoReader:
         """Warn of keys that nobody asked for."""
         for folded, (key, _) in self.value.items():
             if folded not in self.asked:
-                self.warnings.append(f"{self.at(key)}: is not a known key, and is overlooked")
+                self.warnings.append(f"{self.at(key)}: is not a known key")
 
 
 def plain(value: Any) -> Any:

@@ -126,7 +126,8 @@ class Reader:
         found = self.text(key, None if default is None else str(default), "an absolute path", PATH, about=about)
         return None if found is None else Path(found)
 
-    def section(self, key: str, *, about: str = "") -> Reader:
+    def section(self, key: str, *, about: str = "", or_many: bool = False) -> Reader:
+        """Read an inner mapping. `or_many` says, to whoever describes the document, that it may be a list of them."""
         self.asked.add(key)
         return Reader(self.value.get(key, {}), self.at(key), self.problems)
 

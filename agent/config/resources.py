@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from agent.config.networks import NETWORK_NAME
 from agent.config.reader import Reader
@@ -19,7 +20,6 @@ from agent.config.values import (
     RAIL_NIC_KINDS,
     RailNic,
     Resource,
-    Select,
 )
 
 RESOURCE_NAME = re.compile(
@@ -31,47 +31,73 @@ MAX_UNITS = 10_000
 
 def read_resource(reader: Reader) -> Resource:
     """Read one entry. Which keys it may have depends on its kind."""
-    name = reader.text("name", None, "domain/name, such as rdma/hca", RESOURCE_NAME, about="Name that pods ask for")
-    kind = reader.choice("kind", None, KINDS, about="What a unit of it is")
+    name = reader.text(
+        "name", None, "domain/name, such as rdma/hca", RESOURCE_NAME, about="What pods ask for in their limits"
+    )
+    about = "What a unit is: a share of one HCA, a VF, a whole adapter, a GPU, a GPU with its nearest NIC, …"
+    kind = reader.choice("kind", None, KINDS, about=about)
     for key in ("name", "kind"):
         if key not in reader.value:
             reader.note(key, "is missing")
-    late, gpu, fabric = kind in LATE_KINDS, kind in ("gpu", "rail"), kind in NETWORK_KINDS
-    binding = reader.choice("binding", "early", BINDINGS, about="When the device is chosen") if late else "early"
-    resource = Resource(
-        name=name or "",
-        kind=kind or "",
-        select=read_select(reader, "select", kind) if kind != "rail" else Select(),
-        shares=_shares(reader) if kind == "hca" else DEFAULT_SHARES,
-        management=reader.flag("management", False, about="Hand out umad and issm devices too") if fabric else False,
-        network=reader.text(
-            "network", None, "the name of a network", NETWORK_NAME, about="Entry of networks that pods join"
-        )
-        if fabric
-        else None,
-        binding=binding,
-        slots=reader.whole("slots", None, 1, MAX_UNITS, about="Late binding: number of units") if late else None,
-        gpu=read_select(reader, "gpu", "gpu") if kind == "rail" else Select(),
-        nic=_rail_nic(reader.section("nic")) if kind == "rail" else RailNic(),
-        mig=reader.choice("mig", "none", MIG_STRATEGIES, about="How slices of GPUs are offered")
-        if kind == "gpu"
-        else "none",
-        replicas=reader.whole("replicas", 1, 1, MAX_UNITS, about="Containers that take turns on one GPU")
-        if kind == "gpu"
-        else 1,
-        pass_by=reader.words("passBy", PASS_BY, about="How the container gets the GPU") if gpu else (),
-        exclude_topology=reader.flag("excludeTopology", False, about="Tell kubelet no NUMA node"),
-        environment=reader.words("environment", ENVIRONMENTS, about="Helper variables for libraries") if fabric else (),
-    )
-    if resource.slots is not None and binding != "late":
-        reader.note("slots", "needs binding: late; with early binding each selected device is a unit")
+    about = "Tell kubelet no NUMA node, so that its topology manager does not mind"
+    found: dict[str, Any] = {"exclude_topology": reader.flag("excludeTopology", False, about=about)}
+    if kind == "rail":
+        found |= _rail(reader)
+    else:
+        found["select"] = read_select(reader, "select", kind)
+    if kind in NETWORK_KINDS:
+        found |= _network_keys(reader)
+    if kind in LATE_KINDS:
+        found |= _binding(reader)
+    if kind == "hca":
+        found["shares"] = _shares(reader)
+    if kind == "gpu":
+        found |= _sharing_of_gpus(reader)
+    if kind in ("gpu", "rail"):
+        about = "How the container gets the GPU; default: what the node has"
+        found["pass_by"] = reader.words("passBy", PASS_BY, about=about)
     if kind:
         reader.done()
-    return resource
+    return Resource(name=name or "", kind=kind or "", **found)
+
+
+def _network_keys(reader: Reader) -> dict[str, Any]:
+    network = "Entry of `networks` that says what becomes of the device in the pod"
+    environment = "Variables that tell libraries which adapters are theirs"
+    return {
+        "management": reader.flag("management", False, about="Hand out the umad and issm devices too"),
+        "network": reader.text("network", None, "the name of a network", NETWORK_NAME, about=network),
+        "environment": reader.words("environment", ENVIRONMENTS, about=environment),
+    }
+
+
+def _binding(reader: Reader) -> dict[str, Any]:
+    about = "early: kubelet chooses the device; late: it is chosen when the whole pod is known"
+    binding = reader.choice("binding", "early", BINDINGS, about=about)
+    about = "Late binding: number of units, if it is to be less than that of devices"
+    slots = reader.whole("slots", None, 1, MAX_UNITS, about=about)
+    if slots is not None and binding != "late":
+        reader.note("slots", "needs binding: late; with early binding each selected device is a unit")
+    return {"binding": binding, "slots": slots}
+
+
+def _sharing_of_gpus(reader: Reader) -> dict[str, Any]:
+    about = "How slices (MIG) are offered: not, instead of their GPU under this name, or by profile"
+    return {
+        "mig": reader.choice("mig", "none", MIG_STRATEGIES, about=about),
+        "replicas": reader.whole("replicas", 1, 1, MAX_UNITS, about="Containers that take turns on one GPU"),
+    }
 
 
 def _shares(reader: Reader) -> int:
     return int(reader.whole("shares", DEFAULT_SHARES, 1, MAX_UNITS, about="Units that one HCA offers"))
+
+
+def _rail(reader: Reader) -> dict[str, Any]:
+    return {
+        "gpu": read_select(reader, "gpu", "gpu"),
+        "nic": _rail_nic(reader.section("nic", about="The other half of a rail")),
+    }
 
 
 def _rail_nic(reader: Reader) -> RailNic:

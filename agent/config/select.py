@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from agent.config.reader import Reader
 from agent.config.values import VDPA_TYPES, PfSelector, Select
 from agent.model.device import LinkLayer, is_pci_address
 
-NOT_OF_GPUS = {
+OF_NETWORK = {
     "pf",
     "rootDevices",
     "netdevs",
@@ -32,26 +33,30 @@ _HEX_ID = re.compile(r"(?:0x)?[0-9a-fA-F]{4}")
 def read_select(reader: Reader, key: str, kind: str | None) -> Select:
     """Read a selector of a resource of this kind: one mapping, or a list of which any may take a device."""
     if not isinstance(reader.value.get(key), list):
-        return _one(reader.section(key, about="Which devices it takes"), kind)
+        return _one(
+            reader.section(key, about="Which devices it takes; of a list, any may take one", or_many=True), kind
+        )
     return Select(any_of=tuple(_one(r, kind) for r in reader.sections(key)))
 
 
 def _one(reader: Reader, kind: str | None) -> Select:
-    if kind == "gpu":
-        for key in reader.value.keys() & NOT_OF_GPUS:
-            reader.note(key, "matches no GPU; a GPU is selected by vendors, devices, drivers or pciAddresses")
+    is_network = kind not in ("gpu", "accelerator")
+    if not is_network:
+        for key in sorted(reader.value.keys() & OF_NETWORK):
+            reader.asked.add(key)
+            reader.note(key, f"matches no {kind}; one is selected by vendors, devices, drivers or pciAddresses")
     for key, why in UNKNOWABLE.items():
         if key in reader.value:
             reader.asked.add(key)
             reader.note(key, why)
     select = Select(
-        vendors=reader.strings("vendors", f"{_ID} such as 15b3", hex_id, about="PCI vendor IDs"),
-        devices=reader.strings("devices", f"{_ID} such as 101e", hex_id, about="PCI device IDs"),
+        vendors=reader.strings("vendors", f"{_ID} such as 15b3", hex_id, about="PCI vendor IDs, four digits"),
+        devices=reader.strings("devices", f"{_ID} such as 101e", hex_id, about="PCI device IDs, four digits"),
         classes=reader.strings(
             "classes",
             "the first 2, 4 or 6 hexadecimal digits of a PCI class",
             _class,
-            about="PCI class codes, or how they begin",
+            about="PCI class codes by their first 2, 4 or 6 digits: 0207 is InfiniBand",
         ),
         drivers=reader.strings("drivers", "a driver name", word, about="Kernel drivers"),
         pci_addresses=reader.strings(
@@ -61,32 +66,39 @@ def _one(reader: Reader, kind: str | None) -> Select:
             "acpiIndexes",
             "a number in quotes",
             number,
-            about="ACPI indexes, as /sys/bus/pci/devices/*/acpi_index shows them",
+            about="The firmware's numbers (`acpi_index` in sysfs), in quotes",
         ),
+    )
+    select = _network_select(reader, select) if is_network else select
+    reader.done()
+    return select
+
+
+def _network_select(reader: Reader, common: Select) -> Select:
+    select = replace(
+        common,
         pf=reader.strings(
             "pf",
             "NAME or NAME#0-7,9 (a PF's interface or PCI address, then VF indices)",
             parse_pf,
-            about="PFs by interface or PCI address, with or without VF indices",
+            about="PFs by interface or PCI address, all or with VF indices: `ens1f0`, `ens1f0#0-7,9`",
         ),
         root_devices=reader.strings(
             "rootDevices",
             "a PF's PCI address, or ADDRESS#0-7,9 with VF indices",
             root_device,
-            about="PFs by PCI address, with or without VF indices",
+            about="The same by PCI address only; heeded besides `pf`",
         ),
-        netdevs=reader.strings(
-            "netdevs", "an interface name", word, about="Interface names of the devices in the host"
-        ),
+        netdevs=reader.strings("netdevs", "an interface name", word, about="Interface names in the host"),
         rdma_devices=reader.strings(
-            "rdmaDevices", "an RDMA device name such as mlx5_0", word, about="RDMA device names"
+            "rdmaDevices", "an RDMA device name such as mlx5_0", word, about="RDMA device names: `mlx5_0`"
         ),
         link_layers=reader.strings(
             "linkLayer",
             "InfiniBand or Ethernet",
             LinkLayer,
             schema={"enum": ["InfiniBand", "Ethernet"]},
-            about="Link layers of the ports",
+            about="Link layers of the ports; of the PF's for a VF",
         ),
         pkeys=reader.strings(
             "pKeys", "a partition key such as 0x8001", pkey, about="First partition key of an InfiniBand port"
@@ -94,12 +106,11 @@ def _one(reader: Reader, kind: str | None) -> Select:
         is_rdma=reader.flag("isRdma", False, about="Only devices that have an RDMA device"),
         vdpa_type=reader.choice("vdpaType", "", VDPA_TYPES, about="Only devices with a vDPA device of this kind"),
         need_vhost_net=reader.flag(
-            "needVhostNet", False, about="Hand out /dev/vhost-net and /dev/net/tun with the devices it takes"
+            "needVhostNet", False, about="No condition: hand out /dev/vhost-net and /dev/net/tun with what it takes"
         ),
     )
     if select.is_rdma and select.vdpa_type:
         reader.note("vdpaType", "excludes isRdma")
-    reader.done()
     return select
 
 
