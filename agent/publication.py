@@ -15,17 +15,16 @@ from typing import Any, Protocol
 
 from agent.bandwidth import Bandwidth
 from agent.clients.apiserver import NODE, NUMATOPOLOGY, TOPOLOGY
-from agent.clients.kubelet import PodResources
+from agent.clients.kubelet import Allocatable, PodDevices
 from agent.clients.pod_watch import PodLister, PodWatch
 from agent.config.topology import Topology
 from agent.errors import AgentError, DriverUnavailable, HardwareError, Unavailable
 from agent.hardware.lldp import LldpSockets
 from agent.hardware.port_counters import read_port_counts
 from agent.hardware.sysfs_cpu import read_cpu_places
-from agent.inventory import Inventory
 from agent.metrics import Metrics
 from agent.model.cpu import CpuPlace
-from agent.model.device import LinkLayer
+from agent.model.device import LinkLayer, Snapshot
 from agent.model.lldp import NotLldp, parse_frame
 from agent.model.unit import OfferedUnit
 from agent.topology import numatopology, resource
@@ -49,6 +48,23 @@ class ClusterApi(ObjectApi, MetadataApi, PodLister, Protocol):
     """The API server, as all of this needs it."""
 
 
+class Hardware(Protocol):
+    """The inventory, as all of this needs it."""
+
+    @property
+    def snapshot(self) -> Snapshot: ...
+
+    async def newer_than(self, generation: int) -> Snapshot: ...
+
+
+class Kubelet(Protocol):
+    """kubelet's PodResources, as all of this needs them. Both raise Unavailable."""
+
+    async def list(self) -> tuple[PodDevices, ...]: ...
+
+    async def allocatable(self) -> Allocatable: ...
+
+
 class Publications:
     """Everything that is published. `run` runs until cancelled; `changed` may be called from any thread."""
 
@@ -57,8 +73,8 @@ class Publications:
         config: Topology,
         node_name: str,
         root: Path,
-        inventory: Inventory,
-        kubelet: PodResources,
+        inventory: Hardware,
+        kubelet: Kubelet,
         units: Callable[[], Mapping[str, Sequence[OfferedUnit]]],
         metrics: Metrics,
         api: ClusterApi | None,
