@@ -27,6 +27,7 @@ from agent.endpoints import EndpointServer, Pages
 from agent.errors import ConfigError, LedgerError
 from agent.granted import Granted
 from agent.hardware.host import Host
+from agent.health import HealthBook
 from agent.heartbeat import Heartbeat
 from agent.inventory import Inventory
 from agent.late.binder import Binder
@@ -77,6 +78,7 @@ class Agent:
         self._host = host
         self._api = api
         self._inventory = Inventory(host, config.rescan_seconds)
+        self._health = HealthBook(config.health)
         self._pod_resources = PodResources.of_kubelet(config.kubelet_dir)
         self._kinds = {resource.name: resource.kind for resource in config.resources}
         self._ledger: Ledger | None = None
@@ -102,6 +104,7 @@ class Agent:
             stack.push_async_callback(self._close_endpoints, opening)
             self.metrics.add_facts(self._facts, agent_version())
             stack.push_async_callback(self._pod_resources.close)
+            stack.callback(self._host.watch_gpus(self._health.gpu_event).close)
             boot_id = await self._learn_boot_id(stop)
             ledger = await self._open_ledger(boot_id, stop, stack)
             if ledger is None:
@@ -148,6 +151,7 @@ class Agent:
                 observe=self._observe_rpc,
                 gpu_files=GpuFilesOf(self._host.root).read,
                 device_info=self._host.root / device_info.FOLDER.relative_to("/"),
+                health=self._health,
                 granting=slots.forget,
                 pods=self._pod_resources.list,
             )

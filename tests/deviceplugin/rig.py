@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.config import Config, Resource
+from agent.health import HealthBook
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.sim.kubelet import Kubelet
@@ -61,6 +62,7 @@ async def rig(
     book: Books | None = None,
     observe: Observe = unobserved,
     device_info: Path | None = None,
+    health: HealthBook | None = None,
 ) -> AsyncIterator[Rig]:
     """Start both sides and wait until kubelet knows all units."""
     kubelet = new_kubelet(folder, seed)
@@ -68,7 +70,9 @@ async def rig(
     inventory = StillInventory(snapshot or node())
     ledger = Ledger.open(folder / "ledger.db", "boot")
     config = Config(resources=resources, kubelet_dir=folder)
-    plugins = DevicePlugins(config, inventory, book or ledger, observe=observe, device_info=device_info, pace=QUICK)
+    plugins = DevicePlugins(
+        config, inventory, book or ledger, observe=observe, device_info=device_info, health=health, pace=QUICK
+    )
     running = asyncio.create_task(plugins.run())
     try:
         await until(lambda: running.done() or (plugins.ready and knows_all(kubelet, plugins)))

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from agent.config import HealthSettings
+from agent.health import HealthBook
+from agent.model.device import Gpu
+from agent.model.gpu_health import GpuEvent
+from agent.model.health import HEALTHY, unhealthy
+from agent.model.reasons import Reason
+
+PF, GPU = "0000:3b:00.0", "GPU-1"
+LINK = unhealthy(Reason.LINK_DOWN)
+SETTINGS = HealthSettings(down_seconds=2.0, up_seconds=5.0, xid_quiet_seconds=60.0)
+CARD = Gpu(GPU, 0, 0, "0000:18:00.0", "H100", 80 << 30)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Node:
+    """A book, and the PF's link as it is looked at."""
+
+    def __init__(self, settings: HealthSettings = SETTINGS) -> None:
+        self.clock = Clock()
+        self.book = HealthBook(settings, self.clock)
+        self.asked = 0
+        self.book.subscribe(self.ask)
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def look(self, *raw: bool, at: float = 0.0) -> str:
+        """Look at the link of a PF (up or not, nothing to leave it out) at a time; return the reason that counts."""
+        self.clock.now = 100.0 + at
+        terms = self.book.terms()
+        return "".join(terms.lasting(PF, HEALTHY if up else LINK).reason for up in raw)
+
+    def look_at_gpu(self, at: float = 0.0, card: Gpu = CARD) -> str:
+        self.clock.now = 100.0 + at
+        return self.book.terms().gpu(card, "").reason
+
+
+def test_a_look_is_due_when_a_link_has_been_down_for_long_enough() -> None:
+    node = Node()
+    assert (node.look(True), node.book.seconds_to_look()) == ("", None)
+    assert (node.look(False, at=1.0), node.book.seconds_to_look()) == ("", 2.0)
+    turn = node.book.turn()
+    node.clock.now = 102.5
+    assert (node.book.turn(), node.book.seconds_to_look()) == (turn, 0.5)
+    node.clock.now = 103.0
+    assert node.book.turn() != turn
+    assert (node.look(False, at=3.0), node.book.seconds_to_look()) == ("LinkDown", None)
+
+
+def test_a_look_is_due_when_a_link_has_been_up_for_long_enough() -> None:
+    node = Node()
+    node.look(False)
+    assert (node.look(True, at=1.0), node.book.seconds_to_look()) == ("LinkDown", 5.0)
+    assert (node.look(True, at=6.0), node.book.seconds_to_look()) == ("", None)
+
+
+def test_all_vfs_of_a_pf_see_the_same_within_a_look() -> None:
+    node = Node()
+    node.look(True)
+    node.look(False, at=1.0)
+    assert node.look(False, False, False, at=3.0) == "LinkDown" * 3
+
+
+def test_a_flap_that_nobody_asks_about_any_more_is_not_waited_for() -> None:
+    node = Node()
+    node.look(True)
+    node.look(False, at=1.0)
+    node.look(at=2.0)  # something graver hides the link
+    assert node.book.seconds_to_look() is None
+    node.clock.now = 200.0
+    turn = node.book.turn()
+    assert node.book.turn() == turn  # or the lists would be made again and again
+    node.look(at=4.0)
+    assert node.look(False, at=5.0) == "LinkDown"  # seen anew: taken as it is
+
+
+def test_other_settings_count_from_the_next_look_on() -> None:
+    node = Node()
+    node.look(True)
+    node.look(False, at=1.0)
+    turn = node.book.turn()
+    node.book.settings = HealthSettings(down_seconds=0.5)
+    assert (node.asked, node.book.turn() != turn) == (1, True)
+    assert node.look(False, at=1.5) == "LinkDown"
+    node.book.settings = HealthSettings(down_seconds=0.5)
+    assert node.asked == 1
+
+
+def test_links_may_be_ignored() -> None:
+    assert HealthBook(HealthSettings(link="ignore")).terms().follow_link is False
+    assert HealthBook().terms().follow_link is True
+
+
+def test_an_error_of_a_gpu_asks_for_a_look_and_ends_by_itself_if_it_may() -> None:
+    node = Node()
+    assert node.look_at_gpu() == ""
+    turn = node.book.turn()
+    node.book.gpu_event(GpuEvent(74, 101.0, GPU))
+    assert (node.asked, node.book.turn() != turn) == (1, True)
+    assert (node.look_at_gpu(2.0), node.book.seconds_to_look()) == ("XidTransient", 59.0)
+    assert (node.look_at_gpu(61.0), node.book.seconds_to_look()) == ("", None)
+
+
+def test_a_fatal_error_lasts_until_the_gpu_was_found_anew() -> None:
+    node = Node()
+    node.book.gpu_event(GpuEvent(79, 100.0, GPU, enumeration=1))
+    assert node.look_at_gpu(10_000.0) == "XidFatal"
+    again = Gpu(GPU, 0, 0, "0000:18:00.0", "H100", 80 << 30, enumeration=2)
+    assert node.look_at_gpu(10_001.0, again) == ""
+
+
+def test_an_applications_error_asks_for_nothing() -> None:
+    node = Node()
+    node.book.gpu_event(GpuEvent(13, 100.0, GPU))
+    node.book.gpu_event(GpuEvent(79, 100.0, ""))
+    assert (node.asked, node.look_at_gpu()) == (0, "")
+
+
+def test_errors_can_be_ignored() -> None:
+    node = Node(HealthSettings(ignored_xids=frozenset({74})))
+    node.book.gpu_event(GpuEvent(74, 100.0, GPU))
+    assert (node.asked, node.look_at_gpu()) == (0, "")
