@@ -112,28 +112,31 @@ class Machine:
     def watch(self, on_event: OnEvent) -> Watch:
         """Call `on_event` at kernel events about PCI, network and RDMA devices, and when a GPU's state changed."""
         self.gpus.follow(on_change=lambda what: on_event(what, GPUS))
-        return Uevents(self._passing_on(on_event))
+        return Uevents(passing_on(on_event, self.gpus))
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
         """Call `on_event` at the driver's errors (XIDs)."""
         self.gpus.follow(on_event=on_event)
         return GpuWatch(self.gpus)
 
-    def _passing_on(self, on_event: OnEvent) -> OnEvent:
-        def seen(what: str, change: Change) -> None:
-            subsystem, _, rest = what.partition(" ")
-            if subsystem == "pci":
-                action, _, address = rest.partition(" ")
-                self.gpus.pci_event(action, address)
-            on_event(what, change)
-
-        return seen
-
     def close(self) -> None:
         """Let go of sockets and threads."""
         self.rdma.close()
         self.links.close()
         self.gpus.close()
+
+
+def passing_on(on_event: OnEvent, gpus: GpuMonitor) -> OnEvent:
+    """Tell the monitor of GPUs, too, what happens on the PCI bus."""
+
+    def seen(what: str, change: Change) -> None:
+        subsystem, _, rest = what.partition(" ")
+        if subsystem == "pci":
+            action, _, address = rest.partition(" ")
+            gpus.pci_event(action, address)
+        on_event(what, change)
+
+    return seen
 
 
 def with_gpus(snapshot: Snapshot, reading: Reading) -> Snapshot:

@@ -45,8 +45,8 @@ class Watched(Protocol):
     def hold(self, is_held: bool) -> None:
         """Be told when the library is held for events, and when it is let go."""
 
-    def tick(self) -> None:
-        """Be called about twice a second."""
+    def registered(self, count: int) -> None:
+        """Be told of how many GPUs the events are watched."""
 
 
 def follow(watched: Watched, tell: Callable[[GpuEvent], None], ending: threading.Event) -> None:
@@ -60,7 +60,6 @@ def follow(watched: Watched, tell: Callable[[GpuEvent], None], ending: threading
                 is_over = _follow_session(watched, session, tell, ending)
             finally:
                 watched.hold(False)
-        watched.tick()
         if session and not is_over:
             ending.wait(RETRY_SECONDS)
         else:
@@ -79,16 +78,18 @@ def _follow_session(watched: Watched, session: int, tell: Callable[[GpuEvent], N
     try:
         events = pynvml.nvmlEventSetCreate()
         try:
-            if not _register(events, watched.gpus()):
+            count = _register(events, watched.gpus())
+            watched.registered(count)
+            if not count:
                 return False
             while not ending.is_set() and watched.session == session:
-                watched.tick()
                 try:
                     _take(pynvml.nvmlEventSetWait_v2(events, WAIT_MILLISECONDS), watched, tell)
                 except pynvml.NVMLError_Timeout:
                     continue
             return True
         finally:
+            watched.registered(0)
             pynvml.nvmlEventSetFree(events)
     except pynvml.NVMLError as error:
         # GpuIsLost is said without saying which: a reading will tell.

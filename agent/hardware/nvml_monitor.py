@@ -1,8 +1,8 @@
 """`GpuMonitor`: the newest reading of the GPUs, taken on a thread that may hang without anybody waiting.
 
 A call into the driver can hang for good (a GPU off the bus, a driver that deadlocks), and nothing can
-take it back. So readings are taken on one thread of their own, events are waited for on another, and
-who asks gets the last reading at once; when the current one takes too long the answer says so.
+take it back. So readings are taken on one thread of their own, events are waited for on another, a third
+notices when a reading takes too long; and who asks gets the last reading at once.
 Readings come on a timer, and soon after an event of the driver or of the PCI bus: not with each scan
 of the node, of which every pod causes some.
 """
@@ -98,11 +98,12 @@ class GpuMonitor:
         self._read_once = threading.Event()
         self._let_go = threading.Event()
         self._let_go.set()
+        self.watching = 0
+        """Of how many GPUs the driver's events are watched now."""
         self._reading = Reading()
         self._began: float | None = None
         """When the reading began that is going on."""
         self._waited = False
-        self._said_hung = False
         self._eager_until = -math.inf
         self._bound: set[str] = set()
         self._slow_asked = False
@@ -178,14 +179,9 @@ class GpuMonitor:
         else:
             self._let_go.set()
 
-    def tick(self) -> None:
-        """Say once when a reading hangs, and when it no longer does."""
-        hung = self._is_overdue()
-        if hung != self._said_hung:
-            self._said_hung = hung
-            if hung:
-                log.error("the NVIDIA driver does not answer: GPUs are kept as last seen")
-            self._changed("the GPU monitor hangs" if hung else "the GPU monitor works again")
+    def registered(self, count: int) -> None:
+        """Take note of how many GPUs' events are watched."""
+        self.watching = count
 
     def close(self) -> None:
         """End the threads, or leave them behind if the driver does not give them back. Closing twice is harmless."""
@@ -213,6 +209,7 @@ class GpuMonitor:
             self._threads = [
                 threading.Thread(target=self._read_on, name="gpus", daemon=True),
                 threading.Thread(target=self._follow_events, name="gpu-events", daemon=True),
+                threading.Thread(target=self._look_for_hangs, name="gpu-hangs", daemon=True),
             ]
             for thread in self._threads:
                 thread.start()
@@ -239,11 +236,28 @@ class GpuMonitor:
                 self._turn.notify_all()
             if reading != before:
                 self._changed("GPUs changed")
-            # A driver that was loaded just now takes its time.
-            is_lazy = reading.unavailable and self._clock() >= self._eager_until
-            if self._asked.wait(self._pace.slow if is_lazy else self._pace.quick):
+            if self._asked.wait(self._pause(reading)):
                 self._ending.wait(self._pace.settle)
         self._nvml.close()
+
+    def _look_for_hangs(self) -> None:
+        """Say once when a reading hangs, and when it no longer does: neither thread that calls the driver could."""
+        said = False
+        while not self._ending.wait(self._pace.overdue / 5):
+            hung = self._is_overdue()
+            if hung != said:
+                said = hung
+                if hung:
+                    log.error("the NVIDIA driver does not answer: GPUs are kept as last seen")
+                self._changed("the GPU monitor hangs" if hung else "the GPU monitor works again")
+
+    def _pause(self, reading: Reading) -> float:
+        """Tell how long to wait for the next reading, unless somebody asks for one."""
+        if reading.unavailable:
+            # A driver that was loaded just now takes its time.
+            return self._pace.quick if self._clock() < self._eager_until else self._pace.slow
+        # Without a session, because a GPU failed, the errors of the others are not heard.
+        return self._pace.quick if self._nvml.session else self._pace.settle
 
     def _follow_events(self) -> None:
         nvml_events.follow(self, self._tell, self._ending)

@@ -13,9 +13,9 @@ from pathlib import Path
 from agent.errors import HardwareError
 from agent.hardware import sysfs, sysfs_changes
 from agent.hardware.host import Link, RdmaLink, Watch
-from agent.hardware.machine import with_gpus
+from agent.hardware.machine import passing_on, with_gpus
 from agent.hardware.netlink import Netlink
-from agent.hardware.nvml_monitor import GpuMonitor, GpuWatch
+from agent.hardware.nvml_monitor import GpuMonitor, GpuWatch, Pace
 from agent.hardware.rtnetlink import IFLA_IFALIAS
 from agent.hardware.uevents import Uevents
 from agent.model.allocation import VfSettings
@@ -98,7 +98,10 @@ class SimulatedMachine:
     gpus: tuple[Gpu, ...]
     """As recorded."""
     monitor: GpuMonitor | None
-    """Shows the GPUs of the NVIDIA library that is found, in place of the recorded ones, on a node with `gpus.live`."""
+    """Shows the GPUs of the NVIDIA library that is found, in place of the recorded ones, on a node with `gpus.live`.
+
+    The file may say at which pace: {"quick": 0.1}.
+    """
     fabric: Fabric | None
     rdma: SimulatedRdma
     _recorded: list[Snapshot] = field(default_factory=list)
@@ -127,7 +130,8 @@ class SimulatedMachine:
         root = folder / "root"
         settings = RecordedVfControl(folder / "vf-settings.json")
         rdma = SimulatedRdma(folder, root, built.cut if built is not None else lambda function: None)
-        monitor = GpuMonitor() if (folder / "gpus.live").exists() else None
+        live = folder / "gpus.live"
+        monitor = GpuMonitor(Pace(**json.loads(live.read_text() or "{}"))) if live.exists() else None
         return cls(root, Netlink(fabric.device_of), settings, gpus, monitor, built, rdma)
 
     def scan(self) -> Snapshot:
@@ -257,9 +261,11 @@ class SimulatedMachine:
 
     def watch(self, on_event: OnEvent) -> Watch:
         """Call `on_event` at link events, and at what `uevents.emit` says of the recorded sysfs."""
+        heard = on_event
         if self.monitor is not None:
             self.monitor.follow(on_change=lambda what: on_event(what, GPUS))
-        return Uevents(on_event, virtual_links=True, device_attribute=IFLA_IFALIAS)
+            heard = passing_on(on_event, self.monitor)
+        return Uevents(heard, virtual_links=True, device_attribute=IFLA_IFALIAS)
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
         """Call `on_event` at the errors of live GPUs; recorded ones have none."""

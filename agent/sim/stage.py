@@ -120,11 +120,11 @@ class Stage:
 
     # ---------------------------------------------------------------- processes
 
-    def start_agent(self, *options: str) -> subprocess.Popen[bytes]:
-        """Start the agent. `write_config` and `build_node` come before."""
+    def start_agent(self, *options: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start the agent. `write_config` and `build_node` come before. `env` is put into its environment."""
         config = self.folder / "config.yaml"
         arguments = ["-m", "agent", "run", "--config", str(config), *self.host, "--log-format", "text", *options]
-        return self.spawn("agent", arguments, {"NODE_NAME": "sim-node"})
+        return self.spawn("agent", arguments, {"NODE_NAME": "sim-node", **(env or {})})
 
     def start_kubelet(self, *options: str) -> subprocess.Popen[bytes]:
         """Start the kubelet stand-in. `write_conflist` comes before."""

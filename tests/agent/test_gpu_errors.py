@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from agent.events import Events
+from agent.gpu_errors import GpuErrors
+from agent.model.gpu_health import GpuEvent, GpuPolicy
+
+
+def test_errors_are_judged_counted_by_a_bounded_number_of_labels_and_noted() -> None:
+    registry, events, judged = CollectorRegistry(), Events(), list[GpuEvent]()
+    errors = GpuErrors(lambda: GpuPolicy(fatal_xids=frozenset({31})), registry, events, judged.append)
+    told = [GpuEvent(79, 1, "GPU-a"), GpuEvent(13, 2, "GPU-a"), GpuEvent(31, 3, "GPU-a", "MIG-1"), GpuEvent(4711, 4)]
+    for event in (*told, GpuEvent(4712, 5)):
+        errors.take(event)
+
+    def count(xid: str, kind: str) -> float | None:
+        return registry.get_sample_value("nodefabric_gpu_errors_total", {"xid": xid, "class": kind})
+
+    assert (count("79", "fatal"), count("13", "application"), count("31", "fatal")) == (1, 1, 1)
+    assert (count("other", "transient"), count("4711", "transient")) == (2, None)
+    assert judged[: len(told)] == told
+    noted = {(e.subject, e.text, e.warning) for e in events.listed()}
+    assert ("GPU-a", "XID 79 (fatal): fallen off the bus", True) in noted
+    assert ("GPU-a", "XID 13 (application): graphics engine exception", False) in noted
+    assert ("MIG-1", "XID 31 (fatal): memory page fault", True) in noted
+    assert any(subject.startswith("a GPU that the driver does not name") for subject, _, _ in noted)

@@ -1,0 +1,116 @@
+"""The agent with the real pynvml over the fake library: what happens to GPUs reaches kubelet, and ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import AgentError
+from agent.sim import recorded, uevents
+from agent.sim.stage import CONFIG, Stage, wait
+from tests.nvml.fake import DRIVER_NOT_LOADED, GPU_IS_LOST, FakeDriver, FakeGpu, FakeMig, as_recorded, environment
+
+GPUS: tuple[FakeGpu, ...] = tuple(as_recorded(g) for g in recorded.load(recorded.find("h100-8gpu")).gpus)
+NAME = "nvidia.com/gpu"
+
+
+class Node:
+    """A stage whose GPUs come from the fake library."""
+
+    def __init__(self, stage: Stage, driver: FakeDriver, library: Path) -> None:
+        self.stage = stage
+        self.driver = driver
+        self.library = library
+
+    def start(self, **resource: Any) -> None:
+        """Start all, with these settings of the GPUs' resource."""
+        resources = [r if r["name"] != NAME else {**r, **resource} for r in CONFIG["resources"]]
+        self.stage.build_node("h100-8gpu")
+        (self.stage.folder / "node/gpus.live").write_text(json.dumps({"quick": 0.2, "overdue": 1.0}))
+        self.stage.write_config({"resources": resources, "rescanSeconds": 3600})
+        self.stage.write_conflist()
+        self.stage.start_kubelet("--seed", "7")
+        self.stage.start_agent(env=environment(self.library, self.driver))
+        self.stage.await_ready()
+
+    def kubelets(self) -> dict[str, tuple[int, int]]:
+        """Return what kubelet counts of GPUs: all, and those it may hand out."""
+        node = json.loads((self.stage.folder / "pods/node.json").read_text())
+        return {
+            name: (count, node["allocatable"][name])
+            for name, count in node["capacity"].items()
+            if name.startswith("nvidia.com/")
+        }
+
+    def await_kubelet(self, **counts: tuple[int, int]) -> None:
+        """Wait until kubelet counts so; `mig_1g_10gb` stands for nvidia.com/mig-1g.10gb."""
+        wanted = {f"nvidia.com/{key.replace('mig_', 'mig-').replace('_', '.')}": n for key, n in counts.items()}
+        try:
+            wait("kubelet's count", lambda: self.kubelets() == wanted or None)
+        except AgentError as error:
+            raise AssertionError(f"kubelet counts {self.kubelets()}, not {wanted}") from error
+
+    def reasons(self) -> dict[str, str]:
+        """Return the agent's unhealthy GPU units with their reasons."""
+        [gpus] = [r for r in self.stage.status()["resources"] if r["name"] == NAME]
+        return {unit["unit"]: unit["reason"] for unit in gpus["unhealthy"]}
+
+    def problems(self) -> list[str]:
+        return [problem["text"] for problem in self.stage.status()["problems"]]
+
+
+@pytest.fixture
+def node(stage: Stage, nvml_library: Path) -> Node:
+    return Node(stage, FakeDriver(stage.folder / "driver").show(*GPUS), nvml_library)
+
+
+def test_a_lost_gpu_leaves_and_returns_and_no_other_does(node: Node) -> None:
+    node.start()
+    node.await_kubelet(gpu=(8, 8))
+    node.driver.change(GPUS[3].uuid, error=GPU_IS_LOST)
+    node.driver.xid(GPUS[3].uuid, 79)
+    node.await_kubelet(gpu=(8, 7))
+    assert node.reasons() == {GPUS[3].uuid: "GpuLost"}
+    assert 'nodefabric_unit_unhealthy{reason="GpuLost",resource="nvidia.com/gpu"} 1.0' in node.stage.fetch("/metrics")
+    node.driver.change(GPUS[3].uuid, error=0)
+    node.await_kubelet(gpu=(8, 8))
+    assert node.reasons() == {}
+
+
+def test_a_driver_that_hangs_stops_neither_pods_nor_gpus(node: Node) -> None:
+    node.start()
+    node.await_kubelet(gpu=(8, 8))
+    node.driver.hang("DeviceGetCount", "DeviceGetUUID", "EventSetWait", "Init", "Shutdown")
+    wait("the hang to be told", lambda: any("does not answer" in text for text in node.problems()) or None)
+    node.stage.create_pod("a", {NAME: 2, "rdma/vf": 2})
+    pod = node.stage.await_pod("a")
+    assert len(pod["containers"][0]["devices"][NAME]) == 2
+    assert node.kubelets()[NAME] == (8, 8)
+    node.stage.delete_pod("a")
+    node.stage.await_no_pod("a")
+    assert node.stage.end("agent") < 2
+
+
+def test_slices_come_and_go_with_their_resources(node: Node) -> None:
+    node.start(mig="mixed")
+    node.await_kubelet(gpu=(8, 8))
+    cut = tuple(FakeMig(f"MIG-{n:08x}-0000-4000-8000-000000000000", n) for n in (7, 8, 9))
+    node.driver.change(GPUS[0].uuid, mig=cut)
+    node.await_kubelet(gpu=(7, 7), mig_1g_10gb=(3, 3))
+    node.stage.create_pod("a", {"nvidia.com/mig-1g.10gb": 1})
+    [granted] = node.stage.await_pod("a")["containers"][0]["devices"]["nvidia.com/mig-1g.10gb"]
+    assert granted in {m.uuid for m in cut}
+    node.driver.change(GPUS[0].uuid, mig=None)
+    node.await_kubelet(gpu=(8, 8), mig_1g_10gb=(1, 0))  # what a pod holds stays listed, as gone
+
+
+def test_a_driver_that_is_loaded_late_is_found(node: Node) -> None:
+    node.driver.show(init=DRIVER_NOT_LOADED)
+    node.start(replicas=2)
+    node.await_kubelet(gpu=(0, 0))
+    node.driver.show(*GPUS)
+    uevents.emit("bind", "/devices/pci0000:15/0000:1b:00.0", "pci")
+    node.await_kubelet(gpu=(16, 16))
