@@ -7,7 +7,20 @@ import os
 import sys
 from collections.abc import Sequence
 
-from agent.commands import check_config, config_schema, demo, release, run, status, topology, uninstall, version
+from agent.commands import (
+    check_config,
+    completion,
+    config_schema,
+    demo,
+    doctor,
+    events,
+    release,
+    run,
+    status,
+    topology,
+    uninstall,
+    version,
+)
 from agent.commands.exits import EXIT_STATUSES, FAILED, IN_USE, INTERRUPTED, NO_ANSWER, WRONG_INPUT
 from agent.commands.options import DEFAULT_CONFIG, Run
 from agent.errors import AgentError, ConfigError, InUse, RequestInvalid, Unavailable
@@ -56,10 +69,11 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for module in (run, demo, status, release, topology, check_config, config_schema):
+    for module in (run, demo, status, events, release, topology, check_config, config_schema, doctor):
         module.add(command)
     commands_of_cni.add(command)
     uninstall.add(command)
+    completion.add(command, lambda: parser)
     version.add(command)
     return parser
 

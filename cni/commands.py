@@ -34,7 +34,8 @@ def add(command: Added) -> None:
     """Add the commands to a command line."""
     text = "put the CNI relay where the container runtime looks for plugins, and into its network if asked"
     parser = command("install-cni", _install, text)
-    parser.add_argument("--relay", type=Path, default=DEFAULT_RELAY, help="the program (default: %(default)s)")
+    text = "the program (default: %(default)s)"
+    parser.add_argument("--relay", type=Path, default=DEFAULT_RELAY, metavar="FILE", help=text)
     _add_places(parser)
     parser.add_argument("--create", action="store_true", help="make the target folder if it is missing")
     parser.add_argument(
@@ -68,9 +69,14 @@ def add(command: Added) -> None:
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", type=Path, default=DEFAULT_TARGET, help="plugin folder (default: %(default)s)")
+    text = "plugin folder (default: %(default)s)"
+    parser.add_argument("--target", type=Path, default=DEFAULT_TARGET, metavar="FOLDER", help=text)
     parser.add_argument(
-        "--conf-dir", type=Path, default=DEFAULT_CONFIGURATIONS, help="network configurations (default: %(default)s)"
+        "--conf-dir",
+        type=Path,
+        default=DEFAULT_CONFIGURATIONS,
+        metavar="FOLDER",
+        help="network configurations (default: %(default)s)",
     )
     parser.add_argument(
         "--instance",

@@ -1,4 +1,4 @@
-"""The container runtime's list of sandboxes, over the Container Runtime Interface.
+"""The container runtime's list of sandboxes, and its version, over the Container Runtime Interface.
 
 A network namespace belongs to a sandbox from before its first ADD until the runtime forgets it, so a
 container ID that is not in the list will have no DEL any more. Asked for nothing else: kubelet leads the runtime.
@@ -7,6 +7,8 @@ container ID that is not in the list will have no DEL any more. Asked for nothin
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,21 +45,32 @@ class ContainerRuntime:
 
     async def sandboxes(self) -> tuple[Sandbox, ...]:
         """List all sandboxes that the runtime knows, running or not. Raises Unavailable."""
+        async with self._asked("for its sandboxes") as stub:
+            answer = await stub.ListPodSandbox(api_pb2.ListPodSandboxRequest())
+        return tuple(_sandbox(item) for item in answer.items)
+
+    async def version(self) -> str:
+        """Tell the runtime's own version. Raises Unavailable."""
+        async with self._asked("for its version") as stub:
+            answer = await stub.Version(api_pb2.VersionRequest())
+        return str(answer.runtime_version)
+
+    @asynccontextmanager
+    async def _asked(self, what: str) -> AsyncIterator[api_pb2_grpc.RuntimeServiceAsyncStub]:
         try:
             async with (
                 asyncio.timeout(self.timeout),
                 grpc.aio.insecure_channel(f"unix:{self.socket}", options=CHANNEL_OPTIONS) as channel,
             ):
                 stub: api_pb2_grpc.RuntimeServiceAsyncStub = api_pb2_grpc.RuntimeServiceStub(channel)
-                answer = await stub.ListPodSandbox(api_pb2.ListPodSandboxRequest())
+                yield stub
         except TimeoutError as error:
             raise Unavailable(f"the container runtime at {self.socket} did not answer in {self.timeout:g} s") from error
         except grpc.aio.AioRpcError as error:
             raise Unavailable(
-                f"the container runtime at {self.socket} cannot be asked for its sandboxes: {error.code().name}:"
+                f"the container runtime at {self.socket} cannot be asked {what}: {error.code().name}:"
                 f" {error.details()}; runtimeSocket must name the runtime's own socket"
             ) from error
-        return tuple(_sandbox(item) for item in answer.items)
 
 
 def _sandbox(item: api_pb2.PodSandbox) -> Sandbox:

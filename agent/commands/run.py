@@ -62,7 +62,8 @@ def _run(options: argparse.Namespace) -> int:
             config = await await_config(files, host.scan, stop)
             if config is not None:
                 log.info("configuration in effect: %s", configuration.describe(config))
-                await Agent(config, host, api=_api_server(config, options.kubeconfig)).run(stop)
+                api = _api_server(config, options.kubeconfig)
+                await Agent(config, host, api=api, sources=files).run(stop)
         finally:
             host.close()
 

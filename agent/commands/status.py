@@ -28,7 +28,7 @@ def _status(options: argparse.Namespace) -> int:
 
     config = configuration.load(options.config)
     try:
-        document, outcome = _ask(config.endpoints), DONE
+        document, outcome = ask(config.endpoints), DONE
     except Unavailable as error:
         document, outcome = _from_books(config, error), NO_ANSWER
     show(options, document, status.text(document, time.time()))
@@ -48,7 +48,8 @@ def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, A
     return status.without_agent(found, node=node_name(), version=agent_version(), problem=problem)
 
 
-def _ask(endpoints: configuration.Endpoints) -> dict[str, Any]:
+def ask(endpoints: configuration.Endpoints) -> dict[str, Any]:
+    """Ask the agent for its status document. Raises Unavailable."""
     host = f"[{endpoints.address}]" if ":" in endpoints.address else endpoints.address
     url = f"http://{host}:{endpoints.port}/status"
     try:

@@ -1,0 +1,169 @@
+"""Checks of what runs on the node: the container runtime, kubelet, the CNI plugin, the agent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.doctor.facts import UNLIMITED, Facts
+from agent.doctor.findings import Finding, Severity
+
+PLUGIN = "nodefabric"
+ENOUGH_MEMLOCK_BYTES = 16 << 30
+"""What is registered with an adapter is locked; a training job registers gigabytes."""
+_LEASES = {"host-local": "host-local", "static": "static", "dhcp": "dhcp", "whereabouts": "whereabouts"}
+
+
+def configuration(facts: Facts) -> Iterator[Finding]:
+    """The agent's own configuration."""
+    if facts.config is None:
+        for problem in facts.config_problems or ("is not there",):
+            yield Finding(
+                *("config", Severity.ERROR, f"{facts.config_path}: {problem}"),
+                "nodefabric check-config FILE tells more; name another file with --config",
+            )
+    elif not facts.config.resources:
+        yield Finding(
+            *("config", Severity.WARNING, f"{facts.config_path} has no resources: the agent offers nothing"),
+            "write some under `resources`",
+        )
+    else:
+        yield Finding("config", Severity.FINE, f"{len(facts.config.resources)} resources")
+
+
+def cdi(facts: Facts) -> Iterator[Finding]:
+    """Whether the runtime resolves CDI names."""
+    runtime = facts.runtime
+    if runtime is None:
+        yield Finding("cdi", Severity.UNSEEN, "neither containerd's nor CRI-O's socket or configuration is to be seen")
+        return
+    if runtime.problem:
+        yield Finding("cdi", Severity.ERROR, f"the runtime's configuration cannot be read: {runtime.problem}")
+        return
+    late = facts.config is not None and any(r.binding == "late" for r in facts.config.resources)
+    named = f"{runtime.name} {runtime.version}".rstrip()
+    enabled = runtime.enable_cdi
+    if enabled is None and runtime.name == "containerd":
+        enabled = _major(runtime.version) >= 2 if runtime.version else (runtime.config_version or 0) >= 3
+    if enabled is False:
+        severity = Severity.ERROR if late else Severity.WARNING
+        why = "late binding needs it" if late else "GPUs by CDI name and late binding need it"
+        yield Finding(
+            *("cdi", severity, f"{named} does not resolve CDI names: {why}"),
+            'set enable_cdi = true below plugins."io.containerd.grpc.v1.cri" in /etc/containerd/config.toml, and'
+            " restart containerd",
+        )
+    else:
+        yield Finding("cdi", Severity.FINE, f"{named} resolves CDI names")
+
+
+def memlock(facts: Facts) -> Iterator[Finding]:
+    """How much memory containers may lock: RDMA registers memory, which locks it."""
+    limit = facts.runtime.memlock_bytes if facts.runtime is not None else None
+    if limit is None:
+        yield Finding("memlock", Severity.UNSEEN, "neither the runtime's process nor its systemd unit is to be seen")
+    elif limit == UNLIMITED or limit >= ENOUGH_MEMLOCK_BYTES:
+        told = "no limit" if limit == UNLIMITED else f"{limit >> 30} GiB"
+        yield Finding("memlock", Severity.FINE, f"containers inherit {told} from the runtime")
+    else:
+        yield Finding(
+            "memlock",
+            Severity.WARNING,
+            f"containers inherit a limit of {limit >> 10} KiB of locked memory: registering memory with an adapter"
+            " fails unless they have CAP_IPC_LOCK",
+            "write [Service] LimitMEMLOCK=infinity into a drop-in of the runtime's unit and restart it, or give pods"
+            " the capability IPC_LOCK",
+        )
+
+
+def kubelet(facts: Facts) -> Iterator[Finding]:
+    """kubelet's sockets, and how it aligns what pods get."""
+    if not facts.kubelet_sockets:
+        yield Finding("kubelet", Severity.UNSEEN, "kubelet's folder is not to be seen")
+        return
+    broken = [(path, wrong) for path, wrong in facts.kubelet_sockets if wrong is not None]
+    for path, wrong in broken:
+        yield Finding(
+            *("kubelet", Severity.ERROR, f"nobody answers at {path}: {wrong}"),
+            "start kubelet, or name its folder with kubeletDir (as root)",
+        )
+    if not broken:
+        yield Finding("kubelet", Severity.FINE, "listens for device plugins, and tells what pods hold")
+    if facts.topology_policy == "none" and facts.snapshot.gpus and len(facts.snapshot.numa_nodes) > 1:
+        yield Finding(
+            "kubelet",
+            Severity.NOTE,
+            "topologyManagerPolicy is none: pods get a NIC beside their GPU by preference, and CPUs from anywhere",
+            "set topologyManagerPolicy: best-effort (or restricted) and cpuManagerPolicy: static in kubelet's"
+            " configuration",
+        )
+
+
+def cni(facts: Facts) -> Iterator[Finding]:
+    """Whether the runtime finds the plugin, and a network calls it."""
+    if facts.plugins is None:
+        yield Finding("cni", Severity.UNSEEN, "/opt/cni/bin is not to be seen")
+    elif PLUGIN not in facts.plugins:
+        yield Finding(
+            *("cni", Severity.ERROR, f"/opt/cni/bin has no plugin {PLUGIN}: pods with VFs will not start"),
+            "nodefabric install-cni (the DaemonSet's first container does that)",
+        )
+    else:
+        yield Finding("cni", Severity.FINE, f"/opt/cni/bin/{PLUGIN} is in place")
+    yield from _networks(facts)
+    yield from _leases(facts)
+
+
+def agent(facts: Facts) -> Iterator[Finding]:
+    """Whether the agent runs, and what keeps it from its work."""
+    if not facts.agent:
+        yield Finding("agent", Severity.UNSEEN, "the agent is asked only on its own node, with its configuration")
+        return
+    wrong = [(path, text) for path, text in facts.agent if text is not None]
+    for path, text in wrong:
+        severity = Severity.ERROR if path == "healthz" else Severity.WARNING
+        yield Finding("agent", severity, text, "nodefabric status and the agent's log tell more")
+    if not wrong:
+        yield Finding("agent", Severity.FINE, "runs, and is ready")
+
+
+def _networks(facts: Facts) -> Iterator[Finding]:
+    if facts.networks is None or not facts.networks:
+        text = "/etc/cni/net.d " + ("is not to be seen" if facts.networks is None else "holds no network")
+        severity = Severity.UNSEEN if facts.networks is None else Severity.WARNING
+        yield Finding("cni", severity, text, "install the cluster network first" if facts.networks is not None else "")
+        return
+    first = facts.networks[0]
+    if PLUGIN in first.types:
+        yield Finding("cni", Severity.FINE, f"{first.name} calls {PLUGIN}")
+    elif any("multus" in kind for network in facts.networks for kind in network.types):
+        yield Finding("cni", Severity.FINE, "Multus is there; it calls the plugin by NetworkAttachmentDefinitions")
+    elif facts.config is not None and any(r.network for r in facts.config.resources):
+        yield Finding(
+            "cni",
+            Severity.WARNING,
+            f"{first.name}, the network that the runtime uses, does not call {PLUGIN}: granted VFs stay in the host",
+            "nodefabric install-cni --chain, or use Multus",
+        )
+
+
+def _leases(facts: Facts) -> Iterator[Finding]:
+    """The plugins that give out addresses for the configured networks."""
+    if facts.plugins is None or facts.config is None:
+        return
+    for network in facts.config.networks:
+        ipam = network.netconf.get("ipam")
+        kind = ipam.get("type") if isinstance(ipam, dict) else None
+        if isinstance(kind, str) and kind and kind not in facts.plugins:
+            yield Finding(
+                *(
+                    "cni",
+                    Severity.ERROR,
+                    f"the network {network.name} takes its addresses from {kind}, which /opt/cni/bin has not",
+                ),
+                f"install the CNI plugin {kind}" if kind in _LEASES else f"install {kind}, or correct ipam.type",
+            )
+
+
+def _major(version: str) -> int:
+    digits = version.removeprefix("v").partition(".")[0]
+    return int(digits) if digits.isdigit() else 0

@@ -1,0 +1,249 @@
+"""Collects the facts: files below a root, the runtime's and kubelet's sockets, the agent's endpoints.
+
+Reads only. What is not there or may not be read is left as unseen: doctor may run in a container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agent.clients.cri import ContainerRuntime as RuntimeClient
+from agent.config import Config, Endpoints
+from agent.doctor.facts import UNLIMITED, ContainerRuntime, Facts, NetworkFile
+from agent.errors import AgentError
+from agent.model.device import Snapshot
+
+MOST_BYTES = 1 << 20
+ANSWER_SECONDS = 3.0
+RUNTIMES = {
+    "containerd": ("run/containerd/containerd.sock", "containerd"),
+    "cri-o": ("run/crio/crio.sock", "crio"),
+}
+UNIT_FOLDERS = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
+SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def collect(
+    root: Path, snapshot: Snapshot, config: Config | None, config_path: Path, config_problems: tuple[str, ...] = ()
+) -> Facts:
+    """Look at the node below `root`. Never raises for what cannot be read."""
+    kubelet_dir = _below(root, config.kubelet_dir if config else Path("/var/lib/kubelet"))
+    kubelet = _yaml(kubelet_dir / "config.yaml")
+    return Facts(
+        snapshot=snapshot,
+        config=config,
+        config_problems=config_problems,
+        config_path=str(config_path),
+        modules=modules(root),
+        command_line=tuple((_text(root / "proc/cmdline") or "").split()),
+        has_iommu=bool(_names(root / "sys/class/iommu")),
+        runtime=runtime(root, config),
+        kubelet_sockets=tuple(
+            (str(path), listens(path))
+            for path in (kubelet_dir / "device-plugins/kubelet.sock", kubelet_dir / "pod-resources/kubelet.sock")
+            if kubelet_dir.is_dir()
+        ),
+        topology_policy=kubelet.get("topologyManagerPolicy", "none") if kubelet is not None else None,
+        plugins=_executables(root / "opt/cni/bin"),
+        networks=networks(root / "etc/cni/net.d"),
+        agent=agent_answers(config.endpoints) if config is not None and root == Path("/") else (),
+    )
+
+
+def modules(root: Path) -> frozenset[str] | None:
+    """List the modules that are loaded or built into the running kernel; None where neither is to be seen."""
+    loaded = _text(root / "proc/modules")
+    if loaded is None and not (root / "sys/module").is_dir():
+        return None
+    found = {line.split()[0] for line in (loaded or "").splitlines() if line.strip()} | set(_names(root / "sys/module"))
+    release = (_text(root / "proc/sys/kernel/osrelease") or "").strip()
+    built_in = _text(root / f"lib/modules/{release}/modules.builtin") or ""
+    found |= {Path(line.strip()).name.partition(".")[0] for line in built_in.splitlines() if line.strip()}
+    return frozenset(name.replace("-", "_") for name in found)
+
+
+def runtime(root: Path, config: Config | None) -> ContainerRuntime | None:
+    """Find the container runtime; None if neither its socket nor its configuration is to be seen."""
+    configured = config.runtime_socket if config is not None else None
+    for name, (place, program) in RUNTIMES.items():
+        socket_path = root / place
+        settings, problem = _toml(root / "etc/containerd/config.toml") if name == "containerd" else (None, "")
+        if not socket_path.exists() and settings is None and not problem:
+            continue
+        asked = _below(root, configured) if configured is not None and program in configured.name else socket_path
+        return ContainerRuntime(
+            name,
+            version=_version(asked),
+            config_version=_whole(settings.get("version", 1)) if settings is not None else None,
+            enable_cdi=_cdi(settings) if settings is not None else None,
+            memlock_bytes=memlock(root, program),
+            problem=problem,
+        )
+    return None
+
+
+def memlock(root: Path, program: str) -> int | None:
+    """Tell how much memory a program's process may lock: from the process, else from its systemd unit."""
+    for folder in (root / "proc").glob("[0-9]*"):
+        if (_text(folder / "comm") or "").strip() == program:
+            limit = re.search(r"^Max locked memory\s+(\S+)", _text(folder / "limits") or "", re.MULTILINE)
+            if limit is not None:
+                return UNLIMITED if limit[1] == "unlimited" else _whole(limit[1])
+    found = None
+    for text in _unit_texts(root, f"{program}.service"):
+        for value in re.findall(r"^\s*LimitMEMLOCK\s*=\s*(\S+)", text, re.MULTILINE):
+            found = _size(value.rpartition(":")[2])
+    return found
+
+
+def networks(folder: Path) -> tuple[NetworkFile, ...] | None:
+    """List the runtime's network configurations in the order in which it reads them; None without the folder."""
+    if not folder.is_dir():
+        return None
+    found = []
+    for name in sorted(n for n in _names(folder) if n.endswith((".conflist", ".conf", ".json"))):
+        try:
+            document = json.loads(_text(folder / name) or "")
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(document, dict):
+            plugins = document.get("plugins", [document])
+            types = (
+                [str(p.get("type", "")) for p in plugins if isinstance(p, dict)] if isinstance(plugins, list) else []
+            )
+            found.append(NetworkFile(name, tuple(types)))
+    return tuple(found)
+
+
+def listens(path: Path) -> str | None:
+    """Tell what keeps a socket from being reached; None if somebody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(ANSWER_SECONDS)
+        try:
+            probe.connect(str(path))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
+
+
+def agent_answers(endpoints: Endpoints) -> tuple[tuple[str, str | None], ...]:
+    """Ask the agent whether it lives, and whether something keeps it from its work."""
+    host = f"[{endpoints.address}]" if ":" in endpoints.address else endpoints.address
+    found: list[tuple[str, str | None]] = []
+    for path in ("healthz", "readyz"):
+        url = f"http://{host}:{endpoints.port}/{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=ANSWER_SECONDS):
+                found.append((path, None))
+        except urllib.error.HTTPError as error:
+            text = error.read(4096).decode(errors="replace").strip()
+            found.append((path, "; ".join(line for line in text.splitlines() if not line.endswith(": ok"))))
+        except OSError as error:
+            found.append((path, f"nobody answers at {url} ({getattr(error, 'reason', error)})"))
+            break
+    return tuple(found)
+
+
+# ------------------------------------------------------------------- reading
+
+
+def _below(root: Path, path: Path) -> Path:
+    return root / path.relative_to("/")
+
+
+def _text(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES).decode(errors="replace")
+    except (OSError, ValueError):
+        return None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _executables(folder: Path) -> frozenset[str] | None:
+    if not folder.is_dir():
+        return None
+    return frozenset(name for name in _names(folder) if os.access(folder / name, os.X_OK))
+
+
+def _yaml(path: Path) -> Mapping[str, Any] | None:
+    text = _text(path)
+    if text is None:
+        return None
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _toml(path: Path) -> tuple[Mapping[str, Any] | None, str]:
+    text = _text(path)
+    if text is None:
+        return None, ""
+    try:
+        return tomllib.loads(text), ""
+    except ValueError as error:
+        return None, f"{path}: {error}"
+
+
+def _cdi(settings: Mapping[str, Any]) -> bool | None:
+    """Find `enable_cdi` of containerd's CRI plugin, by its name in versions 2 and 3 of the configuration."""
+    plugins = settings.get("plugins")
+    for name in ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"):
+        section = plugins.get(name) if isinstance(plugins, dict) else None
+        if isinstance(section, dict) and isinstance(section.get("enable_cdi"), bool):
+            return bool(section["enable_cdi"])
+    return None
+
+
+def _version(path: Path) -> str:
+    if not path.is_socket():
+        return ""
+    try:
+        return asyncio.run(RuntimeClient(path).version())
+    except AgentError:
+        return ""
+
+
+def _unit_texts(root: Path, unit: str) -> Iterator[str]:
+    """Read a systemd unit and its drop-ins, what counts last coming last."""
+    folders = [root / folder for folder in UNIT_FOLDERS]
+    main = next((text for folder in folders if (text := _text(folder / unit)) is not None), None)
+    if main is not None:
+        yield main
+    drop_ins = {name: folder for folder in reversed(folders) for name in _names(folder / f"{unit}.d")}
+    for name in sorted(drop_ins):
+        yield _text(drop_ins[name] / f"{unit}.d" / name) or ""
+
+
+def _size(text: str) -> int | None:
+    if text == "infinity":
+        return UNLIMITED
+    found = re.fullmatch(r"(\d+)([KMGT]?)B?", text)
+    return int(found[1]) * SIZES[found[2]] if found is not None else None
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None

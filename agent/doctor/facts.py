@@ -1,0 +1,63 @@
+"""All that the checks look at, as frozen values. None means that it cannot be seen from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.config import Config
+from agent.model.device import Snapshot
+
+UNLIMITED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRuntime:
+    """The runtime that kubelet starts containers with."""
+
+    name: str
+    """containerd or cri-o."""
+    version: str = ""
+    """As the runtime tells it; empty if it was not asked or did not answer."""
+    config_version: int | None = None
+    """containerd: the `version` of its configuration file; None without a file."""
+    enable_cdi: bool | None = None
+    """containerd: what its configuration says; None if it says nothing."""
+    memlock_bytes: int | None = None
+    """Locked memory that its process, and so each container, may have. UNLIMITED for no limit."""
+    problem: str = ""
+    """Why its configuration cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFile:
+    """A network configuration of the runtime."""
+
+    name: str
+    types: tuple[str, ...]
+    """The plugins it calls, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One look at a node."""
+
+    snapshot: Snapshot
+    config: Config | None = None
+    config_problems: tuple[str, ...] = ()
+    config_path: str = ""
+    modules: frozenset[str] | None = None
+    """Loaded or built in, with underscores."""
+    command_line: tuple[str, ...] = ()
+    """Of the kernel."""
+    has_iommu: bool = False
+    runtime: ContainerRuntime | None = None
+    kubelet_sockets: tuple[tuple[str, str | None], ...] = ()
+    """(path, None if it answers or what is wrong)."""
+    topology_policy: str | None = None
+    """kubelet's topologyManagerPolicy."""
+    plugins: frozenset[str] | None = None
+    """Names of the executables in the CNI plugin folder."""
+    networks: tuple[NetworkFile, ...] | None = None
+    """The runtime's network configurations, in the order in which it reads them."""
+    agent: tuple[tuple[str, str | None], ...] = ()
+    """(what was asked of the agent, None if it is well or what is wrong)."""

@@ -1,0 +1,154 @@
+"""Facts are read from files below a root, and from sockets; what is not there is unseen."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agent.__main__ import main
+from agent.config import Endpoints
+from agent.doctor.collect import agent_answers, collect, listens, memlock, modules, networks, runtime
+from agent.doctor.facts import UNLIMITED, NetworkFile
+from agent.endpoints import EndpointServer, Pages
+from agent.model.device import Snapshot
+from agent.status.cached import served
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_modules_are_loaded_or_built_in(tmp_path: Path) -> None:
+    assert modules(tmp_path) is None
+    write(
+        tmp_path,
+        {
+            "proc/modules": "ib_uverbs 200704 2 mlx5_ib, Live 0x0\nvfio_pci 16384 0 - Live 0x0\n",
+            "proc/sys/kernel/osrelease": "6.1.0-x\n",
+            "lib/modules/6.1.0-x/modules.builtin": "kernel/drivers/infiniband/core/rdma_ucm.ko\nkernel/a/b-c.ko\n",
+            "sys/module/mlx5_core/version": "1\n",
+        },
+    )
+    assert modules(tmp_path) == {"ib_uverbs", "vfio_pci", "rdma_ucm", "b_c", "mlx5_core"}
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "enabled"),
+    [
+        ("version = 2\n", 2, None),
+        ('version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = true\n', 2, True),
+        ('version = 3\n[plugins."io.containerd.cri.v1.runtime"]\nenable_cdi = false\n', 3, False),
+        ('[plugins.cri]\nenable_cdi = "yes"\n', 1, None),
+        ("version = 2\nplugins = 3\n", 2, None),
+    ],
+)
+def test_the_runtimes_configuration_tells_of_cdi(tmp_path: Path, text: str, version: int, enabled: bool | None) -> None:
+    found = runtime(write(tmp_path, {"etc/containerd/config.toml": text}), None)
+    assert found is not None
+    assert (found.name, found.config_version, found.enable_cdi, found.problem) == ("containerd", version, enabled, "")
+
+
+def test_a_broken_configuration_of_the_runtime_is_told(tmp_path: Path) -> None:
+    found = runtime(write(tmp_path, {"etc/containerd/config.toml": "version = \n"}), None)
+    assert found is not None
+    assert "config.toml" in found.problem
+    assert runtime(tmp_path / "nothing", None) is None
+
+
+def test_locked_memory_is_that_of_the_process_or_else_of_its_unit(tmp_path: Path) -> None:
+    unit = "usr/lib/systemd/system/containerd.service"
+    write(tmp_path, {unit: "[Service]\nLimitMEMLOCK=64M\n"})
+    assert memlock(tmp_path, "containerd") == 64 << 20
+    write(tmp_path, {"etc/systemd/system/containerd.service.d/rdma.conf": "[Service]\nLimitMEMLOCK=infinity\n"})
+    assert memlock(tmp_path, "containerd") == UNLIMITED
+    limits = "Max cpu time     unlimited  unlimited  seconds\nMax locked memory  8388608  8388608  bytes\n"
+    write(tmp_path, {"proc/77/comm": "containerd\n", "proc/77/limits": limits})
+    assert memlock(tmp_path, "containerd") == 8388608
+    assert memlock(tmp_path, "crio") is None
+
+
+def test_networks_are_read_in_the_runtimes_order_and_damaged_ones_left_out(tmp_path: Path) -> None:
+    assert networks(tmp_path / "none") is None
+    chained = {"cniVersion": "1.0.0", "name": "c", "plugins": [{"type": "ptp"}, {"type": "nodefabric"}]}
+    write(
+        tmp_path,
+        {
+            "20-b.conflist": json.dumps(chained),
+            "10-a.conf": '{"type": "multus"}',
+            "05-broken.conf": "{",
+            "06-list.json": "[1]",
+            "07-odd.conflist": '{"plugins": 3}',
+            "README": "no network",
+        },
+    )
+    assert networks(tmp_path) == (
+        NetworkFile("07-odd.conflist", ()),
+        NetworkFile("10-a.conf", ("multus",)),
+        NetworkFile("20-b.conflist", ("ptp", "nodefabric")),
+    )
+
+
+def test_a_socket_answers_or_says_why_not(short_folder: Path) -> None:
+    path = short_folder / "s"
+    assert listens(path) == "No such file or directory"
+    with closing(socket.socket(socket.AF_UNIX)) as server:
+        server.bind(str(path))
+        assert listens(path) == "Connection refused"
+        server.listen()
+        assert listens(path) is None
+
+
+def test_the_agent_is_asked_for_what_is_in_its_way() -> None:
+    pages = Pages(
+        lambda _: ("", b""), lambda: served({}), {"loop": lambda: None}, {"agent": lambda: "kubelet: is away"}
+    )
+    server = EndpointServer.open("127.0.0.1", 0, pages)
+    port = server.port
+    try:
+        assert agent_answers(Endpoints(port=port)) == (("healthz", None), ("readyz", "agent: kubelet: is away"))
+    finally:
+        server.close()
+    ((path, wrong),) = agent_answers(Endpoints(port=port))
+    assert path == "healthz"
+    assert wrong is not None
+    assert "nobody answers" in wrong
+
+
+def test_a_whole_root_is_collected(tmp_path: Path, node_root: Callable[[str], Path]) -> None:
+    write(
+        tmp_path,
+        {
+            "proc/cmdline": "ro iommu=pt quiet\n",
+            "var/lib/kubelet/config.yaml": "topologyManagerPolicy: best-effort\n",
+            "sys/class/iommu/dmar0": "",
+        },
+    )
+    plugin = tmp_path / "opt/cni/bin/nodefabric"
+    plugin.parent.mkdir(parents=True)
+    plugin.touch(mode=0o755)
+    (plugin.parent / "notes.txt").touch(mode=0o644)
+    facts = collect(tmp_path, Snapshot(), None, Path("/c.yaml"), ("is bad",))
+    assert facts.command_line == ("ro", "iommu=pt", "quiet")
+    assert facts.has_iommu
+    assert facts.topology_policy == "best-effort"
+    assert facts.plugins == {"nodefabric"}
+    assert [wrong for _, wrong in facts.kubelet_sockets] == ["No such file or directory"] * 2
+    assert (facts.config_problems, facts.config_path, facts.agent) == (("is bad",), "/c.yaml", ())
+
+
+def test_doctor_ends_with_status_1_if_it_finds_something(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sys").mkdir()
+    missing = tmp_path / "none.yaml"
+    assert main(["doctor", "--root", str(tmp_path), "--config", str(missing)]) == 1
+    assert f"error    config       {missing}: cannot be read" in capsys.readouterr().out
+    assert main(["doctor", "--root", str(tmp_path), "--config", str(missing), "-o", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["sound"] is False
