@@ -49,6 +49,8 @@ class Granted:
         self.reconfigure(config)
         self.pods: frozenset[tuple[str, str]] = frozenset()
         """Namespace and name of all pods that kubelet knew when it was last asked for claims."""
+        self.containers: Mapping[str, str] = {}
+        """Unit → the container that had it then. An init container's units are not told."""
 
     def reconfigure(self, config: Config) -> None:
         """Go by another configuration from now on."""
@@ -100,6 +102,13 @@ class Granted:
         """List what kubelet says that pods hold of our resources. Runs on the loop; raises Unavailable."""
         pods = await self._kubelet.list()
         self.pods = frozenset((found.pod.namespace, found.pod.name) for found in pods)
+        self.containers = {
+            unit: container.name
+            for found in pods
+            for container in found.containers
+            for device in container.devices
+            for unit in device.device_ids
+        }
         # Units of a pool that stands for a number of containers are in no books. A resource that is configured no more
         # is in the pods that have it all the same.
         names = {r.name for r in self._config.resources if not isinstance(r.compat, SharedPool)}

@@ -34,6 +34,7 @@ from agent.late.binder import Binder
 from agent.ledger import Ledger
 from agent.ledger.lock import claim
 from agent.metrics import Facts, Metrics
+from agent.model.counters import Counters
 from agent.model.unit import OfferedUnit
 from agent.overview import Overview
 from agent.publication import ClusterApi, Publications
@@ -82,6 +83,7 @@ class Agent:
         self._pod_resources = PodResources.of_kubelet(config.kubelet_dir)
         self._kinds = {resource.name: resource.kind for resource in config.resources}
         self._ledger: Ledger | None = None
+        self._granted: Granted | None = None
         self._plugins: DevicePlugins | None = None
         self._overview = Overview(
             self._facts,
@@ -103,6 +105,7 @@ class Agent:
             opening = asyncio.create_task(self._open_endpoints(), name="endpoints")
             stack.push_async_callback(self._close_endpoints, opening)
             self.metrics.add_facts(self._facts, agent_version())
+            self.metrics.add_adapters(self._counters, lambda: self.config.endpoints.exporter_names)
             stack.push_async_callback(self._pod_resources.close)
             stack.callback(self._host.watch_gpus(self._health.gpu_event).close)
             boot_id = await self._learn_boot_id(stop)
@@ -111,7 +114,7 @@ class Agent:
                 return
             stack.push_async_callback(asyncio.to_thread, ledger.close)
             self._overview.follow(ledger)
-            granted = Granted(
+            self._granted = granted = Granted(
                 self.config,
                 ledger,
                 self._pod_resources,
@@ -337,7 +340,13 @@ class Agent:
             self._ledger.quarantines(),
             self._inventory.scan_seconds * 1000,
             self._ledger.owed_leases(),
+            self._granted.containers if self._granted is not None else {},
+            self.config.endpoints.exporter_names,
         )
+
+    def _counters(self) -> Counters:
+        held = {grant.device for grant in self._ledger.grants()} if self._ledger is not None else set()
+        return self._host.counters(self._inventory.snapshot, held)
 
     def _reconciled(self, action: str, reason: str) -> None:
         self.metrics.reconciled(action, reason)

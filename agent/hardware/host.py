@@ -7,7 +7,7 @@ All methods block; call them from a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Protocol
 
 from agent.model.allocation import VfSettings
 from agent.model.change import Change, OnEvent
+from agent.model.counters import Counters
 from agent.model.device import Snapshot
 from agent.model.gpu_health import GpuEvent
 
@@ -260,6 +261,9 @@ class Host(Protocol):
 
     def rescan(self, old: Snapshot, change: Change) -> Snapshot:
         """Bring an earlier snapshot of this host up to date, reading what changed and no more."""
+
+    def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
+        """Read what the adapters of a snapshot count. `held` are the VFs (PCI addresses) in pods."""
 
     def find_netdev(self, device: str) -> Link | None:
         """Find the interface of a PCI device in the host's namespace, live, whatever its name is now."""

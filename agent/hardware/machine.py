@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.errors import HardwareError
-from agent.hardware import binding, sysfs, sysfs_changes
+from agent.hardware import binding, counters, sysfs, sysfs_changes
 from agent.hardware.host import Link, RdmaLink, Watch
 from agent.hardware.netlink import Netlink
 from agent.hardware.nvml import Reading
@@ -17,6 +17,7 @@ from agent.hardware.rdma_netlink import RdmaNetlink
 from agent.hardware.uevents import Uevents
 from agent.hardware.vf_control import PfNetlink
 from agent.model.change import GPUS, Change, OnEvent
+from agent.model.counters import Counters
 from agent.model.device import Gpu, Problem, Snapshot
 from agent.model.gpu_health import GpuEvent
 
@@ -59,6 +60,10 @@ class Machine:
         if change.everything:
             return self.scan()
         return with_gpus(sysfs_changes.rescan(self.root, old, change), self.gpus.latest())
+
+    def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
+        """Read what the adapters of a snapshot count. `held` are the VFs (PCI addresses) in pods."""
+        return counters.read(self.root, snapshot, held, self.vf_control.traffic)
 
     def find_netdev(self, device: str) -> Link | None:
         """Find the interface of a PCI device in the host's namespace.

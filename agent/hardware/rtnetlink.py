@@ -119,9 +119,9 @@ class LinkSocket:
             raise
         return found[0] if found else None
 
-    def find_with_vfs(self, name: str) -> tuple[int, bytes] | None:
+    def find_with_vfs(self, name: str, *, statistics: bool = False) -> tuple[int, bytes] | None:
         """Look a PF up by name, with all its VFs: its index, and the attributes as they came. Raises OSError."""
-        mask = _attribute(IFLA_EXT_MASK, _WORD.pack(RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS))
+        mask = _attribute(IFLA_EXT_MASK, _WORD.pack(RTEXT_FILTER_VF | (0 if statistics else RTEXT_FILTER_SKIP_STATS)))
         body = _link(0) + mask + _text(IFLA_IFNAME, name)
         self._send(RTM_GETLINK, NLM_F_REQUEST, body)
         for answer, _, payload in messages(self._socket.recv(_RECEIVE_BYTES_WITH_VFS)):

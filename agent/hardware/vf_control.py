@@ -43,6 +43,12 @@ class PfNetlink:
         with translated(f"read VF {vf_index} of {pf_netdev}"), LinkSocket() as links:
             return _read(links, pf_netdev, vf_index)
 
+    def traffic(self, pf_netdev: str) -> bytes | None:
+        """Read a PF's link message with what it counted of its VFs, undecoded; None if it is gone."""
+        with translated(f"read what {pf_netdev} counts"), LinkSocket() as links:
+            found = links.find_with_vfs(pf_netdev, statistics=True)
+        return found[1] if found is not None else None
+
     def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
         """Set those settings that are not None, one by one, and read them back until they hold.
 

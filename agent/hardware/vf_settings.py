@@ -102,11 +102,11 @@ def find(body: bytes, vf_index: int) -> VfSettings | None:
 
 def content(body: bytes, vf_index: int) -> bytes | None:
     """Find the attributes of one VF in a link message's. None if it is not listed, or cut off."""
-    return next((body[start:end] for index, start, end in _entries(body) if index == vf_index), None)
+    return next((body[start:end] for index, start, end in entries(body) if index == vf_index), None)
 
 
-def _entries(body: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield index, and begin and end of the content, of each IFLA_VF_INFO."""
+def entries(body: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield VF index, and begin and end of the content, of each IFLA_VF_INFO."""
     offset, number = 0, 0
     while offset + _ATTRIBUTE.size <= len(body):
         length, kind = _ATTRIBUTE.unpack_from(body, offset)

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from agent.errors import AgentError
+from agent.metrics.gpus import gpu_families
 from agent.model.allocation import Attachment, AttachmentState, Grant, OwedLease, Quarantine
-from agent.model.device import Snapshot
+from agent.model.device import Snapshot, is_pci_address
 from agent.model.unit import OfferedUnit
 
 PCI_CLASS_NETWORK = 0x02
@@ -34,6 +35,10 @@ class Facts:
     quarantines: tuple[Quarantine, ...] = ()
     scan_milliseconds: float = 0.0
     owed_leases: tuple[OwedLease, ...] = ()
+    containers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Unit → the container that has it, as far as kubelet told."""
+    exporter_names: bool = False
+    """The names of sriov-network-metrics-exporter are wanted besides ours."""
 
 
 class FactsCollector(Collector):
@@ -89,6 +94,9 @@ def families(facts: Facts) -> Iterator[Metric]:
         "Interfaces that are gone, whose addresses the IPAM plugin has not taken back yet.",
         len(facts.owed_leases),
     )
+    yield from gpu_families(facts.snapshot)
+    if facts.exporter_names:
+        yield _pod_devices(facts)
     yield _tally("nodefabric_devices", "What the last scan found, by kind.", "kind", device_kinds(facts.snapshot))
     yield _single("nodefabric_scan_duration_milliseconds", "Time the last scan took.", facts.scan_milliseconds)
     yield _single("nodefabric_scan_problems", "Things the last scan could not read.", len(facts.snapshot.problems))
@@ -117,7 +125,7 @@ def _unit_families(facts: Facts) -> Iterator[Metric]:
     info = GaugeMetricFamily(
         "nodefabric_allocation_info",
         "1 for each unit that a pod holds: join it on pod and namespace.",
-        labels=("namespace", "pod", "resource", "unit", "device", "numa_node"),
+        labels=("namespace", "pod", "container", "resource", "unit", "device", "numa_node"),
     )
     for name, units_of in facts.units.items():
         for unit in units_of:
@@ -129,8 +137,8 @@ def _unit_families(facts: Facts) -> Iterator[Metric]:
             grant = grants.get(unit.unit_id)
             if grant is not None and grant.pod is not None:
                 pod = grant.pod
-                where = str(unit.numa_node)
-                info.add_metric((pod.namespace, pod.name, name, unit.unit_id, unit.device, where), 1)
+                where = pod.namespace, pod.name, facts.containers.get(unit.unit_id, "")
+                info.add_metric((*where, name, unit.unit_id, unit.device, str(unit.numa_node)), 1)
     units = GaugeMetricFamily(
         "nodefabric_units",
         "Units by resource and state. Healthy and unhealthy add up to all units;"
@@ -148,6 +156,20 @@ def _unit_families(facts: Facts) -> Iterator[Metric]:
 
 
 _STATES = ("healthy", "unhealthy", "granted", "attached")
+
+
+def _pod_devices(facts: Facts) -> Metric:
+    """Tell which pod has which PCI device, as sriov-network-metrics-exporter does."""
+    family = UnknownMetricFamily(
+        "sriov_kubepoddevice",
+        "The same as nodefabric_allocation_info, for PCI devices.",
+        labels=("pciAddr", "dev_type", "pod", "namespace", "container"),
+    )
+    for grant in facts.grants:
+        if grant.pod is not None and is_pci_address(grant.device):
+            container = facts.containers.get(grant.unit_id, "")
+            family.add_metric((grant.device, grant.resource_name, grant.pod.name, grant.pod.namespace, container), 1)
+    return family
 
 
 def _tally(name: str, text: str, label: str, counts: dict[str, int]) -> GaugeMetricFamily:

@@ -15,7 +15,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from agent.errors import AgentError
+from agent.metrics.adapters import Adapters
+from agent.metrics.exposition import joined
 from agent.metrics.facts import Facts, FactsCollector
+from agent.model.counters import Counters
 
 MILLISECONDS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000)
 CNI_COMMANDS = frozenset({"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"})
@@ -36,6 +39,7 @@ class Metrics:
         self.registry = registry
         self._clock = clock
         self._pending = _Pending()
+        self._adapters: Adapters | None = None
         registry.register(self._pending)
         self._rpc = Histogram(
             "nodefabric_rpc_duration_milliseconds",
@@ -155,10 +159,18 @@ class Metrics:
         """Read `supplier` at each scrape, from the scraping thread."""
         self.registry.register(FactsCollector(supplier, version))
 
+    def add_adapters(self, read: Callable[[], Counters], aliases: Callable[[], bool]) -> None:
+        """Read what adapters count at each scrape, from the scraping thread.
+
+        `aliases` tells whether the names of sriov-network-metrics-exporter are wanted besides ours.
+        """
+        self._adapters = Adapters(read, aliases=aliases)
+
     def render(self, accept: str = "") -> tuple[str, bytes]:
         """Return content type and text of all series, in the format that `accept` asks for."""
         encode, content_type = choose_encoder(accept)
-        return content_type, encode(self.registry)
+        families = self._adapters.families() if self._adapters is not None else ()
+        return content_type, joined(content_type, encode(self.registry), families)
 
 
 class _Pending(Collector):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from agent.errors import HardwareError
-from agent.hardware import sysfs, sysfs_changes
+from agent.hardware import counters, sysfs, sysfs_changes
 from agent.hardware.host import Link, RdmaLink, Watch
 from agent.hardware.machine import passing_on, with_gpus
 from agent.hardware.netlink import Netlink
@@ -20,6 +20,7 @@ from agent.hardware.rtnetlink import IFLA_IFALIAS
 from agent.hardware.uevents import Uevents
 from agent.model.allocation import VfSettings
 from agent.model.change import GPUS, Change, OnEvent
+from agent.model.counters import Counters
 from agent.model.device import Gpu, Netdev, PciDevice, Snapshot
 from agent.model.gpu_health import GpuEvent
 from agent.sim import fabric, recorded, recorded_gpus, uevents
@@ -153,6 +154,10 @@ class SimulatedMachine:
                 _with_link(d, links.get(d.address)) if d.address in simulated else d for d in snapshot.devices
             ),
         )
+
+    def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
+        """Read what the recorded adapters count; the PFs of simulated VFs tell nothing of them."""
+        return counters.read(self.root, snapshot, held, lambda _: None)
 
     def rescan(self, old: Snapshot, change: Change) -> Snapshot:
         """Bring a snapshot up to date: the recorded sysfs, and the links that changed."""

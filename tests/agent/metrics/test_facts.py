@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -10,7 +10,7 @@ from agent.errors import LedgerError, NetlinkFailed
 from agent.metrics import Facts, Metrics
 from agent.metrics.instruments import MOST_PENDING
 from agent.model.allocation import Attachment, AttachmentState, Grant, NetnsId, Owner, PodRef, Quarantine, Undo
-from agent.model.device import Gpu, PciDevice, Problem, Snapshot
+from agent.model.device import Gpu, MigDevice, PciDevice, Problem, Snapshot
 from agent.model.health import HEALTHY, Health, unhealthy
 
 POD = PodRef("team", "trainer-0", "uid-1")
@@ -106,8 +106,37 @@ def test_an_unhealthy_unit_shows_its_reason() -> None:
 
 def test_an_allocation_names_pod_and_device() -> None:
     labels = {"namespace": "team", "pod": "trainer-0", "resource": "rdma/vf"}
-    labels |= {"unit": VF0, "device": VF0, "numa_node": "0"}
-    assert metrics_of(FACTS).get_sample_value("nodefabric_allocation_info", labels) == 1
+    labels |= {"unit": VF0, "device": VF0, "numa_node": "0", "container": "main"}
+    assert (
+        metrics_of(replace(FACTS, containers={VF0: "main"})).get_sample_value("nodefabric_allocation_info", labels) == 1
+    )
+
+
+def test_the_exporters_name_for_a_pods_device_comes_only_if_wanted() -> None:
+    labels = {"pciAddr": VF0, "dev_type": "rdma/vf", "pod": "trainer-0", "namespace": "team", "container": ""}
+    assert metrics_of(FACTS).get_sample_value("sriov_kubepoddevice", labels) is None
+    assert metrics_of(replace(FACTS, exporter_names=True)).get_sample_value("sriov_kubepoddevice", labels) == 1
+
+
+def test_a_gpu_tells_its_facts_and_ailments() -> None:
+    slice_ = MigDevice("MIG-1", "1g.10gb", 1, 0, 10 << 30)
+    gpu = Gpu(
+        *("GPU-1", 3, 3, "0000:5f:00.0", "H100", 80 << 30),
+        nvlinks=(("GPU-2", 18),),
+        mig_mode=True,
+        mig_devices=(slice_,),
+        ailments=("GpuLost",),
+    )
+    registry = metrics_of(Facts(Snapshot(gpus=(gpu,))))
+    info = {"gpu": "GPU-1", "device": "0000:5f:00.0", "name": "H100", "index": "3", "mig": "enabled"}
+    assert registry.get_sample_value("nodefabric_gpu_info", {**info, "fabric_clique": ""}) == 1
+    memory = {"gpu": "GPU-1", "mig_device": "MIG-1", "profile": "1g.10gb"}
+    assert registry.get_sample_value("nodefabric_gpu_memory_bytes", memory) == 10 << 30
+    assert registry.get_sample_value("nodefabric_gpu_nvlink_peers", {"gpu": "GPU-1"}) == 1
+    assert registry.get_sample_value("nodefabric_gpu_ailment", {"gpu": "GPU-1", "reason": "GpuLost"}) == 1
+    assert registry.get_sample_value("nodefabric_gpu_monitor_available") == 1
+    hung = Snapshot(gpus=(gpu,), problems=(Problem("nvml", "does not answer"),))
+    assert metrics_of(Facts(hung)).get_sample_value("nodefabric_gpu_monitor_available") == 0
 
 
 def test_two_shares_of_one_hca_in_one_pod_are_two_series() -> None:

@@ -1,0 +1,110 @@
+"""Series about what adapters count: RDMA ports and VFs. The counters are read at each scrape, and only then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from agent.errors import AgentError
+from agent.metrics.exposition import Family, labels
+from agent.model.counters import Counters, RdmaPortCounters, VfCounters
+
+WORD = 4
+"""Bytes: what the data counters of a port count."""
+
+_PORT = {
+    "port_rcv_data": ("nodefabric_rdma_port_receive_bytes", "Bytes that came in through the port.", WORD),
+    "port_xmit_data": ("nodefabric_rdma_port_transmit_bytes", "Bytes that went out through the port.", WORD),
+    "port_rcv_packets": ("nodefabric_rdma_port_receive_packets", "Packets that came in through the port.", 1),
+    "port_xmit_packets": ("nodefabric_rdma_port_transmit_packets", "Packets that went out through the port.", 1),
+}
+_VF = {
+    "rx_bytes": ("nodefabric_vf_receive_bytes", "Bytes that the VF received."),
+    "tx_bytes": ("nodefabric_vf_transmit_bytes", "Bytes that the VF sent."),
+    "rx_packets": ("nodefabric_vf_receive_packets", "Packets that the VF received."),
+    "tx_packets": ("nodefabric_vf_transmit_packets", "Packets that the VF sent."),
+    "rx_broadcast": ("nodefabric_vf_receive_broadcast_packets", "Broadcast packets that the VF received."),
+    "rx_multicast": ("nodefabric_vf_receive_multicast_packets", "Multicast packets that the VF received."),
+    "rx_dropped": ("nodefabric_vf_receive_dropped_packets", "Packets to the VF that were dropped."),
+    "tx_dropped": ("nodefabric_vf_transmit_dropped_packets", "Packets of the VF that were dropped."),
+}
+
+log = logging.getLogger(__name__)
+
+
+class Adapters:
+    """Reads the counters and turns them into series. What cannot be read is left out, and said once."""
+
+    def __init__(self, read: Callable[[], Counters], *, aliases: Callable[[], bool] = lambda: False) -> None:
+        """`read` is called on the scraping thread.
+
+        `aliases` tells whether the names of sriov-network-metrics-exporter are wanted besides ours.
+        """
+        self._read = read
+        self._aliases = aliases
+        self._failing: str | None = None
+
+    def families(self) -> tuple[Family, ...]:
+        """Read and build all series."""
+        try:
+            found = self._read()
+        except AgentError as error:
+            if self._failing != error.reason:
+                self._failing = error.reason
+                log.warning("counters of adapters are left out: %s", error, extra={"reason": error.reason})
+            return ()
+        self._failing = None
+        aliases = alias_families(found.vfs) if self._aliases() else ()
+        return (*port_families(found.rdma), *vf_families(found.vfs), *aliases)
+
+
+def port_families(ports: tuple[RdmaPortCounters, ...]) -> Iterator[Family]:
+    """Build the series of RDMA ports."""
+    named = [(port, labels(device=port.device, rdma_device=port.rdma_device, port=port.port)) for port in ports]
+    yield Family(
+        "nodefabric_rdma_port_active",
+        "gauge",
+        "1 if the port's state is ACTIVE, else 0.",
+        [(where, int(port.active)) for port, where in named],
+    )
+    for kind, (name, text, unit) in _PORT.items():
+        samples = [(where, port.standard[kind] * unit) for port, where in named if kind in port.standard]
+        yield Family(name, "counter", text, samples)
+    yield Family(
+        "nodefabric_rdma_port_counter",
+        "counter",
+        "The port's other standard counters, by the kernel's name (sysfs counters).",
+        [
+            (f"{where},{labels(counter=kind)}", value)
+            for port, where in named
+            for kind, value in port.standard.items()
+            if kind not in _PORT
+        ],
+    )
+    yield Family(
+        "nodefabric_rdma_hw_counter",
+        "counter",
+        "The driver's own counters of the port, by the kernel's name (sysfs hw_counters).",
+        [(f"{where},{labels(counter=kind)}", value) for port, where in named for kind, value in port.hardware.items()],
+    )
+
+
+def vf_families(vfs: tuple[VfCounters, ...]) -> Iterator[Family]:
+    """Build the series of VFs."""
+    named = [(vf, labels(device=vf.device, pf=vf.pf, vf=vf.vf_index, numa_node=vf.numa_node)) for vf in vfs]
+    for field, (name, text) in _VF.items():
+        yield Family(name, "counter", text, _samples(named, field))
+
+
+def alias_families(vfs: tuple[VfCounters, ...]) -> Iterator[Family]:
+    """Build the same series under the names of sriov-network-metrics-exporter.
+
+    It calls them counters without the suffix that OpenMetrics asks for; of no type, the names can stay.
+    """
+    named = [(vf, labels(pf=vf.pf, vf=vf.vf_index, pciAddr=vf.device, numa_node=vf.numa_node)) for vf in vfs]
+    for field, (name, _) in _VF.items():
+        yield Family(f"sriov_vf_{field}", "unknown", f"The same as {name}_total.", _samples(named, field))
+
+
+def _samples(named: list[tuple[VfCounters, str]], field: str) -> list[tuple[str, int]]:
+    return [(where, value) for vf, where in named if (value := getattr(vf.traffic, field)) is not None]
