@@ -1,4 +1,4 @@
-"""What the driver tells of GPUs (XIDs): counted, logged, and passed on to whoever judges health.
+"""What the driver tells of GPUs (XIDs): counted, logged, and passed on to the book of health.
 
 nodefabric_gpu_errors_total{xid, class}   XIDs by number; those that no table knows count as `other`
 """
@@ -6,12 +6,12 @@ nodefabric_gpu_errors_total{xid, class}   XIDs by number; those that no table kn
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter
 
 from agent.events import Events
-from agent.model.gpu_health import UNKNOWN_XID, XID_REASONS, XIDS, GpuEvent, GpuPolicy
+from agent.health import HealthBook
+from agent.model.gpu_health import UNKNOWN_XID, XID_REASONS, XIDS, GpuEvent
 
 log = logging.getLogger(__name__)
 
@@ -19,17 +19,10 @@ log = logging.getLogger(__name__)
 class GpuErrors:
     """Takes events in on any thread, and neither blocks nor raises."""
 
-    def __init__(
-        self,
-        policy: Callable[[], GpuPolicy],
-        registry: CollectorRegistry,
-        events: Events,
-        judge: Callable[[GpuEvent], None],
-    ) -> None:
-        """`judge` is told of each event; it must neither block nor raise."""
-        self._policy = policy
+    def __init__(self, book: HealthBook, registry: CollectorRegistry, events: Events) -> None:
+        """`book` is told of each event, and says by what policy it counts."""
+        self._book = book
         self._events = events
-        self._judge = judge
         self._counter = Counter(
             "nodefabric_gpu_errors",
             "Errors that the NVIDIA driver told of (XIDs), by number and by what they mean here.",
@@ -39,8 +32,8 @@ class GpuErrors:
 
     def take(self, event: GpuEvent) -> None:
         """Take an event in."""
-        self._judge(event)
-        kind = self._policy().classify(event.xid)
+        self._book.gpu_event(event)
+        kind = self._book.settings.gpu_policy.classify(event.xid)
         self._counter.labels(str(event.xid) if event.xid in XIDS else "other", kind.value).inc()
         subject = event.mig_uuid or event.gpu_uuid or "a GPU that the driver does not name"
         text = f"XID {event.xid} ({kind.value}): {XIDS.get(event.xid, UNKNOWN_XID)[1]}"

@@ -25,6 +25,7 @@ from agent.clients.kubelet import PodResources
 from agent.config import Config
 from agent.endpoints import EndpointServer, Pages
 from agent.errors import ConfigError, LedgerError
+from agent.gpu_errors import GpuErrors
 from agent.granted import Granted
 from agent.hardware.host import Host
 from agent.health import HealthBook
@@ -94,6 +95,7 @@ class Agent:
             version=agent_version(),
         )
         self.obstacles = self._overview.obstacles
+        self._gpu_errors = GpuErrors(self._health, self.registry, self._overview.events)
         self._heartbeat = Heartbeat()
         self._spool = spool.Spool(config.spool_dir)
         self.port = 0
@@ -107,7 +109,7 @@ class Agent:
             self.metrics.add_facts(self._facts, agent_version())
             self.metrics.add_adapters(self._counters, lambda: self.config.endpoints.exporter_names)
             stack.push_async_callback(self._pod_resources.close)
-            stack.callback(self._host.watch_gpus(self._health.gpu_event).close)
+            stack.callback(self._host.watch_gpus(self._gpu_errors.take).close)
             boot_id = await self._learn_boot_id(stop)
             ledger = await self._open_ledger(boot_id, stop, stack)
             if ledger is None:

@@ -2,14 +2,19 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
+from agent.config import HealthSettings
 from agent.events import Events
 from agent.gpu_errors import GpuErrors
-from agent.model.gpu_health import GpuEvent, GpuPolicy
+from agent.health import HealthBook
+from agent.model.device import Gpu
+from agent.model.gpu_health import GpuEvent
+from agent.model.health import unhealthy
 
 
 def test_errors_are_judged_counted_by_a_bounded_number_of_labels_and_noted() -> None:
-    registry, events, judged = CollectorRegistry(), Events(), list[GpuEvent]()
-    errors = GpuErrors(lambda: GpuPolicy(fatal_xids=frozenset({31})), registry, events, judged.append)
+    registry, events = CollectorRegistry(), Events()
+    book = HealthBook(HealthSettings(fatal_xids=frozenset({31})))
+    errors = GpuErrors(book, registry, events)
     told = [GpuEvent(79, 1, "GPU-a"), GpuEvent(13, 2, "GPU-a"), GpuEvent(31, 3, "GPU-a", "MIG-1"), GpuEvent(4711, 4)]
     for event in (*told, GpuEvent(4712, 5)):
         errors.take(event)
@@ -19,7 +24,8 @@ def test_errors_are_judged_counted_by_a_bounded_number_of_labels_and_noted() -> 
 
     assert (count("79", "fatal"), count("13", "application"), count("31", "fatal")) == (1, 1, 1)
     assert (count("other", "transient"), count("4711", "transient")) == (2, None)
-    assert judged[: len(told)] == told
+    gpu = Gpu("GPU-a", 0, 0, "0000:1b:00.0", "H100", 1)
+    assert book.terms().gpu(gpu, "") == unhealthy("XidFatal")
     noted = {(e.subject, e.text, e.warning) for e in events.listed()}
     assert ("GPU-a", "XID 79 (fatal): fallen off the bus", True) in noted
     assert ("GPU-a", "XID 13 (application): graphics engine exception", False) in noted

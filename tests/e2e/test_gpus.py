@@ -114,3 +114,36 @@ def test_a_driver_that_is_loaded_late_is_found(node: Node) -> None:
     node.driver.show(*GPUS)
     uevents.emit("bind", "/devices/pci0000:15/0000:1b:00.0", "pci")
     node.await_kubelet(gpu=(16, 16))
+
+
+def test_a_fatal_error_takes_one_gpu_away_until_the_driver_has_found_it_anew(node: Node) -> None:
+    node.start(replicas=2)
+    node.await_kubelet(gpu=(16, 16))
+    wait("the errors to be heard", lambda: heard(node))
+    ill = GPUS[2]
+    node.driver.xid(ill.uuid, 79)
+    node.await_kubelet(gpu=(16, 14))
+    assert node.reasons() == {f"{ill.uuid}::0": "XidFatal", f"{ill.uuid}::1": "XidFatal"}
+    metrics = node.stage.fetch("/metrics")
+    assert 'nodefabric_unit_unhealthy{reason="XidFatal",resource="nvidia.com/gpu"} 2.0' in metrics
+    assert 'nodefabric_gpu_errors_total{class="fatal",xid="79"} 1.0' in metrics
+    told = [e["text"] for e in node.stage.status()["events"] if e["subject"] == ill.uuid]
+    assert "XID 79 (fatal): fallen off the bus" in told
+    uevents.emit("bind", f"/devices/pci0000:48/{ill.bus[4:].lower()}", "pci")
+    node.await_kubelet(gpu=(16, 16))
+    assert node.reasons() == {}
+
+
+def test_an_error_without_a_gpu_takes_none_away(node: Node) -> None:
+    node.start()
+    node.await_kubelet(gpu=(8, 8))
+    wait("the errors to be heard", lambda: heard(node))
+    node.driver.xid("GPU-of-nobody", 79)
+    wait("the error", lambda: 'xid="79"} 1.0' in node.stage.fetch("/metrics") or None)
+    assert node.kubelets() == {NAME: (8, 8)}
+
+
+def heard(node: Node) -> bool | None:
+    """Send an error that means nothing, and tell whether one was counted: then they are listened to."""
+    node.driver.xid(GPUS[0].uuid, 13)
+    return 'xid="13"' in node.stage.fetch("/metrics") or None
