@@ -113,10 +113,12 @@ def sandbox_config(
     )
 
 
-def container_config(granted: Mapping[str, Any], image: str, command: Sequence[str]) -> api_pb2.ContainerConfig:
+def container_config(
+    granted: Mapping[str, Any], image: str, command: Sequence[str], attempt: int = 0
+) -> api_pb2.ContainerConfig:
     """What kubelet says of a container, with all that device plugins answered for it."""
     return api_pb2.ContainerConfig(
-        metadata=api_pb2.ContainerMetadata(name=granted["name"]),
+        metadata=api_pb2.ContainerMetadata(name=granted["name"], attempt=attempt),
         image=api_pb2.ImageSpec(image=image),
         command=command,
         envs=[api_pb2.KeyValue(key=key, value=value.encode()) for key, value in granted["envs"].items()],

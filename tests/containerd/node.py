@@ -88,10 +88,10 @@ class Node:
         pod.config.metadata.attempt = attempt
         return self.runtime.cri.run_sandbox(pod.config)
 
-    def start_container(self, pod: Pod, sandbox: str) -> str:
+    def start_container(self, pod: Pod, sandbox: str, attempt: int = 0) -> str:
         """Create and start a pod's only container."""
         (granted,) = pod.containers
-        config = container_config(granted, image.POD, image.SLEEP)
+        config = container_config(granted, image.POD, image.SLEEP, attempt)
         container = self.runtime.cri.create_container(sandbox, config, pod.config)
         self.runtime.cri.start_container(container)
         return container

@@ -1,0 +1,203 @@
+"""Late binding with a real runtime: a container finds exactly the device that was chosen for its pod."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.demo import not_back, still_attached
+from agent.model.topology import Locality
+from agent.placement import Terrain
+from agent.sim import recorded
+from agent.sim.machine import SimulatedMachine
+from agent.sim.stage import CONFIG, settled, wait
+from tests.containerd import machine
+from tests.containerd.node import Node, Pod
+from tests.containerd.test_pods import RUNTIMES
+
+PODS = 50
+LATE: Mapping[str, Any] = {
+    **CONFIG,
+    "resources": [
+        {
+            "name": "rdma/vf",
+            "kind": "vf",
+            "binding": "late",
+            "slots": 4,
+            "select": {"vendors": ["15b3"]},
+            "network": "rails",
+        },
+        {"name": "nvidia.com/gpu", "kind": "gpu"},
+    ],
+}
+SPECS = Path("/var/run/cdi")
+LOOK = "cd /dev/infiniband; for f in *; do b stat -c '%n %t:%T' $f; done; echo PCI=$PCIDEVICE_RDMA_VF"
+
+
+@dataclass
+class Late:
+    """The node with slots, and what its VFs are."""
+
+    node: Node
+    hardware: SimulatedMachine
+
+    def __post_init__(self) -> None:
+        self.snapshot = self.hardware.scan()
+        self.terrain = Terrain(self.snapshot)
+        self.links = self.hardware.links.by_device()
+
+    def devices_in(self, sandbox: str) -> list[str]:
+        """The VFs in a sandbox, by the MACs of its interfaces."""
+        by_mac = {link.mac: device for device, link in self.links.items()}
+        found = self.node.links(sandbox)
+        return [by_mac[found[name]["address"]] for name in sorted(found) if name.startswith("net")]
+
+    def expected(self, devices: list[str]) -> dict[str, str]:
+        """What a container with these VFs must find in /dev/infiniband, and nothing else."""
+        nodes = {
+            Path(c.path).name
+            for device in devices
+            for rdma in self.snapshot.by_address[device].rdma_devices
+            for c in rdma.char_device("uverbs")
+        }
+        assert len(nodes) == len(devices)
+        return {name: f"{machine.RDMA_MAJOR:x}:{machine.minor_of(name):x}" for name in (*nodes, "rdma_cm")}
+
+    def seen(self, container: str) -> tuple[dict[str, str], list[str]]:
+        """What a container finds there, and the addresses that it is told."""
+        shown = self.node.shell(container, LOOK)
+        assert shown.status == 0, shown.stderr
+        *files, told = shown.stdout.splitlines()
+        return dict(line.split() for line in files), told.removeprefix("PCI=").split(",")
+
+    def check(self, pod: Pod, sandbox: str, container: str) -> list[str]:
+        """Compare all there is to know of a pod's devices, and return them."""
+        devices = self.devices_in(sandbox)
+        files, told = self.seen(container)
+        assert files == self.expected(devices)
+        assert told == devices
+        for gpu, device in zip(sorted(pod.units("nvidia.com/gpu"), key=self.terrain.gpus.index), devices, strict=False):
+            assert self.terrain.distance(gpu, device) is Locality.PIX
+        return devices
+
+
+@pytest.fixture
+def late(bare: tuple[Node, SimulatedMachine]) -> Iterator[Late]:
+    """The 8-GPU node with four slots and an agent that is ready."""
+    node, hardware = bare
+    node.stage.write_config({**LATE, "runtimeSocket": str(node.runtime.socket), "cdiDir": str(SPECS)})
+    node.stage.start_agent()
+    node.stage.await_ready()
+    yield Late(node, hardware)
+    if (node.stage.folder / "node-2").exists():
+        SimulatedMachine.destroy(node.stage.folder / "node-2")
+
+
+def ours() -> list[str]:
+    return [path.name for path in SPECS.iterdir() if path.name.startswith("nodefabric-")]
+
+
+@RUNTIMES
+def test_a_container_finds_the_device_that_was_chosen_at_its_sandbox(late: Late) -> None:
+    node = late.node
+    pod = node.admit("a", {"rdma/vf": 2, "nvidia.com/gpu": 2})
+    assert ours() == []
+    sandbox = node.run(pod)
+    assert len(ours()) == 2
+    container = node.start_container(pod, sandbox)
+    assert len(set(late.check(pod, sandbox, container))) == 2
+    node.end(sandbox)
+    assert ours() == []
+
+
+def test_fifty_pods_on_the_same_four_slots_find_each_its_own_device(late: Late) -> None:
+    node, began = late.node, time.monotonic()
+    slots: dict[str, int] = {}
+    devices: set[str] = set()
+    previous = ""
+    for n in range(PODS):
+        size = 4 if n % 10 == 9 else 1 + n % 2
+        pod = node.admit(f"p{n}", {"rdma/vf": size, "nvidia.com/gpu": size})
+        sandbox = node.run(pod)
+        devices.update(late.check(pod, sandbox, node.start_container(pod, sandbox)))
+        for slot in pod.units("rdma/vf"):
+            slots[slot] = slots.get(slot, 0) + 1
+        node.runtime.cri.stop_sandbox(sandbox)  # its second DEL comes when the slots are the next pod's
+        node.forget(pod)
+        if previous:
+            node.runtime.cri.stop_sandbox(previous)
+            node.runtime.cri.remove_sandbox(previous)
+        previous = sandbox
+    print(f"{PODS} pods in {time.monotonic() - began:.1f} s: slots {slots}, {len(devices)} devices")
+    assert len(slots) == 4
+    assert min(slots.values()) > 1
+    assert len(devices) > 4  # what a slot means changes with its pod
+    assert settled(lambda: [*not_back(late.hardware, late.links), *still_attached(node.stage), *ours()]) == []
+
+
+def test_a_container_that_starts_again_finds_its_device_though_agent_and_specs_were_gone(late: Late) -> None:
+    node = late.node
+    pod = node.admit("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
+    sandbox = node.run(pod)
+    before = late.check(pod, sandbox, node.start_container(pod, sandbox))
+    node.stage.end("agent")
+    for name in ours():
+        (SPECS / name).unlink()
+    node.stage.start_agent()
+    node.stage.await_ready()
+    wait("the specs", lambda: ours() or None)
+    assert late.check(pod, sandbox, node.start_container(pod, sandbox, attempt=1)) == before
+    # A new sandbox of the pod, before the old one's DEL: another device behind the same slot.
+    second = node.run(pod, attempt=1)
+    after = late.check(pod, second, node.start_container(pod, second, attempt=2))
+    assert after != before
+    node.end(sandbox)
+    assert len(ours()) == 1
+    assert late.seen(node.start_container(pod, second, attempt=3))[1] == after
+    node.end(second)
+    assert ours() == []
+
+
+def test_a_pod_that_returns_after_a_reboot_finds_its_device_under_its_new_address(late: Late) -> None:
+    node, stage = late.node, late.node.stage
+    pod = node.admit("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
+    sandbox = node.run(pod)
+    late.check(pod, sandbox, node.start_container(pod, sandbox))
+    stage.end("agent")
+    node.end(sandbox)  # a reboot ends it without a word; here the DELs wait for the next agent
+    place = _renumbered(stage.folder)
+    hardware = SimulatedMachine.open(place)
+    stage.host = ("--simulate", str(place))
+    for path in Path("/dev/infiniband").glob("uverbs*"):
+        path.unlink()
+    for name in (c.path for device in hardware.scan().devices for r in device.rdma_devices for c in r.char_devices):
+        machine.make_rdma_device(name)
+    stage.start_agent()
+    stage.await_ready()
+    moved = Late(node, hardware)
+    second = node.run(pod, attempt=1)  # kubelet does not ask again: the answer is the one of before
+    (device,) = moved.check(pod, second, node.start_container(pod, second, attempt=1))
+    assert device.startswith("0001:")
+    node.end(second)
+    assert settled(lambda: [*not_back(hardware, moved.links), *ours()]) == []
+    hardware.close()
+
+
+def _renumbered(folder: Path) -> Path:
+    """Lay the node out once more as another boot may find it: other addresses, other numbers of RDMA devices."""
+    SimulatedMachine.destroy(folder / "node")
+    text = recorded.find("h100-8gpu").read_text()
+    text = re.sub(r'0000:([0-9a-f]{2})(?=[:"/])', r"0001:\1", text)
+    text = re.sub(r"(uverbs|umad|issm|mlx5_)(\d+)", lambda found: f"{found[1]}{int(found[2]) + 100}", text)
+    document = json.loads(text)
+    document["tree"]["proc"]["sys"]["kernel"]["random"]["boot_id"] = "11111111-2222-3333-4444-555555555555\n"
+    place = folder / "node-2"
+    SimulatedMachine.create(place, recorded.parse(document, "renumbered"))
+    return place
