@@ -1,10 +1,10 @@
 # Every target may be run first: each prepares what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup shim demo test check bench soak vm lock clean
+.PHONY: help setup shim demo test check bench bench-alignment soak vm lock clean
 NATIVE := hack/build-shim native
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s %s\n", $$1, $$2}' Makefile
 
 setup: ## Debian packages that are missing, and .venv with everything pinned
 	@hack/setup
@@ -32,6 +32,9 @@ check: setup ## format, lint, types, import contracts, generated code
 bench: setup ## measurements, into build/reports/bench.json
 	@$(NATIVE)
 	hack/bench/run
+
+bench-alignment: setup ## how near GPUs and NICs of one pod stand, into build/reports/alignment.json (NODES=folder)
+	hack/bench/alignment $(NODES)
 
 soak: setup ## kill, churn and fuzz for an hour, into build/reports/soak.json
 	@$(NATIVE)

@@ -17,6 +17,8 @@ from agent.errors import Unavailable
 SETTLE_SECONDS = 1.0
 """An admission's grants follow each other; the last one's pod is to be in the reading."""
 PAUSE_SECONDS = 2.0
+LOOK_SECONDS = 60.0
+"""What other plugins give out, and take back, changes none of our books."""
 
 Heard = Callable[[Sequence[PodDevices], float], None]
 """Takes the pods, and when they were asked for by the clock."""
@@ -33,8 +35,9 @@ async def follow(
     needed: Callable[[], bool],
     settle: float = SETTLE_SECONDS,
     pause: float = PAUSE_SECONDS,
+    look: float = LOOK_SECONDS,
 ) -> None:
-    """Read what pods hold now, and after each change, for ever, while it is needed: on a node with GPUs.
+    """Read what pods hold now, after each change and now and then, for ever, while it is needed: on a node with GPUs.
 
     A kubelet that does not answer is asked next time.
     """
@@ -47,5 +50,9 @@ async def follow(
         except Unavailable as error:
             log.debug("what pods hold stays as it was known: %s", error)
         await asyncio.sleep(pause)
-        await changed.wait()
+        try:
+            async with asyncio.timeout(look):
+                await changed.wait()
+        except TimeoutError:
+            continue
         await asyncio.sleep(settle)

@@ -9,7 +9,7 @@ from agent.placement.choices import Choices
 Key = tuple[int, int, int, int]
 """What a set costs: shared GPUs and missing NVLinks, the worst pair, the sum of pairs, all the rest."""
 SEEDS = 4
-MATCHING_STEPS = 10
+MATCHING_STEPS = 20
 """How many steps of the search take as long as one matching."""
 
 

@@ -1,0 +1,53 @@
+"""How long a choice takes on the largest host: 16 GPUs and 256 VFs."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.placement import Layout, Option, choose, choose_gpus, choose_pairs, match_nics
+from agent.sim import recorded
+from measure.alignment.scenarios import scenarios
+from measure.alignment.stream import SIZES
+from measure.figures import Figures, quantile
+
+NODE = "v100-16gpu"
+
+
+def measure(choices: int) -> Figures:
+    """Make each kind of choice so many times, every time with other units free."""
+    with tempfile.TemporaryDirectory(prefix="nf-") as folder:
+        scenario = next(scenarios(recorded.find(NODE), Path(folder)))
+    nics = Layout(scenario.snapshot, (Option(device, device) for device in scenario.devices))
+    terrain = nics.terrain
+    gpus = Layout(terrain, (Option(uuid, uuid) for uuid in terrain.gpus))
+    if (len(terrain.gpus), len(scenario.devices)) != (16, 256):
+        raise RuntimeError(f"{NODE} has {len(terrain.gpus)} GPUs and {len(scenario.devices)} VFs")
+    chance = random.Random(11)
+    samples: dict[str, list[float]] = {}
+
+    def timed(name: str, work: Callable[[], object]) -> None:
+        began = time.perf_counter()
+        work()
+        samples.setdefault(name, []).append((time.perf_counter() - began) * 1000)
+
+    for _ in range(choices):
+        size = chance.choice(SIZES)
+        free_gpus = chance.sample(terrain.gpus, chance.randint(size, 16))
+        free_nics = chance.sample(scenario.devices, chance.randint(size, 256))
+        some = free_gpus[:size]
+        near = free_nics[:size]
+        timed("match_nics", lambda: match_nics(terrain, some, free_nics, size))  # noqa: B023
+        timed("choose_gpus", lambda: choose_gpus(terrain, free_gpus, (), size, free_nics))  # noqa: B023
+        timed("choose_pairs", lambda: choose_pairs(terrain, free_gpus, free_nics, size))  # noqa: B023
+        timed("nic_units", lambda: choose(nics, free_nics, (), size, some, partners=free_gpus))  # noqa: B023
+        timed("gpu_units", lambda: choose(gpus, free_gpus, (), size, near))  # noqa: B023
+    everything = [value for values in samples.values() for value in values]
+    return {
+        "placement_p50_ms": quantile(everything, 0.5),
+        "placement_p99_ms": quantile(everything, 0.99),
+        **{f"{name}_p99_ms": quantile(values, 0.99) for name, values in samples.items()},
+    }

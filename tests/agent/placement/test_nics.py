@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from agent.model.device import NumaNode
+from agent.model.topology import Locality
+from agent.placement import Terrain, match_nics
+from tests.agent.placement.hosts import Host, uuid
+
+
+def names(terrain: Terrain, gpus: list[str], nics: tuple[str, ...]) -> list[str]:
+    return [terrain.distance(g, n).name for g, n in zip(gpus, nics, strict=True)]
+
+
+def test_a_host_without_a_switch_pairs_by_host_bridge() -> None:
+    host = Host()
+    gpus = [host.gpu((f"pci0000:{b}0", "g"), b // 2) for b in range(4)]
+    nics = [host.nic((f"pci0000:{b}0", "n"), b // 2) for b in (3, 1)]
+    terrain = Terrain(host.snapshot())
+    assert match_nics(terrain, [gpus[1], gpus[3]], nics, 2) == (nics[1], nics[0])
+    assert names(terrain, [gpus[0]], match_nics(terrain, [gpus[0]], nics, 1)) == ["NODE"]
+
+
+def test_the_worst_pair_counts_before_the_sum() -> None:
+    host = Host()
+    first = host.gpu(("pci0000:00", "p", "s", "a"), 0)
+    second = host.gpu(("pci0000:00", "q", "a"), 0)
+    beside = host.nic(("pci0000:00", "p", "s", "b"), 0)
+    other = host.nic(("pci0000:40", "p"), 0)
+    far = host.nic(("pci0000:80", "p"), 1)
+    terrain = Terrain(host.snapshot())
+    # One at a time the second GPU would get the first one's NIC, if it came first.
+    assert match_nics(terrain, [second, first], [beside, other, far], 2) == (other, beside)
+    assert match_nics(terrain, [second, first], [beside, far], 2) == (far, beside)
+
+
+def test_two_nics_of_one_switch_go_to_its_two_gpus() -> None:
+    host = Host()
+    gpus = [host.gpu((f"pci0000:{s}0", "p", "s", f"g{i}"), s) for s in (0, 1) for i in (0, 1)]
+    nics = [host.nic((f"pci0000:{s}0", "p", "s", f"n{i}"), s, vfs=4) for s in (0, 1) for i in (0, 1)]
+    snapshot = host.snapshot()
+    terrain = Terrain(snapshot)
+    vfs = [d.address for d in snapshot.devices if d.is_vf]
+    found = match_nics(terrain, gpus, vfs, 4)
+    assert names(terrain, gpus, found) == ["PIX"] * 4
+    assert sorted(map(terrain.port, found)) == sorted(nics)
+
+
+def test_a_nic_that_is_a_free_gpus_nearest_is_left_when_an_equal_one_is_there() -> None:
+    host = Host()
+    mine = host.gpu(("pci0000:00", "p"), 0)
+    host.gpu(("pci0000:10", "p", "s", "g"), 0)
+    rail = host.nic(("pci0000:10", "p", "s", "n"), 0)
+    lone = host.nic(("pci0000:20", "p"), 0)
+    terrain = Terrain(host.snapshot())
+    assert match_nics(terrain, [mine], [rail, lone], 1) == (lone,)
+    # Nobody can get that GPU: no rail to keep whole.
+    assert match_nics(terrain, [mine], [rail, lone], 1, spare_gpus=[]) == (rail,)
+
+
+def test_the_less_loaded_of_equal_ports_is_taken() -> None:
+    host = Host()
+    gpu = host.gpu(("pci0000:00", "p", "s", "g"), 0)
+    nics = [host.nic(("pci0000:00", "p", "s", f"n{i}"), 0, vfs=3) for i in range(2)]
+    snapshot = host.snapshot()
+    terrain = Terrain(snapshot)
+    vfs = [d.address for d in snapshot.devices if d.is_vf]
+    assert terrain.port(match_nics(terrain, [gpu], vfs, 1, {nics[0]: 2, nics[1]: 1})[0]) == nics[1]
+
+
+def test_several_nics_for_one_gpu_are_on_both_ports() -> None:
+    host = Host()
+    gpu = host.gpu(("pci0000:00", "p", "s", "g"), 0)
+    nics = [host.nic(("pci0000:00", "p", "s", f"n{i}"), 0, vfs=3) for i in range(2)]
+    snapshot = host.snapshot()
+    terrain = Terrain(snapshot)
+    vfs = [d.address for d in snapshot.devices if d.is_vf]
+    found = match_nics(terrain, [gpu], vfs, 4)
+    assert Counter(map(terrain.port, found)) == dict.fromkeys(nics, 2)
+
+
+def test_two_nics_each_come_in_turns() -> None:
+    host = Host()
+    gpus = [host.gpu((f"pci0000:{s}0", "p", "s", "g"), 0) for s in range(2)]
+    nics = [host.nic((f"pci0000:{s}0", "p", "s", f"n{i}"), 0) for s in range(2) for i in range(2)]
+    terrain = Terrain(host.snapshot())
+    found = match_nics(terrain, gpus, nics, 4)
+    assert names(terrain, [*gpus, *gpus], found) == ["PIX"] * 4
+    assert len(match_nics(terrain, gpus, nics, 3)) == 3
+
+
+def test_one_nic_for_several_gpus_is_near_to_all_of_them() -> None:
+    host = Host()
+    gpus = [host.gpu((f"pci0000:{b}0", "p", "s", "g"), b // 2) for b in range(4)]
+    nics = [host.nic((f"pci0000:{b}0", "p", "s", "n"), b // 2) for b in range(4)]
+    terrain = Terrain(host.snapshot())
+    assert match_nics(terrain, [gpus[2], gpus[3], gpus[0]], nics, 1)[0] in nics[2:]
+
+
+def test_gpus_without_a_nic_near_get_the_nearest_that_is_left() -> None:
+    host = Host()
+    gpus = [host.gpu((f"pci0000:{b}0", "p"), b // 2) for b in range(4)]
+    nic = host.nic(("pci0000:70", "p"), 1, vfs=4)
+    snapshot = host.snapshot()
+    terrain = Terrain(snapshot)
+    found = match_nics(terrain, gpus, [d.address for d in snapshot.devices if d.is_vf], 4)
+    assert set(map(terrain.port, found)) == {nic}
+    assert names(terrain, gpus, found) == ["SYS", "SYS", "NODE", "NODE"]
+
+
+def test_a_nic_is_found_without_any_gpu() -> None:
+    host = Host()
+    nics = [host.nic((f"pci0000:{b}0", "p"), 0, vfs=2) for b in range(3)]
+    snapshot = host.snapshot()
+    terrain = Terrain(snapshot)
+    vfs = [d.address for d in snapshot.devices if d.is_vf]
+    assert sorted(map(terrain.port, match_nics(terrain, (), vfs, 3))) == sorted(nics)
+
+
+def test_an_unknown_gpu_gets_any_nic() -> None:
+    host = Host()
+    nic = host.nic(("pci0000:00", "p"), 0)
+    assert match_nics(Terrain(host.snapshot()), ["GPU-unknown"], [nic], 1) == (nic,)
+
+
+def test_nothing_free_gives_nothing() -> None:
+    host = Host()
+    gpu = host.gpu(("pci0000:00", "p"), 0)
+    terrain = Terrain(host.snapshot())
+    assert match_nics(terrain, [gpu], (), 2) == ()
+    assert match_nics(terrain, [gpu], ["0000:01:00.0"], 0) == ()
+
+
+def test_what_must_be_included_serves_a_gpu_and_the_rest_fit_around_it() -> None:
+    host = Host()
+    gpus = [host.gpu((f"pci0000:{b}0", "p", "s", "g"), 0) for b in range(3)]
+    nics = [host.nic((f"pci0000:{b}0", "p", "s", "n"), 0) for b in range(3)]
+    terrain = Terrain(host.snapshot())
+    assert match_nics(terrain, gpus[:2], nics, 2, must_include=[nics[1]]) == (nics[0], nics[1])
+    found = match_nics(terrain, gpus[:2], nics, 2, must_include=[nics[2]])
+    assert nics[2] in found
+    assert sorted(names(terrain, gpus[:2], found)) == ["NODE", "PIX"]
+
+
+def test_shares_are_spread_over_hcas() -> None:
+    host = Host()
+    gpus = [host.gpu(("pci0000:00", "p", "s", f"g{i}"), 0) for i in range(4)]
+    hcas = [host.nic(("pci0000:00", "p", "s", f"n{i}"), 0) for i in range(2)]
+    terrain = Terrain(host.snapshot())
+    found = match_nics(terrain, gpus, [hca for hca in hcas for _ in range(8)], 4)
+    assert Counter(found) == dict.fromkeys(hcas, 2)
+
+
+def test_vfs_of_a_port_are_taken_in_the_order_of_their_index() -> None:
+    host = Host()
+    gpu = host.gpu(("pci0000:00", "p", "s", "g"), 0)
+    host.nic(("pci0000:00", "p", "s", "n"), 0, vfs=12)
+    snapshot = host.snapshot()
+    vfs = [d.address for d in sorted(snapshot.devices, key=lambda d: d.vf_index or 0) if d.is_vf]
+    assert match_nics(Terrain(snapshot), [gpu], vfs[::-1], 12) == tuple(vfs)
+
+
+def test_equal_localities_are_told_apart_by_the_distance_of_numa_nodes() -> None:
+    rows = ((10, 32, 12), (32, 10, 32), (12, 32, 10))
+    host = Host(numa_nodes=tuple(NumaNode(n, (n,), 1, distances=row) for n, row in enumerate(rows)))
+    gpu = host.gpu(("pci0000:00", "p"), 0)
+    far = host.nic(("pci0000:40", "p"), 1)
+    near = host.nic(("pci0000:80", "p"), 2)
+    terrain = Terrain(host.snapshot())
+    assert terrain.distance(gpu, far) is terrain.distance(gpu, near) is Locality.SYS
+    assert match_nics(terrain, [uuid(0)], [far, near], 1) == (near,)

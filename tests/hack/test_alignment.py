@@ -1,0 +1,150 @@
+"""The alignment benchmark: what it counts, and a short play of the whole thing."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from measure.alignment import svg
+from measure.alignment.rivals import Books, greedy, kubelet_default, numa_only
+from measure.alignment.score import Chance, Tally, attained, best
+from measure.alignment.stream import steps
+from measure.alignment.table import BEGIN, END, WAYS, Line, markdown, report
+
+from agent.model.topology import Locality
+from agent.placement import Terrain
+from tests.agent.placement.hosts import Host, uuid
+
+ROOT = Path(__file__).parents[2]
+PIX, NODE, SYS = Locality.PIX, Locality.NODE, Locality.SYS
+
+
+def rails(*, linked: bool = False) -> tuple[Terrain, Chance]:
+    """Two sockets with two GPUs each; NICs beside GPUs 0, 2 and 3."""
+    host = Host()
+    for number in range(4):
+        links = [(number - 1, 12)] if linked and number % 2 else []
+        host.gpu((f"pci0000:{number}0", "p", "s", "g"), number // 2, nvlinks=links)
+    nics = tuple(host.nic((f"pci0000:{n}0", "p", "s", "n"), n // 2) for n in (0, 2, 3))
+    terrain = Terrain(host.snapshot())
+    return terrain, Chance(terrain.gpus, nics)
+
+
+def test_a_pod_that_could_not_have_done_better_attains_all() -> None:
+    assert attained([PIX, SYS, SYS], [PIX, SYS, SYS]) == 3
+    assert attained([PIX, NODE, SYS], [NODE, NODE, SYS]) == 3
+
+
+def test_pairs_are_compared_the_nearest_with_the_nearest() -> None:
+    assert attained([PIX, NODE, SYS], [PIX, PIX, NODE]) == 1
+    assert attained([PIX, PIX, NODE], [PIX, PIX, PIX]) == 2
+    assert attained([SYS], [PIX]) == 0
+
+
+def test_the_best_is_looked_for_among_all_that_is_free() -> None:
+    terrain, chance = rails()
+    assert best(terrain, chance, 1) == (PIX,)
+    assert best(terrain, chance, 3) == (PIX, PIX, PIX)
+    assert best(terrain, Chance(chance.gpus[:2], chance.nics), 2) == (PIX, SYS)
+    tally = Tally()
+    tally.add(terrain, chance, [uuid(1)], [chance.nics[0]])
+    tally.add(terrain, chance, [uuid(2), uuid(3)], [chance.nics[2], chance.nics[1]])
+    assert (tally.pairs, tally.attained, tally.localities) == (3, 2, Counter({PIX: 2, NODE: 1}))
+
+
+def test_a_choice_that_gives_up_nvlinks_is_no_better_one() -> None:
+    terrain, chance = rails(linked=True)
+    left = Chance(chance.gpus[:3], chance.nics[:2])
+    assert best(terrain, left, 2) == (PIX, SYS)
+    tally = Tally()
+    tally.add(terrain, left, [uuid(0), uuid(1)], left.nics)
+    assert (tally.attained, tally.attained_of_any) == (2, 1)
+
+
+def test_pods_fit_whenever_they_come() -> None:
+    running: dict[str, int] = {}
+    come = 0
+    for step in steps(8, 4, 200, 1):
+        if step.size:
+            come += 1
+            running[step.pod] = step.size
+        else:
+            del running[step.pod]
+        assert sum(running.values()) <= 4
+    assert come == 200
+    assert list(steps(8, 0, 5, 1)) == []
+
+
+def test_rivals_take_what_is_free() -> None:
+
+    terrain, chance = rails()
+    for rival in (kubelet_default, numa_only, greedy):
+        books = Books(chance.gpus, chance.nics)
+        gpus, nics = rival(terrain, books.free, 2, random.Random(1))
+        books.take("a", (gpus, nics))
+        assert len({*gpus, *nics}) == 4
+        assert set(books.free.gpus) == set(chance.gpus) - set(gpus)
+        books.give_back("a")
+        assert (set(books.free.gpus), set(books.free.nics)) == (set(chance.gpus), set(chance.nics))
+
+
+def test_numa_alignment_keeps_to_one_node_while_it_can() -> None:
+
+    terrain, chance = rails()
+    for seed in range(10):
+        gpus, nics = numa_only(terrain, chance, 2, random.Random(seed))
+        assert {terrain.numa_node(d) for d in (*gpus, *nics)} == {1}
+        gpus, nics = numa_only(terrain, chance, 3, random.Random(seed))
+        assert len(set(gpus)) == len(set(nics)) == 3
+
+
+def test_the_report_counts_pairs_over_all_nodes() -> None:
+    good, bad = Tally(3, 3, 3, Counter({PIX: 3})), Tally(1, 0, 0, Counter({SYS: 1}))
+    every = {way: good for way, _ in WAYS} | {"early_pairing_unread": good}
+    without_late = {way: bad for way in every if way != "late_binding"}
+    found = report([Line("a", "x", every), Line("b", "x", without_late)], {"placement_p99_ms": 1.23456})
+    assert found["pairs"] == 4
+    assert found["late_binding_attained_pct"] == 100
+    assert found["early_pairing_attained_pct"] == 75
+    assert found["placement_p99_ms"] == 1.235
+    assert found["nodes"]["b"]["late_binding_attained_pct"] is None
+    assert found["nodes"]["b"]["nics"]["x"]["localities"]["greedy"] == {"SYS": 1}
+    lines = [Line("a", "x", every), Line("b<", "x", without_late)]
+    ElementTree.fromstring(svg.draw(lines))
+    text = markdown(f"before\n{BEGIN}\nold\n{END}\nafter\n", lines, found)
+    assert "old" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "| a | x | 3 | 100 |" in text
+    with pytest.raises(ValueError, match="has no"):
+        markdown("nothing", lines, found)
+
+
+def test_the_whole_benchmark_runs_on_a_folder_of_nodes(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.mkdir()
+    for name in ("one-numa-node", "efa", "one-nic"):
+        (nodes / f"{name}.json").write_bytes((ROOT / f"tests/nodes/{name}.json").read_bytes())
+    report_file, drawing = tmp_path / "alignment.json", tmp_path / "alignment.svg"
+    options = ["--pods", "6", "--choices", "3", "--report", str(report_file), "--svg", str(drawing)]
+    done = subprocess.run([ROOT / "hack/bench/alignment", nodes, *options], capture_output=True, text=True, timeout=120)
+    assert done.returncode in (0, 1), done.stderr  # 1: a busy machine chose too slowly
+    found = json.loads(report_file.read_text())
+    assert found["late_binding_attained_pct"] == 100
+    assert found["early_pairing_attained_pct"] >= 99
+    assert set(found["nodes"]) == {"one-numa-node", "efa"}
+    assert found["nodes"]["efa"]["late_binding_attained_pct"] is None
+    assert found["pairs"] == sum(node["pairs"] for node in found["nodes"].values()) > 0
+    assert {f"{way}_attained_pct" for way, _ in WAYS} | {"placement_p99_ms"} <= set(found)
+    assert drawing.read_text().startswith("<svg")
+
+
+def test_a_folder_without_gpus_is_no_benchmark(tmp_path: Path) -> None:
+    done = subprocess.run([ROOT / "hack/bench/alignment", tmp_path], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "none of these nodes has GPUs" in done.stderr
