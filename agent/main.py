@@ -23,6 +23,7 @@ from agent import admin, cdi, device_info, page, release
 from agent.clients.cri import ContainerRuntime
 from agent.clients.kubelet import PodResources
 from agent.config import Config
+from agent.config.sources import Sources
 from agent.endpoints import EndpointServer, Pages
 from agent.errors import ConfigError, LedgerError
 from agent.gpu_errors import GpuErrors
@@ -40,6 +41,8 @@ from agent.model.unit import OfferedUnit
 from agent.overview import Overview
 from agent.publication import ClusterApi, Publications
 from agent.reconcile import Reconciler
+from agent.reload import Reloader
+from agent.startup import check
 from cni import spool
 from cni.attachment import Attachments
 from cni.server import CniServer
@@ -50,7 +53,12 @@ from deviceplugin.resources import list_all, vfs_of
 
 LEDGER_RETRY_SECONDS = 1.0
 REGISTRATION_POLL_SECONDS = 0.5
+MAX_OVERLAPS = 8
 ENDPOINTS_RETRY_SECONDS = 2.0
+
+NO_POD_NEEDS = ("publishing", "config", "overlap")
+"""Obstacles that make no node unready: an API server that is away, a new configuration that is wrong, a device that two
+resources select."""
 
 log = logging.getLogger(__name__)
 _NO_UNITS: Mapping[str, Sequence[OfferedUnit]] = MappingProxyType({})
@@ -72,9 +80,13 @@ def node_name() -> str:
 class Agent:
     """All parts of one running agent."""
 
-    def __init__(self, config: Config, host: Host, *, api: ClusterApi | None = None) -> None:
-        """`api` is the API server to publish to; None if nothing goes there."""
+    def __init__(
+        self, config: Config, host: Host, *, api: ClusterApi | None = None, sources: Sources | None = None
+    ) -> None:
+        """`api` is the API server to publish to; None if nothing goes there. `sources` are the files that the
+        configuration was read from, to follow them; None if it stays as it is."""
         self.config = config
+        self._sources = sources
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self._host = host
@@ -82,14 +94,13 @@ class Agent:
         self._inventory = Inventory(host, config.rescan_seconds)
         self._health = HealthBook(config.health)
         self._pod_resources = PodResources.of_kubelet(config.kubelet_dir)
-        self._kinds = {resource.name: resource.kind for resource in config.resources}
         self._ledger: Ledger | None = None
         self._granted: Granted | None = None
         self._plugins: DevicePlugins | None = None
         self._overview = Overview(
             self._facts,
             lambda: self._plugins.units if self._plugins is not None else _NO_UNITS,
-            lambda: self._kinds,
+            lambda: {resource.name: resource.kind for resource in self.config.resources},
             lambda: self._inventory.snapshot.generation,
             node=node_name(),
             version=agent_version(),
@@ -182,10 +193,15 @@ class Agent:
             stack.push_async_callback(asyncio.to_thread, server.close)
             self._listen_to_operator(attachments, reconciler, stack)
             self.obstacles.set("starting", None)
-            await self._run_parts(stop, ledger, plugins, reconciler)
+            await self._run_parts(stop, ledger, plugins, reconciler, self._reloader(granted, plugins))
 
     async def _run_parts(
-        self, stop: asyncio.Event, ledger: Ledger, plugins: DevicePlugins, reconciler: Reconciler
+        self,
+        stop: asyncio.Event,
+        ledger: Ledger,
+        plugins: DevicePlugins,
+        reconciler: Reconciler,
+        reloader: Reloader | None,
     ) -> None:
         """Run the loops. One that ends unasked ends the agent, loudly."""
 
@@ -206,6 +222,8 @@ class Agent:
             publications = self._publications(plugins)
             ledger.subscribe(publications.changed)
             loops.append(tasks.create_task(publications.run(), name="publications"))
+            if reloader is not None:
+                loops.append(tasks.create_task(reloader.run(), name="configuration"))
             serving = tasks.create_task(plugins.run(), name="device plugins")
             await stop.wait()
             log.info("stopping; devices in pods stay where they are")
@@ -214,12 +232,29 @@ class Agent:
             for task in loops:
                 task.cancel()
 
+    def _reloader(self, granted: Granted, plugins: DevicePlugins) -> Reloader | None:
+        async def apply(config: Config) -> None:
+            self.config = config
+            granted.reconfigure(config)
+            self._inventory.rescan_seconds = config.rescan_seconds
+            await plugins.reconfigure(config)
+
+        if self._sources is None:
+            return None
+        return Reloader(
+            self._sources,
+            self.config,
+            check=lambda config: check(config, self._inventory.snapshot),
+            apply=apply,
+            complain=lambda what: self.obstacles.set("config", what),
+            count=self.metrics.reloaded,
+        )
+
     # ------------------------------------------------------------------ opening
 
     async def _open_endpoints(self) -> EndpointServer:
         """Open the endpoints, however long another process has their port: pods need no endpoints."""
-        # An API server that is away makes no node unready: pods need none of what is published.
-        checks = {"agent": lambda: self.obstacles.first(besides=("publishing",))}
+        checks = {"agent": lambda: self.obstacles.first(besides=NO_POD_NEEDS)}
         pages = Pages(
             metrics=self.metrics.render,
             status=self._overview.served,
@@ -306,7 +341,7 @@ class Agent:
 
         So a kubelet that has not taken up our resources does not count: no ADD needs that.
         """
-        return self.obstacles.first(besides=("kubelet", "endpoints", "admin", "publishing"))
+        return self.obstacles.first(besides=("kubelet", "endpoints", "admin", *NO_POD_NEEDS))
 
     def _our_vfs(self, ledger: Ledger) -> frozenset[str]:
         """List the VFs that resources offer, before the first offer too."""
@@ -328,6 +363,9 @@ class Agent:
         while True:
             missing = [s.resource_name for s in plugins.status() if not s.registered]
             self.obstacles.set("kubelet", f"has no open stream for {', '.join(missing)}" if missing else None)
+            overlaps = plugins.overlaps
+            self.metrics.overlapping(len(overlaps))
+            self.obstacles.set("overlap", "; ".join(map(str, overlaps[:MAX_OVERLAPS])) or None)
             await asyncio.sleep(REGISTRATION_POLL_SECONDS)
 
     def _facts(self) -> Facts:

@@ -82,10 +82,9 @@ class Stage:
         """Return IPAM configuration with leases in the stage's folder."""
         return {"type": "host-local", "ranges": [[{"subnet": subnet}]], "dataDir": str(self.folder / f"leases-{name}")}
 
-    def write_config(self, document: Mapping[str, Any] = CONFIG) -> Path:
-        """Write the agent's configuration. What is not said comes from the stage."""
+    def configuration(self, document: Mapping[str, Any] = CONFIG) -> str:
+        """Spell a configuration of the agent out. What is not said comes from the stage."""
         rails = {"name": "rails", "mtu": 4200, "ipam": self.ipam("rails", "192.168.100.0/24")}
-        path = self.folder / "config.yaml"
         standard = {
             "networks": [rails],
             "endpoints": {"port": self.port},
@@ -94,7 +93,12 @@ class Stage:
             "runDir": str(self.folder / "run"),
             "cdiDir": str(self.folder / "cdi-specs"),
         }
-        path.write_text(yaml.safe_dump({**standard, **document}, sort_keys=False))
+        return yaml.safe_dump({**standard, **document}, sort_keys=False)
+
+    def write_config(self, document: Mapping[str, Any] = CONFIG) -> Path:
+        """Write the agent's configuration."""
+        path = self.folder / "config.yaml"
+        path.write_text(self.configuration(document))
         return path
 
     def write_conflist(self, plugins: Sequence[Mapping[str, Any]] | None = None) -> Path:

@@ -1,0 +1,102 @@
+"""The configuration changes while the agent runs and pods hold devices."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from agent.sim.stage import Stage, wait
+
+VFS = {"name": "rdma/vf", "kind": "vf", "select": {"vendors": ["15b3"]}, "network": "rails"}
+HCA = {"name": "rdma/hca", "kind": "hca", "select": {"vendors": ["15b3"]}}
+
+
+@pytest.fixture
+def configured(stage: Stage) -> Stage:
+    """A stage whose configuration is mounted as kubelet mounts a ConfigMap."""
+    stage.build_node("h100-8gpu")
+    stage.write_conflist()
+    stage.start_kubelet("--seed", "3")
+    (stage.folder / "config.yaml").symlink_to("volume/..data/config.yaml")
+    mount(stage, {"resources": [VFS]})
+    stage.start_agent()
+    stage.await_ready()
+    return stage
+
+
+def mount(stage: Stage, document: dict[str, Any]) -> None:
+    """Swap the folder that the file is in, as kubelet does (pkg/volume/util/atomic_writer.go)."""
+    volume = stage.folder / "volume"
+    volume.mkdir(exist_ok=True)
+    version = volume / f"..{len(list(volume.iterdir())) + 2000}"
+    version.mkdir()
+    (version / "config.yaml").write_text(stage.configuration(document))
+    fresh = volume / "..data_tmp"
+    fresh.symlink_to(version.name)
+    os.rename(fresh, volume / "..data")
+
+
+def capacity(stage: Stage) -> dict[str, int]:
+    """Tell what the agent offers."""
+    return {r["name"]: r["units"] for r in stage.status()["resources"]}
+
+
+def unhealthy(stage: Stage, name: str) -> list[tuple[str, str]]:
+    (resource,) = [r for r in stage.status()["resources"] if r["name"] == name]
+    return [(unit["unit"], unit["reason"]) for unit in resource["unhealthy"]]
+
+
+def metric(stage: Stage, line: str) -> bool:
+    return line in stage.fetch("/metrics").splitlines()
+
+
+def test_resources_come_and_go_while_a_pod_keeps_what_it_has(configured: Stage) -> None:
+    stage = configured
+    stage.create_pod("a", {"rdma/vf": 1})
+    stage.await_pod("a")
+    (held,) = [row["device"] for row in stage.status()["attachments"]]
+    mount(stage, {"resources": [HCA, {**VFS, "name": "rdma/other"}]})
+    wait("the new resources", lambda: capacity(stage) == {"rdma/hca": 504, "rdma/other": 64} or None)
+    wait("the count", lambda: metric(stage, 'nodefabric_config_reload_total{outcome="applied"} 1.0') or None)
+    assert unhealthy(stage, "rdma/other") == [(held, "Held")]
+    assert [(row["device"], row["state"]) for row in stage.status()["attachments"]] == [(held, "attached")]
+    stage.create_pod("b", {"rdma/other": 1})
+    stage.await_pod("b")
+    assert [row["device"] for row in stage.status()["attachments"] if row["pod"] == "default/b"] != [held]
+    stage.delete_pod("a")
+    stage.delete_pod("b")
+    stage.await_no_pod("a", "b")
+    assert wait("both VFs back", lambda: stage.status()["attachments"] == [] or None)
+
+
+def test_a_wrong_file_changes_nothing_and_is_said_until_it_is_mended(configured: Stage) -> None:
+    stage = configured
+    mount(stage, {"resources": [VFS, {**HCA, "kind": "hcas"}]})
+    said = wait("the problem", lambda: stage.status()["obstacles"].get("config"))
+    assert "the former one stays in effect" in said
+    assert "resources[1].kind" in said
+    assert capacity(stage) == {"rdma/vf": 64}
+    assert metric(stage, "nodefabric_config_last_reload_success 0.0")
+    assert metric(stage, 'nodefabric_config_reload_total{outcome="refused"} 1.0')
+    assert stage.fetch("/readyz")  # it would raise
+    mount(stage, {"resources": [VFS, HCA]})
+    wait("the repair", lambda: capacity(stage) == {"rdma/hca": 504, "rdma/vf": 64} or None)
+    assert "config" not in stage.status()["obstacles"]
+    assert metric(stage, "nodefabric_config_last_reload_success 1.0")
+
+
+def test_two_resources_that_select_one_device_are_refused_while_the_agent_runs(configured: Stage) -> None:
+    stage = configured
+    mount(stage, {"resources": [VFS, {**VFS, "name": "rdma/some", "select": {"isRdma": True}}]})
+    said = wait("the problem", lambda: stage.status()["obstacles"].get("config"))
+    assert "rdma/some takes 0000:18:00.1, which resources[0] (rdma/vf) takes too" in said
+
+
+def test_what_needs_a_restart_is_said_and_the_rest_is_done(configured: Stage) -> None:
+    stage = configured
+    mount(stage, {"resources": [VFS, HCA], "endpoints": {"port": stage.port + 1}})
+    wait("the rest", lambda: capacity(stage) == {"rdma/hca": 504, "rdma/vf": 64} or None)
+    assert stage.status()["obstacles"]["config"] == "restart the agent to put into effect what was changed of endpoints"
+    assert metric(stage, 'nodefabric_config_reload_total{outcome="partly"} 1.0')
