@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
+NO_POD_NEEDS = frozenset({"publishing", "config", "overlap"})
+"""Obstacles that people should know of, and that make neither the agent nor the node unready: pods need none of it."""
+
 log = logging.getLogger(__name__)
 
 

@@ -30,7 +30,9 @@ class Command(Protocol):
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add the option that names the configuration."""
-    parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE", help="default: %(default)s")
+    parser.add_argument(
+        "--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE", help="the configuration (default: %(default)s)"
+    )
 
 
 def add_host(parser: argparse.ArgumentParser) -> Any:
@@ -50,7 +52,8 @@ def add_hardware(parser: argparse.ArgumentParser) -> None:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add the option that asks for tables or for JSON."""
-    parser.add_argument("--output", "-o", choices=("text", "json"), default="text", help="default: %(default)s")
+    text = "tables for people, or JSON for programs (default: %(default)s)"
+    parser.add_argument("--output", "-o", choices=("text", "json"), default="text", help=text)
 
 
 def open_host(options: argparse.Namespace) -> Host:

@@ -37,8 +37,10 @@ def add(command: Command) -> None:
     text = "API server to publish to (default: the pod's own account)"
     parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help=text)
     levels, formats = ("DEBUG", "INFO", "WARNING", "ERROR"), ("auto", "json", "text")
-    parser.add_argument("--log-level", default="INFO", choices=levels, help="default: %(default)s")
-    parser.add_argument("--log-format", default="auto", choices=formats, help="auto: text on a terminal, else JSON")
+    parser.add_argument("--log-level", default="INFO", choices=levels, help="how much is logged (default: %(default)s)")
+    parser.add_argument(
+        "--log-format", default="auto", choices=formats, help="auto (the default): text on a terminal, else JSON"
+    )
 
 
 def _run(options: argparse.Namespace) -> int:

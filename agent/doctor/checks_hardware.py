@@ -26,7 +26,7 @@ def modules(facts: Facts) -> Iterator[Finding]:
     mellanox = [d for d in facts.snapshot.devices if d.vendor == MELLANOX and not d.is_for_programs]
     if has_rdma or mellanox or _offers(facts, "hca"):
         wanted["ib_uverbs"] = "containers get no uverbs device without it"
-        wanted["rdma_ucm"] = "RDMA-CM (rdma_cm) does not work without it: MPI and NCCL over RoCE use it"
+        wanted["rdma_ucm"] = "RDMA-CM does not work without it"
     if any(d.driver == "mlx5_core" for d in mellanox):
         wanted["mlx5_ib"] = "ConnectX adapters have no RDMA device without it"
     if _wants_vfio(facts):

@@ -2,8 +2,8 @@
 
 export const STATES = {
   free: "free",
-  granted: "granted, not in a pod's network",
-  attached: "in a pod",
+  granted: "granted to a pod",
+  attached: "in a pod's network",
   moving: "on its way in or out",
   unhealthy: "unhealthy",
   quarantined: "in quarantine",

@@ -17,6 +17,7 @@ from agent.metrics import Facts
 from agent.model.allocation import Attachment, Grant, OwedLease, Quarantine
 from agent.model.reasons import text_of
 from agent.model.unit import OfferedUnit
+from agent.obstacles import NO_POD_NEEDS
 from agent.status import hardware
 
 FORMAT = 2
@@ -38,11 +39,12 @@ def build(
     """
     granted = {grant.unit_id: grant for grant in facts.grants}
     attached = {row.device for row in facts.attachments}
+    rails = {unit.unit_id: gpu for units in facts.units.values() for unit in units if (gpu := _gpu_of(unit))}
     return {
         "format": FORMAT,
         "node": node,
         "version": version,
-        "ready": not obstacles,
+        "ready": obstacles.keys() <= NO_POD_NEEDS,
         "obstacles": dict(obstacles),
         "snapshot": {"generation": facts.snapshot.generation, "scanMilliseconds": round(facts.scan_milliseconds, 1)},
         "resources": [
@@ -63,7 +65,7 @@ def build(
         "hardware": hardware.describe(facts.snapshot),
         "offers": _offers(facts.units, kinds, granted),
         "slots": _slots(facts.units, granted),
-        "grants": [_grant(grant) for grant in facts.grants],
+        "grants": [_grant(grant, rails.get(grant.unit_id, "")) for grant in facts.grants],
         "attachments": [_attachment(row) for row in facts.attachments],
         **_withheld(facts.quarantines, facts.owed_leases),
         "problems": [{"path": problem.path, "text": problem.text} for problem in facts.snapshot.problems],
@@ -122,8 +124,8 @@ def _offers(
     found: dict[tuple[str, str], _Tally] = {}
     for name, of_resource in units.items():
         for unit in of_resource:
-            if unit.device:
-                found.setdefault((unit.device, name), _Tally()).count(unit, granted.get(unit.unit_id))
+            for device in filter(None, (unit.device, _gpu_of(unit))):
+                found.setdefault((device, name), _Tally()).count(unit, granted.get(unit.unit_id))
     return [
         {
             "device": device,
@@ -159,6 +161,11 @@ def _slots(units: Mapping[str, Sequence[OfferedUnit]], granted: Mapping[str, Gra
     ]
 
 
+def _gpu_of(unit: OfferedUnit) -> str:
+    """Name the GPU of a rail's unit, whose device is the NIC."""
+    return str(getattr(unit, "gpu", ""))
+
+
 def _reasons(units: Mapping[str, Sequence[OfferedUnit]]) -> dict[str, str]:
     """Explain the reason words that occur; empty for a word that nobody explains."""
     words = {str(unit.health.reason) for found in units.values() for unit in found if not unit.health.healthy}
@@ -183,13 +190,14 @@ def _withheld(quarantines: Sequence[Quarantine], owed_leases: Sequence[OwedLease
     }
 
 
-def _grant(grant: Grant) -> dict[str, Any]:
+def _grant(grant: Grant, gpu: str = "") -> dict[str, Any]:
     return {
         "unit": grant.unit_id,
         "resource": grant.resource_name,
         "device": grant.device,
         "pod": str(grant.pod) if grant.pod else None,
         "since": grant.granted_at,
+        **({"gpu": gpu} if gpu else {}),
     }
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from agent import status
+from agent.events import Events
 from agent.ledger.reading import Books
 from agent.metrics import Facts
 from agent.model.allocation import (
@@ -18,7 +21,7 @@ from agent.model.allocation import (
     Quarantine,
     Undo,
 )
-from agent.model.device import Problem, Snapshot
+from agent.model.device import MigDevice, Problem, Snapshot
 from agent.model.health import HEALTHY, unhealthy
 from agent.model.reasons import text_of
 from tests.agent.books import POD, VF, owner
@@ -194,8 +197,54 @@ def test_events_are_laid_out_newest_first() -> None:
     assert status.events_text([], 1.0) == "nothing has happened yet"
 
 
+class Rail(Slot):
+    """One unit that is a GPU with its NIC."""
+
+    device, gpu = VF, "GPU-1"
+
+
+def test_a_rail_is_told_for_its_nic_and_for_its_gpu() -> None:
+    granted = (Grant("slot-0", "rdma/rail", VF, 3.0, POD),)
+    made = document(Facts(Snapshot(), {"rdma/rail": (Rail(0, 0),)}, granted))
+    assert [(o["device"], o["granted"]) for o in made["offers"]] == [(VF, 1), ("GPU-1", 1)]
+    assert made["grants"][0]["gpu"] == "GPU-1"
+    assert made["resources"][0]["units"] == 1
+
+
+def leaves(value: Any, path: str = "") -> Iterator[str]:
+    """List the keys of a document that hold no further keys, as docs/status-json.md spells them."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
+        for inner in value:
+            yield from leaves(inner, f"{path}[]")
+    else:
+        yield path
+
+
+def test_every_key_is_described_and_no_other(node_snapshot: Callable[[str], Snapshot]) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    first = replace(snapshot.gpus[0], mig_mode=True, mig_devices=(MigDevice("MIG-1", "1g.10gb", 7, 0, 10),))
+    snapshot = replace(snapshot, gpus=(first, *snapshot.gpus[1:]), problems=(Problem("/sys/x", "cannot be read"),))
+    units = {"rdma/vf": (Offered(VF), Offered(OTHER, "LinkDown"), Slot(0, 0)), "rdma/rail": (Rail(1, 0),)}
+    facts = replace(FACTS, snapshot=snapshot, units=units, grants=(*FACTS.grants, Grant("slot-1", "r", VF, 3.0)))
+    events = Events()
+    events.note("agent", "a", "b")
+    made = status.build(facts, node="n", version="1", kinds={}, obstacles={"a": "b"}, events=events.listed())
+    # Deeper branches of the tree are like the first; reasons are by word.
+    found = {re.sub(r"(\.below\[\])(\.below\[\])+", r"\1\2", path) for path in leaves(made)}
+    found = {path.partition(".")[0] if path.startswith(("reasons.", "obstacles.")) else path for path in found}
+    found = {path for path in found if not any(other.startswith(f"{path}[]") for other in found)}
+    found = {path for path in found if not path.startswith("hardware.tree[].below[].below[].b")}
+    text = (Path(__file__).parents[2] / "docs/status-json.md").read_text()
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)} == found
+
+
 def test_nothing_in_the_way_is_ready() -> None:
     assert document()["ready"]
+    assert document(publishing="the API server is away")["ready"]
 
 
 def test_an_attachment_that_is_not_finished_has_no_addresses() -> None:

@@ -94,7 +94,8 @@ def test_zsh_is_given_each_command_and_its_options(folder: Path) -> None:
     assert shown.stderr == ""
     assert [line.partition(":")[0] for line in shown.stdout.splitlines()][: len(COMMANDS)] == COMMANDS
     shown = run(folder, "zsh", "-f", "-c", stubs, "zsh", "status", "--o")
-    assert "(--output -o)--output[default: text]:text|json:(text json)" in shown.stdout.splitlines()
+    text = "tables for people, or JSON for programs (default: text)"
+    assert f"(--output -o)--output[{text}]:text|json:(text json)" in shown.stdout.splitlines()
 
 
 @pytest.mark.parametrize("shell", sorted(SHELLS))
