@@ -1,0 +1,42 @@
+"""When a slot's binding is over: only once nobody can still be using it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.model.allocation import Binding
+from agent.reconcile.slots import Known, is_over
+from tests.agent.books import POD, VF, attach, open_books, owner
+
+BINDING = Binding("slot-rdma:vf-0-0", "rdma/vf", "vf", VF, "worker", "c1", "net1", POD, {}, "boot", since=10.0)
+NAMES = {(POD.namespace, POD.name)}
+
+
+def known(pods: set[tuple[str, str]] | None = None, sandboxes: set[str] | None = None, asked_at: float = 20.0) -> Known:
+    return Known(asked_at, (), pods, sandboxes)
+
+
+def test_a_binding_ends_with_its_pod_as_kubelet_tells() -> None:
+    assert is_over(BINDING, known(pods=set()))
+    assert not is_over(BINDING, known(pods=NAMES))
+
+
+def test_the_runtime_knows_better_than_kubelet_which_sandboxes_live() -> None:
+    assert is_over(BINDING, known(pods=NAMES, sandboxes={"c2"}))
+    assert not is_over(BINDING, known(pods=set(), sandboxes={"c1"}))
+
+
+def test_where_nobody_answers_all_stays() -> None:
+    assert not is_over(BINDING, known())
+
+
+def test_what_was_bound_since_they_were_asked_stays() -> None:
+    assert not is_over(BINDING, known(pods=set(), sandboxes=set(), asked_at=10.0))
+
+
+def test_a_binding_lives_as_long_as_its_attachment(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        row = attach(books, VF, owner("c1"))
+        assert not is_over(BINDING, Known(20.0, (row,), set(), set()))
+        other = attach(books, "0000:3b:00.3", owner("c1"))
+        assert is_over(BINDING, Known(20.0, (other,), set(), set()))
