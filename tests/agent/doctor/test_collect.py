@@ -38,7 +38,7 @@ def test_modules_are_loaded_or_built_in(tmp_path: Path) -> None:
             "sys/module/mlx5_core/version": "1\n",
         },
     )
-    assert modules(tmp_path) == {"ib_uverbs", "vfio_pci", "rdma_ucm", "b_c", "mlx5_core"}
+    assert modules(tmp_path) == frozenset({"ib_uverbs", "vfio_pci", "rdma_ucm", "b_c", "mlx5_core"})
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_whole_root_is_collected(tmp_path: Path, node_root: Callable[[str], Pa
     assert facts.command_line == ("ro", "iommu=pt", "quiet")
     assert facts.has_iommu
     assert facts.topology_policy == "best-effort"
-    assert facts.plugins == {"nodefabric"}
+    assert facts.plugins == frozenset({"nodefabric"})
     assert [wrong for _, wrong in facts.kubelet_sockets] == ["No such file or directory"] * 2
     assert (facts.config_problems, facts.config_path, facts.agent) == (("is bad",), "/c.yaml", ())
 
