@@ -20,7 +20,7 @@ from dataclasses import replace
 from agent.errors import AgentError, HardwareError
 from agent.hardware.host import Host
 from agent.model.change import EVERYTHING, NOTHING, Change
-from agent.model.device import Problem, Snapshot
+from agent.model.device import PciDevice, Problem, Snapshot
 
 QUIET_SECONDS = 0.02
 """A burst of events is over when none came for so long."""
@@ -220,7 +220,7 @@ class Inventory:
         old = self._snapshot
         if old.generation > 0 and found == old:
             return
-        self._snapshot = replace(found, generation=old.generation + 1)
+        self._snapshot = replace(found, devices=_same_objects(old, found), generation=old.generation + 1)
         woken, self._changed = self._changed, asyncio.Event()
         woken.set()
 
@@ -237,3 +237,9 @@ class Inventory:
         more = max(len(new) - MAX_PROBLEMS_LOGGED, 0), max(len(gone) - MAX_PROBLEMS_LOGGED, 0)
         if any(more):
             log.warning("scan: %d more problems appeared and %d more went", *more)
+
+
+def _same_objects(old: Snapshot, found: Snapshot) -> tuple[PciDevice, ...]:
+    """List the devices found, those that did not change as the same objects: whoever compares has less to do."""
+    known = old.by_address
+    return tuple(k if (k := known.get(d.address)) is not None and (k is d or k == d) else d for d in found.devices)

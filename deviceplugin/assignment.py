@@ -15,7 +15,7 @@ from agent.config import Resource, Select, SharedPool
 from agent.config.covering import selectors_of
 from agent.errors import ConfigError
 from agent.model.device import Snapshot
-from deviceplugin.selectors import NO_NAMES, Candidate, choice, offered_candidates
+from deviceplugin.selectors import NO_NAMES, Candidate, choosing, offered_candidates
 
 EXCLUSIVE_KINDS = frozenset({"vf", "nic", "gpu", "accelerator"})
 NOBODY: Mapping[str, str] = MappingProxyType({})
@@ -117,8 +117,11 @@ def _wanted(
     resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str], holders: Mapping[str, str]
 ) -> Iterator[tuple[str, Candidate, int]]:
     """List what the selectors take, and what pods hold under the resource's name."""
+    asked, choose = None, None
     for kind, candidate, select in offered(resource, snapshot, host_names):
-        number = choice(select, candidate)
+        if choose is None or select is not asked:
+            asked, choose = select, choosing(select)
+        number = choose(candidate)
         if number is None and kind in EXCLUSIVE_KINDS and holders.get(candidate.device) == resource.name:
             number = 0
         if number is not None:

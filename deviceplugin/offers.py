@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from agent.config import Resource
 from agent.health import HealthBook
@@ -13,6 +14,7 @@ from deviceplugin.books import Reading, owners_of, strays_of
 from deviceplugin.gpu_response import GpuFiles
 from deviceplugin.missing import NOBODY_MISSED, miss
 from deviceplugin.resources import list_all
+from deviceplugin.selectors import asks_for_names
 from deviceplugin.unit import Unit
 
 
@@ -32,12 +34,16 @@ class Offers:
         self._units: Mapping[str, tuple[Unit, ...]] = {}
         self._missing = NOBODY_MISSED
         self._held: Mapping[str, str] = NOBODY
+        self._made_of: Snapshot | None = None
+        """What the last lists were made of."""
+        self._offer: Offer | None = None
 
     def make(
         self, resources: tuple[Resource, ...], snapshot: Snapshot, gpu_files: GpuFiles, books: Reading
     ) -> Offer | None:
         """Make an offer, if anything that bears on it has changed since the last one; else None."""
-        ground = (id(snapshot), resources, gpu_files, books)
+        bearing = self._bearing(resources, snapshot)
+        ground = (id(bearing), resources, gpu_files, books)
         if ground != self._ground:
             self._natural = assign(resources, snapshot, books.host_names)
             self._owners = owners_of(self._natural)
@@ -45,7 +51,7 @@ class Offers:
         look = (strays, self._health.turn(), self._missing.devices & books.holders.keys())
         due = self._missing.due(books.holders, self._health.settings.gone_seconds)
         if (ground, look) == (self._ground, self._look) and (due is None or now < due):
-            return None
+            return self._renewed(snapshot)
         if self._ground[1:2] != (resources,):
             self._units, self._missing = {}, NOBODY_MISSED
         self._ground, self._look, self._held = ground, look, books.holders
@@ -56,10 +62,40 @@ class Offers:
             resources, self._units, listed.units, self._missing, snapshot, books.holders.keys(), now, kept
         )
         self._units = {name: (*units, *self._missing.units.get(name, ())) for name, units in listed.units.items()}
-        return Offer(snapshot, self._units, gpu_files, overlaps=final.overlaps, pools=listed.pools)
+        self._made_of = snapshot
+        self._offer = Offer(snapshot, self._units, gpu_files, overlaps=final.overlaps, pools=listed.pools)
+        return self._offer
+
+    def _bearing(self, resources: tuple[Resource, ...], snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot that the lists were made of, if another makes the same."""
+        made_of = self._made_of
+        if made_of is None or (not any(map(asks_for_names, resources)) and differs_in_pods_only(made_of, snapshot)):
+            return made_of or snapshot
+        return snapshot
+
+    def _renewed(self, snapshot: Snapshot) -> Offer | None:
+        """Return the last offer with a newer snapshot, which answers to kubelet are made of; None if it has it."""
+        if self._offer is None or self._offer.snapshot is snapshot:
+            return None
+        self._offer = replace(self._offer, snapshot=snapshot)
+        return self._offer
 
     def seconds_to_look(self) -> float | None:
         """Tell in how many seconds another offer is due though nothing happens; None if never."""
         due = self._missing.due(self._held, self._health.settings.gone_seconds)
         waits = (self._health.seconds_to_look(), None if due is None else max(0.0, due - self._clock()))
         return min((seconds for seconds in waits if seconds is not None), default=None)
+
+
+def differs_in_pods_only(old: Snapshot, new: Snapshot) -> bool:
+    """Tell whether nothing happened but that interfaces of VFs went into pods or came back.
+
+    No list depends on that, unless a selector asks for names: a VF's link is that of its PF. On a large
+    node each pod would have all lists made anew twice.
+    """
+    if len(old.devices) != len(new.devices) or replace(old, devices=new.devices, problems=new.problems) != new:
+        return False
+    return all(
+        before is now or (now.is_vf and now.physfn in new.by_address and before == replace(now, netdevs=before.netdevs))
+        for before, now in zip(old.devices, new.devices, strict=True)
+    )

@@ -111,11 +111,21 @@ def conditions(select: Select) -> tuple[tuple[Condition, ...], ...]:
 
 def choice(select: Select, candidate: Candidate) -> int | None:
     """Tell which of a selector's alternatives takes the device, 0 if it has none; None if it does not take it."""
-    if not takes(_own_conditions(select), candidate):
-        return None
-    if not select.any_of:
-        return 0
-    return next((i for i, other in enumerate(select.any_of) if choice(other, candidate) is not None), None)
+    return choosing(select)(candidate)
+
+
+def choosing(select: Select) -> Callable[[Candidate], int | None]:
+    """Return `choice` for one selector, spelled out once for all the devices of a node."""
+    groups, others = _own_conditions(select), [choosing(other) for other in select.any_of]
+
+    def choose(candidate: Candidate) -> int | None:
+        if not takes(groups, candidate):
+            return None
+        if not others:
+            return 0
+        return next((i for i, other in enumerate(others) if other(candidate) is not None), None)
+
+    return choose
 
 
 def alternative(select: Select, number: int) -> Select:

@@ -7,7 +7,7 @@ and the next boot finds another device at an address that kubelet still has in i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from agent.model.device import PciDevice, Snapshot
@@ -34,12 +34,29 @@ def identity_of(device: PciDevice, snapshot: Snapshot) -> str:
 
     The card's node GUID, else the PF's MAC address: both are burnt in. A VF's own MAC is not.
     """
-    pf = snapshot.parent(device)
-    if pf is None or device.vf_index is None:
-        return ""
+    return identities(snapshot)(device)
+
+
+def identities(snapshot: Snapshot) -> Callable[[PciDevice], str]:
+    """Return `identity_of` for one snapshot, which looks at each card once."""
+    cards: dict[str, str] = {}
+
+    def identity(device: PciDevice) -> str:
+        pf = snapshot.parent(device)
+        if pf is None or device.vf_index is None:
+            return ""
+        if pf.address not in cards:
+            cards[pf.address] = _card(pf)
+        card = cards[pf.address]
+        return f"{card}/{device.vf_index}" if card else ""
+
+    return identity
+
+
+def _card(pf: PciDevice) -> str:
     guids = sorted({re.sub("[^0-9a-f]", "", rdma.node_guid.lower()) for rdma in pf.rdma_devices} - _NO_GUID)
-    card = guids[0] if guids else pf.netdev.mac if pf.netdev is not None else ""
-    return f"{pf.vendor:04x}:{pf.device:04x}/{card}/{device.vf_index}" if card else ""
+    name = guids[0] if guids else pf.netdev.mac if pf.netdev is not None else ""
+    return f"{pf.vendor:04x}:{pf.device:04x}/{name}" if name else ""
 
 
 def moved(known: Iterable[KnownDevice], snapshot: Snapshot) -> dict[str, str]:
@@ -48,7 +65,8 @@ def moved(known: Iterable[KnownDevice], snapshot: Snapshot) -> dict[str, str]:
     A name that two devices carry, then or now, tells nothing.
     """
     then = _unique((k.identity, k.device) for k in known if k.boot_id != snapshot.boot_id)
-    now = _unique((identity_of(d, snapshot), d.address) for d in snapshot.devices if d.is_vf)
+    identity = identities(snapshot)
+    now = _unique((identity(d), d.address) for d in snapshot.devices if d.is_vf)
     return {device: now[identity] for identity, device in then.items() if identity in now and now[identity] != device}
 
 

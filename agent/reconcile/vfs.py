@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agent.model.allocation import Quarantine
 from agent.model.device import PciDevice, Snapshot, is_pci_address
-from agent.model.known import KnownDevice, identity_of
+from agent.model.known import KnownDevice, identities
 from agent.model.names import is_strange, may_be_strange, usual_name
 
 
@@ -33,6 +33,7 @@ def survey(
     """Look at all VFs without a row. Only `ours`, which a resource offers, are put back or looked for:
     others belong to somebody else, who moves them with no word to us. `udev` reads udev's database."""
     known_here = {k.device: k for k in known}
+    identity = identities(snapshot)
     learn: list[KnownDevice] = []
     strange, missing = [], []
     for device in snapshot.devices:
@@ -52,9 +53,7 @@ def survey(
                 if device.address in ours:
                     strange.append(device.address)
                 continue
-        now = KnownDevice(
-            device.address, identity_of(device, snapshot), netdev.name, netdev.mac, netdev.mtu, snapshot.boot_id
-        )
+        now = KnownDevice(device.address, identity(device), netdev.name, netdev.mac, netdev.mtu, snapshot.boot_id)
         if now != before:
             learn.append(now)
     return Findings(tuple(learn), tuple(strange), tuple(missing))

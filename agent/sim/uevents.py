@@ -25,7 +25,7 @@ def emit(action: str, path: str, subsystem: str) -> None:
 
     Nothing is said in the machine's own namespace either: other programs would hear it too.
     """
-    if _is_the_machines_own():
+    if is_the_machines_own():
         return
     texts = (f"{action}@{path}", f"ACTION={action}", f"DEVPATH={path}", f"SUBSYSTEM={subsystem}")
     body = b"".join(f"{text}\0".encode() for text in texts)
@@ -37,7 +37,8 @@ def emit(action: str, path: str, subsystem: str) -> None:
         log.debug("the kernel does not pass on %s of %s: %s", action, path, error)
 
 
-def _is_the_machines_own() -> bool:
+def is_the_machines_own() -> bool:
+    """Tell whether this process is in the network namespace of the machine, where `emit` says nothing."""
     try:
         return os.path.samefile("/proc/self/ns/net", "/proc/1/ns/net")
     except OSError:  # an ordinary user, who is root in a namespace of his own

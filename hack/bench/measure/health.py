@@ -1,0 +1,214 @@
+"""From a kernel event to kubelet's list: the agent as a process, on the node with 1,024 VFs, over its real sockets.
+
+A PF's link goes and comes in the recorded sysfs, with the event that a kernel would send, sent by this
+machine's kernel; time runs until the list with 64 units more or fewer is read from the stream. Links must last
+for no time here (`downSeconds: 0`), so the figure is the way of the event alone. A driver that is unbound from
+a VF needs no such setting: hard faults are told at once.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from agent.sim import uevents
+from agent.sim.machine import SimulatedMachine
+from agent.sim.stage import Stage
+from measure.figures import Figures, quantile
+from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
+
+NODE = "dense-16x64"
+VFS_OF_PF = 64
+RELAY = Path(__file__).parents[3] / "build/shim/native/nodefabric-cni"
+CONFIG: dict[str, Any] = {
+    "resources": [
+        {"name": "rdma/hca", "kind": "hca", "select": {"vendors": ["15b3"]}},
+        {"name": "rdma/vf", "kind": "vf", "select": {"vendors": ["15b3"]}},
+    ],
+    "health": {"downSeconds": 0, "upSeconds": 0},
+}
+CHURN_PER_SECOND = 20
+DEADLINE_SECONDS = 20.0
+SETTLE_SECONDS = (0.15, 0.35)
+
+
+def measure(say: Callable[[str], None], events: int = 60, relay: Path = RELAY) -> Figures:
+    """Measure on a quiet node, then on one where pods come and go. In a network namespace of its own only."""
+    if uevents.is_the_machines_own():
+        raise RuntimeError("health is measured in a network namespace of its own: run it under unshare --net --mount")
+    with _agent(relay, say) as (stage, machine):
+        lists = _Lists(stage.folder / "kubelet/device-plugins", "rdma/vf")
+        try:
+            say(f"health: {events} links go and come, {events} drivers are unbound, on {NODE}")
+            link = _sample(lists, _links(machine), VFS_OF_PF, events)
+            driver = _sample(lists, _drivers(machine), 1, events)
+            say(f"health: {events} links go and come, while {CHURN_PER_SECOND} VFs a second move into pods or back")
+            with _churn(machine):
+                churn = _sample(lists, _links(machine), VFS_OF_PF, events)
+        finally:
+            lists.close()
+    return {
+        "health_event_to_list_ms": quantile(link, 0.5),
+        "health_event_to_list_p99_ms": quantile(link, 0.99),
+        "health_driver_to_list_ms": quantile(driver, 0.5),
+        "health_driver_to_list_p99_ms": quantile(driver, 0.99),
+        "health_event_to_list_churn_ms": quantile(churn, 0.5),
+        "health_event_to_list_churn_p99_ms": quantile(churn, 0.99),
+    }
+
+
+Event = Callable[[], None]
+
+
+def _sample(lists: _Lists, pairs: Iterator[tuple[Event, Event]], units: int, events: int) -> list[float]:
+    """Let faults come and go, and time each until the list says so."""
+    chance = random.Random(7)
+    sample: list[float] = []
+    while len(sample) < events:
+        fault, recovery = next(pairs)
+        for happen, unhealthy in ((fault, units), (recovery, 0)):
+            time.sleep(chance.uniform(*SETTLE_SECONDS))
+            began = time.perf_counter()
+            happen()
+            sample.append((lists.await_unhealthy(unhealthy) - began) * 1000)
+    return sample[:events]
+
+
+def _links(machine: SimulatedMachine) -> Iterator[tuple[Event, Event]]:
+    """Take the link of one PF after the other away, and give it back."""
+    pfs = [device for device in machine.scan().devices if device.is_pf and device.netdev is not None]
+    while True:
+        for pf in pfs:
+            folder = machine.root / "sys/bus/pci/devices" / pf.address
+            netdev = folder / "net" / pf.netdev.name if pf.netdev is not None else folder
+            state = folder / "infiniband" / pf.rdma_devices[0].name / "ports/1/state"
+
+            def change(carrier: str, port: str, netdev: Path = netdev, state: Path = state) -> None:
+                state.write_text(f"{port}\n")
+                (netdev / "carrier").write_text(f"{carrier}\n")
+                uevents.emit("change", uevents.devpath(machine.root, netdev), "net")
+
+            yield (lambda change=change: change("0", "1: DOWN")), (lambda change=change: change("1", "4: ACTIVE"))  # type: ignore[misc]
+
+
+def _drivers(machine: SimulatedMachine) -> Iterator[tuple[Event, Event]]:
+    """Unbind the driver of one VF after the other, and bind it again."""
+    while True:
+        for vf in [device for device in machine.scan().devices if device.is_vf][:: VFS_OF_PF - 1]:
+            folder = machine.root / "sys/bus/pci/devices" / vf.address
+            target = os.readlink(folder / "driver")
+
+            def unbind(folder: Path = folder) -> None:
+                (folder / "driver").unlink()
+                uevents.emit("unbind", uevents.devpath(machine.root, folder), "pci")
+
+            def bind(folder: Path = folder, target: str = target) -> None:
+                (folder / "driver").symlink_to(target)
+                uevents.emit("bind", uevents.devpath(machine.root, folder), "pci")
+
+            yield unbind, bind
+
+
+@contextmanager
+def _churn(machine: SimulatedMachine) -> Iterator[None]:
+    """Let interfaces of VFs leave the host and come back, as they do with pods."""
+    vfs = [device for device in machine.scan().devices if device.is_vf and device.netdev is not None]
+    stop = threading.Event()
+
+    def run() -> None:
+        chance = random.Random(11)
+        away: list[tuple[Path, str]] = []
+        while not stop.wait(1 / CHURN_PER_SECOND):
+            if len(away) > 16 or (away and chance.random() < 0.5):
+                _bring_back(machine, *away.pop(chance.randrange(len(away))))
+                continue
+            vf = chance.choice(vfs)
+            link = machine.root / "sys/class/net" / (vf.netdev.name if vf.netdev is not None else "")
+            if link.is_symlink():
+                target = os.readlink(link)
+                path = uevents.devpath(machine.root, link)
+                link.unlink()
+                uevents.emit("remove", path, "net")
+                away.append((link, target))
+        for left in away:
+            _bring_back(machine, *left)
+
+    thread = threading.Thread(target=run, name="churn")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _bring_back(machine: SimulatedMachine, link: Path, target: str) -> None:
+    link.symlink_to(target)
+    uevents.emit("add", uevents.devpath(machine.root, link), "net")
+
+
+class _Lists:
+    """The lists of one resource, as kubelet would read them."""
+
+    def __init__(self, folder: Path, resource_name: str) -> None:
+        socket = next(folder.glob(f"nodefabric-{resource_name.replace('/', '-')}-*.sock"))
+        self._channel = grpc.insecure_channel(f"unix:{socket}")
+        self._stream = api_pb2_grpc.DevicePluginStub(self._channel).ListAndWatch(api_pb2.Empty())
+        self._seen: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, name="lists", daemon=True)
+        self._thread.start()
+        self.await_unhealthy(0)
+
+    def await_unhealthy(self, units: int) -> float:
+        """Wait for a list with so many unhealthy units; return when it was read. Raises RuntimeError."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            try:
+                at, unhealthy = self._seen.get(timeout=max(deadline - time.monotonic(), 0))
+            except queue.Empty:
+                raise RuntimeError(f"no list with {units} unhealthy units came in {DEADLINE_SECONDS:g} s") from None
+            if unhealthy == units:
+                return at
+
+    def close(self) -> None:
+        self._stream.cancel()  # type: ignore[no-untyped-call]
+        self._thread.join(DEADLINE_SECONDS)
+        self._channel.close()
+
+    def _read(self) -> None:
+        try:
+            for answer in self._stream:
+                at = time.perf_counter()
+                self._seen.put((at, sum(device.health == "Unhealthy" for device in answer.devices)))
+        except grpc.RpcError:
+            return  # cancelled
+
+
+@contextmanager
+def _agent(relay: Path, say: Callable[[str], None]) -> Iterator[tuple[Stage, SimulatedMachine]]:
+    # In a socket's path are 107 characters: a folder with a short name.
+    with tempfile.TemporaryDirectory(prefix="nf-bench-", dir="/var/tmp") as folder:
+        stage = Stage(Path(folder), relay)
+        try:
+            machine = stage.build_node(NODE, with_links=False)
+            stage.write_conflist()
+            stage.start_kubelet()
+            stage.write_config(CONFIG)
+            stage.start_agent()
+            stage.await_ready()
+            yield stage, machine
+        except BaseException:
+            say(stage.log_ends())
+            raise
+        finally:
+            stage.close()

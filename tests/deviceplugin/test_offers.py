@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from agent.config import HealthSettings, Resource, Select
+from agent.health import HealthBook
+from agent.model.device import Snapshot
+from deviceplugin.books import Reading
+from deviceplugin.gpu_response import GpuFiles
+from deviceplugin.offers import Offers, differs_in_pods_only
+from tests.deviceplugin.machines import change, netdev, node, without
+
+PF, VF = "0000:12:00.0", "0000:12:00.1"
+RESOURCES = (Resource("rdma/hca", "hca", shares=4), Resource("rdma/vf", "vf"), Resource("nvidia.com/gpu", "gpu"))
+FILES, BOOKS = GpuFiles(), Reading()
+
+
+def offers() -> Offers:
+    return Offers(HealthBook(HealthSettings(0, 0, 0)), time.monotonic)
+
+
+def in_a_pod(snapshot: Snapshot) -> Snapshot:
+    return change(snapshot, VF, netdevs=())
+
+
+def test_nothing_new_makes_no_offer() -> None:
+    made, snapshot = offers(), node()
+    assert made.make(RESOURCES, snapshot, FILES, BOOKS) is not None
+    assert made.make(RESOURCES, snapshot, FILES, BOOKS) is None
+
+
+def test_a_vf_that_goes_into_a_pod_and_comes_back_leaves_the_lists_as_they_are() -> None:
+    made, before = offers(), node()
+    first = made.make(RESOURCES, before, FILES, BOOKS)
+    away = in_a_pod(before)
+    second = made.make(RESOURCES, away, FILES, BOOKS)
+    third = made.make(RESOURCES, node(), FILES, BOOKS)
+    assert first is not None
+    assert second is not None
+    assert second.units is first.units
+    assert second.snapshot is away
+    assert third is not None
+    assert third.units == first.units
+
+
+def test_a_selector_that_asks_for_names_has_its_lists_made_anew() -> None:
+    made = offers()
+    by_name = (Resource("rdma/vf", "vf", select=Select(netdevs=("rail0v0",))),)
+    first = made.make(by_name, node(), FILES, BOOKS)
+    second = made.make(by_name, change(node(), VF, netdevs=(netdev("elsewhere"),)), FILES, BOOKS)
+    assert first is not None
+    assert second is not None
+    assert [len(offer.units["rdma/vf"]) for offer in (first, second)] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("other", "is_beside_the_point"),
+    [
+        (in_a_pod(node()), True),
+        (change(in_a_pod(node()), "0000:22:00.2", netdevs=(netdev("net1"),)), True),
+        (change(node(), PF, netdevs=()), False),
+        (change(node(), VF, driver=None), False),
+        (change(node(), VF, rdma_devices=node().by_address[PF].rdma_devices), False),
+        (without(node(), VF), False),
+        (node(rails=3), False),
+    ],
+)
+def test_only_interfaces_of_vfs_are_beside_the_point(other: Snapshot, is_beside_the_point: bool) -> None:
+    before = node()
+    shared = Snapshot(  # as the inventory publishes: what did not change is the same object
+        tuple(d if (d := before.by_address.get(o.address)) == o and d is not None else o for o in other.devices),
+        other.gpus if other.gpus != before.gpus else before.gpus,
+        rdma_cm=True,
+    )
+    assert differs_in_pods_only(before, shared) is is_beside_the_point
