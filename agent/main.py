@@ -381,7 +381,8 @@ class Agent:
             self._inventory.scan_seconds * 1000,
             self._ledger.owed_leases(),
             self._granted.containers if self._granted is not None else {},
-            self.config.endpoints.exporter_names,
+            tuple(self.obstacles.found),
+            exporter_names=self.config.endpoints.exporter_names,
         )
 
     def _counters(self) -> Counters:

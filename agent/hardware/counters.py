@@ -1,15 +1,15 @@
 """Counters of RDMA ports and of VFs, read when somebody scrapes.
 
 A VF's traffic is told by its PF: in files of its own where the driver makes them (ice, i40e out of the tree), else by
-rtnetlink, which lists all VFs of a PF in one answer. Where neither tells, the VF's own interface does, while it is in
-the host. Layout: Documentation/ABI/stable/sysfs-class-infiniband; include/uapi/linux/if_link.h.
+rtnetlink, which lists all VFs of a PF in one answer. Where neither tells (all noughts), the VF's own interface does,
+while it is in the host. Layout: Documentation/ABI/stable/sysfs-class-infiniband; include/uapi/linux/if_link.h.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import fields
+from dataclasses import astuple, fields
 from pathlib import Path
 
 from agent.errors import HardwareError
@@ -135,7 +135,9 @@ def _asked(ask: AskPf, netdev: str) -> Mapping[int, VfTraffic]:
         body = ask(netdev)
     except HardwareError:  # gone just now, or an InfiniBand PF with more VFs than an answer holds
         return {}
-    return traffic_of_all(body) if body is not None else {}
+    found = traffic_of_all(body) if body is not None else {}
+    # For a driver that does not count, the kernel answers noughts (net/core/rtnetlink.c, rtnl_fill_vfinfo).
+    return found if any(any(astuple(traffic)) for traffic in found.values()) else {}
 
 
 def _read(files: Attributes, folder: str, names: tuple[tuple[str, str], ...]) -> VfTraffic | None:

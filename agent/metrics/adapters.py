@@ -71,21 +71,21 @@ def port_families(ports: tuple[RdmaPortCounters, ...]) -> Iterator[Family]:
         samples = [(where, port.standard[kind] * unit) for port, where in named if kind in port.standard]
         yield Family(name, "counter", text, samples)
     yield Family(
-        "nodefabric_rdma_port_counter",
+        "nodefabric_rdma_port_events",
         "counter",
-        "The port's other standard counters, by the kernel's name (sysfs counters).",
+        "What else the port counted, by the kernel's name for it (sysfs counters).",
         [
-            (f"{where},{labels(counter=kind)}", value)
+            (f"{where},{labels(event=kind)}", value)
             for port, where in named
             for kind, value in port.standard.items()
             if kind not in _PORT
         ],
     )
     yield Family(
-        "nodefabric_rdma_hw_counter",
+        "nodefabric_rdma_hw_events",
         "counter",
-        "The driver's own counters of the port, by the kernel's name (sysfs hw_counters).",
-        [(f"{where},{labels(counter=kind)}", value) for port, where in named for kind, value in port.hardware.items()],
+        "What the driver counted of the port, by the kernel's name for it (sysfs hw_counters).",
+        [(f"{where},{labels(event=kind)}", value) for port, where in named for kind, value in port.hardware.items()],
     )
 
 

@@ -37,6 +37,8 @@ class Facts:
     owed_leases: tuple[OwedLease, ...] = ()
     containers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Unit → the container that has it, as far as kubelet told."""
+    obstacles: tuple[str, ...] = ()
+    """Checks that found something in the way of the agent's work."""
     exporter_names: bool = False
     """The names of sriov-network-metrics-exporter are wanted besides ours."""
 
@@ -84,10 +86,17 @@ def families(facts: Facts) -> Iterator[Metric]:
         {state.value: 0 for state in AttachmentState} | Tally(a.state.value for a in facts.attachments),
     )
     yield _tally(
+        "nodefabric_obstacle",
+        "1 for each check that found something in the way of the agent's work; /status says what.",
+        "check",
+        dict.fromkeys(facts.obstacles, 1),
+    )
+    yield _tally(
         "nodefabric_quarantined_devices",
         "Devices withheld because their clean-up could not be verified.",
         "reason",
-        Tally(q.reason for q in facts.quarantines),
+        # What comes after the colon names the device and what the kernel said: too many words for a label.
+        Tally(q.reason.partition(":")[0] for q in facts.quarantines),
     )
     yield _single(
         "nodefabric_owed_leases",
