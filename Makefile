@@ -21,6 +21,7 @@ test: check ## every check and every test, with those in the virtual machine
 	@$(NATIVE)
 	@hack/fetch-containerd
 	@hack/fetch-kube >/dev/null
+	@hack/fetch-promtool >/dev/null
 	@hack/build-image
 	@mkdir -p build/reports
 	.venv/bin/python -m pytest --ignore tests/vm --junit-xml build/reports/tests.xml
