@@ -23,6 +23,7 @@ from agent.config import Resource
 from agent.errors import DeviceBusy, Unavailable, UnitUnhealthy
 from agent.late import checkpoint, edits
 from agent.late.choice import Choice, choose
+from agent.late.edits import Given
 from agent.late.wishes import Held, Wish, wishes
 from agent.ledger import Ledger
 from agent.model.allocation import Binding, PodRef
@@ -53,6 +54,9 @@ class Stock(Protocol):
     @property
     def terrain(self) -> Terrain:
         """How near everything is."""
+
+    def find(self, resource_name: str, unit_id: str) -> Unit | None:
+        """Find a unit of a resource."""
 
 
 class Binder:
@@ -90,10 +94,13 @@ class Binder:
         """Choose a device for each slot of the call's pod, once for each sandbox, and list them."""
         bound = self._bound_before(call)
         if not bound:
-            asked = self._wishes(call.pod)
+            containers = self._containers(call.pod)
+            terrain, resources = self._stock().terrain, self._resources()
+            own_gpus = {resource.name for resource in resources if resource.kind in ("gpu", "rail")}
+            asked = wishes(containers, self._late(), terrain.gpu, terrain.gpus, own_gpus)
             if not asked:
                 return ()
-            bound = self._bind(call, asked, wanted)
+            bound = self._bind(call, asked, containers, wanted)
         return tuple(
             GrantedDevice(b.device, b.resource_name, self._network_of(b.resource_name), b.unit_id) for b in bound
         )
@@ -153,8 +160,8 @@ class Binder:
     def _of(self, call: Call) -> tuple[Binding, ...]:
         return tuple(b for b in self._ledger.bindings() if b.container_id == call.container_id)
 
-    def _wishes(self, pod: PodRef) -> tuple[Wish, ...]:
-        """Ask what a pod's slots are. kubelet is not asked where the books say that nobody has any."""
+    def _containers(self, pod: PodRef) -> tuple[Held, ...]:
+        """Ask what a pod's containers have. kubelet is not asked where the books say that nobody has any slots."""
         late = self._late()
         if not late or not pod.name:
             return ()
@@ -162,15 +169,13 @@ class Binder:
         if self._is_settled() and not granted:
             return ()
         found = self._ask_kubelet(pod)
-        containers = _containers(found) if found is not None else ()
+        containers = _listed(found) if found is not None else ()
         listed = {unit for held in containers for units in held.units.values() for unit in units}
         others = {b.unit_id for b in self._ledger.bindings() if b.pod.uid != pod.uid}
         waiting = {slot for slot in granted if is_slot_id(slot)} - listed - others
         if waiting and pod.uid:
             containers += self._init_containers(pod, containers, waiting)
-        terrain = self._stock().terrain
-        own_gpus = {r.name for r in self._resources() if r.kind in ("gpu", "rail")}
-        return wishes(containers, late, terrain.gpu, terrain.gpus, own_gpus)
+        return containers
 
     def _late(self) -> Mapping[str, Resource]:
         return {resource.name: resource for resource in self._resources() if resource.binding == "late"}
@@ -185,18 +190,20 @@ class Binder:
             if held.container not in names and any(set(ids) & set(waiting) for ids in held.units.values())
         )
 
-    def _bind(self, call: Call, asked: Sequence[Wish], wanted: Callable[[], bool]) -> tuple[Binding, ...]:
+    def _bind(
+        self, call: Call, asked: Sequence[Wish], containers: Sequence[Held], wanted: Callable[[], bool]
+    ) -> tuple[Binding, ...]:
         deadline = time.monotonic() + self._busy_seconds
         while True:
             with self._guard:
-                shortage = self._try(call, asked)
+                shortage = self._try(call, asked, containers)
                 if shortage is None:
                     return self._of(call)
             if time.monotonic() > deadline or not wanted():
                 raise DeviceBusy(shortage)
             time.sleep(POLL_SECONDS)  # without the lock: a DEL that lets a device go needs it
 
-    def _try(self, call: Call, asked: Sequence[Wish]) -> str | None:
+    def _try(self, call: Call, asked: Sequence[Wish], containers: Sequence[Held]) -> str | None:
         """Choose and bind, or tell what there is too little of. The caller holds the guard."""
         stock = self._stock()
         mine = {slot for wish in asked for slot in wish.slots}
@@ -209,7 +216,12 @@ class Binder:
                 count = sum(len(wish.slots) for wish in here)
                 return self._shortage(name, count, free, stock.pools.get(name, ()))
             chosen += found
-        self._write(call, chosen, stock)
+        units = {unit.device: unit for choice in chosen for unit in stock.pools[choice.wish.resource_name]}
+        try:
+            given = edits.of_pod(chosen, containers, self._resources(), units, stock.snapshot, stock.find)
+        except UnitUnhealthy as error:
+            raise DeviceBusy(str(error)) from error
+        self._write(call, given)
         return None
 
     def _free(self, pool: Sequence[Unit], slots: Collection[str]) -> list[Unit]:
@@ -240,21 +252,24 @@ class Binder:
         used = len(pool) - len(free) - sick.total()
         return f"{count} devices of {name} are wanted and {len(free)} are free: of {len(pool)}, {used} in use{reasons}"
 
-    def _write(self, call: Call, chosen: Sequence[Choice], stock: Stock) -> None:
-        made: list[Binding] = []
-        for choice in chosen:
-            wish = choice.wish
-            resource = self._late()[wish.resource_name]
-            units = {unit.device: unit for unit in stock.pools[wish.resource_name]}
-            try:
-                given = edits.of_container(resource, [units[device] for device in choice.devices], stock.snapshot)
-            except UnitUnhealthy as error:
-                raise DeviceBusy(str(error)) from error
-            for slot, device in choice.pairs:
+    def _write(self, call: Call, given: Sequence[Given]) -> None:
+        """Write books and specs, in this order."""
+        late = self._late()
+        made = [
+            Binding(
+                unit_id=each.slot,
+                resource_name=each.wish.resource_name,
+                kind=late[each.wish.resource_name].kind,
+                device=each.device,
+                container=each.wish.container,
+                container_id=call.container_id,
                 # What a call of Multus's is not about gets its name from the call that is.
-                ifname = call.ifname if call.conf.device in (None, slot) else ""
-                pod = (wish.container, call.container_id, ifname, call.pod)
-                made.append(Binding(slot, wish.resource_name, resource.kind, device, *pod, given[device]))
+                cni_ifname=call.ifname if call.conf.device in (None, each.slot) else "",
+                pod=call.pod,
+                edits=each.edits,
+            )
+            for each in given
+        ]
         bound = self._ledger.bind_slots(made)
         try:
             for binding in bound:
@@ -262,14 +277,8 @@ class Binder:
         except Unavailable:
             self._let_go(bound)
             raise
-        for binding in bound:
-            log.info(
-                "%s is bound to %s for container %s of pod %s",
-                binding.unit_id,
-                binding.device,
-                binding.container,
-                call.pod,
-            )
+        for b in bound:
+            log.info("%s is bound to %s for container %s of pod %s", b.unit_id, b.device, b.container, b.pod)
 
     def _let_go(self, bindings: Sequence[Binding]) -> tuple[Binding, ...]:
         """Remove specs and bindings, but none that is another sandbox's by now. The caller holds the guard."""
@@ -289,7 +298,7 @@ def _same(known: Binding, other: Binding) -> bool:
     return (known.container_id, known.device) == (other.container_id, other.device)
 
 
-def _containers(found: PodDevices) -> tuple[Held, ...]:
+def _listed(found: PodDevices) -> tuple[Held, ...]:
     return tuple(
         Held(c.name, {name: c.device_ids(name) for name in dict.fromkeys(d.resource_name for d in c.devices)})
         for c in found.containers

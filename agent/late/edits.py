@@ -6,27 +6,89 @@ the spec of each of its slots; a slot's device nodes are those of its own device
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.config import Resource
+from agent.late.choice import Choice
+from agent.late.wishes import Held, Wish
 from agent.model.device import Snapshot
+from deviceplugin.environment import variables_of_container
+from deviceplugin.grants import DeviceNode
 from deviceplugin.response import build
 from deviceplugin.unit import Unit
 
+Find = Callable[[str, str], Unit | None]
+"""Finds a unit by the names of its resource and its own."""
 
-def of_container(resource: Resource, units: Sequence[Unit], snapshot: Snapshot) -> Mapping[str, Mapping[str, Any]]:
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What one slot brings."""
+
+    wish: Wish
+    slot: str
+    device: str
+    edits: Mapping[str, Any]
+
+
+def of_pod(
+    chosen: Sequence[Choice],
+    containers: Sequence[Held],
+    resources: Sequence[Resource],
+    units: Mapping[str, Unit],
+    snapshot: Snapshot,
+    find: Find,
+) -> tuple[Given, ...]:
+    """Work out what each slot of a pod brings.
+
+    `units` are the chosen devices by address. Raises UnitUnhealthy for a device that lacks what a container needs.
+    """
+    by_name = {resource.name: resource for resource in resources}
+    found: list[Given] = []
+    for choice in chosen:
+        wish, resource = choice.wish, by_name[choice.wish.resource_name]
+        held = [
+            (by_name[other.wish.resource_name], [units[device] for device in other.devices])
+            for other in chosen
+            if other.wish.container == wish.container
+        ]
+        held += _early(wish.container, containers, resources, find)
+        variables = variables_of_container(held, snapshot)
+        edits = of_container(resource, [units[device] for device in choice.devices], snapshot, variables)
+        found += (Given(wish, slot, device, edits[device]) for slot, device in choice.pairs)
+    return tuple(found)
+
+
+def of_container(
+    resource: Resource, units: Sequence[Unit], snapshot: Snapshot, variables: Sequence[tuple[str, str]] = ()
+) -> Mapping[str, Mapping[str, Any]]:
     """Work out the edits for each of the devices that one container has of a resource: PCI address → edits.
 
-    Raises UnitUnhealthy for a device that lacks what a container needs to use it.
+    `variables` are helpers for libraries that speak of the whole container. Raises UnitUnhealthy.
     """
-    early = replace(resource, binding="early")
+    early = replace(resource, binding="early", environment=())
     whole = build(early, units, snapshot)
-    env = [f"{name}={value}" for name, value in whole.envs]
+    env = [f"{name}={value}" for name, value in (*whole.envs, *variables)]
     found: dict[str, Mapping[str, Any]] = {}
     for unit in units:
         own = build(early, [unit], snapshot)
-        nodes = [{"path": node.path, "permissions": node.permissions} for node in own.devices]
+        nodes = [_node(node) for node in own.devices]
         found[unit.device] = {"env": env, **({"deviceNodes": nodes} if nodes else {})}
     return found
+
+
+def _early(
+    container: str, containers: Sequence[Held], resources: Sequence[Resource], find: Find
+) -> list[tuple[Resource, list[Unit]]]:
+    """List what a container has of early-bound resources with helper variables: they name these devices, too."""
+    ids = next((held.units for held in containers if held.container == container), {})
+    early = [resource for resource in resources if resource.binding == "early" and resource.environment]
+    units = [(resource, [find(resource.name, i) for i in ids.get(resource.name, ())]) for resource in early]
+    return [(resource, [unit for unit in mine if unit is not None]) for resource, mine in units]
+
+
+def _node(node: DeviceNode) -> Mapping[str, str]:
+    found = {"path": node.path, "permissions": node.permissions}
+    return {**found, "hostPath": node.host_path} if node.host_path else found

@@ -31,7 +31,8 @@ from tests.agent.books import open_books
 from tests.deviceplugin.machines import change, gpu_uuid, node, rdma
 
 LATE = Resource("rdma/vf", "vf", binding="late")
-RESOURCES = (LATE, Resource("nvidia.com/gpu", "gpu"))
+HELPED = Resource("rdma/hca", "hca", shares=2, environment=("nccl",))
+RESOURCES = (LATE, Resource("nvidia.com/gpu", "gpu"), HELPED)
 POD = PodRef("default", "a", "uid-a")
 OTHER = PodRef("default", "b", "uid-b")
 
@@ -61,6 +62,9 @@ class Stock:
         self.units = found.units
         self.terrain = Terrain(self.snapshot)
 
+    def find(self, resource_name: str, unit_id: str) -> Unit | None:
+        return next((unit for unit in self.units[resource_name] if unit.unit_id == unit_id), None)
+
 
 @dataclass
 class Rig:
@@ -69,9 +73,10 @@ class Rig:
     folder: Path
     ledger: Ledger
     stock: Stock
-    pods: dict[PodRef, PodDevices | None] = field(default_factory=dict)
+    pods: dict[PodRef, PodDevices] = field(default_factory=dict)
     asked: int = 0
     settled: bool = True
+    resources: tuple[Resource, ...] = RESOURCES
 
     def __post_init__(self) -> None:
         self.specs = SlotSpecs(self.folder / "cdi")
@@ -82,7 +87,7 @@ class Rig:
             self.folder,
             self.ledger,
             self.specs,
-            resources=lambda: RESOURCES,
+            resources=lambda: self.resources,
             stock=lambda: self.stock,
             ask_kubelet=self.ask,
             network_of=lambda name: {"name": "rails"},
@@ -170,7 +175,6 @@ def test_kubelet_is_not_asked_where_no_slot_is_granted(rig: Rig) -> None:
     assert rig.bind(call("c1")) == {}
     assert rig.asked == 0
     rig.settled = False  # the books may be new ones
-    rig.pods[POD] = None
     assert rig.bind(call("c1")) == {}
     assert rig.asked == 1
 
@@ -255,6 +259,19 @@ def test_several_containers_have_each_their_own_devices(rig: Rig) -> None:
     assert told[slot(0)] == [f"PCIDEVICE_RDMA_VF={bound[slot(0)]}"]
     assert told[slot(1)] == told[slot(2)]
     assert set(told[slot(1)][0].partition("=")[2].split(",")) == {bound[slot(1)], bound[slot(2)]}
+
+
+def test_variables_for_libraries_name_all_devices_of_the_container(rig: Rig) -> None:
+    rig.resources = (replace(LATE, environment=("nccl",)), *RESOURCES[1:])
+    rig.grant(POD, slot(0), slot(1))
+    (share, *_) = rig.stock.units["rdma/hca"]
+    (container,) = rig.pods[POD].containers
+    early = DeviceAssignment("rdma/hca", (share.unit_id,))
+    rig.pods[POD] = PodDevices(POD, (replace(container, devices=(*container.devices, early)),))
+    bound = rig.bind(call("c1"))
+    names = [f"mlx5_{10 + rig.vfs.index(device)}" for device in bound.values()]
+    for slot_id in bound:
+        assert f"NCCL_IB_HCA=={','.join([*names, 'mlx5_0'])}" in (rig.spec(slot_id) or {})["env"]
 
 
 def test_what_only_an_init_container_has_is_bound_too(rig: Rig) -> None:
