@@ -1,6 +1,6 @@
 # Every target may be run first: each prepares what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup shim demo test check bench bench-alignment soak vm lock clean
+.PHONY: help setup shim demo test check bench bench-alignment bench-fleet soak vm lock clean
 NATIVE := hack/build-shim native
 
 help: ## this list
@@ -21,7 +21,6 @@ test: check ## every check and every test, with those in the virtual machine
 	@$(NATIVE)
 	@hack/fetch-containerd
 	@hack/fetch-kube >/dev/null
-	@hack/fetch-promtool >/dev/null
 	@hack/build-image
 	@mkdir -p build/reports
 	.venv/bin/python -m pytest --ignore tests/vm --junit-xml build/reports/tests.xml
@@ -36,6 +35,10 @@ bench: setup ## measurements, into build/reports/bench.json
 
 bench-alignment: setup ## how near GPUs and NICs of one pod stand, into build/reports/alignment.json (NODES=folder)
 	hack/bench/alignment $(NODES)
+
+bench-fleet: setup ## what many agents ask of the API server, into build/reports/fleet.json
+	@$(NATIVE)
+	hack/bench/fleet
 
 soak: setup ## kill, churn and fuzz for an hour, into build/reports/soak.json
 	@$(NATIVE)

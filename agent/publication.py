@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from agent.bandwidth import Bandwidth
 from agent.clients.apiserver import NODE, NUMATOPOLOGY, TOPOLOGY
 from agent.clients.kubelet import Allocatable, PodDevices
-from agent.clients.pod_watch import PodLister, PodWatch
+from agent.clients.pod_watch import PodLister, PodWatch, WatchedPod
 from agent.config.topology import Topology
 from agent.errors import AgentError, DriverUnavailable, HardwareError, Unavailable
 from agent.hardware.lldp import LldpSockets
@@ -105,6 +105,7 @@ class Publications:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._node = OwnNode(api, node_name, config.heartbeat_seconds, clock) if api is not None else None
         self._watch = PodWatch(api, node_name, self.changed) if api is not None and config.watches_pods else None
+        self._is_watching = False
         self._publishers = tuple(self._make(api, metrics)) if api is not None else ()
         self._bandwidth = Bandwidth(
             lambda: read_port_counts(root, inventory.snapshot),
@@ -136,13 +137,34 @@ class Publications:
                     tasks.create_task(self._bandwidth.run(), name="bandwidth")
                 if self._features is not None:
                     tasks.create_task(self._write_features(self._features), name="features")
-                if self._watch is not None:
-                    self._watch.start()
+                self._watch_pods()
         finally:
-            if self._watch is not None:
-                self._watch.stop()
+            self.stop()
             self._stop_listening()
             self._loop = None
+
+    async def step(self, now: float) -> float:
+        """Do what is due at the API server at this moment, and return when something is due next.
+
+        Instead of `run`, for whoever passes the time himself.
+        """
+        self._watch_pods()
+        return min([await publisher.step(now) for publisher in self._publishers])
+
+    @property
+    def watched(self) -> tuple[WatchedPod, ...] | None:
+        """The pods of the node by the API server; None if they are not known, or not watched."""
+        return self._watch.pods if self._watch is not None else None
+
+    def stop(self) -> None:
+        """End the watch of pods, as the end of `run` does."""
+        if self._watch is not None:
+            self._watch.stop()
+
+    def _watch_pods(self) -> None:
+        if self._watch is not None and not self._is_watching:
+            self._is_watching = True
+            self._watch.start()
 
     def _make(self, api: ClusterApi, metrics: Metrics) -> list[Publisher]:
         config = self._config
@@ -243,7 +265,7 @@ class Publications:
             fresh = min(SHARED_STATE_SECONDS, self._config.coalesce_seconds / 2)
             if self._known_state is not None and now - self._state_at < fresh:
                 return self._known_state
-            watched = self._watch.pods if self._watch is not None else None
+            watched = self.watched
             if self._watch is not None:
                 self._note("pods", self._watch.problem)
                 if watched is None and self._watch.problem is None:

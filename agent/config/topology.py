@@ -45,7 +45,7 @@ class Topology:
     """Publish a Numatopology object for this node."""
     coalesce_seconds: float = 2.0
     heartbeat_seconds: float = 600.0
-    start_spread_seconds: float = 30.0
+    start_spread_seconds: float = 60.0
     """The first write comes at a random moment within this time, so that a cluster's nodes do not write at once."""
     kubelet_config: Path = Path("/var/lib/kubelet/config.yaml")
     kubelet_config_dir: Path | None = None

@@ -133,6 +133,19 @@ class _Connection(BaseHTTPRequestHandler):
             return
         self._reply(200, {})
 
+    def do_DELETE(self) -> None:
+        """Take a pod away: `/_sim/pod/NAMESPACE/NAME`."""
+        path = urlsplit(self.path).path.split("/")
+        if len(path) != 5 or path[:3] != ["", "_sim", "pod"]:
+            self._refuse(405, "only /_sim/pod/NAMESPACE/NAME can be deleted")
+            return
+        try:
+            self.server.state.delete_pod(unquote(path[3]), unquote(path[4]))
+        except KeyError:
+            self._refuse(404, "there is no such pod")
+        else:
+            self._reply(200, {})
+
     def do_POST(self) -> None:
         """Take an Event in any namespace."""
         body = self._body()

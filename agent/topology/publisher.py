@@ -64,7 +64,7 @@ class Pace:
     refresh: float = 10.0
     """The object is built and compared with what was accepted this often even if nothing called `changed`: nobody
     tells when kubelet takes units back, and pods without devices of ours count for the fingerprint too."""
-    start_spread: float = 30.0
+    start_spread: float = 60.0
     retry_first: float = 1.0
     retry_cap: float = 300.0
     jitter: float = 0.1

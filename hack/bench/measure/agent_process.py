@@ -22,14 +22,14 @@ SETTLE_SECONDS = 5.0
 
 def measure(relay: Path, calls: int, idle_seconds: float, say: Callable[[str], None]) -> Figures:
     """Run the agent publishing its topology, as a node with schedulers' support does, and once without."""
-    with _agent(relay, publish=True, say=say) as stage:
+    with running_agent(relay, publish=True, say=say) as stage:
         figures = plugins.measure(stage, calls, say)
         say(f"footprint: the agent left alone for {idle_seconds:g} s")
         pid = stage.processes["agent"].pid
         cpu_percent(pid, SETTLE_SECONDS)
         figures["idle_cpu_pct"] = cpu_percent(pid, idle_seconds)
         figures["agent_rss_mib"] = resident_mib(pid)
-    with _agent(relay, publish=False, say=say) as stage:
+    with running_agent(relay, publish=False, say=say) as stage:
         plugins.measure(stage, calls, say)
         pid = stage.processes["agent"].pid
         cpu_percent(pid, SETTLE_SECONDS)
@@ -38,7 +38,7 @@ def measure(relay: Path, calls: int, idle_seconds: float, say: Callable[[str], N
 
 
 @contextmanager
-def _agent(relay: Path, *, publish: bool, say: Callable[[str], None]) -> Iterator[Stage]:
+def running_agent(relay: Path, *, publish: bool, say: Callable[[str], None]) -> Iterator[Stage]:
     say(f"the agent on {discovery.NODE}, {'publishing its topology' if publish else 'publishing nothing'}")
     # In a socket's path are 107 characters: a folder with a short name.
     with tempfile.TemporaryDirectory(prefix="nf-bench-", dir="/var/tmp") as folder:

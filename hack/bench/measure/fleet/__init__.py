@@ -1,0 +1,1 @@
+"""What many agents ask of the API server, and what they weigh."""

@@ -1,0 +1,81 @@
+"""The fleet benchmark's time and pods."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from measure.fleet.churn import Clock, Happening, lives, step_through
+from measure.fleet.hollow import Cluster, HollowAgent
+
+from agent.config.topology import Topology
+from agent.model.device import NumaNode, Snapshot
+from agent.sim.apiserver import ApiServerStandIn
+from tests.agent.topology.test_amounts import FakeUnit
+
+SNAPSHOT = Snapshot(numa_nodes=(NumaNode(0, (0, 1), 1 << 30), NumaNode(1, (2, 3), 1 << 30)))
+UNITS = {"rdma/vf": tuple(FakeUnit(f"u{n}", n % 2) for n in range(8))}
+
+
+class Fleet:
+    """Some hollow agents and their cluster."""
+
+    def __init__(self, folder: Path, server: ApiServerStandIn, count: int) -> None:
+        kubeconfig = folder / "kubeconfig"
+        kubeconfig.write_text(server.kubeconfig())
+        self.clock = Clock()
+        self.cluster = Cluster(server.port)
+        config = Topology(publish=True, kubelet_config=folder / "none")
+        self.agents = []
+        for number in range(count):
+            name = f"node-{number}"
+            server.state.add_node(name)
+            self.agents.append(HollowAgent(name, kubeconfig, config, SNAPSHOT, UNITS, self.clock))
+
+    def pass_time(self, happenings: list[Happening], end: float) -> Counter[int]:
+        return asyncio.run(step_through(self.clock, self.cluster, self.agents, happenings, end))
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServerStandIn]:
+    with ApiServerStandIn() as running:
+        yield running
+
+
+def test_idle_agents_write_once_each_within_the_time_to_start(tmp_path: Path, server: ApiServerStandIn) -> None:
+    fleet = Fleet(tmp_path, server, 4)
+    writes = fleet.pass_time([], 3600)
+    assert sum(writes.values()) == server.state.counts.applies == 4
+    assert max(second for second, count in writes.items() if count) <= 61
+    assert [agent.complaints for agent in fleet.agents] == [[]] * 4
+    for agent in fleet.agents:
+        agent.close()
+
+
+def test_every_pod_lives_in_order_and_all_pods_are_gone_in_the_end(tmp_path: Path, server: ApiServerStandIn) -> None:
+    fleet = Fleet(tmp_path, server, 2)
+    fleet.pass_time([], 120)
+    happenings = lives(fleet.agents, UNITS, 120, 1200, 30, seed=3)
+    pods = {happening.pod for happening in happenings}
+    for pod in pods:
+        kinds = [happening.kind for happening in happenings if happening.pod == pod]
+        assert kinds == ["bound", "running", "ended", "released", "deleted"]
+    fleet.pass_time(happenings, happenings[-1].at + 60)
+    assert all(not agent.kubelet.held and not agent.phases for agent in fleet.agents)
+    assert server.state.list_pods("node-0")[1] == []
+    assert 2 * len(pods) <= server.state.counts.applies <= 4 * len(pods) + 2
+    stored = server.state.get("NodeResourceTopology", "node-0")
+    assert stored is not None
+    available = [r["available"] for zone in stored["zones"] for r in zone["resources"] if r["name"] == "rdma/vf"]
+    assert available == ["4", "4"]
+    for agent in fleet.agents:
+        agent.close()
+
+
+def test_the_same_seed_makes_the_same_pods(tmp_path: Path, server: ApiServerStandIn) -> None:
+    fleet = Fleet(tmp_path, server, 2)
+    one, two = (lives(fleet.agents, UNITS, 0, 3600, 20, seed=5) for _ in range(2))
+    assert [(h.at, h.pod, h.kind, h.unit) for h in one] == [(h.at, h.pod, h.kind, h.unit) for h in two]
