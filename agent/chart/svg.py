@@ -14,8 +14,8 @@ from agent.chart.matrix import rails, rows
 from agent.chart.tree import Bridge, Leaf, NumaGroup, tree
 from agent.model.device import NO_NUMA_NODE, Snapshot
 
-CHIP_WIDTH, CHIP_HEIGHT, GAP, PAD, HEAD, LETTER = 168, 54, 10, 12, 22, 6.6
-WIDEST = 1240
+CHIP_WIDTH, CHIP_HEIGHT, GAP, PAD, HEAD, LETTER = 206, 54, 10, 12, 22, 7.3
+WIDEST = 1440
 """Boxes side by side are broken into rows at this width."""
 
 STYLE = """\

@@ -44,10 +44,10 @@ class NumaGroup:
 
 
 def tree(snapshot: Snapshot) -> tuple[NumaGroup, ...]:
-    """Arrange the GPUs and NICs of a snapshot. NUMA nodes without any are left out."""
+    """Arrange the GPUs and NICs of a snapshot, GPUs first. NUMA nodes without any are left out."""
     roots: dict[str, Any] = {}
     numa_of: dict[str, int] = {}
-    for device in drawn(snapshot):
+    for device in sorted(drawn(snapshot), key=is_nic):
         *way, own = device.path if len(device.path) > 1 else ("pci", device.address)
         top, branch = way[0], roots
         for name in way:

@@ -32,7 +32,8 @@ def _doctor(options: argparse.Namespace) -> int:
     host = open_host(options)
     try:
         root = options.root if options.simulate is None else Path(host.root)
-        found = examine(collect(root, host.scan(), config, options.config, problems))
+        is_here = options.root == Path("/")
+        found = examine(collect(root, host.scan(), config, options.config, problems, ask_agent=is_here))
     finally:
         host.close()
     show(options, findings.as_document(found), findings.as_text(found))

@@ -36,9 +36,15 @@ SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def collect(
-    root: Path, snapshot: Snapshot, config: Config | None, config_path: Path, config_problems: tuple[str, ...] = ()
+    root: Path,
+    snapshot: Snapshot,
+    config: Config | None,
+    config_path: Path,
+    config_problems: tuple[str, ...] = (),
+    *,
+    ask_agent: bool = True,
 ) -> Facts:
-    """Look at the node below `root`. Never raises for what cannot be read."""
+    """Look at the node below `root`, and ask its agent unless it is another machine's root. Never raises."""
     kubelet_dir = _below(root, config.kubelet_dir if config else Path("/var/lib/kubelet"))
     kubelet = _yaml(kubelet_dir / "config.yaml")
     return Facts(
@@ -58,7 +64,7 @@ def collect(
         topology_policy=kubelet.get("topologyManagerPolicy", "none") if kubelet is not None else None,
         plugins=_executables(root / "opt/cni/bin"),
         networks=networks(root / "etc/cni/net.d"),
-        agent=agent_answers(config.endpoints) if config is not None and root == Path("/") else (),
+        agent=agent_answers(config.endpoints) if config is not None and ask_agent else (),
     )
 
 

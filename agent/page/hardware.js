@@ -39,7 +39,7 @@ export class Hardware {
   }
 
   #branch(model, key, kind, name, note, below) {
-    const parts = [...below].sort((a, b) => rank(model, a) - rank(model, b)).map((part, number) =>
+    const parts = below.map((part, number) =>
       "device" in part
         ? this.#device(model, part.device)
         : this.#branch(model, `${key}/${number}`, "bridge", part.bridges.at(-1), part.bridges.slice(0, -1).join(" / "), part.below));
@@ -88,11 +88,6 @@ export class Hardware {
     }
     return found;
   }
-}
-
-/** GPUs before NICs, and both before further bridges. */
-function rank(model, part) {
-  return "device" in part ? (model.gpus.has(part.device) ? 0 : 1) : 2;
 }
 
 function namesOf(nic) {

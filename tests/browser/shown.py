@@ -31,6 +31,13 @@ class Unit:
     numa_node: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RailUnit(Unit):
+    """A GPU with its NIC, which is the unit's device."""
+
+    gpu: str = ""
+
+
 @dataclass
 class ShownNode:
     """What the page shows, and how it changes."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from agent.model.allocation import PodRef
+from agent.model.device import MigDevice
 from agent.model.health import unhealthy
 from tests.browser.chromium import Browser, Page
-from tests.browser.shown import ShownNode
+from tests.browser.shown import RailUnit, ShownNode, Unit
 
 READY = "document.querySelector('#freshness')?.textContent.includes('live')"
 VF = "0000:18:00.1"
@@ -248,8 +251,6 @@ def test_a_full_node_fits_the_width_and_nothing_jumps(
 
 
 def test_other_hardware_is_drawn_anew_and_the_focus_stays(browser: Browser, node: ShownNode) -> None:
-    from dataclasses import replace
-
     with looking(browser, node) as page:
         page.evaluate(f"document.querySelector('[data-key=\"{VF}\"]').focus()")
         gone = "0000:18:01.0"
@@ -275,3 +276,57 @@ def test_everything_that_can_be_reached_has_a_name(browser: Browser, node: Shown
         ]
         assert unnamed == []
         assert roles.count("treeitem") == 2 + 9 + 8 + 10 + 64
+
+
+def test_slots_slices_rails_and_kinds_of_tomorrow_are_shown(browser: Browser, node: ShownNode) -> None:
+    gpu = replace(node.snapshot.gpus[0], mig_mode=True, mig_devices=(MigDevice("MIG-1", "1g.10gb", 7, 0, 10 << 30),))
+    node.snapshot = replace(node.snapshot, gpus=(gpu, *node.snapshot.gpus[1:]), generation=2)
+    rail = RailUnit("rail-1", "rdma/rail", VF, gpu=node.snapshot.gpus[3].uuid)
+    node.units = {
+        "rdma/vf": tuple(Unit(f"slot-vf-0-{n}", "rdma/vf", "") for n in range(4)),
+        "gpu/mig": (Unit("MIG-1", "gpu/mig", "MIG-1"),),
+        "rdma/rail": (rail,),
+        "new/kind": (Unit("x", "new/kind", "of-no-known-device", unhealthy("LinkDown")),),
+    }
+    node.ledger.grant("rdma/vf", {"slot-vf-0-0": ""})
+    node.ledger.grant("gpu/mig", {"MIG-1": "MIG-1"})
+    node.ledger.grant("rdma/rail", {"rail-1": VF})
+    node.ledger.bind(["rail-1"], PodRef("default", "on-rails"))
+    with looking(browser, node) as page:
+        assert rows(page, "slots") == [["rdma/vf", "0", "4", "4", "1", "0"]]
+        assert state(page, "MIG-1") == "granted"
+        assert page.evaluate("document.querySelector('[data-key=MIG-1]').ariaLabel").startswith("GPU0 1g.10gb")
+        assert state(page, VF) == state(page, node.snapshot.gpus[3].pci_address) == "granted"
+        page.point(f'[data-key="{node.snapshot.gpus[3].pci_address}"]', click=True)
+        assert "rdma/rail to default/on-rails" in page.text("#details-body")
+        held = [row[:3] for row in rows(page, "held")]
+        assert ["slot-vf-0-0", "rdma/vf", "(not known yet)"] in held
+        assert rows(page, "wrong")[0][0] == "of-no-known-device of new/kind"
+
+
+def luminance(colour: str) -> float:
+    """Compute the relative luminance of `rgb(r, g, b)` (WCAG 2.2)."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_and_shapes_stand_out_from_their_ground(browser: Browser, node: ShownNode, dark: bool) -> None:
+    names = ["ground", "card", "ink", "soft", "red", "green", "blue", "orange", "purple", "gray", "focus", "mark"]
+    resolve = (
+        "(names => names.map(name => {const e = document.createElement('i'); e.style.color = `var(--${name})`;"
+        " document.body.append(e); const c = getComputedStyle(e).color; e.remove(); return [name, c]}))"
+    )
+    with looking(browser, node, dark=dark) as page:
+        colours = dict(page.evaluate(f"{resolve}({json.dumps(names)})"))
+    for ground in (colours["ground"], colours["card"], colours["mark"]):
+        assert contrast(colours["ink"], ground) >= 7
+    for ground in (colours["ground"], colours["card"]):
+        assert min(contrast(colours[name], ground) for name in ("soft", "red", "green")) >= 4.5
+        assert min(contrast(colours[name], ground) for name in ("blue", "orange", "purple", "gray", "focus")) >= 3

@@ -1,0 +1,65 @@
+"""The commands that ask the running agent."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import status
+from agent.__main__ import main
+from agent.endpoints import EndpointServer, Pages
+from agent.events import Events
+from agent.metrics import Facts
+from agent.model.device import Snapshot
+from agent.status.cached import served
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[Path]:
+    """A configuration whose agent answers."""
+    events = Events()
+    events.note("attach", "0000:3b:00.2", "is net1 of default/a")
+    events.note("health", "0000:3b:00.2", "LinkDown (rdma/vf)", warning=True)
+    document = status.build(Facts(Snapshot()), node="n1", version="1.2", kinds={}, obstacles={}, events=events.listed())
+    server = EndpointServer.open("127.0.0.1", 0, Pages(lambda _: ("", b""), lambda: served(document)))
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{{endpoints: {{port: {server.port}}}, stateDir: {tmp_path}/state, runDir: {tmp_path}/run}}")
+    try:
+        yield path
+    finally:
+        server.close()
+
+
+def test_status_shows_what_the_agent_says(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--config", str(config)]) == 0
+    assert capsys.readouterr().out.startswith("node n1  nodefabric 1.2  ready\n")
+
+
+def test_events_are_told_newest_first(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["events", "--config", str(config)]) == 0
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert head.split() == ["AGO", "KIND", "WHAT", "EVENT"]
+    assert first.split()[1:4] == ["!", "health", "0000:3b:00.2"]
+    assert second.endswith("is net1 of default/a")
+    assert main(["events", "--config", str(config), "-o", "json"]) == 0
+    events = json.loads(capsys.readouterr().out)["events"]
+    assert [event["kind"] for event in events] == ["health", "attach"]
+    assert all(abs(time.time() - event["at"]) < 600 for event in events)
+
+
+def test_without_an_agent_status_tells_the_books_and_events_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{{endpoints: {{port: 1}}, stateDir: {tmp_path}/state, runDir: {tmp_path}/run}}")
+    assert main(["status", "--config", str(path), "-o", "json"]) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert (document["ready"], document["hardware"]["nics"]) == (False, [])
+    assert main(["status", "--config", str(path)]) == 3
+    capsys.readouterr()
+    assert main(["events", "--config", str(path)]) == 3
+    assert "does not answer" in capsys.readouterr().err
