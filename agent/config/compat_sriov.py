@@ -56,7 +56,8 @@ def _pool(reader: GoReader, default_prefix: str, use_cdi: bool) -> Resource:
         reader.note("deviceType", f"must be one of {', '.join(DEVICE_TYPES)}, is {device_type!r}")
     exclude = reader.flag("excludeTopology")
     information = _additional_info(reader) if reader.has("additionalInfo") else None
-    reader.asked.add("additionalinfo")
+    # The plugin's own in-memory form of `selectors`, which other tools write out with the rest.
+    reader.asked |= {"additionalinfo", "selectorobj", "selectorobjs"}
     select = _selectors(reader, device_type)
     reader.done()
     return Resource(

@@ -1,0 +1,82 @@
+"""Configurations as they are found in the field, right and wrong, and what becomes of them on recorded nodes.
+
+Each file in `corpus/` has a configuration of either device plugin that we stand in for, or of our own, with what is
+expected: problems, or for each resource the devices that it gets.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent import config
+from agent.errors import ConfigError
+from agent.model.device import Snapshot
+from agent.sim import recorded
+from agent.sim.machine import SimulatedMachine
+from deviceplugin.explanation import Explanation, explain_all
+
+CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.yaml"))
+SHOWN = 3
+
+
+@cache
+def snapshot_of(node: str) -> Snapshot:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "node"
+        SimulatedMachine.create(place, recorded.load(recorded.find(node)), with_links=False)
+        host = SimulatedMachine.open(place)
+        try:
+            return host.scan()
+        finally:
+            host.close()
+
+
+def outcome(text: str, node: str) -> dict[str, Any]:
+    """Say what becomes of a configuration, in the words of the corpus."""
+    try:
+        read = config.parse(text, "config")
+    except ConfigError as error:
+        return {"problems": list(error.problems)}
+    account = explain_all(read.resources, snapshot_of(node))
+    found: dict[str, Any] = {}
+    if read.warnings:
+        found["warnings"] = list(read.warnings)
+    if account.mistakes:
+        found["overlaps"] = [str(overlap) for overlap in account.mistakes]
+    return {**found, "resources": {each.resource_name: summary(each) for each in account.resources}}
+
+
+def summary(found: Explanation) -> dict[str, Any]:
+    rest = len(found.devices) - SHOWN
+    said: dict[str, Any] = {
+        "candidates": len(found.candidates),
+        "devices": [*found.devices[:SHOWN], *([f"and {rest} more"] if rest > 0 else [])],
+        "units": len(found.units),
+    }
+    if found.units:
+        said["first"] = found.units[0]
+    lost = Counter(overlap.owner for overlap in found.lost)
+    return {**said, "lost": dict(lost)} if lost else said
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
+def test_a_configuration_comes_to_what_is_expected(path: Path) -> None:
+    case = yaml.safe_load(path.read_text())
+    expected = {key: value for key, value in case.items() if key not in ("about", "node", "config")}
+    assert outcome(case["config"], case["node"]) == expected
+
+
+def test_the_corpus_has_both_projects_right_and_wrong() -> None:
+    cases = {path.stem: yaml.safe_load(path.read_text()) for path in CORPUS}
+    for prefix, least in (("sriov-", 20), ("shared-", 10), ("own-", 4)):
+        mine = [case for name, case in cases.items() if name.startswith(prefix)]
+        assert len(mine) >= least
+        assert any("problems" in case for case in mine)
+        assert any("resources" in case for case in mine)
