@@ -38,6 +38,7 @@ from agent.ledger.lock import claim
 from agent.metrics import Facts, Metrics
 from agent.model.counters import Counters
 from agent.model.unit import OfferedUnit
+from agent.node_events import NodeEvents
 from agent.overview import Overview
 from agent.publication import ClusterApi, Publications
 from agent.reconcile import Reconciler
@@ -222,6 +223,11 @@ class Agent:
             publications = self._publications(plugins)
             ledger.subscribe(publications.changed)
             loops.append(tasks.create_task(publications.run(), name="publications"))
+            if self._api is not None:
+                told = NodeEvents(
+                    self._api, node_name(), lambda: plugins.units, lambda: self.obstacles.found.get("config")
+                )
+                loops.append(tasks.create_task(told.run(), name="node events"))
             if reloader is not None:
                 loops.append(tasks.create_task(reloader.run(), name="configuration"))
             serving = tasks.create_task(plugins.run(), name="device plugins")
@@ -237,6 +243,7 @@ class Agent:
             self.config = config
             granted.reconfigure(config)
             self._inventory.rescan_seconds = config.rescan_seconds
+            self._health.settings = config.health
             await plugins.reconfigure(config)
 
         if self._sources is None:

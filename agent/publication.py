@@ -27,6 +27,7 @@ from agent.model.cpu import CpuPlace
 from agent.model.device import LinkLayer, Snapshot
 from agent.model.lldp import NotLldp, parse_frame
 from agent.model.unit import OfferedUnit
+from agent.node_events import EventApi
 from agent.topology import numatopology, resource
 from agent.topology.kubelet_config import KubeletConfigFile
 from agent.topology.labels import Known, fabric_nics, labels
@@ -44,7 +45,7 @@ MAX_LINE = 256
 log = logging.getLogger(__name__)
 
 
-class ClusterApi(ObjectApi, MetadataApi, PodLister, Protocol):
+class ClusterApi(ObjectApi, MetadataApi, PodLister, EventApi, Protocol):
     """The API server, as all of this needs it."""
 
 

@@ -108,6 +108,8 @@ class ApiState:
         self._objects: dict[tuple[str, str], Stored] = {}
         self._pods: dict[tuple[str, str], dict[str, Any]] = {}
         self._events: list[Event] = []
+        self.created: list[dict[str, Any]] = []
+        """Events (the Kubernetes objects) that were posted, oldest first."""
         self._compacted = 0
         self._version = 1
         self._watches_to_break = 0

@@ -155,6 +155,7 @@ class _Connection(BaseHTTPRequestHandler):
             self._refuse(405, "only Events can be created here")
             return
         self.server.state.count("created")
+        self.server.state.created.append(json.loads(body))
         self._reply(201, json.loads(body))
 
     def do_PATCH(self) -> None:

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agent.clients.apiserver import ApiServer
+from agent.model.health import HEALTHY, Health, unhealthy
+from agent.model.reasons import Reason
+from agent.node_events import MOST_MESSAGE, NodeEvents, Pace, Saying, Units, changes
+from agent.sim.apiserver import ApiServerStandIn, Fault
+
+DEADLINE = 10.0
+QUICK = Pace(look=0.01, retry=0.05)
+
+
+@dataclass(frozen=True)
+class Offered:
+    unit_id: str
+    health: Health = HEALTHY
+    device: str = ""
+    resource_name: str = "rdma/vf"
+    numa_node: int = 0
+
+
+def offer(*healths: Health) -> Units:
+    return {"rdma/vf": [Offered(f"0000:3b:00.{n}", health) for n, health in enumerate(healths)]}
+
+
+LINK, QUARANTINED = unhealthy(Reason.LINK_DOWN), unhealthy(Reason.QUARANTINED)
+
+
+def test_one_sentence_tells_of_all_units_that_share_a_reason() -> None:
+    told = list(changes(offer(*[HEALTHY] * 6), offer(*[LINK] * 5, QUARANTINED)))
+    assert told == [
+        Saying(
+            "LinkDown",
+            "5 units of rdma/vf are unhealthy: its link, or that of its PF, has no carrier:"
+            " 0000:3b:00.0, 0000:3b:00.1, 0000:3b:00.2 and 2 more",
+            True,
+        ),
+        Saying(
+            "Quarantined",
+            f"1 unit of rdma/vf is unhealthy: {Reason.QUARANTINED.text}: 0000:3b:00.5",
+            True,
+        ),
+    ]
+
+
+def test_recovery_names_what_is_over() -> None:
+    (told,) = changes(offer(LINK), offer(HEALTHY))
+    assert told == Saying("DeviceHealthy", "1 unit of rdma/vf is healthy again, after LinkDown: 0000:3b:00.0", False)
+
+
+def test_what_stays_as_it_was_is_not_told() -> None:
+    assert list(changes(offer(LINK, HEALTHY), offer(LINK, HEALTHY))) == []
+    assert list(changes({}, offer(HEALTHY))) == []
+    assert [s.reason for s in changes({}, offer(LINK))] == ["LinkDown"]
+    assert list(changes(offer(LINK), {"rdma/vf": []})) == []
+
+
+def test_shares_of_one_hca_are_named_once() -> None:
+    units = {"rdma/hca": [Offered(f"hca-1-{n}", LINK, device="0000:3b:00.0") for n in range(63)]}
+    (told,) = changes({}, units)
+    assert told.message.startswith("63 units of rdma/hca are unhealthy")
+    assert told.message.endswith(": 0000:3b:00.0")
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServerStandIn]:
+    with ApiServerStandIn() as running:
+        yield running
+
+
+@pytest.fixture
+def api(server: ApiServerStandIn, tmp_path: Path) -> Iterator[ApiServer]:
+    (tmp_path / "kubeconfig").write_text(server.kubeconfig())
+    opened = ApiServer.from_kubeconfig(tmp_path / "kubeconfig")
+    yield opened
+    opened.close()
+
+
+class Node:
+    def __init__(self) -> None:
+        self.units: Units = offer(HEALTHY)
+        self.problem: str | None = None
+
+    def events(self, api: ApiServer, pace: Pace = QUICK) -> NodeEvents:
+        return NodeEvents(api, "worker-1", lambda: self.units, lambda: self.problem, pace=pace)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while not condition():  # noqa: ASYNC110 -- what is waited for happens on the other side of a socket
+            await asyncio.sleep(0.01)
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_faults_and_their_ends_become_events_of_the_node(server: ApiServerStandIn, api: ApiServer) -> None:
+    async def work() -> None:
+        node, posted = Node(), server.state.created
+        task = asyncio.create_task(node.events(api).run())
+        await asyncio.sleep(0.05)
+        node.units = offer(LINK)
+        await until(lambda: len(posted) == 1)
+        node.units = offer(HEALTHY)
+        await until(lambda: len(posted) == 2)
+        node.problem = "resources[0]: selects nothing"
+        await until(lambda: len(posted) == 3)
+        node.problem = None
+        await until(lambda: len(posted) == 4)
+        await ended(task)
+        assert [(e["type"], e["reason"]) for e in posted] == [
+            ("Warning", "LinkDown"),
+            ("Normal", "DeviceHealthy"),
+            ("Warning", "ConfigRefused"),
+            ("Normal", "ConfigTaken"),
+        ]
+        assert posted[0]["involvedObject"] == {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": "worker-1",
+            "uid": "worker-1",
+        }
+        assert "resources[0]" in posted[2]["message"]
+        assert len({e["metadata"]["name"] for e in posted}) == 4
+
+    asyncio.run(work())
+
+
+def test_what_could_not_be_sent_is_sent_later_and_counted(server: ApiServerStandIn, api: ApiServer) -> None:
+    async def work() -> None:
+        node, posted = Node(), server.state.created
+        server.state.set_fault(Fault(status=503, times=1_000_000))
+        task = asyncio.create_task(node.events(api).run())
+        for health in (LINK, HEALTHY, LINK, HEALTHY):
+            node.units = offer(health)
+            await asyncio.sleep(0.05)
+        assert posted == []
+        server.state.set_fault(None)
+        await until(lambda: len(posted) == 2)
+        await ended(task)
+        assert [(e["reason"], e["count"]) for e in posted] == [("LinkDown", 2), ("DeviceHealthy", 2)]
+
+    asyncio.run(work())
+
+
+def test_a_flood_is_held_back(server: ApiServerStandIn, api: ApiServer) -> None:
+    async def work() -> None:
+        node = Node()
+        events = node.events(api, Pace(look=0.01, refill=3600, burst=3))
+        for number in range(200):
+            events.note(Saying("LinkDown", f"number {number}", True))
+        task = asyncio.create_task(events.run())
+        await until(lambda: len(server.state.created) == 3)
+        await asyncio.sleep(0.1)
+        await ended(task)
+        assert [e["message"] for e in server.state.created] == ["number 150", "number 151", "number 152"]
+
+    asyncio.run(work())
+
+
+def test_an_api_server_that_refuses_events_does_not_hold_up_the_others(
+    server: ApiServerStandIn, api: ApiServer
+) -> None:
+    async def work() -> None:
+        node = Node()
+        events = node.events(api)
+        server.state.set_fault(Fault(status=403, times=1))
+        events.note(Saying("LinkDown", "first", True))
+        events.note(Saying("LinkDown", "x" * 5000, True))
+        task = asyncio.create_task(events.run())
+        await until(lambda: len(server.state.created) == 1)
+        await ended(task)
+
+    asyncio.run(work())
+    assert MOST_MESSAGE == 1024
