@@ -34,7 +34,7 @@ class BindingBook(GrantBook):
     def bind_slots(self, bindings: Sequence[Binding]) -> tuple[Binding, ...]:
         """Record the devices of some slots, in place of what these slots were bound to before.
 
-        The grants of the slots name the devices from then on. Raises DeviceBusy if another slot has one of
+        The grants of the slots name devices and pod from then on. Raises DeviceBusy if another slot has one of
         them; nothing is recorded then.
         """
         now = self._clock()
@@ -51,13 +51,18 @@ class BindingBook(GrantBook):
                 devices = ", ".join(b.device for b in made)
                 raise DeviceBusy(f"one of {devices} is bound to another slot in the ledger already") from error
             self._db.executemany(
-                "UPDATE grants SET device = ? WHERE unit_id = ?", [(b.device, b.unit_id) for b in made]
+                "UPDATE grants SET device = ?, pod_namespace = ?, pod_name = ?, pod_uid = ? WHERE unit_id = ?",
+                [(b.device, b.pod.namespace, b.pod.name, b.pod.uid, b.unit_id) for b in made],
             )
 
         def mirrored(_: None) -> None:
             self._bindings.remove([b.unit_id for b in made])
             self._bindings.put(made)
-            self._name_devices({b.unit_id: b.device for b in made})
+            mine = {b.unit_id: b for b in made}
+            self._grants.put(
+                replace(grant, device=mine[grant.unit_id].device, pod=mine[grant.unit_id].pod)
+                for grant in self._of_units(mine)
+            )
 
         self._write(write, durable=False, then=mirrored)
         return made

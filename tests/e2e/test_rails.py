@@ -1,0 +1,71 @@
+"""Rails and whole adapters as units: kubelet counts one thing, and the pod gets all that belongs to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent.demo import not_back, still_attached
+from agent.model.topology import Locality
+from agent.placement import Terrain
+from agent.sim.machine import SimulatedMachine
+from agent.sim.stage import CONFIG, Stage, settled
+
+RAIL = {
+    "name": "rdma/rail",
+    "kind": "rail",
+    "gpu": {},
+    "nic": {"kind": "vf", "select": {"vendors": ["15b3"]}},
+    "network": "rails",
+    "passBy": ["envvar"],
+}
+
+
+def play(stage: Stage, node: str, *resources: dict[str, Any]) -> SimulatedMachine:
+    hardware = stage.build_node(node)
+    stage.write_config({**CONFIG, "resources": list(resources)})
+    stage.write_conflist()
+    stage.start_kubelet("--seed", "7")
+    stage.start_agent()
+    stage.await_ready()
+    return hardware
+
+
+def test_a_rail_brings_its_gpu_and_the_vf_beside_it(stage: Stage) -> None:
+    hardware = play(stage, "h100-8gpu", RAIL)
+    snapshot, before = hardware.scan(), hardware.links.by_device()
+    terrain = Terrain(snapshot)
+    stage.create_pod("a", {"rdma/rail": 2})
+    pod = stage.await_pod("a")
+    (container,) = pod["containers"]
+    gpus = container["envs"]["NVIDIA_VISIBLE_DEVICES"].split(",")
+    vfs = container["envs"]["PCIDEVICE_RDMA_RAIL"].split(",")
+    assert {f"rail-{gpu}" for gpu in gpus} == set(container["devices"]["rdma/rail"])
+    assert [terrain.distance(gpu, vf) for gpu, vf in zip(gpus, vfs, strict=True)] == [Locality.PIX] * 2
+    assert {row["device"] for row in stage.status()["attachments"]} == set(vfs)
+    assert not set(vfs) & hardware.links.by_device().keys()
+    (resource,) = stage.status()["resources"]
+    assert (resource["units"], resource["healthy"], resource["granted"]) == (8, 8, 2)
+
+    stage.end("agent")
+    stage.start_agent()
+    stage.await_ready()
+    stage.delete_pod("a")
+    stage.await_no_pod("a")
+    assert settled(lambda: [*not_back(hardware, before), *still_attached(stage)]) == []
+
+
+def test_a_whole_adapter_goes_into_the_pod_and_comes_back(stage: Stage) -> None:
+    hardware = play(stage, "h100-8gpu", {"name": "rdma/nic", "kind": "nic", "select": {}})
+    before = hardware.links.by_device()
+    (resource,) = stage.status()["resources"]
+    assert resource["units"] > 0
+    stage.create_pod("a", {"rdma/nic": 1})
+    pod = stage.await_pod("a")
+    (nic,) = pod["containers"][0]["devices"]["rdma/nic"]
+    assert pod["containers"][0]["envs"] == {"PCIDEVICE_RDMA_NIC": nic}
+    assert nic not in hardware.links.by_device()
+    assert [(row["device"], row["pod"]) for row in stage.status()["attachments"]] == [(nic, "default/a")]
+    assert stage.status()["resources"][0]["units"] == resource["units"]
+    stage.delete_pod("a")
+    stage.await_no_pod("a")
+    assert settled(lambda: [*not_back(hardware, before), *still_attached(stage)]) == []
