@@ -21,6 +21,7 @@ test: check ## every check and every test, with those in the virtual machine
 	@$(NATIVE)
 	@hack/fetch-containerd
 	@hack/fetch-kube >/dev/null
+	@hack/fetch-promtool >/dev/null
 	@hack/build-image
 	@mkdir -p build/reports
 	.venv/bin/python -m pytest --ignore tests/vm --junit-xml build/reports/tests.xml
@@ -34,6 +35,7 @@ bench: setup ## measurements, into build/reports/bench.json
 	hack/bench/run
 
 bench-alignment: setup ## how near GPUs and NICs of one pod stand, into build/reports/alignment.json (NODES=folder)
+	@$(NATIVE)
 	hack/bench/alignment $(NODES)
 
 bench-fleet: setup ## what many agents ask of the API server, into build/reports/fleet.json

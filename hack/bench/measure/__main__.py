@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.demo import UNSHARE
 from agent.sim.stage import CNI_FOLDERS, Stage
 from measure import agent_process, attach, attach_many, discovery, markdown, passthrough
 from measure.figures import Figures, exceeded, table
+from measure.namespaces import enter_namespaces
 
 CHECKOUT = Path(__file__).parents[3]
 PARTS = ("discovery", "agent", "attach-many", "attach", "passthrough")
@@ -26,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.readme is not None and options.only:
         parser.error("--readme shows all parts: leave --only out")
     if not options.inside:
-        _enter_namespaces(arguments)
+        enter_namespaces("measure", arguments)
     figures = _measure(options)
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps({name: round(value, 4) for name, value in figures.items()}, indent=1) + "\n")
@@ -56,14 +55,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--idle", type=float, default=20.0, help="seconds to watch the idle agent (default: %(default)s)")
     add("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser
-
-
-def _enter_namespaces(arguments: Sequence[str]) -> None:
-    """Become the same command in fresh namespaces. An ordinary user becomes root of a user namespace."""
-    command = [UNSHARE, "--net", "--mount", "--propagation", "private"]
-    if os.geteuid() != 0:
-        command += ["--user", "--map-root-user"]
-    os.execv(UNSHARE, [*command, sys.executable, "-m", "measure", "--inside", *arguments])
 
 
 def _measure(options: argparse.Namespace) -> Figures:

@@ -57,7 +57,7 @@ def _group(line: Line, top: int) -> Iterator[str]:
         tally = line.tallies.get(way)
         y = top + n * HIGH
         if tally is None:
-            yield f'<text x="{LEFT + 4}" y="{y + HIGH - 1}" font-size="8">not there</text>'
+            yield f'<text x="{LEFT + 4}" y="{y + HIGH - 1}" font-size="8">early only</text>'
             continue
         wide = BAR * tally.percent / 100
         yield f'<rect x="{LEFT}" y="{y}" width="{wide:.1f}" height="{HIGH - 1}" fill="{colour}">'
