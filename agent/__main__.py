@@ -14,6 +14,7 @@ from agent.commands import (
     demo,
     doctor,
     events,
+    pause_gpus,
     release,
     run,
     status,
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for module in (run, demo, status, events, release, topology, check_config, config_schema, doctor):
+    for module in (run, demo, status, events, release, pause_gpus, topology, check_config, config_schema, doctor):
         module.add(command)
     commands_of_cni.add(command)
     uninstall.add(command)

@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
 
-from agent import admin, cdi, device_info, page, release
+from agent import admin, cdi, device_info, gpu_pause, page, release
 from agent.clients.cri import ContainerRuntime
 from agent.clients.kubelet import PodResources
 from agent.config import Config
@@ -301,6 +301,7 @@ class Agent:
     def _listen_to_operator(self, attachments: Attachments, reconciler: Reconciler, stack: AsyncExitStack) -> None:
         """Open the operator's socket. Pods need none, so the agent does its work without it too."""
         answer = release.answering(attachments, reconciler, asyncio.get_running_loop(), self._reconciled)
+        answer = gpu_pause.answering(self._host, lambda: self._inventory.snapshot, answer)
         server = admin.AdminServer(self.config.admin_socket, answer)
         try:
             server.start()

@@ -7,7 +7,7 @@ All methods block; call them from a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -288,6 +288,12 @@ class Host(Protocol):
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
         """Call `on_event(event)` from any thread at each error that a GPU's driver tells of."""
+
+    def pause_gpus(self, seconds: float, addresses: Sequence[str]) -> bool:
+        """Let go of the GPUs' driver for so long, and look then at the GPUs at some PCI addresses as if found anew.
+
+        Tells whether the driver is let go; it is not if it hangs. 0 seconds end a pause.
+        """
 
     def close(self) -> None:
         """Let go of sockets and threads."""

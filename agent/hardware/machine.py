@@ -124,6 +124,10 @@ class Machine:
         self.gpus.follow(on_event=on_event)
         return GpuWatch(self.gpus)
 
+    def pause_gpus(self, seconds: float, addresses: Sequence[str]) -> bool:
+        """Let go of NVML for so long."""
+        return self.gpus.pause(seconds, addresses)
+
     def close(self) -> None:
         """Let go of sockets and threads."""
         self.rdma.close()

@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -104,7 +104,7 @@ class GpuMonitor:
         self._began: float | None = None
         """When the reading began that is going on."""
         self._waited = False
-        self._eager_until = -math.inf
+        self._eager_until = self._paused_until = -math.inf
         self._bound: set[str] = set()
         self._slow_asked = False
         self._threads: list[threading.Thread] = []
@@ -125,8 +125,9 @@ class GpuMonitor:
             self._read_once.wait(self._pace.first)
             self._waited = True
         reading = self._reading
-        if self._is_overdue():
-            text = "the NVIDIA driver does not answer; the GPUs are shown as they were last seen"
+        if self._is_paused() or self._is_overdue():
+            what = "is let go for a reset" if self._is_paused() else "does not answer"
+            text = f"the NVIDIA driver {what}; the GPUs are shown as they were last seen"
             return replace(reading, problems=(*reading.problems, Problem("nvml", text)))
         return reading
 
@@ -162,6 +163,22 @@ class GpuMonitor:
             self._slow_asked = True
             self._eager_until = self._clock() + self._pace.slow
         self._asked.set()
+
+    def pause(self, seconds: float, addresses: Sequence[str]) -> bool:
+        """Let go of the driver for so long, and look then at the GPUs at some PCI addresses as if found anew.
+
+        Tells whether the driver is let go; it is not if it hangs. 0 seconds end a pause.
+        """
+        with self._lock:
+            self._paused_until = self._clock() + seconds
+            self._bound.update(addresses)
+            self._slow_asked = True
+        self._asked.set()
+        if not self._threads or not seconds:
+            return True
+        with self._turn:
+            let_go = self._turn.wait_for(lambda: not self.session, self._pace.let_go)
+        return let_go and self._let_go.wait(self._pace.let_go)
 
     def disturbed(self) -> None:
         """Read the GPUs soon."""
@@ -216,9 +233,17 @@ class GpuMonitor:
             return True
 
     def _read_on(self) -> None:
-        slow_at = self._clock()
+        slow_at, paused = self._clock(), False
         while not self._ending.is_set():
             self._asked.clear()
+            if self._is_paused():
+                self._nvml.close()
+                with self._turn:
+                    self._turn.notify_all()
+                self._changed("the GPU monitor pauses")
+                self._asked.wait(max(self._paused_until - self._clock(), 0.0))
+                paused = True
+                continue
             with self._lock:
                 bound, self._bound = tuple(sorted(self._bound)), set()
                 slow, self._slow_asked = self._slow_asked or self._clock() >= slow_at, False
@@ -234,8 +259,9 @@ class GpuMonitor:
             self._read_once.set()
             with self._turn:
                 self._turn.notify_all()
-            if reading != before:
+            if reading != before or paused:
                 self._changed("GPUs changed")
+            paused = False
             if self._asked.wait(self._pause(reading)):
                 self._ending.wait(self._pace.settle)
         self._nvml.close()
@@ -271,6 +297,9 @@ class GpuMonitor:
         listener = self._on_change
         if listener is not None:
             listener(what)
+
+    def _is_paused(self) -> bool:
+        return self._clock() < self._paused_until
 
     def _is_overdue(self) -> bool:
         began = self._began

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -277,6 +277,10 @@ class SimulatedMachine:
         monitor = self.monitor or GpuMonitor(is_installed=lambda: False)
         monitor.follow(on_event=on_event)
         return GpuWatch(monitor)
+
+    def pause_gpus(self, seconds: float, addresses: Sequence[str]) -> bool:
+        """Let go of NVML for so long; recorded GPUs need none."""
+        return self.monitor is None or self.monitor.pause(seconds, addresses)
 
     def close(self) -> None:
         """Let go of sockets and threads."""

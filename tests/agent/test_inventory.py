@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -99,6 +99,9 @@ class FakeHost:
             raise self.watch_error
         self.on_event = on_event
         return self.watched
+
+    def pause_gpus(self, seconds: float, addresses: Sequence[str]) -> bool:
+        raise AssertionError("not used")
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
         raise AssertionError("not used")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,30 @@ def test_a_fatal_error_takes_one_gpu_away_until_the_driver_has_found_it_anew(nod
     uevents.emit("bind", f"/devices/pci0000:48/{ill.bus[4:].lower()}", "pci")
     node.await_kubelet(gpu=(16, 16))
     assert node.reasons() == {}
+
+
+def test_a_gpu_that_was_reset_in_a_pause_is_offered_again(node: Node) -> None:
+    node.start()
+    node.await_kubelet(gpu=(8, 8))
+    wait("the errors to be heard", lambda: heard(node))
+    for ill in GPUS[:2]:
+        node.driver.xid(ill.uuid, 119)
+    node.await_kubelet(gpu=(8, 6))
+
+    def pause(*words: str) -> subprocess.CompletedProcess[str]:
+        config = str(node.stage.folder / "config.yaml")
+        command = [sys.executable, "-m", "agent", "pause-gpus", *words, "--config", config]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert pause("GPU9").returncode != 0
+    done = pause(GPUS[0].uuid, "--seconds", "600")
+    assert done.returncode == 0, done.stderr
+    assert f"reset {GPUS[0].uuid} now" in done.stdout
+    wait("the pause", lambda: any("let go for a reset" in text for text in node.problems()) or None)
+    assert node.kubelets() == {NAME: (8, 6)}
+    assert pause(GPUS[0].uuid, "--seconds", "0").returncode == 0
+    node.await_kubelet(gpu=(8, 7))
+    assert node.reasons() == {GPUS[1].uuid: "XidFatal"}
 
 
 def test_an_error_without_a_gpu_takes_none_away(node: Node) -> None:

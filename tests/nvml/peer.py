@@ -128,6 +128,8 @@ def _monitor(say: Callable[[str, Any], None], first: float) -> Callable[[str, di
             return monitor.close()
         if command == "pci":
             return monitor.pci_event(**options)
+        if command == "pause":
+            return monitor.pause(**options)
         return {**asdict(monitor.latest()), "session": monitor.session, "threads": threading.active_count()}
 
     return answer

@@ -152,5 +152,38 @@ def test_a_gpu_bound_anew_has_a_new_enumeration(monitor: Peer, driver: FakeDrive
     assert answer["gpus"][0]["enumeration"] == 0
 
 
+def test_a_pause_lets_go_of_the_driver_and_finds_the_named_gpus_anew(monitor: Peer, driver: FakeDriver) -> None:
+    driver.show(A, B)
+    monitor.ask("latest")
+    told(monitor, driver, "GPU-aaaa", 13)
+    assert monitor.ask("pause", seconds=600, addresses=["0000:3d:00.0"]) is True
+    answer = monitor.ask("latest")
+    assert answer["session"] == 0
+    assert list(ailments(answer)) == ["GPU-aaaa", "GPU-bbbb"]
+    assert "is let go for a reset" in answer["problems"][0]["text"]
+    driver.show(FakeGpu("GPU-new", A.bus), B)  # seen only by a library that nobody had open
+    assert monitor.ask("pause", seconds=0, addresses=[]) is True
+    answer = monitor.until("latest", lambda r: r["gpus"][0]["uuid"] == "GPU-new")
+    assert [(g["uuid"], g["enumeration"]) for g in answer["gpus"]] == [("GPU-new", 0), ("GPU-bbbb", 1)]
+    assert told(monitor, driver, "GPU-new", 79)["gpu_uuid"] == "GPU-new"
+
+
+def test_a_pause_ends_by_itself(monitor: Peer, driver: FakeDriver) -> None:
+    driver.show(A)
+    monitor.ask("latest")
+    monitor.ask("pause", seconds=0.2, addresses=["0000:1b:00.0"])
+    assert monitor.until("latest", lambda r: r["gpus"][0]["enumeration"] == 1)["problems"] == []
+
+
+def test_a_driver_that_hangs_cannot_be_let_go_and_that_is_said(monitor: Peer, driver: FakeDriver) -> None:
+    driver.show(A)
+    monitor.ask("latest")
+    driver.hang("DeviceGetCount")
+    monitor.until("latest", lambda r: r["problems"])
+    assert monitor.ask("pause", seconds=600, addresses=[]) is False
+    driver.hang()
+    monitor.until("latest", lambda r: r["session"] == 0)
+
+
 def test_the_number_of_no_instance_is_nvmls() -> None:
     assert NO_INSTANCE == 0xFFFFFFFF
