@@ -45,7 +45,13 @@ def stage(own_network: None) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def containerd(stage: Stage, suite: str) -> Iterator[Containerd]:
+def snapshotter() -> str:
+    """How containerd keeps files of images; a module may have another."""
+    return Containerd.snapshotter
+
+
+@pytest.fixture
+def containerd(stage: Stage, suite: str, snapshotter: str) -> Iterator[Containerd]:
     """A containerd that runs, with its images."""
     unpacked = runtime.unpacked(suite)
     if not unpacked.exists():
@@ -56,6 +62,7 @@ def containerd(stage: Stage, suite: str) -> Iterator[Containerd]:
     folder = stage.folder / "containerd"
     folder.mkdir()
     made = Containerd(folder, unpacked, cgroups, stage.relay_environment)
+    made.snapshotter = snapshotter
     try:
         made.write_config()
         made.start()

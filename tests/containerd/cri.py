@@ -89,6 +89,11 @@ class Cri:
     def start_container(self, container: str) -> None:
         self._call(self._runtime.StartContainer, api_pb2.StartContainerRequest(container_id=container))
 
+    def container_status(self, container: str) -> api_pb2.ContainerStatus:
+        request = api_pb2.ContainerStatusRequest(container_id=container)
+        status: api_pb2.ContainerStatus = self._call(self._runtime.ContainerStatus, request).status
+        return status
+
     def execute(self, container: str, *command: str) -> Done:
         request = api_pb2.ExecSyncRequest(container_id=container, cmd=command, timeout=20)
         answer = self._call(self._runtime.ExecSync, request)

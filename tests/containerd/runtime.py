@@ -40,8 +40,7 @@ disabled_plugins = ["io.containerd.internal.v1.tracing"]
     bin_dir = "{folder}/cni/bin"
     conf_dir = "{folder}/cni/net.d"
   [plugins."io.containerd.grpc.v1.cri".containerd]
-    # Copies the few files of our image: works on every file system.
-    snapshotter = "native"
+    snapshotter = "{snapshotter}"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
@@ -66,6 +65,9 @@ def may_lower_oom_score() -> bool:
 
 class Containerd:
     """A containerd below a folder. Its pods' processes end with `close`, whatever became of it."""
+
+    snapshotter = "native"
+    """Copies the few files of our image: works on every file system."""
 
     def __init__(self, folder: Path, unpacked: Path, cgroups: Cgroups, environment: Mapping[str, str]) -> None:
         self.folder = folder
@@ -95,6 +97,7 @@ class Containerd:
             socket=self.socket,
             programs=self.programs,
             pause=image.PAUSE,
+            snapshotter=self.snapshotter,
             restrict="false" if may_lower_oom_score() else "true",
         )
         (self.folder / "config.toml").write_text(text)
@@ -129,10 +132,14 @@ class Containerd:
         """Make the images and hand them over. They are there when the runtime says so."""
         archive = self.folder / "images.tar"
         image.write(archive, self.programs / "busybox")
+        self.take_images(archive, image.POD, image.PAUSE)
+
+    def take_images(self, archive: Path, *names: str) -> None:
+        """Import an archive in which images have these names."""
         where = ("--address", str(self.socket), "--namespace", "k8s.io")
-        how = ("images", "import", "--local", "--snapshotter", "native", str(archive))
+        how = ("images", "import", "--local", "--snapshotter", self.snapshotter, str(archive))
         subprocess.run([f"{self.programs}/ctr", *where, *how], check=True, capture_output=True)
-        for name in (image.POD, image.PAUSE):
+        for name in names:
             wait(f"image {name}", lambda name=name: self.cri.has_image(name) or None)  # type: ignore[misc]
 
     def end(self, number: int) -> None:

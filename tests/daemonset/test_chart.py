@@ -36,6 +36,7 @@ SWITCHES: dict[str, Document] = {
     "nvidia": {"nvidia": {"enabled": True}},
     "sysfs": {"writableSysfs": True},
     "late": {"config": {"resources": [{"name": "rdma/vf", "kind": "vf", "binding": "late"}]}},
+    "alerts": {"prometheusRule": {"enabled": True}},
     "volcano": {"config": {"topology": {"volcano": True}}},
     "labels": {"config": {"topology": {"labels": {"keys": {"example.com/rails": "rails"}}}}},
     "lldp": {"config": {"topology": {"labels": {"keys": {"example.com/leaf": "leaf-switch"}}}}},
@@ -268,6 +269,20 @@ def test_all_say_the_same_version() -> None:
     for folder in ("base", "remove"):
         (kustomization,) = documents(FOLDER / folder / "kustomization.yaml")
         assert kustomization["images"] == [{"name": "nodefabric", "newTag": version}]
+
+
+def test_alerts_and_dashboard_are_those_of_the_monitoring_folder(kube: Kube) -> None:
+    found = kube.template(
+        {"prometheusRule": {"enabled": True, "labels": {"release": "x"}}, "dashboard": {"enabled": True}}
+    )
+    rules = named(found, "PrometheusRule")
+    assert rules["spec"] == documents(FOLDER / "monitoring/alerts.yaml")[0]
+    assert rules["metadata"]["labels"]["release"] == "x"
+    (dashboard,) = [d for d in found if d["metadata"]["name"] == "nodefabric-dashboard"]
+    assert json.loads(dashboard["data"]["nodefabric.json"]) == json.loads(
+        (FOLDER / "monitoring/dashboard.json").read_text()
+    )
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
 def test_helm_upgrades_in_place_and_keeps_nothing_of_the_agent_when_it_removes(kube: Kube) -> None:

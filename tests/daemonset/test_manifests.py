@@ -28,7 +28,7 @@ from tests.daemonset.manifests import (
     host_paths,
 )
 
-MANIFESTS = sorted(p for p in FOLDER.rglob("*.yaml") if CHART not in p.parents)
+MANIFESTS = sorted(p for p in FOLDER.rglob("*.yaml") if {CHART, FOLDER / "monitoring"}.isdisjoint(p.parents))
 PODS = sorted((FOLDER / "examples").glob("pod-*.yaml"))
 
 

@@ -38,6 +38,26 @@ SANDBOX_READY: PodSandboxState.ValueType  # 0
 SANDBOX_NOTREADY: PodSandboxState.ValueType  # 1
 Global___PodSandboxState: _TypeAlias = PodSandboxState  # noqa: Y015
 
+class _NamespaceMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NamespaceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NamespaceMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POD: _NamespaceMode.ValueType  # 0
+    CONTAINER: _NamespaceMode.ValueType  # 1
+    NODE: _NamespaceMode.ValueType  # 2
+    TARGET: _NamespaceMode.ValueType  # 3
+
+class NamespaceMode(_NamespaceMode, metaclass=_NamespaceModeEnumTypeWrapper):
+    """What a pod or container may do"""
+
+POD: NamespaceMode.ValueType  # 0
+CONTAINER: NamespaceMode.ValueType  # 1
+NODE: NamespaceMode.ValueType  # 2
+TARGET: NamespaceMode.ValueType  # 3
+Global___NamespaceMode: _TypeAlias = NamespaceMode  # noqa: Y015
+
 class _ContainerState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -57,6 +77,23 @@ CONTAINER_RUNNING: ContainerState.ValueType  # 1
 CONTAINER_EXITED: ContainerState.ValueType  # 2
 CONTAINER_UNKNOWN: ContainerState.ValueType  # 3
 Global___ContainerState: _TypeAlias = ContainerState  # noqa: Y015
+
+class _MountPropagation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MountPropagationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MountPropagation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROPAGATION_PRIVATE: _MountPropagation.ValueType  # 0
+    PROPAGATION_HOST_TO_CONTAINER: _MountPropagation.ValueType  # 1
+    PROPAGATION_BIDIRECTIONAL: _MountPropagation.ValueType  # 2
+
+class MountPropagation(_MountPropagation, metaclass=_MountPropagationEnumTypeWrapper): ...
+
+PROPAGATION_PRIVATE: MountPropagation.ValueType  # 0
+PROPAGATION_HOST_TO_CONTAINER: MountPropagation.ValueType  # 1
+PROPAGATION_BIDIRECTIONAL: MountPropagation.ValueType  # 2
+Global___MountPropagation: _TypeAlias = MountPropagation  # noqa: Y015
 
 @_typing.final
 class VersionRequest(_message.Message):
@@ -134,19 +171,221 @@ class PodSandboxMetadata(_message.Message):
 Global___PodSandboxMetadata: _TypeAlias = PodSandboxMetadata  # noqa: Y015
 
 @_typing.final
+class NamespaceOption(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NETWORK_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    IPC_FIELD_NUMBER: _builtins.int
+    network: Global___NamespaceMode.ValueType
+    pid: Global___NamespaceMode.ValueType
+    ipc: Global___NamespaceMode.ValueType
+    def __init__(
+        self,
+        *,
+        network: Global___NamespaceMode.ValueType = ...,
+        pid: Global___NamespaceMode.ValueType = ...,
+        ipc: Global___NamespaceMode.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ipc", b"ipc", "network", b"network", "pid", b"pid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamespaceOption: _TypeAlias = NamespaceOption  # noqa: Y015
+
+@_typing.final
+class Int64Value(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: _builtins.int
+    value: _builtins.int
+    def __init__(
+        self,
+        *,
+        value: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Int64Value: _TypeAlias = Int64Value  # noqa: Y015
+
+@_typing.final
+class SecurityProfile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _ProfileType:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ProfileTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[SecurityProfile._ProfileType.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        RuntimeDefault: SecurityProfile._ProfileType.ValueType  # 0
+        Unconfined: SecurityProfile._ProfileType.ValueType  # 1
+        Localhost: SecurityProfile._ProfileType.ValueType  # 2
+
+    class ProfileType(_ProfileType, metaclass=_ProfileTypeEnumTypeWrapper): ...
+    RuntimeDefault: SecurityProfile.ProfileType.ValueType  # 0
+    Unconfined: SecurityProfile.ProfileType.ValueType  # 1
+    Localhost: SecurityProfile.ProfileType.ValueType  # 2
+
+    PROFILE_TYPE_FIELD_NUMBER: _builtins.int
+    LOCALHOST_REF_FIELD_NUMBER: _builtins.int
+    profile_type: Global___SecurityProfile.ProfileType.ValueType
+    localhost_ref: _builtins.str
+    def __init__(
+        self,
+        *,
+        profile_type: Global___SecurityProfile.ProfileType.ValueType = ...,
+        localhost_ref: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["localhost_ref", b"localhost_ref", "profile_type", b"profile_type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecurityProfile: _TypeAlias = SecurityProfile  # noqa: Y015
+
+@_typing.final
+class LinuxSandboxSecurityContext(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_OPTIONS_FIELD_NUMBER: _builtins.int
+    SECCOMP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def namespace_options(self) -> Global___NamespaceOption: ...
+    @_builtins.property
+    def seccomp(self) -> Global___SecurityProfile: ...
+    def __init__(
+        self,
+        *,
+        namespace_options: Global___NamespaceOption | None = ...,
+        seccomp: Global___SecurityProfile | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["namespace_options", b"namespace_options", "seccomp", b"seccomp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace_options", b"namespace_options", "seccomp", b"seccomp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinuxSandboxSecurityContext: _TypeAlias = LinuxSandboxSecurityContext  # noqa: Y015
+
+@_typing.final
+class Capability(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADD_CAPABILITIES_FIELD_NUMBER: _builtins.int
+    DROP_CAPABILITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def add_capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def drop_capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        add_capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        drop_capabilities: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_capabilities", b"add_capabilities", "drop_capabilities", b"drop_capabilities"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Capability: _TypeAlias = Capability  # noqa: Y015
+
+@_typing.final
+class LinuxContainerSecurityContext(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
+    PRIVILEGED_FIELD_NUMBER: _builtins.int
+    NAMESPACE_OPTIONS_FIELD_NUMBER: _builtins.int
+    RUN_AS_USER_FIELD_NUMBER: _builtins.int
+    READONLY_ROOTFS_FIELD_NUMBER: _builtins.int
+    NO_NEW_PRIVS_FIELD_NUMBER: _builtins.int
+    MASKED_PATHS_FIELD_NUMBER: _builtins.int
+    READONLY_PATHS_FIELD_NUMBER: _builtins.int
+    SECCOMP_FIELD_NUMBER: _builtins.int
+    privileged: _builtins.bool
+    readonly_rootfs: _builtins.bool
+    no_new_privs: _builtins.bool
+    @_builtins.property
+    def capabilities(self) -> Global___Capability: ...
+    @_builtins.property
+    def namespace_options(self) -> Global___NamespaceOption: ...
+    @_builtins.property
+    def run_as_user(self) -> Global___Int64Value: ...
+    @_builtins.property
+    def masked_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def readonly_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def seccomp(self) -> Global___SecurityProfile: ...
+    def __init__(
+        self,
+        *,
+        capabilities: Global___Capability | None = ...,
+        privileged: _builtins.bool = ...,
+        namespace_options: Global___NamespaceOption | None = ...,
+        run_as_user: Global___Int64Value | None = ...,
+        readonly_rootfs: _builtins.bool = ...,
+        no_new_privs: _builtins.bool = ...,
+        masked_paths: _abc.Iterable[_builtins.str] | None = ...,
+        readonly_paths: _abc.Iterable[_builtins.str] | None = ...,
+        seccomp: Global___SecurityProfile | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "namespace_options", b"namespace_options", "run_as_user", b"run_as_user", "seccomp", b"seccomp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "masked_paths", b"masked_paths", "namespace_options", b"namespace_options", "no_new_privs", b"no_new_privs", "privileged", b"privileged", "readonly_paths", b"readonly_paths", "readonly_rootfs", b"readonly_rootfs", "run_as_user", b"run_as_user", "seccomp", b"seccomp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinuxContainerSecurityContext: _TypeAlias = LinuxContainerSecurityContext  # noqa: Y015
+
+@_typing.final
+class LinuxContainerConfig(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECURITY_CONTEXT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def security_context(self) -> Global___LinuxContainerSecurityContext: ...
+    def __init__(
+        self,
+        *,
+        security_context: Global___LinuxContainerSecurityContext | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["security_context", b"security_context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["security_context", b"security_context"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinuxContainerConfig: _TypeAlias = LinuxContainerConfig  # noqa: Y015
+
+@_typing.final
 class LinuxPodSandboxConfig(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CGROUP_PARENT_FIELD_NUMBER: _builtins.int
+    SECURITY_CONTEXT_FIELD_NUMBER: _builtins.int
     cgroup_parent: _builtins.str
+    @_builtins.property
+    def security_context(self) -> Global___LinuxSandboxSecurityContext: ...
     def __init__(
         self,
         *,
         cgroup_parent: _builtins.str = ...,
+        security_context: Global___LinuxSandboxSecurityContext | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["security_context", b"security_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cgroup_parent", b"cgroup_parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cgroup_parent", b"cgroup_parent", "security_context", b"security_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -686,19 +925,22 @@ class Mount(_message.Message):
     CONTAINER_PATH_FIELD_NUMBER: _builtins.int
     HOST_PATH_FIELD_NUMBER: _builtins.int
     READONLY_FIELD_NUMBER: _builtins.int
+    PROPAGATION_FIELD_NUMBER: _builtins.int
     container_path: _builtins.str
     host_path: _builtins.str
     readonly: _builtins.bool
+    propagation: Global___MountPropagation.ValueType
     def __init__(
         self,
         *,
         container_path: _builtins.str = ...,
         host_path: _builtins.str = ...,
         readonly: _builtins.bool = ...,
+        propagation: Global___MountPropagation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_path", b"container_path", "host_path", b"host_path", "readonly", b"readonly"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_path", b"container_path", "host_path", b"host_path", "propagation", b"propagation", "readonly", b"readonly"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -781,6 +1023,7 @@ class ContainerConfig(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     ANNOTATIONS_FIELD_NUMBER: _builtins.int
     LOG_PATH_FIELD_NUMBER: _builtins.int
+    LINUX_FIELD_NUMBER: _builtins.int
     CDI_DEVICES_FIELD_NUMBER: _builtins.int
     log_path: _builtins.str
     @_builtins.property
@@ -800,6 +1043,8 @@ class ContainerConfig(_message.Message):
     @_builtins.property
     def annotations(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
+    def linux(self) -> Global___LinuxContainerConfig: ...
+    @_builtins.property
     def CDI_devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___CDIDevice]: ...
     def __init__(
         self,
@@ -813,11 +1058,12 @@ class ContainerConfig(_message.Message):
         devices: _abc.Iterable[Global___Device] | None = ...,
         annotations: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         log_path: _builtins.str = ...,
+        linux: Global___LinuxContainerConfig | None = ...,
         CDI_devices: _abc.Iterable[Global___CDIDevice] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "metadata", b"metadata"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "linux", b"linux", "metadata", b"metadata"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["CDI_devices", b"CDI_devices", "annotations", b"annotations", "args", b"args", "command", b"command", "devices", b"devices", "envs", b"envs", "image", b"image", "log_path", b"log_path", "metadata", b"metadata", "mounts", b"mounts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["CDI_devices", b"CDI_devices", "annotations", b"annotations", "args", b"args", "command", b"command", "devices", b"devices", "envs", b"envs", "image", b"image", "linux", b"linux", "log_path", b"log_path", "metadata", b"metadata", "mounts", b"mounts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

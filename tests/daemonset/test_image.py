@@ -1,0 +1,184 @@
+"""The image that hack/build-image made: what is in it, what it says of itself, and that it runs with nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import subprocess
+from importlib.metadata import distributions
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from cni.commands import DEFAULT_RELAY
+from tests.daemonset.image import Image
+from tests.daemonset.manifests import FOLDER, REPOSITORY, Document
+
+SITE = "usr/local/lib/python3.11/dist-packages"
+SBOM = "usr/share/nodefabric/sbom.spdx.json"
+MACHINES = {"amd64": 62, "arm64": 183}
+"""e_machine of ELF files: EM_X86_64 and EM_AARCH64."""
+MOST_MIB = 150
+
+
+@pytest.fixture(scope="module")
+def image() -> Image:
+    found = Image.find()
+    if found is None:
+        pytest.skip("needs the image: hack/build-image could not build it")
+    if os.geteuid() != 0:
+        pytest.skip("looks into the image as root")
+    return found
+
+
+def run(image: Image, *arguments: str, user: str = "root") -> subprocess.CompletedProcess[str]:
+    """Run the image's program, with its own files alone to be seen."""
+    config = image.told["OCIv1"]["config"]
+    command = ["/usr/sbin/chroot", f"--userspec={user}", str(image.root), *config["Entrypoint"], *arguments]
+    environment = dict(entry.split("=", 1) for entry in config["Env"])
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def elf(path: Path) -> tuple[int, bool] | None:
+    """Return an ELF file's machine and whether it asks for an interpreter, as dynamic programs do."""
+    content = path.read_bytes()
+    if content[:4] != b"\x7fELF":
+        return None
+    assert content[4:6] == b"\x02\x01"  # 64 bits, little-endian
+    offset, size, count = (*struct.unpack_from("<Q", content, 32), *struct.unpack_from("<HH", content, 54))
+    kinds = [struct.unpack_from("<I", content, offset + i * size)[0] for i in range(count)]
+    return struct.unpack_from("<H", content, 18)[0], 3 in kinds  # PT_INTERP
+
+
+@pytest.mark.parametrize("user", ["root", "65534:65534"])
+def test_it_runs_with_nothing_but_its_own_files(image: Image, user: str) -> None:
+    version = re.findall(r'^version = "(.+)"', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
+    assert run(image, "version", user=user).stdout == f"nodefabric {version[0]}\n"
+
+
+def test_every_module_that_the_agent_may_import_is_there(image: Image) -> None:
+    """What is left out of the image must be what nobody imports, be it late."""
+    names = sorted(
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+        for package in ("agent", "cni", "deviceplugin")
+        for path in (REPOSITORY / package).rglob("*.py")
+        if path.name not in ("__init__.py", "__main__.py")
+    )
+    there = [n for n in names if (image.root / SITE / f"{n.replace('.', '/')}.py").exists()]
+    assert len(there) > 50
+    late = ["kubernetes.client", "kubernetes.config.incluster_config", "kubernetes.config", "kubernetes.watch"]
+    script = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    command = ["/usr/sbin/chroot", str(image.root), "/usr/bin/python3.11", "-sP", "-c", script, *there, *late]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_relay_is_static_and_for_both_architectures(image: Image) -> None:
+    folder = image.root / DEFAULT_RELAY.parent.relative_to("/")
+    for architecture, machine in MACHINES.items():
+        assert elf(folder / architecture / DEFAULT_RELAY.name) == (machine, False)
+    own = image.told["OCIv1"]["architecture"]
+    assert (folder / DEFAULT_RELAY.name).resolve() == folder.resolve() / own / DEFAULT_RELAY.name
+
+
+def test_all_else_is_for_the_architecture_that_the_image_says(image: Image) -> None:
+    machine = MACHINES[image.told["OCIv1"]["architecture"]]
+    relays = image.root / DEFAULT_RELAY.parent.relative_to("/")
+    found = [
+        told[0]
+        for path in image.root.rglob("*")
+        if path.is_file() and not path.is_symlink() and relays not in path.parents and (told := elf(path)) is not None
+    ]
+    assert len(found) > 50
+    assert set(found) == {machine}
+
+
+def test_there_is_no_shell_package_manager_or_program_with_rights_of_its_own(image: Image) -> None:
+    programs = {p.name for folder in ("bin", "sbin", "usr/bin", "usr/sbin") for p in (image.root / folder).glob("*")}
+    assert programs <= {"python3", "python3.11", "py3clean", "py3compile", "py3versions"}
+    for path in image.root.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            assert not path.stat().st_mode & 0o6000, path
+            assert not path.stat().st_mode & 0o002, path
+
+
+def test_the_bill_of_materials_names_everything_that_is_installed(image: Image) -> None:
+    document: Document = json.loads((image.root / SBOM).read_text())
+    assert document["spdxVersion"] == "SPDX-2.3"
+    described = {package["SPDXID"]: package for package in document["packages"]}
+    assert len(described) == len(document["packages"])
+    purls = {p["externalRefs"][0]["referenceLocator"].partition("?")[0] for p in described.values()}
+    for found in distributions(path=[str(image.root / SITE)]):
+        name = re.sub(r"[-_.]+", "-", found.name).lower()
+        kind = "generic" if name == "nodefabric" else "pypi"
+        assert f"pkg:{kind}/{name}@{found.version}" in purls
+    wanted = [line for line in (FOLDER / "image/packages").read_text().splitlines() if not line.startswith("#")]
+    debian = {package["name"] for ref, package in described.items() if ref.startswith("SPDXRef-deb-")}
+    assert debian == {*wanted} == {p.name for p in (image.root / "var/lib/dpkg/status.d").iterdir()}
+    ends = {r["relatedSpdxElement"] for r in document["relationships"] if r["relationshipType"] == "DEPENDS_ON"}
+    assert ends | {"SPDXRef-python-nodefabric"} == set(described)
+
+
+def test_it_holds_the_versions_of_the_lock(image: Image) -> None:
+    lock = (REPOSITORY / "requirements/runtime.txt").read_text()
+    locked = dict(re.findall(r"^([a-z0-9-]+)==([^ ]+) ", lock, re.MULTILINE))
+    installed = {
+        re.sub(r"[-_.]+", "-", d.name).lower(): d.version for d in distributions(path=[str(image.root / SITE)])
+    }
+    del installed["nodefabric"]
+    assert installed.items() <= locked.items()
+    unused = re.findall(r"^unused='(.+)'$", (FOLDER / "image/install-requirements").read_text(), re.MULTILINE)[0]
+    assert locked.keys() - installed.keys() == {*unused.split(), "win-inet-pton"}
+
+
+def test_it_is_small(image: Image) -> None:
+    size = sum(p.lstat().st_size for p in image.root.rglob("*") if not p.is_dir())
+    assert size < MOST_MIB << 20
+    assert not any(image.root.rglob("kubernetes/client/models/v1_pod.py"))
+
+
+def test_what_runs_is_compiled_and_says_so_by_hash(image: Image) -> None:
+    (compiled,) = (image.root / SITE / "agent/__pycache__").glob("main.*.pyc")
+    assert compiled.read_bytes()[4] == 1  # PEP 552: by hash, and nobody looks at the source
+
+
+def test_the_image_copies_what_is_in_the_repository_and_lets_through_what_it_copies() -> None:
+    text = (FOLDER / "Dockerfile").read_text()
+    let_through = {
+        PurePosixPath(line[1:])
+        for line in (FOLDER / "Dockerfile.dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE):
+        for source in line.split()[:-1]:
+            path = PurePosixPath(source)
+            assert (REPOSITORY / path).exists(), source
+            assert {path, *path.parents} & let_through, source
+
+
+def test_everything_that_comes_into_the_image_is_pinned() -> None:
+    dockerfile = (FOLDER / "Dockerfile").read_text()
+    assert re.search(r"^ARG BASE=\S+:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}$", dockerfile, re.MULTILINE)
+    days = re.findall(r"snapshot\.debian\.org/archive/debian(?:-security)?/(\d{8})T", dockerfile)
+    assert len(days) == 2
+    assert set(days) == set(re.findall(r"bookworm-(\d{8})-slim", dockerfile))
+    scripts = [
+        dockerfile,
+        *((FOLDER / "image" / name).read_text() for name in ("install-requirements", "install-agent")),
+    ]
+    for text in scripts:
+        for command in re.findall(r"pip install.*", text.replace("\\\n", "")):
+            assert "--require-hashes" in command or "/tmp/wheel" in command, command
+
+
+def test_a_lock_without_a_package_that_is_asked_for_stops_the_build(tmp_path: Path) -> None:
+    lock = tmp_path / "lock.txt"
+    lock.write_text("alpha==1 \\\n    --hash=sha256:aa\nbeta==2 \\\n    --hash=sha256:bb\n")
+    locked = FOLDER / "image/locked"
+    done = subprocess.run([locked, lock, "beta"], capture_output=True, text=True, check=True)
+    assert done.stdout == "beta==2 \\\n    --hash=sha256:bb\n"
+    done = subprocess.run([locked, lock, "bet"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "has no bet" in done.stderr
