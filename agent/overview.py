@@ -6,6 +6,7 @@ It joins the parts that know, and notices when one of them has something new. No
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from agent import status
 from agent.events import Events
 from agent.ledger import Ledger
 from agent.metrics import Facts
+from agent.model.allocation import Attachment, Grant
 from agent.model.unit import OfferedUnit
 from agent.obstacles import Obstacles
 from agent.status.cached import CachedStatus, Served
@@ -49,14 +51,16 @@ class Overview:
         self._version = version
         self._offered: Units = {}
         self._offers = 0
-        self._writes = 0
+        self._changes = itertools.count(1)
+        self._change = 0
+        """Number of the last change in the books: some are known before they are in the file."""
         self._cached = CachedStatus(self._state, self._build)
 
     def follow(self, ledger: Ledger) -> None:
         """Hear of each change in the books."""
-        ledger.subscribe(self._written)
-        ledger.watch_grants(self.events.grant_changed)
-        ledger.watch_attachments(self.events.attachment_changed)
+        ledger.subscribe(self._changed)
+        ledger.watch_grants(self._grant_changed)
+        ledger.watch_attachments(self._attachment_changed)
 
     async def run(self) -> None:
         """Note for ever which units become unhealthy, and which healthy."""
@@ -73,14 +77,22 @@ class Overview:
         """Return the status document. Any thread may ask; raises LedgerError while the books cannot be read."""
         return self._cached.get()
 
-    def _written(self) -> None:
-        self._writes += 1  # by one thread at a time: the ledger calls under its lock
+    def _changed(self) -> None:
+        self._change = next(self._changes)  # on any thread: no number is ever there twice
+
+    def _grant_changed(self, before: Grant | None, after: Grant | None) -> None:
+        self._changed()
+        self.events.grant_changed(before, after)
+
+    def _attachment_changed(self, before: Attachment | None, after: Attachment | None) -> None:
+        self._changed()
+        self.events.attachment_changed(before, after)
 
     def _state(self) -> Hashable:
         units = self._units()
         if units is not self._offered:
             self._offered, self._offers = units, self._offers + 1
-        return (self._generation(), self._offers, self._writes, tuple(self.obstacles.found.items()), self.events.noted)
+        return (self._generation(), self._offers, self._change, tuple(self.obstacles.found.items()), self.events.noted)
 
     def _build(self) -> dict[str, Any]:
         return status.build(

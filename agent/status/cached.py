@@ -11,10 +11,13 @@ import hashlib
 import itertools
 import json
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+PIECE = 64
+"""So many items of a list are written at once: the encoder holds up all other threads while it writes, and a pod's
+start may be among them."""
 COMPRESSION = 1
 """A 1,024-VF document shrinks to a tenth with the fastest, in a few milliseconds."""
 
@@ -27,6 +30,9 @@ class Served:
     """Entity tag (RFC 9110), with its quotes: the same document has the same one, in any agent."""
     plain: bytes
     compressed: bytes
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=str)
 
 
 class CachedStatus:
@@ -58,6 +64,30 @@ class CachedStatus:
 
 def served(document: Any) -> Served:
     """Write a document as bytes, plain and compressed."""
-    plain = json.dumps(document, separators=(",", ":"), default=str).encode() + b"\n"
+    plain = "".join(_pieces(document)).encode() + b"\n"
     tag = hashlib.sha256(plain).hexdigest()[:32]
     return Served(f'"{tag}"', plain, gzip.compress(plain, COMPRESSION, mtime=0))
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    """Write a value as JSON, in pieces of which each is small."""
+    if isinstance(value, dict) and value:
+        before = "{"
+        for key, inner in value.items():
+            yield f"{before}{_ENCODER.encode(str(key))}:"
+            yield from _pieces(inner) if isinstance(inner, dict) else _items(inner)
+            before = ","
+        yield "}"
+    else:
+        yield from _items(value)
+
+
+def _items(value: Any) -> Iterator[str]:
+    if not isinstance(value, list | tuple) or len(value) <= PIECE:
+        yield _ENCODER.encode(value)
+        return
+    before = "["
+    for start in range(0, len(value), PIECE):
+        yield before + _ENCODER.encode(value[start : start + PIECE])[1:-1]
+        before = ","
+    yield "]"
