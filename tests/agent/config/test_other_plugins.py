@@ -1,0 +1,188 @@
+"""The configurations of other device plugins, decoded as Go does it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.config import Config, Flags, PfSelector, Select, SharedPool, SriovPool, parse
+from agent.errors import ConfigError
+from agent.model.device import LinkLayer
+
+SELECTORS: dict[str, Any] = {
+    "vendors": ["15b3", "8086"],
+    "devices": ["101e"],
+    "drivers": ["mlx5_core"],
+    "pciAddresses": ["0000:3B:02.1"],
+    "acpiIndexes": ["101"],
+    "pfNames": ["ens1f0#0-1,4", "ens2f0"],
+    "rootDevices": ["0000:3b:00.0#0-4"],
+    "linkTypes": ["ether", "infiniband"],
+    "pKeys": ["0x8001"],
+    "isRdma": True,
+    "needVhostNet": True,
+}
+READ = Select(
+    vendors=(0x15B3, 0x8086),
+    devices=(0x101E,),
+    drivers=("mlx5_core",),
+    pci_addresses=("0000:3b:02.1",),
+    acpi_indexes=("101",),
+    pf=(PfSelector("ens1f0", frozenset({0, 1, 4})), PfSelector("ens2f0")),
+    root_devices=(PfSelector("0000:3b:00.0", frozenset(range(5))),),
+    link_layers=(LinkLayer.ETHERNET, LinkLayer.INFINIBAND),
+    pkeys=(0x8001,),
+    is_rdma=True,
+    need_vhost_net=True,
+)
+
+
+def sriov(**pool: Any) -> Config:
+    return parse(json.dumps({"resourceList": [{"resourceName": "vf", **pool}]}), "config.json")
+
+
+def shared(flags: Flags | None = None, **pool: Any) -> Config:
+    return parse(json.dumps({"configList": [{"resourceName": "hca", "rdmaHcaMax": 5, **pool}]}), "config.json", flags)
+
+
+def problems_of(text: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as refused:
+        parse(text, "config.json")
+    return refused.value.problems
+
+
+def test_every_selector_of_the_sriov_plugin_is_read() -> None:
+    (resource,) = sriov(selectors=SELECTORS).resources
+    assert (resource.name, resource.kind, resource.select) == ("intel.com/vf", "vf", READ)
+
+
+@pytest.mark.parametrize("spell", [str.upper, str.lower, str.title])
+def test_keys_are_read_in_any_case(spell: Any) -> None:
+    (resource,) = sriov(**{spell("selectors"): {spell(key): value for key, value in SELECTORS.items()}}).resources
+    assert resource.select == READ
+
+
+def test_the_last_of_several_spellings_of_a_key_counts() -> None:
+    text = '{"resourceList": [{"resourceName": "a", "selectors": {"isRdma": true, "IsRdma": false, "ISRDMA": true}}]}'
+    (resource,) = parse(text, "config.json").resources
+    assert resource.select.is_rdma
+
+
+@pytest.mark.parametrize("key", SELECTORS)
+def test_null_stands_for_a_key_that_is_not_there(key: str) -> None:
+    assert sriov(selectors={key: None}) == sriov(selectors={})
+
+
+def test_a_list_of_selectors_is_read_in_order() -> None:
+    (resource,) = sriov(selectors=[SELECTORS, {"vendors": ["1d0f"]}]).resources
+    assert resource.select == Select(any_of=(READ, Select(vendors=(0x1D0F,))))
+
+
+def test_the_prefix_comes_from_the_pool_or_else_from_the_flag() -> None:
+    text = json.dumps({"resourceList": [{"resourceName": "a"}, {"resourceName": "b", "resourcePrefix": "x.example"}]})
+    read = parse(text, "config.json", Flags(sriov_prefix="flag.example", use_cdi=True))
+    assert [r.name for r in read.resources] == ["flag.example/a", "x.example/b"]
+    assert [r.compat for r in read.resources] == [
+        SriovPool("flag.example", use_cdi=True),
+        SriovPool("x.example", use_cdi=True),
+    ]
+
+
+def test_the_rest_of_a_pool_is_read() -> None:
+    (resource,) = sriov(
+        deviceType="accelerator",
+        excludeTopology=True,
+        additionalInfo={"*": {"Key": "v"}},
+        selectors={"vendors": ["8086"]},
+    ).resources
+    assert resource.kind == "accelerator"
+    assert resource.exclude_topology
+    assert resource.compat == SriovPool("intel.com", "accelerator", {"*": {"Key": "v"}})
+
+
+def test_unknown_keys_are_overlooked_with_a_warning() -> None:
+    read = sriov(selectors={"vendors": ["15b3"], "speed": 100}, comment="x")
+    assert read.warnings == (
+        "resourceList[0].selectors.speed: is not a known key",
+        "resourceList[0].comment: is not a known key",
+    )
+    assert read == sriov(selectors={"vendors": ["15b3"]})
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"resourceList": {}}', "resourceList: must be a list, is {}"),
+        ('{"resourceList": [7]}', "resourceList[0]: must be an object, is 7"),
+        ('{"resourceList": [{"resourceName": 7}]}', "resourceList[0].resourceName: must be text, is 7"),
+        ('{"resourceList": [{"resourceName": "_a"}]}', "resourceList[0].resourceName: must be a name"),
+        ('{"resourceList": [{"resourceName": "a", "selectors": "x"}]}', "resourceList[0].selectors: must be an object"),
+        (
+            '{"configList": [{"resourceName": "a", "rdmaHcaMax": 1.5}]}',
+            "configList[0].rdmaHcaMax: must be a whole number",
+        ),
+        ('{"resourceList": [{"resourceName": "a"}]', "is not JSON: "),
+        ('{"resourceList": [{"resourceName": "a", "x": NaN}]}', "is not JSON: NaN is no JSON value"),
+    ],
+)
+def test_what_go_would_refuse_is_refused(text: str, problem: str) -> None:
+    assert any(found.startswith(problem) for found in problems_of(text))
+
+
+def test_a_shared_pool_is_read() -> None:
+    (resource,) = shared(selectors={"vendors": ["15b3"], "deviceIDs": ["101b"], "ifNames": ["ib0"]}).resources
+    assert (resource.name, resource.kind) == ("rdma/hca", "hca")
+    assert resource.select == Select(vendors=(0x15B3,), devices=(0x101B,), netdevs=("ib0",))
+    assert resource.compat == SharedPool(5)
+
+
+def test_a_shared_pool_by_adapter_is_a_resource_of_our_own_kind() -> None:
+    (resource,) = shared(Flags(use_cdi=True), selectors={"drivers": ["mlx5_core"]}, allocation="one-hca").resources
+    assert (resource.shares, resource.management, resource.compat) == (5, True, None)
+
+
+def test_the_interval_of_updates_is_that_of_rescans() -> None:
+    pools = {"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["ib0"]}]}
+    assert parse(json.dumps({"periodicUpdateInterval": 300, **pools}), "x").rescan_seconds == 300
+    assert parse(json.dumps({"periodicUpdateInterval": 0, **pools}), "x").rescan_seconds == Config().rescan_seconds
+    assert parse(json.dumps({"periodicUpdateInterval": 10**6, **pools}), "x").rescan_seconds == 3600
+
+
+@pytest.mark.parametrize("key", ["config.json", "config.yaml", "node-7"])
+def test_a_configmap_stands_for_what_it_holds(key: str) -> None:
+    text = json.dumps({"kind": "ConfigMap", "data": {key: '{"mode": "hca"}'}})
+    assert [r.name for r in parse(text, "x").resources] == ["rdma/hca"]
+
+
+def test_a_configmap_of_several_files_is_refused_with_their_names() -> None:
+    text = json.dumps({"kind": "ConfigMap", "data": {"node-1": "{}", "node-2": "{}"}})
+    assert problems_of(text) == (
+        "data: must hold one configuration, holds node-1, node-2: save the one you mean as a file",
+    )
+
+
+def test_tabs_and_a_byte_order_mark_are_no_hindrance() -> None:
+    text = '\ufeff{\n\t"resourceList": [\n\t\t{"resourceName": "a"}\n\t]\n}'
+    assert [r.name for r in parse(text.encode(), "x").resources] == ["intel.com/a"]
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150)
+@given(st.dictionaries(st.sampled_from([*SELECTORS, "vdpaType", "ddpProfiles"]), JSON_VALUES), JSON_VALUES)
+def test_no_value_of_a_pool_does_more_than_be_refused(selectors: dict[str, Any], value: Any) -> None:
+    named = {"resourceName": value, "additionalInfo": value}
+    for pool in ({"resourceName": "a", "selectors": selectors}, named, value):
+        for key in ("resourceList", "configList"):
+            with suppress(ConfigError):
+                assert parse(json.dumps({key: [pool]}), "x").source == "x"
