@@ -16,6 +16,7 @@ from agent.ledger.reading import Books
 from agent.metrics import Facts
 from agent.model.allocation import Attachment, Grant, OwedLease, Quarantine
 from agent.model.reasons import text_of
+from agent.model.slots import is_slot_id
 from agent.model.unit import OfferedUnit
 from agent.obstacles import NO_POD_NEEDS
 from agent.status import hardware
@@ -141,11 +142,11 @@ def _offers(
 
 
 def _slots(units: Mapping[str, Sequence[OfferedUnit]], granted: Mapping[str, Grant]) -> list[dict[str, Any]]:
-    """Tell how many units wait for a device, by resource and NUMA node, and how many of these have one now."""
+    """Count the slots of each resource and NUMA node, and how many of these have a device now."""
     found: dict[tuple[str, int], _Tally] = {}
     for name, of_resource in units.items():
         for unit in of_resource:
-            if not unit.device:
+            if not unit.device or is_slot_id(unit.unit_id):
                 found.setdefault((name, unit.numa_node), _Tally()).count(unit, granted.get(unit.unit_id))
     return [
         {
