@@ -60,7 +60,7 @@ def nearest_nics(gpu: Gpu, snapshot: Snapshot) -> tuple[PciDevice, ...]:
     candidates = [d for d in nics if d.rdma_devices] or nics
     if own is None or not candidates:
         return ()
-    distance = {d.address: locality(own, d) for d in candidates}
+    distance = {d.address: place_of(own, d, snapshot) for d in candidates}
     best = min(distance.values())
     return tuple(d for d in candidates if distance[d.address] == best)
 
@@ -70,7 +70,7 @@ def rails(snapshot: Snapshot) -> tuple[tuple[Gpu, tuple[PciDevice, ...], Localit
     found = []
     for gpu in _gpus(snapshot):
         nics = nearest_nics(gpu, snapshot)
-        place = locality(snapshot.by_address[gpu.pci_address], nics[0]) if nics else None
+        place = place_of(snapshot.by_address[gpu.pci_address], nics[0], snapshot) if nics else None
         found.append((gpu, nics, place))
     return tuple(found)
 
@@ -85,7 +85,7 @@ def as_text(snapshot: Snapshot, *, with_vfs: bool = False) -> str:
     lines = [["", *labels, "CPU Affinity", "NUMA Affinity"]]
     seen = set[str]()
     for row in table:
-        cells = [_cell(row, other) for other in table]
+        cells = [_cell(row, other, snapshot) for other in table]
         seen.update(cells)
         numa = "-" if row.numa_node == NO_NUMA_NODE else str(row.numa_node)
         lines.append([row.label, *cells, cpus.get(row.numa_node) or "-", numa])
@@ -120,7 +120,9 @@ def as_document(snapshot: Snapshot, *, with_vfs: bool = False) -> dict[str, Any]
             for row in table
         ],
         "locality": {
-            row.label: {other.label: place.name for other in table if (place := _place(row, other)) is not None}
+            row.label: {
+                other.label: place.name for other in table if (place := _place(row, other, snapshot)) is not None
+            }
             for row in table
         },
         "nvlinks": {
@@ -132,6 +134,11 @@ def as_document(snapshot: Snapshot, *, with_vfs: bool = False) -> dict[str, Any]
             f"GPU{gpu.index}": [label_of[nic.address] for nic in nics] for gpu, nics, _ in rails(snapshot)
         },
     }
+
+
+def place_of(a: PciDevice, b: PciDevice, snapshot: Snapshot) -> Locality:
+    """Tell how near two devices of a node are."""
+    return locality(a, b, one_numa_node=len(snapshot.numa_nodes) <= 1)
 
 
 def _gpus(snapshot: Snapshot) -> Sequence[Gpu]:
@@ -152,10 +159,10 @@ def _index(vf: PciDevice, position: int) -> int:
     return position if vf.vf_index is None else vf.vf_index
 
 
-def _place(row: Row, other: Row) -> Locality | None:
+def _place(row: Row, other: Row, snapshot: Snapshot) -> Locality | None:
     if row.device is None or other.device is None:
         return None
-    return locality(row.device, other.device)
+    return place_of(row.device, other.device, snapshot)
 
 
 def _nvlinks(row: Row, other: Row) -> int:
@@ -164,12 +171,12 @@ def _nvlinks(row: Row, other: Row) -> int:
     return dict(row.gpu.nvlinks).get(other.gpu.uuid, 0)
 
 
-def _cell(row: Row, other: Row) -> str:
+def _cell(row: Row, other: Row, snapshot: Snapshot) -> str:
     if row is other:
         return "X"
     if links := _nvlinks(row, other):
         return f"NV{links}"
-    place = _place(row, other)
+    place = _place(row, other, snapshot)
     return "?" if place is None else place.name
 
 

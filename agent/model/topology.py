@@ -24,16 +24,17 @@ class Locality(IntEnum):
     """Across the link between NUMA nodes (or unknown)."""
 
 
-def locality(a: PciDevice, b: PciDevice) -> Locality:
-    """Tell how near two PCI devices are.
+def locality(a: PciDevice, b: PciDevice, *, one_numa_node: bool = False) -> Locality:
+    """Tell how near two PCI devices are. `one_numa_node` says that the node has no second one.
 
     A VF's PCI path ends at its PF's port, so a VF is exactly as near as its PF.
-    Unknown NUMA nodes (-1) on different host bridges count as SYS: nothing says they are near.
+    Unknown NUMA nodes (-1) on different host bridges count as SYS: nothing says they are near. Firmware that
+    describes no NUMA says -1 for every device, though, and then they all are on the one node that there is.
     """
     if a.address == b.address:
         return Locality.SELF
     if a.path[:1] != b.path[:1]:
-        if a.numa_node == b.numa_node != NO_NUMA_NODE:
+        if a.numa_node == b.numa_node and (one_numa_node or a.numa_node != NO_NUMA_NODE):
             return Locality.NODE
         return Locality.SYS
     common = 0

@@ -32,7 +32,6 @@ class Terrain:
                 # One end may not answer while its link is down.
                 for key in ((gpu.uuid, peer), (peer, gpu.uuid)):
                     self._links[key] = max(links, self._links.get(key, 0))
-        # Firmware that describes no NUMA says -1 for every device, and then there is but one node.
         self._one_node = len(snapshot.numa_nodes) <= 1
         self._slit = {node.number: node.distances for node in snapshot.numa_nodes}
         self._numbers = tuple(sorted(self._slit))
@@ -112,10 +111,7 @@ class Terrain:
         here, there = self._pci(a), self._pci(b)
         if here is None or there is None:
             return Locality.SYS
-        found = locality(here, there)
-        if found is Locality.SYS and self._one_node and here.numa_node == there.numa_node:
-            return Locality.NODE
-        return found
+        return locality(here, there, one_numa_node=self._one_node)
 
     def _pci(self, place: str) -> PciDevice | None:
         gpu = self._gpus.get(place)

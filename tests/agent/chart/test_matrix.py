@@ -101,3 +101,8 @@ def test_nvlinks_stand_where_two_gpus_have_them_and_are_explained_only_then(node
 def test_the_cpus_beside_a_device_are_told(node_snapshot: Snapshots) -> None:
     first = as_document(node_snapshot("h100-8gpu"))["devices"][0]
     assert (first["numa_node"], first["cpus"]) == (0, "0-55,112-167")
+
+
+def test_devices_of_a_host_without_numa_are_on_one_node(node_snapshot: Snapshots) -> None:
+    places = as_document(node_snapshot("one-numa-node"))["locality"]
+    assert (places["GPU0"]["NIC0"], places["GPU1"]["NIC0"]) == ("PIX", "NODE")

@@ -141,3 +141,9 @@ def test_the_host_bridge_and_the_numa_node_bound_the_answer(a: PciDevice, b: Pci
         assert place is Locality.NODE
     else:
         assert place is Locality.SYS
+
+
+def test_devices_without_a_numa_node_are_on_the_only_one() -> None:
+    a, b = device(*ROOT, numa_node=-1), device("pci0000:57", "0000:57:00.0", numa_node=-1)
+    assert locality(a, b) is Locality.SYS
+    assert locality(a, b, one_numa_node=True) is Locality.NODE
