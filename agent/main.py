@@ -101,7 +101,7 @@ class Agent:
         self._overview = Overview(
             self._facts,
             lambda: self._plugins.units if self._plugins is not None else _NO_UNITS,
-            lambda: {resource.name: resource.kind for resource in self.config.resources},
+            lambda: self._plugins.kinds if self._plugins is not None else {},
             lambda: self._inventory.snapshot.generation,
             node=node_name(),
             version=agent_version(),

@@ -62,7 +62,7 @@ def miss(
             if unit.unit_id in here or unit.is_slot:
                 continue
             began = missed.since.get(unit.unit_id, now)
-            if now >= began + keep_seconds and unit.device not in held:
+            if (now >= began + keep_seconds or _was_cut_out(unit, snapshot)) and unit.device not in held:
                 continue
             needs = unit.rdma_devices if unit.kind == "hca" else ()
             drivers = resource.select.drivers if resource.kind != "gpu" else ()
@@ -73,3 +73,8 @@ def miss(
         if kept:
             units[resource.name] = tuple(kept)
     return Missing(since, units) if units else NOBODY_MISSED
+
+
+def _was_cut_out(unit: Unit, snapshot: Snapshot) -> bool:
+    """Tell whether it is a slice of a GPU that somebody took away: a GPU that is lost keeps its slices."""
+    return unit.kind == "gpu" and unit.device.startswith("MIG-") and bool(snapshot.gpus)

@@ -134,6 +134,11 @@ class DevicePlugins:
         """Every resource's units as offered now."""
         return self.allocator.offer.units
 
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Name of each resource → its kind."""
+        return {resource.name: resource.kind for resource in self._resources}
+
     def unit(self, unit_id: str) -> Unit | None:
         """Find a unit of any resource by its ID."""
         return self.allocator.offer.by_id.get(unit_id)

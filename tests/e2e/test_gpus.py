@@ -102,6 +102,7 @@ def test_slices_come_and_go_with_their_resources(node: Node) -> None:
     cut = tuple(FakeMig(f"MIG-{n:08x}-0000-4000-8000-000000000000", n) for n in (7, 8, 9))
     node.driver.change(GPUS[0].uuid, mig=cut)
     node.await_kubelet(gpu=(7, 7), mig_1g_10gb=(3, 3))
+    assert [(r["name"], r["kind"]) for r in node.stage.status()["resources"]][-1] == ("nvidia.com/mig-1g.10gb", "gpu")
     node.stage.create_pod("a", {"nvidia.com/mig-1g.10gb": 1})
     [granted] = node.stage.await_pod("a")["containers"][0]["devices"]["nvidia.com/mig-1g.10gb"]
     assert granted in {m.uuid for m in cut}
