@@ -25,6 +25,16 @@ def holds(stored: Any, wanted: Any) -> bool:
     return bool(stored == wanted)
 
 
+def same(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Tell whether a stored object says what is wanted and nothing besides; its metadata may hold more."""
+    wanted_keys, stored_keys = (set(document) - {"metadata"} for document in (wanted, stored))
+    return (
+        wanted_keys == stored_keys
+        and all(stored[key] == wanted[key] for key in wanted_keys)
+        and holds(stored.get("metadata"), wanted.get("metadata", {}))
+    )
+
+
 def managed(metadata: Mapping[str, Any], manager: str, *, applied: bool = True) -> list[Mapping[str, Any]]:
     """List the field sets (fieldsV1) that a manager owns, by server-side apply or in any way."""
     entries = metadata.get("managedFields")

@@ -26,7 +26,7 @@ from agent.clients.apiserver import FIELD_MANAGER, ObjectKind
 from agent.errors import AgentError, Conflicted, Refused, Unavailable
 from agent.metrics import Metrics
 from agent.topology.blocking import on_own_thread
-from agent.topology.content import canonical, holds, other_writers, without
+from agent.topology.content import canonical, holds, other_writers, same, without
 
 log = logging.getLogger(__name__)
 
@@ -172,9 +172,26 @@ class Publisher:
         content = canonical(document)
         if content == self._accepted and (now < self._check_at or await self._is_there(now)):
             return
-        await self._apply(document)
+        if self._accepted is None and await self._was_left(document):
+            self._written = document
+        else:
+            await self._apply(document)
         self._accepted = content
         self._check_at = self._next_check(now)
+
+    async def _was_left(self, document: Mapping[str, Any]) -> bool:
+        """Tell whether an earlier run of the agent has left exactly this: a fleet that restarts then writes nothing.
+
+        Only of objects that are wholly ours. Of another's object the server alone knows which fields are ours.
+        """
+        if not self._publication.takes_over:
+            return False
+        try:
+            name = str(document["metadata"]["name"])
+            stored = await on_own_thread(lambda: self._api.get(self._kind, name))
+        except Refused:
+            return False
+        return stored is not None and same(stored, document) and not other_writers(stored, FIELD_MANAGER)
 
     async def _is_there(self, now: float) -> bool:
         """Tell whether the server still has the object as it was written. Says who changed it, if somebody did."""

@@ -200,8 +200,42 @@ def test_in_an_idle_day_nothing_is_written_and_the_object_is_read_once_per_heart
     rig = Rig(api, node, SLOW)
     rig.pass_time(0, 86400)
     assert len(api.applied) == 1
-    assert api.gets == 86400 // 600 - 1
+    assert api.gets == 86400 // 600
     assert rig.complaints == []
+
+
+def test_what_an_earlier_run_left_is_not_written_again() -> None:
+    api, node = FakeApi(), Node(CHANGED)
+    api.stored = {**CHANGED, "metadata": {"name": "worker-1", "uid": "u"}}
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 700)
+    assert api.applied == []
+    node.content = DOCUMENT
+    rig.pass_time(700, 720)
+    assert api.applied == [DOCUMENT]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {**CHANGED, "zones": []},
+        {**CHANGED, "attributes": []},
+        {**CHANGED, "metadata": {"name": "worker-2"}},
+        {
+            **CHANGED,
+            "metadata": {
+                "name": "worker-1",
+                "managedFields": [{"manager": "nfd", "operation": "Update", "fieldsV1": {"f:zones": {}}}],
+            },
+        },
+    ],
+)
+def test_what_is_not_quite_that_or_not_ours_is_written(stored: dict[str, Any]) -> None:
+    api = FakeApi()
+    api.stored = stored
+    rig = Rig(api, Node(CHANGED), SLOW)
+    rig.pass_time(0, 16)
+    assert api.applied == [CHANGED]
 
 
 def test_the_refresh_finds_changes_that_nobody_told() -> None:
