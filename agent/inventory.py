@@ -26,16 +26,33 @@ QUIET_SECONDS = 0.02
 """A burst of events is over when none came for so long."""
 LONGEST_BURST_SECONDS = 0.06
 """A burst that goes on is looked at after so long nevertheless."""
+POLL_SECONDS = 2.0
+"""Between two looks for what no event tells of."""
 MAX_PROBLEMS_LOGGED = 20
 
 log = logging.getLogger(__name__)
 
 
+def _nothing(_: Snapshot) -> Change:
+    return NOTHING
+
+
 class Inventory:
     """What the node has. All but `rescan_soon` belongs to the event loop's thread."""
 
-    def __init__(self, host: Host, rescan_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        host: Host,
+        rescan_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        silent_changes: Callable[[Snapshot], Change] = _nothing,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        """`silent_changes` tells what changed since a snapshot without any event; it blocks briefly."""
         self._host = host
+        self._silent_changes = silent_changes
+        self._poll_seconds = poll_seconds
         self.rescan_seconds = rescan_seconds
         self._clock = clock
         self._snapshot = Snapshot()
@@ -135,6 +152,7 @@ class Inventory:
             tasks = [
                 asyncio.create_task(self._scan_all(full), name="full scans"),
                 asyncio.create_task(self._follow(full), name="small looks"),
+                asyncio.create_task(self._poll(), name="silent changes"),
             ]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -189,6 +207,14 @@ class Inventory:
                 full.set()
             # Not all of the time goes into looks either.
             await asyncio.sleep(self._clock() - started)
+
+    async def _poll(self) -> None:
+        """Look for what no event tells of."""
+        while True:
+            await asyncio.sleep(self._poll_seconds)
+            change = await asyncio.to_thread(self._silent_changes, self._snapshot)
+            if change:
+                self.rescan_soon("a port changed", change)
 
     async def _burst(self) -> None:
         """Wait for the end of a burst of events."""

@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
@@ -28,6 +29,7 @@ from agent.endpoints import EndpointServer, Pages
 from agent.errors import ConfigError, LedgerError
 from agent.gpu_errors import GpuErrors
 from agent.granted import Granted
+from agent.hardware import sysfs_rdma
 from agent.hardware.host import Host
 from agent.health import HealthBook
 from agent.heartbeat import Heartbeat
@@ -92,7 +94,9 @@ class Agent:
         self.metrics = Metrics(self.registry)
         self._host = host
         self._api = api
-        self._inventory = Inventory(host, config.rescan_seconds)
+        self._inventory = Inventory(
+            host, config.rescan_seconds, silent_changes=partial(sysfs_rdma.silent_changes, host.root)
+        )
         self._health = HealthBook(config.health)
         self._pod_resources = PodResources.of_kubelet(config.kubelet_dir)
         self._ledger: Ledger | None = None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from agent.hardware.sysfs_read import Attributes
-from agent.model.device import CharDevice, LinkLayer, RdmaDevice, RdmaPort
+from agent.model.change import NOTHING, Change, of_function
+from agent.model.device import CharDevice, LinkLayer, RdmaDevice, RdmaPort, Snapshot
 
 _LINK_LAYER = {"InfiniBand": LinkLayer.INFINIBAND, "Ethernet": LinkLayer.ETHERNET}
 """Anything else is `Unknown` to sysfs (drivers/infiniband/core/sysfs.c, link_layer_show)."""
@@ -103,3 +105,21 @@ def _rate(read: Attributes, path: str) -> float:
     except (ValueError, IndexError):
         read.note(path, f"is not a rate: {text[:40]!r}")
         return 0.0
+
+
+def silent_changes(root: Path, snapshot: Snapshot) -> Change:
+    """Name the functions with an InfiniBand port that is in another state than the snapshot shows.
+
+    No kernel event tells of that, where no IPoIB interface does. Only the states are read.
+    """
+    read, changed = Attributes(root), NOTHING
+    for device in snapshot.devices:
+        if device.is_vf:
+            continue
+        for rdma in device.rdma_devices:
+            for port in rdma.ports:
+                if port.link_layer is LinkLayer.INFINIBAND:
+                    state = _word(read.text(f"/sys/class/infiniband/{rdma.name}/ports/{port.number}/state"))
+                    if state and state != port.state:
+                        changed |= of_function(device.address)
+    return changed

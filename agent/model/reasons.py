@@ -58,7 +58,6 @@ class Reason(StrEnum):
     RESET_REQUIRED = "ResetRequired", "the driver asks for a reset, of the GPU or of the node"
     ECC_UNCORRECTABLE = "EccUncorrectable", "uncorrectable memory errors since the last reset"
     ROW_REMAP_FAILED = "RowRemapFailed", "bad memory could not be replaced by spare rows"
-    INFOROM_CORRUPTED = "InforomCorrupted", "the data that the board keeps about itself are damaged"
     THERMAL_SLOWDOWN = "ThermalSlowdown", "the hardware keeps slowing it down for heat"
     MIG_UNFIT = (
         "MigUnfit",

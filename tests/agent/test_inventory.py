@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from agent.errors import DriverUnavailable, HardwareError
 from agent.hardware.host import Link, Links, Rdma, RdmaLink, VfControl, Watch
 from agent.inventory import Inventory
 from agent.model.allocation import NetnsId
-from agent.model.change import EVERYTHING, Change, OnEvent, of_function
+from agent.model.change import EVERYTHING, NOTHING, Change, OnEvent, of_function
+from agent.model.counters import Counters
 from agent.model.device import Problem, Snapshot
 from agent.model.gpu_health import GpuEvent
 
@@ -71,6 +72,9 @@ class FakeHost:
         if self.error is not None:
             raise self.error
         return found
+
+    def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
+        raise AssertionError("not used")
 
     def rescan(self, old: Snapshot, change: Change) -> Snapshot:
         """See of `now` only what was named: a boot ID, in place of all that is real."""
@@ -508,6 +512,27 @@ def test_what_was_said_before_the_start_does_not_deafen_it() -> None:
         inventory.rescan_soon("net change eth0", of_function("0000:3b:00.1"))
         async with asyncio.timeout(DEADLINE):
             assert (await inventory.newer_than(1)).boot_id == "b"
+        await stopped(task)
+
+    asyncio.run(scenario())
+
+
+def test_what_no_event_tells_is_asked_for() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+
+        def silent(snapshot: Snapshot) -> Change:
+            return of_function("0000:3b:00.0") if host.now.boot_id != snapshot.boot_id else NOTHING
+
+        inventory = Inventory(host, 3600, silent_changes=silent, poll_seconds=0.02)
+        task = await running(inventory)
+        host.now = Snapshot(boot_id="b")
+        async with asyncio.timeout(DEADLINE):
+            assert (await inventory.newer_than(1)).boot_id == "b"
+        await asyncio.sleep(0.1)
+        looks = inventory.updates
+        await asyncio.sleep(0.1)
+        assert (host.scans, inventory.updates) == (1, looks)  # once it was seen, there is nothing to look at
         await stopped(task)
 
     asyncio.run(scenario())

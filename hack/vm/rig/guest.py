@@ -106,7 +106,7 @@ class Monitor:
 
 
 class Control:
-    """The guest scripts' words, one a line: READY, then after GO, STATUS n."""
+    """The guest's words, one a line: READY, then after GO, LINK adapter on|off at any time, and STATUS n."""
 
     def __init__(self, guest: Guest) -> None:
         self.deadline = guest.deadline
@@ -118,12 +118,13 @@ class Control:
 
     def wait(self, word: str) -> list[str]:
         """Wait for the line that starts with the word and return the words after it."""
-        while True:
-            while b"\n" in self._got:
-                line, _, self._got = self._got.partition(b"\n")
-                words = line.decode(errors="replace").split()
-                if words[:1] == [word]:
-                    return words[1:]
+        while (words := self.read())[:1] != [word]:
+            pass
+        return words[1:]
+
+    def read(self) -> list[str]:
+        """Wait for a line and return its words."""
+        while b"\n" not in self._got:
             self._socket.settimeout(self.deadline.left())
             try:
                 data = self._socket.recv(4096)
@@ -135,6 +136,8 @@ class Control:
             if not data:
                 raise GuestFailed("the guest ended by itself")
             self._got += data
+        line, _, self._got = self._got.partition(b"\n")
+        return line.decode(errors="replace").split()
 
 
 class Output:

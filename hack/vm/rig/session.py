@@ -94,7 +94,7 @@ class Prepared:
                 control.wait("READY")
         ready = time.monotonic()
         control.send(f"GO {int(time.time())}")
-        status = control.wait("STATUS")
+        status = _until_status(monitor, control)
         output.drain()
         if not status or not status[0].isdecimal():
             raise GuestFailed(f"the guest gave no number as status but {status}")
@@ -118,6 +118,16 @@ class Prepared:
             return self
         self.snapshot.unlink(missing_ok=True)
         return prepare(self.order, deadline)
+
+
+def _until_status(monitor: Monitor, control: Control) -> list[str]:
+    """Do what the command asks of the machine until it has ended; return the words after STATUS."""
+    while True:
+        word, *rest = control.read() or [""]
+        if word == "STATUS":
+            return rest
+        if word == "LINK" and len(rest) == 2:  # the cable of an adapter, such as pf0, pulled or plugged
+            monitor.call("set_link", name=rest[0], up=rest[1] == "on")
 
 
 def prepare(order: Order, deadline: Deadline) -> Prepared:

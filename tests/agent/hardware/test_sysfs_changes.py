@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from agent.hardware.sysfs import scan
 from agent.hardware.sysfs_changes import rescan
+from agent.hardware.sysfs_rdma import silent_changes
 from agent.model.change import NOTHING, Change, of_function, of_netdev
 from agent.sim import recorded
 from hack.node_tree import Ids, NodeTree, guid, mac
@@ -333,3 +334,14 @@ def test_a_name_that_no_interface_has_any_more_is_no_trouble(tmp_path: Path) -> 
     Node(tmp_path)
     before = scan(tmp_path)
     assert rescan(tmp_path, before, of_netdev("eth77") | of_function("0000:ff:00.0", bus=True)) == before
+
+
+def test_a_port_of_infiniband_that_changed_without_a_word_is_found(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    before = scan(tmp_path)
+    assert silent_changes(tmp_path, before) == NOTHING
+    for function in (PFS[1], "0000:3b:00.4"):  # a VF's own port does not count
+        node.set_port(function, "1: DOWN")
+    change = silent_changes(tmp_path, before)
+    assert change == of_function(PFS[1])
+    assert silent_changes(tmp_path, rescan(tmp_path, before, change)) == NOTHING

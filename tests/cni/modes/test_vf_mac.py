@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.host import Child, Link, LinkChange, RdmaLink, Route, Watch
 from agent.model.allocation import Attachment, AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
 from agent.model.change import Change, OnEvent
+from agent.model.counters import Counters
 from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
 from agent.model.gpu_health import GpuEvent
 from agent.sim.rdma import SimulatedRdma
@@ -134,10 +135,16 @@ class Igb:
     def scan(self) -> Snapshot:
         raise NotImplementedError
 
+    def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
+        raise NotImplementedError
+
     def rescan(self, old: Snapshot, change: Change) -> Snapshot:
         raise NotImplementedError
 
     def watch(self, on_event: OnEvent) -> Watch:
+        raise NotImplementedError
+
+    def pause_gpus(self, seconds: float, addresses: Sequence[str]) -> bool:
         raise NotImplementedError
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:

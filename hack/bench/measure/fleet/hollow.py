@@ -84,6 +84,11 @@ class CountedApi:
         self.writes += 1
         return self._client.apply(kind, document, force=force)
 
+    def create(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """As the client's."""
+        self.writes += 1
+        return self._client.create(path, document)
+
     def list_pods(self, node_name: str) -> dict[str, Any]:
         """As the client's."""
         return self._client.list_pods(node_name)
