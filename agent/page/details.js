@@ -104,7 +104,7 @@ function factsOf(model, key) {
   if (known.quarantine) add("Quarantine", known.quarantine.reason, known.quarantine.since);
   for (const row of known.attachments)
     add("In a pod", `${row.pod} as ${row.ifname} ${row.addresses.join(" ")} (${row.mode}, ${row.state})`, row.since);
-  for (const grant of known.grants) add("Granted", `${grant.resource} to ${grant.pod ?? "a pod not known yet"}`, grant.since);
+  for (const grant of known.grants) add("Granted", `${grant.resource} to ${grant.pod ?? "a pod not known yet"}${grant.container ? ` (${grant.container})` : ""}`, grant.since);
   return facts;
 }
 

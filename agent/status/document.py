@@ -66,7 +66,9 @@ def build(
         "hardware": hardware.describe(facts.snapshot),
         "offers": _offers(facts.units, kinds, granted),
         "slots": _slots(facts.units, granted),
-        "grants": [_grant(grant, rails.get(grant.unit_id, "")) for grant in facts.grants],
+        "grants": [
+            _grant(grant, facts.containers.get(grant.unit_id), rails.get(grant.unit_id, "")) for grant in facts.grants
+        ],
         "attachments": [_attachment(row) for row in facts.attachments],
         **_withheld(facts.quarantines, facts.owed_leases),
         "problems": [{"path": problem.path, "text": problem.text} for problem in facts.snapshot.problems],
@@ -191,12 +193,13 @@ def _withheld(quarantines: Sequence[Quarantine], owed_leases: Sequence[OwedLease
     }
 
 
-def _grant(grant: Grant, gpu: str = "") -> dict[str, Any]:
+def _grant(grant: Grant, container: str | None = None, gpu: str = "") -> dict[str, Any]:
     return {
         "unit": grant.unit_id,
         "resource": grant.resource_name,
         "device": grant.device,
         "pod": str(grant.pod) if grant.pod else None,
+        "container": container,
         "since": grant.granted_at,
         **({"gpu": gpu} if gpu else {}),
     }

@@ -89,6 +89,9 @@ FACTS = Facts(
 )
 
 
+FACTS = replace(FACTS, containers={f"unit-{VF}": "worker"})
+
+
 def document(facts: Facts = FACTS, **obstacles: str) -> dict[str, Any]:
     return status.build(
         facts, node="n1", version="1.2", kinds={"rdma/vf": "vf", "rdma/hca": "hca"}, obstacles=obstacles
@@ -111,7 +114,7 @@ def test_the_document_tells_who_holds_what_and_what_is_wrong() -> None:
         "unhealthy": [{"unit": f"unit-{OTHER}", "reason": "LinkDown"}],
     }
     assert (hcas["name"], hcas["units"], hcas["attached"]) == ("rdma/hca", 0, 0)
-    assert [g["pod"] for g in made["grants"]] == ["default/trainer", None]
+    assert [(g["pod"], g["container"]) for g in made["grants"]] == [("default/trainer", "worker"), (None, None)]
     (attached,) = made["attachments"]
     assert attached["addresses"] == ["10.9.0.2/24", "fd09::2/64"]
     assert (attached["netdev"], attached["ifname"], attached["container"]) == ("ens1f0v0", "net1", "c1")
@@ -288,8 +291,9 @@ def test_the_books_alone_tell_what_is_where_while_no_agent_runs() -> None:
     with_agent = document()
     assert made.keys() == with_agent.keys() - {"snapshot"}
     json.dumps(made)
-    for key in ("grants", "attachments", "quarantine", "owedLeases"):
+    for key in ("attachments", "quarantine", "owedLeases"):
         assert made[key] == with_agent[key]
+    assert made["grants"] == [grant | {"container": None} for grant in with_agent["grants"]]
     lines = status.text(made, 10.0).splitlines()
     assert lines[:2] == ["node n1  nodefabric 1.2  NOT READY", "  agent: does not run"]
     assert not any("RESOURCE  KIND" in line for line in lines)

@@ -149,6 +149,19 @@ def test_the_arrows_go_where_they_point_in_rows_of_vfs(browser: Browser, big_nod
         assert focused(page) == f"{VF[:-4]}01.0"
 
 
+def test_what_has_the_focus_is_never_behind_the_details(browser: Browser, node: ShownNode) -> None:
+    visible = (
+        "(() => {const r = document.activeElement.getBoundingClientRect();"
+        " return document.elementFromPoint(r.x + 5, r.y + 5) !== null &&"
+        " r.y + 5 < document.querySelector('#details').getBoundingClientRect().y})()"
+    )
+    with looking(browser, node, 390) as page:
+        page.press("Tab", "Tab", "Tab")
+        for _ in range(20):
+            page.press("ArrowDown")
+            page.until(visible, 5)
+
+
 def test_the_filter_finds_pods_and_devices(browser: Browser, node: ShownNode) -> None:
     node.attach(VF, PodRef("default", "trainer-0"), 1)
     node.attach("0000:3a:00.1", PodRef("default", "other"), 2)
