@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,7 @@ from agent import cdi
 from agent.__main__ import DEFAULT_CONFIG, _parser
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
-from agent.sim.pods import read_manifest
 from agent.startup import check
-from cni import netconf
 from cni.commands import DEFAULT_CONFIGURATIONS, DEFAULT_TARGET
 from tests.daemonset.manifests import (
     BASE,
@@ -28,8 +25,9 @@ from tests.daemonset.manifests import (
     host_paths,
 )
 
-MANIFESTS = sorted(p for p in FOLDER.rglob("*.yaml") if {CHART, FOLDER / "monitoring"}.isdisjoint(p.parents))
-PODS = sorted((FOLDER / "examples").glob("pod-*.yaml"))
+MANIFESTS = sorted(
+    p for p in FOLDER.rglob("*.yaml") if {CHART, FOLDER / "monitoring", FOLDER / "examples"}.isdisjoint(p.parents)
+)
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda p: str(p.relative_to(FOLDER)))
@@ -208,24 +206,3 @@ def test_an_update_never_runs_two_agents_on_a_node() -> None:
     (document,) = documents(BASE / "daemonset.yaml")
     assert document["spec"]["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
     assert document["spec"]["template"]["spec"]["priorityClassName"] == "system-node-critical"
-
-
-@pytest.mark.parametrize("path", PODS, ids=lambda p: p.stem)
-def test_an_example_pod_asks_for_resources_of_the_base_config(path: Path) -> None:
-    (pod,) = read_manifest(path.read_text(), str(path))
-    offered = {resource.name for resource in base_config().resources}
-    asked_for = {name for either in pod.containers for name, _ in either.limits}
-    assert asked_for
-    assert asked_for <= offered
-
-
-def test_the_example_networks_are_understood_by_the_plugin() -> None:
-    chain = json.loads((FOLDER / "examples/cluster.conflist").read_text())
-    ours = [{"name": chain["name"], "cniVersion": chain["cniVersion"], **p} for p in chain["plugins"]][-1]
-    assert ours["type"] == "nodefabric"
-    netconf.from_document(ours)
-    (attachment,) = documents(FOLDER / "examples/network-attachment.yaml")
-    parsed = netconf.from_document(json.loads(attachment["spec"]["config"]))
-    assert (parsed.settings.vlan, parsed.settings.trust, parsed.mtu) == (100, True, 9000)
-    resource_name = attachment["metadata"]["annotations"]["k8s.v1.cni.cncf.io/resourceName"]
-    assert resource_name in {resource.name for resource in base_config().resources}
