@@ -51,6 +51,7 @@ _RDMA_FILES = ("node_type", "node_guid", "sys_image_guid", "fw_ver", "board_id",
 _PORT_FILES = ("state", "phys_state", "link_layer", "rate", "lid", "sm_lid", "cap_mask", "pkeys/0", "gid_attrs/ndevs/0")
 _CHAR_DEVICE_FILES = ("dev", "ibdev", "port")
 _NODE_FILES = ("cpulist", "distance", "meminfo")
+_CPU_FILES = ("physical_package_id", "core_id")
 _HUGEPAGES_FILES = ("nr_hugepages", "free_hugepages", "surplus_hugepages")
 _DEV_NAMES = re.compile(r"(?:uverbs|umad|issm)[0-9]+|rdma_cm")
 
@@ -142,6 +143,9 @@ class _Recorder:
                 self._files(f"{nodes}/{name}", _NODE_FILES)
                 for size in self._names(f"{nodes}/{name}/hugepages"):
                     self._files(f"{nodes}/{name}/hugepages/{size}", _HUGEPAGES_FILES)
+        for name in self._names("/sys/devices/system/cpu"):
+            if re.fullmatch(r"cpu[0-9]+", name):
+                self._files(f"/sys/devices/system/cpu/{name}/topology", _CPU_FILES)
 
     def _folder(self, path: str) -> dict[str, Any]:
         here = self.tree

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.error
 import urllib.request
 from typing import Any
 
 from agent.sim.stage import CONFIG, Stage, settled, wait
 
 OBJECT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/sim-node"
+FOR_VOLCANO = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies/sim-node"
+RAILS = "example.com/rails"
 
 
 def start(stage: Stage) -> int:
     """Play with an API server, and return its port."""
     stage.build_node("h100-8gpu")
-    topology = {"publish": True, "coalesceSeconds": 0.2, "startSpreadSeconds": 0}
+    topology = {
+        "publish": True,
+        "volcano": True,
+        "labels": {"keys": {RAILS: "rails"}},
+        "coalesceSeconds": 0.2,
+        "startSpreadSeconds": 0,
+    }
     stage.write_config({**CONFIG, "topology": topology})
     stage.write_conflist()
     port_file, kubeconfig = stage.folder / "port", stage.folder / "kubeconfig"
@@ -33,6 +42,14 @@ def get(port: int, path: str) -> Any:
         return json.load(answer)
 
 
+def has(port: int, path: str) -> bool:
+    try:
+        get(port, path)
+    except urllib.error.HTTPError:
+        return False
+    return True
+
+
 def available(document: dict[str, Any], resource: str) -> list[str]:
     return [r["available"] for zone in document["zones"] for r in zone["resources"] if r["name"] == resource]
 
@@ -47,6 +64,14 @@ def test_the_object_follows_the_pods_and_rests_otherwise(stage: Stage) -> None:
     document = get(port, OBJECT)
     assert [zone["name"] for zone in document["zones"]] == ["node-0", "node-1"]
     assert document["metadata"]["ownerReferences"][0]["kind"] == "Node"
+
+    def labels() -> dict[str, str]:
+        found: dict[str, str] = get(port, "/api/v1/nodes/sim-node")["metadata"]["labels"]
+        return found
+
+    assert settled(lambda: [] if labels().get(RAILS) == "8" else [str(labels())], 15) == []
+    wait("the object for Volcano", lambda: has(port, FOR_VOLCANO) or None)
+    assert get(port, FOR_VOLCANO)["spec"]["numares"]["cpu"] == {"allocatable": "0-223", "capacity": 224}
 
     stage.create_pod("a", {"rdma/vf": 2, "nvidia.com/gpu": 1})
     stage.await_pod("a")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agent.hardware.sysfs import scan
+from agent.hardware.sysfs_cpu import read_cpu_places
 from agent.model.device import Snapshot
 from agent.sim import recorded
 from agent.sim.recording import anonymous, record
@@ -36,6 +37,8 @@ def test_this_machine_can_be_recorded(tmp_path: Path) -> None:
     assert [d.address for d in again.devices] == [d.address for d in seen.devices]
     assert [d.path for d in again.devices] == [d.path for d in seen.devices]
     assert again.boot_id == seen.boot_id
+    cpus = [cpu for node in seen.numa_nodes for cpu in node.cpus]
+    assert read_cpu_places(tmp_path, cpus) == read_cpu_places(Path("/"), cpus)
 
 
 def test_what_names_one_machine_is_replaced_and_the_rest_stays(
