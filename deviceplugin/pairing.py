@@ -35,25 +35,31 @@ class Pairing:
 
     def remember(self, resource: Resource, units: Sequence[str], devices: Sequence[str]) -> None:
         """Take in a grant."""
-        run = self._current()
-        if any(g.resource.name == resource.name for g in run):
-            run = ()
-        self._run = (*run, _Granted(resource, tuple(units), tuple(devices), self._clock()))
+        granted = _Granted(resource, tuple(units), tuple(devices), self._clock())
+        self._run = (*self._container_of(resource, len(units)), granted)
 
-    def near(self, resource: Resource) -> tuple[str, ...]:
+    def near(self, resource: Resource, size: int) -> tuple[str, ...]:
         """Name the devices that the next units of a resource should be near to: a NIC's GPU, a GPU's NIC.
 
         NICs without a GPU are near other NICs of the container.
         """
-        run = self._current()
-        if any(g.resource.name == resource.name for g in run):
-            return ()
+        run = self._container_of(resource, size)
         complement = [g for g in run if is_gpu(g.resource) != is_gpu(resource)]
         return tuple(device for grant in complement or run for device in grant.devices if device)
 
-    def _current(self) -> tuple[_Granted, ...]:
+    def _container_of(self, resource: Resource, size: int) -> tuple[_Granted, ...]:
+        """List the last grants that go with so many units of a resource that kubelet asks for now."""
         since = self._clock() - PAIRING_SECONDS
-        return tuple(g for g in self._run if g.at >= since and not any(map(self._has_pod, g.units)))
+        run = tuple(g for g in self._run if g.at >= since and not any(map(self._has_pod, g.units)))
+        same = [i for i, g in enumerate(run) if g.resource.name == resource.name]
+        if not same:
+            return run
+        # It is another container's turn. Its other half may have come already, and been taken for the other half of
+        # the one before, if that one has none: then the numbers fit better now. Most ask for as many GPUs as NICs.
+        later = run[same[-1] + 1 :]
+        before = len(run[same[-1]].units)
+        fits = [g for g in later if is_gpu(g.resource) != is_gpu(resource) and len(g.units) == size != before]
+        return later if fits else ()
 
 
 def is_gpu(resource: Resource) -> bool:

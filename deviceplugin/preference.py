@@ -85,7 +85,7 @@ class Preference:
         resource = resources.get(resource_name)
         if resource is None or resource.kind == "rail":
             return choose(layout, available, must_include, size)
-        near = self._pairing.near(resource)
+        near = self._pairing.near(resource, size)
         if is_gpu(resource):
             partners, load = self._free_nics(offered, resources)
         else:

@@ -159,6 +159,15 @@ def test_a_grant_whose_pod_is_known_draws_no_partner() -> None:
         assert d.near(d.get(GPU)[0], vf)
 
 
+def test_a_nic_taken_for_another_containers_goes_with_the_gpus_that_it_fits() -> None:
+    with desk(GPU, VF) as d:
+        assert d.get(GPU) == (gpu_uuid(0),)  # of a container that wants nothing else
+        assert all(d.near(gpu_uuid(0), vf) for vf in d.get(VF, 2))
+        assert gpu_uuid(1) in d.get(GPU, 2)  # on the same socket; two of the other one would be near each other
+        (other,) = d.get(VF)  # a third container's: its GPU is still to come
+        assert d.near(d.get(GPU)[0], other)
+
+
 def test_each_of_several_gpus_has_a_nic_of_its_own_in_either_order() -> None:
     for order in ((GPU, VF), (VF, GPU)):
         with desk(GPU, VF) as d:

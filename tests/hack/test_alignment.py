@@ -13,7 +13,7 @@ import pytest
 from measure.alignment import svg
 from measure.alignment.rivals import Books, greedy, kubelet_default, numa_only
 from measure.alignment.score import Chance, Tally, attained, best
-from measure.alignment.stream import steps
+from measure.alignment.stream import Step, steps
 from measure.alignment.table import BEGIN, END, WAYS, Line, markdown, report
 
 from agent.model.topology import Locality
@@ -70,14 +70,31 @@ def test_pods_fit_whenever_they_come() -> None:
     running: dict[str, int] = {}
     come = 0
     for step in steps(8, 4, 200, 1):
-        if step.size:
+        if step.comes:
             come += 1
-            running[step.pod] = step.size
+            running[step.pod] = step.gpus
+            assert step.nics == step.gpus
+            assert not step.at_once
         else:
             del running[step.pod]
         assert sum(running.values()) <= 4
     assert come == 200
     assert list(steps(8, 0, 5, 1)) == []
+
+
+def test_pods_of_a_mixed_play_ask_for_one_kind_or_both_and_some_come_at_once() -> None:
+    running: dict[str, Step] = {}
+    kinds = Counter[tuple[bool, bool]]()
+    for step in steps(8, 4, 200, 1, alone=0.5, at_once=0.5):
+        if step.comes:
+            running[step.pod] = step
+            kinds[bool(step.gpus), bool(step.nics)] += 1
+        else:
+            del running[step.pod]
+        assert sum(s.gpus for s in running.values()) <= 8
+        assert sum(s.nics for s in running.values()) <= 4
+    assert set(kinds) >= {(True, False), (False, True), (True, True)}
+    assert kinds.total() == 200
 
 
 def test_rivals_take_what_is_free() -> None:
@@ -105,7 +122,7 @@ def test_numa_alignment_keeps_to_one_node_while_it_can() -> None:
 
 def test_the_report_counts_pairs_over_all_nodes() -> None:
     good, bad = Tally(3, 3, 3, Counter({PIX: 3})), Tally(1, 0, 0, Counter({SYS: 1}))
-    every = {way: good for way, _ in WAYS} | {"early_pairing_unread": good}
+    every = {way: good for way, _ in WAYS} | {"early_pairing_unread": good, "early_pairing_mixed_burst": good}
     without_late = {way: bad for way in every if way != "late_binding"}
     found = report([Line("a", "x", every), Line("b", "x", without_late)], {"placement_p99_ms": 1.23456})
     assert found["pairs"] == 4

@@ -21,10 +21,12 @@ from measure.alignment.rivals import RIVALS, Books
 from measure.alignment.scenarios import Scenario, scenarios
 from measure.alignment.score import Tally
 from measure.alignment.stream import Step, steps
-from measure.alignment.table import UNREAD, Line, markdown, report, table
+from measure.alignment.table import MIXED, UNREAD, Line, markdown, report, table
 from measure.namespaces import enter_namespaces
 
 CHECKOUT = Path(__file__).parents[4]
+ALONE, AT_ONCE = 0.4, 0.5
+"""In the mixed play: the share of pods with GPUs or NICs only, and of those that come right after another."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -91,20 +93,21 @@ def _play(scenario: Scenario, folder: Path, pods: int, seed: int) -> Line:
     terrain = Terrain(scenario.snapshot)
     plan = list(steps(len(terrain.gpus), len(scenario.devices), pods, seed))
     tallies: dict[str, Tally] = {}
-    ways = [("early_pairing", "early", True), (UNREAD, "early", False)]
+    ways = [("early_pairing", "early", True, plan), (UNREAD, "early", False, plan)]
     if scenario.binds_late:
-        ways.insert(0, ("late_binding", "late", True))
-    for way, binding, reads_pods in ways:
+        ways.insert(0, ("late_binding", "late", True, plan))
+    mixed = list(steps(len(terrain.gpus), len(scenario.devices), 2 * pods, seed, alone=ALONE, at_once=AT_ONCE))
+    for way, binding, reads_pods, its_plan in (*ways, (MIXED, "early", True, mixed)):
         (folder / way).mkdir(parents=True)
         node = AgentNode(scenario, folder / way, binding, reads_pods=reads_pods, seed=seed)
-        tallies[way] = asyncio.run(_play_agent(node, terrain, plan))
+        tallies[way] = asyncio.run(_play_agent(node, terrain, its_plan))
     for way, choose in RIVALS:
         books, chance = Books(terrain.gpus, scenario.devices), random.Random(seed)
         tally = tallies[way] = Tally()
         for step in plan:
-            if step.size:
+            if step.comes:
                 free = books.free
-                gpus, nics = choose(terrain, free, step.size, chance)
+                gpus, nics = choose(terrain, free, step.gpus, chance)
                 books.take(step.pod, (gpus, nics))
                 tally.add(terrain, free, gpus, nics)
             else:
@@ -116,10 +119,11 @@ async def _play_agent(node: AgentNode, terrain: Terrain, plan: Sequence[Step]) -
     tally = Tally()
     async with node.running():
         for step in plan:
-            if step.size:
+            if step.comes:
                 free = node.free()
-                gpus, nics = await node.come(step.pod, step.size)
-                tally.add(terrain, free, gpus, nics)
+                gpus, nics = await node.come(step)
+                if gpus and nics:
+                    tally.add(terrain, free, gpus, nics)
             else:
                 await node.go(step.pod)
     return tally

@@ -21,11 +21,14 @@ from cni.netconf import from_document
 from deviceplugin.plugins import DevicePlugins
 from measure.alignment.scenarios import GPU, NIC, Scenario
 from measure.alignment.score import Chance
+from measure.alignment.stream import Step
 
 NAMESPACE = "default"
 CONTAINER = "c"
 PAUSE_SECONDS = 60.0
-"""Between two steps, by the plugins' clock: pods do not come in the same second."""
+"""Between two steps, by the plugins' clock."""
+AT_ONCE_SECONDS = 0.02
+"""Between two pods that come right one after the other."""
 DEADLINE_SECONDS = 30.0
 
 
@@ -104,24 +107,26 @@ class AgentNode:
             nics = [u.device for u in self._plugins.units[NIC] if u.unit_id not in used and u.health.healthy]
         return Chance(tuple(gpus), tuple(nics))
 
-    async def come(self, name: str, size: int) -> tuple[list[str], list[str]]:
+    async def come(self, step: Step) -> tuple[list[str], list[str]]:
         """Start a pod; give its GPUs and NICs."""
-        self._now += PAUSE_SECONDS
-        spec = PodSpec(NAMESPACE, name, containers=(Container(CONTAINER, ((GPU, size), (NIC, size))),))
+        self._now += AT_ONCE_SECONDS if step.at_once else PAUSE_SECONDS
+        name = step.pod
+        limits = tuple((resource, count) for resource, count in ((GPU, step.gpus), (NIC, step.nics)) if count)
+        spec = PodSpec(NAMESPACE, name, containers=(Container(CONTAINER, limits),))
         pod = self._kubelet.create(spec)
         await self._until(lambda: pod.phase != "Pending")
         if pod.phase != "Running":
-            raise RuntimeError(f"{self._scenario.node}: {name} with {size} GPUs and NICs: {pod.message}")
+            raise RuntimeError(f"{self._scenario.node}: {step}: {pod.message}")
         held = {h.resource_name: h.ids for h in self._kubelet.devices.of_container(pod.uid, CONTAINER)}
-        gpus = [unit.device for i in held[GPU] if (unit := self._plugins.unit(i)) is not None]
+        gpus = [unit.device for i in held.get(GPU, ()) if (unit := self._plugins.unit(i)) is not None]
         if self._binding == "late":
             bound = await asyncio.to_thread(self._binder.bind, self._call(name, pod.uid), lambda: True)
             nics = [granted.device for granted in bound]
         else:
-            nics = [unit.device for i in held[NIC] if (unit := self._plugins.unit(i)) is not None]
+            nics = [unit.device for i in held.get(NIC, ()) if (unit := self._plugins.unit(i)) is not None]
         await self._until(self._is_settled)
-        if (len(gpus), len(nics)) != (size, size):
-            raise RuntimeError(f"{self._scenario.node}: {name} got {gpus} and {nics} instead of {size} of each")
+        if (len(gpus), len(nics)) != (step.gpus, step.nics):
+            raise RuntimeError(f"{self._scenario.node}: {step} got {gpus} and {nics}")
         return gpus, nics
 
     async def go(self, name: str) -> None:

@@ -13,28 +13,40 @@ ARRIVALS = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A pod that comes with so many GPUs and as many NICs, or goes (0)."""
+    """A pod that comes with so many GPUs and NICs, or goes (none)."""
 
     pod: str
-    size: int
+    gpus: int = 0
+    nics: int = 0
+    at_once: bool = False
+    """It comes right after the pod before."""
+
+    @property
+    def comes(self) -> bool:
+        return bool(self.gpus or self.nics)
 
 
-def steps(gpus: int, nics: int, pods: int, seed: int) -> Iterator[Step]:
-    """Draw steps until so many pods have come. A pod comes only if there are GPUs and NICs enough for it."""
+def steps(gpus: int, nics: int, pods: int, seed: int, *, alone: float = 0.0, at_once: float = 0.0) -> Iterator[Step]:
+    """Draw steps until so many pods have come. A pod comes only if there are GPUs and NICs enough for it.
+
+    `alone` is the share of pods that ask for GPUs or NICs only, `at_once` that of those that come right after another.
+    """
     chance = random.Random(seed)
-    running: dict[str, int] = {}
+    running: dict[str, Step] = {}
     come = 0
     while come < pods:
-        room = min(gpus, nics) - sum(running.values())
+        left = (gpus - sum(s.gpus for s in running.values()), nics - sum(s.nics for s in running.values()))
+        wants = chance.choice(((1, 0), (0, 1))) if chance.random() < alone else (1, 1)
+        room = min(n for n, wanted in zip(left, wants, strict=True) if wanted)
         sizes = [size for size in SIZES if size <= room]
         if sizes and (not running or chance.random() < ARRIVALS):
             come += 1
-            pod = f"pod-{come}"
-            running[pod] = chance.choice(sizes)
-            yield Step(pod, running[pod])
+            size, pod = chance.choice(sizes), f"pod-{come}"
+            running[pod] = Step(pod, wants[0] * size, wants[1] * size, chance.random() < at_once)
+            yield running[pod]
         elif running:
             pod = chance.choice(sorted(running))
             del running[pod]
-            yield Step(pod, 0)
+            yield Step(pod)
         else:
             return

@@ -18,6 +18,8 @@ WAYS = (
 """Key in the report, and words for people; the best first."""
 UNREAD = "early_pairing_unread"
 """Early pairing that hears of no pod's end but through kubelet's calls."""
+MIXED = "early_pairing_mixed_burst"
+"""Early pairing where some pods ask for one kind only, and many come at once."""
 OURS = ("late_binding", "early_pairing")
 BEGIN, END = "<!-- alignment: begin -->", "<!-- alignment: end -->"
 
@@ -84,7 +86,7 @@ def markdown(document: str, lines: Sequence[Line], found: Mapping[str, Any]) -> 
 
 def _shares(lines: Sequence[Line]) -> dict[str, Any]:
     shares: dict[str, Any] = {"pairs": sum(line.tallies["early_pairing"].pairs for line in lines)}
-    for way in (*(way for way, _ in WAYS), UNREAD):
+    for way in (*(way for way, _ in WAYS), UNREAD, MIXED):
         mine = [line.tallies[way] for line in lines if way in line.tallies]
         pairs = sum(tally.pairs for tally in mine)
         shares[f"{way}_attained_pct"] = round(100 * sum(t.attained for t in mine) / pairs, 2) if pairs else None
