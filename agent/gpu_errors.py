@@ -13,6 +13,10 @@ from agent.events import Events
 from agent.health import HealthBook
 from agent.model.gpu_health import UNKNOWN_XID, XID_REASONS, XIDS, GpuEvent
 
+SAME_SECONDS = 60.0
+"""The same error of a GPU is logged once in so long; all are counted."""
+MOST_REMEMBERED = 1000
+
 log = logging.getLogger(__name__)
 
 
@@ -23,6 +27,8 @@ class GpuErrors:
         """`book` is told of each event, and says by what policy it counts."""
         self._book = book
         self._events = events
+        self._logged: dict[tuple[str, int], float] = {}
+        """When an error of a GPU was last logged."""
         self._counter = Counter(
             "nodefabric_gpu_errors",
             "Errors that the NVIDIA driver told of (XIDs), by number and by what they mean here.",
@@ -39,4 +45,15 @@ class GpuErrors:
         text = f"XID {event.xid} ({kind.value}): {XIDS.get(event.xid, UNKNOWN_XID)[1]}"
         is_serious = kind in XID_REASONS
         self._events.note("health", subject, text, warning=is_serious)
-        log.log(logging.ERROR if is_serious else logging.INFO, "%s", text, extra={"device": subject})
+        if self._is_news(subject, event):
+            log.log(logging.ERROR if is_serious else logging.INFO, "%s", text, extra={"device": subject})
+
+    def _is_news(self, subject: str, event: GpuEvent) -> bool:
+        """Tell whether an error is worth a line: a program that fails may cause hundreds a second."""
+        last = self._logged.get((subject, event.xid))
+        if last is not None and event.at < last + SAME_SECONDS:
+            return False
+        if len(self._logged) >= MOST_REMEMBERED:
+            self._logged.clear()
+        self._logged[subject, event.xid] = event.at
+        return True

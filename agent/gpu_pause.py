@@ -21,8 +21,11 @@ MAX_GPUS = 64
 
 
 def pause(config: Config, gpus: Sequence[str], seconds: float) -> str:
-    """Ask the running agent, and tell what it did. Raises AgentError."""
-    return admin.ask(config.admin_socket, {"command": COMMAND, "gpus": list(gpus), "seconds": seconds})
+    """Ask the running agent, and tell what it did. Raises RequestInvalid, Unavailable, or another AgentError."""
+    try:
+        return admin.ask(config.admin_socket, {"command": COMMAND, "gpus": list(gpus), "seconds": seconds})
+    except admin.RequestRefused as error:
+        raise (RequestInvalid(str(error)) if error.told_reason == RequestInvalid.reason else error) from error
 
 
 class Holder(Protocol):

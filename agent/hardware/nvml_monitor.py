@@ -42,6 +42,8 @@ class Pace:
     """When a reading counts as hung."""
     settle: float = 0.05
     """Between an event and the reading: events come in bursts."""
+    apart: float = 1.0
+    """Between readings because of events, however many come: a program that fails may cause hundreds a second."""
     let_go: float = 2.0
     """How long a new session waits for the end of the last one's events."""
     absent: float = 10.0
@@ -262,8 +264,9 @@ class GpuMonitor:
             if reading != before or paused:
                 self._changed("GPUs changed")
             paused = False
+            ended = self._clock()
             if self._asked.wait(self._pause(reading)):
-                self._ending.wait(self._pace.settle)
+                self._ending.wait(max(self._pace.settle, ended + self._pace.apart - self._clock()))
         self._nvml.close()
 
     def _look_for_hangs(self) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.config import HealthSettings
@@ -9,6 +10,16 @@ from agent.health import HealthBook
 from agent.model.device import Gpu
 from agent.model.gpu_health import GpuEvent
 from agent.model.health import unhealthy
+
+
+def test_the_same_error_again_and_again_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+    errors = GpuErrors(HealthBook(), registry, Events())
+    for at in range(120):
+        errors.take(GpuEvent(79, float(at), "GPU-a"))
+    errors.take(GpuEvent(79, 0.0, "GPU-b"))
+    assert [r.getMessage() for r in caplog.records] == ["XID 79 (fatal): fallen off the bus"] * 3
+    assert registry.get_sample_value("nodefabric_gpu_errors_total", {"xid": "79", "class": "fatal"}) == 121
 
 
 def test_errors_are_judged_counted_by_a_bounded_number_of_labels_and_noted() -> None:

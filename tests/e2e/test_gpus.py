@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agent.commands.exits import WRONG_INPUT
 from agent.errors import AgentError
 from agent.sim import recorded, uevents
 from agent.sim.stage import CONFIG, Stage, wait
@@ -31,7 +32,7 @@ class Node:
         """Start all, with these settings of the GPUs' resource."""
         resources = [r if r["name"] != NAME else {**r, **resource} for r in CONFIG["resources"]]
         self.stage.build_node("h100-8gpu")
-        (self.stage.folder / "node/gpus.live").write_text(json.dumps({"quick": 0.2, "overdue": 1.0}))
+        (self.stage.folder / "node/gpus.live").write_text(json.dumps({"quick": 0.2, "apart": 0.1, "overdue": 1.0}))
         self.stage.write_config({"resources": resources, "rescanSeconds": 3600})
         self.stage.write_conflist()
         self.stage.start_kubelet("--seed", "7")
@@ -72,18 +73,26 @@ def node(stage: Stage, nvml_library: Path) -> Node:
 def test_a_lost_gpu_leaves_and_returns_and_no_other_does(node: Node) -> None:
     node.start()
     node.await_kubelet(gpu=(8, 8))
+    wait("the errors to be heard", lambda: heard(node))
+    node.driver.xid("GPU-of-nobody", 95)
+    wait("the error", lambda: 'xid="95"} 1.0' in node.stage.fetch("/metrics") or None)
+    assert node.kubelets() == {NAME: (8, 8)}
     node.driver.change(GPUS[3].uuid, error=GPU_IS_LOST)
     node.driver.xid(GPUS[3].uuid, 79)
     node.await_kubelet(gpu=(8, 7))
-    assert node.reasons() == {GPUS[3].uuid: "GpuLost"}
+    wait("the reading", lambda: node.reasons() == {GPUS[3].uuid: "GpuLost"} or None)
     assert 'nodefabric_unit_unhealthy{reason="GpuLost",resource="nvidia.com/gpu"} 1.0' in node.stage.fetch("/metrics")
     node.driver.change(GPUS[3].uuid, error=0)
     node.await_kubelet(gpu=(8, 8))
     assert node.reasons() == {}
 
 
-def test_a_driver_that_hangs_stops_neither_pods_nor_gpus(node: Node) -> None:
+def test_a_driver_that_is_loaded_late_is_found_and_when_it_hangs_nothing_else_does(node: Node) -> None:
+    node.driver.show(init=DRIVER_NOT_LOADED)
     node.start()
+    node.await_kubelet(gpu=(0, 0))
+    node.driver.show(*GPUS)
+    uevents.emit("bind", "/devices/pci0000:15/0000:1b:00.0", "pci")
     node.await_kubelet(gpu=(8, 8))
     node.driver.hang("DeviceGetCount", "DeviceGetUUID", "EventSetWait", "Init", "Shutdown")
     wait("the hang to be told", lambda: any("does not answer" in text for text in node.problems()) or None)
@@ -110,64 +119,40 @@ def test_slices_come_and_go_with_their_resources(node: Node) -> None:
     node.await_kubelet(gpu=(8, 8), mig_1g_10gb=(1, 0))  # what a pod holds stays listed, as gone
 
 
-def test_a_driver_that_is_loaded_late_is_found(node: Node) -> None:
-    node.driver.show(init=DRIVER_NOT_LOADED)
-    node.start(replicas=2)
-    node.await_kubelet(gpu=(0, 0))
-    node.driver.show(*GPUS)
-    uevents.emit("bind", "/devices/pci0000:15/0000:1b:00.0", "pci")
-    node.await_kubelet(gpu=(16, 16))
-
-
-def test_a_fatal_error_takes_one_gpu_away_until_the_driver_has_found_it_anew(node: Node) -> None:
+def test_a_fatal_error_takes_one_gpu_away_until_it_was_found_anew_or_reset_in_a_pause(node: Node) -> None:
     node.start(replicas=2)
     node.await_kubelet(gpu=(16, 16))
     wait("the errors to be heard", lambda: heard(node))
-    ill = GPUS[2]
-    node.driver.xid(ill.uuid, 79)
+    bound, reset, left = GPUS[2], GPUS[0], GPUS[1]
+    node.driver.xid(bound.uuid, 79)
     node.await_kubelet(gpu=(16, 14))
-    assert node.reasons() == {f"{ill.uuid}::0": "XidFatal", f"{ill.uuid}::1": "XidFatal"}
+    assert node.reasons() == {f"{bound.uuid}::0": "XidFatal", f"{bound.uuid}::1": "XidFatal"}
     metrics = node.stage.fetch("/metrics")
     assert 'nodefabric_unit_unhealthy{reason="XidFatal",resource="nvidia.com/gpu"} 2.0' in metrics
     assert 'nodefabric_gpu_errors_total{class="fatal",xid="79"} 1.0' in metrics
-    told = [e["text"] for e in node.stage.status()["events"] if e["subject"] == ill.uuid]
+    told = [e["text"] for e in node.stage.status()["events"] if e["subject"] == bound.uuid]
     assert "XID 79 (fatal): fallen off the bus" in told
-    uevents.emit("bind", f"/devices/pci0000:48/{ill.bus[4:].lower()}", "pci")
+    uevents.emit("bind", f"/devices/pci0000:48/{bound.bus[4:].lower()}", "pci")
     node.await_kubelet(gpu=(16, 16))
-    assert node.reasons() == {}
 
-
-def test_a_gpu_that_was_reset_in_a_pause_is_offered_again(node: Node) -> None:
-    node.start()
-    node.await_kubelet(gpu=(8, 8))
-    wait("the errors to be heard", lambda: heard(node))
-    for ill in GPUS[:2]:
+    for ill in (reset, left):
         node.driver.xid(ill.uuid, 119)
-    node.await_kubelet(gpu=(8, 6))
-
-    def pause(*words: str) -> subprocess.CompletedProcess[str]:
-        config = str(node.stage.folder / "config.yaml")
-        command = [sys.executable, "-m", "agent", "pause-gpus", *words, "--config", config]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-    assert pause("GPU9").returncode != 0
-    done = pause(GPUS[0].uuid, "--seconds", "600")
+    node.await_kubelet(gpu=(16, 12))
+    assert pause(node, "GPU9").returncode == WRONG_INPUT
+    done = pause(node, reset.uuid, "--seconds", "600")
     assert done.returncode == 0, done.stderr
-    assert f"reset {GPUS[0].uuid} now" in done.stdout
+    assert f"reset {reset.uuid} now" in done.stdout
     wait("the pause", lambda: any("let go for a reset" in text for text in node.problems()) or None)
-    assert node.kubelets() == {NAME: (8, 6)}
-    assert pause(GPUS[0].uuid, "--seconds", "0").returncode == 0
-    node.await_kubelet(gpu=(8, 7))
-    assert node.reasons() == {GPUS[1].uuid: "XidFatal"}
+    assert node.kubelets() == {NAME: (16, 12)}
+    assert pause(node, reset.uuid, "--seconds", "0").returncode == 0
+    node.await_kubelet(gpu=(16, 14))
+    assert set(node.reasons()) == {f"{left.uuid}::0", f"{left.uuid}::1"}
 
 
-def test_an_error_without_a_gpu_takes_none_away(node: Node) -> None:
-    node.start()
-    node.await_kubelet(gpu=(8, 8))
-    wait("the errors to be heard", lambda: heard(node))
-    node.driver.xid("GPU-of-nobody", 79)
-    wait("the error", lambda: 'xid="79"} 1.0' in node.stage.fetch("/metrics") or None)
-    assert node.kubelets() == {NAME: (8, 8)}
+def pause(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
+    config = str(node.stage.folder / "config.yaml")
+    command = [sys.executable, "-m", "agent", "pause-gpus", *words, "--config", config]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def heard(node: Node) -> bool | None:

@@ -117,7 +117,7 @@ def _nvml() -> Callable[[str, dict[str, Any]], Any]:
 def _monitor(say: Callable[[str, Any], None], first: float) -> Callable[[str, dict[str, Any]], Any]:
     from agent.hardware.nvml_monitor import GpuMonitor, Pace
 
-    monitor = GpuMonitor(Pace(quick=0.05, slow=0.2, first=first, overdue=0.3, absent=0.0))
+    monitor = GpuMonitor(Pace(apart=0.05, quick=0.05, slow=0.2, first=first, overdue=0.3, absent=0.0))
     monitor.follow(
         on_change=lambda what: say("changed", what),
         on_event=lambda event: say("event", asdict(event)),
