@@ -41,6 +41,7 @@ from agent.metrics import Facts, Metrics
 from agent.model.counters import Counters
 from agent.model.unit import OfferedUnit
 from agent.node_events import NodeEvents
+from agent.obstacles import NO_POD_NEEDS
 from agent.overview import Overview
 from agent.publication import ClusterApi, Publications
 from agent.reconcile import Reconciler
@@ -58,10 +59,6 @@ LEDGER_RETRY_SECONDS = 1.0
 REGISTRATION_POLL_SECONDS = 0.5
 MAX_OVERLAPS = 8
 ENDPOINTS_RETRY_SECONDS = 2.0
-
-NO_POD_NEEDS = ("publishing", "config", "overlap")
-"""Obstacles that make no node unready: an API server that is away, a new configuration that is wrong, a device that two
-resources select."""
 
 log = logging.getLogger(__name__)
 _NO_UNITS: Mapping[str, Sequence[OfferedUnit]] = MappingProxyType({})

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Collection
 
 NO_POD_NEEDS = frozenset({"publishing", "config", "overlap"})
-"""Obstacles that people should know of, and that make neither the agent nor the node unready: pods need none of it."""
+"""Obstacles that people should know of, and that make neither the agent nor the node unready: an API server that is
+away, a new configuration that is wrong, a device that two resources select."""
 
 log = logging.getLogger(__name__)
 
