@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -67,16 +68,29 @@ class Offer:
     """How near everything is."""
 
     def __post_init__(self) -> None:
-        listed = {name: [u for u in units if not is_counted(u)] for name, units in self.units.items()}
-        by_id = {unit.unit_id: unit for units in listed.values() for unit in units}
-        terrain = Terrain(self.snapshot)
-        layouts = {
-            name: Layout(terrain, (Option(unit.unit_id, unit.gpu or unit.place) for unit in units))
-            for name, units in listed.items()
-        }
-        object.__setattr__(self, "by_id", MappingProxyType(by_id))
+        object.__setattr__(self, "terrain", Terrain(self.snapshot))
+        object.__setattr__(self, "by_id", _by_id(self.units))
+        layouts = {name: _layout(self.terrain, units) for name, units in self.units.items()}
         object.__setattr__(self, "layouts", MappingProxyType(layouts))
-        object.__setattr__(self, "terrain", terrain)
+
+    def with_snapshot(self, snapshot: Snapshot) -> Offer:
+        """Return the same offer with a newer snapshot, in which all that is offered is where it was."""
+        made = copy(self)
+        object.__setattr__(made, "snapshot", snapshot)
+        return made
+
+    def with_slots(self, slots: Mapping[str, tuple[Unit, ...]]) -> Offer:
+        """Return the same offer with other slots of some resources. Only new names ask for another layout."""
+        made = copy(self)
+        object.__setattr__(made, "units", MappingProxyType({**self.units, **slots}))
+        object.__setattr__(made, "by_id", _by_id(made.units))
+        changed = {
+            name: _layout(self.terrain, units)
+            for name, units in slots.items()
+            if {unit.unit_id for unit in units} != self.layouts[name].rank.keys()
+        }
+        object.__setattr__(made, "layouts", MappingProxyType({**self.layouts, **changed}))
+        return made
 
     def find(self, resource_name: str, unit_id: str) -> Unit | None:
         """Find a unit of a resource."""
@@ -84,6 +98,14 @@ class Offer:
         if unit is not None:
             return unit if unit.resource_name == resource_name else None
         return counted_unit(self.units.get(resource_name, ()), unit_id)
+
+
+def _by_id(units: Mapping[str, Sequence[Unit]]) -> Mapping[str, Unit]:
+    return MappingProxyType({u.unit_id: u for mine in units.values() for u in mine if not is_counted(u)})
+
+
+def _layout(terrain: Terrain, units: Sequence[Unit]) -> Layout:
+    return Layout(terrain, (Option(u.unit_id, u.gpu or u.place) for u in units if not is_counted(u)))
 
 
 def _nobody_known(_unit_id: str) -> bool:

@@ -15,6 +15,7 @@ from deviceplugin.gpu_response import GpuFiles
 from deviceplugin.missing import NOBODY_MISSED, miss
 from deviceplugin.resources import list_all
 from deviceplugin.selectors import asks_for_names
+from deviceplugin.slots import NOTHING_HELD, Holdings, list_slots
 from deviceplugin.unit import Unit
 
 
@@ -34,6 +35,7 @@ class Offers:
         self._units: Mapping[str, tuple[Unit, ...]] = {}
         self._missing = NOBODY_MISSED
         self._held: Mapping[str, str] = NOBODY
+        self._slots = NOTHING_HELD
         self._made_of: Snapshot | None = None
         """What the last lists were made of."""
         self._offer: Offer | None = None
@@ -43,7 +45,7 @@ class Offers:
     ) -> Offer | None:
         """Make an offer, if anything that bears on it has changed since the last one; else None."""
         bearing = self._bearing(resources, snapshot)
-        ground = (id(bearing), resources, gpu_files, books)
+        ground = (id(bearing), resources, gpu_files, replace(books, held=NOTHING_HELD))
         if ground != self._ground:
             self._natural = assign(resources, snapshot, books.host_names)
             self._owners = owners_of(self._natural)
@@ -51,10 +53,13 @@ class Offers:
         look = (strays, self._health.turn(), self._missing.devices & books.holders.keys())
         due = self._missing.due(books.holders, self._health.settings.gone_seconds)
         if (ground, look) == (self._ground, self._look) and (due is None or now < due):
-            return self._renewed(snapshot)
+            if books.held == self._slots:
+                return self._renewed(snapshot)
+            self._slots = books.held
+            return self._with_slots(resources, snapshot, books.held)
         if self._ground[1:2] != (resources,):
             self._units, self._missing = {}, NOBODY_MISSED
-        self._ground, self._look, self._held = ground, look, books.holders
+        self._ground, self._look, self._held, self._slots = ground, look, books.holders, books.held
         final = assign(resources, snapshot, books.host_names, strays) if strays else self._natural
         listed = list_all(resources, final, snapshot, books.quarantined, books.held, self._health.terms(), books.kept)
         kept = self._health.settings.gone_seconds
@@ -77,7 +82,16 @@ class Offers:
         """Return the last offer with a newer snapshot, which answers to kubelet are made of; None if it has it."""
         if self._offer is None or self._offer.snapshot is snapshot:
             return None
-        self._offer = replace(self._offer, snapshot=snapshot)
+        self._offer = self._offer.with_snapshot(snapshot)
+        return self._offer
+
+    def _with_slots(self, resources: tuple[Resource, ...], snapshot: Snapshot, held: Holdings) -> Offer | None:
+        """Return the last offer with the slots as they are used now: each pod that comes or goes asks for that."""
+        assert self._offer is not None
+        late = [resource for resource in resources if resource.binding == "late"]
+        slots = {r.name: list_slots(r, self._offer.pools[r.name], held) for r in late}
+        self._units = {**self._units, **slots}
+        self._offer = self._offer.with_snapshot(snapshot).with_slots(slots)
         return self._offer
 
     def seconds_to_look(self) -> float | None:

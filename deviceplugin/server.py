@@ -52,12 +52,11 @@ class UnitBoard:
         self._changed = asyncio.Event()
 
     def post(self, units: tuple[Unit, ...]) -> None:
-        """Replace the list, if it differs."""
-        if units == self.units:
-            return
-        self.units = units
-        self.version += 1
-        self.wake()
+        """Replace the list. Readers are woken if it tells kubelet something else: a slot that is bound does not."""
+        told, self.units = self.units, units
+        if units != told and list(map(_told, units)) != list(map(_told, told)):
+            self.version += 1
+            self.wake()
 
     def wake(self) -> None:
         """Let all who wait look again."""
@@ -67,6 +66,11 @@ class UnitBoard:
     async def change(self) -> None:
         """Wait for the next post or wake."""
         await self._changed.wait()
+
+
+def _told(unit: Unit) -> tuple[str, bool, int]:
+    """Return what kubelet hears of a unit."""
+    return unit.unit_id, unit.health.healthy, unit.numa_node
 
 
 @dataclass(frozen=True, slots=True)
