@@ -1,0 +1,102 @@
+"""A fault in the hardware, seen where people look: the status, the metrics, the events of the node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agent.sim import uevents
+from agent.sim.machine import SimulatedMachine
+from agent.sim.stage import CONFIG, Stage, wait
+
+PF, VFS = "0000:18:00.0", 8
+PATIENCE = {"downSeconds": 0.2, "upSeconds": 0.2, "goneSeconds": 3600}
+
+
+@pytest.fixture
+def machine(stage: Stage) -> SimulatedMachine:
+    """The 8-GPU node with its agent, which is not patient with links."""
+    made = stage.build_node("h100-8gpu")
+    stage.write_config({**CONFIG, "health": PATIENCE})
+    stage.write_conflist()
+    stage.start_kubelet("--seed", "7")
+    stage.start_agent()
+    stage.await_ready()
+    return made
+
+
+def shown(stage: Stage, resource: str = "rdma/vf") -> dict[str, int]:
+    """Count the unhealthy units by reason, as the status tells; it must agree with the metrics."""
+    offered = next(r for r in stage.status()["resources"] if r["name"] == resource)
+    found: dict[str, int] = {}
+    for unit in offered["unhealthy"]:
+        found[unit["reason"]] = found.get(unit["reason"], 0) + 1
+    metrics: dict[str, int] = {}
+    for line in stage.fetch("/metrics").splitlines():
+        labels, _, value = line.partition("} ")
+        if labels.startswith("nodefabric_unit_unhealthy{") and f'resource="{resource}"' in labels:
+            metrics[labels.split('reason="')[1].split('"')[0]] = int(float(value))
+    return found if metrics == found else {"the metrics say something else": len(metrics)}
+
+
+def is_shown(stage: Stage, wanted: dict[str, int], resource: str = "rdma/vf") -> None:
+    wait(f"{resource} to be {wanted or 'healthy'}", lambda: shown(stage, resource) == wanted or None)
+
+
+def peer(machine: SimulatedMachine, device: str, state: str) -> None:
+    """Pull or plug the cable: take the other end of the link down or up."""
+    assert machine.fabric is not None
+    port = machine.fabric.ports[device].port
+    netns = machine.root.parent / "fabric.netns"
+    subprocess.run(["nsenter", f"--net={netns}", "ip", "link", "set", port, state], check=True)
+
+
+def test_a_lost_link_is_shown_with_its_reason_and_so_is_its_return(stage: Stage, machine: SimulatedMachine) -> None:
+    state = next((machine.root / "sys/bus/pci/devices" / PF / "infiniband").iterdir()) / "ports/1/state"
+    netdev = machine.scan().by_address[PF].netdev
+    assert netdev is not None
+    subprocess.run(["ip", "link", "set", netdev.name, "up"], check=True)
+    state.write_text("1: DOWN\n")
+    peer(machine, PF, "down")
+    is_shown(stage, {"LinkDown": VFS})
+    is_shown(stage, {"PortDown": 63}, "rdma/hca")
+    state.write_text("4: ACTIVE\n")
+    peer(machine, PF, "up")
+    is_shown(stage, {})
+    is_shown(stage, {}, "rdma/hca")
+
+
+def test_an_unbound_driver_is_shown_and_so_is_a_pf_that_lost_its_own(stage: Stage, machine: SimulatedMachine) -> None:
+    vf = f"{PF[:-1]}3"
+    machine.unbind(vf)
+    is_shown(stage, {"NoDriver": 1})
+    machine.bind(vf, "mlx5_core")
+    is_shown(stage, {})
+    folder = machine.root / "sys/bus/pci/devices" / PF
+    target = os.readlink(folder / "driver")
+    (folder / "driver").unlink()
+    uevents.emit("unbind", uevents.devpath(machine.root, folder), "pci")
+    is_shown(stage, {"ParentDown": VFS})
+    (folder / "driver").symlink_to(target)
+    uevents.emit("bind", uevents.devpath(machine.root, folder), "pci")
+    is_shown(stage, {})
+
+
+def test_vfs_that_were_removed_are_shown_until_they_are_back(stage: Stage, machine: SimulatedMachine) -> None:
+    bus, pf = machine.root / "sys/bus/pci/devices", machine.root / "sys/bus/pci/devices" / PF
+    links: dict[Path, str] = {}
+    for index in (0, 1):
+        vf = os.path.basename(os.readlink(pf / f"virtfn{index}"))
+        path = uevents.devpath(machine.root, bus / vf)
+        for link in (pf / f"virtfn{index}", bus / vf):
+            links[link] = os.readlink(link)
+            link.unlink()
+        uevents.emit("remove", path, "pci")
+    is_shown(stage, {"DeviceGone": 2})
+    for link, target in links.items():
+        link.symlink_to(target)
+        uevents.emit("add", uevents.devpath(machine.root, link), "pci")
+    is_shown(stage, {})
