@@ -96,7 +96,7 @@ def test_base_and_components_are_what_the_chart_says(kube: Kube) -> None:
 def test_a_base_that_was_edited_by_hand_is_found(kube: Kube, tmp_path: Path) -> None:
     copy = tmp_path / "repository"
     copy.mkdir()
-    subprocess.run(["cp", "-a", "daemonset", "hack", copy], cwd=REPOSITORY, check=True)
+    subprocess.run(["cp", "-a", "daemonset", "docs", "hack", copy], cwd=REPOSITORY, check=True)
     (copy / ".venv").symlink_to(REPOSITORY / ".venv")
     edited = copy / "daemonset/base/daemonset.yaml"
     edited.write_text(edited.read_text().replace("maxSurge: 0", "maxSurge: 1"))
@@ -220,6 +220,21 @@ def test_names_of_plugins_to_replace_reach_the_installer(kube: Kube) -> None:
     assert tuple(schema["properties"]["cni"]["properties"]["replace"]["items"]["enum"]) == kinds.REPLACED
 
 
+def test_configurations_of_replaced_device_plugins_reach_the_agent_as_they_are(kube: Kube) -> None:
+    from agent.__main__ import _parser
+
+    sriov = '{"resourceList": [{"resourceName": "vf", "selectors": {"vendors": ["15b3"]}}]}'
+    shared = '{"configList": [{"resourceName": "hca", "rdmaHcaMax": 10, "selectors": {"linkTypes": ["ether"]}}]}'
+    found = kube.template({"config": {"resources": []}, "replacedConfigs": {"sriov": sriov, "rdmaShared": shared}})
+    texts = named(found, "ConfigMap")["data"]
+    agent = container(pod(found), "agent")
+    options = _parser().parse_args(agent["args"])
+    assert texts[options.sriov_config.name] == sriov
+    assert texts[options.rdma_shared_config.name] == shared
+    (mounted,) = [m["mountPath"] for m in agent["volumeMounts"] if m["name"] == "config"]
+    assert {str(options.sriov_config.parent), str(options.rdma_shared_config.parent)} == {mounted}
+
+
 def test_network_attachments_are_configurations_that_the_plugin_takes(kube: Kube) -> None:
     wanted = {"name": "rails", "namespace": "jobs", "resourceName": "rdma/vf", "config": {"vlan": 100, "mtu": 9000}}
     found = named(kube.template({"networkAttachments": [wanted]}), "NetworkAttachmentDefinition")
@@ -235,8 +250,8 @@ def test_network_attachments_are_configurations_that_the_plugin_takes(kube: Kube
         ({"nodeSelectors": {}}, "nodeSelectors"),
         ({"updateStrategy": {"maxUnavailable": 0}}, "/updateStrategy/maxUnavailable"),
         ({"cni": {"replace": ["bridge"]}}, "/cni/replace/0"),
-        ({"config": {"kubeletDir": "var/lib/kubelet"}}, "/config/kubeletDir"),
-        ({"config": {"resources": [{"name": "vf", "kind": "vf"}]}}, "/config/resources/0/name"),
+        ({"config": {"kubeletDirectory": "/var/lib/kubelet"}}, "kubeletDirectory"),
+        ({"config": {"resources": [{"name": "rdma/vf", "kind": "vff"}]}}, "/config/resources/0"),
         ({"image": {"digest": "latest"}}, "/image/digest"),
         ({"podMonitor": {"enabled": True}}, "Prometheus does not reach loopback"),
     ],
@@ -256,7 +271,7 @@ def test_values_and_schema_name_the_same_keys() -> None:
         if described.get("additionalProperties") is not False:
             return
         assert set(value) == set(described["properties"]) - {"global"}, where
-        for key in value:
+        for key in value.keys() - {"config"}:  # the agent's own, of which values.yaml has a part
             compare(value[key], described["properties"][key], f"{where}/{key}")
 
     compare(values, schema, "")
