@@ -27,6 +27,7 @@ from deviceplugin.allocation import Allocator, GrantBook, Offer
 from deviceplugin.assignment import Overlap, errors
 from deviceplugin.books import Books as Books
 from deviceplugin.books import Reading, SlotBook, read
+from deviceplugin.compat_cdi import PoolSpecs, pool_specs
 from deviceplugin.gpu_response import GpuFiles
 from deviceplugin.gpu_units import with_profiles
 from deviceplugin.informed import InformingBook
@@ -95,6 +96,7 @@ class DevicePlugins:
         `pods` asks kubelet what pods hold; without it only kubelet's calls tell what is in use.
         """
         self.folder = config.kubelet_dir / "device-plugins"
+        self._pool_specs = PoolSpecs(config.cdi_dir)
         self._informing = (
             None
             if device_info is None
@@ -261,7 +263,7 @@ class DevicePlugins:
             self._set_up(with_profiles(self._configured, snapshot, self._resources))
             resources = self._resources
             books = await self._read_books(resources, books)
-            offer = await asyncio.to_thread(offers.make, resources, snapshot, files, books)
+            offer = await asyncio.to_thread(self._make, offers, resources, snapshot, files, books)
             if resources is not self._resources:
                 offers = Offers(self._health, self._clock)
                 continue
@@ -273,6 +275,15 @@ class DevicePlugins:
             newer = await self._next(snapshot, offers.seconds_to_look())
             if newer is not snapshot:
                 snapshot, files = newer, await asyncio.to_thread(self._gpu_files)
+
+    def _make(
+        self, offers: Offers, resources: tuple[Resource, ...], snapshot: Snapshot, files: GpuFiles, books: Reading
+    ) -> Offer | None:
+        """Make an offer if one is due, and its CDI specs: kubelet may ask as soon as it has the list."""
+        offer = offers.make(resources, snapshot, files, books)
+        if offer is not None:
+            self._pool_specs.keep(pool_specs(resources, offer.units, snapshot))
+        return offer
 
     async def _inform(self) -> None:
         if self._informing is not None:

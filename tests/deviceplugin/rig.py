@@ -69,7 +69,7 @@ async def rig(
     await kubelet.start()
     inventory = StillInventory(snapshot or node())
     ledger = Ledger.open(folder / "ledger.db", "boot")
-    config = Config(resources=resources, kubelet_dir=folder)
+    config = Config(resources=resources, kubelet_dir=folder, cdi_dir=folder / "cdi")
     plugins = DevicePlugins(
         config, inventory, book or ledger, observe=observe, device_info=device_info, health=health, pace=QUICK
     )

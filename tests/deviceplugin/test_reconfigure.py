@@ -1,0 +1,156 @@
+"""Resources that come, go and change while kubelet watches and pods hold devices."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.config import Config, Resource, Select, parse_pf
+from agent.sim.pods import Container
+from tests.deviceplugin.machines import change, node
+from tests.deviceplugin.rig import RESOURCES, Rig, rig, run, until
+
+HCA, VF, GPU = RESOURCES
+
+
+def vfs(name: str, *pf: str) -> Resource:
+    return Resource(name, "vf", Select(pf=tuple(map(parse_pf, pf))))
+
+
+async def reconfigure(r: Rig, *resources: Resource) -> None:
+    await r.plugins.reconfigure(Config(resources=resources, kubelet_dir=r.folder))
+
+
+def reasons(r: Rig, name: str) -> dict[str, str]:
+    return {unit.unit_id: unit.health.reason for unit in r.plugins.units[name] if not unit.health.healthy}
+
+
+def test_a_new_resource_is_offered_and_the_others_keep_their_streams(short_path: Path) -> None:
+    async def work() -> None:
+        async with rig(short_path, resources=(VF,)) as r:
+            registered = len(r.calls("Register"))
+            await reconfigure(r, VF, HCA)
+            await until(lambda: r.allocatable() == {"rdma/hca": 16, "rdma/vf": 16})
+            new = r.calls("Register")[registered:]
+            assert [call.resource_name for call in new] == ["rdma/hca"]
+            assert [status.resource_name for status in r.plugins.status()] == ["rdma/vf", "rdma/hca"]
+            await until(lambda: r.plugins.ready)
+
+    run(work())
+
+
+def test_a_resource_that_is_gone_is_no_longer_served_and_leaves_no_socket(short_path: Path) -> None:
+    async def work() -> None:
+        async with rig(short_path, resources=(VF, HCA)) as r:
+            await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
+            await reconfigure(r, HCA)
+            await until(lambda: r.allocatable()["rdma/vf"] == 0)
+            await until(lambda: len(list(r.plugins.folder.glob("nodefabric-*.sock"))) == 1)
+            assert [grant.resource_name for grant in r.ledger.grants()] == ["rdma/vf"]
+            assert (await r.run_pod("q", Container("main", (("rdma/vf", 1),))))["phase"] == "Failed"
+            await reconfigure(r, HCA, VF)
+            await until(lambda: r.allocatable()["rdma/vf"] == 16)
+
+    run(work())
+
+
+def test_a_changed_selector_changes_the_list(short_path: Path) -> None:
+    async def work() -> None:
+        async with rig(short_path, resources=(vfs("rdma/vf", "rail0"), replace(HCA, shares=1))) as r:
+            await reconfigure(r, vfs("rdma/vf", "rail0#0", "rail1"), replace(HCA, shares=3))
+            await until(lambda: r.allocatable() == {"rdma/hca": 12, "rdma/vf": 5})
+            assert len(r.calls("Register")) == 2
+
+    run(work())
+
+
+def test_a_vf_in_use_goes_to_another_resource_when_it_is_free(short_path: Path) -> None:
+    async def work() -> None:
+        low, high = vfs("a/low", "rail0#0-1"), vfs("a/high", "rail0#2-3")
+        async with rig(short_path, snapshot=node(rails=1), resources=(low, high)) as r:
+            await r.run_pod("p", Container("main", (("a/low", 2),)))
+            await reconfigure(r, vfs("a/low", "rail0#0"), vfs("a/high", "rail0#1-3"))
+            listed = {name: len(units) for name, units in r.plugins.units.items()}
+            assert listed == {"a/low": 2, "a/high": 2}
+            held = {grant.unit_id for grant in r.ledger.grants()}
+            assert held == {unit.unit_id for unit in r.plugins.units["a/low"]}
+            r.ledger.release(held)
+            await until(lambda: {n: len(u) for n, u in r.plugins.units.items()} == {"a/low": 1, "a/high": 3})
+
+    run(work())
+
+
+def test_a_vf_in_use_is_withheld_while_its_own_resource_is_gone(short_path: Path) -> None:
+    async def work() -> None:
+        async with rig(short_path, snapshot=node(rails=1), resources=(vfs("a/old", "rail0"),)) as r:
+            await r.run_pod("p", Container("main", (("a/old", 1),)))
+            (held,) = [grant.unit_id for grant in r.ledger.grants()]
+            await reconfigure(r, vfs("a/new", "rail0"))
+            assert reasons(r, "a/new") == {held: "Held"}
+            await until(lambda: r.allocatable().get("a/new") == 3)
+            r.ledger.release([held])
+            await until(lambda: r.allocatable()["a/new"] == 4)
+
+    run(work())
+
+
+def test_what_pods_hold_is_known_to_an_agent_that_starts_with_another_configuration(short_path: Path) -> None:
+    async def work() -> None:
+        async with rig(short_path, snapshot=node(rails=1), resources=(vfs("a/old", "rail0"),)) as r:
+            await r.run_pod("p", Container("main", (("a/old", 1),)))
+            held = [grant.unit_id for grant in r.ledger.grants()]
+        later = short_path / "later"
+        later.mkdir()
+        shutil.copy(short_path / "ledger.db", later)
+        async with rig(later, snapshot=node(rails=1), resources=(vfs("a/new", "rail0"),)) as r:
+            assert reasons(r, "a/new") == dict.fromkeys(held, "Held")
+
+    run(work())
+
+
+def test_an_overlap_that_turns_up_later_is_told_and_the_first_resource_has_the_device(
+    short_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        named = Resource("a/named", "vf", Select(netdevs=("rail0v0", "late")))
+        async with rig(short_path, snapshot=node(rails=2), resources=(named, vfs("a/rail1", "rail1"))) as r:
+            assert not r.plugins.overlaps
+            snapshot = r.inventory.snapshot
+            vf = snapshot.by_address["0000:22:00.1"]
+            renamed = change(snapshot, vf.address, netdevs=(replace(vf.netdevs[0], name="late"),))
+            await r.inventory.publish(renamed)
+            await until(lambda: r.plugins.overlaps)
+            (overlap,) = r.plugins.overlaps
+            assert (overlap.device, overlap.owner, overlap.loser) == ("0000:22:00.1", "a/named", "a/rail1")
+            await until(lambda: r.allocatable() == {"a/named": 2, "a/rail1": 3})
+
+    run(work())
+    assert "a/rail1 selects 0000:22:00.1, which a/named has already" in caplog.text
+
+
+def test_configurations_in_quick_succession_end_with_the_last(short_path: Path) -> None:
+    async def work() -> None:
+        async with rig(short_path, resources=(VF,)) as r:
+            await asyncio.gather(
+                *(reconfigure(r, *resources) for resources in ((HCA,), (VF, HCA), (GPU,), (VF, GPU), (HCA, GPU)))
+            )
+            assert set(r.plugins.units) == {"rdma/hca", "nvidia.com/gpu"}
+            await until(lambda: r.plugins.ready)
+            await until(lambda: r.allocatable() == {"rdma/hca": 16, "nvidia.com/gpu": 4, "rdma/vf": 0})
+
+    run(work())
+
+
+def test_a_reconfiguration_while_closing_does_not_hang(short_path: Path) -> None:
+    async def work() -> None:
+        async with rig(short_path, resources=(VF,)) as r:
+            closing = asyncio.create_task(r.plugins.close())
+            async with asyncio.timeout(10):
+                await reconfigure(r, HCA)
+                await closing
+
+    run(work())
