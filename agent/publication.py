@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,7 +40,8 @@ from agent.topology.state import NodeState, node_state
 
 SHARED_STATE_SECONDS = 0.5
 """Objects that are built within so short a time are made of one answer of kubelet."""
-FEATURES_SECONDS = 60.0
+FACTS_SECONDS = 60.0
+"""What labels are made of is looked at this often, even if nothing told of a change: a file, a GPU's fabric."""
 MAX_LINE = 256
 
 log = logging.getLogger(__name__)
@@ -112,19 +114,24 @@ class Publications:
             lambda: read_port_counts(root, inventory.snapshot),
             sample_seconds=config.bandwidth.sample_seconds,
             annotation_seconds=config.bandwidth.annotation_seconds,
-            changed=self.changed,
+            changed=self._facts_changed,
             clock=clock,
         )
         if config.bandwidth.sample_seconds > 0:
             metrics.registry.register(self._bandwidth)
 
     def changed(self) -> None:
-        """Say that units, pods or hardware may have changed."""
+        """Say that units or pods may have changed."""
         for publisher in self._publishers:
-            publisher.changed()
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._features_changed.set)
+            if publisher.kind is not NODE:
+                publisher.changed()
+
+    def _facts_changed(self) -> None:
+        """Say that what labels and annotation are made of may have changed. Loop's thread."""
+        for publisher in self._publishers:
+            if publisher.kind is NODE:
+                publisher.changed()
+        self._features_changed.set()
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -184,8 +191,9 @@ class Publications:
 
         def publisher(publication: Publication) -> Publisher:
             kind = publication.kind.kind
+            its_pace = replace(pace, refresh=FACTS_SECONDS) if publication.kind is NODE else pace
             return Publisher(
-                publication, api, metrics, pace, complain=lambda what: self._note(kind, what), clock=self._clock
+                publication, api, metrics, its_pace, complain=lambda what: self._note(kind, what), clock=self._clock
             )
 
         return [publisher(publication) for publication in wanted]
@@ -296,6 +304,7 @@ class Publications:
             if self._config.labels.need_lldp:
                 self._listen()
             self.changed()
+            self._facts_changed()
             generation = (await self._inventory.newer_than(generation)).generation
 
     def _listen(self) -> None:
@@ -327,7 +336,7 @@ class Publications:
                 continue
             if self._neighbours.heard(nic, neighbour, valid, self._clock()):
                 log.info("the link of %s ends at %s, port %s", nic, neighbour.system_name or "?", neighbour.port)
-                self.changed()
+                self._facts_changed()
 
     def _stop_listening(self) -> None:
         if self._sockets is not None and self._loop is not None:
@@ -348,7 +357,7 @@ class Publications:
                 self._note("features", None)
             await asyncio.sleep(self._config.coalesce_seconds)
             try:
-                async with asyncio.timeout(FEATURES_SECONDS):
+                async with asyncio.timeout(FACTS_SECONDS):
                     await self._features_changed.wait()
             except TimeoutError:
                 continue

@@ -9,32 +9,29 @@ All methods block: call them from a thread.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
-import re
-import ssl
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from agent.errors import ConfigError, Conflicted, Refused, Unavailable
+from agent.clients.api_answers import body_of, decoded, lines_of, refusal, translated
+from agent.errors import ConfigError, Refused, Unavailable
 
 FIELD_MANAGER = "nodefabric"
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 15.0
-MAX_RETRY_AFTER_SECONDS = 3600.0
-MAX_ANSWER_BYTES = 64 << 20
-MAX_EVENT_BYTES = 8 << 20
-"""A watch event holds one object; etcd takes none above 1.5 MiB."""
 APPLY = "application/apply-patch+yaml"
 """Server-side apply. The body is JSON, which is YAML too."""
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """A Node object with its list of images is tens of kilobytes; its metadata one."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_MANAGER = re.compile(r'conflict with "([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +52,10 @@ class ObjectKind:
         """One object's path."""
         return f"{self.path}/{quote(name, safe='')}"
 
-    @property
-    def definition(self) -> str | None:
-        """Name of the CustomResourceDefinition that the cluster must have; None for a kind it always has."""
-        group, slash, _ = self.api_version.partition("/")
-        return f"{self.plural}.{group}" if slash else None
-
 
 NODE = ObjectKind("v1", "Node", "nodes")
 TOPOLOGY = ObjectKind("topology.node.k8s.io/v1alpha2", "NodeResourceTopology", "noderesourcetopologies")
 NUMATOPOLOGY = ObjectKind("nodeinfo.volcano.sh/v1alpha1", "Numatopology", "numatopologies")
-_DEFINITIONS = {kind.path: kind.definition for kind in (TOPOLOGY, NUMATOPOLOGY)}
 
 
 class ApiServer:
@@ -81,9 +71,10 @@ class ApiServer:
 
         Raises ConfigError outside a pod or without a service account.
         """
-        from kubernetes.client import ApiClient, Configuration
-        from kubernetes.config.config_exception import ConfigException
-        from kubernetes.config.incluster_config import InClusterConfigLoader
+        with _core_only():
+            from kubernetes.client import ApiClient, Configuration
+            from kubernetes.config.config_exception import ConfigException
+            from kubernetes.config.incluster_config import InClusterConfigLoader
 
         configuration = Configuration(retries=False)
         loader = InClusterConfigLoader(str(account / "token"), str(account / "ca.crt"), environ=environ)  # type: ignore[no-untyped-call]
@@ -168,10 +159,10 @@ class ApiServer:
         where = "WATCH /api/v1/pods"
         with self._answer("GET", f"/api/v1/pods?{query}", None, "application/json", seconds + READ_SECONDS) as response:
             if response.status != 200:
-                raise _refusal(response.status, response.headers.get("Retry-After"), _body(response), where)
-            with _translated(where):
-                for line in _lines(response):
-                    event = _decoded(line, where)
+                raise refusal(response.status, response.headers.get("Retry-After"), body_of(response), where)
+            with translated(where):
+                for line in lines_of(response):
+                    event = decoded(line, where)
                     if event.get("type") == "ERROR":
                         status = event.get("object", {})
                         raise Refused(int(status.get("code", 500)), f"{where}: {status.get('message', 'failed')}")
@@ -182,12 +173,12 @@ class ApiServer:
     ) -> dict[str, Any]:
         where = f"{method} {path.partition('?')[0]}"
         with self._one_at_a_time, self._answer(method, path, document, accept, READ_SECONDS) as response:
-            with _translated(where):
-                data = _body(response)
+            with translated(where):
+                data = body_of(response)
             status, retry_after = int(response.status), response.headers.get("Retry-After")
         if 200 <= status < 300:
-            return _decoded(data, where)
-        raise _refusal(status, retry_after, data, where)
+            return decoded(data, where)
+        raise refusal(status, retry_after, data, where)
 
     @contextlib.contextmanager
     def _answer(
@@ -199,7 +190,7 @@ class ApiServer:
             headers["Content-Type"] = APPLY if method == "PATCH" else "application/json"
         # The package encodes a body of plain JSON itself.
         body = json.dumps(document) if method == "PATCH" else document
-        with _translated(f"{method} {path.partition('?')[0]}"):
+        with translated(f"{method} {path.partition('?')[0]}"):
             # Also renews the token, if its file was.
             request = self._client.param_serialize(
                 method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -210,75 +201,24 @@ class ApiServer:
 
 
 @contextlib.contextmanager
-def _translated(where: str) -> Iterator[None]:
-    from kubernetes.client.exceptions import ApiException
-    from kubernetes.config import ConfigException
-    from urllib3.exceptions import HTTPError
+def _core_only() -> Iterator[None]:
+    """Import modules of the package without what its `__init__` files load along.
 
+    Those load OAuth, requests, websockets and the dynamic client: half of its memory, and no part of what a pod's
+    service account needs. Empty packages stand in for them meanwhile; whoever imports them later gets the real ones.
+    """
+    if "kubernetes" in sys.modules:
+        yield
+        return
+    found = importlib.util.find_spec("kubernetes")
+    root = Path((found.submodule_search_locations or [""])[0]) if found is not None else Path()
+    stand_ins = {"kubernetes": root, "kubernetes.config": root / "config", "kubernetes.utils": root / "utils"}
+    for name, folder in stand_ins.items():
+        module = ModuleType(name)
+        module.__path__ = [str(folder)]
+        sys.modules[name] = module
     try:
         yield
-    except (ApiException, ConfigException, HTTPError, ssl.SSLError, OSError) as error:
-        raise Unavailable(f"{where}: the API server does not answer: {_short(error)}") from error
-
-
-def _body(response: Any) -> bytes:
-    data: bytes = response.read(MAX_ANSWER_BYTES + 1)
-    if len(data) > MAX_ANSWER_BYTES:
-        raise Unavailable(f"the API server's answer is larger than {MAX_ANSWER_BYTES} bytes")
-    return data
-
-
-def _lines(response: Any) -> Iterator[bytes]:
-    """Yield the lines of a streamed answer as they come. Raises Unavailable for one without end."""
-    pending = b""
-    for chunk in response.stream(amt=None):
-        *lines, pending = (pending + chunk).split(b"\n")
-        yield from filter(None, lines)
-        if len(pending) > MAX_EVENT_BYTES:
-            raise Unavailable(f"a watch event is larger than {MAX_EVENT_BYTES} bytes")
-
-
-def _decoded(data: bytes, where: str) -> dict[str, Any]:
-    try:
-        document = json.loads(data)
-    except ValueError as error:
-        raise Unavailable(f"{where}: the answer is not JSON") from error
-    if not isinstance(document, dict):
-        raise Unavailable(f"{where}: the answer is not an object")
-    return document
-
-
-def _refusal(status: int, retry_after: str | None, data: bytes, where: str) -> Unavailable:
-    try:
-        answer = json.loads(data)
-        text = str(answer["message"])
-    except (ValueError, KeyError, TypeError):
-        answer, text = {}, data[:200].decode("utf-8", "replace")
-    definition = _DEFINITIONS.get(where.partition(" ")[2].rpartition("/")[0])
-    if status == 404 and where.startswith("PATCH") and definition:
-        text += f" (is the CustomResourceDefinition {definition} installed?)"
-    if status in (401, 403):
-        text += " (does the agent's service account have the permissions that the configuration needs?)"
-    message = f"{where}: {status} {' '.join(text.split())}"
-    if status == 409:
-        return Conflicted(message, _owners(answer))
-    if status == 429 or status >= 500:
-        seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
-        return Unavailable(message, None if seconds is None else min(seconds, MAX_RETRY_AFTER_SECONDS))
-    return Refused(status, message)
-
-
-def _owners(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Read who owns what from the causes of a conflict."""
-    details = answer.get("details")
-    causes = details.get("causes") if isinstance(details, dict) else None
-    found = []
-    for cause in causes if isinstance(causes, list) else []:
-        manager = _MANAGER.search(str(cause.get("message", ""))) if isinstance(cause, dict) else None
-        if manager is not None:
-            found.append((str(cause.get("field", "")), manager[1]))
-    return found
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]

@@ -118,6 +118,11 @@ class Publisher:
         self._problem: str | None = None
 
     @property
+    def kind(self) -> ObjectKind:
+        """What is published."""
+        return self._kind
+
+    @property
     def problem(self) -> str | None:
         """What is wrong with publishing now; None if nothing."""
         return self._problem

@@ -207,3 +207,27 @@ def test_the_package_is_not_imported_before_a_client_is_opened() -> None:
     code = "import agent.clients.apiserver, agent.publication, sys, json; print(json.dumps([*sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"kubernetes", "urllib3"} & set(json.loads(done.stdout))
+
+
+def test_in_a_pod_only_the_core_of_the_package_is_imported_and_the_rest_still_can_be(tmp_path: Path) -> None:
+    account(tmp_path)
+    code = f"""
+import json, sys
+from pathlib import Path
+from agent.clients.apiserver import ApiServer
+from agent.errors import Unavailable
+environ = {{"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}}
+client = ApiServer.in_cluster(environ, Path({str(tmp_path)!r}))
+try:
+    client.list_pods("worker-1")
+except Unavailable:
+    pass
+seen = [*sys.modules]
+import kubernetes.watch
+assert kubernetes.config.load_kube_config and kubernetes.client.ApiClient is type(client._client)
+print(json.dumps(seen))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seen = set(json.loads(done.stdout))
+    assert "kubernetes.client.api_client" in seen
+    assert not {"requests", "oauthlib", "websocket", "kubernetes"} & seen

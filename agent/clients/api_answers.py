@@ -1,0 +1,98 @@
+"""What the API server answers: bodies, streams, and refusals as errors of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agent.errors import Conflicted, Refused, Unavailable
+
+MAX_RETRY_AFTER_SECONDS = 3600.0
+MAX_ANSWER_BYTES = 64 << 20
+MAX_EVENT_BYTES = 8 << 20
+"""A watch event holds one object; etcd takes none above 1.5 MiB."""
+
+_MANAGER = re.compile(r'conflict with "([^"]*)"')
+_CUSTOM = re.compile(r"PATCH /apis/([^/]+)/[^/]+/([^/]+)/")
+
+
+@contextlib.contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Turn the package's errors, and those of the connection, into Unavailable."""
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes.config.config_exception import ConfigException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except (ApiException, ConfigException, HTTPError, ssl.SSLError, OSError) as error:
+        raise Unavailable(f"{where}: the API server does not answer: {_short(error)}") from error
+
+
+def body_of(response: Any) -> bytes:
+    """Read a whole answer. Raises Unavailable for one without end."""
+    data: bytes = response.read(MAX_ANSWER_BYTES + 1)
+    if len(data) > MAX_ANSWER_BYTES:
+        raise Unavailable(f"the API server's answer is larger than {MAX_ANSWER_BYTES} bytes")
+    return data
+
+
+def lines_of(response: Any) -> Iterator[bytes]:
+    """Yield the lines of a streamed answer as they come. Raises Unavailable for one without end."""
+    pending = b""
+    for chunk in response.stream(amt=None):
+        *lines, pending = (pending + chunk).split(b"\n")
+        yield from filter(None, lines)
+        if len(pending) > MAX_EVENT_BYTES:
+            raise Unavailable(f"a watch event is larger than {MAX_EVENT_BYTES} bytes")
+
+
+def decoded(data: bytes, where: str) -> dict[str, Any]:
+    """Read a JSON object. Raises Unavailable for anything else."""
+    try:
+        document = json.loads(data)
+    except ValueError as error:
+        raise Unavailable(f"{where}: the answer is not JSON") from error
+    if not isinstance(document, dict):
+        raise Unavailable(f"{where}: the answer is not an object")
+    return document
+
+
+def refusal(status: int, retry_after: str | None, data: bytes, where: str) -> Unavailable:
+    """Make the error for an answer of this status, with the remedy where there is one."""
+    try:
+        answer = json.loads(data)
+        text = str(answer["message"])
+    except (ValueError, KeyError, TypeError):
+        answer, text = {}, data[:200].decode("utf-8", "replace")
+    if status == 404 and (custom := _CUSTOM.match(where)):
+        text += f" (is the CustomResourceDefinition {custom[2]}.{custom[1]} installed?)"
+    if status in (401, 403):
+        text += " (does the agent's service account have the permissions that the configuration needs?)"
+    message = f"{where}: {status} {' '.join(text.split())}"
+    if status == 409:
+        return Conflicted(message, _owners(answer))
+    if status == 429 or status >= 500:
+        seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
+        return Unavailable(message, None if seconds is None else min(seconds, MAX_RETRY_AFTER_SECONDS))
+    return Refused(status, message)
+
+
+def _owners(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Read who owns what from the causes of a conflict."""
+    details = answer.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    found = []
+    for cause in causes if isinstance(causes, list) else []:
+        manager = _MANAGER.search(str(cause.get("message", ""))) if isinstance(cause, dict) else None
+        if manager is not None:
+            found.append((str(cause.get("field", "")), manager[1]))
+    return found
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
