@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from agent.model.device import Snapshot
 
 DEFAULT_CONFIG = Path("/etc/nodefabric/config.yaml")
+GPU_SECONDS = 30.0
+"""How long a command waits for the GPUs."""
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -56,8 +58,11 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", "-o", choices=("text", "json"), default="text", help=text)
 
 
-def open_host(options: argparse.Namespace) -> Host:
-    """Open the host that `add_host`'s options name. Close it when done."""
+def open_host(options: argparse.Namespace, *, for_one_look: bool = False) -> Host:
+    """Open the host that `add_host`'s options name. Close it when done.
+
+    `for_one_look` waits for GPUs that take their time: without the driver's persistence mode, a second each and more.
+    """
     if options.simulate is not None:
         from agent.sim.machine import SimulatedMachine
 
@@ -65,17 +70,20 @@ def open_host(options: argparse.Namespace) -> Host:
             raise ConfigError(str(options.simulate), ["is no simulated node: recorded ones are named with --node"])
         return SimulatedMachine.open(options.simulate)
     from agent.hardware.machine import Machine
+    from agent.hardware.nvml_monitor import DEFAULT_PACE, Pace
 
     if not (options.root / "sys").is_dir():
         raise ConfigError(str(options.root), ["has no folder sys: name one that holds sys, proc and dev with --root"])
-    return Machine.open(options.root, api_server=_address(os.environ.get("KUBERNETES_SERVICE_HOST", "")))
+    api_server = _address(os.environ.get("KUBERNETES_SERVICE_HOST", ""))
+    pace = Pace(first=GPU_SECONDS, overdue=GPU_SECONDS) if for_one_look else DEFAULT_PACE
+    return Machine.open(options.root, api_server=api_server, gpu_pace=pace)
 
 
 @contextmanager
 def open_looked_at(options: argparse.Namespace) -> Iterator[Host]:
     """Open this machine, another root, a simulated node or a recorded one, as `add_hardware`'s options say."""
     if options.node is None:
-        host = open_host(options)
+        host = open_host(options, for_one_look=True)
         try:
             yield host
         finally:

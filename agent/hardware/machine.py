@@ -12,7 +12,7 @@ from agent.hardware import binding, counters, sysfs, sysfs_changes
 from agent.hardware.host import Link, RdmaLink, Watch
 from agent.hardware.netlink import Netlink
 from agent.hardware.nvml import Reading
-from agent.hardware.nvml_monitor import GpuMonitor, GpuWatch
+from agent.hardware.nvml_monitor import DEFAULT_PACE, GpuMonitor, GpuWatch, Pace
 from agent.hardware.rdma_netlink import RdmaNetlink
 from agent.hardware.uevents import Uevents
 from agent.hardware.vf_control import PfNetlink
@@ -38,9 +38,9 @@ class Machine:
     """IP address of the cluster's API server."""
 
     @classmethod
-    def open(cls, root: Path = Path("/"), api_server: str | None = None) -> Machine:
+    def open(cls, root: Path = Path("/"), api_server: str | None = None, gpu_pace: Pace = DEFAULT_PACE) -> Machine:
         """Open the machine whose /sys, /proc and /dev are found under `root`."""
-        return cls(root, Netlink(), PfNetlink(root=root), GpuMonitor(), RdmaNetlink(), api_server)
+        return cls(root, Netlink(), PfNetlink(root=root), GpuMonitor(gpu_pace), RdmaNetlink(), api_server)
 
     def scan(self) -> Snapshot:
         """Read the hardware."""

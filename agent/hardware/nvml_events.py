@@ -50,52 +50,53 @@ class Watched(Protocol):
 
 
 def follow(watched: Watched, tell: Callable[[GpuEvent], None], ending: threading.Event) -> None:
-    """Tell of every event until `ending` is set. Failures of the library are waited out."""
+    """Tell of every event until `ending` is set. Failures of the library are waited out, and said once."""
+    said = ""
     while not ending.is_set():
         session = watched.session
-        is_over = False
+        trouble = ""
         if session and watched.gpus():
             watched.hold(True)
             try:
-                is_over = _follow_session(watched, session, tell, ending)
+                trouble = _follow_session(watched, session, tell, ending)
             finally:
                 watched.hold(False)
-        if session and not is_over:
+        if trouble and trouble != said:
+            log.warning("errors of GPUs are watched anew, because of: %s", trouble)
+        said = trouble
+        if trouble:
+            watched.disturbed()  # GpuIsLost is said without saying which: a reading will tell
             ending.wait(RETRY_SECONDS)
         else:
             watched.await_session(session, RETRY_SECONDS)
 
 
-def _follow_session(watched: Watched, session: int, tell: Callable[[GpuEvent], None], ending: threading.Event) -> bool:
-    """Tell of events until the session ends; return False if the library failed before."""
+def _follow_session(watched: Watched, session: int, tell: Callable[[GpuEvent], None], ending: threading.Event) -> str:
+    """Tell of events until the session ends; return what else made an end to it."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        log.warning("GPU events are not watched: %s", error)
-        return False
+        return str(error)
     try:
         events = pynvml.nvmlEventSetCreate()
         try:
-            count = _register(events, watched.gpus())
-            watched.registered(count)
-            if not count:
-                return False
+            watched.registered(count := _register(events, watched.gpus()))
             while not ending.is_set() and watched.session == session:
+                if not count:  # GPUs that have none: before Kepler, or of a virtual machine
+                    watched.await_session(session, RETRY_SECONDS)
+                    continue
                 try:
                     _take(pynvml.nvmlEventSetWait_v2(events, WAIT_MILLISECONDS), watched, tell)
                 except pynvml.NVMLError_Timeout:
                     continue
-            return True
+            return ""
         finally:
             watched.registered(0)
             pynvml.nvmlEventSetFree(events)
     except pynvml.NVMLError as error:
-        # GpuIsLost is said without saying which: a reading will tell.
-        log.warning("GPU events are watched anew, because of: %s", error)
-        watched.disturbed()
-        return False
+        return str(error)
     finally:
         try:
             pynvml.nvmlShutdown()
@@ -110,6 +111,8 @@ def _register(events: pynvml.c_nvmlEventSet_t, gpus: tuple[Gpu, ...]) -> int:
     wanted = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
     count = 0
     for gpu in gpus:
+        if "GpuLost" in gpu.ailments:
+            continue
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
             kinds = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & wanted
@@ -117,7 +120,7 @@ def _register(events: pynvml.c_nvmlEventSet_t, gpus: tuple[Gpu, ...]) -> int:
                 pynvml.nvmlDeviceRegisterEvents(handle, kinds, events)
                 count += 1
         except pynvml.NVMLError as error:
-            log.warning("events of this GPU are not watched: %s", error, extra={"device": gpu.uuid})
+            log.warning("errors of this GPU are not watched: %s", error, extra={"device": gpu.uuid})
     return count
 
 

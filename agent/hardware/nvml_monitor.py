@@ -253,7 +253,7 @@ class GpuMonitor:
                 # Opened while in use for events, the library would show the GPUs of before. Those may hang, though.
                 self._let_go.wait(self._pace.let_go)
             self._began = self._clock()
-            reading = self._nvml.read(slow=slow, bound=bound)
+            reading = self._read(slow, bound)
             self._began = None
             if slow:
                 slow_at = self._clock() + self._pace.slow
@@ -288,8 +288,23 @@ class GpuMonitor:
         # Without a session, because a GPU failed, the errors of the others are not heard.
         return self._pace.quick if self._nvml.session else self._pace.settle
 
+    def _read(self, slow: bool, bound: tuple[str, ...]) -> Reading:
+        try:
+            return self._nvml.read(slow=slow, bound=bound)
+        except Exception as error:  # the thread must live on: nobody else would ever look again
+            log.exception("the GPUs could not be read")
+            text = (
+                f"the GPUs could not be read ({type(error).__name__}: {error}); they are shown as they were last seen"
+            )
+            return Reading(self._reading.gpus, (Problem("nvml", text),))
+
     def _follow_events(self) -> None:
-        nvml_events.follow(self, self._tell, self._ending)
+        while not self._ending.is_set():
+            try:
+                nvml_events.follow(self, self._tell, self._ending)
+            except Exception:
+                log.exception("errors of GPUs are watched anew")
+                self._ending.wait(self._pace.quick)
 
     def _tell(self, event: GpuEvent) -> None:
         listener = self._on_event

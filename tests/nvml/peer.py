@@ -130,7 +130,12 @@ def _monitor(say: Callable[[str, Any], None], first: float) -> Callable[[str, di
             return monitor.pci_event(**options)
         if command == "pause":
             return monitor.pause(**options)
-        return {**asdict(monitor.latest()), "session": monitor.session, "threads": threading.active_count()}
+        return {
+            **asdict(monitor.latest()),
+            "session": monitor.session,
+            "watching": monitor.watching,
+            "threads": threading.active_count(),
+        }
 
     return answer
 

@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+from agent.hardware.nvml import Reading
+from agent.hardware.nvml_monitor import GpuMonitor, Pace
+from agent.model.device import Gpu
 from agent.model.gpu_health import NO_INSTANCE
 from tests.nvml.fake import DRIVER_NOT_LOADED, GPU_IS_LOST, FakeDriver, FakeGpu, FakeMig, environment
 from tests.nvml.peer import DEADLINE, Peer, peer
 
 A = FakeGpu("GPU-aaaa", bus="00000000:1B:00.0")
+GPU = Gpu("GPU-a", 0, 0, "0000:1b:00.0", "H100", 1)
 B = FakeGpu("GPU-bbbb", bus="00000000:3D:00.0", minor=1)
 
 
@@ -50,6 +54,23 @@ def told(monitor: Peer, driver: FakeDriver, uuid: str, xid: int, *instance: int)
 def test_the_first_answer_waits_for_the_first_reading(monitor: Peer, driver: FakeDriver) -> None:
     driver.show(A, B)
     assert ailments(monitor.ask("latest")) == {"GPU-aaaa": [], "GPU-bbbb": []}
+
+
+def test_a_driver_whose_events_fail_is_listened_to_again(monitor: Peer, driver: FakeDriver) -> None:
+    driver.show(A, B)
+    monitor.ask("latest")
+    driver.fail(EventSetWait=GPU_IS_LOST)
+    monitor.until("latest", lambda r: r["watching"] == 0)
+    driver.fail()
+    assert told(monitor, driver, "GPU-bbbb", 79)["gpu_uuid"] == "GPU-bbbb"
+
+
+def test_gpus_without_events_are_read_all_the_same(monitor: Peer, driver: FakeDriver) -> None:
+    driver.fail(DeviceGetSupportedEventTypes=3)
+    driver.show(A, B)
+    monitor.ask("latest")
+    driver.change("GPU-aaaa", error=GPU_IS_LOST)
+    assert monitor.until("latest", lambda r: ailments(r)["GPU-aaaa"] == ["GpuLost"])["watching"] == 0
 
 
 def test_a_gpu_that_was_swapped_is_seen_though_events_were_watched(monitor: Peer, driver: FakeDriver) -> None:
@@ -183,6 +204,44 @@ def test_a_driver_that_hangs_cannot_be_let_go_and_that_is_said(monitor: Peer, dr
     assert monitor.ask("pause", seconds=600, addresses=[]) is False
     driver.hang()
     monitor.until("latest", lambda r: r["session"] == 0)
+
+
+class Surprising:
+    """A reader that fails in ways nobody foresaw."""
+
+    session = 0
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def read(self, *, slow: bool = True, bound: tuple[str, ...] = ()) -> Reading:
+        self.reads += 1
+        if self.reads == 2:
+            raise TypeError("surprise")
+        return Reading((GPU,))
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_error_that_nobody_foresaw_ends_nothing() -> None:
+    reader = Surprising()
+    monitor = GpuMonitor(Pace(quick=3600, apart=0.01, first=10), reader=reader, is_installed=lambda: True)
+    changes = queue.Queue[str]()
+    monitor.follow(on_change=changes.put)
+    try:
+        assert monitor.latest() == Reading((GPU,))
+        changes.get(timeout=DEADLINE)
+        monitor.disturbed()
+        changes.get(timeout=DEADLINE)
+        answer = monitor.latest()
+        assert answer.gpus == (GPU,)
+        assert "TypeError: surprise" in answer.problems[0].text
+        monitor.disturbed()
+        changes.get(timeout=DEADLINE)
+        assert monitor.latest() == Reading((GPU,))
+    finally:
+        monitor.close()
 
 
 def test_the_number_of_no_instance_is_nvmls() -> None:
