@@ -8,18 +8,29 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from agent.clients.kubelet import PodDevices, PodResources
 from agent.config import Config, Resource, SharedPool
 from agent.errors import DeviceGone, Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
-from agent.model.unit import OfferedUnit
 from agent.reconcile import Claim
 from cni.call import GrantedDevice
 
 PODRESOURCES_SECONDS = 5.0
+
+
+class KnownUnit(Protocol):
+    """What must be known of an offered unit. `deviceplugin.unit.Unit` is one."""
+
+    @property
+    def kind(self) -> str:
+        """vf, nic, hca …: what the device is. In another project's pool it differs from unit to unit."""
+
+    @property
+    def device(self) -> str:
+        """PCI address, or the GPU's UUID."""
 
 
 class Granted:
@@ -32,7 +43,7 @@ class Granted:
         kubelet: PodResources,
         loop: asyncio.AbstractEventLoop,
         *,
-        unit: Callable[[str], OfferedUnit | None],
+        unit: Callable[[str], KnownUnit | None],
         is_settled: Callable[[], bool],
     ) -> None:
         """`unit` finds an offered unit by its ID; `is_settled` tells whether the grants agree with kubelet.
@@ -85,7 +96,8 @@ class Granted:
                 if self._nics[name] == "hca" and device in shared:
                     continue  # several shares of one HCA
                 shared.add(device)
-                mine.append(GrantedDevice(device, name, conf))
+                is_whole = conf is None and offered is not None and offered.kind == "nic"
+                mine.append(GrantedDevice(device, name, {"mode": "nic"} if is_whole else conf))
         return mine
 
     def network_of(self, resource_name: str) -> Mapping[str, Any] | None:

@@ -1,0 +1,116 @@
+"""Facts that only selectors ask for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.hardware.sysfs import scan
+from agent.model.device import VdpaDevice
+from agent.sim import recorded
+
+PF, VF = "0000:18:00.0", "0000:18:00.1"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    recorded.unpack(recorded.load(recorded.find("h100-8gpu")), tmp_path)
+    return tmp_path
+
+
+def function(root: Path, address: str) -> Path:
+    return (root / "sys/bus/pci/devices" / address).resolve()
+
+
+def bind(root: Path, address: str, driver: str) -> Path:
+    """Bind a function to another driver."""
+    folder = function(root, address)
+    (folder / "driver").unlink()
+    (root / "sys/bus/pci/drivers" / driver).mkdir(parents=True, exist_ok=True)
+    (folder / "driver").symlink_to(os.path.relpath(root / "sys/bus/pci/drivers" / driver, folder))
+    return folder
+
+
+def test_an_acpi_index_is_read_of_functions_that_are_no_vfs(root: Path) -> None:
+    for address in (PF, VF):
+        (function(root, address) / "acpi_index").write_text("7\n")
+    devices = scan(root).by_address
+    assert (devices[PF].acpi_index, devices[VF].acpi_index) == ("7", "")
+    assert devices["0000:3a:00.0"].acpi_index == ""
+
+
+def test_a_uio_device_is_found_below_its_function(root: Path) -> None:
+    folder = bind(root, VF, "uio_pci_generic")
+    (folder / "uio/uio3").mkdir(parents=True)
+    assert scan(root).by_address[VF].uio == "uio3"
+
+
+def test_a_vfio_group_without_an_iommu_is_told_from_others(root: Path) -> None:
+    for address in (VF, "0000:18:00.2"):
+        folder = bind(root, address, "vfio-pci")
+        group = (folder / "iommu_group").resolve()
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "name").write_text("vfio-noiommu\n" if address == VF else "")
+    devices = scan(root).by_address
+    assert (devices[VF].noiommu, devices["0000:18:00.2"].noiommu) == (True, False)
+
+
+def test_vdpa_devices_belong_to_their_function(root: Path) -> None:
+    bus = root / "sys/bus/vdpa"
+    for name, address, driver in (("vdpa0", VF, "vhost_vdpa"), ("vdpa1", "0000:18:00.2", "virtio_vdpa")):
+        folder = function(root, address) / name
+        (bus / "drivers" / driver).mkdir(parents=True)
+        folder.mkdir()
+        (folder / "driver").symlink_to(os.path.relpath(bus / "drivers" / driver, folder))
+        (bus / "devices").mkdir(parents=True, exist_ok=True)
+        (bus / "devices" / name).symlink_to(os.path.relpath(folder, bus / "devices"))
+    (function(root, VF) / "vdpa0/vhost-vdpa-4").mkdir()
+    devices = scan(root).by_address
+    assert devices[VF].vdpa == VdpaDevice("vdpa0", "vhost_vdpa", "/dev/vhost-vdpa-4")
+    assert devices["0000:18:00.2"].vdpa == VdpaDevice("vdpa1", "virtio_vdpa", "")
+    assert [d.vdpa.vdpa_type for d in devices.values() if d.vdpa] == ["vhost", "virtio"]
+    assert devices["0000:18:00.3"].vdpa is None
+
+
+def test_the_first_partition_key_is_that_of_infiniband_ports(tmp_path: Path) -> None:
+    recorded.unpack(recorded.load(recorded.find("ib-dual-port")), tmp_path)
+    ports = (tmp_path / "sys/class/infiniband/mlx4_0").resolve() / "ports"
+    for number, key in (("1", "0x8001\n"), ("2", "0x0000\n")):
+        (ports / number / "pkeys").mkdir(exist_ok=True)
+        (ports / number / "pkeys/0").write_text(key)
+    (rdma,) = scan(tmp_path).by_address["0000:03:00.0"].rdma_devices
+    assert [port.pkey for port in rdma.ports] == [0x8001, None]
+
+
+@pytest.mark.parametrize(("files", "expected"), [(("vhost-net", "net/tun"), True), (("vhost-net",), False)])
+def test_vhost_net_needs_both_of_its_files(tmp_path: Path, files: tuple[str, ...], expected: bool) -> None:
+    for name in files:
+        path = tmp_path / "dev" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert scan(tmp_path).vhost_net is expected
+
+
+def test_the_interfaces_of_default_routes_are_known(root: Path) -> None:
+    columns = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+    row = "{}\t{}\t0100A8C0\t0003\t0\t0\t100\t{}\t0\t0\t0\n"
+    routes = [("eno1", "00000000", "00000000"), ("eno2", "0000A8C0", "0000FFFF"), ("bond0", "00000000", "00000000")]
+    (root / "proc/net").mkdir(parents=True, exist_ok=True)
+    (root / "proc/net/route").write_text(columns + "".join(row.format(*route) for route in routes))
+    assert scan(root).default_routes == {"eno1", "bond0"}
+
+
+def test_this_machines_default_routes_are_those_that_the_kernel_shows() -> None:
+    rows = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
+    assert scan(Path("/")).default_routes == {row[0] for row in rows if row[1] == "00000000" and row[7] == "00000000"}
+
+
+def test_an_interface_of_a_bond_is_enslaved(root: Path) -> None:
+    (root / "sys/devices/virtual/net/bond0").mkdir(parents=True)
+    folder = (root / "sys/class/net/ens1f0np0").resolve()
+    (folder / "master").symlink_to(os.path.relpath(root / "sys/devices/virtual/net/bond0", folder))
+    devices = scan(root).by_address
+    assert [n.is_enslaved for n in devices[PF].netdevs] == [True]
+    assert [n.is_enslaved for n in devices["0000:3a:00.0"].netdevs] == [False]
