@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.clients.kubelet import ContainerDevices, DeviceAssignment, PodDevices
 from agent.config import Resource
@@ -14,6 +16,7 @@ from agent.model.device import Snapshot
 from deviceplugin import usage
 from deviceplugin.allocation import Allocator, Offer
 from deviceplugin.resources import list_units
+from tests.agent.placement.hosts import hosts
 from tests.deviceplugin.machines import gpu_uuid, node
 from tests.deviceplugin.rig import until
 
@@ -243,3 +246,27 @@ def test_kubelet_is_not_read_on_a_node_without_gpus() -> None:
         await asyncio.gather(following, return_exceptions=True)
 
     asyncio.run(work())
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_kubelet_asks_the_answer_is_whole_and_valid(data: st.DataObject) -> None:
+    snapshot = data.draw(hosts(gpus=5, nics=4))
+    resources = data.draw(st.permutations([GPU, VF, HCA]))[: data.draw(st.integers(1, 3))]
+    with desk(*resources, snapshot=snapshot) as d:
+        for _ in range(data.draw(st.integers(1, 8))):
+            d.clock.now += data.draw(st.sampled_from([0.01, 60.0]))
+            resource = data.draw(st.sampled_from(resources))
+            units = [u.unit_id for u in d.allocator.offer.units[resource.name]]
+            known = st.sampled_from([*units, "unknown"])
+            available = data.draw(st.lists(known, unique=True, max_size=12))
+            must = data.draw(st.lists(st.sampled_from(available), unique=True, max_size=2)) if available else []
+            size = data.draw(st.integers(len(must), len(available) + 1))
+            found = d.allocator.prefer(resource.name, available, must, size)
+            assert len(found) == len(set(found)) == min(size, len(available))
+            assert set(must) <= set(found) <= set(available)
+            granted = [unit for unit in found if unit != "unknown"]
+            if data.draw(st.booleans()):
+                asyncio.run(d.allocator.allocate(resource.name, [granted]))
+            if data.draw(st.booleans()):
+                d.allocator.heard([pod("a", **{resource.name.replace("/", "__").replace(".", "_"): granted})], 0.0)
