@@ -23,7 +23,7 @@ def test_the_spec_of_a_slot_names_it_and_what_its_container_gets(tmp_path: Path)
         "devices": [{"name": SLOT, "containerEdits": EDITS}],
     }
     assert file.stat().st_mode & 0o777 == 0o644
-    assert read_spec(file) == ("nodefabric.io/vf", {SLOT})
+    assert read_spec(file) == ("nodefabric.io/vf", frozenset({SLOT}))
     assert specs.slots() == {SLOT}
 
 
