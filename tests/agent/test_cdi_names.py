@@ -56,13 +56,13 @@ containerEdits:
 )
 def test_the_devices_of_a_yaml_spec_are_named(tmp_path: Path, text: str, names: set[str]) -> None:
     (tmp_path / "nvidia.yaml").write_text(text)
-    assert read_spec(tmp_path / "nvidia.yaml") == ("nvidia.com/gpu", names)
+    assert read_spec(tmp_path / "nvidia.yaml") == ("nvidia.com/gpu", frozenset(names))
 
 
 def test_the_devices_of_a_json_spec_are_named(tmp_path: Path) -> None:
     document = {"kind": "nvidia.com/gpu", "devices": [{"name": "0"}, {"nameless": 1}, "odd"]}
     (tmp_path / "nvidia.json").write_text(json.dumps(document))
-    assert read_spec(tmp_path / "nvidia.json") == ("nvidia.com/gpu", {"0"})
+    assert read_spec(tmp_path / "nvidia.json") == ("nvidia.com/gpu", frozenset({"0"}))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"kind": 5}', "kind: [", "\0", "devices: {name: a}", "- kind: x"])
