@@ -48,19 +48,22 @@ export class Details {
     const signature = JSON.stringify([this.#key, this.#kept, facts]);
     if (signature === this.#shown) return;
     this.#shown = signature;
-    say(byId("details-title"), this.#model.label(this.#key).replace(/^numa-.*/, "Place") + (this.#kept ? " (kept)" : ""));
+    const name = this.#key.startsWith("numa-") ? "Place" : this.#model.label(this.#key);
+    say(byId("details-title"), this.#kept ? `${name} (kept)` : name);
     const rows = facts.slice(0, MOST_ROWS).flatMap(([name, value, at]) => [
       element("dt", { text: name }),
       element("dd", { text: at ? null : value }, ...(at ? [`${value} `, since(at)] : [])),
     ]);
-    if (facts.length > MOST_ROWS) rows.push(element("dt", { text: "…" }), element("dd", { text: `and ${facts.length - MOST_ROWS} more` }));
+    const rest = facts.length - MOST_ROWS;
+    if (rest > 0) rows.push(element("dt", { text: "…" }), element("dd", { text: `and ${rest} more` }));
     byId("details-body").replaceChildren(element("dl", {}, ...rows));
   }
 }
 
 /** A time that keeps itself up to date (times.js). */
 export function since(at) {
-  return element("time", { text: ago(at), title: moment(at), datetime: new Date(at * 1000).toISOString(), data: { at } });
+  const datetime = new Date(at * 1000).toISOString();
+  return element("time", { text: ago(at), title: moment(at), datetime, data: { at } });
 }
 
 /** List what is known of a device as [name, value, since when]. */
@@ -70,8 +73,8 @@ function factsOf(model, key) {
   const add = (name, value, at = null) => {
     if (value !== null && value !== undefined && value !== "" && value !== false) facts.push([name, String(value), at]);
   };
-  if (!gpu && !nic && !vf && !model.known.has(key)) {
-    add("Place", key.startsWith("numa-") ? "a NUMA node, host bridge or switch: what is below it meets there" : key);
+  if (key.startsWith("numa-")) {
+    add("Place", "a NUMA node, host bridge or switch: what is below it meets there");
     return facts;
   }
   const known = model.at(key), state = stateOf(known);
@@ -104,7 +107,10 @@ function factsOf(model, key) {
   if (known.quarantine) add("Quarantine", known.quarantine.reason, known.quarantine.since);
   for (const row of known.attachments)
     add("In a pod", `${row.pod} as ${row.ifname} ${row.addresses.join(" ")} (${row.mode}, ${row.state})`, row.since);
-  for (const grant of known.grants) add("Granted", `${grant.resource} to ${grant.pod ?? "a pod not known yet"}${grant.container ? ` (${grant.container})` : ""}`, grant.since);
+  for (const grant of known.grants) {
+    const container = grant.container ? ` (${grant.container})` : "";
+    add("Granted", `${grant.resource} to ${grant.pod ?? "a pod not known yet"}${container}`, grant.since);
+  }
   return facts;
 }
 

@@ -60,7 +60,8 @@ function below(cell, direction) {
   if (!rows.length) return null;
   const next = rows[direction > 0 ? 0 : rows.length - 1].offsetTop;
   const distance = (other) => Math.abs(other.offsetLeft - cell.offsetLeft);
-  return rows.filter((other) => other.offsetTop === next).reduce((best, other) => (distance(other) < distance(best) ? other : best));
+  const nearer = (best, other) => (distance(other) < distance(best) ? other : best);
+  return rows.filter((other) => other.offsetTop === next).reduce(nearer);
 }
 
 /** The first item after all cells of this one's group. */

@@ -10,7 +10,8 @@ export class Model {
     this.document = document;
     this.known = new Map();
     for (const offer of document.offers ?? []) this.#of(offer.device).offers.push(offer);
-    for (const grant of document.grants ?? []) for (const name of [grant.device, grant.gpu]) if (name) this.#of(name).grants.push(grant);
+    for (const grant of document.grants ?? [])
+      for (const name of [grant.device, grant.gpu].filter(Boolean)) this.#of(name).grants.push(grant);
     for (const row of document.attachments ?? []) this.#of(parentOf(row.device)).attachments.push(row);
     for (const held of document.quarantine ?? []) this.#of(held.device).quarantine = held;
     const hardware = document.hardware ?? {};

@@ -22,9 +22,9 @@ export function stateOf(known) {
   return known.offers.length ? "free" : "idle";
 }
 
-/** Count states, the ones that matter most first: [["attached", 3], ["free", 5]]. */
-export function tally(states) {
+/** Count states, the ones that matter most first: `3 attached, 5 free`. */
+export function counted(states) {
   const counts = new Map();
   for (const state of states) counts.set(state, (counts.get(state) ?? 0) + 1);
-  return WORST.filter((state) => counts.has(state)).map((state) => [state, counts.get(state)]);
+  return WORST.filter((state) => counts.has(state)).map((state) => `${counts.get(state)} ${state}`).join(", ");
 }

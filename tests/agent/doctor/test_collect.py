@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import grpc
 import pytest
 
 from agent.__main__ import main
-from agent.config import Endpoints
+from agent.config import Config, Endpoints
 from agent.doctor.collect import agent_answers, collect, listens, memlock, modules, networks, runtime
 from agent.doctor.facts import UNLIMITED, NetworkFile
 from agent.endpoints import EndpointServer, Pages
 from agent.model.device import Snapshot
 from agent.status.cached import served
+from proto.cri.v1 import api_pb2
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -62,6 +65,34 @@ def test_a_broken_configuration_of_the_runtime_is_told(tmp_path: Path) -> None:
     assert found is not None
     assert "config.toml" in found.problem
     assert runtime(tmp_path / "nothing", None) is None
+
+
+def answer_version(request: api_pb2.VersionRequest, context: object) -> api_pb2.VersionResponse:
+    return api_pb2.VersionResponse(runtime_name="containerd", runtime_version="v2.1.4")
+
+
+def test_a_running_runtime_tells_its_version(short_folder: Path) -> None:
+    path = short_folder / "run/containerd/containerd.sock"
+    path.parent.mkdir(parents=True)
+    found = runtime(short_folder, None)
+    assert found is None
+    server = grpc.server(ThreadPoolExecutor(1))
+    handler = grpc.unary_unary_rpc_method_handler(
+        answer_version, api_pb2.VersionRequest.FromString, api_pb2.VersionResponse.SerializeToString
+    )
+    handlers = {"Version": handler}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", handlers)])
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    try:
+        found = runtime(short_folder, None)
+        assert found is not None
+        assert (found.name, found.version, found.config_version) == ("containerd", "v2.1.4", None)
+        assert runtime(short_folder, Config(runtime_socket=Path("/run/containerd/containerd.sock"))) == found
+    finally:
+        server.stop(None).wait()
+    found = runtime(short_folder, None)
+    assert found is None or found.version == ""
 
 
 def test_locked_memory_is_that_of_the_process_or_else_of_its_unit(tmp_path: Path) -> None:
