@@ -322,8 +322,9 @@ class DevicePlugins:
             return last
 
     def _post(self, resources: tuple[Resource, ...], offer: Offer) -> None:
-        for overlap in set(offer.overlaps) - set(self.allocator.offer.overlaps):
-            log.warning("%s", overlap)
+        for overlap in errors(resources, offer.overlaps):
+            if overlap not in self.allocator.offer.overlaps:
+                log.warning("%s", overlap)
         self.allocator.resources = {resource.name: resource for resource in resources}
         self.allocator.offer = offer
         for resource in resources:
