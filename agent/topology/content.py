@@ -31,7 +31,7 @@ def same(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return (
         wanted_keys == stored_keys
         and all(stored[key] == wanted[key] for key in wanted_keys)
-        and holds(stored.get("metadata"), wanted.get("metadata", {}))
+        and holds(stored.get("metadata", {}), wanted.get("metadata", {}))
     )
 
 

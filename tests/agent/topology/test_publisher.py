@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from agent.clients.apiserver import NODE, TOPOLOGY, ApiServer, ObjectKind
@@ -397,6 +400,61 @@ def test_pauses_grow_to_the_cap_and_a_server_may_ask_for_more() -> None:
     assert pace.retry(1, 30) == 30
     assert pace.retry(1, 1e9) == 300
     assert [pace.varied(100, chance) for chance in (0, 0.5, 1)] == pytest.approx([90, 100, 110])
+
+
+class Timed(FakeApi):
+    """Notes when something was accepted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.moments: list[float] = []
+
+    def apply(self, kind: ObjectKind, document: Mapping[str, Any], *, force: bool) -> dict[str, Any]:
+        answer = super().apply(kind, document, force=force)
+        self.moments.append(self.now)
+        return answer
+
+
+STEPS = st.lists(
+    st.tuples(st.floats(0, 900), st.sampled_from(["change", "nudge", "fail", "heal", "tamper", "wait"])), max_size=25
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(STEPS)
+def test_whatever_happens_the_server_ends_up_with_what_the_node_says(steps: list[tuple[float, str]]) -> None:
+    api, node = Timed(), Node()
+    rig = Rig(api, node, SLOW)
+    version = 0
+
+    async def pass_on(until: float) -> None:
+        while (due := await rig.publisher.step(api.now)) <= until:
+            api.now = due
+        api.now = until
+
+    async def scenario() -> None:
+        nonlocal version
+        for pause, what in [*steps, (0.0, "heal")]:
+            await pass_on(api.now + pause)
+            if what == "change":
+                version += 1
+                node.content = {**DOCUMENT, "zones": [{"name": f"node-{version}", "type": "Node"}]}
+                rig.publisher.changed()
+            elif what == "nudge":
+                rig.publisher.changed()
+            elif what == "tamper":
+                api.stored = None
+            else:
+                api.failing = Unavailable("500") if what == "fail" else None if what == "heal" else api.failing
+        await pass_on(api.now + SLOW.retry_cap + SLOW.heartbeat + SLOW.refresh)
+
+    asyncio.run(scenario())
+    assert api.stored == node.content
+    assert rig.publisher.problem is None
+    changes, tampered = version, sum(what == "tamper" for _, what in steps)
+    assert len(api.applied) <= 1 + changes + tampered
+    assert all(later - earlier >= SLOW.coalesce for earlier, later in pairwise(api.moments))
 
 
 def opened(server: ApiServerStandIn, folder: Path) -> ApiServer:
