@@ -29,7 +29,7 @@ def _doctor(options: argparse.Namespace) -> int:
         config = configuration.load(options.config)
     except ConfigError as error:
         problems = tuple(error.problems)
-    host = open_host(options)
+    host = open_host(options, for_one_look=True)
     try:
         root = options.root if options.simulate is None else Path(host.root)
         is_here = options.root == Path("/")
