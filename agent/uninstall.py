@@ -24,7 +24,9 @@ SHOWN = 8
 SOCKET = re.compile(r"nodefabric-.+\.sock")
 CDI_SPEC = re.compile(r"nodefabric-.+\.(json|yaml)")
 DEVICE_INFO = device_info.FOLDER / "dp"
+NFD_FEATURES = Path("/etc/kubernetes/node-feature-discovery/features.d")
 MADE_FOR_MOUNTS = (
+    NFD_FEATURES,
     *(DEVICE_INFO, *list(DEVICE_INFO.parents)[:2]),
     *(Path("/var/run/cdi"), Path("/etc/cdi"), Path("/var/run/cni"), Path("/var/lib/cni"), Path("/var/run/netns")),
 )
@@ -91,6 +93,7 @@ def _remove_files(places: Places, resource_names: Iterable[str]) -> Iterator[str
     for folder, pattern in (
         (places.kubelet / "device-plugins", SOCKET),
         (places.cdi, CDI_SPEC),
+        (NFD_FEATURES, re.compile("nodefabric")),
         (DEVICE_INFO, re.compile(rf"({granted})-.+-device\.json")),
     ):
         yield from _remove_matching(places, folder, pattern)

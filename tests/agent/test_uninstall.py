@@ -24,7 +24,14 @@ class Host:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for folder in ("opt/cni/bin", "etc/cni/net.d", "var/lib/kubelet/device-plugins", "var/lib/calico", "run"):
+        for folder in (
+            "opt/cni/bin",
+            "etc/cni/net.d",
+            "etc/kubernetes/node-feature-discovery",
+            "var/lib/kubelet/device-plugins",
+            "var/lib/calico",
+            "run",
+        ):
             (root / folder).mkdir(parents=True)
         (root / "var/run").symlink_to("/run")  # as old hosts have it: followed, it leads out of the root
         for name, text in (
@@ -43,8 +50,14 @@ class Host:
         bin_folder, networks = self.root / "opt/cni/bin", self.root / "etc/cni/net.d"
         install.install(Installation(self.root / "relay", bin_folder, ("sriov",), force=True))
         chain.chain(networks)
-        for mounted in ("etc/cdi", "run/cdi", "run/cni", "var/lib/cni"):
-            (self.root / mounted).mkdir()
+        for mounted in (
+            "etc/cdi",
+            "run/cdi",
+            "run/cni",
+            "var/lib/cni",
+            "etc/kubernetes/node-feature-discovery/features.d",
+        ):
+            (self.root / mounted).mkdir(parents=True)
         os.close(claim(self.state))
         (self.state / "spool").mkdir()
         with open_books(self.state) as books:
@@ -55,6 +68,7 @@ class Host:
             self.root / "var/lib/kubelet/device-plugins/nodefabric-rdma-vf-0a1b2c3d.sock",
         ):
             socket.touch()
+        (self.root / "etc/kubernetes/node-feature-discovery/features.d/nodefabric").write_text("example.com/rails=8\n")
         (self.root / "run/cdi/nodefabric-slot-1.json").write_text("{}")
         GrantedFiles(self.root / "run" / FOLDER.relative_to("/var/run")).write("rdma/vf", VF, {"type": "pci"})
 

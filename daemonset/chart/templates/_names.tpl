@@ -93,3 +93,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ dir ($labels.nfdFile | default "/etc/kubernetes/node-feature-discovery/features.d/nodefabric") }}
 {{- end -}}
 {{- end -}}
+
+{{- /* The files of which labels take their values, one a line. */ -}}
+{{- define "nodefabric.labelFiles" -}}
+{{- range ((.Values.config.topology).labels).keys -}}
+{{- if kindIs "map" . -}}{{- with .path }}{{ . }}
+{{ end -}}{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,197 @@
+"""The agent may ask the API server for what it asks for, and for nothing else: role, policy and client compared."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.clients.apiserver import NODE, NUMATOPOLOGY, TOPOLOGY, ApiServer
+from tests.daemonset.manifests import Document, Kube, host_paths
+
+Right = tuple[str, str, str, str]
+"""API group, resource, verb, namespace ("" for all or none)."""
+SWITCHES: dict[str, Document] = {
+    "publish": {"publish": True},
+    "pods from kubelet": {"publish": True, "fingerprint": {"pods": "podresources"}},
+    "volcano": {"publish": False, "volcano": True},
+    "labels": {"publish": False, "labels": {"keys": {"example.com/rails": "rails"}}},
+    "annotation": {"publish": False, "bandwidth": {"annotation": "example.com/load"}},
+    "all": {"publish": True, "volcano": True, "labels": {"keys": {"example.com/rails": "rails"}}},
+}
+
+
+class Asked:
+    """A client, and what it has asked for."""
+
+    def __init__(self, client: ApiServer, seen: list[tuple[str, str]]) -> None:
+        self.client, self._seen = client, seen
+
+    @property
+    def rights(self) -> set[Right]:
+        found: set[Right] = set()
+        for method, url in self._seen:
+            path, _, query = url.partition("?")
+            match = re.fullmatch(r"/(?:api|apis/([^/]+))/[^/]+(?:/namespaces/([^/]+))?/([^/]+)(/n)?", path)
+            assert match is not None, url
+            verbs = {"GET": ["get"], "PATCH": ["patch"], "POST": ["create"]}[method]
+            if method == "GET" and match[4] is None:
+                verbs = ["watch" if "watch=true" in query else "list"]
+            # An apply creates the object if there is none, and the API server asks for both. A Node is always there.
+            if method == "PATCH" and match[3] != "nodes":
+                verbs = ["patch", "create"]
+            found |= {(match[1] or "", match[3], verb, match[2] or "") for verb in verbs}
+        return found
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Iterator[Asked]:
+    seen: list[tuple[str, str]] = []
+
+    class Note(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append((self.command, self.path))
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = json.dumps({"metadata": {"uid": "u", "name": "n"}, "items": [], "type": "BOOKMARK"}).encode() + b"\n"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_PATCH = do_GET
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Note)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    path = tmp_path / "kubeconfig"
+    named = {"name": "x", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}
+    context = {"name": "x", "context": {"cluster": "x", "user": "x"}}
+    user: Document = {"name": "x", "user": {}}
+    path.write_text(json.dumps({"current-context": "x", "clusters": [named], "contexts": [context], "users": [user]}))
+    client = ApiServer.from_kubeconfig(path)
+    yield Asked(client, seen)
+    client.close()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def allowed(found: list[Document]) -> set[Right]:
+    """List the rights that roles give to the agent's account."""
+    given: set[Right] = set()
+    for kind, binding_kind in (("ClusterRole", "ClusterRoleBinding"), ("Role", "RoleBinding")):
+        for role in (d for d in found if d["kind"] == kind):
+            (binding,) = [d for d in found if d["kind"] == binding_kind]
+            (account,) = [d for d in found if d["kind"] == "ServiceAccount"]
+            assert binding["roleRef"]["name"] == role["metadata"]["name"]
+            assert binding["metadata"].get("namespace") == role["metadata"].get("namespace")
+            (subject,) = binding["subjects"]
+            assert {key: account["metadata"][key] for key in ("name", "namespace")} == {
+                key: subject[key] for key in ("name", "namespace")
+            }
+            given |= {
+                (group, resource, verb, role["metadata"].get("namespace", ""))
+                for rule in role["rules"]
+                for group in rule["apiGroups"]
+                for resource in rule["resources"]
+                for verb in rule["verbs"]
+            }
+    return given
+
+
+def work(client: ApiServer, topology: Document) -> None:
+    """Call what the agent calls with these switches."""
+    client.metadata(NODE, "n")
+    client.create("/api/v1/namespaces/default/events", {"kind": "Event"})
+    for wanted, kind in ((topology.get("publish"), TOPOLOGY), (topology.get("volcano"), NUMATOPOLOGY)):
+        if wanted:
+            client.get(kind, "n")
+            client.apply(kind, {"metadata": {"name": "n"}}, force=False)
+    if topology.get("publish") and topology.get("fingerprint", {}).get("pods") != "podresources":
+        client.list_pods("n")
+        list(client.watch_pods("n", "0", 1))
+    if "labels" in topology or "bandwidth" in topology:
+        client.apply(NODE, {"metadata": {"name": "n"}}, force=False)
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_the_role_allows_what_the_client_calls_and_nothing_else(kube: Kube, asked: Asked, switch: str) -> None:
+    topology = SWITCHES[switch]
+    work(asked.client, topology)
+    found = kube.template({"config": {"topology": topology}})
+    assert allowed(found) == asked.rights
+    (daemonset,) = [d for d in found if d["kind"] == "DaemonSet"]
+    assert daemonset["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_the_policy_looks_at_everything_that_the_role_lets_an_agent_write(kube: Kube, switch: str) -> None:
+    found = kube.template({"config": {"topology": SWITCHES[switch]}})
+    (policy,) = [d for d in found if d["kind"] == "ValidatingAdmissionPolicy"]
+    looked_at = {
+        (group, resource, operation)
+        for rule in policy["spec"]["matchConstraints"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for operation in rule["operations"]
+    }
+    operations = {"create": "CREATE", "patch": "UPDATE", "update": "UPDATE", "delete": "DELETE"}
+    written = {
+        (group, resource, operations[verb])
+        for group, resource, verb, _ in allowed(found)
+        if verb not in ("get", "list", "watch")
+    }
+    assert written <= looked_at
+    (binding,) = [d for d in found if d["kind"] == "ValidatingAdmissionPolicyBinding"]
+    assert (binding["spec"]["policyName"], binding["spec"]["validationActions"]) == (
+        policy["metadata"]["name"],
+        ["Deny"],
+    )
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    account = policy["spec"]["matchConditions"][0]["expression"]
+    assert '.endsWith(":nodefabric")' in account
+
+
+def test_a_packet_socket_is_had_only_for_what_switches_say(kube: Kube) -> None:
+    def capabilities(topology: Document) -> list[str]:
+        found = kube.template({"config": {"topology": topology}})
+        (daemonset,) = [d for d in found if d["kind"] == "DaemonSet"]
+        (agent,) = daemonset["spec"]["template"]["spec"]["containers"]
+        added: list[str] = agent["securityContext"]["capabilities"]["add"]
+        return added
+
+    for fact in ("leaf-switch", "leaf-chassis", {"fact": "leaf-port"}):
+        key = "example.com/leaf.{nic}" if isinstance(fact, dict) else "example.com/leaf"
+        assert capabilities({"labels": {"keys": {key: fact}}})[-1] == "NET_RAW"
+    assert "NET_RAW" not in capabilities({"labels": {"keys": {"example.com/rails": "rails"}}})
+
+
+def test_files_that_labels_are_read_from_are_shown_to_the_agent(kube: Kube) -> None:
+    keys = {
+        "a.example/rack": {"fact": "file", "path": "/etc/rack"},
+        "a.example/row": {"fact": "file", "path": "/etc/row"},
+    }
+    found = kube.template({"config": {"topology": {"labels": {"keys": keys, "to": "nfd"}}}})
+    (daemonset,) = [d for d in found if d["kind"] == "DaemonSet"]
+    spec = daemonset["spec"]["template"]["spec"]
+    (agent,) = spec["containers"]
+    shown = host_paths(spec)
+    mounts = {mount["mountPath"]: mount for mount in agent["volumeMounts"]}
+    for path in ("/etc/rack", "/etc/row"):
+        assert shown[mounts[path]["name"]] == path
+        assert mounts[path]["readOnly"] is True
+    folder = "/etc/kubernetes/node-feature-discovery/features.d"
+    assert shown[mounts[folder]["name"]] == folder
+    assert "readOnly" not in mounts[folder]
+    # With a file for NFD there is nothing to write to the Node.
+    assert ("", "nodes", "patch", "") not in allowed(found)
