@@ -9,7 +9,6 @@ a VF needs no such setting: hard faults are told at once.
 from __future__ import annotations
 
 import os
-import queue
 import random
 import tempfile
 import threading
@@ -19,13 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from agent.sim import uevents
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import Stage
+from measure import gpu_errors
 from measure.figures import Figures, quantile
-from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
+from measure.lists import Lists
 
 NODE = "dense-16x64"
 VFS_OF_PF = 64
@@ -38,7 +36,6 @@ CONFIG: dict[str, Any] = {
     "health": {"downSeconds": 0, "upSeconds": 0},
 }
 CHURN_PER_SECOND = 20
-DEADLINE_SECONDS = 20.0
 SETTLE_SECONDS = (0.15, 0.35)
 
 
@@ -47,7 +44,7 @@ def measure(say: Callable[[str], None], events: int = 60, relay: Path = RELAY) -
     if uevents.is_the_machines_own():
         raise RuntimeError("health is measured in a network namespace of its own: run it under unshare --net --mount")
     with _agent(relay, say) as (stage, machine):
-        lists = _Lists(stage.folder / "kubelet/device-plugins", "rdma/vf")
+        lists = Lists(stage.folder / "kubelet/device-plugins", "rdma/vf")
         try:
             say(f"health: {events} links go and come, {events} drivers are unbound, on {NODE}")
             link = _sample(lists, _links(machine), VFS_OF_PF, events)
@@ -64,13 +61,14 @@ def measure(say: Callable[[str], None], events: int = 60, relay: Path = RELAY) -
         "health_driver_to_list_p99_ms": quantile(driver, 0.99),
         "health_event_to_list_churn_ms": quantile(churn, 0.5),
         "health_event_to_list_churn_p99_ms": quantile(churn, 0.99),
+        **gpu_errors.measure(say, events, relay),
     }
 
 
 Event = Callable[[], None]
 
 
-def _sample(lists: _Lists, pairs: Iterator[tuple[Event, Event]], units: int, events: int) -> list[float]:
+def _sample(lists: Lists, pairs: Iterator[tuple[Event, Event]], units: int, events: int) -> list[float]:
     """Let faults come and go, and time each until the list says so."""
     chance = random.Random(7)
     sample: list[float] = []
@@ -155,43 +153,6 @@ def _churn(machine: SimulatedMachine) -> Iterator[None]:
 def _bring_back(machine: SimulatedMachine, link: Path, target: str) -> None:
     link.symlink_to(target)
     uevents.emit("add", uevents.devpath(machine.root, link), "net")
-
-
-class _Lists:
-    """The lists of one resource, as kubelet would read them."""
-
-    def __init__(self, folder: Path, resource_name: str) -> None:
-        socket = next(folder.glob(f"nodefabric-{resource_name.replace('/', '-')}-*.sock"))
-        self._channel = grpc.insecure_channel(f"unix:{socket}")
-        self._stream = api_pb2_grpc.DevicePluginStub(self._channel).ListAndWatch(api_pb2.Empty())
-        self._seen: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._read, name="lists", daemon=True)
-        self._thread.start()
-        self.await_unhealthy(0)
-
-    def await_unhealthy(self, units: int) -> float:
-        """Wait for a list with so many unhealthy units; return when it was read. Raises RuntimeError."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while True:
-            try:
-                at, unhealthy = self._seen.get(timeout=max(deadline - time.monotonic(), 0))
-            except queue.Empty:
-                raise RuntimeError(f"no list with {units} unhealthy units came in {DEADLINE_SECONDS:g} s") from None
-            if unhealthy == units:
-                return at
-
-    def close(self) -> None:
-        self._stream.cancel()  # type: ignore[no-untyped-call]
-        self._thread.join(DEADLINE_SECONDS)
-        self._channel.close()
-
-    def _read(self) -> None:
-        try:
-            for answer in self._stream:
-                at = time.perf_counter()
-                self._seen.put((at, sum(device.health == "Unhealthy" for device in answer.devices)))
-        except grpc.RpcError:
-            return  # cancelled
 
 
 @contextmanager

@@ -1,0 +1,52 @@
+"""A resource's lists of units, as kubelet reads them from the agent."""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+import time
+from pathlib import Path
+
+import grpc
+
+from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
+
+DEADLINE_SECONDS = 20.0
+
+
+class Lists:
+    """The lists of one resource, as kubelet would read them."""
+
+    def __init__(self, folder: Path, resource_name: str) -> None:
+        socket = next(folder.glob(f"nodefabric-{re.sub('[^a-z0-9]', '?', resource_name)}-*.sock"))
+        self._channel = grpc.insecure_channel(f"unix:{socket}")
+        self._stream = api_pb2_grpc.DevicePluginStub(self._channel).ListAndWatch(api_pb2.Empty())
+        self._seen: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, name="lists", daemon=True)
+        self._thread.start()
+        self.await_unhealthy(0)
+
+    def await_unhealthy(self, units: int) -> float:
+        """Wait for a list with so many unhealthy units; return when it was read. Raises RuntimeError."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            try:
+                at, unhealthy = self._seen.get(timeout=max(deadline - time.monotonic(), 0))
+            except queue.Empty:
+                raise RuntimeError(f"no list with {units} unhealthy units came in {DEADLINE_SECONDS:g} s") from None
+            if unhealthy == units:
+                return at
+
+    def close(self) -> None:
+        self._stream.cancel()  # type: ignore[no-untyped-call]
+        self._thread.join(DEADLINE_SECONDS)
+        self._channel.close()
+
+    def _read(self) -> None:
+        try:
+            for answer in self._stream:
+                at = time.perf_counter()
+                self._seen.put((at, sum(device.health == "Unhealthy" for device in answer.devices)))
+        except grpc.RpcError:
+            return  # cancelled
