@@ -19,21 +19,19 @@ from agent.clients.apiserver import NODE, NUMATOPOLOGY, TOPOLOGY
 from agent.clients.kubelet import Allocatable, PodDevices
 from agent.clients.pod_watch import PodLister, PodWatch, WatchedPod
 from agent.config.topology import Topology
-from agent.errors import AgentError, DriverUnavailable, HardwareError, Unavailable
-from agent.hardware.lldp import LldpSockets
+from agent.errors import AgentError, HardwareError
 from agent.hardware.port_counters import read_port_counts
 from agent.hardware.sysfs_cpu import read_cpu_places
 from agent.metrics import Metrics
 from agent.model.cpu import CpuPlace
-from agent.model.device import LinkLayer, Snapshot
-from agent.model.lldp import NotLldp, parse_frame
+from agent.model.device import Snapshot
 from agent.model.unit import OfferedUnit
 from agent.node_events import EventApi
 from agent.topology import numatopology, resource
 from agent.topology.kubelet_config import KubeletConfigFile
-from agent.topology.labels import Known, fabric_nics, labels
-from agent.topology.neighbours import Neighbours
+from agent.topology.leaf import LeafListener
 from agent.topology.nfd import FeatureFile
+from agent.topology.node_object import NodeObject
 from agent.topology.own_node import MetadataApi, OwnNode
 from agent.topology.publisher import ObjectApi, Pace, Publication, Publisher
 from agent.topology.state import NodeState, node_state
@@ -42,7 +40,6 @@ SHARED_STATE_SECONDS = 0.5
 """Objects that are built within so short a time are made of one answer of kubelet."""
 FACTS_SECONDS = 60.0
 """What labels are made of is looked at this often, even if nothing told of a change: a file, a GPU's fabric."""
-MAX_LINE = 256
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +92,6 @@ class Publications:
         self._complain = complain
         self._clock = clock
         self._kubelet_config = KubeletConfigFile(config.kubelet_config, config.kubelet_config_dir)
-        self._neighbours = Neighbours()
-        self._sockets: LldpSockets | None = None
         self._places: tuple[frozenset[int], Mapping[int, CpuPlace]] = frozenset(), {}
         self._with_pods = True
         self._problems: dict[str, str] = {}
@@ -105,11 +100,9 @@ class Publications:
         self._known_state: NodeState | None = None
         self._features = FeatureFile(config.labels.nfd_file) if _to_nfd(config) else None
         self._features_changed = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._node = OwnNode(api, node_name, config.heartbeat_seconds, clock) if api is not None else None
         self._watch = PodWatch(api, node_name, self.changed) if api is not None and config.watches_pods else None
         self._is_watching = False
-        self._publishers = tuple(self._make(api, metrics)) if api is not None else ()
         self._bandwidth = Bandwidth(
             lambda: read_port_counts(root, inventory.snapshot),
             sample_seconds=config.bandwidth.sample_seconds,
@@ -119,6 +112,13 @@ class Publications:
         )
         if config.bandwidth.sample_seconds > 0:
             metrics.registry.register(self._bandwidth)
+        self._leaf = LeafListener(
+            config.lldp_netdevs, self._facts_changed, lambda what: self._note("LLDP", what), clock
+        )
+        self._node_object = NodeObject(
+            config, node_name, root, lambda: inventory.snapshot, self._leaf.at, self._bandwidth.annotation
+        )
+        self._publishers = tuple(self._make(api, metrics)) if api is not None else ()
 
     def changed(self) -> None:
         """Say that units or pods may have changed."""
@@ -135,7 +135,6 @@ class Publications:
 
     async def run(self) -> None:
         """Publish until cancelled."""
-        self._loop = asyncio.get_running_loop()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_hardware(), name="publications' inventory")
@@ -148,8 +147,7 @@ class Publications:
                 self._watch_pods()
         finally:
             self.stop()
-            self._stop_listening()
-            self._loop = None
+            self._leaf.close()
 
     async def step(self, now: float) -> float:
         """Do what is due at the API server at this moment, and return when something is due next.
@@ -187,7 +185,7 @@ class Publications:
         if config.volcano:
             wanted.append(Publication(NUMATOPOLOGY, self._numatopology, yields=self._goes_without_pods))
         # Also without labels or annotation of its own: what an earlier configuration put there is taken back.
-        wanted.append(Publication(NODE, self._node_object, takes_over=False))
+        wanted.append(Publication(NODE, self._own_node, takes_over=False))
 
         def publisher(publication: Publication) -> Publisher:
             kind = publication.kind.kind
@@ -225,44 +223,9 @@ class Publications:
             return True
         return False
 
-    async def _node_object(self) -> Mapping[str, Any] | None:
-        """Build what this agent says on the Node object itself: labels and an annotation."""
+    async def _own_node(self) -> Mapping[str, Any] | None:
         assert self._node is not None
-        present = await self._node.read()
-        if present is None:
-            if not self._config.writes_node:
-                return None
-            raise Unavailable(self._node.problem)
-        metadata: dict[str, Any] = {"name": self._node_name}
-        if self._config.labels.to == "node":
-            metadata["labels"] = await self._labels(present.labels)
-        key = self._config.bandwidth.annotation
-        load = self._bandwidth.annotation(present.annotations.get(key)) if key is not None else None
-        if key is not None and load is not None:
-            metadata["annotations"] = {key: load}
-        metadata = {name: value for name, value in metadata.items() if value}
-        if len(metadata) == 1 and not present.labels and not present.annotations:
-            return None  # nothing to say, and nothing of ours to take back
-        return {"apiVersion": NODE.api_version, "kind": NODE.kind, "metadata": metadata}
-
-    async def _labels(self, kept: Mapping[str, str]) -> dict[str, str]:
-        snapshot = self._inventory.snapshot
-        known = Known(
-            self._node_name,
-            snapshot,
-            fabric_nics(snapshot, self._config.lldp_netdevs),
-            self._neighbours.at,
-            self._first_line,
-        )
-        return await asyncio.to_thread(labels, self._config.labels.keys, known, kept)
-
-    def _first_line(self, path: Path) -> str | None:
-        try:
-            with (self._root / path.relative_to("/")).open("rb") as file:
-                return file.readline(MAX_LINE).decode("utf-8", "replace").strip() or None
-        except OSError as error:
-            log.debug("no label from %s: %s", path, error.strerror)
-            return None
+        return await self._node_object.build(self._node)
 
     async def _state(self) -> NodeState | None:
         """Ask kubelet what its pods hold. None as long as nothing is known of the pods that count. Raises Unavailable.
@@ -302,47 +265,10 @@ class Publications:
         generation = self._inventory.snapshot.generation
         while True:
             if self._config.labels.need_lldp:
-                self._listen()
+                self._leaf.follow(self._inventory.snapshot)
             self.changed()
             self._facts_changed()
             generation = (await self._inventory.newer_than(generation)).generation
-
-    def _listen(self) -> None:
-        """Listen for LLDP on the adapters that are in the host now."""
-        assert self._loop is not None
-        snapshot, named = self._inventory.snapshot, self._config.lldp_netdevs
-        wanted = {
-            netdev.name: (netdev.ifindex, nic.address)
-            for nic in fabric_nics(snapshot, named)
-            for netdev in nic.netdevs
-            if (netdev.name in named if named else netdev == nic.netdev) and netdev.link_layer is LinkLayer.ETHERNET
-        }
-        try:
-            if self._sockets is None:
-                self._sockets = LldpSockets()
-                self._loop.add_reader(self._sockets.fileno(), self._hear, self._sockets)
-            self._sockets.follow(wanted)
-        except DriverUnavailable as error:
-            self._note("LLDP", str(error))
-        else:
-            self._note("LLDP", None)
-
-    def _hear(self, sockets: LldpSockets) -> None:
-        for nic, frame in sockets.read():
-            try:
-                neighbour, valid = parse_frame(frame)
-            except NotLldp as error:
-                log.debug("an LLDP frame on %s %s", nic, error)
-                continue
-            if self._neighbours.heard(nic, neighbour, valid, self._clock()):
-                log.info("the link of %s ends at %s, port %s", nic, neighbour.system_name or "?", neighbour.port)
-                self._facts_changed()
-
-    def _stop_listening(self) -> None:
-        if self._sockets is not None and self._loop is not None:
-            self._loop.remove_reader(self._sockets.fileno())
-            self._sockets.close()
-            self._sockets = None
 
     async def _write_features(self, features: FeatureFile) -> None:
         """Keep the file for node-feature-discovery in step."""
@@ -350,7 +276,7 @@ class Publications:
             self._features_changed.clear()
             kept = await asyncio.to_thread(features.read)
             try:
-                await asyncio.to_thread(features.write, await self._labels(kept))
+                await asyncio.to_thread(features.write, await self._node_object.labels(kept))
             except HardwareError as error:
                 self._note("features", str(error))
             else:

@@ -1,0 +1,80 @@
+"""Hears from the switches themselves which of them the node's adapters are cabled to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from agent.errors import DriverUnavailable
+from agent.hardware.lldp import LldpSockets
+from agent.model.device import LinkLayer, Snapshot
+from agent.model.lldp import Neighbour, NotLldp, parse_frame
+from agent.topology.labels import fabric_nics
+from agent.topology.neighbours import Neighbours
+
+log = logging.getLogger(__name__)
+
+
+class LeafListener:
+    """Listens on the adapters that are in the host. All methods belong to the event loop's thread, but `at`."""
+
+    def __init__(
+        self,
+        netdevs: Sequence[str],
+        changed: Callable[[], None],
+        complain: Callable[[str | None], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`netdevs` are those to listen on; none: each adapter with an RDMA device.
+
+        `changed` is called when an adapter's neighbour is another one, `complain` when it is not possible to listen,
+        and with None when it is.
+        """
+        self._netdevs = netdevs
+        self._changed = changed
+        self._complain = complain
+        self._clock = clock
+        self._neighbours = Neighbours()
+        self._sockets: LldpSockets | None = None
+
+    def at(self, nic: str) -> Neighbour | None:
+        """Return the switch port that an adapter (by its PCI address) ends at; None if it has not been heard yet."""
+        return self._neighbours.at(nic)
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Listen on the adapters that are in the host now."""
+        named = self._netdevs
+        wanted = {
+            netdev.name: (netdev.ifindex, nic.address)
+            for nic in fabric_nics(snapshot, named)
+            for netdev in nic.netdevs
+            if (netdev.name in named if named else netdev == nic.netdev) and netdev.link_layer is LinkLayer.ETHERNET
+        }
+        try:
+            if self._sockets is None:
+                self._sockets = LldpSockets()
+                asyncio.get_running_loop().add_reader(self._sockets.fileno(), self._hear, self._sockets)
+            self._sockets.follow(wanted)
+        except DriverUnavailable as error:
+            self._complain(str(error))
+        else:
+            self._complain(None)
+
+    def close(self) -> None:
+        """Stop listening. What has been heard is still known."""
+        if self._sockets is not None:
+            asyncio.get_running_loop().remove_reader(self._sockets.fileno())
+            self._sockets.close()
+            self._sockets = None
+
+    def _hear(self, sockets: LldpSockets) -> None:
+        for nic, frame in sockets.read():
+            try:
+                neighbour, valid = parse_frame(frame)
+            except NotLldp as error:
+                log.debug("an LLDP frame on %s %s", nic, error)
+                continue
+            if self._neighbours.heard(nic, neighbour, valid, self._clock()):
+                log.info("the link of %s ends at %s, port %s", nic, neighbour.system_name or "?", neighbour.port)
+                self._changed()
