@@ -22,8 +22,9 @@ def violations(
 ) -> tuple[Violation, ...]:
     """Name all that must not be. `history` tells what happened to a device or container so far."""
     found = [*_books(world), *_devices(world, expected), *_promises(world, expected), *_leases(world, expected)]
+    found += _slots(world, expected)
     if settled:
-        found += [*_at_rest(world, expected), *_leases_at_rest(world, expected)]
+        found += [*_at_rest(world, expected), *_leases_at_rest(world, expected), *_slots_at_rest(world, expected)]
     return tuple(Violation(what, text, history(what)) for what, text in dict.fromkeys(found))
 
 
@@ -110,6 +111,31 @@ def _in_the_pod(world: World, promise: Promise) -> Iterator[Finding]:
         now = world.settings[device].get(name)
         if now != value:
             yield device, f"has {name} {now!r} on its PF, and {_of(promise)} was told {value!r}"
+
+
+def _slots(world: World, expected: Expected) -> Iterator[Finding]:
+    """A container that is promised devices through slots finds these devices behind its CDI names."""
+    for promise in expected.promises:
+        mine = [bound for bound in world.bound if bound.container_id == promise.container_id]
+        if not mine or promise.netns not in world.pods or promise.device in expected.unplugged | expected.promises_void:
+            continue
+        of_device = [bound for bound in mine if bound.device == promise.device]
+        if not of_device:
+            yield promise.device, f"was promised to {_of(promise)}, whose slots are bound to others"
+        for bound in of_device:
+            if bound.slot in world.specs and promise.device not in world.specs[bound.slot]:
+                yield bound.slot, f"stands for {promise.device} of {_of(promise)}, and its spec says otherwise"
+
+
+def _slots_at_rest(world: World, expected: Expected) -> Iterator[Finding]:
+    living = {promise.container_id for promise in expected.promises}
+    for bound in world.bound:
+        if bound.container_id not in living:
+            yield bound.slot, f"is still bound for {bound.container_id}, which has no right to it any more"
+        if bound.device not in world.specs.get(bound.slot, ""):
+            yield bound.slot, f"is bound to {bound.device}, and its spec does not say so"
+    for slot in world.specs.keys() - {bound.slot for bound in world.bound}:
+        yield slot, "has a spec, and nobody has it"
 
 
 def _leases(world: World, expected: Expected) -> Iterator[Finding]:

@@ -23,6 +23,7 @@ from tests.soak import observe
 from tests.soak.history import History
 from tests.soak.invariants import violations
 from tests.soak.points import Point
+from tests.soak.slots import SLOTS, SPECS
 from tests.soak.small_agent import GRANTED, Options
 from tests.soak.world import HOST, Expected, Promise, Settings, Shape, Violation, World
 
@@ -482,6 +483,8 @@ class Node:
             leases=observe.leases(self.folder / "leases"),
             spool=observe.spool(self.folder / "spool"),
             damage=books.damage,
+            bound=books.bound,
+            specs=observe.specs(self.folder / SPECS),
         )
 
     def expected(self) -> Expected:
@@ -505,9 +508,9 @@ class Node:
     def forget(self) -> None:
         """Begin a new life: empty books, no lease, nothing spooled. Only for a node that is as it was."""
         self.kill_agent()
-        for name in ("state", "spool", "leases"):
+        for name in ("state", "spool", "leases", SPECS):
             shutil.rmtree(self.folder / name, ignore_errors=True)
-        for file in ("ipam-calls", GRANTED):
+        for file in ("ipam-calls", GRANTED, SLOTS):
             (self.folder / file).unlink(missing_ok=True)
         for name in ("state", "spool"):
             (self.folder / name).mkdir()

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from tests.soak.world import HOST, Lease, Row, Seen, Shape
+from tests.soak.world import HOST, Bound, Lease, Row, Seen, Shape
 
 
 def links(pods: Mapping[str, int]) -> dict[str, tuple[Seen, ...]]:
@@ -54,6 +54,7 @@ class Books:
         self.rows: tuple[Row, ...] = ()
         self.quarantine: dict[str, str] = {}
         self.owed: tuple[tuple[str, str], ...] = ()
+        self.bound: tuple[Bound, ...] = ()
         self.damage: str | None = None
         if not path.exists():
             return
@@ -83,6 +84,10 @@ class Books:
         )
         self.quarantine = {r["device"]: r["reason"] for r in db.execute("SELECT * FROM quarantine")}
         self.owed = tuple((r["container_id"], r["ifname"]) for r in db.execute("SELECT * FROM owed_leases"))
+        self.bound = tuple(
+            Bound(r["unit_id"], r["device"], r["container_id"])
+            for r in db.execute("SELECT * FROM bindings ORDER BY unit_id")
+        )
 
 
 @contextmanager
@@ -107,6 +112,13 @@ def leases(folder: Path) -> tuple[Lease, ...]:
             continue  # given back meanwhile
         found.append(Lease(file.name, lines[0] if lines else "", lines[1] if len(lines) > 1 else ""))
     return tuple(found)
+
+
+def specs(folder: Path) -> dict[str, str]:
+    """Read our CDI specs: slot → text."""
+    prefix, suffix = "nodefabric-", ".json"
+    paths = folder.glob(f"{prefix}slot-*{suffix}")
+    return {path.name.removeprefix(prefix).removesuffix(suffix): path.read_text() for path in paths}
 
 
 def spool(folder: Path) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent.model.slots import slot_id
+from tests.soak import slots
 from tests.soak.node import Call, Node, Pod
 
 MAC = "02:00:00:00:00:77"
@@ -92,6 +94,33 @@ def _add_granted(play: Play) -> Call:
     return play.node.call("ADD", *play.adding)
 
 
+def _grant_slots(play: Play) -> None:
+    """Give a pod two slots."""
+    pod = play.node.make_pod()
+    number = len(play.pods) * 2
+    mine = [slot_id(slots.LATE.name, -1, number + n) for n in range(2)]
+    play.node.running().order("grant slots", slots=mine)
+    slots.tell(play.node.folder, {**slots.told(play.node.folder), pod.name: mine})
+    play.pods.append((pod, {**CHAINED, "vlan": 9}))
+
+
+def _slots_attached(play: Play) -> None:
+    _grant_slots(play)
+    answer = play.node.add(*play.pods[-1])
+    assert answer.succeeded, answer
+
+
+def _slots_left_behind(play: Play) -> None:
+    """A pod that lives and whose specs are gone, and stray files of two others."""
+    _slots_attached(play)
+    play.node.kill_agent()
+    folder = play.node.folder / slots.SPECS
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "nodefabric-slot-late:vf-any-7.json").write_text("{}")
+    (folder / ".nodefabric-slot-late:vf-any-8.json.1").write_text("{")
+
+
 def _ipam_fails(play: Play) -> None:
     (play.node.folder / "ipam-fails-ADD").touch()
 
@@ -170,6 +199,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("ADD", _nothing, lambda play: _add(play, plain(play.node))),
     Scenario("ADD with settings and addresses", _nothing, lambda play: _add(play, everything(play.node))),
     Scenario("ADD of two granted VFs", _grant_two, _add_granted),
+    Scenario("ADD of two slots", _grant_slots, _add_granted),
+    Scenario("DEL of two slots", _slots_attached, _delete_first),
+    Scenario("start with slots whose specs are gone", _slots_left_behind, None),
     Scenario("ADD whose addresses fail", _ipam_fails, lambda play: _add(play, everything(play.node))),
     Scenario("ADD after an owner that ended", _dead_owner, lambda play: _add(play, plain(play.node))),
     Scenario("DEL", _attached, _delete_first),

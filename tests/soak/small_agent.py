@@ -28,7 +28,7 @@ from agent.sim.machine import RecordedVfControl, SimulatedMachine
 from cni import spool
 from cni.attachment import Attachments, GrantedDevice
 from cni.server import CniServer
-from tests.soak import observe
+from tests.soak import observe, slots
 from tests.soak.points import Points
 
 GRANTED = "granted.json"
@@ -74,7 +74,11 @@ class SmallAgent:
         host = self._host = _open_host(options)
         self._snapshot = host.scan()
         self.ledger = Ledger.open(self.folder / "state/ledger.db", self._snapshot.boot_id)
-        self.attachments = Attachments(host, self.ledger, lambda: self._snapshot, self._granted, busy_seconds=0.5)
+        self._stock = slots.stock_of(self._snapshot)
+        self.binder = slots.make_binder(self.folder, self.ledger, lambda: self._stock)
+        self.attachments = Attachments(
+            *(host, self.ledger, lambda: self._snapshot, self._granted), busy_seconds=0.5, slots=self.binder
+        )
         self.server = CniServer(
             self.folder / "cni.sock", self.attachments, obstacle=lambda: None, observe=lambda command: nullcontext()
         )
@@ -88,6 +92,7 @@ class SmallAgent:
             count=lambda action, reason: self.counted.append(f"{action}: {reason}"),
             snapshot=lambda: self._snapshot,
             ours=lambda: list(self._units()),
+            slots=self.binder,
         )
 
     def start(self) -> None:
@@ -101,11 +106,15 @@ class SmallAgent:
         match order["do"]:
             case "reconcile":
                 self._snapshot = self._host.scan()
+                self._stock = slots.stock_of(self._snapshot)
                 self.counted.clear()
                 asyncio.run(self.reconciler.run_once())
                 return list(self.counted)
             case "grant":
                 return self.ledger.grant(RESOURCE, {device: device for device in order["devices"]})
+            case "grant slots":
+                self.binder.forget(order["slots"])
+                return self.ledger.grant(slots.LATE.name, dict.fromkeys(order["slots"], ""))
             case "nothing":
                 return None
         raise ValueError(order)
@@ -117,7 +126,9 @@ class SmallAgent:
     async def _claims(self) -> Sequence[Claim]:
         if (self.folder / AWAY).exists():
             raise Unavailable("kubelet is away")
-        return tuple(Claim(PodRef("default", pod), RESOURCE, d) for pod, held in self._told().items() for d, _ in held)
+        held = [(pod, RESOURCE, device) for pod, found in self._told().items() for device, _ in found]
+        held += [(pod, slots.LATE.name, slot) for pod, found in slots.told(self.folder).items() for slot in found]
+        return tuple(Claim(PodRef("default", pod), name, unit) for pod, name, unit in held)
 
     def _told(self) -> dict[str, Any]:
         try:

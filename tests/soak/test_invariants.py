@@ -18,7 +18,7 @@ import pytest
 from tests.soak.invariants import violations
 from tests.soak.node import Node, Pod
 from tests.soak.scenarios import everything, plain
-from tests.soak.world import HOST, Expected, Lease, Promise, Row, Seen, Shape, World
+from tests.soak.world import HOST, Bound, Expected, Lease, Promise, Row, Seen, Shape, World
 
 VF, OTHER, NETNS = "0000:3b:00.2", "0000:3b:00.3", "/pods/c1.netns"
 SHAPE = Shape("ens1f0v0", "02:00:00:00:01:00", 1500, False)
@@ -44,6 +44,25 @@ def found(world: World, expected: Expected = EXPECTED, *, settled: bool = True) 
 
 def test_nothing_is_wrong_with_a_node_that_keeps_its_promises() -> None:
     assert found(WORLD) == []
+
+
+SLOT, OTHER_SLOT = "slot-late:vf-0-0", "slot-late:vf-0-1"
+LATE = replace(WORLD, bound=(Bound(SLOT, VF, "c1"),), specs={SLOT: f"PCIDEVICE_LATE_VF={VF}"})
+
+
+@pytest.mark.parametrize(
+    ("world", "text"),
+    [
+        (replace(LATE, specs={SLOT: OTHER}), f"{SLOT}: stands for {VF} of container c1 net1, and its spec says"),
+        (replace(LATE, bound=(Bound(SLOT, OTHER, "c1"),)), f"{VF}: was promised to container c1 net1, whose slots"),
+        (replace(LATE, specs={}), f"{SLOT}: is bound to {VF}, and its spec does not say so"),
+        (replace(LATE, specs={**LATE.specs, OTHER_SLOT: ""}), f"{OTHER_SLOT}: has a spec, and nobody has it"),
+        (replace(LATE, bound=(*LATE.bound, Bound(OTHER_SLOT, OTHER, "c2"))), f"{OTHER_SLOT}: is still bound for c2"),
+    ],
+)
+def test_what_is_wrong_with_a_slot_is_found(world: World, text: str) -> None:
+    assert found(LATE) == []
+    assert any(line.startswith(text) for line in found(world)), found(world)
 
 
 def with_link(device: str, *places: Seen) -> World:

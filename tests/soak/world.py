@@ -54,6 +54,15 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """The device of one slot in the ledger."""
+
+    slot: str
+    device: str
+    container_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """All that a crash can leave behind, as found at one moment."""
 
@@ -70,6 +79,9 @@ class World:
     spool: tuple[str, ...] = ()
     damage: str | None = None
     """What is wrong with the ledger's file."""
+    bound: tuple[Bound, ...] = ()
+    specs: Mapping[str, str] = field(default_factory=dict)
+    """Slot → what its CDI spec says."""
 
 
 @dataclass(frozen=True, slots=True)
