@@ -238,7 +238,12 @@ class GpuMonitor:
         slow_at, paused = self._clock(), False
         while not self._ending.is_set():
             self._asked.clear()
-            if self._is_paused():
+            with self._lock:
+                pausing = self._is_paused()
+                if not pausing:  # what was asked for in a pause is for the reading after it
+                    bound, self._bound = tuple(sorted(self._bound)), set()
+                    slow, self._slow_asked = self._slow_asked or self._clock() >= slow_at, False
+            if pausing:
                 self._nvml.close()
                 with self._turn:
                     self._turn.notify_all()
@@ -246,9 +251,6 @@ class GpuMonitor:
                 self._asked.wait(max(self._paused_until - self._clock(), 0.0))
                 paused = True
                 continue
-            with self._lock:
-                bound, self._bound = tuple(sorted(self._bound)), set()
-                slow, self._slow_asked = self._slow_asked or self._clock() >= slow_at, False
             if not self._nvml.session:
                 # Opened while in use for events, the library would show the GPUs of before. Those may hang, though.
                 self._let_go.wait(self._pace.let_go)
