@@ -1,0 +1,146 @@
+"""The way of a new user, and of one who comes from other components: what the guides tell to do is done here."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agent import config
+from agent.__main__ import _parser
+from agent.sim import recorded
+from agent.sim.machine import SimulatedMachine
+from agent.startup import check
+from tests.daemonset.manifests import (
+    CHART,
+    COMPONENTS,
+    FOLDER,
+    REPOSITORY,
+    Document,
+    Kube,
+    container,
+    identity,
+    overlay,
+)
+from tests.test_documents import blocks, first_cells, headings
+
+INSTALL = REPOSITORY / "docs/install.md"
+GUIDES = [INSTALL, *sorted((REPOSITORY / "docs/migrate").glob("*.md")), FOLDER / "examples/README.md"]
+COMMANDS = [
+    (path, line)
+    for path in GUIDES
+    for line in re.findall(r"^ {4,}((?:helm|nodefabric|kubectl) .+)$", path.read_text(), re.MULTILINE)
+]
+
+
+def block(path: Path, beginning: str) -> Document:
+    (text,) = [text for text in blocks(path, "yaml") if text.lstrip().startswith(beginning)]
+    document: Document = yaml.safe_load(text)
+    return document
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda p: str(p.relative_to(REPOSITORY)))
+def test_every_link_and_path_of_a_guide_leads_somewhere(path: Path) -> None:
+    text = path.read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        name, _, anchor = target.partition("#")
+        found = path.parent / name if name else path
+        assert found.exists(), target
+        assert not anchor or anchor in headings(found), target
+    for name in re.findall(r"`((?:daemonset|docs|hack|tests)/[\w./-]+)[` ]", text):
+        assert (REPOSITORY / name).exists(), name
+
+
+@pytest.mark.parametrize(("path", "line"), COMMANDS, ids=lambda v: v.stem if isinstance(v, Path) else v[:60])
+def test_every_command_of_a_guide_is_understood(kube: Kube, path: Path, line: str, tmp_path: Path) -> None:
+    words = shlex.split(line.partition("#")[0].partition(">")[0])
+    if words[0] == "nodefabric":
+        _parser().parse_args(words[1:])
+    elif words[:2] == ["helm", "upgrade"]:
+        options = [word for word in words[2:] if word not in ("--install", "--reuse-values")]
+        for positional in ("nodefabric", "daemonset/chart"):
+            options.remove(positional)
+        if "--values" in options:
+            at = options.index("--values")
+            del options[at : at + 2]
+        (tmp_path / "config.json").write_text('{"resourceList": []}')
+        options = [word.replace("=config.json", f"={tmp_path}/config.json") for word in options]
+        done = kube.run("helm", "template", "nodefabric", CHART, *options)
+        assert done.returncode == 0, done.stderr
+    else:
+        done = kube.run(words[0], *words[1 : 3 if words[1] in ("-n", "rollout") else 2], "--help")
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_values_of_the_guide_install_and_their_configuration_is_sound(kube: Kube, tmp_path: Path) -> None:
+    values = block(INSTALL, "# values.yaml")
+    found = kube.template(values)
+    (config_map,) = [d for d in found if d["kind"] == "ConfigMap"]
+    parsed = config.parse(config_map["data"]["config.yaml"], "docs/install.md")
+    SimulatedMachine.create(tmp_path / "node", recorded.load(recorded.find("h100-8gpu")), with_links=False)
+    host = SimulatedMachine.open(tmp_path / "node")
+    try:
+        check(parsed, host.scan())
+    finally:
+        host.close()
+    (daemonset,) = [d for d in found if d["kind"] == "DaemonSet"]
+    spec = daemonset["spec"]["template"]["spec"]
+    assert {c["name"] for c in spec["containers"]} == {"agent", "cni-chain"}
+    assert container(spec, "agent")["image"] == "REGISTRY/nodefabric:0.1.0"
+
+
+def test_the_overlay_of_the_guide_installs_what_its_values_do(kube: Kube, tmp_path: Path) -> None:
+    told = block(INSTALL, "# OVERLAY/kustomization.yaml")
+    components = [Path(component).name for component in told["components"]]
+    values = block(INSTALL, "# values.yaml")
+    folder = overlay(tmp_path / "overlay", *components, config_text=yaml.safe_dump(values["config"]))
+    written = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert {key: written[key] for key in ("configMapGenerator",)} == {"configMapGenerator": told["configMapGenerator"]}
+    assert told["images"][0].keys() == written["images"][0].keys()
+    by_kustomize, by_helm = kube.kustomize(folder), kube.template({**values, "config": {"topology": {"publish": True}}})
+    kinds = {"ConfigMap", "Namespace"}
+    assert {identity(d) for d in by_kustomize if d["kind"] not in kinds} == {
+        identity(d) for d in by_helm if d["kind"] not in kinds
+    }
+
+
+def test_the_table_of_components_has_all_of_them() -> None:
+    named = [name for cell in first_cells(INSTALL, "component") for name in re.findall(r"`([^`]+)`", cell)]
+    assert sorted(named) == COMPONENTS
+
+
+def test_every_component_that_can_be_replaced_has_a_page_with_the_way_back() -> None:
+    folder = REPOSITORY / "docs/migrate"
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (folder / "README.md").read_text()))
+    assert listed == {p.name for p in folder.glob("*.md")} - {"README.md"}
+    assert len(listed) == 10
+    for name in listed:
+        text = (folder / name).read_text()
+        for part in ("**Delete**", "**Stays**", "## Change over", "**Back**"):
+            assert part in text, (name, part)
+
+
+def test_the_patch_for_a_replaced_plugins_file_makes_an_argument_that_the_agent_knows() -> None:
+    told = block(REPOSITORY / "docs/migrate/sriov-network-device-plugin.md", "patches:")
+    (patch,) = told["patches"]
+    (step,) = yaml.safe_load(patch["patch"])
+    options = _parser().parse_args(["run", "--config", "/etc/nodefabric/config.yaml", step["value"]])
+    assert isinstance(options, argparse.Namespace)
+    assert options.sriov_config == Path("/etc/nodefabric/sriov.json")
+    assert step["path"] == "/spec/template/spec/containers/0/args/-"
+
+
+def test_metrics_and_settings_that_the_guides_name_exist() -> None:
+    text = "".join(path.read_text() for path in GUIDES)
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    for name in re.findall(r"`((?:podMonitor|prometheusRule|dashboard|admissionPolicy|nvidia)\.\w+)", text):
+        section, _, key = name.partition(".")
+        assert key in values[section], name
+    schema = (REPOSITORY / "docs/config.schema.json").read_text()
+    for name in re.findall(r"`config\.((?!yaml)[\w.]+)", text):
+        for key in name.split("."):
+            assert f'"{key}"' in schema, name
