@@ -72,7 +72,7 @@ def _network_keys(reader: Reader) -> dict[str, Any]:
 
 
 def _binding(reader: Reader) -> dict[str, Any]:
-    about = "early: kubelet chooses the device; late: it is chosen when the whole pod is known"
+    about = "early: kubelet chooses the device; late: it is chosen with the pod's network (not for hostNetwork)"
     binding = reader.choice("binding", "early", BINDINGS, about=about)
     about = "Late binding: number of units, if it is to be less than that of devices"
     slots = reader.whole("slots", None, 1, MAX_UNITS, about=about)
