@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
 
@@ -18,6 +20,8 @@ from agent.errors import AgentError, ConfigError
 
 POLL_SECONDS = 2.0
 """kubelet swaps a ConfigMap's folder within a minute or two of the change: nobody waits for these two seconds."""
+AGAIN_SECONDS = 30.0
+"""A version that was refused is tried again after so long: what was wrong may have been the node."""
 AT_START_ONLY = (
     "endpoints",
     "topology",
@@ -46,6 +50,7 @@ class Reloader:
         complain: Callable[[str | None], None],
         count: Callable[[str], None],
         poll_seconds: float = POLL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`config` is in effect, and was just read.
 
@@ -60,6 +65,8 @@ class Reloader:
         self._complain = complain
         self._count = count
         self._poll = poll_seconds
+        self._clock = clock
+        self._again_at = math.inf
         self._stat = sources.stat()
         self._digest: tuple[bytes, ...] | None = None
 
@@ -73,13 +80,16 @@ class Reloader:
     async def look(self) -> None:
         """Look once, and apply what is new."""
         stat = await asyncio.to_thread(self._sources.stat)
-        if stat == self._stat and self._digest is not None:
+        is_again = self._clock() >= self._again_at
+        if stat == self._stat and self._digest is not None and not is_again:
             return
         digest = await asyncio.to_thread(self._sources.digest)
-        if digest != self._digest:
+        if digest != self._digest or is_again:
             outcome = await self._take()
-            if self._digest is not None or outcome != "unchanged":
+            is_known = digest == self._digest and outcome == "refused"
+            if not is_known and (self._digest is not None or outcome != "unchanged"):
                 self._count(outcome)
+            self._again_at = self._clock() + AGAIN_SECONDS if outcome == "refused" else math.inf
             if outcome == "failed":
                 return  # and try again at the next look
         self._stat, self._digest = stat, digest

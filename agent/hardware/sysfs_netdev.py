@@ -7,15 +7,32 @@ from agent.model.device import LinkLayer, Netdev
 
 _LINK_LAYER_OF_TYPE = {"1": LinkLayer.ETHERNET, "32": LinkLayer.INFINIBAND}
 """ARPHRD_ETHER and ARPHRD_INFINIBAND (include/uapi/linux/if_arp.h)."""
+_MOST_LOWER = 64
 _MAX_SPEED = 1 << 31
 """Above it stands SPEED_UNKNOWN, which some kernels print unsigned."""
 
 
 def read_default_routes(read: Attributes) -> frozenset[str]:
-    """List the interfaces of the IPv4 default routes."""
-    # Columns as net/ipv4/fib_trie.c (fib_route_seq_show) writes them: interface, destination, … , mask eighth.
+    """List the interfaces of the host's default routes, and those below them: of a VLAN, a bond, a bridge."""
+    # Columns as net/ipv4/fib_trie.c (fib_route_seq_show) and net/ipv6/route.c (rt6_info_route) write them: interface,
+    # destination, … , mask eighth; and destination, prefix length, … , interface last. Default routes come first.
     rows = [line.split() for line in (read.text("/proc/net/route") or "").splitlines()[1:]]
-    return frozenset(row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000")
+    found = {row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"}
+    rows = [line.split() for line in (read.text("/proc/net/ipv6_route") or "").splitlines()]
+    found |= {row[9] for row in rows if len(row) == 10 and row[1] == "00" and not row[0].strip("0")}
+    return frozenset(_with_lower(read, found))
+
+
+def _with_lower(read: Attributes, names: set[str]) -> set[str]:
+    found: set[str] = set()
+    waiting = sorted(names)
+    while waiting and len(found) < _MOST_LOWER:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            entries = read.names(f"/sys/class/net/{name}")
+            waiting += [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_")]
+    return found
 
 
 def read_netdev(read: Attributes, name: str, *, is_vf: bool = False) -> Netdev | None:

@@ -271,7 +271,7 @@ class Snapshot:
     vhost_net: bool = False
     """/dev/vhost-net and /dev/net/tun exist."""
     default_routes: frozenset[str] = frozenset()
-    """Interfaces of the host's IPv4 default routes."""
+    """Interfaces of the host's default routes, and those below them."""
     boot_id: str = ""
     problems: tuple[Problem, ...] = ()
     generation: int = field(default=0, compare=False)

@@ -12,7 +12,7 @@ from agent import config
 from agent.config import Config
 from agent.config.sources import Sources
 from agent.errors import ConfigError, LedgerError
-from agent.reload import Reloader, without_restart
+from agent.reload import AGAIN_SECONDS, Reloader, without_restart
 
 GOOD = "resources: [{name: rdma/vf, kind: vf}]\n"
 OTHER = "resources: [{name: rdma/hca, kind: hca}]\n"
@@ -28,6 +28,7 @@ class Watched:
     outcomes: list[str] = field(default_factory=list)
     failure: Exception | None = None
     refusal: str = ""
+    now: float = 0.0
 
     def __post_init__(self) -> None:
         self.path.write_text(GOOD)
@@ -38,6 +39,7 @@ class Watched:
             apply=self.apply,
             complain=self.said.append,
             count=self.outcomes.append,
+            clock=lambda: self.now,
         )
 
     def check(self, new: Config) -> None:
@@ -121,6 +123,21 @@ def test_what_is_wrong_on_this_node_is_refused(watched: Watched) -> None:
     watched.refusal = "two resources select one device"
     watched.look(OTHER)
     assert (watched.applied, watched.outcomes) == ([], ["refused"])
+
+
+def test_what_was_refused_is_in_effect_once_the_node_allows_it(watched: Watched) -> None:
+    watched.look()
+    watched.refusal = "two resources select one device"
+    watched.look(OTHER)
+    watched.now += AGAIN_SECONDS
+    watched.look()
+    assert watched.outcomes == ["refused"]
+    watched.refusal = ""
+    watched.look()
+    assert watched.outcomes == ["refused"]
+    watched.now += AGAIN_SECONDS
+    watched.look()
+    assert watched.outcomes == ["refused", "applied"]
 
 
 def test_a_failure_to_apply_is_tried_again(watched: Watched) -> None:

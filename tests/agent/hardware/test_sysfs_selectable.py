@@ -93,18 +93,27 @@ def test_vhost_net_needs_both_of_its_files(tmp_path: Path, files: tuple[str, ...
     assert scan(tmp_path).vhost_net is expected
 
 
-def test_the_interfaces_of_default_routes_are_known(root: Path) -> None:
+def test_the_interfaces_of_default_routes_are_known_with_those_below(root: Path) -> None:
     columns = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
     row = "{}\t{}\t0100A8C0\t0003\t0\t0\t100\t{}\t0\t0\t0\n"
-    routes = [("eno1", "00000000", "00000000"), ("eno2", "0000A8C0", "0000FFFF"), ("bond0", "00000000", "00000000")]
+    routes = [("br0", "00000000", "00000000"), ("eno2", "0000A8C0", "0000FFFF")]
     (root / "proc/net").mkdir(parents=True, exist_ok=True)
     (root / "proc/net/route").write_text(columns + "".join(row.format(*route) for route in routes))
-    assert scan(root).default_routes == {"eno1", "bond0"}
+    six = "{} {} {} 00 {} 00000400 00000001 00000000 00000003 {:>8}\n"
+    zero, other = "0" * 32, "20010db8" + "0" * 24
+    (root / "proc/net/ipv6_route").write_text(
+        six.format(zero, "00", zero, other, "ens2f0np0") + six.format(other, "40", zero, zero, "ens3f0np0")
+    )
+    for upper, lower in (("br0", "bond0.7"), ("bond0.7", "bond0"), ("bond0", "eno1"), ("bond0", "br0")):
+        folder = root / "sys/class/net" / upper
+        folder.mkdir(exist_ok=True)
+        (folder / f"lower_{lower}").symlink_to(f"../{lower}")
+    assert scan(root).default_routes == {"br0", "bond0.7", "bond0", "eno1", "ens2f0np0"}
 
 
 def test_this_machines_default_routes_are_those_that_the_kernel_shows() -> None:
     rows = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
-    assert scan(Path("/")).default_routes == {row[0] for row in rows if row[1] == "00000000" and row[7] == "00000000"}
+    assert scan(Path("/")).default_routes >= {row[0] for row in rows if row[1] == "00000000" and row[7] == "00000000"}
 
 
 def test_an_interface_of_a_bond_is_enslaved(root: Path) -> None:
