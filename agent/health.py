@@ -17,6 +17,7 @@ from agent.model.device import Gpu
 from agent.model.gpu_health import NO_TROUBLES, GpuEvent, judge_gpu, next_recovery
 from agent.model.health import Health
 from agent.model.hysteresis import Course, Patience, begun, step
+from agent.model.reasons import Reason
 from agent.model.terms import Terms
 
 
@@ -33,6 +34,7 @@ class HealthBook:
         self._looked_at = 0.0
         self._troubles = NO_TROUBLES
         self._turn = 0
+        self._withheld: Reason | None = None
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -44,6 +46,17 @@ class HealthBook:
     def settings(self, settings: HealthSettings) -> None:
         if settings != self._settings:
             self._settings = settings
+            self._ask_for_a_look()
+
+    @property
+    def withheld(self) -> Reason | None:
+        """Why no unit at all may be handed out; None if that is so of none."""
+        return self._withheld
+
+    def withhold(self, reason: Reason | None) -> None:
+        """Let no unit be handed out, or end that."""
+        if reason is not self._withheld:
+            self._withheld = reason
             self._ask_for_a_look()
 
     def subscribe(self, listener: Callable[[], None]) -> None:

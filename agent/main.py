@@ -39,6 +39,7 @@ from agent.ledger import Ledger
 from agent.ledger.lock import claim
 from agent.metrics import Facts, Metrics
 from agent.model.counters import Counters
+from agent.model.reasons import Reason
 from agent.model.unit import OfferedUnit
 from agent.node_events import NodeEvents
 from agent.obstacles import NO_POD_NEEDS
@@ -186,7 +187,7 @@ class Agent:
                 sandboxes=ContainerRuntime(self.config.runtime_socket).sandboxes
                 if self.config.runtime_socket
                 else None,
-                complain=lambda what: self.obstacles.set("ledger", what),
+                complain=self._tell_of_books,
                 slots=slots,
             )
             await reconciler.look_around()
@@ -351,6 +352,10 @@ class Agent:
         So a kubelet that has not taken up our resources does not count: no ADD needs that.
         """
         return self.obstacles.first(besides=("kubelet", "endpoints", "admin", *NO_POD_NEEDS))
+
+    def _tell_of_books(self, what: str | None) -> None:
+        self.obstacles.set("ledger", what)
+        self._health.withhold(Reason.BOOKS_UNWRITABLE if what is not None else None)
 
     def _our_vfs(self, ledger: Ledger) -> frozenset[str]:
         """List the VFs that resources offer, before the first offer too."""

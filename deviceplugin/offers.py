@@ -8,6 +8,8 @@ from dataclasses import replace
 from agent.config import Resource
 from agent.health import HealthBook
 from agent.model.device import Snapshot
+from agent.model.health import unhealthy
+from agent.model.reasons import Reason
 from deviceplugin.allocation import Offer
 from deviceplugin.assignment import NOBODY, Assignment, assign
 from deviceplugin.books import Reading, owners_of, strays_of
@@ -68,7 +70,8 @@ class Offers:
         )
         self._units = {name: (*units, *self._missing.units.get(name, ())) for name, units in listed.units.items()}
         self._made_of = snapshot
-        self._offer = Offer(snapshot, self._units, gpu_files, overlaps=final.overlaps, pools=listed.pools)
+        units = _withheld(self._units, self._health.withheld)
+        self._offer = Offer(snapshot, units, gpu_files, overlaps=final.overlaps, pools=listed.pools)
         return self._offer
 
     def _bearing(self, resources: tuple[Resource, ...], snapshot: Snapshot) -> Snapshot:
@@ -99,6 +102,17 @@ class Offers:
         due = self._missing.due(self._held, self._health.settings.gone_seconds)
         waits = (self._health.seconds_to_look(), None if due is None else max(0.0, due - self._clock()))
         return min((seconds for seconds in waits if seconds is not None), default=None)
+
+
+def _withheld(units: Mapping[str, tuple[Unit, ...]], reason: Reason | None) -> Mapping[str, tuple[Unit, ...]]:
+    """Make all units unhealthy, if there is a reason: a pod that kubelet sends here then would fail for good."""
+    if reason is None:
+        return units
+    health = unhealthy(reason)
+    return {
+        name: tuple(replace(unit, health=health) if unit.health.healthy else unit for unit in found)
+        for name, found in units.items()
+    }
 
 
 def differs_in_pods_only(old: Snapshot, new: Snapshot) -> bool:

@@ -40,6 +40,8 @@ class Database:
         self._is_open = True
         self._is_durable: bool | None = None
         """What `PRAGMA synchronous` was set to last: to set it once more is a statement that a pod waits for."""
+        self._is_stuck = False
+        """The connection is in a transaction that it cannot end."""
 
     @classmethod
     def open(cls, path: Path, boot_id: str, clock: Callable[[], float] = time.time) -> Self:
@@ -93,6 +95,7 @@ class Database:
     def _write(self, work: Callable[[], T], durable: bool = True, then: Callable[[T], None] | None = None) -> T:
         """Do `work` in a transaction of its own, and `then` with its result once it holds."""
         with self._writing, self._usable():
+            self._reopen_if_stuck()
             late = self._late_rows()
             durable = durable or any(one.durable for one in late)
             if durable is not self._is_durable:
@@ -106,8 +109,7 @@ class Database:
                 self._db.execute("COMMIT")
             except BaseException:
                 self._refused(late)
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+                self._roll_back()
                 raise
             self._settled(late)
             if then is not None:
@@ -115,6 +117,23 @@ class Database:
             for listener in self._listeners:
                 listener()
             return value
+
+    def _roll_back(self) -> None:
+        """End the transaction. A connection that cannot (an I/O error) would refuse every later one, too."""
+        try:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            log.error("%s: a change that failed could not be taken back, the file is opened anew: %s", self.path, error)
+            self._is_stuck = True
+            self._reopen_if_stuck()
+
+    def _reopen_if_stuck(self) -> None:
+        """Open the file anew after a transaction that would not end. SQLite takes it back then, as after a crash."""
+        if self._is_stuck:
+            self._db.close()
+            self._db = self._open_file()
+            self._is_durable, self._is_stuck = True, False
 
     def _late_rows(self) -> tuple[LateRow, ...]:
         """List rows that must be written before anything else."""

@@ -129,3 +129,12 @@ def test_errors_can_be_ignored() -> None:
     node = Node(HealthSettings(ignored_xids=frozenset({74})))
     node.book.gpu_event(GpuEvent(74, 100.0, GPU))
     assert (node.asked, node.look_at_gpu()) == (0, "")
+
+
+def test_withholding_all_asks_for_a_look_once() -> None:
+    node = Node()
+    for _ in range(2):
+        node.book.withhold(Reason.BOOKS_UNWRITABLE)
+    assert (node.asked, node.book.withheld) == (1, Reason.BOOKS_UNWRITABLE)
+    node.book.withhold(None)
+    assert (node.asked, node.book.withheld) == (2, None)

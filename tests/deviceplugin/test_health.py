@@ -10,6 +10,7 @@ from agent.config import HealthSettings, Resource, Select
 from agent.health import HealthBook
 from agent.model.device import Snapshot
 from agent.model.gpu_health import GpuEvent
+from agent.model.reasons import Reason
 from agent.sim.pods import Container
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
 from tests.deviceplugin.rig import Rig, rig, run, until
@@ -174,5 +175,20 @@ def test_a_gpu_that_left_the_bus_is_gone_and_comes_back(short_path: Path) -> Non
             await until(lambda: r.allocatable()["nvidia.com/gpu"] == 3)
             await r.inventory.publish(node())
             await until(lambda: r.allocatable()["nvidia.com/gpu"] == 4)
+
+    run(work())
+
+
+def test_books_that_cannot_be_written_keep_kubelet_from_sending_pods_here(short_path: Path) -> None:
+    health = book()
+
+    async def work() -> None:
+        async with rig(short_path, health=health) as r:
+            health.withhold(Reason.BOOKS_UNWRITABLE)
+            await until(lambda: set(r.allocatable().values()) == {0})
+            assert reasons(r) == {"BooksUnwritable": 16}
+            assert r.kubelet.devices.capacity()["rdma/vf"] == 16
+            health.withhold(None)
+            await until(lambda: r.allocatable()["rdma/vf"] == 16)
 
     run(work())

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -260,3 +261,51 @@ def test_a_probe_neither_grows_the_file_nor_changes_it(tmp_path: Path) -> None:
     assert (tmp_path / "ledger.db").stat().st_size < 200_000
     with open_books(tmp_path) as books:
         assert len(books.attachments()) == 1
+
+
+class RefusesToRollBack:
+    """A connection whose disk fails in the midst of taking a change back."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        if sql == "ROLLBACK":
+            raise sqlite3.OperationalError("disk I/O error")
+        return self._db.execute(sql, *values)
+
+
+class FailingBooks(Ledger):
+    """Books on a disk that fails so, the first `failures` times that the file is opened."""
+
+    failures: ClassVar[int] = 1
+
+    def _open_file(self) -> sqlite3.Connection:
+        opened = super()._open_file()
+        if self.failures == 0:
+            return opened
+        type(self).failures -= 1
+        return cast(sqlite3.Connection, RefusesToRollBack(opened))
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_a_change_that_cannot_be_taken_back_does_not_block_the_next(tmp_path: Path, failures: int) -> None:
+    FailingBooks.failures = failures
+    books = FailingBooks.open(tmp_path / "ledger.db", "boot")
+    try:
+        books.grant("rdma/vf", {"u0": VF})
+        for _ in range(failures):
+            with pytest.raises(LedgerError):
+                books.grant("rdma/vf", {"u1": cast(str, None)})  # refused by the schema
+        books.grant("rdma/vf", {"u2": VF})
+        assert {grant.unit_id for grant in books.grants()} == {"u0", "u2"}
+    finally:
+        books.close()
+    again = Ledger.open(tmp_path / "ledger.db", "boot")
+    try:
+        assert {grant.unit_id for grant in again.grants()} == {"u0", "u2"}
+    finally:
+        again.close()
