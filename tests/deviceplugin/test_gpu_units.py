@@ -138,3 +138,13 @@ def test_gpus_of_the_recorded_node_have_their_uuids_as_ids() -> None:
     assert [u.unit_id for u in list_units([Resource(NAME, "gpu")], snapshot)[NAME]] == [
         gpu.uuid for gpu in snapshot.gpus if isinstance(gpu, Gpu)
     ]
+
+
+def test_a_rail_follows_its_gpu() -> None:
+    snapshot = node(rails=2)
+    resource = Resource("rdma/rail", "rail")
+    before = list_units([resource], snapshot)["rdma/rail"]
+    ill = replace(snapshot.gpus[0], ailments=("GpuLost",))
+    units = list_units([resource], replace(snapshot, gpus=(ill, *snapshot.gpus[1:])))["rdma/rail"]
+    assert [u.unit_id for u in units] == [u.unit_id for u in before]
+    assert {u.gpu: u.health for u in units} == {ill.uuid: unhealthy("GpuLost"), snapshot.gpus[1].uuid: HEALTHY}
