@@ -11,11 +11,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
@@ -23,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from agent import admin, cdi, device_info, gpu_pause, page, release
 from agent.clients.cri import ContainerRuntime
 from agent.clients.kubelet import PodResources
-from agent.config import Config
+from agent.config import Config, Topology
 from agent.config.sources import Sources
 from agent.endpoints import EndpointServer, Pages
 from agent.errors import ConfigError, LedgerError
@@ -33,6 +31,7 @@ from agent.hardware import sysfs_rdma
 from agent.hardware.host import Host
 from agent.health import HealthBook
 from agent.heartbeat import Heartbeat
+from agent.identity import agent_version, node_name
 from agent.inventory import Inventory
 from agent.late.binder import Binder
 from agent.ledger import Ledger
@@ -47,6 +46,7 @@ from agent.overview import Overview
 from agent.publication import ClusterApi, Publications
 from agent.reconcile import Reconciler
 from agent.reload import Reloader
+from agent.republication import Republication
 from agent.startup import check
 from cni import spool
 from cni.attachment import Attachments
@@ -63,19 +63,6 @@ ENDPOINTS_RETRY_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
 _NO_UNITS: Mapping[str, Sequence[OfferedUnit]] = MappingProxyType({})
-
-
-def agent_version() -> str:
-    """Return the installed version, or a word that says that this is a checkout."""
-    try:
-        return version("nodefabric")
-    except PackageNotFoundError:
-        return "checkout"
-
-
-def node_name() -> str:
-    """Return the Kubernetes node name: NODE_NAME (downward API), else the host name."""
-    return os.environ.get("NODE_NAME") or socket.gethostname()
 
 
 class Agent:
@@ -100,6 +87,7 @@ class Agent:
         self._ledger: Ledger | None = None
         self._granted: Granted | None = None
         self._plugins: DevicePlugins | None = None
+        self._publishing: Republication | None = None
         self._overview = Overview(
             self._facts,
             lambda: self._plugins.units if self._plugins is not None else _NO_UNITS,
@@ -171,8 +159,8 @@ class Agent:
                 gpu_files=GpuFilesOf(self._host.root).read,
                 device_info=self._host.root / device_info.FOLDER.relative_to("/"),
                 health=self._health,
-                granting=slots.forget,
                 pods=self._pod_resources.list,
+                granting=slots.forget,
             )
             reconciler = Reconciler(
                 ledger,
@@ -222,9 +210,11 @@ class Agent:
                 tasks.create_task(self._heartbeat.run(), name="heartbeat"),
                 tasks.create_task(self._overview.run(), name="recent events"),
             ]
-            publications = self._publications(plugins)
-            ledger.subscribe(publications.changed)
-            loops.append(tasks.create_task(publications.run(), name="publications"))
+            self._publishing = Republication(
+                lambda topology: self._publications(topology, plugins), self.config.topology
+            )
+            ledger.subscribe(self._publishing.changed)
+            loops.append(tasks.create_task(self._publishing.run(), name="publications"))
             if self._api is not None:
                 told = NodeEvents(
                     self._api, node_name(), lambda: plugins.units, lambda: self.obstacles.found.get("config")
@@ -246,6 +236,8 @@ class Agent:
             granted.reconfigure(config)
             self._inventory.rescan_seconds = config.rescan_seconds
             self._health.settings = config.health
+            if self._publishing is not None:
+                self._publishing.reconfigure(config.topology)
             await plugins.reconfigure(config)
 
         if self._sources is None:
@@ -257,6 +249,8 @@ class Agent:
             apply=apply,
             complain=lambda what: self.obstacles.set("config", what),
             count=self.metrics.reloaded,
+            # The account to publish with was chosen at the start.
+            waits=lambda config: ("topology",) if self._api is None and config.topology.needs_api else (),
         )
 
     # ------------------------------------------------------------------ opening
@@ -331,9 +325,9 @@ class Agent:
                 return self._ledger
         return None
 
-    def _publications(self, plugins: DevicePlugins) -> Publications:
+    def _publications(self, topology: Topology, plugins: DevicePlugins) -> Publications:
         return Publications(
-            self.config.topology,
+            topology,
             node_name(),
             self._host.root,
             self._inventory,

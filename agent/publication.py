@@ -110,8 +110,9 @@ class Publications:
             changed=self._facts_changed,
             clock=clock,
         )
+        self._registry = metrics.registry
         if config.bandwidth.sample_seconds > 0:
-            metrics.registry.register(self._bandwidth)
+            self._registry.register(self._bandwidth)
         self._leaf = LeafListener(
             config.lldp_netdevs, self._facts_changed, lambda what: self._note("LLDP", what), clock
         )
@@ -148,6 +149,8 @@ class Publications:
         finally:
             self.stop()
             self._leaf.close()
+            if self._config.bandwidth.sample_seconds > 0:
+                self._registry.unregister(self._bandwidth)
 
     async def step(self, now: float) -> float:
         """Do what is due at the API server at this moment, and return when something is due next.

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields, replace
 
 from agent.config import Config
@@ -24,7 +24,6 @@ AGAIN_SECONDS = 30.0
 """A version that was refused is tried again after so long: what was wrong may have been the node."""
 AT_START_ONLY = (
     "endpoints",
-    "topology",
     "kubelet_dir",
     "state_dir",
     "run_dir",
@@ -49,6 +48,7 @@ class Reloader:
         apply: Callable[[Config], Awaitable[None]],
         complain: Callable[[str | None], None],
         count: Callable[[str], None],
+        waits: Callable[[Config], Sequence[str]] = lambda config: (),
         poll_seconds: float = POLL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -56,7 +56,7 @@ class Reloader:
 
         `check` raises ConfigError for one that cannot be used on this node, and may block; `apply` puts one into
         effect. `complain` is told what is wrong, and None when nothing is; `count` the outcome of each version:
-        applied, partly, unchanged, refused or failed.
+        applied, partly, unchanged, refused or failed. `waits` names fields that have to wait besides AT_START_ONLY.
         """
         self._sources = sources
         self._config = config
@@ -64,6 +64,7 @@ class Reloader:
         self._apply = apply
         self._complain = complain
         self._count = count
+        self._waits = waits
         self._poll = poll_seconds
         self._clock = clock
         self._again_at = math.inf
@@ -97,7 +98,7 @@ class Reloader:
     async def _take(self) -> str:
         try:
             read = await asyncio.to_thread(self._sources.load)
-            config, waiting = without_restart(self._config, read)
+            config, waiting = without_restart(self._config, read, self._waits(read))
             await asyncio.to_thread(self._check, config)
         except ConfigError as error:
             text = "; ".join(error.problems)
@@ -122,10 +123,10 @@ class Reloader:
         return "applied"
 
 
-def without_restart(old: Config, new: Config) -> tuple[Config, tuple[str, ...]]:
+def without_restart(old: Config, new: Config, also: Sequence[str] = ()) -> tuple[Config, tuple[str, ...]]:
     """Say what of a new configuration can be in effect at once, and which of its keys have to wait for a restart."""
     names = {field.name for field in fields(Config)}
-    waiting = [name for name in AT_START_ONLY if name in names and getattr(old, name) != getattr(new, name)]
+    waiting = [name for name in (*AT_START_ONLY, *also) if name in names and getattr(old, name) != getattr(new, name)]
     kept = {name: getattr(old, name) for name in waiting}
     return replace(new, **kept), tuple(_key(name) for name in waiting)
 

@@ -38,8 +38,8 @@ def _status(options: argparse.Namespace) -> int:
 def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, Any]:
     """Tell what the books hold while no agent answers."""
     from agent import status
+    from agent.identity import agent_version, node_name
     from agent.ledger import lock, reading
-    from agent.main import agent_version, node_name
 
     problem = f"does not run; this is what its books hold ({config.ledger_path})"
     if lock.is_claimed(config.state_dir):

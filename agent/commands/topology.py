@@ -21,7 +21,7 @@ def add(command: Command) -> None:
 
 def _topology(options: argparse.Namespace) -> int:
     from agent.chart import matrix, svg
-    from agent.main import node_name
+    from agent.identity import node_name
 
     with scanned(options) as snapshot:
         if options.svg:

@@ -17,14 +17,14 @@ class ShowVersion(argparse.Action):
     """Look the version up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from agent.main import agent_version
+        from agent.identity import agent_version
 
         print(f"nodefabric {agent_version()}")
         parser.exit(DONE)
 
 
 def _version(options: argparse.Namespace) -> int:
-    from agent.main import agent_version
+    from agent.identity import agent_version
 
     show(options, {"version": agent_version()}, f"nodefabric {agent_version()}")
     return DONE

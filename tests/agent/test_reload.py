@@ -29,6 +29,7 @@ class Watched:
     failure: Exception | None = None
     refusal: str = ""
     now: float = 0.0
+    waiting: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.path.write_text(GOOD)
@@ -39,6 +40,7 @@ class Watched:
             apply=self.apply,
             complain=self.said.append,
             count=self.outcomes.append,
+            waits=lambda new: self.waiting,
             clock=lambda: self.now,
         )
 
@@ -163,9 +165,19 @@ def test_what_is_heeded_at_start_only_waits_and_is_said(watched: Watched) -> Non
     assert watched.said.pop() is None
 
 
+def test_other_keys_may_have_to_wait_for_reasons_of_the_moment(watched: Watched) -> None:
+    watched.look()
+    watched.waiting = ("topology",)
+    watched.look(f"{OTHER}topology: {{publish: true}}\n")
+    assert [applied.topology for applied in watched.applied] == [Config().topology]
+    assert watched.said[-1] == "restart the agent to put into effect what was changed of topology"
+
+
 def test_every_key_is_either_applied_or_waits() -> None:
     changed = config.parse(
-        "resources: [{name: a/b, kind: vf}]\nnetworks: [{name: n}]\nhealth: {upSeconds: 1}\nrescanSeconds: 2\n", "x"
+        "resources: [{name: a/b, kind: vf}]\nnetworks: [{name: n}]\nhealth: {upSeconds: 1}\nrescanSeconds: 2\n"
+        "topology: {volcano: true}\n",
+        "x",
     )
     new, waiting = without_restart(Config(), changed)
     assert (new, waiting) == (changed, ())
