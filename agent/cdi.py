@@ -65,12 +65,14 @@ class SlotSpecs:
             return False
 
     def slots(self) -> frozenset[str]:
-        """List the slots that have a spec of ours. Half-written files of a process that was killed are removed."""
+        """List the slots that have a spec of ours. What a killed process has half written is removed.
+
+        Not while another thread writes.
+        """
         found = set()
         for path in _entries(self.folder):
             if path.name.startswith(f".{OWN_PREFIX}slot-"):
-                if not path.name.endswith(f".{os.getpid()}"):
-                    path.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             elif path.name.startswith(OWN_PREFIX) and path.suffix == ".json":
                 slot = path.name.removeprefix(OWN_PREFIX).removesuffix(".json")
                 if is_slot_id(slot):
