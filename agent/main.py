@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
@@ -24,7 +23,7 @@ from agent.clients.kubelet import PodResources
 from agent.config import Config, Topology
 from agent.config.sources import Sources
 from agent.endpoints import EndpointServer, Pages
-from agent.errors import ConfigError, LedgerError
+from agent.errors import ConfigError
 from agent.gpu_errors import GpuErrors
 from agent.granted import Granted
 from agent.hardware import sysfs_rdma
@@ -35,13 +34,13 @@ from agent.identity import agent_version, node_name
 from agent.inventory import Inventory
 from agent.late.binder import Binder
 from agent.ledger import Ledger
-from agent.ledger.lock import claim
 from agent.metrics import Facts, Metrics
 from agent.model.counters import Counters
 from agent.model.reasons import Reason
 from agent.model.unit import OfferedUnit
 from agent.node_events import NodeEvents
 from agent.obstacles import NO_POD_NEEDS
+from agent.opening import learn_boot_id, open_ledger
 from agent.overview import Overview
 from agent.publication import ClusterApi, Publications
 from agent.reconcile import Reconciler
@@ -56,7 +55,6 @@ from deviceplugin.gpu_files import GpuFilesOf
 from deviceplugin.plugins import DevicePlugins
 from deviceplugin.resources import list_all, vfs_of
 
-LEDGER_RETRY_SECONDS = 1.0
 REGISTRATION_POLL_SECONDS = 0.5
 MAX_OVERLAPS = 8
 ENDPOINTS_RETRY_SECONDS = 2.0
@@ -112,8 +110,8 @@ class Agent:
             self.metrics.add_adapters(self._counters, lambda: self.config.endpoints.exporter_names)
             stack.push_async_callback(self._pod_resources.close)
             stack.callback(self._host.watch_gpus(self._gpu_errors.take).close)
-            boot_id = await self._learn_boot_id(stop)
-            ledger = await self._open_ledger(boot_id, stop, stack)
+            boot_id = await learn_boot_id(self._inventory, self.obstacles, self._host.root, stop)
+            self._ledger = ledger = await open_ledger(self.config, boot_id, self.obstacles, stop, stack)
             if ledger is None:
                 return
             stack.push_async_callback(asyncio.to_thread, ledger.close)
@@ -282,18 +280,6 @@ class Agent:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.to_thread((await opening).close)
 
-    async def _learn_boot_id(self, stop: asyncio.Event) -> str:
-        """Scan until the boot ID can be read: without it every row would look like one of an earlier boot."""
-        while not (boot_id := (await self._inventory.scan_now()).boot_id) and not stop.is_set():
-            self.obstacles.set(
-                "hardware", f"{self._host.root}/proc/sys/kernel/random/boot_id cannot be read: mount /proc"
-            )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LEDGER_RETRY_SECONDS):
-                    await stop.wait()
-        self.obstacles.set("hardware", None)
-        return boot_id
-
     def _listen_to_operator(self, attachments: Attachments, reconciler: Reconciler, stack: AsyncExitStack) -> None:
         """Open the operator's socket. Pods need none, so the agent does its work without it too."""
         answer = release.answering(attachments, reconciler, asyncio.get_running_loop(), self._reconciled)
@@ -305,25 +291,6 @@ class Agent:
             self.obstacles.set("admin", "; ".join(error.problems))
         else:
             stack.push_async_callback(asyncio.to_thread, server.close)
-
-    async def _open_ledger(self, boot_id: str, stop: asyncio.Event, stack: AsyncExitStack) -> Ledger | None:
-        """Open the books, however long that takes: an agent that restarts in a loop explains nothing."""
-        claimed = False
-        while not stop.is_set():
-            try:
-                if not claimed:
-                    stack.callback(os.close, await asyncio.to_thread(claim, self.config.state_dir))
-                    claimed = True
-                self._ledger = await asyncio.to_thread(Ledger.open, self.config.ledger_path, boot_id)
-            except LedgerError as error:
-                self.obstacles.set("ledger", str(error))
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LEDGER_RETRY_SECONDS):
-                        await stop.wait()
-            else:
-                self.obstacles.set("ledger", None)
-                return self._ledger
-        return None
 
     def _publications(self, topology: Topology, plugins: DevicePlugins) -> Publications:
         return Publications(
