@@ -33,17 +33,22 @@ log = logging.getLogger(__name__)
 
 def describe(snapshot: Snapshot, address: str, rdma_devices: Iterable[str] = ()) -> dict[str, Any]:
     """Say what a PCI device is. `rdma_devices` are those it had, for one whose own are out of sight in a pod."""
-    pci: dict[str, Any] = {"pci-address": address}
+    told: dict[str, Any] = {"pci-address": address}
     device = snapshot.by_address.get(address)
-    names = [rdma.name for rdma in device.rdma_devices] if device is not None else []
-    if names or (names := [name for name in rdma_devices if name]):
-        pci["rdma-device"] = ",".join(names)
+    vdpa = device.vdpa if device is not None and device.vdpa is not None and device.vdpa.vdpa_type else None
+    if vdpa is not None:
+        told |= {"parent-device": vdpa.name, "driver": vdpa.vdpa_type, **({"path": vdpa.path} if vdpa.path else {})}
+    else:
+        names = [rdma.name for rdma in device.rdma_devices] if device is not None else []
+        if names or (names := [name for name in rdma_devices if name]):
+            told["rdma-device"] = ",".join(names)
     if device is not None and device.physfn is not None:
-        pci["pf-pci-address"] = device.physfn
+        told["pf-pci-address"] = device.physfn
         representor = _representor(snapshot, device)
         if representor is not None:
-            pci["representor-device"] = representor
-    return {"type": "pci", "version": VERSION, "pci": pci}
+            told["representor-device"] = representor
+    kind = "pci" if vdpa is None else "vdpa"
+    return {"type": kind, "version": VERSION, kind: told}
 
 
 def _representor(snapshot: Snapshot, device: PciDevice) -> str | None:
@@ -67,7 +72,7 @@ def remove_attached(path: str, address: str) -> None:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
             document = json.loads(opened.read(MAX_BYTES))
-        if document["pci"]["pci-address"] == address:
+        if document["vdpa" if "vdpa" in document else "pci"]["pci-address"] == address:
             os.unlink(path)
     except FileNotFoundError:
         return

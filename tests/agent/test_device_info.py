@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.device_info import GrantedFiles, describe, remove_attached, write_attached
-from agent.model.device import LinkLayer, Netdev, RdmaDevice
+from agent.model.device import LinkLayer, Netdev, RdmaDevice, VdpaDevice
 from tests.cni.tiny_node import PF, tiny_snapshot, vf
 
 VF = vf(1)
@@ -54,6 +54,31 @@ def test_rdma_devices_and_the_representor_are_told() -> None:
         "pf-pci-address": PF,
         "representor-device": "ens1f0_1",
     }
+
+
+@pytest.mark.parametrize(
+    ("vdpa", "more"),
+    [
+        (VdpaDevice("vdpa0", "vhost_vdpa", "/dev/vhost-vdpa-0"), {"driver": "vhost", "path": "/dev/vhost-vdpa-0"}),
+        (VdpaDevice("vdpa0", "virtio_vdpa", ""), {"driver": "virtio"}),
+    ],
+)
+def test_a_vdpa_device_is_described_as_one(vdpa: VdpaDevice, more: dict[str, str], tmp_path: Path) -> None:
+    snapshot = tiny_snapshot(3)
+    devices = tuple(replace(d, vdpa=vdpa) if d.address == VF else d for d in snapshot.devices)
+    document = describe(replace(snapshot, devices=devices), VF)
+    told = {"pci-address": VF, "parent-device": "vdpa0", "pf-pci-address": PF, **more}
+    assert document == {"type": "vdpa", "version": "1.1.0", "vdpa": told}
+    file = tmp_path / "attached.json"
+    write_attached(str(file), document)
+    remove_attached(str(file), VF)
+    assert not file.exists()
+
+
+def test_a_vdpa_device_without_a_driver_is_none() -> None:
+    snapshot = tiny_snapshot(3)
+    devices = tuple(replace(d, vdpa=VdpaDevice("vdpa0", "", "")) if d.address == VF else d for d in snapshot.devices)
+    assert describe(replace(snapshot, devices=devices), VF)["type"] == "pci"
 
 
 def test_a_device_out_of_sight_is_described_by_what_is_remembered() -> None:
