@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from hypothesis import strategies as st
 
 from agent.model.device import Gpu, MigDevice, NumaNode, PciDevice, Snapshot
+from agent.model.topology import Locality
+from agent.placement import Terrain
 
 
 def uuid(number: int) -> str:
@@ -94,3 +98,36 @@ def hosts(draw: st.DrawFn, *, gpus: int = 5, nics: int = 4, linked: bool = True)
         place = path()
         host.nic(place, numa_node(place), vfs=draw(st.integers(0, 3)))
     return host.snapshot()
+
+
+class AnyTerrain(Terrain):
+    """A host whose distances are drawn, not those of a tree: harder to choose on than any real one."""
+
+    def __init__(self, snapshot: Snapshot, localities: Mapping[frozenset[str], Locality]) -> None:
+        super().__init__(snapshot)
+        self._drawn = localities
+
+    def _locality(self, a: str, b: str) -> Locality:
+        return Locality.SELF if a == b else self._drawn[frozenset((a, b))]
+
+
+@st.composite
+def any_terrains(draw: st.DrawFn, *, gpus: int = 6, nics: int = 4) -> tuple[AnyTerrain, list[str]]:
+    """Draw GPUs and the VFs of some NICs at any distances; give the terrain and what can be taken."""
+    host = Host()
+    for number in range(draw(st.integers(2, gpus))):
+        host.gpu(
+            (f"pci0000:{number:02x}",), 0, nvlinks=[(p, n) for p in range(number) if (n := draw(st.integers(0, 1)))]
+        )
+    free: list[str] = []
+    for number in range(draw(st.integers(2, nics))):
+        vfs = draw(st.integers(1, 2))
+        host.nic((f"pci0000:{gpus + number:02x}",), 0, vfs=vfs)
+        free += [device.address for device in host.devices[-vfs:]]
+    snapshot = host.snapshot()
+    places = [*(g.uuid for g in snapshot.gpus), *(d.address for d in snapshot.devices if d.sriov_totalvfs)]
+    # Of one number, since many small draws tend to be all alike.
+    chance = random.Random(draw(st.integers(0, 1 << 32)))
+    near = [Locality.PIX, Locality.PXB, Locality.PHB, Locality.NODE, Locality.SYS]
+    drawn = {frozenset(two): chance.choice(near) for two in combinations(places, 2)}
+    return AnyTerrain(snapshot, drawn), free

@@ -5,7 +5,8 @@ from collections import Counter
 from agent.model.device import NumaNode
 from agent.model.topology import Locality
 from agent.placement import Terrain, match_nics
-from tests.agent.placement.hosts import Host, uuid
+from agent.placement.nics import pair
+from tests.agent.placement.hosts import AnyTerrain, Host, uuid
 
 
 def names(terrain: Terrain, gpus: list[str], nics: tuple[str, ...]) -> list[str]:
@@ -23,13 +24,23 @@ def test_a_host_without_a_switch_pairs_by_host_bridge() -> None:
 
 def test_the_worst_pair_counts_before_the_sum() -> None:
     host = Host()
+    gpus = [host.gpu((f"pci0000:{n}0",)) for n in range(2)]
+    nics = [host.nic((f"pci0000:{n}1",)) for n in range(2)]
+    places = {(0, 0): Locality.PIX, (0, 1): Locality.NODE, (1, 0): Locality.NODE, (1, 1): Locality.SYS}
+    drawn = {frozenset((gpus[g], nics[n])): place for (g, n), place in places.items()}
+    terrain = AnyTerrain(host.snapshot(), drawn)
+    assert match_nics(terrain, gpus, nics, 2, spare_gpus=[]) == (nics[1], nics[0])
+    assert pair(terrain, gpus, dict.fromkeys(nics, 1), 2) == (Locality.NODE, Locality.NODE)
+
+
+def test_no_gpu_loses_its_only_near_nic_to_one_that_comes_first() -> None:
+    host = Host()
     first = host.gpu(("pci0000:00", "p", "s", "a"), 0)
     second = host.gpu(("pci0000:00", "q", "a"), 0)
     beside = host.nic(("pci0000:00", "p", "s", "b"), 0)
     other = host.nic(("pci0000:40", "p"), 0)
     far = host.nic(("pci0000:80", "p"), 1)
     terrain = Terrain(host.snapshot())
-    # One at a time the second GPU would get the first one's NIC, if it came first.
     assert match_nics(terrain, [second, first], [beside, other, far], 2) == (other, beside)
     assert match_nics(terrain, [second, first], [beside, far], 2) == (far, beside)
 

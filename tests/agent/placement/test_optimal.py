@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from agent.model.device import Snapshot
 from agent.placement import Terrain, choose_gpus, choose_pairs, match_nics
 from tests.agent.placement.brute import best_nics, gpu_key, gpu_sets, nic_key, pair_keys
-from tests.agent.placement.hosts import hosts
+from tests.agent.placement.hosts import AnyTerrain, any_terrains, hosts
 
 
 def nics_of(snapshot: Snapshot) -> list[str]:
@@ -72,3 +72,24 @@ def test_no_other_choice_of_both_has_better_pairs(data: st.DataObject, snapshot:
     distances = [terrain.distance(g, n) for g, n in found]
     best = min(pair_keys(terrain, chosen, nics) for chosen in gpu_sets(gpus, (), size))
     assert (max(distances), sum(distances)) == best
+
+
+@settings(max_examples=200)
+@given(data=st.data(), drawn=any_terrains(gpus=4))
+def test_nics_are_the_best_at_whatever_distances(data: st.DataObject, drawn: tuple[AnyTerrain, list[str]]) -> None:
+    terrain, free = drawn
+    gpus = data.draw(st.permutations(terrain.gpus))[: min(len(free), data.draw(st.integers(2, 4)))]
+    found = match_nics(terrain, gpus, free, len(gpus))
+    assert nic_key(terrain, gpus, found, free, {}) == best_nics(terrain, gpus, free, {})
+
+
+@settings(max_examples=300)
+@given(data=st.data(), drawn=any_terrains(gpus=6))
+def test_gpus_are_the_best_at_whatever_distances(data: st.DataObject, drawn: tuple[AnyTerrain, list[str]]) -> None:
+    terrain, free = drawn
+    nics = free[: data.draw(st.integers(0, 4))]
+    must = data.draw(st.lists(st.sampled_from(terrain.gpus), unique=True, max_size=1))
+    size = data.draw(st.integers(max(len(must), 1), len(terrain.gpus)))
+    found = choose_gpus(terrain, terrain.gpus, must, size, nics)
+    best = min(gpu_key(terrain, chosen, terrain.gpus, nics) for chosen in gpu_sets(terrain.gpus, must, size))
+    assert gpu_key(terrain, found, terrain.gpus, nics) == best
