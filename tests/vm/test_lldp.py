@@ -1,0 +1,34 @@
+"""LLDP through the receive filters of a real adapter: it drops groups that nobody has asked for."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+
+import pytest
+
+from agent.hardware.lldp import LldpSockets
+from agent.model.lldp import GROUPS, parse_frame
+from tests.agent.hardware.test_lldp import announcement, send
+from tests.vm.adapters import Pf
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_another_port_of_the_switch_says_comes_in(pfs: tuple[Pf, ...], group: bytes) -> None:
+    speaking, listening = pfs
+    sockets = LldpSockets()
+    try:
+        sockets.follow({listening.netdev: (socket.if_nametoindex(listening.netdev), listening.address)})
+        deadline = time.monotonic() + 30
+        found: list[tuple[str, bytes]] = []
+        while not found:
+            assert time.monotonic() < deadline
+            send(speaking.netdev, announcement("leaf-vm", group))
+            select.select([sockets.fileno()], [], [], 0.2)
+            found = list(sockets.read())
+        nic, frame = found[0]
+        assert nic == listening.address
+        assert parse_frame(frame)[0].system_name == "leaf-vm"
+    finally:
+        sockets.close()
