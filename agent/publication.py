@@ -111,8 +111,6 @@ class Publications:
             clock=clock,
         )
         self._registry = metrics.registry
-        if config.bandwidth.sample_seconds > 0:
-            self._registry.register(self._bandwidth)
         self._leaf = LeafListener(
             config.lldp_netdevs, self._facts_changed, lambda what: self._note("LLDP", what), clock
         )
@@ -136,12 +134,15 @@ class Publications:
 
     async def run(self) -> None:
         """Publish until cancelled."""
+        samples = self._config.bandwidth.sample_seconds > 0
+        if samples:
+            self._registry.register(self._bandwidth)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_hardware(), name="publications' inventory")
                 for publisher in self._publishers:
                     tasks.create_task(publisher.run(), name="publisher")
-                if self._config.bandwidth.sample_seconds > 0:
+                if samples:
                     tasks.create_task(self._bandwidth.run(), name="bandwidth")
                 if self._features is not None:
                     tasks.create_task(self._write_features(self._features), name="features")
@@ -149,8 +150,9 @@ class Publications:
         finally:
             self.stop()
             self._leaf.close()
-            if self._config.bandwidth.sample_seconds > 0:
+            if samples:
                 self._registry.unregister(self._bandwidth)
+            self._complain(None)
 
     async def step(self, now: float) -> float:
         """Do what is due at the API server at this moment, and return when something is due next.

@@ -396,6 +396,19 @@ def test_the_bandwidth_is_a_gauge_and_the_load_an_annotation(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
+def test_what_has_ended_tells_nothing_any_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path, QUICK)
+        rig.kubelet.failing = True
+        async with rig:
+            await until(lambda: bool(rig.complaints))
+            assert any(family.name.startswith("nodefabric_port_") for family in rig.registry.collect())
+        assert rig.complaints[-1] is None
+        assert not any(family.name.startswith("nodefabric_port_") for family in rig.registry.collect())
+
+    asyncio.run(scenario())
+
+
 def test_a_silent_api_server_holds_up_neither_the_loop_nor_the_end(tmp_path: Path) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path, replace(QUICK, volcano=True))
