@@ -92,11 +92,3 @@ def test_two_resources_that_select_one_device_are_refused_while_the_agent_runs(c
     mount(stage, {"resources": [VFS, {**VFS, "name": "rdma/some", "select": {"isRdma": True}}]})
     said = wait("the problem", lambda: stage.status()["obstacles"].get("config"))
     assert "rdma/some takes 0000:18:00.1, which resources[0] (rdma/vf) takes too" in said
-
-
-def test_what_needs_a_restart_is_said_and_the_rest_is_done(configured: Stage) -> None:
-    stage = configured
-    mount(stage, {"resources": [VFS, HCA], "endpoints": {"port": stage.port + 1}})
-    wait("the rest", lambda: capacity(stage) == {"rdma/hca": 504, "rdma/vf": 64} or None)
-    assert stage.status()["obstacles"]["config"] == "restart the agent to put into effect what was changed of endpoints"
-    assert metric(stage, 'nodefabric_config_reload_total{outcome="partly"} 1.0')
