@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from agent.hardware.counters import traffic_of_all
 from agent.hardware.rtnetlink import LinkSocket
 from agent.hardware.vf_control import PfNetlink
 from agent.model.allocation import VfSettings
+from agent.model.counters import VfTraffic
 from tests.vm.adapters import run, wait_until
 
 EXTRA = Path(os.environ.get("NODEFABRIC_EXTRA_MODULES", "/nonexistent"))
@@ -103,3 +105,12 @@ def test_each_of_hundreds_of_vfs_is_read_and_set_as_itself(simulated: str, count
         found = links.find_with_vfs(simulated)
     assert found is not None
     assert (len(found[1]) > WRAP) == (count == 400)  # what the kernel says of the list's length is wrong then
+
+
+@pytest.mark.parametrize("count", [7, 128, 256, 400])
+def test_every_vf_is_in_the_answer_about_traffic(simulated: str, count: int) -> None:
+    vfs(count)
+    body = PfNetlink().traffic(simulated)
+    assert body is not None
+    # This driver does not count: the kernel answers noughts.
+    assert traffic_of_all(body) == {index: VfTraffic(*[0] * 8) for index in range(count)}
