@@ -79,8 +79,16 @@ class HealthBook:
             self._courses = {s: known for s, known in self._courses.items() if known[0] >= self._look - 1}
             self._look += 1
             self._looked_at = now
+        seen: dict[str, tuple[Health, Health]] = {}
+
+        def lasting(subject: str, raw: Health) -> Health:
+            known = seen.get(subject)  # all VFs of a PF ask about the same link
+            if known is None or known[0] is not raw:
+                known = seen[subject] = raw, self.judge(subject, raw, now)
+            return known[1]
+
         return Terms(
-            lasting=partial(self.judge, now=now),
+            lasting=lasting,
             gpu=partial(self._judge_gpu, now=now),
             follow_link=self._settings.link == "follow",
         )

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
 
-from agent import admin, cdi, device_info, gpu_pause, page, release
+from agent import admin, cdi, device_info, gpu_pause, memory, page, release
 from agent.clients.cri import ContainerRuntime
 from agent.clients.kubelet import PodResources
 from agent.config import Config, Topology
@@ -206,6 +206,7 @@ class Agent:
                 tasks.create_task(reconciler.run(hardware_changed), name="reconciler"),
                 tasks.create_task(self._watch_registration(plugins), name="registration"),
                 tasks.create_task(self._heartbeat.run(), name="heartbeat"),
+                tasks.create_task(memory.settle(), name="memory"),
                 tasks.create_task(self._overview.run(), name="recent events"),
             ]
             self._publishing = Republication(
