@@ -32,7 +32,7 @@ def test_rising_prices_spread_the_rows() -> None:
     assert Counter(assign([[0, 0]] * 4, [[0, 1, 2, 3]] * 2) or ()) == {0: 2, 1: 2}
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_the_total_is_the_least_that_there_is(data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))

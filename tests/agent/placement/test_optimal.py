@@ -16,7 +16,7 @@ def nics_of(snapshot: Snapshot) -> list[str]:
     return [d.address for d in snapshot.devices if d.pci_class == 0x020000 and (d.is_vf or not d.sriov_totalvfs)]
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data(), snapshot=hosts(gpus=4))
 def test_no_other_choice_of_nics_is_better(data: st.DataObject, snapshot: Snapshot) -> None:
     terrain = Terrain(snapshot)
@@ -29,7 +29,7 @@ def test_no_other_choice_of_nics_is_better(data: st.DataObject, snapshot: Snapsh
     assert nic_key(terrain, gpus, found, free, load) == best_nics(terrain, gpus, free, load)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data(), snapshot=hosts(gpus=4))
 def test_with_more_or_fewer_nics_than_gpus_the_pairs_are_the_best(data: st.DataObject, snapshot: Snapshot) -> None:
     terrain = Terrain(snapshot)
@@ -44,7 +44,7 @@ def test_with_more_or_fewer_nics_than_gpus_the_pairs_are_the_best(data: st.DataO
         assert pair_keys(terrain, gpus, found) == pair_keys(terrain, gpus, free) or count < min(len(gpus), len(free))
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data(), snapshot=hosts())
 def test_no_other_set_of_gpus_is_better(data: st.DataObject, snapshot: Snapshot) -> None:
     terrain = Terrain(snapshot)
@@ -60,7 +60,7 @@ def test_no_other_set_of_gpus_is_better(data: st.DataObject, snapshot: Snapshot)
     assert gpu_key(terrain, found, free, nics) == best
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), snapshot=hosts(linked=False))
 def test_no_other_choice_of_both_has_better_pairs(data: st.DataObject, snapshot: Snapshot) -> None:
     terrain = Terrain(snapshot)
@@ -74,7 +74,7 @@ def test_no_other_choice_of_both_has_better_pairs(data: st.DataObject, snapshot:
     assert (max(distances), sum(distances)) == best
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data(), drawn=any_terrains(gpus=4))
 def test_nics_are_the_best_at_whatever_distances(data: st.DataObject, drawn: tuple[AnyTerrain, list[str]]) -> None:
     terrain, free = drawn
@@ -83,7 +83,7 @@ def test_nics_are_the_best_at_whatever_distances(data: st.DataObject, drawn: tup
     assert nic_key(terrain, gpus, found, free, {}) == best_nics(terrain, gpus, free, {})
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data(), drawn=any_terrains(gpus=6))
 def test_gpus_are_the_best_at_whatever_distances(data: st.DataObject, drawn: tuple[AnyTerrain, list[str]]) -> None:
     terrain, free = drawn

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.model.device import Snapshot
@@ -122,6 +122,7 @@ EVERYTHING = [*vfs(SNAPSHOT), *shares(SNAPSHOT, 3), *gpus(SNAPSHOT)]
 LAYOUT = Layout(SNAPSHOT, EVERYTHING)
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_an_answer_is_complete_valid_and_independent_of_order(data: st.DataObject) -> None:
     available = data.draw(st.lists(st.sampled_from([*ids(EVERYTHING), "unknown-1", "x"]), unique=True))
