@@ -22,7 +22,7 @@ from cni import chain, install
 LEDGER = "ledger.db"
 SHOWN = 8
 SOCKET = re.compile(r"nodefabric-.+\.sock")
-CDI_SPEC = re.compile(r"nodefabric-.+\.(json|yaml)")
+CDI_SPEC = re.compile(r"nodefabric-(slot|pool)-.+\.json|\.nodefabric-(slot|pool)-.+\.json\.[0-9]+")
 DEVICE_INFO = device_info.FOLDER / "dp"
 NFD_FEATURES = Path("/etc/kubernetes/node-feature-discovery/features.d")
 MADE_FOR_MOUNTS = (

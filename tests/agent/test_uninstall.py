@@ -191,5 +191,7 @@ def test_a_path_that_leads_elsewhere_is_refused(host: Host, path: str) -> None:
 
 
 def test_only_the_agents_own_specs_are_removed() -> None:
-    assert CDI_SPEC.fullmatch("nodefabric-slot-rdma:vf-0-3.json")
-    assert not CDI_SPEC.fullmatch("nvidia.json")
+    for own in ("nodefabric-slot-rdma:vf-0-3.json", "nodefabric-pool-a.json", ".nodefabric-slot-rdma:vf-0-3.json.17"):
+        assert CDI_SPEC.fullmatch(own)
+    for other in ("nvidia.json", "nodefabric.json", "x-nodefabric-slot-1.json", "nodefabric-slot-1.json.bak"):
+        assert not CDI_SPEC.fullmatch(other)
