@@ -50,6 +50,13 @@ esac
 exit 0
 """
 
+CAPABILITIES = ("net_admin", "sys_admin")
+"""Those of the agent's container in daemonset/base/daemonset.yaml."""
+AS_A_CONTAINER = f"""\
+mount -o remount,bind,ro /sys &&
+exec setpriv --inh-caps=-all --bounding-set=-all,{",".join(f"+{name}" for name in CAPABILITIES)} "$0" "$@"
+"""
+
 CONFLIST = {
     "cniVersion": "1.0.0",
     "name": "cluster",
@@ -70,6 +77,9 @@ class Node:
         self._kubelet: subprocess.Popen[bytes] | None = None
         for folder in (self.plugins, self.addresses, self.manifests, NETNS):
             folder.mkdir(parents=True, exist_ok=True)
+        if not os.path.ismount(NETNS):
+            run("mount", "--bind", str(NETNS), str(NETNS))
+            run("mount", "--make-shared", str(NETNS))
         shutil.copy(RELAY, self.plugins / "nodefabric")
         for name, text in (("cluster", CLUSTER_PLUGIN), ("counter", IPAM_PLUGIN)):
             (self.plugins / name).write_text(text)
@@ -87,8 +97,15 @@ class Node:
         wait_until("kubelet's socket", Path("/var/lib/kubelet/device-plugins/kubelet.sock").exists, START_SECONDS)
 
     def start_agent(self) -> None:
-        """Start the agent and wait until it is ready, with all resources registered."""
-        self._agent = self._start("agent", "agent", "run", "--config", self._config)
+        """Start the agent and wait until it is ready, with all resources registered.
+
+        It has the rights of the DaemonSet's container: its capabilities, a /sys that cannot be written, and host
+        mounts that show up later.
+        """
+        words = (sys.executable, "-m", "agent", "run", "--config", str(self._config))
+        self._agent = self._spawn(
+            "agent", "unshare", "--mount", "--propagation", "slave", "sh", "-c", AS_A_CONTAINER, *words
+        )
         wait_until("the agent's readiness", self._ready, START_SECONDS)
 
     def stop_agent(self, number: signal.Signals) -> None:
@@ -106,10 +123,11 @@ class Node:
                 process.wait(60)
 
     def _start(self, log: str, module: str, *words: str | Path) -> subprocess.Popen[bytes]:
+        return self._spawn(log, sys.executable, "-m", module, *words)
+
+    def _spawn(self, log: str, *words: str | Path) -> subprocess.Popen[bytes]:
         with (FOLDER / f"{log}.log").open("ab") as output:
-            return subprocess.Popen(
-                [sys.executable, "-m", module, *words], cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL
-            )
+            return subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
 
     def _ready(self) -> bool:
         assert self._agent is not None
