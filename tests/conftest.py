@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests import sandbox
 from tests.nvml import fake
@@ -23,6 +24,9 @@ _SEALED = pytest.StashKey[str]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave the machine's namespaces before any test, thread or event loop begins."""
+    # A deadline for each example is a timed assertion: it fails on a busy machine.
+    settings.register_profile("nodefabric", deadline=None)
+    settings.load_profile("nodefabric")
     config.stash[_SEALED] = ""
     if IN_THE_MACHINE:
         return
