@@ -41,6 +41,8 @@ class NodeObject:
         self._snapshot = snapshot
         self._neighbour = neighbour
         self._load = load
+        self._made: Mapping[str, str] = {}
+        """The labels that were made last: newer than what is known of the Node, which is read seldom."""
 
     async def build(self, node: OwnNode) -> Mapping[str, Any] | None:
         """Build the object; None if there is nothing to say, and nothing of ours on it to take back.
@@ -69,7 +71,8 @@ class NodeObject:
         snapshot = self._snapshot()
         nics = fabric_nics(snapshot, self._config.lldp_netdevs)
         known = Known(self._name, snapshot, nics, self._neighbour, self._first_line)
-        return await asyncio.to_thread(labels, self._config.labels.keys, known, kept)
+        self._made = await asyncio.to_thread(labels, self._config.labels.keys, known, {**kept, **self._made})
+        return dict(self._made)
 
     def _first_line(self, path: Path) -> str | None:
         try:

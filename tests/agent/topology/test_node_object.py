@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent.clients.apiserver import ObjectKind
+from agent.config.labels import LabelRule, Labels
+from agent.config.topology import Topology
+from agent.model.device import Snapshot
+from agent.topology.node_object import NodeObject
+from agent.topology.own_node import OwnNode
+from tests.agent.topology.test_labels import ONE, TWO
+
+FIRMWARE = "example.com/firmware"
+COUNT = "example.com/hcas"
+
+
+class BareNode:
+    """The API server of a node that has no labels of ours yet."""
+
+    def metadata(self, kind: ObjectKind, name: str) -> dict[str, Any]:
+        return {"uid": "uid-1"}
+
+
+def test_a_label_made_since_the_node_was_read_stays_while_its_adapter_is_in_a_pod() -> None:
+    in_pod = replace(ONE, rdma_devices=tuple(replace(rdma, absent=True) for rdma in ONE.rdma_devices))
+    snapshots = [Snapshot(devices=(ONE,)), Snapshot(devices=(in_pod,)), Snapshot(devices=(in_pod, TWO))]
+    rules = (LabelRule(FIRMWARE, "hca-firmware"), LabelRule(COUNT, "hca-count"))
+
+    async def scenario() -> list[Any]:
+        made = NodeObject(
+            Topology(labels=Labels(rules)),
+            "worker-1",
+            Path("/"),
+            lambda: snapshots[0],
+            lambda nic: None,
+            lambda present: None,
+        )
+        node = OwnNode(BareNode(), "worker-1", 600.0, lambda: 0.0)  # it is not read again while this lasts
+        found = []
+        while snapshots:
+            found.append(await made.build(node))
+            snapshots.pop(0)
+        return [document["metadata"]["labels"] for document in found if document is not None]
+
+    known = ONE.rdma_devices[0].fw_version
+    assert asyncio.run(scenario()) == [
+        {FIRMWARE: known, COUNT: "1"},
+        {FIRMWARE: known, COUNT: "1"},
+        {FIRMWARE: known, COUNT: "2"},
+    ]
