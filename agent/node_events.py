@@ -14,11 +14,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol
 
 from agent.errors import Refused, Unavailable
 from agent.model.reasons import text_of
 from agent.model.unit import OfferedUnit
+from agent.topology.blocking import on_own_thread
 
 PATH = "/api/v1/namespaces/default/events"
 """Events about objects of no namespace are kept in this one (pkg/registry/core/event, k8s.io/client-go record)."""
@@ -153,7 +155,7 @@ class NodeEvents:
             saying, (count, first, last) = next(iter(self._waiting.items()))
             document = self._document(saying, count, first, last)
             try:
-                await asyncio.to_thread(self._api.create, PATH, document)
+                await on_own_thread(partial(self._api.create, PATH, document))
             except Refused as error:
                 log.warning("the API server does not take events, %r is lost: %s", saying.message, error)
             except Unavailable as error:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,12 +139,14 @@ def test_faults_and_their_ends_become_events_of_the_node(server: ApiServerStandI
 
 def test_what_could_not_be_sent_is_sent_later_and_counted(server: ApiServerStandIn, api: ApiServer) -> None:
     async def work() -> None:
-        node, posted = Node(), server.state.created
+        posted = server.state.created
         server.state.set_fault(Fault(status=503, times=1_000_000))
-        task = asyncio.create_task(node.events(api).run())
-        for health in (LINK, HEALTHY, LINK, HEALTHY):
-            node.units = offer(health)
-            await asyncio.sleep(0.05)
+        events = Node().events(api)
+        for before, after in ((HEALTHY, LINK), (LINK, HEALTHY)) * 2:
+            for saying in changes(offer(before), offer(after)):
+                events.note(saying)
+        task = asyncio.create_task(events.run())
+        await until(lambda: server.state.counts.failures >= 2)
         assert posted == []
         server.state.set_fault(None)
         await until(lambda: len(posted) == 2)
@@ -182,3 +186,33 @@ def test_an_api_server_that_refuses_events_does_not_hold_up_the_others(
 
     asyncio.run(work())
     assert MOST_MESSAGE == 1024
+
+
+class SilentApi:
+    """Takes an event, and answers nothing while anybody waits."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.gate = threading.Event()
+        self.waited: list[bool] = []
+
+    def create(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        self.asked.set()
+        self.waited.append(self.gate.wait(20))
+        return {}
+
+
+def test_a_silent_api_server_does_not_hold_up_the_end() -> None:
+    api = SilentApi()
+
+    async def work() -> None:
+        node = Node()
+        node.units = offer(LINK)
+        events = NodeEvents(api, "worker-1", lambda: node.units, lambda: None, pace=QUICK)
+        task = asyncio.create_task(events.run())
+        await until(api.asked.is_set)
+        await ended(task)
+
+    asyncio.run(work())
+    assert api.waited == []
+    api.gate.set()
