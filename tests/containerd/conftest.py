@@ -79,7 +79,7 @@ def bare(
     """The 8-GPU node with kubelet and runtime, and no agent yet. Its logs are shown if the test fails."""
     failed_before = request.session.testsfailed
     simulated = stage.build_node("h100-8gpu")
-    make_devices(simulated.scan())
+    make_devices(simulated.scan(), simulated.root)
     stage.write_config({**CONFIG, "runtimeSocket": str(containerd.socket), "cdiDir": "/var/run/cdi"})
     made = Node(stage, containerd)
     made.install(CNI_VERSIONS[suite])

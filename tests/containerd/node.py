@@ -113,8 +113,11 @@ class Node:
         return {link["ifname"]: link for link in json.loads(done.stdout)}
 
 
-def make_devices(snapshot: Snapshot) -> None:
-    """Make the device files that a simulated node's sysfs tells of, and the CDI spec of its GPUs."""
+def make_devices(snapshot: Snapshot, root: Path) -> None:
+    """Make the device files that a simulated node's sysfs tells of, and the CDI spec of its GPUs.
+
+    The runtime looks for specs where it always does, the agent below the node's own root.
+    """
     rdma = {c.path for device in snapshot.devices for r in device.rdma_devices for c in r.char_devices}
     for name in (*rdma, "/dev/infiniband/rdma_cm"):
         machine.make_rdma_device(name)
@@ -124,5 +127,6 @@ def make_devices(snapshot: Snapshot) -> None:
         machine.make_device(path, (NVIDIA_MAJOR, gpu.index))
         edits = {"deviceNodes": [{"path": str(path)}], "env": [f"GPU_BY_CDI={gpu.uuid}"]}
         devices.append({"name": gpu.uuid, "containerEdits": edits})
-    CDI_SPEC.parent.mkdir()
-    CDI_SPEC.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}))
+    for spec in (CDI_SPEC, root / CDI_SPEC.relative_to("/")):
+        spec.parent.mkdir(parents=True)
+        spec.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}))

@@ -132,7 +132,7 @@ def cluster(stage: Stage, containerd: Containerd, suite: str, request: pytest.Fi
             changed[folder] = covered_by(stage.folder, folder, stack)
         share(Path("/run/netns"))
         simulated = stage.build_node("h100-8gpu")
-        make_devices(simulated.scan())
+        make_devices(simulated.scan(), simulated.root)
         (stage.folder / "kubelet/config.yaml").write_text("{}")
         for plugin in ("host-local", "ptp"):  # links lead out of what the agent's container is shown
             copied = containerd.plugins / plugin

@@ -135,14 +135,16 @@ class Moody(api_pb2_grpc.PodResourcesListerServicer):
 
 
 @contextlib.asynccontextmanager
-async def moody(folder: Path, *moods: tuple[grpc.StatusCode, str] | float | None) -> AsyncIterator[PodResources]:
+async def moody(
+    folder: Path, *moods: tuple[grpc.StatusCode, str] | float | None, seconds: float = 0.5
+) -> AsyncIterator[PodResources]:
     socket = folder / "pod-resources" / "kubelet.sock"
     socket.parent.mkdir()
     server = grpc.aio.server()
     api_pb2_grpc.add_PodResourcesListerServicer_to_server(Moody(*moods), server)
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
-    client = PodResources(socket, timeout=0.5)
+    client = PodResources(socket, timeout=seconds)
     yield client
     await client.close()
     await server.stop(None)
@@ -151,7 +153,7 @@ async def moody(folder: Path, *moods: tuple[grpc.StatusCode, str] | float | None
 def test_kubelets_rate_limit_is_waited_out(folder: Path) -> None:
     async def work() -> None:
         limit = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
-        async with moody(folder, limit, limit, None) as client:
+        async with moody(folder, limit, limit, None, seconds=30) as client:
             assert len(await client.list()) == 1
 
     asyncio.run(work())
@@ -173,7 +175,7 @@ def test_a_kubelet_that_hangs_or_fails_is_unavailable(folder: Path, mood: tuple[
 def test_a_get_behind_a_switched_off_feature_gate_falls_back_to_the_list(folder: Path) -> None:
     async def work() -> None:
         disabled = (grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
-        async with moody(folder, disabled, None) as client:
+        async with moody(folder, disabled, None, seconds=30) as client:
             assert await client.get(PodRef("n", "p")) is not None
 
     asyncio.run(work())
