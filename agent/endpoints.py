@@ -2,7 +2,8 @@
 
 Read-only, on loopback unless told otherwise. Runs on threads of its own, so that a busy event loop
 still answers and a slow reader cannot delay kubelet: at most MAX_CONNECTIONS at a time, each cut
-off after CONNECTION_SECONDS. Checks and suppliers are called on these threads.
+off after CONNECTION_SECONDS. Where all are taken, the oldest that waits for its reader gives way: a crowd
+that sends nothing, or reads nothing, keeps no probe out. Checks and suppliers are called on these threads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -26,6 +28,8 @@ from agent.status.cached import Served
 MAX_CONNECTIONS = 16
 CONNECTION_SECONDS = 10.0
 SCRAPE_WAIT_SECONDS = 5.0
+MOST_WAITING_SCRAPES = 4
+GIVE_WAY_SECONDS = 1.0
 POLL_SECONDS = 0.1
 
 TEXT = "text/plain; charset=utf-8"
@@ -117,7 +121,31 @@ class EndpointServer:
         self._thread.join()
 
 
-def answer(asked: Asked, pages: Pages, scrape: threading.Lock, *, is_local: bool = False) -> Reply:
+class Turns:
+    """One scrape at a time. A few wait for their turn; a crowd is turned away at once, and holds up no probe."""
+
+    def __init__(self) -> None:
+        self._running = threading.Lock()
+        self._waiting = threading.Semaphore(MOST_WAITING_SCRAPES)
+
+    @contextmanager
+    def turn(self) -> Iterator[bool]:
+        """Wait for a turn, and tell whether there is one."""
+        if not self._waiting.acquire(blocking=False):
+            yield False
+            return
+        try:
+            has_turn = self._running.acquire(timeout=SCRAPE_WAIT_SECONDS)
+        finally:
+            self._waiting.release()
+        try:
+            yield has_turn
+        finally:
+            if has_turn:
+                self._running.release()
+
+
+def answer(asked: Asked, pages: Pages, scrapes: Turns, *, is_local: bool = False) -> Reply:
     """Build the reply to a GET. `is_local`: only this machine can ask, so that names of elsewhere are no good."""
     path = asked.path.partition("?")[0]
     match path:
@@ -126,13 +154,11 @@ def answer(asked: Asked, pages: Pages, scrape: threading.Lock, *, is_local: bool
         case "/readyz":
             return _checked(pages.ready)
         case "/metrics":
-            # Reading the facts costs a ledger query: scrapes queue, and a crowd of them is turned away.
-            if not scrape.acquire(timeout=SCRAPE_WAIT_SECONDS):
-                return _text(HTTPStatus.SERVICE_UNAVAILABLE, "another scrape is still running")
-            try:
+            # Reading the facts costs a ledger query, and a node with many VFs has thousands of counters.
+            with scrapes.turn() as has_turn:
+                if not has_turn:
+                    return _text(HTTPStatus.SERVICE_UNAVAILABLE, "another scrape is still running")
                 content_type, body = pages.metrics(asked.accept)
-            finally:
-                scrape.release()
             return Reply(HTTPStatus.OK, content_type, body)
     # A page of elsewhere whose name was made to point here (DNS rebinding) must not read who holds what.
     if is_local and not names_this_machine(asked.host):
@@ -203,10 +229,13 @@ class _Server(HTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.pages = pages
         self.is_local = ipaddress.ip_address(address[0]).is_loopback
-        self.scrape = threading.Lock()
+        self.scrapes = Turns()
         self._slots = threading.Semaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self._open: dict[socket.socket, float] = {}
+        """Connection → when it is cut; the oldest first."""
+        self._answering: set[socket.socket] = set()
+        """Those that wait for us, not for their reader."""
         super().__init__(address, _Connection)
 
     def server_bind(self) -> None:
@@ -217,12 +246,33 @@ class _Server(HTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._slots.acquire(blocking=False):
+        if not self._slots.acquire(blocking=False) and not self._made_room():
             self.shutdown_request(request)
             return
         with self._lock:
             self._open[request] = time.monotonic() + CONNECTION_SECONDS
         threading.Thread(target=self._serve, args=(request, client_address), name="endpoints", daemon=True).start()
+
+    def _made_room(self) -> bool:
+        """Cut the oldest connection that waits for its reader, and take its place."""
+        with self._lock:
+            oldest = next((each for each in self._open if each not in self._answering), None)
+            if oldest is None:
+                return False
+            del self._open[oldest]
+            _shut(oldest)
+        return self._slots.acquire(timeout=GIVE_WAY_SECONDS)
+
+    @contextmanager
+    def answering(self, connection: socket.socket) -> Iterator[None]:
+        """Keep a connection's place while its reply is made."""
+        with self._lock:
+            self._answering.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._answering.discard(connection)
 
     def _serve(self, request: socket.socket, client_address: Any) -> None:
         try:
@@ -247,10 +297,15 @@ class _Server(HTTPServer):
         with self._lock:
             for connection, deadline in self._open.items():
                 if deadline <= now:
-                    try:
-                        connection.shutdown(socket.SHUT_RDWR)
-                    except OSError as error:
-                        log.debug("a connection was gone before it was cut: %s", error)
+                    _shut(connection)
+
+
+def _shut(connection: socket.socket) -> None:
+    """Wake the thread that reads from it or writes to it."""
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError as error:
+        log.debug("a connection was gone before it was cut: %s", error)
 
 
 class _Connection(BaseHTTPRequestHandler):
@@ -262,13 +317,14 @@ class _Connection(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         names = ("Accept", "If-None-Match", "Accept-Encoding", "Host")
         asked = Asked(self.path, *(self.headers.get(name, "") for name in names))
-        try:
-            reply = answer(asked, self.server.pages, self.server.scrape, is_local=self.server.is_local)
-        except AgentError as error:
-            reply = _text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error.reason}: {error}")
-        except Exception:
-            log.exception("the endpoint failed", extra={"path": self.path})
-            reply = _text(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the agent's log tells more")
+        with self.server.answering(self.connection):
+            try:
+                reply = answer(asked, self.server.pages, self.server.scrapes, is_local=self.server.is_local)
+            except AgentError as error:
+                reply = _text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error.reason}: {error}")
+            except Exception:
+                log.exception("the endpoint failed", extra={"path": self.path})
+                reply = _text(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the agent's log tells more")
         self._send(reply)
 
     do_HEAD = do_GET

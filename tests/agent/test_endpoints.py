@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import select
 import socket
 import threading
 import time
@@ -220,19 +221,57 @@ def test_two_scrapes_never_run_at_once() -> None:
     assert overlaps == [False] * 4
 
 
+@contextmanager
+def crowd_of(server: EndpointServer, count: int, sends: bytes = b"", reads: int = 0) -> Iterator[list[socket.socket]]:
+    connections = []
+    try:
+        for _ in range(count):
+            connections.append(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            connections[-1].sendall(sends)
+            assert len(connections[-1].recv(reads)) == reads
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+
+
 def test_a_crowd_of_silent_connections_is_bounded_and_does_not_stop_the_close() -> None:
     with serving(pages()) as server:
         before = threading.active_count()
-        crowd = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(40)]
-        try:
-            turned_away = sum(connection.recv(1) == b"" for connection in crowd[endpoints.MAX_CONNECTIONS :])
+        with crowd_of(server, 40) as crowd:
+            turned_away = sum(connection.recv(1) == b"" for connection in crowd[: -endpoints.MAX_CONNECTIONS])
             assert turned_away == 40 - endpoints.MAX_CONNECTIONS
+            give_up = time.monotonic() + 10  # a thread that has made room may not have ended yet
+            while threading.active_count() - before > endpoints.MAX_CONNECTIONS and time.monotonic() < give_up:
+                time.sleep(0.01)
             assert threading.active_count() - before <= endpoints.MAX_CONNECTIONS
             server.close()
-            assert crowd[0].recv(1) == b""
-        finally:
-            for connection in crowd:
-                connection.close()
+            assert crowd[-1].recv(1) == b""
+
+
+def test_those_who_send_nothing_or_read_nothing_keep_no_probe_out() -> None:
+    much = b"x" * (32 << 20)  # more than the kernel takes on a socket's way
+    with serving(pages(metrics=lambda accept: ("text/plain", much))) as server:
+        with crowd_of(server, endpoints.MAX_CONNECTIONS):
+            assert [ask(server, "/healthz")[0].status for _ in range(40)] == [200] * 40
+        with crowd_of(server, endpoints.MAX_CONNECTIONS, b"GET /metrics HTTP/1.0\r\n\r\n", reads=1):
+            assert [ask(server, "/healthz")[0].status for _ in range(40)] == [200] * 40
+
+
+def test_a_crowd_of_scrapes_keeps_no_probe_out() -> None:
+    gate = threading.Event()
+
+    def slow(accept: str) -> tuple[str, bytes]:
+        assert gate.wait(20)
+        return "text/plain", b"up 1\n"
+
+    scrapes = b"GET /metrics HTTP/1.0\r\n\r\n"
+    with serving(pages(metrics=slow)) as server, crowd_of(server, endpoints.MAX_CONNECTIONS, scrapes) as crowd:
+        refused = select.select(crowd, [], [], 10)[0]
+        assert refused
+        assert all(b" 503 " in connection.recv(100) for connection in refused)
+        assert ask(server, "/healthz")[0].status == 200
+        gate.set()
 
 
 def test_a_taken_port_is_named_with_the_remedy() -> None:
