@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,6 +22,10 @@ LONGEST_WATCH_SECONDS = 600
 once; the same as client-go's reflectors do."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 300.0
+SHORT_SECONDS = 5.0
+LONGEST_REST_SECONDS = 60.0
+"""A watch that ends within the first is begun again after a rest that doubles up to the second: a server, or what
+stands before it, that ends each at once must not be asked without end."""
 GONE = 410
 
 log = logging.getLogger(__name__)
@@ -60,6 +65,7 @@ class PodWatch:
         *,
         chance: Callable[[], float] = random.random,
         pause: Callable[[float], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`changed` is called, on the watch's thread, when a pod came, went, or is another in what is kept of it."""
         self._api = api
@@ -68,6 +74,9 @@ class PodWatch:
         self._chance = chance
         self._stopped = threading.Event()
         self._pause = pause or self._stopped.wait
+        self._clock = clock
+        self._short = 0
+        """How many watches in a row have ended at once."""
         self._pods: dict[str, WatchedPod] = {}
         self._version: str | None = None
         self._failures = 0
@@ -87,6 +96,7 @@ class PodWatch:
     def follow(self) -> None:
         """List and watch until stopped."""
         while not self._stopped.is_set():
+            began = self._clock()
             try:
                 if self._version is None:
                     self._list()
@@ -97,11 +107,16 @@ class PodWatch:
                     continue
                 log.debug("the watch of pods is too far behind; listing anew")
                 self._version = None
-                self._pause(self._chance() * FIRST_PAUSE_SECONDS)
+                self._rest(self._clock() - began)
             except AgentError as error:
                 self._failed(error)
             else:
-                self._pause(self._chance() * FIRST_PAUSE_SECONDS)
+                self._rest(self._clock() - began)
+
+    def _rest(self, lasted: float) -> None:
+        self._short = self._short + 1 if lasted < SHORT_SECONDS else 0
+        rest = min(LONGEST_REST_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(max(self._short - 1, 0), 30))
+        self._pause(self._chance() * rest)
 
     def _list(self) -> None:
         answer = self._api.list_pods(self._node_name)

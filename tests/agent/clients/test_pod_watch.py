@@ -32,7 +32,11 @@ class Script:
         self.calls: list[tuple[str, str]] = []
         self.pauses: list[float] = []
         self.changes = 0
-        self.watch = PodWatch(self, "worker-1", self.note, chance=lambda: 0.5, pause=self.pauses.append)
+        self.now = 0.0
+        self.watch_lasts = 300.0
+        self.watch = PodWatch(
+            self, "worker-1", self.note, chance=lambda: 0.5, pause=self.pauses.append, clock=lambda: self.now
+        )
 
     def note(self) -> None:
         self.changes += 1
@@ -57,6 +61,7 @@ class Script:
             if isinstance(each, Exception):
                 raise each
             yield each
+        self.now += self.watch_lasts
 
     def play(self) -> PodWatch:
         self.watch.follow()
@@ -97,6 +102,25 @@ def test_a_version_that_is_gone_asks_for_a_new_list() -> None:
     watch = script.play()
     assert [call for call, _ in script.calls] == ["list", "watch", "list", "watch"]
     assert names(watch) == ["b"]
+
+
+def test_watches_that_end_at_once_are_begun_again_more_and_more_seldom() -> None:
+    script = Script(("7", []), *[[]] * 9)
+    script.watch_lasts = 0.1
+    script.play()
+    assert script.pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_a_version_that_is_gone_each_time_is_asked_for_more_and_more_seldom() -> None:
+    script = Script(*[("7", []), Refused(410, "too old")] * 4)
+    script.play()
+    assert script.pauses == [0.5, 1, 2, 4]
+
+
+def test_a_watch_that_lasts_is_begun_again_at_once() -> None:
+    script = Script(("7", []), *[[]] * 4)
+    script.play()
+    assert script.pauses == [0.5] * 4
 
 
 def test_errors_are_waited_out_with_growing_pauses_and_the_watch_goes_on_without_a_new_list() -> None:
