@@ -23,6 +23,8 @@ LEDGER = "ledger.db"
 SHOWN = 8
 SOCKET = re.compile(r"nodefabric-.+\.sock")
 CDI_SPEC = re.compile(r"nodefabric-(slot|pool)-.+\.json|\.nodefabric-(slot|pool)-.+\.json\.[0-9]+")
+FEATURES = re.compile(r"nodefabric|\.nodefabric\.new")
+"""The file for node-feature-discovery, and a half-written one."""
 DEVICE_INFO = device_info.FOLDER / "dp"
 NFD_FEATURES = Path("/etc/kubernetes/node-feature-discovery/features.d")
 MADE_FOR_MOUNTS = (
@@ -93,7 +95,7 @@ def _remove_files(places: Places, resource_names: Iterable[str]) -> Iterator[str
     for folder, pattern in (
         (places.kubelet / "device-plugins", SOCKET),
         (places.cdi, CDI_SPEC),
-        (NFD_FEATURES, re.compile("nodefabric")),
+        (NFD_FEATURES, FEATURES),
         (DEVICE_INFO, re.compile(rf"({granted})-.+-device\.json")),
     ):
         yield from _remove_matching(places, folder, pattern)

@@ -69,6 +69,7 @@ class Host:
         ):
             socket.touch()
         (self.root / "etc/kubernetes/node-feature-discovery/features.d/nodefabric").write_text("example.com/rails=8\n")
+        (self.root / "etc/kubernetes/node-feature-discovery/features.d/.nodefabric.new").write_text("example.com/r")
         (self.root / "run/cdi/nodefabric-slot-1.json").write_text("{}")
         GrantedFiles(self.root / "run" / FOLDER.relative_to("/var/run")).write("rdma/vf", VF, {"type": "pci"})
 
