@@ -38,6 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         for problem in error.problems:
             print(f"{error.source}: {problem}", file=sys.stderr)
+        if error.source == str(DEFAULT_CONFIG) and not os.access(DEFAULT_CONFIG, os.R_OK):
+            print(
+                "the agent's own is looked for there: run this as root on its node, or name one with --config",
+                file=sys.stderr,
+            )
         return WRONG_INPUT
     except Unavailable as error:
         print(f"nodefabric: {error}", file=sys.stderr)
@@ -50,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_INPUT
     except AgentError as error:
         print(f"nodefabric: {error}", file=sys.stderr)
+        return FAILED
+    except PermissionError as error:
+        print(f"nodefabric: {error.filename}: {error.strerror}: run this as root", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

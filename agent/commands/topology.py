@@ -6,6 +6,7 @@ import argparse
 
 from agent.commands.exits import DONE
 from agent.commands.options import Command, add_hardware, add_output, scanned, show
+from agent.errors import ConfigError
 
 
 def add(command: Command) -> None:
@@ -23,6 +24,8 @@ def _topology(options: argparse.Namespace) -> int:
     from agent.chart import matrix, svg
     from agent.identity import node_name
 
+    if options.svg and (options.output != "text" or options.vfs):
+        raise ConfigError("command line", ["--svg draws the PCIe tree: it goes with neither --output json nor --vfs"])
     with scanned(options) as snapshot:
         if options.svg:
             print(svg.draw(snapshot, options.node or node_name()), end="")

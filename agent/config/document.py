@@ -112,7 +112,7 @@ def read_config(top: Reader, source: str) -> Config:
     for i, where, j in covered(resources):
         top.note(
             f"resources[{i}].{where}",
-            f"selects nothing that resources[{j}] ({resources[j].name}) does not select too, and a device serves one"
+            f"selects nothing that resources[{j}]{_named(resources[j])} does not select too, and a device serves one"
             " resource: narrow one of the two selectors",
         )
     sections = [
@@ -146,6 +146,10 @@ def read_config(top: Reader, source: str) -> Config:
     for reader in (*sections, top):
         reader.done()
     return config
+
+
+def _named(resource: Resource) -> str:
+    return f" ({resource.name})" if resource.name else ""  # empty where the name itself is wrong
 
 
 def _check_environment(top: Reader, i: int, resources: tuple[Resource, ...]) -> None:

@@ -59,7 +59,7 @@ def collect(
         kubelet_sockets=tuple(
             (str(path), listens(path))
             for path in (kubelet_dir / "device-plugins/kubelet.sock", kubelet_dir / "pod-resources/kubelet.sock")
-            if kubelet_dir.is_dir()
+            if _is_open(kubelet_dir)
         ),
         topology_policy=kubelet.get("topologyManagerPolicy", "none") if kubelet is not None else None,
         plugins=_executables(root / "opt/cni/bin"),
@@ -71,7 +71,7 @@ def collect(
 def modules(root: Path) -> frozenset[str] | None:
     """List the modules that are loaded or built into the running kernel; None where neither is to be seen."""
     loaded = _text(root / "proc/modules")
-    if loaded is None and not (root / "sys/module").is_dir():
+    if loaded is None and not os.path.isdir(root / "sys/module"):
         return None
     found = {line.split()[0] for line in (loaded or "").splitlines() if line.strip()} | set(_names(root / "sys/module"))
     release = (_text(root / "proc/sys/kernel/osrelease") or "").strip()
@@ -86,7 +86,7 @@ def runtime(root: Path, config: Config | None) -> ContainerRuntime | None:
     for name, (place, program) in RUNTIMES.items():
         socket_path = root / place
         settings, problem = _toml(root / "etc/containerd/config.toml") if name == "containerd" else (None, "")
-        if not socket_path.exists() and settings is None and not problem:
+        if not os.path.exists(socket_path) and settings is None and not problem:
             continue
         asked = _below(root, configured) if configured is not None and program in configured.name else socket_path
         return ContainerRuntime(
@@ -115,8 +115,8 @@ def memlock(root: Path, program: str) -> int | None:
 
 
 def networks(folder: Path) -> tuple[NetworkFile, ...] | None:
-    """List the runtime's network configurations in the order in which it reads them; None without the folder."""
-    if not folder.is_dir():
+    """List the runtime's network configurations in the order in which it reads them; None if they cannot be seen."""
+    if not _is_open(folder):
         return None
     found = []
     for name in sorted(n for n in _names(folder) if n.endswith((".conflist", ".conf", ".json"))):
@@ -184,8 +184,13 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
+def _is_open(folder: Path) -> bool:
+    """Tell whether a folder is there, and its names may be read."""
+    return os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)
+
+
 def _executables(folder: Path) -> frozenset[str] | None:
-    if not folder.is_dir():
+    if not _is_open(folder):
         return None
     return frozenset(name for name in _names(folder) if os.access(folder / name, os.X_OK))
 

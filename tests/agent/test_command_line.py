@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,47 @@ def test_an_unknown_node_ends_with_status_2_and_the_names_there_are(capsys: pyte
 def test_a_folder_that_is_no_host_ends_with_status_2(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topology", option, "/nowhere"]) == 2
     assert capsys.readouterr().err.startswith("/nowhere: ")
+
+
+@pytest.mark.parametrize("other", [["--output", "json"], ["--vfs"]])
+def test_a_drawing_goes_with_no_option_that_it_could_not_heed(
+    other: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["topology", "--node", "one-nic", "--svg", *other]) == 2
+    assert (
+        capsys.readouterr().err
+        == "command line: --svg draws the PCIe tree: it goes with neither --output json nor --vfs\n"
+    )
+
+
+def without_roots_privilege(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command that file modes hold for: root's capability to overlook them is taken away."""
+    bounded = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    run = [*bounded, sys.executable, "-m", "agent", *command]
+    return subprocess.run(run, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", ["topology", "uninstall"])
+def test_who_may_not_look_is_told_where_and_what_to_do(command: str, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    run = without_roots_privilege([command, "--root", str(closed)])
+    assert run.returncode == 1
+    assert run.stderr.startswith(f"nodefabric: {closed}/")
+    assert run.stderr.endswith(": Permission denied: run this as root\n")
+
+
+def test_doctor_calls_unseen_what_it_may_not_look_at(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    for folder in ("etc/cni/net.d", "opt/cni", "var/lib/kubelet"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder).chmod(0)
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    run = without_roots_privilege(["doctor", "--root", str(tmp_path), "--config", str(path), "-o", "json"])
+    assert run.stderr == ""
+    found = json.loads(run.stdout)["findings"]
+    assert {f["severity"] for f in found if f["check"] in ("cni", "kubelet")} == {"unseen"}
 
 
 @pytest.mark.parametrize("command", [["run"], ["release", "0000:00:00.0", "--reason", "a test"]])

@@ -73,8 +73,22 @@ def test_equal_identifiers_stay_equal_and_empty_ones_stay_empty(tmp_path: Path) 
         assert len({g.uuid for g in node.gpus}) == len(node.gpus) == 8
 
 
+def test_a_name_or_a_file_that_will_not_do_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for options, said in (
+        (["--name", "Bad Name"], "Bad Name: name: must be a lower-case DNS label, is 'Bad Name'"),
+        (["-o", tmp_path / "file" / "node.json"], "cannot be written: "),
+    ):
+        run = subprocess.run(
+            [sys.executable, HACK / "record-node", *options], capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 2
+        assert said in run.stderr
+        assert "Traceback" not in run.stderr
+
+
 def test_the_command_writes_a_file_that_can_be_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "node.json"
+    path = tmp_path / "nodes/node.json"
     run = subprocess.run(
         [sys.executable, HACK / "record-node", "--name", "here", "-o", path],
         capture_output=True,
