@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 from agent import config as configuration
+from agent.clients import own_machine
 from agent.commands.exits import DONE, NO_ANSWER
 from agent.commands.options import Command, add_config, add_output, show
 from agent.errors import Unavailable
@@ -53,9 +54,9 @@ def ask(endpoints: configuration.Endpoints) -> dict[str, Any]:
     host = f"[{endpoints.address}]" if ":" in endpoints.address else endpoints.address
     url = f"http://{host}:{endpoints.port}/status"
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
+        with own_machine.get(url, ANSWER_SECONDS) as answer:
             document: dict[str, Any] = json.load(answer)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise Unavailable(
             f"the agent does not answer at {url} ({error}): is it running with this configuration?"
         ) from error

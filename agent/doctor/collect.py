@@ -12,17 +12,17 @@ import re
 import socket
 import tomllib
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from agent.clients import own_machine
 from agent.clients.cri import ContainerRuntime as RuntimeClient
 from agent.config import Config, Endpoints
 from agent.doctor.facts import UNLIMITED, ContainerRuntime, Facts, NetworkFile
-from agent.errors import AgentError
+from agent.errors import AgentError, Unavailable
 from agent.model.device import Snapshot
 
 MOST_BYTES = 1 << 20
@@ -151,11 +151,14 @@ def agent_answers(endpoints: Endpoints) -> tuple[tuple[str, str | None], ...]:
     for path in ("healthz", "readyz"):
         url = f"http://{host}:{endpoints.port}/{path}"
         try:
-            with urllib.request.urlopen(url, timeout=ANSWER_SECONDS):
+            with own_machine.get(url, ANSWER_SECONDS):
                 found.append((path, None))
         except urllib.error.HTTPError as error:
             text = error.read(4096).decode(errors="replace").strip()
             found.append((path, "; ".join(line for line in text.splitlines() if not line.endswith(": ok"))))
+        except Unavailable as error:
+            found.append((path, str(error)))
+            break
         except OSError as error:
             found.append((path, f"nobody answers at {url} ({getattr(error, 'reason', error)})"))
             break

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agent import config as configuration
 from agent import status
 from agent.__main__ import main
+from agent.doctor.collect import agent_answers
 from agent.endpoints import EndpointServer, Pages
 from agent.events import Events
 from agent.metrics import Facts
@@ -37,6 +41,39 @@ def config(tmp_path: Path) -> Iterator[Path]:
 def test_status_shows_what_the_agent_says(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--config", str(config)]) == 0
     assert capsys.readouterr().out.startswith("node n1  nodefabric 1.2  ready\n")
+
+
+def test_a_proxy_of_the_shell_is_not_asked(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["status", "--config", str(config)]) == 0
+    endpoints = configuration.load(config).endpoints
+    assert agent_answers(endpoints) == (("healthz", None), ("readyz", None))
+
+
+def test_what_does_not_speak_http_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def greet() -> None:
+            for _ in range(2):
+                with other.accept()[0] as connection:
+                    connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                    connection.recv(1)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        port = other.getsockname()[1]
+        path.write_text(f"{{endpoints: {{port: {port}}}, stateDir: {tmp_path}/state, runDir: {tmp_path}/run}}")
+        assert main(["status", "--config", str(path)]) == 3
+        ((_, told),) = agent_answers(configuration.load(path).endpoints)
+        thread.join()
+    assert "does not speak HTTP" in (told or "")
+    assert "NOT READY" in capsys.readouterr().out
 
 
 def test_events_are_told_newest_first(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
