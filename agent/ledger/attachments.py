@@ -26,6 +26,7 @@ class AttachmentBook(Database):
         self._attachments = mirror.of_attachments()
         self._late = LateRows(lambda: self._write(lambda: None, durable=False))
         self._beginning = threading.Lock()
+        """Held until a new row is in the mirror, which alone keeps the journal from taking another of its device."""
         self._ids = itertools.count(1)
 
     def _load(self) -> None:
@@ -41,8 +42,9 @@ class AttachmentBook(Database):
 
     def close(self) -> None:
         """Finish what is under way and close the file. Whoever comes later gets a LedgerError."""
+        self._late.end()
+        super().close()  # what is written until here takes its row out of the journal
         self._late.close()
-        super().close()
 
     def _late_rows(self) -> tuple[LateRow, ...]:
         return self._late.waiting()
@@ -79,13 +81,15 @@ class AttachmentBook(Database):
             *(None, self.boot_id),
         )
         self._check_open()
-        with self._beginning, self._translated():
+        with self._beginning:
             if self._attachments.of_device(device):
                 raise DeviceBusy(f"{device} has an attachment in the ledger already")
-            if written := self._late.put(row, durable):
+            with self._translated():
+                written = self._late.put(row, durable)
+            if written:
                 self._attachments.put([row])
-        if not written:
-            self._insert(row, durable)
+            else:
+                self._insert(row, durable)
         return row
 
     def await_durable(self, row: Attachment) -> None:
@@ -115,7 +119,8 @@ class AttachmentBook(Database):
         """
         boot = self.boot_id if boot_id is None else boot_id
         row = self._new(state, owner, ifname, device, resource_name, undo, netns_path, request, result, boot)
-        self._insert(row, durable=True)
+        with self._beginning:
+            self._insert(row, durable=True)
         return row
 
     def _new(

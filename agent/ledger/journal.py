@@ -11,6 +11,7 @@ the way of the older one, whatever is killed while it is written.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -96,7 +97,7 @@ class Journal:
                 self._places[key], self._words[key] = self._free.pop(), 0
             self._number += 1
             offset = self._places[key] * _PLACE_BYTES + self._words[key] % 2 * HALF_BYTES
-            os.pwrite(self._file, _HEADER.pack(len(text), zlib.crc32(text), self._number) + text, offset)
+            self._write(_HEADER.pack(len(text), zlib.crc32(text), self._number) + text, offset)
             self._words[key] += 1
         return True
 
@@ -112,6 +113,10 @@ class Journal:
                 os.pwrite(self._file, _NOTHING, start + half * HALF_BYTES)
             self._free.append(self._places.pop(key))
             del self._words[key]
+
+    def _write(self, word: bytes, offset: int) -> None:
+        if os.pwrite(self._file, word, offset) != len(word):  # no file system keeps its promise of room for certain
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Close the file."""

@@ -53,11 +53,14 @@ class LateRows:
             log.warning("%s: %s: pods start a little slower", path, error)
         self._thread.start()
 
-    def close(self) -> None:
-        """End the thread. What the database still does not take stays in the journal."""
+    def end(self) -> None:
+        """Hand on what there is, and end the thread."""
         if self._thread.ident is not None:
             self._calls.put(False)
             self._thread.join()
+
+    def close(self) -> None:
+        """Close the journal, once the database is closed. What that did not take stays in the file."""
         with self._guard:
             self._end_journal(keep=bool(self._waiting))
 

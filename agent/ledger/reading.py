@@ -15,6 +15,8 @@ from agent.ledger import journal, rows, schema
 from agent.model.allocation import Attachment, Binding, Grant, OwedLease, Quarantine
 
 WAIT_SECONDS = 5.0
+MOST_LOOKS = 50
+"""How often the file is copied anew because the journal changed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,16 @@ def read(path: Path) -> Books:
         with contextlib.ExitStack() as stack:
             copy = stack.enter_context(contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)))
             source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_SECONDS)
+            said = journal.read(journal.path_of(path))
             with contextlib.closing(source):
-                source.backup(copy)
+                for _ in range(MOST_LOOKS):
+                    source.backup(copy)
+                    before, said = said, journal.read(journal.path_of(path))
+                    if said == before:
+                        break  # else a row may have gone from the one into the other meanwhile
             copy.row_factory = sqlite3.Row
             schema.bring_up_to_date(copy, path)
-            rows.put_said(copy, journal.read(journal.path_of(path)))
+            rows.put_said(copy, said)
             return Books(
                 tuple(map(rows.grant, copy.execute("SELECT * FROM grants ORDER BY granted_at, unit_id"))),
                 tuple(map(rows.attachment, copy.execute("SELECT * FROM attachments ORDER BY attachment_id"))),

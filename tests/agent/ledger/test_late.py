@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import LedgerError
+from agent.errors import DeviceBusy, LedgerError
 from agent.ledger import Ledger, journal, reading
-from agent.model.allocation import Attachment, AttachmentState
+from agent.ledger.late import LateRows
+from agent.model.allocation import Attachment, AttachmentState, Undo
 from tests.agent.books import VF, attach, open_books, owner
 
 OTHER = "0000:3b:00.3"
@@ -124,6 +125,29 @@ def test_another_process_reads_what_is_late_too(tmp_path: Path) -> None:
         assert seen(reading.read(tmp_path / "ledger.db").attachments) == [(VF, "attaching")]
 
 
+def test_another_process_misses_no_row_on_its_way_into_the_database(tmp_path: Path) -> None:
+    begun: list[str] = []
+    misses: list[set[str]] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            known = set(begun)
+            misses.append(known - {row.device for row in reading.read(tmp_path / "ledger.db").attachments})
+
+    with open_books(tmp_path) as books:
+        reader = threading.Thread(target=look)
+        reader.start()
+        for number in range(300):
+            device = f"0000:3b:{number // 8:02x}.{number % 8}"
+            attach(books, device, owner())
+            begun.append(device)
+        ended.set()
+        reader.join(30)
+    assert misses
+    assert not any(misses)
+
+
 def test_an_id_is_never_used_twice_while_somebody_may_hold_it(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         rows = []
@@ -136,6 +160,57 @@ def test_an_id_is_never_used_twice_while_somebody_may_hold_it(tmp_path: Path) ->
         assert ids == sorted(set(ids))
     with open_books(tmp_path) as books:  # nobody holds those that the database never heard of
         assert attach(books, VF, owner()).attachment_id > rows[3].attachment_id
+
+
+@pytest.mark.parametrize("by", ["adopt", "begin_attach"])
+def test_a_device_has_one_owner_however_the_rows_go_into_the_books(tmp_path: Path, by: str) -> None:
+    done: list[str] = []
+
+    def slowly() -> None:
+        try:
+            if by == "adopt":
+                undo = Undo("", "", 0, False)
+                who = owner("c1")
+                books.adopt(
+                    who, ifname="net1", device=VF, resource_name="", undo=undo, netns_path="/nowhere", request={}
+                )
+            else:
+                attach(books, VF, owner("c1"), text="x" * 100_000)
+            done.append("slowly")
+        except DeviceBusy:
+            done.append("busy")
+
+    def quickly() -> None:
+        try:
+            attach(books, VF, owner("c2"))
+            done.append("quickly")
+        except DeviceBusy:
+            done.append("busy")
+
+    with open_books(tmp_path) as books:
+        threads = [threading.Thread(target=work) for work in (slowly, quickly)]
+        with busy(tmp_path):
+            for thread in threads:
+                thread.start()
+                thread.join(0.2)  # the first waits for the database, and the second must not overtake it
+        for thread in threads:
+            thread.join(10)
+        assert sorted(done) in (["busy", "quickly"], ["busy", "slowly"])
+        books.await_durable(books.attachments()[0])
+        assert [row.device for row in books.attachments()] == [VF]
+        assert in_database(tmp_path) == seen(books.attachments())
+
+
+def test_a_row_written_while_the_books_are_closed_leaves_nothing_in_the_journal(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        row = attach(books, VF, owner())
+        late = LateRows(lambda: None)
+        late.open(tmp_path / "rows")
+        late.end()
+        assert late.put(row, durable=False)
+        late.settled(late.waiting())
+        late.close()
+        assert not (tmp_path / "rows").exists()
 
 
 def test_a_large_request_goes_straight_into_the_database(tmp_path: Path) -> None:
