@@ -19,7 +19,8 @@ from cni import kinds, netconf, protocol
 
 REPOSITORY = Path(__file__).parents[1]
 README, CONTRIBUTING, CNI = (REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "docs/cni.md"))
-DOCUMENTS = [README, CONTRIBUTING, *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "hack/vm/README.md"]
+DOCUMENTS = [README, CONTRIBUTING, *sorted((REPOSITORY / "docs").rglob("*.md"))]
+DOCUMENTS += [REPOSITORY / "daemonset/examples/README.md", REPOSITORY / "hack/vm/README.md"]
 
 
 def headings(path: Path) -> set[str]:
