@@ -199,6 +199,20 @@ def test_without_publishing_there_is_no_token_role_or_policy(kube: Kube) -> None
     assert named(found, "ServiceAccount")["automountServiceAccountToken"] is False
 
 
+@pytest.mark.parametrize(
+    ("topology", "mounted"),
+    [({"publish": True}, True), ({"publish": False}, False), ({"publish": False, "volcano": True}, True)],
+)
+def test_kubelets_configuration_is_mounted_only_for_what_is_published(
+    kube: Kube, topology: Document, mounted: bool
+) -> None:
+    """Not every distribution has the file, and a pod whose mount is missing does not start."""
+    spec = pod(kube.template({"config": {"topology": topology}}))
+    named = [volume["name"] for volume in spec["volumes"]]
+    mounts = [mount["name"] for container in spec["containers"] for mount in container["volumeMounts"]]
+    assert ("kubelet-config" in named, "kubelet-config" in mounts) == (mounted, mounted)
+
+
 def test_a_changed_configuration_restarts_the_agents_unless_told_otherwise(kube: Kube) -> None:
     def checksum(values: Document) -> str:
         metadata = named(kube.template(values), "DaemonSet")["spec"]["template"]["metadata"]

@@ -62,6 +62,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if (.Values.config.topology).volcano -}}yes{{- end -}}
 {{- end -}}
 
+{{- /* Only what is published needs it: a pod does not start where a file of its mounts is missing. */ -}}
+{{- define "nodefabric.readsKubeletConfig" -}}
+{{- if or (include "nodefabric.publishes" .) (include "nodefabric.publishesVolcano" .) -}}yes{{- end -}}
+{{- end -}}
+
 {{- define "nodefabric.writesNode" -}}
 {{- $topology := .Values.config.topology | default dict -}}
 {{- $labels := $topology.labels | default dict -}}
