@@ -94,7 +94,7 @@ class Offers:
         late = [resource for resource in resources if resource.binding == "late"]
         slots = {r.name: list_slots(r, self._offer.pools[r.name], held) for r in late}
         self._units = {**self._units, **slots}
-        self._offer = self._offer.with_snapshot(snapshot).with_slots(slots)
+        self._offer = self._offer.with_snapshot(snapshot).with_slots(_withheld(slots, self._health.withheld))
         return self._offer
 
     def seconds_to_look(self) -> float | None:

@@ -236,7 +236,9 @@ class DevicePlugins:
                     resource.name, self.folder, board, self.allocator, self._observe, self._pace
                 )
         if self._informing is not None:
-            self._informing.resource_names = frozenset(r.name for r in resources if r.kind in ("vf", "nic"))
+            # What a slot stands for is told by its attachment, once that is known.
+            early = (r for r in resources if r.kind in ("vf", "nic") and r.binding == "early")
+            self._informing.resource_names = frozenset(r.name for r in early)
 
     def _serve(self, tasks: asyncio.TaskGroup) -> None:
         """Start the servers that do not run yet, and end those of resources that are no more."""
@@ -251,6 +253,7 @@ class DevicePlugins:
     async def _run_server(self, name: str, server: ResourceServer) -> None:
         await server.run()
         del self._serving[name]
+        self._books_changed.set()  # another of this name may be waiting for its turn
 
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
         """Post new lists whenever the snapshot, the books or the configuration ask for them."""

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+from agent.config import Resource
 from agent.sim.pods import Container
 from tests.agent.books import attach, owner
 from tests.deviceplugin.rig import rig, until
@@ -36,6 +37,17 @@ def test_other_resources_have_none(short_path: Path) -> None:
     async def scene() -> None:
         async with rig(short_path, device_info=short_path / "devinfo") as r:
             await r.run_pod("a", Container("main", (("nvidia.com/gpu", 1), ("rdma/hca", 1))))
+            assert names(short_path) == []
+
+    asyncio.run(scene())
+
+
+def test_slots_have_none_since_nobody_knows_yet_what_is_behind_them(short_path: Path) -> None:
+    async def scene() -> None:
+        late = Resource("rdma/vf", "vf", binding="late")
+        async with rig(short_path, resources=(late,), device_info=short_path / "devinfo") as r:
+            await r.run_pod("a", POD)
+            assert len(r.ledger.grants()) == 1
             assert names(short_path) == []
 
     asyncio.run(scene())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agent.config import Resource
 from agent.health import HealthBook
+from agent.model.reasons import Reason
 from agent.model.slots import slot_id
 from deviceplugin.allocation import Offer
 from deviceplugin.books import Reading
@@ -45,6 +46,21 @@ def test_another_use_of_slots_makes_the_lists_that_a_new_start_would_make() -> N
         assert short.layouts["rdma/vf"].rank.keys() == long.layouts["rdma/vf"].rank.keys()
         assert short.pools == long.pools
         assert made(maker, held) is None
+
+
+def test_slots_that_come_free_stay_withheld_while_the_books_cannot_be_written() -> None:
+    health = HealthBook()
+    maker = Offers(health, lambda: 0.0)
+    made(maker, Holdings(frozenset({SLOT}), {SLOT: VFS[0]}))
+    health.withhold(Reason.BOOKS_UNWRITABLE)
+    for held in (Holdings(frozenset({SLOT}), {SLOT: VFS[0]}), Holdings(frozenset({SLOT})), NOTHING_HELD):
+        offer = made(maker, held)
+        assert offer is not None
+        assert {unit.health.reason for unit in offer.units["rdma/vf"]} == {Reason.BOOKS_UNWRITABLE}
+    health.withhold(None)
+    offer = made(maker, NOTHING_HELD)
+    assert offer is not None
+    assert all(unit.health.healthy for unit in offer.units["rdma/vf"])
 
 
 def test_new_hardware_is_seen_with_the_slots_in_use() -> None:

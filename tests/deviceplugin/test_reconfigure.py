@@ -58,6 +58,19 @@ def test_a_resource_that_is_gone_is_no_longer_served_and_leaves_no_socket(short_
     run(work())
 
 
+def test_a_resource_that_comes_back_while_its_server_ends_is_served_again(short_path: Path) -> None:
+    async def work() -> None:
+        async with rig(short_path, resources=(VF, HCA)) as r:
+            registered = len(r.calls("Register"))
+            await reconfigure(r, HCA)
+            await reconfigure(r, HCA, VF)
+            await until(lambda: [call.resource_name for call in r.calls("Register")[registered:]] == ["rdma/vf"])
+            await until(lambda: r.plugins.ready)
+            await until(lambda: r.allocatable()["rdma/vf"] == 16)
+
+    run(work())
+
+
 def test_a_changed_selector_changes_the_list(short_path: Path) -> None:
     async def work() -> None:
         async with rig(short_path, resources=(vfs("rdma/vf", "rail0"), replace(HCA, shares=1))) as r:
