@@ -7,6 +7,7 @@ container is created, so what it means may change until then.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -72,7 +73,8 @@ class SlotSpecs:
         found = set()
         for path in _entries(self.folder):
             if path.name.startswith(f".{OWN_PREFIX}slot-"):
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # no runtime reads it
+                    path.unlink()
             elif path.name.startswith(OWN_PREFIX) and path.suffix == ".json":
                 slot = path.name.removeprefix(OWN_PREFIX).removesuffix(".json")
                 if is_slot_id(slot):

@@ -295,7 +295,7 @@ class Binder:
 
 
 def _same(known: Binding, other: Binding) -> bool:
-    return (known.container_id, known.device) == (other.container_id, other.device)
+    return (known.container_id, known.cni_ifname, known.device) == (other.container_id, other.cni_ifname, other.device)
 
 
 def _listed(found: PodDevices) -> tuple[Held, ...]:

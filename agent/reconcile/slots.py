@@ -44,4 +44,6 @@ def is_over(binding: Binding, known: Known) -> bool:
         return False
     if known.sandboxes is not None:
         return binding.container_id not in known.sandboxes
-    return known.pods is not None and (binding.pod.namespace, binding.pod.name) not in known.pods
+    if not known.pods:
+        return False  # a kubelet that has started anew while the API server is away knows none, though they run
+    return (binding.pod.namespace, binding.pod.name) not in known.pods

@@ -19,7 +19,7 @@ from agent.errors import DeviceBusy, Unavailable
 from agent.late.binder import Binder
 from agent.late.checkpoint import FILE
 from agent.ledger import Ledger
-from agent.model.allocation import NetnsId, Owner, PodRef, Undo
+from agent.model.allocation import Binding, NetnsId, Owner, PodRef, Undo
 from agent.model.device import Snapshot
 from agent.placement import Terrain
 from cni import netconf
@@ -338,6 +338,20 @@ def test_bindings_are_released_by_what_is_over_and_not_by_what_came_since(rig: R
     assert [b.unit_id for b in released] == [slot(0)]
     assert rig.specs.slots() == {slot(1)}
     assert rig.binder.release(lambda binding: False) == ()
+
+
+def test_a_binding_that_a_call_makes_its_own_while_it_is_judged_keeps_its_spec(rig: Rig) -> None:
+    rig.grant(POD, slot(0), slot(1))
+    rig.bind(call("c1", ifname="net1", device=slot(0)))
+
+    def judge(binding: Binding) -> bool:
+        if binding.unit_id == slot(1):
+            rig.bind(call("c1", ifname="net2", device=slot(1)))
+        return binding.unit_id == slot(1)
+
+    assert rig.binder.release(judge) == ()
+    assert rig.ledger.binding_of(slot(1)) is not None
+    assert rig.spec(slot(1)) is not None
 
 
 def test_a_pod_without_a_name_has_no_slots(rig: Rig) -> None:

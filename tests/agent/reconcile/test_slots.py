@@ -17,8 +17,12 @@ def known(pods: set[tuple[str, str]] | None = None, sandboxes: set[str] | None =
 
 
 def test_a_binding_ends_with_its_pod_as_kubelet_tells() -> None:
-    assert is_over(BINDING, known(pods=set()))
+    assert is_over(BINDING, known(pods={("kube-system", "nodefabric")}))
     assert not is_over(BINDING, known(pods=NAMES))
+
+
+def test_a_kubelet_that_knows_no_pods_at_all_is_not_believed() -> None:
+    assert not is_over(BINDING, known(pods=set()))
 
 
 def test_the_runtime_knows_better_than_kubelet_which_sandboxes_live() -> None:
