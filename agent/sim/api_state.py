@@ -19,7 +19,7 @@ from agent.sim.field_sets import Conflicts, Managed, apply, rendered, update
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What to do wrong with the next `times` requests (-1: with all)."""
+    """What to do wrong with the next `times` requests (-1: with all) whose path begins like this."""
 
     status: int = 0
     """Answer with this status instead of doing the work."""
@@ -28,6 +28,7 @@ class Fault:
     drop: bool = False
     """Close the connection without an answer."""
     times: int = -1
+    path: str = "/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +132,11 @@ class ApiState:
         with self._lock:
             self._fault = fault or Fault(times=0)
 
-    def take_fault(self) -> Fault | None:
+    def take_fault(self, path: str) -> Fault | None:
         """Return what to do wrong with this request, and count it."""
         with self._lock:
             fault = self._fault
-            if fault.times == 0:
+            if fault.times == 0 or not path.startswith(fault.path):
                 return None
             if fault.times > 0:
                 self._fault = Fault(**(asdict(fault) | {"times": fault.times - 1}))

@@ -207,7 +207,7 @@ class _Connection(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def _misbehaves(self) -> bool:
-        fault = self.server.state.take_fault()
+        fault = self.server.state.take_fault(self.path)
         if fault is None:
             return False
         if fault.delay_seconds:

@@ -195,7 +195,7 @@ def test_a_pod_that_waits_changes_nothing_and_rest_is_silence(tmp_path: Path) ->
 def test_without_the_right_to_watch_pods_kubelets_word_is_taken_and_it_is_said(tmp_path: Path) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path, QUICK)
-        rig.server.state.set_fault(Fault(status=403, times=1))  # the list of pods comes first
+        rig.server.state.set_fault(Fault(status=403, path="/api/v1/pods"))
         rig.kubelet.pods = (holding("a", "u0"),)
         async with rig:
             await until(lambda: rig.fingerprint() == fingerprint([("ns", "a")]))
