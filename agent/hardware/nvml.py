@@ -128,12 +128,12 @@ class Nvml:
                 seen.append(nvml_facts.identity(handles[index], index))
             except (pynvml.NVMLError, ValueError) as error:
                 failed[index] = error
-        slow = slow or any(gpu.uuid not in self._known or self._known[gpu.uuid].away for gpu in seen)
+        is_full = slow or any(gpu.uuid not in self._known or self._known[gpu.uuid].away for gpu in seen)
         addresses = [gpu.pci_address for gpu in seen]
         fresh: dict[str, _Known] = {}
         for gpu in seen:
             try:
-                fresh[gpu.uuid] = self._details(gpu, handles[gpu.index], addresses, slow, bound)
+                fresh[gpu.uuid] = self._details(gpu, handles[gpu.index], addresses, is_full, bound)
             except pynvml.NVMLError as error:
                 failed[gpu.index] = error
         problems = [Problem(f"nvml/gpu{i}", f"cannot be read: {error}") for i, error in sorted(failed.items())]
@@ -144,7 +144,8 @@ class Nvml:
             uuid: replace(known, gpu=replace(known.gpu, nvlinks=matrix[uuid])) for uuid, known in everyone.items()
         }
         if failed and slow:
-            # A library opened before a GPU was reset or replaced keeps its old view.
+            # A library opened before a GPU was reset or replaced keeps its old view. To open it takes long, so not at
+            # each look at a GPU that shows itself and cannot be read.
             self.close()
         return Reading(tuple(sorted((k.gpu for k in self._known.values()), key=lambda gpu: gpu.index)), tuple(problems))
 

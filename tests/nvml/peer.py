@@ -109,7 +109,7 @@ def _nvml() -> Callable[[str, dict[str, Any]], Any]:
     def answer(command: str, options: dict[str, Any]) -> Any:
         if command == "close":
             return nvml.close()
-        return {**asdict(nvml.read(**options)), "loaded": "pynvml" in sys.modules}
+        return {**asdict(nvml.read(**options)), "loaded": "pynvml" in sys.modules, "session": nvml.session}
 
     return answer
 

@@ -139,6 +139,18 @@ def test_a_gpu_that_cannot_be_read_for_some_other_reason_stays_as_it_was(nvml: P
     assert [p["path"] for p in answer["problems"]] == ["nvml/gpu0"]
 
 
+def test_a_gpu_that_is_new_and_cannot_be_read_does_not_open_the_library_again_and_again(
+    nvml: Peer, driver: FakeDriver
+) -> None:
+    driver.show(A, B).fail(DeviceGetTotalEccErrors=UNKNOWN)
+    assert nvml.ask("read", slow=True)["session"] == 0  # an old view of the library may be why
+    opened = nvml.ask("read", slow=False)["session"]
+    assert opened
+    assert nvml.ask("read", slow=False)["session"] == opened
+    driver.fail()
+    assert ailments(nvml) == {"GPU-aaaa": [], "GPU-bbbb": []}
+
+
 def test_a_gpu_that_must_be_reset_says_so(nvml: Peer, driver: FakeDriver) -> None:
     driver.show(A, B)
     nvml.ask("read")
