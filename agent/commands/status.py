@@ -43,6 +43,8 @@ def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, A
     from agent.ledger import lock, reading
 
     problem = f"does not run; this is what its books hold ({config.ledger_path})"
+    if not config.ledger_path.exists():
+        problem = f"does not run, and has left no books here ({config.ledger_path})"
     if lock.is_claimed(config.state_dir):
         problem = f"runs, but does not answer; this is what its books hold: {error}"
     found = reading.read(config.ledger_path)
