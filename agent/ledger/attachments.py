@@ -249,6 +249,8 @@ class AttachmentBook(Database):
             dropped = self._late.drop_new(row.attachment_id)
             if dropped:
                 self._attachments.remove([row.attachment_id])
+                for listener in self._listeners:
+                    listener()
             return dropped
 
     def attachments(self) -> tuple[Attachment, ...]:

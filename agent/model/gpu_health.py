@@ -187,12 +187,6 @@ class Troubles:
         fresh = Trouble(event.xid, kind, event.at, event.enumeration)
         return Troubles(MappingProxyType({**self.by_uuid, uuid: fresh}))
 
-    def forgetting(self, gpus: Mapping[str, Gpu]) -> Troubles:
-        """Drop what concerns GPUs and slices that are no longer there."""
-        known = {*gpus, *(mig.uuid for gpu in gpus.values() for mig in gpu.mig_devices)}
-        kept = {uuid: trouble for uuid, trouble in self.by_uuid.items() if uuid in known}
-        return self if len(kept) == len(self.by_uuid) else Troubles(MappingProxyType(kept))
-
 
 NO_TROUBLES = Troubles()
 

@@ -107,6 +107,18 @@ def test_every_other_change_comes_after_what_is_late(tmp_path: Path) -> None:
         assert in_database(tmp_path) == []
 
 
+def test_a_row_that_the_database_never_took_is_told_of_when_it_goes(tmp_path: Path) -> None:
+    told: list[int] = []
+    with open_books(tmp_path) as books:
+        books.subscribe(lambda: told.append(len(books.attachments())))
+        with unwritable(books):
+            row = attach(books, VF, owner(), text="x" * 7000)
+            with pytest.raises(LedgerError, match="full"):
+                books.await_durable(row)
+            books.finish_detach(row)
+        assert told == [0]
+
+
 def test_leases_wait_until_the_row_outlives_a_power_cut(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         with busy(tmp_path):

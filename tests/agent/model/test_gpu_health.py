@@ -155,13 +155,6 @@ def test_the_quiet_time_is_the_configurations() -> None:
     assert judge_gpu(GPU, troubles, NOW + 10, policy) == HEALTHY
 
 
-def test_errors_of_gpus_that_are_gone_are_forgotten() -> None:
-    troubles = NO_TROUBLES.noted(event(79)).noted(event(48, mig="MIG-7")).noted(event(79, gpu="GPU-gone"))
-    kept = troubles.forgetting({"GPU-a": GPU})
-    assert set(kept.by_uuid) == {"GPU-a", "MIG-7"}
-    assert kept.forgetting({"GPU-a": GPU}) is kept
-
-
 def test_an_error_can_be_said_to_people() -> None:
     trouble = trouble_of(GPU, NO_TROUBLES.noted(event(79)), NOW, GpuPolicy())
     assert trouble is not None
