@@ -47,7 +47,7 @@ def _check_config(options: argparse.Namespace) -> int:
     show(options, document, "\n".join(_lines(config.source, document, found.resources)))
     if problems:
         return WRONG_INPUT
-    return MATCHES_NOTHING if any(not resource.devices for resource in found.resources) else DONE
+    return MATCHES_NOTHING if any(not (r.devices and r.units) for r in found.resources) else DONE
 
 
 def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanation]) -> list[str]:
