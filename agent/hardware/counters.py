@@ -104,12 +104,8 @@ def _ports_of(files: Attributes, device: PciDevice, rdma: RdmaDevice) -> Iterato
 
 
 def _folder(files: Attributes, folder: str, names: tuple[str, ...] | None = None) -> dict[str, int]:
-    found = {}
-    for name in files.names(folder) if names is None else names:
-        value = files.whole(f"{folder}/{name}", -1)
-        if value >= 0 and name not in _NO_COUNTERS:
-            found[name] = value
-    return found
+    wanted = files.names(folder) if names is None else names
+    return files.wholes(folder, (name for name in wanted if name not in _NO_COUNTERS))
 
 
 def _of_pf(files: Attributes, pf: PciDevice, vfs: list[PciDevice], ask: AskPf) -> Iterator[VfCounters]:
@@ -141,5 +137,6 @@ def _asked(ask: AskPf, netdev: str) -> Mapping[int, VfTraffic]:
 
 
 def _read(files: Attributes, folder: str, names: tuple[tuple[str, str], ...]) -> VfTraffic | None:
-    counts = {field: value for field, name in names if (value := files.whole(f"{folder}/{name}", -1)) >= 0}
+    found = files.wholes(folder, (name for _, name in names))
+    counts = {field: found[name] for field, name in names if name in found}
     return VfTraffic(**counts) if counts else None
