@@ -158,6 +158,9 @@ def test_the_whole_benchmark_runs_on_a_folder_of_nodes(tmp_path: Path) -> None:
     assert found["nodes"]["efa"]["late_binding_attained_pct"] is None
     assert found["pairs"] == sum(node["pairs"] for node in found["nodes"].values()) > 0
     assert {f"{way}_attained_pct" for way, _ in WAYS} | {"placement_p99_ms"} <= set(found)
+    for figures in found["nodes"].values():
+        assert figures["placement_p99_ms"] > 0
+        assert figures["pairs"] > 0
     assert drawing.read_text().startswith("<svg")
 
 

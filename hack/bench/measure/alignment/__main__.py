@@ -22,6 +22,7 @@ from measure.alignment.scenarios import Scenario, scenarios
 from measure.alignment.score import Tally
 from measure.alignment.stream import Step, steps
 from measure.alignment.table import MIXED, UNREAD, Line, markdown, report, table
+from measure.figures import Figures
 from measure.namespaces import enter_namespaces
 
 CHECKOUT = Path(__file__).parents[4]
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.events and not options.inside:
         enter_namespaces("measure.alignment", arguments)
     lines: list[Line] = []
+    speeds: dict[str, Figures] = {}
     for file in _files(options.folder):
         with tempfile.TemporaryDirectory(prefix="nf-") as folder:
             root = Path(folder) / "root"
@@ -42,6 +44,8 @@ def main(arguments: Sequence[str]) -> int:
             for number, scenario in enumerate(scenarios(file, root)):
                 _say(f"{scenario.node}, {scenario.nics}: {options.pods} pods")
                 lines.append(_play(scenario, Path(folder) / str(number), options.pods, options.seed))
+                if scenario.node not in speeds:  # the first has the most devices
+                    speeds[scenario.node] = speed.on(scenario, options.choices)
     if not lines:
         print("alignment: none of these nodes has GPUs and RDMA adapters", file=sys.stderr)
         return 2
@@ -50,6 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.events:
         more |= health.measure(_say, options.events)
     found = report(lines, more)
+    for node, figures in speeds.items():
+        found["nodes"][node] |= figures
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps(found, indent=1) + "\n")
     if options.svg is not None:

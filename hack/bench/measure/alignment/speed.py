@@ -1,4 +1,4 @@
-"""How long a choice takes on the largest host: 16 GPUs and 256 VFs."""
+"""How long a choice takes: on the largest host, of 16 GPUs and 256 VFs, and on any other."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.placement import Layout, Option, choose, choose_gpus, choose_pairs, match_nics
+from agent.placement import Layout, Option, Terrain, choose, choose_gpus, choose_pairs, match_nics
 from agent.sim import recorded
-from measure.alignment.scenarios import scenarios
+from measure.alignment.scenarios import Scenario, scenarios
 from measure.alignment.stream import SIZES
 from measure.figures import Figures, quantile
 
@@ -23,11 +23,22 @@ def measure(choices: int) -> Figures:
     """Make each kind of choice so many times, every time with other units free."""
     with tempfile.TemporaryDirectory(prefix="nf-") as folder:
         scenario = next(scenarios(recorded.find(NODE), Path(folder)))
-    nics = Layout(scenario.snapshot, (Option(device, device) for device in scenario.devices))
+    if (len(Terrain(scenario.snapshot).gpus), len(scenario.devices)) != (16, 256):
+        raise RuntimeError(f"{NODE} is not the host of 16 GPUs and 256 VFs any more")
+    return _of(scenario, choices)
+
+
+def on(scenario: Scenario, choices: int) -> Figures:
+    """Tell how long a choice takes on another host."""
+    return {"placement_p99_ms": round(_of(scenario, choices)["placement_p99_ms"], 3)}
+
+
+def _of(scenario: Scenario, choices: int) -> Figures:
+    nics = Layout(Terrain(scenario.snapshot), (Option(device, device) for device in scenario.devices))
     terrain = nics.terrain
     gpus = Layout(terrain, (Option(uuid, uuid) for uuid in terrain.gpus))
-    if (len(terrain.gpus), len(scenario.devices)) != (16, 256):
-        raise RuntimeError(f"{NODE} has {len(terrain.gpus)} GPUs and {len(scenario.devices)} VFs")
+    most = min(len(terrain.gpus), len(scenario.devices))
+    sizes = [size for size in SIZES if size <= most]
     chance = random.Random(11)
     samples: dict[str, list[float]] = {}
 
@@ -40,9 +51,9 @@ def measure(choices: int) -> Figures:
         samples.setdefault(name, []).append(min(runs))
 
     for _ in range(choices):
-        size = chance.choice(SIZES)
-        free_gpus = chance.sample(terrain.gpus, chance.randint(size, 16))
-        free_nics = chance.sample(scenario.devices, chance.randint(size, 256))
+        size = chance.choice(sizes)
+        free_gpus = chance.sample(terrain.gpus, chance.randint(size, len(terrain.gpus)))
+        free_nics = chance.sample(scenario.devices, chance.randint(size, len(scenario.devices)))
         some = free_gpus[:size]
         near = free_nics[:size]
         timed("match_nics", lambda: match_nics(terrain, some, free_nics, size))  # noqa: B023
