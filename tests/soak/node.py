@@ -20,9 +20,9 @@ from agent.sim.machine import SimulatedMachine
 from tests import sandbox
 from tests.cni import tiny_node
 from tests.soak import observe
+from tests.soak.agent import SECONDS, Agent
 from tests.soak.history import History
 from tests.soak.invariants import violations
-from tests.soak.points import Point
 from tests.soak.slots import SLOTS, SPECS
 from tests.soak.small_agent import GRANTED, Options
 from tests.soak.world import HOST, Expected, Promise, Settings, Shape, Violation, World
@@ -43,7 +43,6 @@ fi
 exec {HOST_LOCAL}
 """
 NETWORK = "rails"
-SECONDS = 30.0
 KERNEL_SECONDS = 3.0
 
 
@@ -88,100 +87,6 @@ class Call:
             assert stderr == b"", stderr.decode()
             self.answer = Answer(self.process.returncode, json.loads(stdout) if stdout.strip() else {})
         return self.answer
-
-
-class Agent:
-    """A running small agent, as its parent sees it."""
-
-    def __init__(self, zygote: socket.socket, options: Options, log: Path, seconds: float = SECONDS) -> None:
-        mine, its = socket.socketpair()
-        self._zygote = zygote
-        read_end, write_end = os.pipe()
-        with its, log.open("ab") as file:
-            data = json.dumps(options.document()).encode()
-            socket.send_fds(zygote, [data], [its.fileno(), write_end, file.fileno()])
-            self.pid = int(json.loads(zygote.recv(1 << 16)))
-        os.close(write_end)
-        self._epitaph = read_end
-        self._orders = mine
-        mine.settimeout(seconds)
-        self._lines = mine.makefile("rw")
-        self.started: tuple[Point, ...] | None = None
-        """The points of the start; None if the agent died there."""
-        self.place_of_death = ""
-        self.status: int | None = None
-        answer = self._read()
-        if answer is not None:
-            self.started = tuple(Point(*p) for p in json.loads(answer))
-
-    @property
-    def lives(self) -> bool:
-        return self.status is None
-
-    def order(self, do: str, **more: Any) -> Any:
-        """Have something done. None also if the agent dies of it."""
-        try:
-            self._lines.write(json.dumps({"do": do, **more}) + "\n")
-            self._lines.flush()
-        except OSError:
-            self.bury()
-            return None
-        answer = self._read()
-        return json.loads(answer) if answer is not None else None
-
-    def points(self) -> tuple[Point, ...]:
-        """Stop counting points, and tell which have passed."""
-        return tuple(Point(*p) for p in self.order("disarm") or ())
-
-    def kill(self) -> None:
-        """SIGKILL it."""
-        if self.lives:
-            os.kill(self.pid, signal.SIGKILL)
-            self.bury()
-
-    def answers(self) -> bool:
-        """Tell whether it lives, and take note if it does not."""
-        if self.lives:
-            self.order("nothing")
-        return self.lives
-
-    def await_death(self, relay: subprocess.Popen[bytes], seconds: float = SECONDS) -> bool:
-        """Wait until the agent is dead, or a relay has an answer of it. Tells whether it died."""
-        assert relay.stdout is not None
-        ended = _first_readable([self._orders.fileno(), relay.stdout.fileno()], seconds)
-        if self._orders.fileno() in ended:
-            self.bury()
-        return not self.lives
-
-    def _read(self) -> str | None:
-        try:
-            line = self._lines.readline()
-        except ConnectionError:
-            line = ""
-        if line:
-            return line
-        self.bury()
-        return None
-
-    def bury(self) -> None:
-        """Take note of its end."""
-        if not self.lives:
-            return
-        self._zygote.send(json.dumps({"wait": self.pid}).encode())
-        self.status = int(json.loads(self._zygote.recv(1 << 16)))
-        self.place_of_death = os.read(self._epitaph, 4096).decode()
-        os.close(self._epitaph)
-        with suppress(OSError):
-            self._lines.close()
-        # A file that could not write its last words keeps the socket open, whoever closes that.
-        os.close(self._orders.detach())
-
-
-def _first_readable(descriptors: Sequence[int], seconds: float) -> list[int]:
-    import select
-
-    ready, _, _ = select.select(list(descriptors), [], [], seconds)
-    return ready
 
 
 @dataclass

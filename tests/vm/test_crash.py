@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.soak import observe
-from tests.soak.node import Agent
+from tests.soak.agent import Agent
 from tests.soak.points import Point, distinct
 from tests.soak.small_agent import Options
 from tests.vm.adapters import Pf, link, netdevs, wait_until
