@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cni import tiny_node
+from tests.cni.door import Door
 from tests.cni.relay import Relay
 from tests.cni.tiny_node import Rig
 
@@ -56,3 +57,12 @@ def rig(own_network: None, tmp_path: Path) -> Iterator[Rig]:
     tiny_node.create(tmp_path)
     with tiny_node.open_rig(tmp_path) as rig:
         yield rig
+
+
+@pytest.fixture
+def door(short_folder: Path) -> Iterator[Door]:
+    """Open a server."""
+    made = Door(short_folder / "run/cni.sock")
+    made.server.start()
+    yield made
+    made.server.close()

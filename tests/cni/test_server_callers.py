@@ -1,0 +1,241 @@
+"""Callers of the CNI socket that are hostile, slow or many, and the socket itself."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import resource
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import (
+    ConfigError,
+)
+from cni import protocol
+from cni.attachment import Call
+from cni.protocol import Request
+from cni.server import WAITING_THREADS
+from tests.cni.door import CONF, ENV, Door, read_all
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"x",
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"NFC1",
+        b"NFC1\0\0\0\x05ab",
+        b"NFC1\0\0\0\0",
+        b"NFC1" + struct.pack(">I", protocol.MAX_REQUEST + 1) + b"x" * 1000,
+        b"NFC1\xff\xff\xff\xff",
+    ],
+)
+def test_garbage_is_hung_up_on_and_the_next_caller_served(door: Door, frame: bytes) -> None:
+    assert door.knock(frame) == b""
+    assert door.ask("ADD")[0] == 0
+
+
+def test_a_request_with_two_descriptors_is_hung_up_on(door: Door) -> None:
+    frame = protocol.encode_request(Request({**ENV, "CNI_COMMAND": "ADD"}, json.dumps(CONF).encode()))
+    with open("/proc/self/ns/net") as file:
+        assert door.knock(frame, file.fileno(), file.fileno()) == b""
+    assert door.attachments.calls == []
+
+
+def test_descriptors_are_closed_when_a_request_is_done(door: Door) -> None:
+    door.ask("ADD")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        door.ask("ADD")
+        door.ask("UPDATE")
+        door.knock(b"garbage!")
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_caller_that_says_nothing_is_hung_up_on(door: Door) -> None:
+    with door.connect() as silent:
+        assert read_all(silent) == b""
+
+
+def test_a_caller_that_trickles_is_hung_up_on(door: Door) -> None:
+    with door.connect() as slow:
+        stop = threading.Event()
+
+        def trickle() -> None:
+            with suppress(OSError):
+                while not stop.wait(0.05):
+                    slow.send(b"N")
+
+        slow.sendall(b"NFC1\0\0\xff\0")
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        assert read_all(slow) == b""
+        stop.set()
+        thread.join()
+
+
+def test_a_caller_that_goes_away_harms_nobody(door: Door) -> None:
+    frame = protocol.encode_request(Request({**ENV, "CNI_COMMAND": "GC"}, json.dumps(CONF).encode()))
+    for _ in range(3):
+        with door.connect() as connection:
+            connection.sendall(frame)
+    assert door.ask("ADD")[0] == 0
+
+
+def test_a_crowd_of_silent_callers_delays_others_no_longer_than_they_may_stay(door: Door) -> None:
+    with ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(door.connect())
+        assert door.ask("ADD")[0] == 0
+
+
+def test_calls_run_side_by_side(door: Door) -> None:
+    meeting = threading.Barrier(3, timeout=10)
+
+    def meet(call: Call) -> Mapping[str, Any]:
+        meeting.wait()
+        return {}
+
+    door.attachments.does = meet
+    answers: list[tuple[int, Any]] = []
+    threads = [threading.Thread(target=lambda: answers.append(door.ask("ADD"))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [(0, {"cniVersion": "1.0.0"})] * 3
+
+
+def test_more_calls_than_there_are_threads_waiting_run_side_by_side_again_and_again(door: Door) -> None:
+    meeting = threading.Barrier(3 * WAITING_THREADS, timeout=10)
+
+    def meet(call: Call) -> Mapping[str, Any]:
+        meeting.wait()
+        return {}
+
+    door.attachments.does = meet
+    before = threading.active_count()
+    for _ in range(3):
+        threads = [threading.Thread(target=door.ask, args=("ADD",)) for _ in range(3 * WAITING_THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before + 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before + 1
+
+
+def test_running_out_of_descriptors_passes(door: Door) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as waiting:
+        waiting.settimeout(10)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
+        try:
+            waiting.connect(str(door.path))
+            threading.Event().wait(0.3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        waiting.sendall(protocol.encode_request(Request({"CNI_COMMAND": "VERSION"}, b"")))
+        assert protocol.decode_answer(read_all(waiting)).exit == 0
+    assert door.ask("ADD")[0] == 0
+
+
+def test_another_user_is_not_heard(door: Door) -> None:
+    numbers = {"x86_64": 117, "aarch64": 147}
+    number = numbers.get(platform.machine())
+    if os.geteuid() != 0 or number is None:
+        pytest.skip("becoming another user needs root")
+    door.path.chmod(0o666)
+    for folder in (door.path.parent, door.path.parent.parent):
+        folder.chmod(0o755)
+    heard: list[bytes | str] = []
+
+    def as_nobody() -> None:
+        # The bare system call changes this thread alone; libc's function would change them all.
+        if ctypes.CDLL(None, use_errno=True).syscall(number, 65534, 65534, 65534) != 0:
+            heard.append("this user namespace has no other user")
+            return
+        with door.connect() as connection:
+            with suppress(OSError):
+                connection.sendall(protocol.encode_request(Request({"CNI_COMMAND": "VERSION"}, b"")))
+            heard.append(read_all(connection))
+
+    thread = threading.Thread(target=as_nobody)
+    thread.start()
+    thread.join()
+    if isinstance(heard[0], str):
+        pytest.skip(heard[0])
+    assert heard == [b""]
+    assert door.ask("VERSION")[0] == 0
+
+
+def test_nobody_else_may_open_the_socket(door: Door) -> None:
+    assert door.path.stat().st_mode & 0o777 == 0o600
+    assert door.path.parent.stat().st_mode & 0o777 == 0o700
+    assert [p.name for p in door.path.parent.iterdir()] == ["cni.sock"]
+
+
+def test_a_second_agent_is_refused_and_the_first_stays(door: Door) -> None:
+    second = Door(door.path)
+    with pytest.raises(ConfigError, match="another agent serves this socket: stop it, or set runDir"):
+        second.server.start()
+    second.server.close()
+    assert door.ask("ADD")[0] == 0
+    assert [p.name for p in door.path.parent.iterdir()] == ["cni.sock"]
+
+
+@pytest.mark.parametrize("kind", ["socket", "file"])
+def test_what_a_dead_agent_left_is_taken_over(short_folder: Path, kind: str) -> None:
+    path = short_folder / "cni.sock"
+    if kind == "socket":
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+    else:
+        path.touch()
+    made = Door(path)
+    made.server.start()
+    assert made.ask("ADD")[0] == 0
+    made.server.close()
+
+
+@pytest.mark.parametrize("name", ["x" * 120 + "/cni.sock", "file/cni.sock", "folder"])
+def test_a_path_that_cannot_be_had_is_a_config_error(short_folder: Path, name: str) -> None:
+    (short_folder / "file").touch()
+    (short_folder / "folder").mkdir()
+    with pytest.raises(ConfigError, match=r"cni\.sock|folder"):
+        Door(short_folder / name).server.start()
+
+
+def test_after_a_close_nobody_is_let_in_but_a_call_under_way_is_finished(door: Door) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def wait(call: Call) -> Mapping[str, Any]:
+        begun.set()
+        go.wait(10)
+        return {"cniVersion": "1.0.0"}
+
+    door.attachments.does = wait
+    answers: list[tuple[int, Any]] = []
+    caller = threading.Thread(target=lambda: answers.append(door.ask("ADD")))
+    caller.start()
+    assert begun.wait(10)
+    door.server.close()
+    door.server.close()
+    with pytest.raises(FileNotFoundError):
+        door.connect()
+    go.set()
+    caller.join()
+    assert answers == [(0, {"cniVersion": "1.0.0"})]
