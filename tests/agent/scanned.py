@@ -1,0 +1,134 @@
+"""A host whose hardware is what a test says, for an inventory to follow."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agent.hardware.host import Link, Links, Rdma, RdmaLink, VfControl, Watch
+from agent.inventory import Inventory
+from agent.model.allocation import NetnsId
+from agent.model.change import Change, OnEvent
+from agent.model.counters import Counters
+from agent.model.device import Snapshot
+from agent.model.gpu_health import GpuEvent
+
+DEADLINE = 10.0
+
+
+class FakeWatch:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeHost:
+    """Hardware that is whatever `now` says."""
+
+    now: Snapshot = field(default_factory=lambda: Snapshot(boot_id="a"))
+    error: Exception | None = None
+    look_error: Exception | None = None
+    watch_error: Exception | None = None
+    scans: int = 0
+    gate: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)
+    on_event: OnEvent | None = None
+    looks: list[Change] = field(default_factory=list)
+    watched: FakeWatch = field(default_factory=FakeWatch)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    @property
+    def root(self) -> Path:
+        raise AssertionError("not used")
+
+    @property
+    def links(self) -> Links:
+        raise AssertionError("not used")
+
+    @property
+    def vf_control(self) -> VfControl:
+        raise AssertionError("not used")
+
+    @property
+    def rdma(self) -> Rdma:
+        raise AssertionError("not used")
+
+    def scan(self) -> Snapshot:
+        self.scans += 1
+        found = self.now
+        self.begun.set()
+        assert self.gate.wait(DEADLINE)
+        if self.error is not None:
+            raise self.error
+        return found
+
+    def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
+        raise AssertionError("not used")
+
+    def rescan(self, old: Snapshot, change: Change) -> Snapshot:
+        """See of `now` only what was named: a boot ID, in place of all that is real."""
+        self.looks.append(change)
+        if self.look_error is not None:
+            raise self.look_error
+        return replace(old, boot_id=self.now.boot_id) if change.functions else old
+
+    def find_netdev(self, device: str) -> Link | None:
+        raise AssertionError("not used")
+
+    def unbind(self, device: str) -> None:
+        raise AssertionError("not used")
+
+    def bind(self, device: str, driver: str) -> None:
+        raise AssertionError("not used")
+
+    def find_rdma(self, device: str) -> RdmaLink | None:
+        raise AssertionError("not used")
+
+    def lifelines(self) -> Mapping[str, str]:
+        raise AssertionError("not used")
+
+    def watch(self, on_event: OnEvent) -> Watch:
+        if self.watch_error is not None:
+            raise self.watch_error
+        self.on_event = on_event
+        return self.watched
+
+    def pause_gpus(self, seconds: float, addresses: Sequence[str]) -> bool:
+        raise AssertionError("not used")
+
+    def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
+        raise AssertionError("not used")
+
+    def netns_alive(self, netns: NetnsId, path: str) -> bool:
+        raise AssertionError("not used")
+
+    def close(self) -> None:
+        pass
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(int(DEADLINE / 0.005)):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come true")
+
+
+async def running(inventory: Inventory) -> asyncio.Task[None]:
+    task = asyncio.create_task(inventory.run())
+    async with asyncio.timeout(DEADLINE):
+        await inventory.newer_than(0)
+    return task
+
+
+async def stopped(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
