@@ -53,7 +53,7 @@ from cni.server import CniServer
 from deviceplugin.assignment import assign
 from deviceplugin.gpu_files import GpuFilesOf
 from deviceplugin.plugins import DevicePlugins
-from deviceplugin.resources import list_all, vfs_of
+from deviceplugin.resources import adapters_of, list_all, vfs_of
 
 REGISTRATION_POLL_SECONDS = 0.5
 MAX_OVERLAPS = 8
@@ -345,11 +345,13 @@ class Agent:
             await asyncio.sleep(REGISTRATION_POLL_SECONDS)
 
     def _facts(self) -> Facts:
-        units = self._plugins.units if self._plugins is not None else {}
+        offer = self._plugins.allocator.offer if self._plugins is not None else None
+        units = offer.units if offer is not None else {}
+        snapshot = self._inventory.snapshot
         if self._ledger is None:
-            return Facts(self._inventory.snapshot, units)
+            return Facts(snapshot, units)
         return Facts(
-            self._inventory.snapshot,
+            snapshot,
             units,
             self._ledger.grants(),
             self._ledger.attachments(),
@@ -359,6 +361,7 @@ class Agent:
             self._granted.containers if self._granted is not None else {},
             tuple(self.obstacles.found),
             exporter_names=self.config.endpoints.exporter_names,
+            adapters=adapters_of(units, offer.pools, snapshot) if offer is not None else frozenset(),
         )
 
     def _counters(self) -> Counters:

@@ -25,7 +25,7 @@ from agent.model.reasons import Reason
 from agent.model.terms import PLAIN_TERMS, Terms
 from agent.placement import Terrain
 from deviceplugin.assignment import Assignment, Taken, assign
-from deviceplugin.compat_units import pool_units
+from deviceplugin.compat_units import is_counted, pool_units
 from deviceplugin.gpu_units import gpu_units
 from deviceplugin.rails import NOTHING_KEPT, gpu_resource, list_rails, nic_resource
 from deviceplugin.selectors import NETWORK_CLASS, NO_NAMES, Candidate
@@ -128,6 +128,21 @@ def vfs_of(
     return frozenset(
         unit.device for unit in offered if (pci := snapshot.by_address.get(unit.device)) is not None and pci.is_vf
     )
+
+
+def adapters_of(
+    units: Mapping[str, Sequence[Unit]], pools: Mapping[str, Sequence[Unit]], snapshot: Snapshot
+) -> frozenset[tuple[str, str]]:
+    """List (resource, adapter) for each adapter that a resource offers: itself, or its VFs."""
+    found: set[tuple[str, str]] = set()
+    for name, mine in (*units.items(), *pools.items()):
+        addresses = {unit.device for unit in mine}
+        if any(map(is_counted, mine)):  # all units of such a pool are all of its adapters
+            rdma = set(mine[0].rdma_devices)
+            addresses = {d.address for d in snapshot.devices if any(r.name in rdma for r in d.rdma_devices)}
+        devices = (snapshot.by_address.get(address) for address in addresses)
+        found |= {(name, device.physfn or device.address) for device in devices if device is not None}
+    return frozenset(found)
 
 
 def _units(

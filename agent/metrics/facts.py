@@ -41,6 +41,8 @@ class Facts:
     """Checks that found something in the way of the agent's work."""
     exporter_names: bool = False
     """The names of sriov-network-metrics-exporter are wanted besides ours."""
+    adapters: frozenset[tuple[str, str]] = frozenset()
+    """(resource, PCI address of an adapter that it offers, itself or as VFs)."""
 
 
 class FactsCollector(Collector):
@@ -103,6 +105,14 @@ def families(facts: Facts) -> Iterator[Metric]:
         "Interfaces that are gone, whose addresses the IPAM plugin has not taken back yet.",
         len(facts.owed_leases),
     )
+    offered = GaugeMetricFamily(
+        "nodefabric_adapter_offered",
+        "1 for each adapter that a resource offers, itself or as VFs.",
+        labels=("resource", "device"),
+    )
+    for pair in sorted(facts.adapters):
+        offered.add_metric(pair, 1)
+    yield offered
     yield from gpu_families(facts.snapshot)
     if facts.exporter_names:
         yield _pod_devices(facts)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config import Resource, Select, parse_pf
+from agent.config import Resource, Select, SharedPool, parse_pf
 from agent.errors import ConfigError
 from agent.model.device import LinkLayer, Snapshot
-from deviceplugin.assignment import check_overlaps
+from deviceplugin.assignment import assign, check_overlaps
 from deviceplugin.explanation import explain
-from deviceplugin.resources import MAX_UNIT_ID, Unit, list_units
+from deviceplugin.resources import MAX_UNIT_ID, Unit, adapters_of, list_all, list_units
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, rdma, without
 
 HCA = Resource("rdma/hca", "hca", shares=3)
@@ -211,3 +211,24 @@ def test_unit_ids_are_unique_over_all_resources_and_short_enough(
     ids = [u.unit_id for u in found]
     assert len(ids) == len(set(ids)) == rails * (shares + vfs + 1)
     assert max(map(len, ids)) <= MAX_UNIT_ID
+
+
+def offered(snapshot: Snapshot, *resources: Resource) -> set[tuple[str, str]]:
+    listed = list_all(resources, assign(resources, snapshot), snapshot)
+    return set(adapters_of(listed.units, listed.pools, snapshot))
+
+
+def test_the_adapters_of_a_resource_are_those_that_it_offers_or_whose_vfs_it_offers() -> None:
+    snapshot = node(rails=2)
+    pfs = {"0000:12:00.0", "0000:22:00.0"}
+    assert offered(snapshot, HCA, GPU) == {("rdma/hca", pf) for pf in pfs}
+    assert offered(snapshot, VF) == {("rdma/vf", pf) for pf in pfs}
+    assert offered(snapshot, vf(pf=(parse_pf("ens12"),))) < {("rdma/vf", pf) for pf in pfs}
+
+
+def test_the_adapters_of_slots_and_of_shared_pools_are_all_that_stand_behind_them() -> None:
+    snapshot = node(rails=2)
+    pfs = {"0000:12:00.0", "0000:22:00.0"}
+    assert offered(snapshot, replace(VF, binding="late")) == {("rdma/vf", pf) for pf in pfs}
+    pool = replace(HCA, compat=SharedPool(hca_max=5))
+    assert offered(snapshot, pool) == {("rdma/hca", pf) for pf in pfs}

@@ -37,6 +37,7 @@ def test_a_scrape_is_sound_and_tells_what_a_pod_has(stage: Stage) -> None:
     assert settled(missing, 15) == []
     text = scrape(stage)
     assert 'nodefabric_cni_duration_milliseconds_count{command="ADD",outcome="ok"} 1.0' in text
+    assert 'nodefabric_adapter_offered{device="' in text
     names = {line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if line.startswith("nodefabric_")}
     assert names - documented() == set()
     assert scrape(stage, OPENMETRICS).endswith("# EOF\n")

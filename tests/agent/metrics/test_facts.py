@@ -99,6 +99,12 @@ def test_units_are_counted_by_state_and_a_resource_without_units_shows_zero() ->
     assert registry.get_sample_value("nodefabric_units", {"resource": "rdma/hca", "state": "healthy"}) == 0
 
 
+def test_adapters_are_told_with_the_resources_that_offer_them() -> None:
+    registry = metrics_of(replace(FACTS, adapters=frozenset({("rdma/vf", "0000:3b:00.0")})))
+    labels = {"resource": "rdma/vf", "device": "0000:3b:00.0"}
+    assert registry.get_sample_value("nodefabric_adapter_offered", labels) == 1
+
+
 def test_an_unhealthy_unit_shows_its_reason() -> None:
     labels = {"resource": "rdma/vf", "reason": "LinkDown"}
     assert metrics_of(FACTS).get_sample_value("nodefabric_unit_unhealthy", labels) == 1
