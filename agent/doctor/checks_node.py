@@ -41,16 +41,13 @@ def cdi(facts: Facts) -> Iterator[Finding]:
         return
     late = facts.config is not None and any(r.binding == "late" for r in facts.config.resources)
     named = f"{runtime.name} {runtime.version}".rstrip()
-    enabled = runtime.enable_cdi
-    if enabled is None and runtime.name == "containerd":
-        enabled = _major(runtime.version) >= 2 if runtime.version else (runtime.config_version or 0) >= 3
-    if enabled is False:
+    if not runtime.resolves_cdi:
         severity = Severity.ERROR if late else Severity.WARNING
         why = "late binding needs it" if late else "GPUs by CDI name and late binding need it"
+        plugin = "io.containerd.cri.v1.runtime" if (runtime.config_version or 0) >= 3 else "io.containerd.grpc.v1.cri"
         yield Finding(
             *("cdi", severity, f"{named} does not resolve CDI names: {why}"),
-            'set enable_cdi = true below plugins."io.containerd.grpc.v1.cri" in /etc/containerd/config.toml, and'
-            " restart containerd",
+            f'set enable_cdi = true below plugins."{plugin}" in {runtime.cdi_file}, and restart containerd',
         )
     else:
         yield Finding("cdi", Severity.FINE, f"{named} resolves CDI names")
@@ -162,8 +159,3 @@ def _leases(facts: Facts) -> Iterator[Finding]:
                 ),
                 f"install the CNI plugin {kind}" if kind in _LEASES else f"install {kind}, or correct ipam.type",
             )
-
-
-def _major(version: str) -> int:
-    digits = version.removeprefix("v").partition(".")[0]
-    return int(digits) if digits.isdigit() else 0

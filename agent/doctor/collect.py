@@ -10,7 +10,6 @@ import json
 import os
 import re
 import socket
-import tomllib
 import urllib.error
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +20,8 @@ import yaml
 from agent.clients import own_machine
 from agent.clients.cri import ContainerRuntime as RuntimeClient
 from agent.config import Config, Endpoints
-from agent.doctor.facts import UNLIMITED, ContainerRuntime, Facts, NetworkFile
+from agent.doctor import containerd_config
+from agent.doctor.facts import UNLIMITED, ContainerRuntime, Facts, NetworkFile, is_containerd_2
 from agent.errors import AgentError, Unavailable
 from agent.model.device import Snapshot
 
@@ -85,15 +85,19 @@ def runtime(root: Path, config: Config | None) -> ContainerRuntime | None:
     configured = config.runtime_socket if config is not None else None
     for name, (place, program) in RUNTIMES.items():
         socket_path = root / place
-        settings, problem = _toml(root / "etc/containerd/config.toml") if name == "containerd" else (None, "")
-        if not os.path.exists(socket_path) and settings is None and not problem:
+        files, problem = containerd_config.read(root) if name == "containerd" else ((), "")
+        if not os.path.exists(socket_path) and not files and not problem:
             continue
         asked = _below(root, configured) if configured is not None and program in configured.name else socket_path
+        version = _version(asked)
+        config_version = _whole(files[0].document.get("version", 1)) if files else None
+        cdi = containerd_config.cdi(files, merges=is_containerd_2(version, config_version))
         return ContainerRuntime(
             name,
-            version=_version(asked),
-            config_version=_whole(settings.get("version", 1)) if settings is not None else None,
-            enable_cdi=_cdi(settings) if settings is not None else None,
+            version=version,
+            config_version=config_version,
+            enable_cdi=cdi.enabled,
+            cdi_file=cdi.file,
             memlock_bytes=memlock(root, program),
             problem=problem,
         )
@@ -207,26 +211,6 @@ def _yaml(path: Path) -> Mapping[str, Any] | None:
     except (yaml.YAMLError, ValueError):
         return None
     return document if isinstance(document, dict) else None
-
-
-def _toml(path: Path) -> tuple[Mapping[str, Any] | None, str]:
-    text = _text(path)
-    if text is None:
-        return None, ""
-    try:
-        return tomllib.loads(text), ""
-    except ValueError as error:
-        return None, f"{path}: {error}"
-
-
-def _cdi(settings: Mapping[str, Any]) -> bool | None:
-    """Find `enable_cdi` of containerd's CRI plugin, by its name in versions 2 and 3 of the configuration."""
-    plugins = settings.get("plugins")
-    for name in ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"):
-        section = plugins.get(name) if isinstance(plugins, dict) else None
-        if isinstance(section, dict) and isinstance(section.get("enable_cdi"), bool):
-            return bool(section["enable_cdi"])
-    return None
 
 
 def _version(path: Path) -> str:

@@ -10,6 +10,12 @@ from agent.model.device import Snapshot
 UNLIMITED = -1
 
 
+def is_containerd_2(version: str, config_version: int | None) -> bool:
+    """Tell by the version that containerd answers with, else by that of its configuration file, which 2.0 raised."""
+    major = version.removeprefix("v").partition(".")[0]
+    return major.isdigit() and int(major) >= 2 if version else (config_version or 0) >= 3
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerRuntime:
     """The runtime that kubelet starts containers with."""
@@ -26,6 +32,15 @@ class ContainerRuntime:
     """Locked memory that its process, and so each container, may have. UNLIMITED for no limit."""
     problem: str = ""
     """Why its configuration cannot be read."""
+    cdi_file: str = "/etc/containerd/config.toml"
+    """containerd: the file that decides whether it resolves CDI names."""
+
+    @property
+    def resolves_cdi(self) -> bool:
+        """Tell whether it resolves CDI names: where nothing is said containerd does from 2.0 on, and CRI-O does."""
+        if self.enable_cdi is not None or self.name != "containerd":
+            return self.enable_cdi is not False
+        return is_containerd_2(self.version, self.config_version)
 
 
 @dataclass(frozen=True, slots=True)

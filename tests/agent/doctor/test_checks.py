@@ -113,6 +113,11 @@ CASES = [
         "does not",
         "cdi",
     ),
+    (
+        checks_node.cdi,
+        {"runtime": ContainerRuntime("containerd", "1.7.24", 2, cdi_file="/etc/containerd/conf.d/registry.toml")},
+        *(Severity.WARNING, "does not", 'plugins."io.containerd.grpc.v1.cri" in /etc/containerd/conf.d/registry.toml'),
+    ),
     (checks_node.cdi, {"runtime": ContainerRuntime("cri-o", "1.34.1")}, Severity.FINE, "cri-o 1.34.1", ""),
     (
         checks_node.cdi,
