@@ -99,7 +99,9 @@ def _install(options: argparse.Namespace) -> int:
         options.relay, options.target, options.replace, options.instance, options.force, options.create
     )
     if options.chain and not options.conf_dir.is_dir():
-        raise ConfigError(str(options.conf_dir), ["is no folder: name the one that the runtime uses with --conf-dir"])
+        raise ConfigError(str(options.conf_dir), [f"is no folder: {install.CONFIGURATION_FOLDER}"])
+    if options.conflist is not None:  # all is looked at before anything is changed
+        install.see_conflist(options.conflist, options.conf_dir, force=options.force)
     changed = install.install(wanted)
     print(f"{options.target}: {_said('installed', changed, 'this relay is there already')}")
     if options.conflist is not None:

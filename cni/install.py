@@ -26,6 +26,8 @@ MAX_PLUGIN_BYTES = 512 << 20
 MARKER = ".nodefabric-installed"
 BACKUP = ".nodefabric-backup"
 REMEDY = "mount the runtime's plugin folder there, writable"
+PLUGIN_FOLDER = "name the one that the runtime uses, or use --create"
+CONFIGURATION_FOLDER = "name the one that the runtime uses with --conf-dir"
 CONFIGURATION_REMEDY = "mount the runtime's network configuration there, writable"
 
 
@@ -121,29 +123,24 @@ def see_owner(target: Path, *, instance: str, force: bool = False) -> None:
             _claim(folder, instance, force=force)
 
 
+def see_conflist(source: Path, configurations: Path, *, force: bool = False) -> None:
+    """Raise what `put_conflist` would raise, and change nothing."""
+    content = _read_conflist(source)
+    _find_folder(configurations, remedy=CONFIGURATION_FOLDER)
+    with locked(configurations, remedy=CONFIGURATION_REMEDY, step=unobserved) as folder:
+        _has_conflist(folder, source.name, content, force=force)
+
+
 def put_conflist(source: Path, configurations: Path, *, force: bool = False, step: Step = unobserved) -> bool:
     """Put a conflist of one's own where the runtime reads it. Returns False if it is there already.
 
     Raises ConfigError for one that cannot be used, InstallFailed if another file has its name.
     """
-    try:
-        content = source.read_bytes()
-        conflist.check(content)
-    except OSError as error:
-        raise ConfigError(str(source), [f"cannot be read: {error.strerror}"]) from error
-    except ConflistInvalid as error:
-        raise ConfigError(str(source), [str(error)]) from error
-    if not source.name.endswith(".conflist"):
-        raise ConfigError(str(source), ["must be called *.conflist: the runtime reads no other list"])
-    _find_folder(configurations, create=False)
+    content = _read_conflist(source)
+    _find_folder(configurations, remedy=CONFIGURATION_FOLDER)
     with locked(configurations, remedy=CONFIGURATION_REMEDY, step=step) as folder:
-        found = folder.read(source.name, MAX_RELAY_BYTES)
-        if found is not None and found.content == content:
+        if _has_conflist(folder, source.name, content, force=force):
             return False
-        if found is not None and not force and not (found.content and conflist.names_us(found.content)):
-            raise InstallFailed(
-                f"{folder.path / source.name} is of somebody else's: give the file another name, or use --force"
-            )
         folder.put(source.name, content, mode=0o644)
         return True
 
@@ -160,13 +157,37 @@ def remove_conflist(configurations: Path, name: str, *, step: Step = unobserved)
         return True
 
 
-def _find_folder(path: Path, *, create: bool) -> None:
+def _read_conflist(source: Path) -> bytes:
+    """Read a conflist of one's own. Raises ConfigError for one that no runtime could use."""
+    try:
+        content = source.read_bytes()
+        conflist.check(content)
+    except OSError as error:
+        raise ConfigError(str(source), [f"cannot be read: {error.strerror}"]) from error
+    except ConflistInvalid as error:
+        raise ConfigError(str(source), [str(error)]) from error
+    if not source.name.endswith(".conflist"):
+        raise ConfigError(str(source), ["must be called *.conflist: the runtime reads no other list"])
+    return content
+
+
+def _has_conflist(folder: Folder, name: str, content: bytes, *, force: bool) -> bool:
+    """Tell whether the folder has this file already. Raises InstallFailed if another one has its name."""
+    found = folder.read(name, MAX_RELAY_BYTES)
+    if found is None or found.content == content:
+        return found is not None
+    if not force and not (found.content and conflist.names_us(found.content)):
+        raise InstallFailed(f"{folder.path / name} is of somebody else's: give the file another name, or use --force")
+    return False
+
+
+def _find_folder(path: Path, *, create: bool = False, remedy: str = PLUGIN_FOLDER) -> None:
     """See that a folder is there. One that is missing is more often a wrong path than a new host."""
     try:
         if create:
             path.mkdir(mode=0o755, parents=True, exist_ok=True)
         if not path.is_dir():
-            raise ConfigError(str(path), ["is no folder: name the one that the runtime uses, or use --create"])
+            raise ConfigError(str(path), [f"is no folder: {remedy}"])
     except OSError as error:
         raise InstallFailed(f"{path}: {error.strerror}: {REMEDY}") from error
 

@@ -89,7 +89,23 @@ def test_a_conflist_of_ones_own_is_read_as_each_pod_would(
     own.write_text(CONFLIST.replace('"ptp"', '"nodefabric", "vlann": 3'))
     assert main(host.arguments("install-cni", "--conflist", str(own))) == 2
     assert f"{own}: plugins[0]: vlann is not a known key" in capsys.readouterr().err
-    assert list(host.net_d.iterdir()) == []
+    assert list(host.net_d.iterdir()) == list(host.bin.iterdir()) == []
+
+
+def test_nothing_is_installed_where_a_conflist_has_no_place(
+    host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "10-a.conflist"
+    own.write_text(CONFLIST.replace("ptp", "nodefabric"))
+    host.network.write_text(CONFLIST)
+    assert main(host.arguments("install-cni", "--conflist", str(own))) == 1
+    assert f"{host.network} is of somebody else's" in capsys.readouterr().err
+    assert main(host.arguments("install-cni", "--conflist", str(own), "--conf-dir", str(tmp_path / "net"))) == 2
+    assert f"{tmp_path / 'net'}: is no folder: name the one that the runtime uses with --conf-dir" in (
+        capsys.readouterr().err
+    )
+    assert host.network.read_text() == CONFLIST
+    assert list(host.bin.iterdir()) == []
 
 
 @pytest.mark.parametrize(
