@@ -27,6 +27,7 @@ RESOURCES = (
     Resource("rdma/vf", "vf"),
     Resource("nvidia.com/gpu", "gpu"),
 )
+VF_ONLY = (Resource("rdma/vf", "vf"),)
 QUICK = Pace(poll=0.02, first_retry=0.02, last_retry=0.2, register=3.0, stream=1.0)
 
 
@@ -94,7 +95,7 @@ def new_kubelet(folder: Path, seed: int = 1) -> Kubelet:
     return Kubelet(folder, netns_dir=folder / "netns", seed=seed)
 
 
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait for something to become true."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 -- what is waited for happens on the other side of a socket

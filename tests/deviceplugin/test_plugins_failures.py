@@ -1,0 +1,161 @@
+"""What cannot be granted fails its own request, with a reason, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from agent.errors import LedgerError
+from agent.ledger import Ledger
+from agent.sim.pods import Container
+from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
+from tests.deviceplugin.rig import VF_ONLY, Rig, rig, run, until
+
+
+@contextlib.asynccontextmanager
+async def plugin_stub(rig: Rig, resource: str):  # type: ignore[no-untyped-def]
+    name = next(s.registration.socket for s in rig.plugins.status() if s.resource_name == resource)
+    async with grpc.aio.insecure_channel(f"unix:{rig.plugins.folder / name}") as channel:
+        yield api_pb2_grpc.DevicePluginStub(channel)
+
+
+@pytest.mark.parametrize(
+    ("unit_id", "code", "text"),
+    [
+        ("0000:99:00.1", grpc.StatusCode.NOT_FOUND, "UnknownUnit: 0000:99:00.1 is not among the 16 units"),
+        ("0000:12:00.1", grpc.StatusCode.FAILED_PRECONDITION, "UnitUnhealthy: .* is withheld"),
+    ],
+)
+def test_an_impossible_allocation_is_told_apart(
+    short_path: Path, unit_id: str, code: grpc.StatusCode, text: str
+) -> None:
+    async def work() -> None:
+        async with rig(short_path) as r:
+            await asyncio.to_thread(r.ledger.quarantine, "0000:12:00.1", "vlan could not be reset")
+            await until(lambda: r.allocatable()["rdma/vf"] == 15)
+            async with plugin_stub(r, "rdma/vf") as stub:
+                request = api_pb2.ContainerAllocateRequest(devices_ids=[unit_id])
+                with pytest.raises(grpc.aio.AioRpcError) as failure:
+                    await stub.Allocate(api_pb2.AllocateRequest(container_requests=[request]))
+            assert failure.value.code() is code
+            assert re.match(text, failure.value.details() or "")
+
+    run(work())
+
+
+class Broken:
+    """Books in which nothing can be written."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
+        raise self.error
+
+    def quarantines(self) -> tuple[()]:
+        return ()
+
+    def attachments(self) -> tuple[()]:
+        return ()
+
+    def grants(self) -> tuple[()]:
+        return ()
+
+    def bindings(self) -> tuple[()]:
+        return ()
+
+    def pod_of(self, unit_id: str) -> None:
+        return None
+
+    def subscribe(self, listener: object) -> None:
+        return
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            LedgerError("ledger.db: database or disk is full: free space"),
+            "code = UNAVAILABLE desc = LedgerError: .*full",
+        ),
+        (ZeroDivisionError("surprise"), "code = INTERNAL desc = ZeroDivisionError: surprise"),
+    ],
+)
+def test_a_failing_ledger_fails_the_request_and_nothing_else(short_path: Path, error: Exception, text: str) -> None:
+    async def work() -> None:
+        async with rig(short_path, resources=VF_ONLY, book=Broken(error)) as r:
+            for name in ("one", "two"):
+                pod = await r.run_pod(name, Container("c", (("rdma/vf", 1),)))
+                assert (pod["phase"], pod["reason"]) == ("Failed", "UnexpectedAdmissionError")
+                assert re.search(text, pod["message"])
+            assert r.plugins.ready
+            assert r.allocatable() == {"rdma/vf": 16}
+
+    run(work())
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path, own_network: None) -> Iterator[Path]:
+    """A folder on a disk of a few pages."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "nodefabric-test", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_full_disk_under_the_ledger_refuses_grants_and_heals(short_path: Path, tiny_disk: Path) -> None:
+    async def work() -> None:
+        ledger = Ledger.open(tiny_disk / "ledger.db", "boot")
+        with contextlib.closing(ledger):
+            async with rig(short_path, resources=VF_ONLY, book=ledger) as r:
+                filler = tiny_disk / "filler"
+                with contextlib.suppress(OSError), filler.open("wb") as file:
+                    while True:
+                        file.write(b"x" * 4096)
+                        file.flush()
+                pods = [await r.run_pod(f"p{n}", Container("c", (("rdma/vf", 1),))) for n in range(16)]
+                failed = [p for p in pods if p["phase"] == "Failed"]
+                assert failed
+                assert "code = UNAVAILABLE desc = LedgerError" in failed[0]["message"]
+                assert r.plugins.ready
+                filler.unlink()
+                healed = await r.run_pod("healed", Container("c", (("rdma/vf", 1),)))
+                assert healed["phase"] == "Running"
+
+    run(work())
+
+
+def test_each_call_is_observed_with_its_error(short_path: Path) -> None:
+    seen: list[tuple[str, str]] = []
+    lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def observe(operation: str) -> Iterator[None]:
+        outcome = "ok"
+        try:
+            yield
+        except Exception as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            with lock:
+                seen.append((operation, outcome))
+
+    async def work() -> None:
+        async with rig(short_path, resources=VF_ONLY, observe=observe) as r:
+            await r.run_pod("p", Container("c", (("rdma/vf", 1),)))
+            async with plugin_stub(r, "rdma/vf") as stub:
+                request = api_pb2.ContainerAllocateRequest(devices_ids=["nonsense"])
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await stub.Allocate(api_pb2.AllocateRequest(container_requests=[request]))
+
+    run(work())
+    assert seen == [("GetPreferredAllocation", "ok"), ("Allocate", "ok"), ("Allocate", "UnknownUnit")]
