@@ -14,7 +14,7 @@ from measure.fleet.hollow import Cluster, HollowAgent
 from agent.config.topology import Topology
 from agent.model.device import NumaNode, Snapshot
 from agent.sim.apiserver import ApiServerStandIn
-from tests.agent.topology.test_amounts import FakeUnit
+from tests.agent.topology.two_sockets import FakeUnit
 
 SNAPSHOT = Snapshot(numa_nodes=(NumaNode(0, (0, 1), 1 << 30), NumaNode(1, (2, 3), 1 << 30)))
 UNITS = {"rdma/vf": tuple(FakeUnit(f"u{n}", n % 2) for n in range(8))}

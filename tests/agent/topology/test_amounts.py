@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -9,33 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.device import NumaNode, Snapshot
-from agent.model.health import HEALTHY, Health, unhealthy
+from agent.model.health import HEALTHY, unhealthy
 from agent.topology.amounts import by_zone
 from agent.topology.kubelet_config import KubeletSettings
 from agent.topology.state import Allocatable, DeviceAssignment, MemoryBlock, NodeState, PodUsage
+from tests.agent.topology.two_sockets import GIB, NODE, NOTHING_RESERVED, PAGE, FakeUnit
 
-GIB = 1 << 30
 MIB = 1 << 20
-PAGE = 2 << 20
-NOTHING_RESERVED = KubeletSettings(eviction_bytes=0)
 
 
-@dataclass(frozen=True, slots=True)
-class FakeUnit:
-    unit_id: str
-    numa_node: int
-    resource_name: str = "rdma/vf"
-    health: Health = HEALTHY
-    device: str = ""
-
-
-TWO_SOCKETS = Snapshot(
-    numa_nodes=(
-        NumaNode(0, (0, 1, 2, 3), 64 * GIB, ((PAGE, 1024), (GIB, 0)), (10, 21)),
-        NumaNode(1, (4, 5, 6, 7), 32 * GIB, ((PAGE, 0), (GIB, 0)), (21, 10)),
-    )
-)
-NODE = NodeState("worker-1", TWO_SOCKETS, {}, kubelet=NOTHING_RESERVED)
 ONE_SOCKET = replace(NODE, snapshot=Snapshot(numa_nodes=(NumaNode(0, (0, 1, 2, 3), 16 * GIB),)))
 
 

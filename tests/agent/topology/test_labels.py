@@ -9,38 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.config.labels import LabelRule
-from agent.model.device import Gpu, LinkLayer, Netdev, PciDevice, RdmaDevice, Snapshot
+from agent.model.device import Gpu, LinkLayer, Netdev, PciDevice, Snapshot
 from agent.model.lldp import Neighbour
 from agent.topology.labels import Known, fabric_nics, label_value, labels, rail_count
+from tests.agent.topology.adapters import ONE, TWO, adapter
 
 LABEL = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
-
-
-def adapter(address: str, **changes: object) -> PciDevice:
-    rdma = RdmaDevice(
-        f"mlx5_{address[5:7]}", "CA", f"946d:ae03:0000:{address[5:7]}00", "", "28.39.3004", "MT_1", (), ()
-    )
-    made = PciDevice(
-        address=address,
-        path=(f"pci{address[:7]}", address),
-        pci_class=0x020000,
-        vendor=0x15B3,
-        device=0x1021,
-        subsystem_vendor=0,
-        subsystem_device=0,
-        driver="mlx5_core",
-        numa_node=0,
-        iommu_group=None,
-        rdma_devices=(rdma,),
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def gpu_device(address: str, bus: str) -> PciDevice:
     return adapter(address, pci_class=0x030200, path=(f"pci{bus}", address), rdma_devices=(), vendor=0x10DE)
 
 
-ONE, TWO = adapter("0000:3b:00.0"), adapter("0000:5e:00.0")
 VF = adapter("0000:3b:00.1", physfn="0000:3b:00.0")
 SNAPSHOT = Snapshot(devices=(ONE, VF, TWO))
 LEAVES = {ONE.address: Neighbour("00:1c:73:aa:bb:cc", "Ethernet1/7", "leaf-r17-a")}

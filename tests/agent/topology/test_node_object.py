@@ -11,7 +11,7 @@ from agent.config.topology import Topology
 from agent.model.device import Snapshot
 from agent.topology.node_object import NodeObject
 from agent.topology.own_node import OwnNode
-from tests.agent.topology.test_labels import ONE, TWO
+from tests.agent.topology.adapters import ONE, TWO
 
 FIRMWARE = "example.com/firmware"
 COUNT = "example.com/hcas"

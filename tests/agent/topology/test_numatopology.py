@@ -17,8 +17,8 @@ from agent.sim import definitions
 from agent.topology.kubelet_config import KubeletSettings, parse_cpus
 from agent.topology.numatopology import build
 from agent.topology.state import Allocatable, NodeState, PodUsage
-from tests.agent.topology.test_amounts import NODE
-from tests.agent.topology.test_resource import OBJECTS, h100
+from tests.agent.topology.two_sockets import NODE
+from tests.agent.topology.whole_node import OBJECTS, h100
 
 (DEFINITION,) = [d for d in definitions.load() if d.kind == "Numatopology"]
 STATIC = KubeletSettings("best-effort", cpu_manager="static", reserved_milli_cpu=1500)

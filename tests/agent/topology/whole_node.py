@@ -1,0 +1,54 @@
+"""A whole node in use, and the folder of the objects that are made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.clients import kubelet
+from agent.clients.pod_watch import WatchedPod
+from agent.hardware import sysfs
+from agent.model.allocation import PodRef
+from agent.sim import recorded
+from agent.topology.kubelet_config import KubeletSettings
+from agent.topology.state import NodeState, node_state
+from tests.agent.topology.two_sockets import GIB, FakeUnit
+
+OBJECTS = Path(__file__).parent / "objects"
+
+
+def h100(tmp_path: Path) -> NodeState:
+    """An H100 node with both managers static, and a pod that owns CPUs, memory and a VF."""
+    recorded.unpack(recorded.load(Path("tests/nodes/h100-8gpu.json")), tmp_path)
+    snapshot = sysfs.scan(tmp_path)
+    vfs = [FakeUnit(d.address, d.numa_node, device=d.address) for d in snapshot.devices if d.is_vf]
+    reserved = {0, 1, 48, 49}
+    cpus = tuple(cpu for node in snapshot.numa_nodes for cpu in node.cpus if cpu not in reserved)
+    own = snapshot.numa_nodes[1].cpus[4:12]
+    pod = kubelet.PodDevices(
+        PodRef("training", "rank-0"),
+        (
+            kubelet.ContainerDevices(
+                "trainer",
+                (kubelet.DeviceAssignment("rdma/vf", (vfs[-1].unit_id,), (1,)),),
+                own,
+                (kubelet.MemoryBlock("memory", 64 * GIB, (1,)),),
+            ),
+        ),
+    )
+    blocks = tuple(
+        kubelet.MemoryBlock("memory", node.memory_bytes - 8 * GIB, (node.number,)) for node in snapshot.numa_nodes
+    )
+    return node_state(
+        "gpu-7",
+        "6f9b1c4e-0000-4000-8000-000000000007",
+        snapshot,
+        {"rdma/vf": vfs},
+        KubeletSettings("single-numa-node", "pod", cpu_manager="static", memory_manager="Static"),
+        (pod, kubelet.PodDevices(PodRef("kube-system", "node-agent"))),
+        kubelet.Allocatable((kubelet.DeviceAssignment("vendor.com/fpga", ("f0", "f1"), (0,)),), cpus, blocks),
+        (
+            WatchedPod("training", "rank-0", "uid-rank-0", "Running", True, frozenset({"rdma/vf"})),
+            WatchedPod("kube-system", "node-agent", "uid-agent", "Running"),
+            WatchedPod("training", "rank-0-before", "uid-before", "Succeeded"),
+        ),
+    )
