@@ -1,0 +1,128 @@
+"""A publisher, with an API and a node's content that the test makes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from agent.clients.apiserver import TOPOLOGY, ObjectKind
+from agent.errors import Conflicted
+from agent.metrics import Metrics
+from agent.topology.publisher import ObjectApi, Pace, Publication, Publisher
+
+QUICK = Pace(coalesce=0.02, heartbeat=60, refresh=60, start_spread=0, retry_first=0.01, retry_cap=0.05)
+SLOW = Pace(coalesce=2, heartbeat=600, refresh=10, start_spread=30, retry_first=1, retry_cap=300, jitter=0)
+DOCUMENT = {
+    "apiVersion": "topology.node.k8s.io/v1alpha2",
+    "kind": "NodeResourceTopology",
+    "metadata": {"name": "worker-1"},
+    "zones": [],
+}
+CHANGED = {**DOCUMENT, "zones": [{"name": "node-0", "type": "Node"}]}
+
+
+class FakeApi:
+    """Keeps what was applied; raises what it is told to."""
+
+    def __init__(self) -> None:
+        self.applied: list[Mapping[str, Any]] = []
+        self.forced: list[bool] = []
+        self.gets = 0
+        self.calls = 0
+        self.failing: Exception | None = None
+        self.unreadable: Exception | None = None
+        self.stored: dict[str, Any] | None = None
+        self.owner: tuple[str, str] | None = None
+        """(field, manager) of another writer, met unless forced or left out."""
+
+    def get(self, kind: ObjectKind, name: str) -> dict[str, Any] | None:
+        self.gets += 1
+        if self.unreadable is not None:
+            raise self.unreadable
+        return self.stored
+
+    def apply(self, kind: ObjectKind, document: Mapping[str, Any], *, force: bool) -> dict[str, Any]:
+        self.calls += 1
+        if self.failing is not None:
+            raise self.failing
+        if self.owner is not None and not force and self._touches(document, self.owner[0]):
+            raise Conflicted("PATCH: 409", [self.owner])
+        self.applied.append(document)
+        self.forced.append(force)
+        self.stored = dict(document)
+        return self.stored
+
+    @staticmethod
+    def _touches(document: Mapping[str, Any], field: str) -> bool:
+        found: Any = document
+        for key in field.split(".", 3)[1:]:
+            if key not in found:
+                return False
+            found = found[key]
+        return True
+
+
+class Node:
+    """A builder whose content the test changes."""
+
+    def __init__(self, content: Mapping[str, Any] = DOCUMENT) -> None:
+        self.content: Mapping[str, Any] | None = content
+        self.built = 0
+        self.failing: Exception | None = None
+
+    async def build(self) -> Mapping[str, Any] | None:
+        self.built += 1
+        if self.failing is not None:
+            raise self.failing
+        return self.content
+
+
+class Rig:
+    """A publisher with all around it."""
+
+    def __init__(
+        self, api: ObjectApi, node: Node, pace: Pace = QUICK, *, kind: ObjectKind = TOPOLOGY, takes_over: bool = True
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self.complaints: list[str | None] = []
+        self.publisher = Publisher(
+            Publication(kind, node.build, takes_over),
+            api,
+            Metrics(self.registry),
+            pace,
+            complain=self.complaints.append,
+            chance=lambda: 0.5,
+        )
+
+    async def __aenter__(self) -> Rig:
+        self.task = asyncio.create_task(self.publisher.run())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+    def writes(self, outcome: str) -> float:
+        labels = {"object": "NodeResourceTopology", "outcome": outcome}
+        return self.registry.get_sample_value("nodefabric_api_writes_total", labels) or 0
+
+    def pass_time(self, start: float, end: float) -> list[float]:
+        """Let the time pass, and return the moments at which the publisher did something."""
+
+        async def scenario() -> list[float]:
+            now, moments = start, []
+            while now <= end:
+                moments.append(now)
+                now = await self.publisher.step(now)
+            return moments
+
+        return asyncio.run(scenario())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 -- conditions are about other threads and processes
+            await asyncio.sleep(0.005)

@@ -1,0 +1,134 @@
+"""A publisher that is refused, answered by nobody, or not alone in writing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agent.clients.apiserver import NODE, TOPOLOGY
+from agent.errors import LedgerError, Refused, Unavailable
+from agent.metrics import Metrics
+from agent.topology.publisher import Pace, Publication, Publisher
+from tests.agent.topology.published import CHANGED, SLOW, FakeApi, Node, Rig, until
+
+
+def test_without_the_right_to_read_the_heartbeat_writes() -> None:
+    api, node = FakeApi(), Node()
+    api.unreadable = Refused(403, "forbidden")
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 700)
+    assert len(api.applied) == 2
+
+
+def test_a_failing_server_is_asked_again_with_growing_pauses_and_the_newest_content_wins() -> None:
+    api, node = FakeApi(), Node()
+    api.failing = Unavailable("PATCH: 500")
+    rig = Rig(api, node, SLOW)
+    assert rig.pass_time(0, 1000)[1:] == [15, 16, 18, 22, 30, 46, 78, 142, 270, 526, 826]
+    assert rig.publisher.problem == "NodeResourceTopology cannot be published: PATCH: 500"
+    api.failing = None
+    node.content = CHANGED
+    rig.pass_time(1126, 1126)
+    assert api.applied == [CHANGED]
+    assert rig.complaints == ["NodeResourceTopology cannot be published: PATCH: 500", None]
+    assert rig.writes("Unavailable") == 11
+
+
+def test_ten_hours_without_a_server_cost_a_hundred_and_some_attempts_however_much_changes() -> None:
+    api, node = FakeApi(), Node()
+    api.failing = Unavailable("no route to host")
+    rig = Rig(api, node, SLOW)
+
+    async def scenario() -> None:
+        now = 0.0
+        while now < 36000:
+            rig.publisher.changed()
+            due = await rig.publisher.step(now)
+            now = min(due, now + 7)
+
+    asyncio.run(scenario())
+    assert 100 < api.calls < 140
+
+
+def test_a_refusal_is_counted_by_its_reason() -> None:
+    api, node = FakeApi(), Node()
+    api.failing = Refused(403, "forbidden")
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 15)
+    assert rig.writes("Refused") == 1
+
+
+def test_another_writer_is_named_and_the_object_taken_over() -> None:
+    api, node = FakeApi(), Node()
+    api.owner = (".zones", "nfd-topology-updater")
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 16)
+    assert api.forced == [True]
+    assert rig.publisher.problem == (
+        "nfd-topology-updater writes .zones of this node's NodeResourceTopology too: let only one of them publish it"
+    )
+    assert rig.writes("Conflicted") == 1
+    api.owner = None
+    rig.pass_time(16, 620)
+    assert rig.publisher.problem is None
+
+
+def test_labels_of_another_writer_are_left_out_and_tried_again_later() -> None:
+    labels = {"example.com/rack": "r1", "example.com/rails": "8"}
+    document = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker-1", "labels": labels}}
+    api, node = FakeApi(), Node(document)
+    api.owner = (".metadata.labels.example.com/rack", "kubectl-label")
+    rig = Rig(api, node, SLOW, kind=NODE, takes_over=False)
+    rig.pass_time(0, 16)
+    assert api.applied[0]["metadata"]["labels"] == {"example.com/rails": "8"}
+    assert "kubectl-label writes .metadata.labels.example.com/rack of this node's Node too" in str(rig.complaints)
+    api.owner = None
+    rig.pass_time(16, 620)
+    assert api.applied[-1] == document
+    assert rig.publisher.problem is None
+
+
+def test_a_publication_that_yields_to_an_error_is_built_anew_at_once() -> None:
+    api, node = FakeApi(), Node()
+    api.failing = Unavailable(".spec.podAllocations: field not declared in schema")
+
+    def yields(error: Exception) -> bool:
+        api.failing = None
+        node.content = CHANGED
+        return "podAllocations" in str(error)
+
+    publisher = Publisher(
+        Publication(TOPOLOGY, node.build, yields=yields), api, Metrics(CollectorRegistry()), SLOW, chance=lambda: 0.5
+    )
+
+    async def scenario() -> None:
+        await publisher.step(0)
+        assert await publisher.step(15) == 16
+        await publisher.step(16)
+
+    asyncio.run(scenario())
+    assert api.applied == [CHANGED]
+
+
+def test_a_build_that_fails_with_an_error_of_ours_is_waited_out_and_others_end_the_task() -> None:
+    async def scenario() -> None:
+        api, node = FakeApi(), Node()
+        node.failing = LedgerError("disk full")
+        async with Rig(api, node) as rig:
+            await until(lambda: node.built >= 3)
+            assert rig.publisher.problem == "NodeResourceTopology cannot be published: disk full"
+            node.failing = KeyError("bug")
+            with pytest.raises(KeyError):
+                await rig.task
+
+    asyncio.run(scenario())
+
+
+def test_pauses_grow_to_the_cap_and_a_server_may_ask_for_more() -> None:
+    pace = Pace(retry_first=1, retry_cap=300)
+    assert [pace.retry(n, None) for n in (1, 2, 3, 9, 10, 1000)] == [1, 2, 4, 256, 300, 300]
+    assert pace.retry(1, 30) == 30
+    assert pace.retry(1, 1e9) == 300
+    assert [pace.varied(100, chance) for chance in (0, 0.5, 1)] == pytest.approx([90, 100, 110])
