@@ -10,7 +10,7 @@ import pytest
 
 from agent.hardware.lldp import LldpSockets
 from agent.model.lldp import GROUPS, parse_frame
-from tests.agent.hardware.test_lldp import announcement, send
+from tests.agent.hardware.frames import announcement, send
 from tests.vm.adapters import Pf
 
 

@@ -1,0 +1,127 @@
+"""Labels of the node, at the API server or in NFD's feature file, and the leaf switch among them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.config.labels import LabelRule, Labels
+from agent.config.topology import Topology
+from agent.model.device import LinkLayer, Netdev, Snapshot
+from agent.sim.apiserver import ApiServerStandIn
+from tests.agent.hardware.frames import announcement, run, send
+from tests.agent.publications import QUICK, Rig, until
+
+LEAF = "volcano.sh/tor"
+
+
+def labelled(*rules: LabelRule, **changes: Any) -> Topology:
+    return replace(QUICK, publish=False, labels=Labels(rules, **changes))
+
+
+def test_labels_are_applied_beside_those_of_others_and_taken_back_when_they_are_not_wanted(tmp_path: Path) -> None:
+    rules = (LabelRule("example.com/rails", "rails"), LabelRule("example.com/hca", "hca-model"))
+
+    async def scenario(config: Topology, wanted: dict[str, str], server: ApiServerStandIn) -> None:
+        async with Rig(tmp_path, config, server=server) as rig:
+            mine = {"kubernetes.io/hostname": "worker-1", "zone": "a", **wanted}
+            await until(lambda: rig.labels() == mine)
+
+    with ApiServerStandIn() as server:
+        server.state.add_node("worker-1", {"zone": "a"})
+        both = {"example.com/rails": "8", "example.com/hca": "ConnectX-7"}
+        asyncio.run(scenario(labelled(*rules), both, server))
+        asyncio.run(scenario(labelled(rules[0]), {"example.com/rails": "8"}, server))
+        asyncio.run(scenario(replace(QUICK, labels=Labels()), {}, server))
+
+
+def test_a_label_that_somebody_else_has_set_stays_his_and_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rules = (LabelRule("example.com/rails", "rails"), LabelRule("example.com/gpus", "gpu-count"))
+        rig = Rig(tmp_path, labelled(*rules))
+        rig.server.state.add_node("worker-1")
+        theirs = {"metadata": {"labels": {"example.com/rails": "many"}}}
+        rig.server.state.apply("Node", "worker-1", theirs, "kubectl-label", force=False)
+        async with rig:
+            await until(lambda: rig.labels().get("example.com/gpus") == "8")
+            assert rig.labels()["example.com/rails"] == "many"
+            said = "kubectl-label writes .metadata.labels.example.com/rails of this node's Node too"
+            await until(lambda: any(said in str(text) for text in rig.complaints))
+
+    asyncio.run(scenario())
+
+
+def test_the_feature_file_takes_labels_without_any_api_server(tmp_path: Path) -> None:
+    path = tmp_path / "features.d" / "nodefabric"
+    path.parent.mkdir()
+
+    async def scenario() -> None:
+        config = labelled(LabelRule("example.com/rails", "rails"), to="nfd", nfd_file=path)
+        async with Rig(tmp_path, config, api=False) as rig:
+            await until(path.exists)
+            assert "example.com/rails=8\n" in path.read_text()
+            assert rig.server.state.counts.applies == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_feature_folder_that_is_missing_is_said(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        config = labelled(LabelRule("example.com/rails", "rails"), to="nfd", nfd_file=tmp_path / "no/nodefabric")
+        async with Rig(tmp_path, config, api=False) as rig:
+            await until(lambda: "mount the folder of NFD's features" in str(rig.complaints))
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def cable(own_network: None) -> None:
+    """The first adapter's interface, whose other end is a port of a switch."""
+    run("ip", "link", "add", "nic0", "type", "veth", "peer", "name", "port0")
+    run("ip", "link", "set", "nic0", "up")
+    run("ip", "link", "set", "port0", "up")
+
+
+def with_cable(snapshot: Snapshot) -> Snapshot:
+    """Give the first adapter an interface that is there."""
+    first = next(device for device in snapshot.devices if device.rdma_devices and not device.is_vf)
+    netdev = Netdev("nic0", socket.if_nametoindex("nic0"), "", 1500, "up", True, LinkLayer.ETHERNET, None)
+    devices = tuple(replace(d, netdevs=(netdev,)) if d == first else d for d in snapshot.devices)
+    return replace(snapshot, devices=devices)
+
+
+def test_the_leaf_switch_is_learnt_from_its_frames_and_stays_when_it_is_silent(tmp_path: Path, cable: None) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable)
+        rig.server.state.add_node("worker-1")
+        async with rig:
+            await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
+            send("port0", b"\x01\x80\xc2\x00\x00\x0e" + b"\x02" * 6 + b"\x88\xcc" + b"nonsense", announcement("leaf-a"))
+            await until(lambda: rig.labels().get(LEAF) == "leaf-a")
+            rig.inventory.change(replace(rig.inventory.snapshot, devices=()))  # the adapter went into a pod
+            await until(lambda: "01:80:c2:00:00:0e" not in run("ip", "maddress", "show", "dev", "nic0"))
+            applies = rig.server.state.counts.applies
+            await asyncio.sleep(0.2)
+            assert rig.server.state.counts.applies == applies
+            assert rig.labels()[LEAF] == "leaf-a"
+
+    asyncio.run(scenario())
+
+
+def test_after_a_restart_a_label_stays_until_the_switch_has_spoken(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-chassis"), LabelRule("example.com/rails", "rails")))
+        rig.server.state.add_node("worker-1")
+        rig.server.state.apply(
+            "Node", "worker-1", {"metadata": {"labels": {LEAF: "leaf-a"}}}, "nodefabric", force=False
+        )
+        async with rig:
+            await until(lambda: rig.labels().get("example.com/rails") == "8")
+            assert rig.labels()[LEAF] == "leaf-a"
+
+    asyncio.run(scenario())
