@@ -10,6 +10,7 @@ import pytest
 
 from tests.cni import tiny_node
 from tests.cni.door import Door
+from tests.cni.old_plugins import OldSriov
 from tests.cni.relay import Relay
 from tests.cni.tiny_node import Rig
 
@@ -57,6 +58,12 @@ def rig(own_network: None, tmp_path: Path) -> Iterator[Rig]:
     tiny_node.create(tmp_path)
     with tiny_node.open_rig(tmp_path) as rig:
         yield rig
+
+
+@pytest.fixture
+def old(rig: Rig) -> OldSriov:
+    """The plugin of type sriov, which served the node before."""
+    return OldSriov(rig)
 
 
 @pytest.fixture

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agent.model.allocation import VfSettings
+from cni.adoption import Adopted
 from tests.cni.tiny_node import PF_NETDEV, Rig, mac_of, netdev, vf
 
 CONTAINER = "c0ffee" * 10 + "cafe"
@@ -111,6 +113,31 @@ class OldSriov:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(document))
         return file
+
+    def lease(self, pod: Path, conf: Mapping[str, Any]) -> None:
+        """Lease addresses for a pod from the real host-local, as the plugin does."""
+        with self.rig.call(CONTAINER, pod, conf) as call:
+            path = call.cni_path
+        program = shutil.which("host-local", path=path)
+        assert program is not None
+        variables = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": CONTAINER, "CNI_NETNS": str(pod), "CNI_IFNAME": "net1"}
+        subprocess.run(
+            [program],
+            input=json.dumps({**conf, "name": "rails", "cniVersion": "1.0.0"}).encode(),
+            env={**variables, "CNI_PATH": path},
+            check=True,
+            capture_output=True,
+        )
+
+
+def adopt(rig: Rig) -> Adopted:
+    """Adopt, as the agent does at its start."""
+    return rig.attachments.adopter.adopt()
+
+
+def but_up(found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All but whether it is up: the replaced plugins leave a VF down, and never wrote how it was."""
+    return (*found[:3], found[4])
 
 
 def host_name(index: int = 0) -> str:
