@@ -30,9 +30,7 @@ from agent.sim.machine import RecordedVfControl, SimulatedMachine
 from cni.attachment import Attachments
 from cni.modes.returning import spare_name
 from tests.cni import tiny_node
-from tests.cni.tiny_node import Rig, netdev, open_rig, stub_answer, until, vf
-
-ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "mtu": 1400, "vlan": 100, "trust": "on"}
+from tests.cni.tiny_node import ASKED, Rig, netdev, open_rig, stub_answer, until, vf
 
 
 @contextmanager

@@ -1,52 +1,19 @@
-"""What a crash, a lost DEL, a reboot or garbage leaves is found in the books and put right."""
+"""What a lost DEL leaves is found in the books and put right, and nothing else is touched."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 import threading
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, VfSettings
-from agent.reconcile import Claim, Reconciler
+from agent.model.allocation import AttachmentState
 from cni import protocol, spool
-from cni.modes import vf as mode
-from cni.modes.mode import Target
-from cni.netconf import from_document
 from cni.protocol import Request
 from cni.server import CniServer
 from tests.cni import tiny_node
-from tests.cni.tiny_node import PF_NETDEV, Rig, open_rig, stub_answer, until, vf
-
-ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "mtu": 1400, "vlan": 100, "trust": "on"}
-AGENT = """
-import sys
-from pathlib import Path
-from tests.cni.tiny_node import open_rig
-
-with open_rig(Path(sys.argv[1])) as rig:
-    pod = Path(sys.argv[2])
-    if sys.argv[3] == "ADD":
-        rig.add("c1", pod, mac="02:00:00:00:00:77", mtu=1400, vlan=100, trust="on", ipam={"type": "stub"})
-    else:
-        rig.delete("c1", pod)
-        rig.await_back()
-"""
-
-
-def run_agent(rig: Rig, pod: Path, command: str) -> int:
-    """Run one ADD or DEL in a process of its own; a stub of IPAM may kill it."""
-    return subprocess.run(
-        [sys.executable, "-c", AGENT, rig.folder, pod, command], cwd=Path(__file__).parents[2], check=False
-    ).returncode
+from tests.cni.reconciled import reconciler_of
+from tests.cni.tiny_node import ASKED, Rig, open_rig, stub_answer, until, vf
 
 
 def test_nothing_is_wrong_with_an_attachment_whose_pod_lives(rig: Rig) -> None:
@@ -85,112 +52,6 @@ def test_a_path_that_is_used_again_by_another_namespace_is_another_owner(rig: Ri
     assert rig.pod() == pod
     until(lambda: rig.attachments.heal(vf(0)) == "owner-gone")
     assert rig.found() == before
-
-
-@pytest.mark.parametrize("moved", [False, True])
-def test_an_agent_that_ended_during_add_is_cleaned_up_after(rig: Rig, moved: bool) -> None:
-    pod, before = rig.pod(), rig.found()
-    conf = from_document(ASKED)
-    planned = mode.plan(rig.machine, rig.machine.scan(), Target(vf(0), "", "c1", "net1", "vf", conf))
-    with open(pod) as netns:
-        status = os.fstat(netns.fileno())
-        rig.ledger.begin_attach(
-            Owner("c1", "net1", PodRef("default", "p"), NetnsId(status.st_dev, status.st_ino)),
-            ifname="net1",
-            device=vf(0),
-            resource_name="",
-            undo=planned.undo,
-            netns_path=str(pod),
-            request={"name": "rails", "network": None},
-        )
-        if moved:
-            mode.enter(rig.machine, planned, netns.fileno())
-        else:
-            rig.machine.vf_control.apply(PF_NETDEV, 0, planned.settings)
-    assert rig.found() != before
-    assert rig.attachments.heal(vf(0)) == "half-attaching"
-    assert rig.found() == before
-    assert rig.in_pod(pod) is None
-    rig.add("c2", pod)
-
-
-def test_an_agent_killed_during_add_is_cleaned_up_after(rig: Rig) -> None:
-    pod, before = rig.pod(), rig.found()
-    rig.stub_ipam(f"echo $CNI_COMMAND >>{rig.folder}/calls; [ $CNI_COMMAND = DEL ] || kill -9 $PPID")
-    assert run_agent(rig, pod, "ADD") == -signal.SIGKILL
-    rig.restart()
-    assert rig.in_pod(pod) is not None
-    (row,) = rig.ledger.attachments()
-    assert row.state is AttachmentState.ATTACHING
-    assert rig.attachments.heal(vf(0)) == "half-attaching"
-    assert rig.found() == before
-    assert rig.ledger.owed_leases() == ()
-    assert (rig.folder / "calls").read_text() == "ADD\nDEL\n"
-
-
-def test_an_agent_killed_during_del_is_cleaned_up_after(rig: Rig) -> None:
-    pod, before = rig.pod(), rig.found()
-    rig.stub_ipam(f"[ $CNI_COMMAND = ADD ] && {stub_answer('10.0.0.2/24')}")
-    assert run_agent(rig, pod, "ADD") == 0
-    assert rig.in_pod(pod) is not None
-    rig.stub_ipam("kill -9 $PPID")
-    assert run_agent(rig, pod, "DEL") == -signal.SIGKILL
-    rig.restart()
-    (row,) = rig.ledger.attachments()
-    assert row.state is AttachmentState.DETACHING
-    rig.stub_ipam("exit 0")
-    assert rig.attachments.heal(vf(0)) == "half-detaching"
-    assert rig.found() == before
-    assert rig.ledger.owed_leases() == ()
-
-
-def test_an_add_after_an_agent_was_killed_during_del_finishes_that_first(rig: Rig) -> None:
-    pod, two = rig.pod(), rig.pod("two")
-    before = rig.settings()
-    rig.stub_ipam(f"[ $CNI_COMMAND = ADD ] && {stub_answer('10.0.0.2/24')}")
-    assert run_agent(rig, pod, "ADD") == 0
-    rig.stub_ipam("kill -9 $PPID")
-    assert run_agent(rig, pod, "DEL") == -signal.SIGKILL
-    rig.restart()
-    rig.stub_ipam("exit 0")
-    rig.add("c2", two)
-    assert rig.in_pod(two) is not None
-    assert rig.settings() == before
-
-
-def test_attachments_outlive_the_agent(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
-    with open_rig(tmp_path) as rig:
-        pod, before = rig.pod(), rig.found()
-        answer = rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
-    with open_rig(tmp_path) as rig:
-        assert rig.attachments.heal(vf(0)) is None
-        assert rig.add("c1", pod, ipam=rig.ipam(), **ASKED) == answer
-        rig.check("c1", pod, deviceID=vf(0))
-        rig.delete("c1", pod)
-        rig.await_back()
-        assert rig.found() == before
-        assert rig.leases() == []
-
-
-def test_a_reboot_voids_attachments_and_returns_their_leases(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
-    with open_rig(tmp_path, boot_id="yesterday") as rig:
-        rig.add("c1", rig.pod("one"), ipam=rig.ipam())
-        rig.add("c2", rig.pod("two"), deviceID=vf(1), ipam=rig.ipam())
-        for pod in ("one", "two"):
-            rig.remove(tmp_path / f"{pod}.netns")
-    with open_rig(tmp_path, boot_id="today") as rig:
-        until(lambda: rig.machine.find_netdev(vf(1)) is not None)
-        assert rig.attachments.heal(vf(0)) == "rebooted"
-        # The start waits for the devices, not for plugins that may hang.
-        assert (len(rig.leases()), len(rig.ledger.owed_leases())) == (4, 1)
-        assert rig.attachments.settle_leases() == 1
-        assert len(rig.leases()) == 2
-        # And an ADD does not wait for anybody who lived before.
-        rig.add("c3", rig.pod("three"), deviceID=vf(1))
-        assert rig.leases() == []
-        assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c3"]
 
 
 def test_gc_frees_what_the_runtime_no_longer_lists(rig: Rig) -> None:
@@ -277,22 +138,6 @@ def test_many_pods_that_die_at_once_are_all_cleaned_up_after(own_network: None, 
         assert [rig.found(i) for i in range(count)] == before
 
 
-def test_a_lease_that_a_repeated_add_took_over_is_not_given_away(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
-    with open_rig(tmp_path, boot_id="yesterday") as rig:
-        pod = rig.pod()
-        rig.add("c1", pod, ipam=rig.stub_ipam(stub_answer("10.0.0.2/24")))
-        rig.remove(pod)
-    with open_rig(tmp_path, boot_id="today") as rig:
-        until(lambda: rig.machine.find_netdev(vf(0)) is not None)
-        assert rig.attachments.heal(vf(0)) == "rebooted"
-        rig.stub_ipam(f"echo $CNI_COMMAND >>{tmp_path}/calls; {stub_answer('10.0.0.2/24')}")
-        rig.add("c1", rig.pod("new"), ipam={"type": "stub"})
-        assert rig.ledger.owed_leases() == ()
-        assert rig.attachments.settle_leases() == 0
-        assert (tmp_path / "calls").read_text() == "DEL\nADD\n"
-
-
 def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: Rig) -> None:
     pods = [rig.pod(f"p{i}") for i in range(3)]
     before = [rig.found(i) for i in range(3)]
@@ -307,20 +152,7 @@ def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: R
     server = CniServer(
         rig.folder / "cni.sock", rig.attachments, obstacle=lambda: None, observe=lambda command: nullcontext()
     )
-    counted: list[tuple[str, str]] = []
-
-    async def claims() -> tuple[Claim, ...]:
-        return ()
-
-    reconciler = Reconciler(
-        rig.ledger,
-        rig.attachments,
-        claims=claims,
-        devices_of_units=dict,
-        replay_spool=lambda: spool.replay(folder, server.answer),
-        count=lambda action, reason: counted.append((action, reason)),
-        snapshot=rig.machine.scan,
-    )
+    reconciler, counted = reconciler_of(rig, replay_spool=lambda: spool.replay(folder, server.answer))
     rig.ledger.quarantine("0000:99:00.0", "its row is gone")
 
     def healed() -> bool:
@@ -333,104 +165,3 @@ def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: R
     assert [rig.found(i) for i in range(2)] == before[:2]
     assert rig.in_pod(pods[2]) is not None
     assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("state", ["attaching", "moved", "attached", "detaching"])
-@pytest.mark.parametrize("with_namespace", [True, False])
-def test_a_del_finishes_a_row_in_each_state(rig: Rig, state: str, with_namespace: bool) -> None:
-    """Left by an agent that was killed; the runtime's later DELs come without a namespace."""
-    pod, before = rig.pod(), rig.found()
-    if state in ("attached", "detaching"):
-        rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
-        if state == "detaching":
-            rig.ledger.begin_detach([row.attachment_id for row in rig.ledger.attachments()])
-    else:
-        target = Target(vf(0), "", "c1", "net1", "vf", from_document(ASKED))
-        planned = mode.plan(rig.machine, rig.machine.scan(), target)
-        with open(pod) as netns:
-            status = os.fstat(netns.fileno())
-            rig.ledger.begin_attach(
-                Owner("c1", "net1", PodRef("default", "p"), NetnsId(status.st_dev, status.st_ino)),
-                ifname="net1",
-                device=vf(0),
-                resource_name="",
-                undo=planned.undo,
-                netns_path=str(pod),
-                request={"name": "rails", "network": None},
-            )
-            if state == "moved":
-                mode.enter(rig.machine, planned, netns.fileno())
-    rig.delete("c1", pod if with_namespace else None)
-    rig.await_back()
-    assert rig.found() == before
-    assert rig.leases() == []
-    rig.delete("c1", None)
-    rig.delete("c1", None)
-    assert rig.ledger.attachments() == ()
-
-
-def test_nothing_is_reset_on_a_device_that_has_the_address_after_a_reboot(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
-    with open_rig(tmp_path, boot_id="yesterday") as rig:
-        pod = rig.pod()
-        rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
-        rig.ledger.quarantine(vf(1), "clean-up failed")
-        rig.remove(pod)
-        until(lambda: rig.machine.find_netdev(vf(0)) is not None)
-    with open_rig(tmp_path, boot_id="today") as rig:
-        # Another device is there now, under a name of its own, as the administrator has set it up.
-        found = rig.machine.find_netdev(vf(0))
-        assert found is not None
-        subprocess.run(["ip", "link", "set", found.name, "name", "other7", "mtu", "1300"], check=True)
-        rig.machine.vf_control.apply(PF_NETDEV, 0, VfSettings(vlan=77, trust=True))
-        before = rig.found()
-        reconciler, counted = reconciler_of(rig, "today")
-        asyncio.run(reconciler.run_once())
-        assert rig.found() == before
-        assert rig.ledger.attachments() == ()
-        assert rig.leases() == []
-        assert rig.ledger.quarantines() == ()
-        assert counted == [("detach", "rebooted"), ("quarantine-end", "rebooted"), ("lease-return", "owed")]
-        asyncio.run(reconciler.run_once())
-        assert rig.found() == before
-
-
-def reconciler_of(rig: Rig, boot_id: str) -> tuple[Reconciler, list[tuple[str, str]]]:
-    """Make a reconciler to which all VFs are offered, and the list of what it does."""
-    counted: list[tuple[str, str]] = []
-
-    async def claims() -> tuple[Claim, ...]:
-        return ()
-
-    made = Reconciler(
-        rig.ledger,
-        rig.attachments,
-        claims=claims,
-        devices_of_units=lambda: {vf(i): vf(i) for i in range(3)},
-        replay_spool=lambda: 0,
-        count=lambda action, reason: counted.append((action, reason)),
-        snapshot=lambda: replace(rig.machine.scan(), boot_id=boot_id),
-        ours=lambda: {vf(i) for i in range(3)},
-    )
-    return made, counted
-
-
-def test_a_vf_that_lost_its_row_and_its_pod_is_clean_after_one_run(own_network: None, tmp_path: Path) -> None:
-    """The books are lost, and the pod ends before the next agent begins: nobody's settings stay on the PF."""
-    tiny_node.create(tmp_path)
-    with open_rig(tmp_path) as rig:
-        before = rig.found()
-        pod = rig.pod()
-        rig.add("c1", pod, **ASKED)
-    for file in tmp_path.glob("ledger.db*"):
-        file.unlink()
-    subprocess.run(["umount", "--lazy", pod], check=True)
-    pod.unlink()
-    with open_rig(tmp_path) as rig:
-        until(lambda: rig.machine.find_netdev(vf(0)) is not None)
-        reconciler, counted = reconciler_of(rig, "boot")
-        asyncio.run(reconciler.run_once())
-        name, _, _, up, settings = rig.found()
-        assert (name, up, settings) == (before[0], before[3], before[4])
-        assert counted == [("restore", "strange-name"), ("detach", "half-detaching")]
-        assert rig.ledger.attachments() == ()

@@ -24,7 +24,9 @@ from cni.attachment import Attachments, Call, GrantedDevice
 
 PF = "0000:3b:00.0"
 PF_NETDEV = "ens1f0"
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 30.0
+ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "mtu": 1400, "vlan": 100, "trust": "on"}
+"""Settings that a netconf may ask for, none of which a VF has by itself."""
 
 
 def vf(index: int) -> str:
