@@ -9,19 +9,33 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent.errors import Unavailable
-from agent.model.slots import cdi_kind, is_slot_id
+from agent.model.slots import CDI_VENDOR, cdi_kind, is_slot_id
 
 SPEC_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 MAX_SPEC_BYTES = 4 << 20
 SPEC_VERSION = "0.5.0"
 """Old enough for containerd 1.7 and CRI-O 1.24; nothing newer is needed."""
 OWN_PREFIX = "nodefabric-"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What the spec of a slot says."""
+
+    kind: str
+    """Of the slot's resource: vf or nic."""
+    edits: Mapping[str, Any]
+    """containerEdits, as they stand there."""
 
 
 class SlotSpecs:
@@ -64,6 +78,19 @@ class SlotSpecs:
                 return stream.read(MAX_SPEC_BYTES) == text_of(kind, slot, edits).encode()
         except OSError:
             return False
+
+    def read(self, slot: str) -> Spec | None:
+        """Read what the spec of a slot says; None if that is not to be understood."""
+        try:
+            with self._file(slot).open("rb") as stream:
+                document = json.loads(stream.read(MAX_SPEC_BYTES))
+            vendor, _, kind = document["kind"].partition("/")
+            found = [device["containerEdits"] for device in document["devices"] if device["name"] == slot]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            log.warning("%s cannot be read: %s", self._file(slot), error)
+            return None
+        whole = vendor == CDI_VENDOR and kind and len(found) == 1 and isinstance(found[0], dict)
+        return Spec(kind, found[0]) if whole else None
 
     def slots(self) -> frozenset[str]:
         """List the slots that have a spec of ours. What a killed process has half written is removed.

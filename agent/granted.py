@@ -15,6 +15,7 @@ from agent.config import Config, Resource, SharedPool
 from agent.errors import DeviceGone, Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
+from agent.model.slots import is_slot_of
 from agent.reconcile import Claim
 from cni.call import GrantedDevice
 
@@ -56,8 +57,6 @@ class Granted:
         self._loop = loop
         self._unit = unit
         self._is_settled = is_settled
-        self._nics: Mapping[str, str] = {}
-        self.reconfigure(config)
         self.pods: frozenset[tuple[str, str]] = frozenset()
         """Namespace and name of all pods that kubelet knew when it was last asked for claims."""
         self.containers: Mapping[str, str] = {}
@@ -66,7 +65,6 @@ class Granted:
     def reconfigure(self, config: Config) -> None:
         """Go by another configuration from now on."""
         self._config = config
-        self._nics = {r.name: r.nic.kind if r.kind == "rail" else r.kind for r in config.resources}
 
     def devices(self, pod: PodRef) -> Sequence[GrantedDevice]:
         """List the devices that kubelet gave to a pod and that have to do with its network. Runs on the call's thread.
@@ -76,7 +74,7 @@ class Granted:
         kubelet need not be asked. Until then kubelet is the authority: the ledger may be a new one.
         Raises Unavailable if kubelet does not answer, DeviceGone for a unit that nobody knows.
         """
-        wanted = {resource.name for resource in self._config.resources if _is_for_network(resource)}
+        wanted = {r.name: _nic_kind(r) for r in self._config.resources if _is_for_network(r)}
         granted = self._ledger.granted_devices(wanted)
         if not wanted or (self._is_settled() and not granted):
             return ()
@@ -93,7 +91,7 @@ class Granted:
                 device = granted.get(unit_id) or (offered.device if offered is not None else None)
                 if device is None:
                     raise DeviceGone(unit_id, f"among the units of {name}, though kubelet gave it to {pod}")
-                if self._nics[name] == "hca" and device in shared:
+                if wanted[name] == "hca" and device in shared:
                     continue  # several shares of one HCA
                 shared.add(device)
                 is_whole = conf is None and offered is not None and offered.kind == "nic"
@@ -108,7 +106,7 @@ class Granted:
         network = self._config.network(resource.network) if resource.network is not None else None
         if network is not None:
             return {**network.netconf, "name": network.name}
-        return {"mode": "nic"} if self._nics[resource_name] == "nic" else None
+        return {"mode": "nic"} if _nic_kind(resource) == "nic" else None
 
     async def claims(self) -> Sequence[Claim]:
         """List what kubelet says that pods hold of our resources. Runs on the loop; raises Unavailable."""
@@ -125,12 +123,16 @@ class Granted:
         # is in the pods that have it all the same.
         names = {r.name for r in self._config.resources if not isinstance(r.compat, SharedPool)}
         names |= {grant.resource_name for grant in self._ledger.grants()}
-        return tuple(
-            Claim(pod.pod, resource_name, unit)
-            for pod in pods
-            for resource_name in sorted(names)
-            for unit in pod.device_ids(resource_name)
-        )
+        found: dict[tuple[PodRef, str, str], Claim] = {}
+        for pod in pods:
+            for container in pod.containers:
+                for device in container.devices:
+                    name = device.resource_name
+                    for unit in device.device_ids:
+                        # A slot is ours by its name, whatever has become of its resource.
+                        if name in names or is_slot_of(name, unit):
+                            found.setdefault((pod.pod, name, unit), Claim(pod.pod, name, unit, container.name))
+        return tuple(found.values())
 
     def ask_kubelet(self, pod: PodRef) -> PodDevices | None:
         """Ask what a pod holds, of any resource; None if kubelet does not know it. Not on the loop.
@@ -149,5 +151,9 @@ def _is_for_network(resource: Resource) -> bool:
     """Tell whether the units of a resource are devices that come into the pod's network. Slots are the binder's."""
     if resource.binding == "late":
         return False
-    kind = resource.nic.kind if resource.kind == "rail" else resource.kind
+    kind = _nic_kind(resource)
     return kind in ("vf", "nic") or (kind == "hca" and resource.network is not None)
+
+
+def _nic_kind(resource: Resource) -> str:
+    return resource.nic.kind if resource.kind == "rail" else resource.kind

@@ -12,6 +12,7 @@ from typing import Any
 
 from agent.errors import (
     AgentError,
+    AllocationError,
     AttachmentError,
     DeviceBusy,
     HardwareError,
@@ -45,6 +46,7 @@ _CODES: tuple[tuple[type[AgentError], int], ...] = (
     (AttachmentError, protocol.CHECK_FAILED),
     (HardwareError, protocol.HARDWARE_FAILED),
     (LedgerError, protocol.LEDGER_FAILED),
+    (AllocationError, protocol.TRY_AGAIN_LATER),
 )
 
 

@@ -2,6 +2,8 @@
 
 wishes     what each container has: its slots, and the GPUs that their devices should be near to
 choice     which devices: the pure part
-binder     asks kubelet, writes books and CDI specs, and lets go again
+binder     asks kubelet, chooses, and writes books and CDI specs
+bound      keeps books and specs together, and lets go of both
+lost       what slots were bound to before the books were lost: the pure part
 checkpoint what kubelet keeps about init containers, which PodResources does not tell
 """

@@ -1,15 +1,12 @@
-"""Binds slots: asks kubelet what a pod has, chooses devices, writes books and CDI specs, and lets go again.
+"""Binds slots: asks kubelet what a pod has, chooses devices, and writes books and CDI specs.
 
-The books come first: a binding without its spec is completed at the next start, and a spec without a binding is
-removed; in between the runtime knows no such device, and creates no container. A binding belongs to one sandbox.
-The next one of the pod, or the next pod that kubelet gives the slot to, makes another in its place; so a DEL that
-comes late, or once more, finds nothing that is its own.
+A binding belongs to one sandbox. The next one of the pod, or the next pod that kubelet gives the slot to, makes
+another in its place; so a DEL that comes late, or once more, finds nothing that is its own.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,15 +17,16 @@ from typing import Any, Protocol
 from agent.cdi import SlotSpecs
 from agent.clients.kubelet import PodDevices
 from agent.config import Resource
-from agent.errors import DeviceBusy, Unavailable, UnitUnhealthy
+from agent.errors import DeviceBusy, Unavailable, UnitUnhealthy, UnknownUnit
 from agent.late import checkpoint, edits
+from agent.late.bound import BoundSlots
 from agent.late.choice import Choice, choose
 from agent.late.edits import Given
 from agent.late.wishes import Held, Wish, wishes
 from agent.ledger import Ledger
 from agent.model.allocation import Binding, PodRef
 from agent.model.device import Snapshot
-from agent.model.slots import is_slot_id
+from agent.model.slots import is_slot_id, is_slot_of
 from agent.placement import Terrain
 from cni.call import Call, GrantedDevice
 from deviceplugin.unit import Unit
@@ -59,7 +57,7 @@ class Stock(Protocol):
         """Find a unit of a resource."""
 
 
-class Binder:
+class Binder(BoundSlots):
     """Chooses devices for slots. Methods block and may run on many threads at once."""
 
     def __init__(
@@ -79,25 +77,29 @@ class Binder:
 
         `is_settled` tells whether the grants agree with kubelet; `ask_kubelet` raises Unavailable.
         """
-        self._resources = resources
-        self._kubelet_dir = kubelet_dir
-        self._ledger = ledger
-        self._specs = specs
+        super().__init__(kubelet_dir, ledger, specs, resources)
         self._stock = stock
         self._ask_kubelet = ask_kubelet
         self._network_of = network_of
         self._is_settled = is_settled
         self._busy_seconds = busy_seconds
-        self._guard = threading.Lock()
+        self._had_slots = any(is_slot_id(grant.unit_id) for grant in ledger.grants())
+        """Whether a pod may have slots of a resource that the configuration does not bind late any more."""
 
     def bind(self, call: Call, wanted: Callable[[], bool]) -> Sequence[GrantedDevice]:
-        """Choose a device for each slot of the call's pod, once for each sandbox, and list them."""
+        """Choose a device for each slot of the call's pod, once for each sandbox, and list them.
+
+        Raises UnknownUnit if the configuration does not bind the resource of one of them late any more.
+        """
         bound = self._bound_before(call)
         if not bound:
-            containers = self._containers(call.pod)
-            terrain, resources = self._stock().terrain, self._resources()
+            resources = self._resources()
+            late = _late_of(resources)
+            containers = self._containers(call.pod, late)
+            _refuse_strangers(containers, late)
+            terrain = self._stock().terrain
             own_gpus = {resource.name for resource in resources if resource.kind in ("gpu", "rail")}
-            asked = wishes(containers, self._late(), terrain.gpu, terrain.gpus, own_gpus)
+            asked = wishes(containers, late, terrain.gpu, terrain.gpus, own_gpus)
             if not asked:
                 return ()
             bound = self._bind(call, asked, containers, wanted)
@@ -105,47 +107,10 @@ class Binder:
             GrantedDevice(b.device, b.resource_name, self._network_of(b.resource_name), b.unit_id) for b in bound
         )
 
-    def unbind(self, container_id: str, ifname: str) -> None:
-        """Let go of what was chosen for a sandbox in calls for this interface, and of what no call has used."""
-        if any(b.container_id == container_id for b in self._ledger.bindings()):
-            with self._guard:
-                mine = [b for b in self._ledger.bindings() if b.container_id == container_id]
-                self._let_go([b for b in mine if b.cni_ifname in ("", ifname)])
-
     def forget(self, slots: Collection[str]) -> None:
         """Let go of what some slots were bound to: kubelet gives them to another pod. Not even a stray spec stays."""
-        with self._guard:
-            self._let_go([b for b in self._ledger.bindings() if b.unit_id in slots])
-            for slot in slots:
-                self._remove_spec(slot)
-
-    def release(self, is_over: Callable[[Binding], bool]) -> tuple[Binding, ...]:
-        """Let go of bindings whose time is over, and return them."""
-        over = [binding for binding in self._ledger.bindings() if is_over(binding)]
-        if not over:
-            return ()
-        with self._guard:
-            return self._let_go(over)
-
-    def mend_specs(self, claimed: Collection[str] | None) -> tuple[tuple[str, str], ...]:
-        """Write the specs that are missing or say something else, remove those that are nobody's.
-
-        `claimed` are the slots that kubelet counts to pods; None if it cannot be asked. One of these that is in no
-        books was bound before the books were lost: its container may start again, and finds what it had.
-        Returns what was done: (action, slot). Raises Unavailable.
-        """
-        done = []
-        with self._guard:
-            bound = {binding.unit_id: binding for binding in self._ledger.bindings()}
-            for slot, binding in bound.items():
-                if not self._specs.is_written(binding.kind, slot, binding.edits):
-                    self._specs.write(binding.kind, slot, binding.edits)
-                    done.append(("spec-write", slot))
-            strays = self._specs.slots() - bound.keys()
-            for slot in sorted(strays - set(claimed)) if claimed is not None else ():
-                self._specs.remove(slot)
-                done.append(("spec-remove", slot))
-        return tuple(done)
+        self._had_slots = True
+        super().forget(slots)
 
     # ------------------------------------------------------------------ binding
 
@@ -160,25 +125,21 @@ class Binder:
     def _of(self, call: Call) -> tuple[Binding, ...]:
         return tuple(b for b in self._ledger.bindings() if b.container_id == call.container_id)
 
-    def _containers(self, pod: PodRef) -> tuple[Held, ...]:
+    def _containers(self, pod: PodRef, late: Collection[str]) -> tuple[Held, ...]:
         """Ask what a pod's containers have. kubelet is not asked where the books say that nobody has any slots."""
-        late = self._late()
-        if not late or not pod.name:
+        if not (late or self._had_slots) or not pod.name:
             return ()
-        granted = self._ledger.granted_devices(late).keys()
-        if self._is_settled() and not granted:
+        granted = self._ledger.granted_slots()
+        if not granted and (not late or self._is_settled()):
             return ()
         found = self._ask_kubelet(pod)
         containers = _listed(found) if found is not None else ()
         listed = {unit for held in containers for units in held.units.values() for unit in units}
-        others = {b.unit_id for b in self._ledger.bindings() if b.pod.uid != pod.uid}
-        waiting = {slot for slot in granted if is_slot_id(slot)} - listed - others
+        others = {b.unit_id for b in self._ledger.bindings() if b.pod.uid not in ("", pod.uid)}
+        waiting = granted - listed - others
         if waiting and pod.uid:
             containers += self._init_containers(pod, containers, waiting)
         return containers
-
-    def _late(self) -> Mapping[str, Resource]:
-        return {resource.name: resource for resource in self._resources() if resource.binding == "late"}
 
     def _init_containers(self, pod: PodRef, known: Sequence[Held], waiting: Collection[str]) -> tuple[Held, ...]:
         """List the containers that PodResources does not tell of, if they have slots that nobody has else."""
@@ -205,7 +166,9 @@ class Binder:
 
     def _try(self, call: Call, asked: Sequence[Wish], containers: Sequence[Held]) -> str | None:
         """Choose and bind, or tell what there is too little of. The caller holds the guard."""
-        stock = self._stock()
+        resources, stock = self._resources(), self._stock()  # once: both may be others at the next look
+        late = _late_of(resources)
+        _refuse_strangers(containers, late)
         mine = {slot for wish in asked for slot in wish.slots}
         chosen: list[Choice] = []
         for name in dict.fromkeys(wish.resource_name for wish in asked):
@@ -218,10 +181,10 @@ class Binder:
             chosen += found
         units = {unit.device: unit for choice in chosen for unit in stock.pools[choice.wish.resource_name]}
         try:
-            given = edits.of_pod(chosen, containers, self._resources(), units, stock.snapshot, stock.find)
+            given = edits.of_pod(chosen, containers, resources, units, stock.snapshot, stock.find)
         except UnitUnhealthy as error:
             raise DeviceBusy(str(error)) from error
-        self._write(call, given)
+        self._write(call, given, late)
         return None
 
     def _free(self, pool: Sequence[Unit], slots: Collection[str]) -> list[Unit]:
@@ -252,9 +215,8 @@ class Binder:
         used = len(pool) - len(free) - sick.total()
         return f"{count} devices of {name} are wanted and {len(free)} are free: of {len(pool)}, {used} in use{reasons}"
 
-    def _write(self, call: Call, given: Sequence[Given]) -> None:
+    def _write(self, call: Call, given: Sequence[Given], late: Mapping[str, Resource]) -> None:
         """Write books and specs, in this order."""
-        late = self._late()
         made = [
             Binding(
                 unit_id=each.slot,
@@ -280,22 +242,21 @@ class Binder:
         for b in bound:
             log.info("%s is bound to %s for container %s of pod %s", b.unit_id, b.device, b.container, b.pod)
 
-    def _let_go(self, bindings: Sequence[Binding]) -> tuple[Binding, ...]:
-        """Remove specs and bindings, but none that is another sandbox's by now. The caller holds the guard."""
-        mine = [b for b in bindings if (known := self._ledger.binding_of(b.unit_id)) is not None and _same(known, b)]
-        for binding in mine:
-            self._remove_spec(binding.unit_id)
-        return self._ledger.unbind(mine)
 
-    def _remove_spec(self, slot: str) -> None:
-        try:
-            self._specs.remove(slot)
-        except Unavailable as error:
-            log.error("%s; it is tried again", error)
+def _late_of(resources: Sequence[Resource]) -> Mapping[str, Resource]:
+    return {resource.name: resource for resource in resources if resource.binding == "late"}
 
 
-def _same(known: Binding, other: Binding) -> bool:
-    return (known.container_id, known.cni_ifname, known.device) == (other.container_id, other.cni_ifname, other.device)
+def _refuse_strangers(containers: Sequence[Held], late: Collection[str]) -> None:
+    """Raise UnknownUnit for a slot of a resource that is not bound late: its container could not be created."""
+    for held in containers:
+        for name, units in held.units.items():
+            if name not in late and any(is_slot_of(name, unit) for unit in units):
+                raise UnknownUnit(
+                    f"container {held.container} has slots of {name}, and the configuration has no resource of this"
+                    " name with `binding: late` any more, so no device can be chosen: put the resource back, or"
+                    " recreate the pod"
+                )
 
 
 def _listed(found: PodDevices) -> tuple[Held, ...]:

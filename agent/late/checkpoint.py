@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +27,40 @@ MAX_BYTES = 64 << 20
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What kubelet gave to one container of one resource."""
+
+    pod_uid: str
+    container: str
+    resource_name: str
+    unit_ids: tuple[str, ...]
+
+
 def containers_of(kubelet_dir: Path, pod_uid: str) -> tuple[Held, ...]:
     """Tell what the containers of a pod were given, by the pod's UID. Nothing if that cannot be told."""
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for entry in entries(kubelet_dir) or ():
+        if entry.pod_uid == pod_uid:
+            units = found.setdefault(entry.container, {})
+            name = entry.resource_name
+            units[name] = tuple(dict.fromkeys((*units.get(name, ()), *entry.unit_ids)))
+    return tuple(Held(container, units) for container, units in found.items())
+
+
+def entries(kubelet_dir: Path) -> tuple[Entry, ...] | None:
+    """List what the containers of all pods were given; None if that cannot be told."""
     path = kubelet_dir / FILE
     try:
         with path.open("rb") as stream:
-            entries = json.loads(stream.read(MAX_BYTES))["Data"]["PodDeviceEntries"] or ()
-        found: dict[str, dict[str, tuple[str, ...]]] = {}
-        for entry in entries:
-            if entry["PodUID"] == pod_uid:
-                units = found.setdefault(str(entry["ContainerName"]), {})
-                name = str(entry["ResourceName"])
-                units[name] = tuple(dict.fromkeys((*units.get(name, ()), *_ids(entry["DeviceIDs"]))))
+            listed = json.loads(stream.read(MAX_BYTES))["Data"]["PodDeviceEntries"] or ()
+        return tuple(
+            Entry(str(e["PodUID"]), str(e["ContainerName"]), str(e["ResourceName"]), tuple(_ids(e["DeviceIDs"])))
+            for e in listed
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         log.warning("what kubelet gave to init containers is not known: %s cannot be read: %s", path, error)
-        return ()
-    return tuple(Held(container, units) for container, units in found.items())
+        return None
 
 
 def _ids(value: Any) -> Iterator[str]:

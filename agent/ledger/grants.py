@@ -10,6 +10,7 @@ from pathlib import Path
 from agent.ledger import mirror, rows
 from agent.ledger.database import Database
 from agent.model.allocation import Grant, PodRef
+from agent.model.slots import is_slot_id
 
 
 class GrantBook(Database):
@@ -120,6 +121,11 @@ class GrantBook(Database):
         self._check_open()
         names = frozenset(resource_names)
         return {grant.unit_id: grant.device for grant in self._grants.all() if grant.resource_name in names}
+
+    def granted_slots(self) -> frozenset[str]:
+        """List the granted slots."""
+        self._check_open()
+        return frozenset(grant.unit_id for grant in self._grants.all() if is_slot_id(grant.unit_id))
 
     def _of_units(self, units: Iterable[str]) -> tuple[Grant, ...]:
         return tuple(grant for grant in map(self._grants.get, units) if grant is not None)

@@ -19,6 +19,8 @@ class Claim:
     pod: PodRef
     resource_name: str
     unit_id: str
+    container: str = ""
+    """Its container that has the unit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,21 +225,15 @@ class Reconciler:
                 self._count("detach", reason)
 
     def _heal_slots(self) -> None:
-        """Let go of what was bound for sandboxes that are no more, and have a CDI spec for each slot that is bound."""
+        """Let go of what was bound for sandboxes that are no more, and have bindings and CDI specs agree."""
         if self._slots is None:
             return
         pods = None if self._claims is None else {(c.pod.namespace, c.pod.name) for c in self._claims} | self._pods()
-        known = Known(
-            self._asked_at,
-            self._ledger.attachments(),
-            pods,
-            None if self._sandboxes is None else {sandbox.sandbox_id for sandbox in self._sandboxes},
-        )
+        known = Known(self._asked_at, self._ledger.attachments(), pods, self._sandboxes, self._claims)
         for binding in self._slots.release(lambda binding: is_over(binding, known)):
             log.warning("%s was still bound for pod %s, which is gone", binding.unit_id, binding.pod)
             self._count("slot-release", "sandbox-gone")
-        claimed = None if self._claims is None else {claim.unit_id for claim in self._claims}
-        for action, slot in self._slots.mend_specs(claimed):
+        for action, slot in self._slots.mend(known, self._snapshot()):
             log.info("%s: %s", action, slot)
             self._count(action, "mended")
 
@@ -297,12 +291,14 @@ class Reconciler:
             self._backoff.succeeded(SEARCH)
         if not missing or not self._backoff.is_due(SEARCH):
             return
-        units = self._devices_of_units() or {}
+        units, bindings = self._devices_of_units() or {}, self._ledger.bindings()
         pods: dict[str, PodRef] = {grant.device: grant.pod for grant in self._ledger.grants() if grant.pod}
         pods |= {units.get(claim.unit_id, claim.unit_id): claim.pod for claim in self._claims or ()}
+        pods |= {b.device: b.pod for b in bindings if b.pod.name}
         live = [s for s in self._sandboxes or () if s.ready]
         containers = {(s.pod.namespace, s.pod.name): s.sandbox_id for s in live}
         resources = {units.get(claim.unit_id, claim.unit_id): claim.resource_name for claim in self._claims or ()}
+        resources |= {b.device: b.resource_name for b in bindings}
         for _ in self._attachments.finder.in_namespaces(missing, pods, containers, resources):
             self._count("adopt", "found-in-pod")
         self._backoff.failed(SEARCH)

@@ -10,7 +10,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from agent.clients.cri import Sandbox
 from agent.model.allocation import Attachment, Binding
+from agent.model.device import Snapshot
+from agent.reconcile.grants import Claim
 
 
 class Slots(Protocol):
@@ -19,8 +22,8 @@ class Slots(Protocol):
     def release(self, is_over: Callable[[Binding], bool]) -> tuple[Binding, ...]:
         """Let go of bindings whose time is over, and return them."""
 
-    def mend_specs(self, claimed: Collection[str] | None) -> tuple[tuple[str, str], ...]:
-        """Make the CDI specs fit the bindings; tell what was done: (action, slot)."""
+    def mend(self, known: Known, snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
+        """Make CDI specs and bindings fit each other; tell what was done: (action, slot)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,10 @@ class Known:
     attachments: Collection[Attachment]
     pods: Collection[tuple[str, str]] | None
     """Namespace and name of kubelet's pods; None if it did not answer."""
-    sandboxes: Collection[str] | None
+    sandboxes: Collection[Sandbox] | None
     """The runtime's; None if it did not answer, or cannot be asked."""
+    claims: Collection[Claim] | None = None
+    """What kubelet said that pods hold; None if it did not answer."""
 
 
 def is_over(binding: Binding, known: Known) -> bool:
@@ -42,8 +47,10 @@ def is_over(binding: Binding, known: Known) -> bool:
         return False  # its ADD may have begun since
     if any((row.owner.container_id, row.device) == (binding.container_id, binding.device) for row in known.attachments):
         return False
-    if known.sandboxes is not None:
-        return binding.container_id not in known.sandboxes
+    if not binding.pod.name:
+        return False  # whose it is has still to be found out
+    if known.sandboxes is not None and binding.container_id:
+        return all(sandbox.sandbox_id != binding.container_id for sandbox in known.sandboxes)
     if not known.pods:
         return False  # a kubelet that has started anew while the API server is away knows none, though they run
     return (binding.pod.namespace, binding.pod.name) not in known.pods

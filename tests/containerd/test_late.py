@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -173,6 +174,29 @@ def test_a_container_that_starts_again_finds_its_device_though_agent_and_specs_w
     assert late.seen(node.start_container(pod, second, attempt=3))[1] == after
     node.end(second)
     assert ours() == []
+
+
+@RUNTIMES
+def test_a_container_keeps_its_device_for_itself_when_the_books_are_lost(late: Late) -> None:
+    node = late.node
+    pod = node.admit("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
+    sandbox = node.run(pod)
+    before = late.check(pod, sandbox, node.start_container(pod, sandbox))
+    node.stage.end("agent", signal.SIGKILL)
+    for file in (node.stage.folder / "state").glob("ledger.db*"):
+        file.unlink()
+    node.stage.start_agent()
+    node.stage.await_ready()
+    assert 'nodefabric_reconcile_actions_total{action="slot-rebind",reason="mended"} 1.0' in node.stage.fetch(
+        "/metrics"
+    )
+    other = node.admit("b", {"rdma/vf": 3, "nvidia.com/gpu": 3})
+    second = node.run(other)
+    assert not set(before) & set(late.check(other, second, node.start_container(other, second)))
+    assert late.check(pod, sandbox, node.start_container(pod, sandbox, attempt=1)) == before
+    node.end(second)
+    node.end(sandbox)  # its DEL finds the binding by the sandbox, which the runtime has told
+    assert settled(lambda: [*not_back(late.hardware, late.links), *still_attached(node.stage), *ours()]) == []
 
 
 def test_a_pod_that_returns_after_a_reboot_finds_its_device_under_its_new_address(late: Late) -> None:

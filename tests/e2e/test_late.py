@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,3 +179,43 @@ spec:
     late.await_no_pod("a")
     assert settled(lambda: nothing_left(late, before)) == []
     hardware.close()
+
+
+def test_a_device_that_no_interface_shows_goes_to_no_second_pod_when_the_books_are_lost(stage: Stage) -> None:
+    hardware = stage.build_node("h100-8gpu", with_links=False)
+    vfs = [device.address for device in hardware.scan().devices if device.is_vf][:2]
+    for n, vf in enumerate(vfs):
+        hand_to_programs(hardware.root / "sys/bus/pci/devices" / vf, 70 + n)
+    select = {"pciAddresses": vfs, "drivers": ["vfio-pci"]}
+    stage.write_config({"resources": [{"name": "dpdk/vf", "kind": "vf", "binding": "late", "select": select}]})
+    stage.write_conflist()
+    stage.start_kubelet("--seed", "7")
+    stage.start_agent()
+    stage.await_ready()
+    stage.create_pod("a", {"dpdk/vf": 1})
+    (slot,) = slots_of(stage.await_pod("a"))
+    before = specs(stage)
+    assert stage.status()["attachments"] == []
+    stage.end("agent", signal.SIGKILL)
+    for file in (stage.folder / "state").glob("ledger.db*"):
+        file.unlink()
+    stage.start_agent()
+    stage.await_ready()
+    assert specs(stage) == before
+    stage.create_pod("b", {"dpdk/vf": 1})
+    (other,) = slots_of(stage.await_pod("b"))
+    told = {name: edits["env"] for name, edits in specs(stage).items()}
+    assert sorted(told[name][0].partition("=")[2] for name in (slot, other)) == sorted(vfs)
+    granted = {grant["unit"]: (grant["device"], grant["pod"]) for grant in stage.status()["grants"]}
+    assert granted[slot] == (told[slot][0].partition("=")[2], "default/a")
+    stage.delete_pod("b")
+    stage.await_no_pod("b")
+    assert specs(stage) == before
+
+
+def hand_to_programs(function: Path, group: int) -> None:
+    """Bind a function of a recorded node to vfio-pci."""
+    (function / "driver").unlink()
+    (function / "driver").symlink_to("../../../../bus/pci/drivers/vfio-pci")
+    (function / "iommu_group").unlink(missing_ok=True)
+    (function / "iommu_group").symlink_to(f"../../../../kernel/iommu_groups/{group}")

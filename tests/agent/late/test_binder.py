@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,18 @@ from typing import Any
 import pytest
 
 from agent.cdi import SlotSpecs
+from agent.clients.cri import Sandbox
 from agent.clients.kubelet import ContainerDevices, DeviceAssignment, PodDevices
 from agent.config import Resource
-from agent.errors import DeviceBusy, Unavailable
+from agent.errors import DeviceBusy, Unavailable, UnknownUnit
 from agent.late.binder import Binder
 from agent.late.checkpoint import FILE
 from agent.ledger import Ledger
 from agent.model.allocation import Binding, NetnsId, Owner, PodRef, Undo
 from agent.model.device import Snapshot
 from agent.placement import Terrain
+from agent.reconcile import Claim
+from agent.reconcile.slots import Known
 from cni import netconf
 from cni.call import Call
 from deviceplugin.assignment import assign
@@ -82,7 +85,7 @@ class Rig:
         self.specs = SlotSpecs(self.folder / "cdi")
         self.binder = self.make()
 
-    def make(self) -> Binder:
+    def make(self, busy_seconds: float = 0.2) -> Binder:
         return Binder(
             self.folder,
             self.ledger,
@@ -92,8 +95,24 @@ class Rig:
             ask_kubelet=self.ask,
             network_of=lambda name: {"name": "rails"},
             is_settled=lambda: self.settled,
-            busy_seconds=0.2,
+            busy_seconds=busy_seconds,
         )
+
+    def mend(self, known: Known) -> tuple[tuple[str, str], ...]:
+        """Have a new agent on these books look after bindings and specs."""
+        return self.make().mend(known, self.stock.snapshot)
+
+    def known(self, sandboxes: Sequence[Sandbox] | None = None) -> Known:
+        """What kubelet says of all pods by now, and the runtime of its sandboxes."""
+        claims = [
+            Claim(PodRef(pod.namespace, pod.name), devices.resource_name, unit, container.name)
+            for pod, found in self.pods.items()
+            for container in found.containers
+            for devices in container.devices
+            for unit in devices.device_ids
+        ]
+        pods = {(pod.namespace, pod.name) for pod in self.pods} | {("kube-system", "nodefabric")}
+        return Known(time.time(), self.ledger.attachments(), pods, sandboxes, claims)
 
     def ask(self, pod: PodRef) -> PodDevices | None:
         self.asked += 1
@@ -224,10 +243,16 @@ def test_devices_in_use_are_waited_for_and_then_told(rig: Rig) -> None:
     rows = [rig.attach(device, call(f"old-{n}")) for n, device in enumerate(rig.vfs)]
     with pytest.raises(DeviceBusy, match=r"1 devices of rdma/vf are wanted and 0 are free: of 4, 4 in use"):
         rig.bind(call("c1"))
-    began = time.monotonic()
+    rig.binder = rig.make(busy_seconds=60)
+    looks: list[bool] = []
+
+    def wanted() -> bool:
+        looks.append(True)
+        return False  # its DEL has come
+
     with pytest.raises(DeviceBusy):
-        rig.bind(call("c1"), lambda: False)  # its DEL has come
-    assert time.monotonic() - began < 0.2
+        rig.bind(call("c1"), wanted)
+    assert len(looks) == 1
     row = next(a for a in rig.ledger.attachments() if a.attachment_id == rows[2])
     leaving = threading.Timer(0.05, rig.ledger.finish_detach, [row])
     leaving.start()
@@ -321,12 +346,50 @@ def test_specs_are_made_to_fit_the_books(rig: Rig) -> None:
     rig.specs.remove(slot(0))
     rig.specs.write("vf", slot(1), {"env": ["STALE=1"]})
     rig.specs.write("vf", slot(2), {"env": ["NOBODYS=1"]})
-    rig.specs.write("vf", slot(3), {"env": ["FROM_LOST_BOOKS=1"]})
-    assert set(rig.make().mend_specs(None)) == {("spec-write", slot(0)), ("spec-write", slot(1))}
+    silent = Known(time.time(), (), None, None)
+    assert set(rig.mend(silent)) == {("spec-write", slot(0)), ("spec-write", slot(1))}
     assert [rig.spec(slot(n)) for n in range(2)] == written
-    assert rig.make().mend_specs({slot(0), slot(1), slot(3)}) == (("spec-remove", slot(2)),)
-    assert rig.make().mend_specs({slot(0), slot(1), slot(3)}) == ()
-    assert rig.specs.slots() == {slot(0), slot(1), slot(3)}
+    assert rig.mend(rig.known()) == (("spec-remove", slot(2)),)
+    assert rig.mend(rig.known()) == ()
+    assert rig.specs.slots() == {slot(0), slot(1)}
+
+
+def test_a_resource_that_is_configured_no_more_is_named_with_what_helps(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    for others in (RESOURCES[1:], (replace(LATE, binding="early"), *RESOURCES[1:])):
+        rig.resources = others
+        with pytest.raises(
+            UnknownUnit, match=r"container worker has slots of rdma/vf.*put the resource back, or recre"
+        ):
+            rig.bind(call("c1"))
+        with pytest.raises(UnknownUnit):  # by a new agent too
+            rig.make().bind(call("c1"), lambda: True)
+    assert rig.ledger.bindings() == ()
+    rig.resources = RESOURCES
+    assert rig.bind(call("c1")).keys() == {slot(0)}
+
+
+def test_a_resource_that_leaves_the_configuration_while_its_devices_are_waited_for_is_named(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    for n, device in enumerate(rig.vfs):
+        rig.attach(device, call(f"old-{n}"))
+
+    def leave() -> bool:
+        rig.resources = RESOURCES[1:]
+        return True
+
+    with pytest.raises(UnknownUnit, match="put the resource back"):
+        rig.bind(call("c1"), leave)
+
+
+def test_pods_without_slots_start_whatever_became_of_late_binding(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    rig.resources = RESOURCES[1:]
+    assert rig.bind(call("c2", OTHER)) == {}
+    rig.ledger.release([slot(0)])
+    asked = rig.asked
+    assert rig.bind(call("c2", OTHER)) == {}
+    assert rig.asked == asked  # nobody has any slots
 
 
 def test_bindings_are_released_by_what_is_over_and_not_by_what_came_since(rig: Rig) -> None:

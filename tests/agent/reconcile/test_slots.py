@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from agent.model.allocation import Binding
+from agent.clients.cri import Sandbox
+from agent.model.allocation import Binding, PodRef
 from agent.reconcile.slots import Known, is_over
 from tests.agent.books import POD, VF, attach, open_books, owner
 
@@ -13,7 +15,8 @@ NAMES = {(POD.namespace, POD.name)}
 
 
 def known(pods: set[tuple[str, str]] | None = None, sandboxes: set[str] | None = None, asked_at: float = 20.0) -> Known:
-    return Known(asked_at, (), pods, sandboxes)
+    running = None if sandboxes is None else [Sandbox(sandbox, POD, ready=True) for sandbox in sandboxes]
+    return Known(asked_at, (), pods, running)
 
 
 def test_a_binding_ends_with_its_pod_as_kubelet_tells() -> None:
@@ -41,6 +44,17 @@ def test_what_was_bound_since_they_were_asked_stays() -> None:
 def test_a_binding_lives_as_long_as_its_attachment(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         row = attach(books, VF, owner("c1"))
-        assert not is_over(BINDING, Known(20.0, (row,), set(), set()))
+        assert not is_over(BINDING, Known(20.0, (row,), set(), ()))
         other = attach(books, "0000:3b:00.3", owner("c1"))
-        assert is_over(BINDING, Known(20.0, (other,), set(), set()))
+        assert is_over(BINDING, Known(20.0, (other,), set(), ()))
+
+
+def test_a_binding_whose_sandbox_is_not_known_ends_with_its_pod() -> None:
+    rebuilt = replace(BINDING, container_id="")
+    assert not is_over(rebuilt, known(pods=NAMES, sandboxes={"c2"}))
+    assert is_over(rebuilt, known(pods={("kube-system", "nodefabric")}, sandboxes={"c2"}))
+
+
+def test_a_binding_whose_pod_is_not_known_stays_until_it_is() -> None:
+    held = replace(BINDING, container_id="", pod=PodRef("", ""))
+    assert not is_over(held, known(pods=NAMES, sandboxes={"c2"}))
