@@ -185,7 +185,10 @@ class _Look:
             self._affected |= more
 
     def _pfs_to_read(self, address: str) -> Iterator[str]:
-        """Name the PFs of which a function became or is no longer a VF: only they tell its number."""
+        """Name the PFs of which a function became or is no longer a VF: only they tell its number.
+
+        One that went and came again since looks as if it had stayed, and may have another number.
+        """
         known = self._old.by_address.get(address)
         if known is not None:
             before = known.physfn
@@ -193,7 +196,8 @@ class _Look:
             before = next((d.address for d in self._old.devices if address in d.vfs), None)
         link = self._read.link(f"{PCI_DEVICES}/{address}/physfn")
         now = basename(link) if link else None
-        if now != before or known is None:
+        came_or_went = self._listed is not None
+        if now != before or known is None or came_or_went:
             yield from (pf for pf in (before, now) if pf is not None)
 
     def _devices(self, fresh: Mapping[str, PciDevice | None], indices: Mapping[str, int]) -> tuple[PciDevice, ...]:

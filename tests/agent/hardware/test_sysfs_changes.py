@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agent.hardware.sysfs import scan
@@ -294,6 +294,7 @@ def steps(draw: Any) -> tuple[Callable[[Node, str, str], Change], str, str]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(steps(), min_size=1, max_size=3), max_size=8))
+@example([[(Node.remove, "0000:3b:00.3", ""), (Node.bring_back, "0000:3b:00.3", "0")]])
 def test_small_scans_see_what_full_scans_see(
     tmp_path_factory: pytest.TempPathFactory, bursts: list[list[tuple[Callable[[Node, str, str], Change], str, str]]]
 ) -> None:
