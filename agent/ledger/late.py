@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,12 @@ from pathlib import Path
 from agent.errors import LedgerError
 from agent.ledger import journal, rows
 from agent.model.allocation import Attachment
+
+FOLLOW_SECONDS = 0.004
+"""How long the database lets the kernel begin with a row's device: on few processors it would be in the way of that.
+
+What an ADD waits for then takes longer than this, and the database is through by the time the device has arrived.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +150,8 @@ class LateRows:
             goes_on = self._calls.get()
             if not self._waiting:
                 continue
+            if goes_on:
+                time.sleep(FOLLOW_SECONDS)
             try:
                 self._follow()
             except LedgerError as error:
