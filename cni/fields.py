@@ -34,22 +34,14 @@ def decode(text: bytes, what: str) -> Any:
     if len(text) > MAX_BYTES:
         raise NotJson(f"{what} has {len(text)} bytes, and {MAX_BYTES} are allowed: make it smaller")
     doubled: list[tuple[dict[str, Any], str]] = []
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(items)
-        if len(found) != len(items):
-            keys = [key for key, _ in items]
-            doubled.append((found, next(key for key in keys if keys.count(key) > 1)))
-        return found
-
     try:
-        document = json.loads(
-            text.decode("utf-8"),
-            object_pairs_hook=pairs,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-            parse_int=_whole,
-        )
+        written = text.decode("utf-8")
+        if written.startswith("\ufeff"):
+            raise ValueError("Unexpected UTF-8 BOM: leave it out")
+        try:
+            document = _STRICT.decode(written)
+        except _KeyTwice:
+            document = _decoder(lambda items: _merged(items, doubled)).decode(written)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise NotJson(f"{what} is not JSON: {error}") from error
     if text.count(b"{") + text.count(b"[") > MAX_DEPTH and _is_deep(document):
@@ -58,6 +50,26 @@ def decode(text: bytes, what: str) -> Any:
         holder, key = doubled[0]
         raise NotJson(f"{_path_of(document, holder, key)} is in {what} twice: leave one")
     return document
+
+
+class _KeyTwice(Exception):
+    """An object has a key twice."""
+
+
+def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(items)
+    if len(found) != len(items):
+        raise _KeyTwice
+    return found
+
+
+def _merged(items: list[tuple[str, Any]], doubled: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:
+    """Let the last of equal keys win, and note the first that is there twice: its path is known at the end only."""
+    found = dict(items)
+    if len(found) != len(items):
+        keys = [key for key, _ in items]
+        doubled.append((found, next(key for key in keys if keys.count(key) > 1)))
+    return found
 
 
 def _refuse_constant(name: str) -> Any:
@@ -75,6 +87,16 @@ def _whole(text: str) -> int:
     if len(text) > MAX_DIGITS:
         raise ValueError(f"the number {text[:20]}... has {len(text)} digits")
     return int(text)
+
+
+def _decoder(pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]]) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=pairs, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole
+    )
+
+
+_STRICT = _decoder(_unique)
+"""Made once: a pod's start waits for a configuration to be read."""
 
 
 def _is_deep(document: Any) -> bool:
