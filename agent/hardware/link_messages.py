@@ -61,12 +61,14 @@ def messages(packet: bytes) -> Iterator[tuple[int, int, bytes]]:
         offset += (length + 3) & ~3
 
 
-def attributes(body: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield type and content of each attribute. Ends at the first that makes no sense."""
-    offset = 0
-    while offset + _ATTRIBUTE.size <= len(body):
-        length, kind = _ATTRIBUTE.unpack_from(body, offset)
-        if length < _ATTRIBUTE.size:
-            return
-        yield kind & _TYPE_MASK, body[offset + _ATTRIBUTE.size : offset + length]
+def attributes(body: bytes) -> list[tuple[int, bytes]]:
+    """List type and content of each attribute. Ends at the first that makes no sense."""
+    found = []
+    unpack, size, end, offset = _ATTRIBUTE.unpack_from, _ATTRIBUTE.size, len(body), 0
+    while offset + size <= end:
+        length, kind = unpack(body, offset)
+        if length < size:
+            break
+        found.append((kind & _TYPE_MASK, body[offset + size : offset + length]))
         offset += (length + 3) & ~3
+    return found
