@@ -258,7 +258,9 @@ class SimulatedMachine:
         return self.root.parent / "unbound" / device
 
     def _present(self, device: str) -> bool:
-        return os.path.exists(f"{self.root}/sys/bus/pci/devices/{device}") and not self._unbound(device).exists()
+        # Plain text: the real machine has looked into sysfs before a Path is made.
+        there, unbound = f"{self.root}/sys/bus/pci/devices/{device}", f"{self.root.parent}/unbound/{device}"
+        return os.path.exists(there) and not os.path.exists(unbound)
 
     def lifelines(self) -> Mapping[str, str]:
         """Tell which interfaces carry the default route, of the namespace that the simulation is in."""
