@@ -1,0 +1,113 @@
+"""Grants that the reconciler frees, takes over, and moves after their devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.clients.cri import Sandbox
+from agent.errors import Unavailable
+from agent.model.allocation import PodRef
+from agent.reconcile import UNCLAIMED_SECONDS, Claim
+from tests.agent.books import POD, VF, attach, open_books, owner
+from tests.agent.reconcile.scene import OTHER_VF, Scene
+from tests.cni.tiny_node import tiny_snapshot
+
+
+def test_a_grant_that_no_pod_claims_is_released_when_it_is_old(scene: Scene) -> None:
+    scene.books.grant("rdma/vf", {VF: VF})
+    scene.run_once()
+    assert [grant.unit_id for grant in scene.books.grants()] == [VF]
+    scene.now += UNCLAIMED_SECONDS + 1
+    scene.run_once()
+    assert scene.books.grants() == ()
+
+
+def test_the_grant_of_a_device_in_a_pod_stays_whatever_kubelet_has_forgotten(scene: Scene) -> None:
+    scene.books.grant("rdma/vf", {VF: VF, OTHER_VF: OTHER_VF})
+    attach(scene.books, VF, owner())
+    scene.now += UNCLAIMED_SECONDS + 1
+    scene.run_once()
+    assert [grant.unit_id for grant in scene.books.grants()] == [VF]
+
+
+def test_a_kubelet_that_does_not_answer_frees_nothing(scene: Scene) -> None:
+    scene.books.grant("rdma/vf", {VF: VF})
+    scene.now += UNCLAIMED_SECONDS + 1
+    scene.claims = Unavailable("no kubelet")
+    scene.run_once()
+    assert [grant.unit_id for grant in scene.books.grants()] == [VF]
+    assert not scene.reconciler.settled
+
+
+def test_a_unit_that_a_pod_claims_is_taken_over_once_it_is_offered(scene: Scene) -> None:
+    scene.claims = [Claim(POD, "rdma/vf", VF)]
+    scene.offered = None
+    scene.run_once()
+    assert scene.books.grants() == ()
+    assert not scene.reconciler.settled
+    scene.offered = {VF: VF}
+    scene.run_once()
+    (grant,) = scene.books.grants()
+    assert (grant.device, grant.pod) == (VF, POD)
+    assert scene.reconciler.settled
+
+
+def test_a_grant_goes_to_the_pod_that_claims_it_now(scene: Scene) -> None:
+    scene.books.grant("rdma/vf", {VF: VF})
+    scene.books.bind([VF], POD)
+    scene.claims = [Claim(PodRef("default", "next"), "rdma/vf", VF)]
+    scene.run_once()
+    assert [grant.pod for grant in scene.books.grants()] == [PodRef("default", "next")]
+
+
+def test_a_pod_is_known_to_kubelet_or_to_the_runtime_or_to_nobody(scene: Scene) -> None:
+    row = attach(scene.books, VF, owner("c1"))
+    known: list[bool | None] = []
+    for claims, sandboxes in (
+        ([Claim(POD, "rdma/vf", VF)], Unavailable("no runtime")),
+        ((), [Sandbox("c1", POD, ready=False)]),
+        ((), ()),
+        (Unavailable("no kubelet"), ()),
+        ((), Unavailable("no runtime")),
+        (Unavailable("no kubelet"), [Sandbox("c1", POD, ready=True)]),
+    ):
+        scene.claims, scene.sandboxes = claims, sandboxes
+        scene.run_once()
+        known.append(scene.hands.pod_known(row))
+    assert known == [True, True, False, None, None, True]
+
+
+def test_grants_follow_their_vfs_to_new_addresses_after_a_reboot(tmp_path: Path) -> None:
+    with open_books(tmp_path, boot_id="yesterday") as books:
+        scene = Scene(books)
+        scene.snapshot = tiny_snapshot(2, boot_id="yesterday")
+        scene.run_once()
+        books.grant("rdma/vf", {VF: VF})
+        books.bind([VF], POD)
+    with open_books(tmp_path, boot_id="today") as books:
+        scene = Scene(books)
+        scene.snapshot = tiny_snapshot(2, boot_id="today", bus="5e")
+        scene.claims = [Claim(POD, "rdma/vf", VF)]
+        scene.offered = None
+        scene.run_once()
+        # Not before it is known what is offered; and what is needed for it is not forgotten meanwhile.
+        assert [grant.device for grant in books.grants()] == [VF]
+        assert {k.boot_id for k in books.known_devices()} == {"yesterday"}
+        scene.offered = {"0000:5e:00.2": "0000:5e:00.2", "0000:5e:00.3": "0000:5e:00.3"}
+        scene.run_once()
+        assert [(grant.unit_id, grant.device) for grant in books.grants()] == [(VF, "0000:5e:00.2")]
+        assert ("grant-move", "renumbered") in scene.counted
+        scene.run_once()
+        assert [(k.device, k.boot_id) for k in books.known_devices()] == [
+            ("0000:5e:00.2", "today"),
+            ("0000:5e:00.3", "today"),
+        ]
+
+
+def test_a_pod_that_holds_nothing_of_ours_is_known_all_the_same(scene: Scene) -> None:
+    """Its device was named by somebody else, and kubelet counts it to no unit of ours."""
+    row = attach(scene.books, VF, owner("c1"))
+    scene.run_once()
+    assert scene.hands.pod_known(row) is False
+    scene.pods = frozenset({("default", "trainer")})
+    assert scene.hands.pod_known(row) is True

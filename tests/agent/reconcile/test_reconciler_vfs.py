@@ -1,0 +1,84 @@
+"""VFs without a row: looked for in pods, put back under their own names."""
+
+from __future__ import annotations
+
+import itertools
+
+from agent.clients.cri import Sandbox
+from agent.errors import HardwareError
+from agent.model.allocation import PodRef
+from agent.reconcile import Claim
+from tests.agent.books import POD, VF, attach, owner
+from tests.agent.reconcile.scene import OTHER_VF, Scene
+from tests.cni.tiny_node import tiny_snapshot, vf
+
+
+def test_a_vf_that_cannot_be_put_back_keeps_no_other_from_it(scene: Scene) -> None:
+    scene.snapshot = tiny_snapshot(3, names={0: "dev7", 1: "dev8"}, in_pods=[2])
+    scene.ours = {vf(0), vf(1), vf(2)}
+    scene.hands.errors[vf(0)] = HardwareError("netlink says no")
+    scene.run_once()
+    assert [device for device, _ in scene.hands.strange] == [vf(1)]
+    assert [devices for devices, *_ in scene.hands.looked_for] == [(vf(2),)]
+
+
+def test_natural_names_are_learnt_of_vfs_in_the_host_and_forgotten_with_them(scene: Scene) -> None:
+    scene.snapshot = tiny_snapshot(2)
+    scene.run_once()
+    assert [(k.device, k.netdev, k.boot_id) for k in scene.books.known_devices()] == [
+        (VF, "ens1f0v0", "boot"),
+        (OTHER_VF, "ens1f0v1", "boot"),
+    ]
+    scene.snapshot = tiny_snapshot(1)
+    scene.run_once()
+    assert [k.device for k in scene.books.known_devices()] == [VF]
+
+
+def test_a_vf_that_has_no_interface_and_no_row_is_looked_for_with_all_that_is_known(scene: Scene) -> None:
+    scene.snapshot = tiny_snapshot(2, in_pods=[0])
+    scene.claims = [Claim(POD, "rdma/vf", VF)]
+    scene.sandboxes = [Sandbox("c1", POD, ready=True), Sandbox("old", PodRef("default", "x"), ready=False)]
+    scene.run_once()
+    assert scene.hands.looked_for == [((VF,), {VF: POD}, {("default", "trainer"): "c1"}, {VF: "rdma/vf"})]
+    assert ("adopt", "found-in-pod") in scene.counted
+    attach(scene.books, VF, owner())
+    scene.run_once()
+    assert len(scene.hands.looked_for) == 1
+
+
+def test_a_vf_of_nobody_under_a_pods_name_is_put_back(scene: Scene) -> None:
+    scene.snapshot = tiny_snapshot(2)
+    scene.run_once()
+    scene.snapshot = tiny_snapshot(2, names={0: "net1"})
+    scene.run_once()
+    ((device, known),) = scene.hands.strange
+    assert device == VF
+    assert known is not None
+    assert known.netdev == "ens1f0v0"
+    assert scene.hands.healed == [VF]
+    assert ("restore", "strange-name") in scene.counted
+    # And its strange name is not taken for its own.
+    assert [k.netdev for k in scene.books.known_devices()] == ["ens1f0v0", "ens1f0v1"]
+
+
+def test_vfs_that_no_resource_offers_are_left_to_whoever_has_them(scene: Scene) -> None:
+    scene.ours = set()
+    scene.snapshot = tiny_snapshot(2, in_pods=[0], names={1: "net1"})
+    scene.run_once()
+    assert (scene.hands.looked_for, scene.hands.strange) == ([], [])
+
+
+def test_vfs_that_are_found_nowhere_are_looked_for_less_and_less_often(scene: Scene) -> None:
+    """It opens every namespace of the node, and most of what is missing has no interface for good."""
+    scene.snapshot = tiny_snapshot(2, in_pods=[0])
+    looked = []
+    for _ in range(100):
+        before = len(scene.hands.looked_for)
+        scene.reconciler.heal_attachments()
+        if len(scene.hands.looked_for) > before:
+            looked.append(scene.now)
+        scene.now += 1
+    assert [round(b - a) for a, b in itertools.pairwise(looked)] == [2, 4, 8, 16, 32]
+    scene.snapshot = tiny_snapshot(2, in_pods=[0, 1])
+    scene.reconciler.heal_attachments()
+    assert scene.hands.looked_for[-1][0] == (VF, OTHER_VF)
