@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from tests import sandbox
 from tests.cni import tiny_node
 from tests.soak import observe
 from tests.soak.agent import SECONDS, Agent
+from tests.soak.calls import Answer, Call, Pod, names, promised, start
 from tests.soak.history import History
 from tests.soak.invariants import violations
 from tests.soak.slots import SLOTS, SPECS
@@ -28,7 +29,6 @@ from tests.soak.small_agent import GRANTED, Options
 from tests.soak.world import HOST, Expected, Promise, Settings, Shape, Violation, World
 
 ROOT = Path(__file__).resolve().parents[2]
-RELAY = ROOT / "build/shim/native/nodefabric-cni"
 HOST_LOCAL = "/usr/lib/cni/host-local"
 JOURNALLED = f"""\
 #!/bin/sh
@@ -42,51 +42,9 @@ if [ -e "ipam-fails-$CNI_COMMAND" ]; then
 fi
 exec {HOST_LOCAL}
 """
-NETWORK = "rails"
+
+
 KERNEL_SECONDS = 3.0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the relay told the runtime."""
-
-    status: int
-    document: Mapping[str, Any]
-
-    @property
-    def succeeded(self) -> bool:
-        return self.status == 0
-
-
-@dataclass(frozen=True)
-class Pod:
-    """A pod's sandbox."""
-
-    container_id: str
-    netns: Path
-    inode: int
-
-    @property
-    def name(self) -> str:
-        return f"pod-of-{self.container_id}"
-
-
-@dataclass
-class Call:
-    """A relay at work."""
-
-    command: str
-    process: subprocess.Popen[bytes]
-    stdin: bytes
-    answer: Answer | None = None
-
-    def finish(self, seconds: float = SECONDS) -> Answer:
-        """Wait for the answer."""
-        if self.answer is None:
-            stdout, stderr = self.process.communicate(timeout=seconds)
-            assert stderr == b"", stderr.decode()
-            self.answer = Answer(self.process.returncode, json.loads(stdout) if stdout.strip() else {})
-        return self.answer
 
 
 @dataclass
@@ -210,28 +168,7 @@ class Node:
 
     def call(self, command: str, pod: Pod | None, conf: Mapping[str, Any], ifname: str = "net1", **env: str) -> Call:
         """Start a relay. `env` may take the place of what the runtime says by itself."""
-        document = {"cniVersion": "1.1.0", "name": NETWORK, "type": "nodefabric", **conf}
-        variables = {
-            "CNI_COMMAND": command,
-            "CNI_PATH": str(self.folder / "bin"),
-            "NODEFABRIC_CNI_SOCKET": str(self.folder / "cni.sock"),
-            "NODEFABRIC_CNI_SPOOL": str(self.folder / "spool"),
-        }
-        if pod is not None:
-            variables |= {
-                "CNI_CONTAINERID": pod.container_id,
-                "CNI_IFNAME": ifname,
-                "CNI_NETNS": str(pod.netns),
-                "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod.name}",
-            }
-        pipe = subprocess.PIPE
-        process = subprocess.Popen([RELAY], env={**variables, **env}, stdin=pipe, stdout=pipe, stderr=pipe)
-        assert process.stdin is not None
-        data = json.dumps(document).encode()
-        process.stdin.write(data)
-        process.stdin.close()
-        process.stdin = None
-        return Call(command, process, data)
+        return start(self.folder, command, pod, conf, ifname, env)
 
     def add(self, pod: Pod, conf: Mapping[str, Any], ifname: str = "net1") -> Answer:
         """Run a whole ADD."""
@@ -241,8 +178,8 @@ class Node:
         """Wait for an ADD's answer, and hold the node to it."""
         answer = call.finish()
         said = "succeeds" if answer.succeeded else f"fails: {answer.document.get('msg')}"
-        promises = self._promised(answer, pod, conf, ifname) if answer.succeeded else ()
-        self.history.note(f"ADD of {pod.container_id} {ifname} {said}", pod.container_id, *_names(promises))
+        promises = promised(answer, pod, conf, ifname) if answer.succeeded else ()
+        self.history.note(f"ADD of {pod.container_id} {ifname} {said}", pod.container_id, *names(promises))
         if promises:
             self.promises[pod.container_id, ifname] = promises
             self.results[pod.container_id] = answer.document
@@ -254,8 +191,8 @@ class Node:
 
     def begin_delete(self, pod: Pod, conf: Mapping[str, Any], ifname: str = "net1", *, netns: bool = True) -> Call:
         """Start a relay with a DEL."""
-        promised = self.promises.pop((pod.container_id, ifname), ())
-        self.history.note(f"DEL of {pod.container_id} {ifname}", pod.container_id, *_names(promised))
+        held = self.promises.pop((pod.container_id, ifname), ())
+        self.history.note(f"DEL of {pod.container_id} {ifname}", pod.container_id, *names(held))
         return self.call("DEL", pod, conf, ifname, **({} if netns else {"CNI_NETNS": ""}))
 
     def collect(self, keep: Sequence[tuple[str, str]]) -> Call:
@@ -265,27 +202,6 @@ class Node:
         self.history.note(f"GC keeps {', '.join(map(' '.join, keep)) or 'nothing'}")
         kept = [{"containerID": c, "ifname": i} for c, i in keep]
         return self.call("GC", None, {"cni.dev/valid-attachments": kept, "ipam": self.ipam()})
-
-    def _promised(self, answer: Answer, pod: Pod, conf: Mapping[str, Any], ifname: str) -> tuple[Promise, ...]:
-        found = []
-        for index, interface in enumerate(answer.document.get("interfaces", [])):
-            if (device := interface.get("pciID")) is None:
-                continue
-            ips = answer.document.get("ips", [])
-            found.append(
-                Promise(
-                    device=device,
-                    container_id=pod.container_id,
-                    cni_ifname=ifname,
-                    ifname=interface["name"],
-                    netns=str(pod.netns),
-                    mac=interface.get("mac"),
-                    mtu=interface.get("mtu"),
-                    settings=wanted_settings(conf),
-                    addresses=tuple(ip["address"].partition("/")[0] for ip in ips if ip.get("interface") == index),
-                )
-            )
-        return tuple(found)
 
     # ----------------------------------------------------------------- hardware
 
@@ -422,20 +338,3 @@ class Node:
         self.history = History()
         self.promises.clear()
         self.void.clear()
-
-
-def _names(promises: Iterable[Promise]) -> Iterator[str]:
-    for promise in promises:
-        yield promise.device
-        yield from promise.addresses
-
-
-def wanted_settings(conf: Mapping[str, Any]) -> Settings:
-    """Say which settings a netconf asks for, in the ledger's words."""
-    words = {"vlan": "vlan", "vlanQoS": "vlan_qos", "vlanProto": "vlan_proto", "max_tx_rate": "max_tx_rate"}
-    flags = {"trust": "trust", "spoofchk": "spoofchk"}
-    found = {setting: conf[key] for key, setting in words.items() if key in conf}
-    found |= {setting: conf[key] == "on" for key, setting in flags.items() if key in conf}
-    if "mac" in conf:
-        found["mac"] = conf["mac"]
-    return found

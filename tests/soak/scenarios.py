@@ -12,7 +12,8 @@ from typing import Any
 
 from agent.model.slots import slot_id
 from tests.soak import slots
-from tests.soak.node import Call, Node, Pod
+from tests.soak.calls import Call, Pod
+from tests.soak.node import Node
 
 MAC = "02:00:00:00:00:77"
 

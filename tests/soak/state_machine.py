@@ -12,7 +12,8 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.soak.node import Call, Node, Pod
+from tests.soak.calls import Call, Pod
+from tests.soak.node import Node
 from tests.soak.scenarios import SETTINGS
 from tests.soak.small_agent import AWAY
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak.calls import Pod
 from tests.soak.invariants import violations
-from tests.soak.node import Node, Pod
+from tests.soak.node import Node
 from tests.soak.scenarios import everything, plain
 from tests.soak.world import HOST, Bound, Expected, Lease, Promise, Row, Seen, Shape, World
 
