@@ -15,7 +15,7 @@ from cni.adoption import Adopted, Adopter
 from cni.locks import DeviceLocks
 from tests.cni import tiny_node
 from tests.cni.modes import rdma_node
-from tests.cni.modes.test_infiniband import state
+from tests.cni.modes.guids import state
 from tests.cni.old_plugins import CONTAINER, OldSriov
 from tests.cni.tiny_node import PF_NETDEV, Rig, mac_of, netdev, vf
 

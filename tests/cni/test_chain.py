@@ -15,9 +15,9 @@ from agent.errors import InstallFailed
 from cni import chain, conflist
 from cni.chain import Keeper, Patience
 from cni.folder_changes import FolderChanges
+from tests.cni.conflists import BRIDGE, CALICO
 from tests.cni.killed import kill_at_each_step
-from tests.cni.test_conflist import BRIDGE, CALICO
-from tests.cni.test_shim_spool import disk
+from tests.cni.small_disk import disk
 
 OURS = {"type": "nodefabric"}
 

@@ -13,7 +13,7 @@ from agent.errors import ConfigError, InstallFailed
 from cni import folder
 from cni.install import BACKUP, MARKER, Installation, install, put_conflist, remove, remove_conflist
 from tests.cni.killed import kill_at_each_step
-from tests.cni.test_shim_spool import disk
+from tests.cni.small_disk import disk
 
 RELAY = b"\x7fELF the relay"
 

@@ -9,76 +9,23 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent.errors import AttachmentError, IpamFailed
-from agent.ledger import Ledger
 from agent.model.allocation import Attachment
 from cni.call import GrantedDevice
 from cni.finding import Finder
-from cni.leases import FORGET_SECONDS, HUNG_SECONDS, MAX_OWED, LeaseBook
+from cni.leases import FORGET_SECONDS, HUNG_SECONDS, MAX_OWED
 from cni.locks import DeviceLocks
 from cni.orphans import ORPHAN_SECONDS, Orphans
-from tests.agent.books import attach, open_books, owner
+from tests.cni.desk import PLUGINS, Desk, open_desk
 from tests.cni.tiny_node import Rig, stub_answer, until, vf
 
-PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 HAS_HOST_LOCAL = shutil.which("host-local", path=PLUGINS) is not None
 NO_HOST_LOCAL = "the standard plugins are not installed (Debian: containernetworking-plugins)"
-
-
-class Desk:
-    """A lease book on real books, and plugins made of shell scripts."""
-
-    def __init__(self, folder: Path, books: Ledger, seconds: float = 30.0) -> None:
-        self.folder = folder
-        self.books = books
-        self.leases = LeaseBook(books, seconds=seconds, clock=lambda: self.now)
-        self.now = time.time()
-        self._devices = 0
-
-    def plugin(self, name: str, script: str) -> None:
-        """Write a plugin. `$CNI_COMMAND` is ADD or DEL."""
-        fresh = self.folder / f"{name}.new"
-        fresh.write_text(f"#!/bin/sh\n{script}\n")
-        fresh.chmod(0o755)
-        fresh.rename(self.folder / name)
-
-    def row(self, container_id: str, kind: str = "stub", **ipam: Any) -> Attachment:
-        """Begin an attachment whose addresses come from a plugin."""
-        self._devices += 1
-        network = {"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric", "ipam": {"type": kind, **ipam}}
-        request = {"network": network, "cni_args": "", "cni_path": f"{self.folder}:{PLUGINS}"}
-        return attach(self.books, f"0000:3b:00.{self._devices}", owner(container_id), **request)
-
-    def owe(self, container_id: str, kind: str = "stub") -> None:
-        """Owe the lease of an interface that is gone."""
-        self.books.finish_detach(self.row(container_id, kind), lease_owed=True)
-
-    def owed(self) -> list[str]:
-        """List the containers whose leases are owed."""
-        return [lease.container_id for lease in self.books.owed_leases()]
-
-    def said(self, file: str = "calls") -> list[str]:
-        """Read what the plugins noted."""
-        path = self.folder / file
-        return path.read_text().splitlines() if path.exists() else []
-
-
-@contextmanager
-def open_desk(folder: Path, seconds: float = 30.0) -> Iterator[Desk]:
-    with open_books(folder) as books:
-        desk = Desk(folder, books, seconds)
-        try:
-            yield desk
-        finally:
-            desk.leases.close()
 
 
 @pytest.fixture
@@ -219,7 +166,7 @@ def test_the_number_of_owed_leases_is_bounded(desk: Desk) -> None:
 KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
-from tests.cni.test_leases import open_desk
+from tests.cni.desk import open_desk
 from tests.cni.tiny_node import until
 with open_desk(Path(sys.argv[1])) as desk:
     threading.Thread(target=desk.leases.take, args=(desk.row("c1"),)).start()

@@ -8,13 +8,13 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cni import protocol
 from tests.cni.relay import OWN_NETNS, Agent, Behaviour, Outcome, Relay, hang_up, serve
+from tests.cni.small_disk import disk
 
 POD = {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": OWN_NETNS}
 
@@ -167,19 +167,6 @@ def test_no_tree_of_folders_is_made_for_a_spool(relay: Relay) -> None:
     error = relay.run("DEL", NODEFABRIC_CNI_SPOOL=str(relay.folder / "no/such/spool")).error
     assert error["details"].endswith("no/such/spool: No such file or directory")
     assert list(relay.folder.iterdir()) == []
-
-
-@contextlib.contextmanager
-def disk(folder: Path, options: str) -> Iterator[None]:
-    folder.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", options, "nodefabric-test", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"a full disk under the spool: no tmpfs can be mounted ({mounted.stderr.strip()})")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def test_a_full_disk_is_told_and_leaves_nothing_half_written(relay: Relay) -> None:

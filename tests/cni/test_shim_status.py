@@ -12,7 +12,7 @@ import pytest
 
 from cni import protocol
 from tests.cni.relay import Agent, Relay, hang_up, serve
-from tests.cni.test_shim_spool import disk
+from tests.cni.small_disk import disk
 
 
 def mark(relay: Relay) -> Path:

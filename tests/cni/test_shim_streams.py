@@ -17,7 +17,7 @@ import pytest
 
 from cni import protocol
 from tests.cni.relay import OWN_NETNS, Agent, Outcome, Relay, finish, hang_up, serve
-from tests.cni.test_shim_spool import disk
+from tests.cni.small_disk import disk
 
 POD = {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1"}
 

@@ -20,9 +20,9 @@ from agent.model.allocation import Undo
 from cni.modes import guid, rdma
 from tests.cni import tiny_node
 from tests.cni.modes import rdma_node
+from tests.cni.modes.guids import GUID, state
 from tests.cni.tiny_node import PF_NETDEV, Rig, until, vf
 
-GUID = "02:00:00:00:00:00:00:01"
 NODE_GUID = "0200:0000:0000:0001"
 
 
@@ -38,18 +38,6 @@ def exclusive(own_network: None, tmp_path: Path) -> Iterator[Rig]:
     rdma_node.create(tmp_path, ib=True)
     with tiny_node.open_rig(tmp_path) as rig:
         yield rig
-
-
-def state(node: Rig, index: int = 0) -> tuple[Any, ...]:
-    """All of a VF that must be as before; its GUIDs with zeros and ones counted the same."""
-    link, device = node.machine.find_netdev(vf(index)), node.machine.find_rdma(vf(index))
-    assert link is not None
-    assert device is not None
-    guids = node.machine.vf_control.guids(PF_NETDEV, index)
-    assert guids is not None
-    plain = tuple(guid.NONE if g == guid.ALL_ONES else g for g in guids)
-    nodes = node.machine.rdma.char_device(device, "uverbs").name
-    return (link.name, link.mtu, link.up, device.name, plain, nodes, node.settings(index).link_state)
 
 
 def test_a_vf_gets_its_guid_and_all_is_as_before_afterwards(node: Rig) -> None:

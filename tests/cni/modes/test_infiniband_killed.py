@@ -12,7 +12,7 @@ from agent.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.killed import kill_at_each_step
 from tests.cni.modes import rdma_node
-from tests.cni.modes.test_infiniband import GUID, state
+from tests.cni.modes.guids import GUID, state
 from tests.cni.tiny_node import until, vf
 
 SCRIPT = """

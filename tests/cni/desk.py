@@ -1,0 +1,64 @@
+"""Leases with their books, and plugins that a test writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agent.ledger import Ledger
+from agent.model.allocation import Attachment
+from cni.leases import LeaseBook
+from tests.agent.books import attach, open_books, owner
+
+PLUGINS = "/opt/cni/bin:/usr/lib/cni"
+
+
+class Desk:
+    """A lease book on real books, and plugins made of shell scripts."""
+
+    def __init__(self, folder: Path, books: Ledger, seconds: float = 30.0) -> None:
+        self.folder = folder
+        self.books = books
+        self.leases = LeaseBook(books, seconds=seconds, clock=lambda: self.now)
+        self.now = time.time()
+        self._devices = 0
+
+    def plugin(self, name: str, script: str) -> None:
+        """Write a plugin. `$CNI_COMMAND` is ADD or DEL."""
+        fresh = self.folder / f"{name}.new"
+        fresh.write_text(f"#!/bin/sh\n{script}\n")
+        fresh.chmod(0o755)
+        fresh.rename(self.folder / name)
+
+    def row(self, container_id: str, kind: str = "stub", **ipam: Any) -> Attachment:
+        """Begin an attachment whose addresses come from a plugin."""
+        self._devices += 1
+        network = {"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric", "ipam": {"type": kind, **ipam}}
+        request = {"network": network, "cni_args": "", "cni_path": f"{self.folder}:{PLUGINS}"}
+        return attach(self.books, f"0000:3b:00.{self._devices}", owner(container_id), **request)
+
+    def owe(self, container_id: str, kind: str = "stub") -> None:
+        """Owe the lease of an interface that is gone."""
+        self.books.finish_detach(self.row(container_id, kind), lease_owed=True)
+
+    def owed(self) -> list[str]:
+        """List the containers whose leases are owed."""
+        return [lease.container_id for lease in self.books.owed_leases()]
+
+    def said(self, file: str = "calls") -> list[str]:
+        """Read what the plugins noted."""
+        path = self.folder / file
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@contextmanager
+def open_desk(folder: Path, seconds: float = 30.0) -> Iterator[Desk]:
+    with open_books(folder) as books:
+        desk = Desk(folder, books, seconds)
+        try:
+            yield desk
+        finally:
+            desk.leases.close()
