@@ -13,7 +13,7 @@ from agent.hardware.sysfs import scan
 from agent.model.counters import VfTraffic
 from agent.model.device import Snapshot
 from agent.sim import recorded
-from tests.agent.hardware.test_vf_settings import attribute
+from tests.agent.hardware.attributes import attribute
 
 NODE = "h100-8gpu"
 VF_MAC, VF_STATS, NUM_VF, VFINFO_LIST, VF_INFO = 1, 8, 21, 22, 1

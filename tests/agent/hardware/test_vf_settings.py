@@ -9,6 +9,7 @@ import pytest
 
 from agent.hardware import vf_settings
 from agent.model.allocation import VfSettings
+from tests.agent.hardware.attributes import attribute
 
 pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="the golden bytes are little-endian")
 
@@ -73,11 +74,6 @@ def test_what_the_kernel_sets_together_is_completed_from_before() -> None:
     assert vf_settings.completed(VfSettings(trust=False), before) == VfSettings(trust=False)
     assert not vf_settings.is_complete(VfSettings(vlan=8))
     assert vf_settings.is_complete(VfSettings(trust=False, min_tx_rate=0, max_tx_rate=5))
-
-
-def attribute(kind: int, payload: bytes) -> bytes:
-    """Make an attribute as the kernel does: its length has 16 bits, and wraps round."""
-    return struct.pack("=HH", (4 + len(payload)) & 0xFFFF, kind) + payload + b"\0" * (-len(payload) % 4)
 
 
 def settings_of(index: int) -> VfSettings:

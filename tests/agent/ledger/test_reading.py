@@ -17,7 +17,7 @@ from agent.ledger import SCHEMA_VERSION
 from agent.ledger.lock import claim, is_claimed
 from agent.ledger.reading import Books, read
 from tests.agent.books import VF, attach, open_books, owner
-from tests.agent.ledger.test_schema import write_format_1
+from tests.agent.ledger.format_1 import write_format_1
 
 
 def test_what_is_in_the_books_is_read_while_the_agent_has_them_open(tmp_path: Path) -> None:
