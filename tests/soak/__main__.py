@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,57 +20,66 @@ from hypothesis.stateful import run_state_machine_as_test
 from agent.sim.stage import CNI_FOLDERS
 from tests import sandbox
 from tests.soak import churn, crash
-from tests.soak.crash import Limits
+from tests.soak.crash import Limits, Outcome
 from tests.soak.state_machine import Nodes, life_on
+from tests.soak.supervisor import Figures, Supervisor, note
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FUZZER = CHECKOUT / "hack/fuzz-shim"
 EXAMPLES_AT_ONCE = 5
-Report = dict[str, int | str | list[str]]
+PARTS = ("crash", "state-machine", "churn", "fuzz")
+PR_SET_PDEATHSIG = 1
+Note = Callable[[Figures, Sequence[str]], None]
+"""Takes the figures and problems so far."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the parts one after the other, and write the report after each. Returns 1 if anything was wrong."""
+    """Run the parts one after the other, and keep the report up to date. Returns 1 if anything was wrong."""
     options = _parser().parse_args(arguments)
+    if options.part is not None:
+        return _one_part(options)
     if not any((folder / "host-local").is_file() for folder in CNI_FOLDERS):
         print("the CNI plugin host-local is missing: install containernetworking-plugins", file=sys.stderr)
         return 2
-    parts: dict[str, Callable[[], Report]] = {
-        "crash": lambda: _crash(options),
-        "state-machine": lambda: _state_machine(options),
-        "churn": lambda: _churn(options),
-        "fuzz": lambda: _fuzz(options),
-    }
-    report: Report = {"seed": options.seed}
-    found: list[str] = []
+    ours = [sys.executable, "-m", "tests.soak", *arguments, "--seed", str(options.seed)]
+    parts = {name: [*ours, "--part", name] for name in options.only or PARTS}
+    return Supervisor(options.report, parts, {"seed": options.seed}).run()
+
+
+def _one_part(options: argparse.Namespace) -> int:
+    """Be one of the parts, for the process that runs them all."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(f"ended by {signal.Signals(number).name}"))
     sandbox.seal()
-    for name in options.only or parts:
-        say(f"== {name}, seed {options.seed}")
-        part = parts[name]()
-        problems = part.pop("problems", [])
-        assert isinstance(problems, list)
-        found += problems
-        report |= part
-        options.report.parent.mkdir(parents=True, exist_ok=True)
-        options.report.write_text(json.dumps(report | {"problems": found}, indent=1) + "\n")
-    say("\n" + "\n".join(f"{name:24} {value}" for name, value in report.items()))
-    say(f"\nThe figures are in {options.report}")
-    for problem in found:
-        say(f"WRONG: {problem}")
-    return 1 if found else 0
+    run = {"crash": _crash, "state-machine": _state_machine, "churn": _churn, "fuzz": _fuzz}[options.part]
+
+    def tell(figures: Figures, problems: Sequence[str]) -> None:
+        note(options.figures, figures, problems, is_over=False)
+
+    figures, problems = run(options, tell)
+    note(options.figures, figures, problems, is_over=True)
+    return 1 if problems else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hack/soak",
+        allow_abbrev=False,
         description="Try to make the agent lose a device or an address, in namespaces of its own, for as long as told.",
     )
     add = parser.add_argument
-    add("--only", action="append", choices=("crash", "state-machine", "churn", "fuzz"), help="may be repeated")
+    add("--only", action="append", choices=PARTS, help="may be repeated")
     add("--seed", type=int, default=int(time.time()), help="to repeat a run (default: another one each time)")
     add("--report", type=Path, default=CHECKOUT / "build/reports/soak.json", help="default: %(default)s")
+    add("--part", choices=PARTS, help=argparse.SUPPRESS)
+    add("--figures", type=Path, help=argparse.SUPPRESS)
     add("--scenario", help="of the crash test, this one alone")
-    add("--crash-seconds", type=float, default=1800.0, help="at most (default: %(default)s)")
+    add(
+        "--crash-seconds",
+        type=float,
+        default=3600.0,
+        help="what is left of the points then counts as wrong (%(default)s)",
+    )
     add("--lines", type=int, default=60, help="points beside those after a change, in each scenario (%(default)s)")
     add("--machine-seconds", type=float, default=600.0, help="of the state machine (default: %(default)s)")
     add("--pods", type=int, default=1000, help="of the churn (default: %(default)s)")
@@ -76,17 +87,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _crash(options: argparse.Namespace) -> Report:
-    outcome = crash.run(options.seed, Limits(options.lines, options.crash_seconds), say, options.scenario)
+def _crash(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[str]]:
+    def figures(outcome: Outcome) -> Figures:
+        return {
+            "crash_points_chosen": outcome.chosen,
+            "crash_points": outcome.points,
+            "crash_points_missed": outcome.missed,
+            "crash_violations": len(outcome.violations),
+        }
+
+    limits = Limits(options.lines, seconds=options.crash_seconds)
+    outcome = crash.run(options.seed, limits, say, options.scenario, lambda now: tell(figures(now), now.violations))
     say(f"crash test: {outcome}")
-    return {
-        "crash_points": outcome.points,
-        "crash_violations": len(outcome.violations),
-        "problems": outcome.violations,
-    }
+    left = outcome.chosen - outcome.points
+    problems = [*outcome.violations, *([f"{left} fault points were not tried"] if left else [])]
+    return figures(outcome), problems if outcome.chosen else [*problems, "there is no fault point to try"]
 
 
-def _state_machine(options: argparse.Namespace) -> Report:
+def _state_machine(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[str]]:
     """Play as many examples as time allows; after a failure, begin anew with another seed."""
     nodes = Nodes()
     failures: list[str] = []
@@ -101,6 +119,14 @@ def _state_machine(options: argparse.Namespace) -> Report:
         suppress_health_check=list(HealthCheck),
     )
     turn = 0
+
+    def figures() -> Figures:
+        return {
+            "state_machine_examples": nodes.examples,
+            "state_machine_steps": nodes.steps,
+            "state_machine_failures": len(failures),
+        }
+
     try:
         while time.monotonic() < until:
             try:
@@ -111,32 +137,38 @@ def _state_machine(options: argparse.Namespace) -> Report:
                 say(failures[-1])
             turn += 1
             say(f"state machine: {nodes.examples} examples, {nodes.steps} steps, {len(failures)} failures")
+            tell(figures(), failures)
     finally:
         nodes.close()
-    return {
-        "state_machine_examples": nodes.examples,
-        "state_machine_steps": nodes.steps,
-        "state_machine_failures": len(failures),
-        "problems": failures,
-    }
+    return figures(), failures
 
 
-def _churn(options: argparse.Namespace) -> Report:
+def _churn(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[str]]:
+    def figures(found: churn.Figures) -> Figures:
+        return {
+            "churn_pods": found.pods,
+            "churn_attached": found.attached,
+            "churn_crashes": found.crashes,
+            "churn_failures": len(found.failures),
+        }
+
     with sandbox.network():
-        figures = churn.run(options.pods, vfs=64, concurrency=16, crash_every=50, seed=options.seed, say=say)
-    say(f"churn: {figures}")
-    return {
-        "churn_pods": figures.pods,
-        "churn_crashes": figures.crashes,
-        "churn_failures": len(figures.failures),
-        "churn_leaks": len(figures.leaks),
-        "problems": figures.failures + figures.leaks,
-    }
+        found = churn.run(
+            options.pods,
+            vfs=64,
+            concurrency=16,
+            crash_every=50,
+            seed=options.seed,
+            say=say,
+            tell=lambda now: tell(figures(now), now.failures),
+        )
+    say(f"churn: {found}")
+    return figures(found) | {"churn_leaks": len(found.leaks)}, found.failures + found.leaks
 
 
-def _fuzz(options: argparse.Namespace) -> Report:
+def _fuzz(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[str]]:
     if not os.access(FUZZER, os.X_OK):
-        return {"problems": [f"{FUZZER} is missing, so nothing was fuzzed"]}
+        return {}, [f"{FUZZER} is missing, so nothing was fuzzed"]
     with tempfile.TemporaryDirectory(prefix="nf-fuzz-") as folder:
         report = Path(folder, "report.json")
         done = subprocess.run([FUZZER, "--seconds", str(options.fuzz_seconds), "--report", report], check=False)
@@ -145,7 +177,7 @@ def _fuzz(options: argparse.Namespace) -> Report:
     problems = [f"the fuzzer ended with status {done.returncode}"] if done.returncode else []
     problems += [f"{crashes} inputs break the relay"] if crashes else []
     problems += ["the fuzzer has executed nothing"] if not executions else []
-    return {"fuzz_executions": executions, "fuzz_crashes": crashes, "problems": problems}
+    return {"fuzz_executions": executions, "fuzz_crashes": crashes}, problems
 
 
 def say(text: str) -> None:

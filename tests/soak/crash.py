@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,13 +37,19 @@ class Crash:
 class Outcome:
     """What came of many crashes."""
 
+    chosen: int = 0
+    """Points to try."""
     points: int = 0
+    """Points tried."""
     missed: int = 0
     """Points that did not come up again, as threads went another way; the invariants were checked all the same."""
     violations: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"{self.points} points tried, {self.missed} of them not met again; {len(self.violations)} violations"
+        return (
+            f"{self.points} of {self.chosen} points tried, {self.missed} of them not met again;"
+            f" {len(self.violations)} violations"
+        )
 
 
 class CrashTest:
@@ -215,39 +222,56 @@ class CrashTest:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much to try: all points after a change, and so many others of each scenario, until time is over."""
+    """How much to try, however fast the machine is: all points after a change, and so many others of each scenario."""
 
     others: int
-    seconds: float
-    shuffled: bool = False
-    """Whether to mix the scenarios, so that what time allows is something of each."""
+    most: int | None = None
+    """Of all these points so many, mixed: of each scenario something."""
+    seconds: float = math.inf
+    """After so long something is wrong with the machine, and what is left is left."""
 
 
-def run(seed: int, limits: Limits, say: Callable[[str], None] = print, only: str | None = None) -> Outcome:
-    """Try the points of all scenarios."""
-    test = CrashTest(say)
-    until = time.monotonic() + limits.seconds
+def choose(found: Mapping[Scenario, tuple[Point, ...]], limits: Limits, seed: int) -> list[Crash]:
+    """Choose which points to try."""
     rng = random.Random(seed)
     crashes: list[Crash] = []
+    for scenario, points in found.items():
+        others = [point for point in points if not point.after_change]
+        chosen = [point for point in points if point.after_change]
+        chosen += rng.sample(others, min(limits.others, len(others)))
+        crashes += [Crash(scenario, point, seed) for point in chosen]
+    if limits.most is not None:
+        rng.shuffle(crashes)
+    return crashes[: limits.most]
+
+
+def run(
+    seed: int,
+    limits: Limits,
+    say: Callable[[str], None] = print,
+    only: str | None = None,
+    note: Callable[[Outcome], object] = lambda outcome: None,
+) -> Outcome:
+    """Try the points of all scenarios. `note` is told after each what has come of all so far."""
+    test = CrashTest(say)
+    began = time.monotonic()
     try:
+        found = {}
         for scenario in SCENARIOS:
-            if only is not None and scenario.name != only:
-                continue
-            points = test.find_points(scenario)
-            changes = [point for point in points if point.after_change]
-            others = [point for point in points if not point.after_change]
-            chosen = changes + rng.sample(others, min(limits.others, len(others)))
-            crashes += [Crash(scenario, point, seed) for point in chosen]
-            say(f"{scenario.name}: {len(points)} points, {len(changes)} after a change; {len(chosen)} to try")
-        if limits.shuffled:
-            rng.shuffle(crashes)
+            if only is None or scenario.name == only:
+                found[scenario] = points = test.find_points(scenario)
+                say(f"{scenario.name}: {len(points)} points, {sum(p.after_change for p in points)} after a change")
+        crashes = choose(found, limits, seed)
+        test.outcome.chosen = len(crashes)
+        say(f"{len(crashes)} points to try, found in {time.monotonic() - began:.0f} s")
         for number, crash in enumerate(crashes):
-            if time.monotonic() > until:
-                say(f"time is over: {len(crashes) - number} points are left for another seed")
+            if time.monotonic() - began > limits.seconds:
+                say(f"{limits.seconds:g} s are over: {len(crashes) - number} points are left")
                 break
             test.try_point(crash)
-            if number % 100 == 99:
-                say(f"{number + 1} of {len(crashes)} points tried")
+            note(test.outcome)
+            if number % 50 == 49:
+                say(f"{number + 1} of {len(crashes)} points tried, {time.monotonic() - began:.0f} s")
     finally:
         test.close()
     return test.outcome
