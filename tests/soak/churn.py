@@ -24,9 +24,9 @@ from agent.model.device import PciDevice
 from agent.sim.runtime import make_netns, remove_netns
 from agent.sim.stage import CONFIG, Stage
 from tests.soak import observe
+from tests.soak.calls import RELAY
 from tests.soak.history import History
 from tests.soak.invariants import violations
-from tests.soak.node import RELAY
 from tests.soak.scenarios import SETTINGS
 from tests.soak.world import Expected, Violation, World
 
