@@ -66,11 +66,12 @@ class Stage:
 
     # ---------------------------------------------------------------- hardware
 
-    def build_node(self, node: str, *, with_links: bool = True) -> SimulatedMachine:
-        """Lay a recorded node out, with real links for its Ethernet interfaces."""
+    def build_node(self, node: str | Path, *, with_links: bool = True) -> SimulatedMachine:
+        """Lay a recorded node out, by its name or file, with real links for its Ethernet interfaces."""
         place = self.folder / "node"
         self._stack.callback(SimulatedMachine.destroy, place)
-        SimulatedMachine.create(place, recorded.load(recorded.find(node)), with_links=with_links)
+        file = node if isinstance(node, Path) else recorded.find(node)
+        SimulatedMachine.create(place, recorded.load(file), with_links=with_links)
         machine = SimulatedMachine.open(place)
         self._stack.callback(machine.close)
         self.host = ("--simulate", str(place))

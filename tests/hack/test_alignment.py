@@ -11,13 +11,17 @@ from xml.etree import ElementTree
 
 import pytest
 from measure.alignment import svg
+from measure.alignment.node_health import NodeHealth, Soonness, faults_of
 from measure.alignment.rivals import Books, greedy, kubelet_default, numa_only
+from measure.alignment.scenarios import scenarios
 from measure.alignment.score import Chance, Tally, attained, best
 from measure.alignment.stream import Step, steps
-from measure.alignment.table import BEGIN, END, WAYS, Line, markdown, report
+from measure.alignment.table import BEGIN, END, WAYS, Line, markdown, report, table, told
 
 from agent.model.topology import Locality
 from agent.placement import Terrain
+from agent.sim import recorded
+from agent.sim.machine import SimulatedMachine
 from tests.agent.placement.hosts import Host, uuid
 
 ROOT = Path(__file__).parents[2]
@@ -140,6 +144,67 @@ def test_the_report_counts_pairs_over_all_nodes() -> None:
     assert "| a | x | 3 | 100 |" in text
     with pytest.raises(ValueError, match="has no"):
         markdown("nothing", lines, found)
+
+
+def test_the_tables_say_how_soon_each_nodes_list_tells_of_a_fault_or_that_none_was_shown() -> None:
+    good = Tally(3, 3, 3, Counter({PIX: 3}))
+    every = {way: good for way, _ in WAYS}
+    lines = [Line("a", "x", every), Line("b", "x", every), Line("c", "x", every)]
+    found = report(lines, {})
+    found["nodes"]["a"] |= told(Soonness("a PF's link", 41.6666)) | {"placement_p99_ms": 0.21}
+    found["nodes"]["b"] |= told(None)
+    assert found["nodes"]["a"]["health_event_to_list_ms"] == 41.667
+    assert found["nodes"]["b"]["health_event_to_list_ms"] is None
+    shown = {words[0]: words[1:] for words in map(str.split, table(lines, found)) if words}
+    assert shown["a"] == ["0.2", "42", "a", "PF's", "link"]
+    assert shown["b"] == ["–", "–", "no", "NIC", "was", "shown", "a", "fault"]
+    assert shown["c"] == ["–", "–", "not", "measured"]
+    assert shown["early_pairing_unread_attained_pct"] == ["–"]  # nobody has played that
+    text = markdown(f"{BEGIN}{END}", lines, found)
+    assert "| a | 0.2 | 42 | a PF's link |" in text
+    assert "| b | – | – | no NIC was shown a fault |" in text
+
+
+def machine_of(name: str, folder: Path) -> SimulatedMachine:
+    SimulatedMachine.create(folder, recorded.load(recorded.find(name)), with_links=False)
+    return SimulatedMachine.open(folder)
+
+
+def test_a_link_that_vfs_hang_on_is_the_fault_and_else_a_driver(tmp_path: Path) -> None:
+    machine = machine_of("one-numa-node", tmp_path / "vfs")
+    vfs = [device.address for device in machine.scan().devices if device.is_vf]
+    kind, found = faults_of(machine, vfs)
+    assert (kind, sum(fault.units for fault in found)) == ("a PF's link", len(vfs))
+    pf = machine.scan().by_address[vfs[0]].physfn
+    found[0].begin()
+    assert [d.address for d in machine.scan().devices if d.netdev and d.netdev.carrier is False] == [pf]
+    found[0].end()
+    assert [d.address for d in machine.scan().devices if d.netdev and d.netdev.carrier is False] == []
+    machine.close()
+
+    machine = machine_of("efa", tmp_path / "efa")
+    (adapter, *_) = [device for device in machine.scan().devices if device.rdma_devices]
+    kind, (fault,) = faults_of(machine, [adapter.address])
+    assert (kind, fault.units) == ("a NIC's driver", 1)
+    fault.begin()
+    assert machine.scan().by_address[adapter.address].driver is None
+    assert faults_of(machine, [adapter.address])[1] == []  # nothing more can happen to it
+    fault.end()
+    assert machine.scan().by_address[adapter.address] == adapter
+    machine.close()
+
+
+def test_a_users_own_node_is_measured_through_a_real_agent(own_network: None, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(recorded.find("one-numa-node").read_text().replace('"one-numa-node"', '"mine"', 1))
+    (tmp_path / "root").mkdir()
+    scenario = next(scenarios(file, tmp_path / "root"))
+    said: list[str] = []
+    found = NodeHealth(said.append, events=2).measure(file, scenario)
+    assert found is not None
+    assert found.fault == "a PF's link"
+    assert found.milliseconds > 0
+    assert said == ["health, mine: 2 times a PF's link goes or comes"]
 
 
 def test_the_whole_benchmark_runs_on_a_folder_of_nodes(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import os
 import random
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 from agent.sim import uevents
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import Stage
-from measure import gpu_errors
+from measure import faults, gpu_errors
 from measure.figures import Figures, quantile
 from measure.lists import Lists
 
@@ -36,7 +35,6 @@ CONFIG: dict[str, Any] = {
     "health": {"downSeconds": 0, "upSeconds": 0},
 }
 CHURN_PER_SECOND = 20
-SETTLE_SECONDS = (0.15, 0.35)
 
 
 def measure(say: Callable[[str], None], events: int = 60, relay: Path = RELAY) -> Figures:
@@ -47,11 +45,13 @@ def measure(say: Callable[[str], None], events: int = 60, relay: Path = RELAY) -
         lists = Lists(stage.folder / "kubelet/device-plugins", "rdma/vf")
         try:
             say(f"health: {events} links go and come, {events} drivers are unbound, on {NODE}")
-            link = _sample(lists, _links(machine), VFS_OF_PF, events)
-            driver = _sample(lists, _drivers(machine), 1, events)
+            links = tuple(faults.links(machine))
+            vfs = [device for device in machine.scan().devices if device.is_vf][:: VFS_OF_PF - 1]
+            link = faults.sample(lists, links, events)
+            driver = faults.sample(lists, [faults.driver(machine, vf) for vf in vfs], events)
             say(f"health: {events} links go and come, while {CHURN_PER_SECOND} VFs a second move into pods or back")
             with _churn(machine):
-                churn = _sample(lists, _links(machine), VFS_OF_PF, events)
+                churn = faults.sample(lists, links, events)
         finally:
             lists.close()
     return {
@@ -63,58 +63,6 @@ def measure(say: Callable[[str], None], events: int = 60, relay: Path = RELAY) -
         "health_event_to_list_churn_p99_ms": quantile(churn, 0.99),
         **gpu_errors.measure(say, events, relay),
     }
-
-
-Event = Callable[[], None]
-
-
-def _sample(lists: Lists, pairs: Iterator[tuple[Event, Event]], units: int, events: int) -> list[float]:
-    """Let faults come and go, and time each until the list says so."""
-    chance = random.Random(7)
-    sample: list[float] = []
-    while len(sample) < events:
-        fault, recovery = next(pairs)
-        for happen, unhealthy in ((fault, units), (recovery, 0)):
-            time.sleep(chance.uniform(*SETTLE_SECONDS))
-            began = time.perf_counter()
-            happen()
-            sample.append((lists.await_unhealthy(unhealthy) - began) * 1000)
-    return sample[:events]
-
-
-def _links(machine: SimulatedMachine) -> Iterator[tuple[Event, Event]]:
-    """Take the link of one PF after the other away, and give it back."""
-    pfs = [device for device in machine.scan().devices if device.is_pf and device.netdev is not None]
-    while True:
-        for pf in pfs:
-            folder = machine.root / "sys/bus/pci/devices" / pf.address
-            netdev = folder / "net" / pf.netdev.name if pf.netdev is not None else folder
-            state = folder / "infiniband" / pf.rdma_devices[0].name / "ports/1/state"
-
-            def change(carrier: str, port: str, netdev: Path = netdev, state: Path = state) -> None:
-                state.write_text(f"{port}\n")
-                (netdev / "carrier").write_text(f"{carrier}\n")
-                uevents.emit("change", uevents.devpath(machine.root, netdev), "net")
-
-            yield (lambda change=change: change("0", "1: DOWN")), (lambda change=change: change("1", "4: ACTIVE"))  # type: ignore[misc]
-
-
-def _drivers(machine: SimulatedMachine) -> Iterator[tuple[Event, Event]]:
-    """Unbind the driver of one VF after the other, and bind it again."""
-    while True:
-        for vf in [device for device in machine.scan().devices if device.is_vf][:: VFS_OF_PF - 1]:
-            folder = machine.root / "sys/bus/pci/devices" / vf.address
-            target = os.readlink(folder / "driver")
-
-            def unbind(folder: Path = folder) -> None:
-                (folder / "driver").unlink()
-                uevents.emit("unbind", uevents.devpath(machine.root, folder), "pci")
-
-            def bind(folder: Path = folder, target: str = target) -> None:
-                (folder / "driver").symlink_to(target)
-                uevents.emit("bind", uevents.devpath(machine.root, folder), "pci")
-
-            yield unbind, bind
 
 
 @contextmanager

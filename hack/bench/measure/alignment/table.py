@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from measure.alignment.node_health import Soonness
 from measure.alignment.score import Tally
 
 WAYS = (
@@ -39,7 +40,7 @@ def report(lines: Sequence[Line], more: Mapping[str, float]) -> dict[str, Any]:
     nodes = dict.fromkeys(line.node for line in lines)
     return {
         **_shares(lines),
-        **{name: round(value, 3) for name, value in more.items()},
+        **rounded(more),
         "nodes": {
             node: {
                 **_shares(mine := [line for line in lines if line.node == node]),
@@ -50,6 +51,18 @@ def report(lines: Sequence[Line], more: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
+def rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    """Round to microseconds."""
+    return {name: round(value, 3) for name, value in figures.items()}
+
+
+def told(health: Soonness | None) -> dict[str, Any]:
+    """Tell how soon faults of a node were in the list; None where none could be shown."""
+    if health is None:
+        return {"health_event_to_list_ms": None, "health_event": None}
+    return {"health_event_to_list_ms": round(health.milliseconds, 3), "health_event": health.fault}
+
+
 def table(lines: Sequence[Line], found: Mapping[str, Any]) -> Iterator[str]:
     """Lay the shares out for a terminal."""
     yield f"{'attained, %':38}" + "".join(f"{words:>16}" for _, words in WAYS)
@@ -57,9 +70,14 @@ def table(lines: Sequence[Line], found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{line.node:20}{line.nics:18}" + "".join(f"{_percent(line, way):>16}" for way, _ in WAYS)
     yield f"{'all':38}" + "".join(f"{_shown(found[f'{way}_attained_pct']):>16}" for way, _ in WAYS)
     yield ""
+    yield f"{'milliseconds':20}{'choice, p99':>14}{'event to list':>16}  event"
+    for node, figures in found["nodes"].items():
+        choice, soon, event = _times(figures)
+        yield f"{node:20}{choice:>14}{soon:>16}  {event}"
+    yield ""
     for name, value in found.items():
         if name != "nodes" and not any(name == f"{way}_attained_pct" for way, _ in WAYS):
-            yield f"{name:38}{value:16}"
+            yield f"{name:52}{'–' if value is None else value:>16}"
 
 
 def markdown(document: str, lines: Sequence[Line], found: Mapping[str, Any]) -> str:
@@ -81,7 +99,21 @@ def markdown(document: str, lines: Sequence[Line], found: Mapping[str, Any]) -> 
         + " | ".join(f"**{_shown(found[f'{way}_attained_pct'])}**" for way, _ in WAYS)
         + " |",
     ]
+    rows += [
+        "",
+        "| node | a choice (99th percentile), ms | from event to list (median), ms | the event |",
+        "|---|--:|--:|---|",
+        *(f"| {' | '.join((node, *_times(figures)))} |" for node, figures in found["nodes"].items()),
+    ]
     return before + begin + "\n" + "\n".join(rows) + "\n" + end + after
+
+
+def _times(figures: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Spell how long things take on a node: a choice, and the way of an event to the list."""
+    choice, soon = figures.get("placement_p99_ms"), figures.get("health_event_to_list_ms")
+    measured = "health_event_to_list_ms" in figures
+    event = figures.get("health_event") or ("no NIC was shown a fault" if measured else "not measured")
+    return "–" if choice is None else f"{choice:.1f}", "–" if soon is None else f"{soon:.0f}", event
 
 
 def _shares(lines: Sequence[Line]) -> dict[str, Any]:
