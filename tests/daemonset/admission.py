@@ -21,15 +21,11 @@ from tests.daemonset.manifests import Document
 _T = cel.Type
 DECLARED = {
     "request.operation": _T.STRING,
-    "request.name": _T.STRING,
-    "request.namespace": _T.STRING,
-    "request.subResource": _T.STRING,
     "request.resource.group": _T.STRING,
     "request.resource.version": _T.STRING,
     "request.resource.resource": _T.STRING,
     "request.userInfo.username": _T.STRING,
-    "request.userInfo.groups": _T.List(_T.STRING),
-    "request.userInfo.extra": _T.Map(_T.STRING, _T.List(_T.STRING)),
+    "request.userInfo": _T.Map(_T.STRING, _T.Map(_T.STRING, _T.List(_T.STRING))),  # extra alone, and only if it has any
     "object": _T.DYN,
     "oldObject": _T.DYN,
 }
@@ -58,18 +54,13 @@ class Request:
     @property
     def bindings(self) -> dict[str, Any]:
         """The values of the declared variables."""
-        metadata = (self.object or self.old_object or {}).get("metadata", {})
         return {
             "request.operation": self.operation,
-            "request.name": metadata.get("name", ""),
-            "request.namespace": metadata.get("namespace", ""),
-            "request.subResource": self.subresource,
             "request.resource.group": self.group,
             "request.resource.version": self.version,
             "request.resource.resource": self.resource,
             "request.userInfo.username": self.username,
-            "request.userInfo.groups": ["system:serviceaccounts", "system:authenticated"],
-            "request.userInfo.extra": dict(self.extra),
+            "request.userInfo": {"extra": dict(self.extra)} if self.extra else {},
             "object": self.object,
             "oldObject": self.old_object,
         }
