@@ -97,7 +97,13 @@ class Journal:
                 self._places[key], self._words[key] = self._free.pop(), 0
             self._number += 1
             offset = self._places[key] * _PLACE_BYTES + self._words[key] % 2 * HALF_BYTES
-            self._write(_HEADER.pack(len(text), zlib.crc32(text), self._number) + text, offset)
+            try:
+                self._write(_HEADER.pack(len(text), zlib.crc32(text), self._number) + text, offset)
+            except OSError:
+                if not self._words[key]:  # nobody will clear what was never said
+                    self._free.append(self._places.pop(key))
+                    del self._words[key]
+                raise
             self._words[key] += 1
         return True
 

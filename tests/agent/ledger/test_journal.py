@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -74,6 +75,42 @@ def test_rows_without_room_are_refused(path: Path) -> None:
     assert rows.put(PLACES, {})
     assert len(journal.read(path)) == PLACES
     assert path.stat().st_size == FILE_BYTES
+    rows.close()
+
+
+class Failing(Journal):
+    """A journal on a disk that breaks when it is told to."""
+
+    broken = False
+
+    def _write(self, word: bytes, offset: int) -> None:
+        super()._write(word[: len(word) // 2] if self.broken else word, offset)
+        if self.broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_write_that_fails_takes_no_place(path: Path) -> None:
+    rows = Failing(path)
+    rows.broken = True
+    for key in range(PLACES):
+        with pytest.raises(OSError, match="Input/output error"):
+            rows.put(key, {"never": "said"})
+    assert journal.read(path) == {}
+    rows.broken = False
+    assert all(rows.put(key, {"word": key}) for key in range(100, 100 + PLACES))
+    assert journal.read(path) == {key: {"word": key} for key in range(100, 100 + PLACES)}
+    rows.close()
+
+
+def test_a_newer_word_that_fails_leaves_the_older_one_where_it_can_be_cleared(path: Path) -> None:
+    rows = Failing(path)
+    assert rows.put(3, {"word": 0})
+    rows.broken = True
+    with pytest.raises(OSError, match="Input/output error"):
+        rows.put(3, {"word": 1})
+    assert journal.read(path) == {3: {"word": 0}}
+    rows.clear(3)
+    assert journal.read(path) == {}
     rows.close()
 
 
