@@ -21,7 +21,8 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from agent.clients.api_answers import body_of, decoded, lines_of, refusal, translated
-from agent.errors import ConfigError, Refused, Unavailable
+from agent.clients.cutoff import Cutoff
+from agent.errors import AgentError, ConfigError, Refused, Unavailable
 
 FIELD_MANAGER = "nodefabric"
 CONNECT_SECONDS = 5.0
@@ -141,12 +142,20 @@ class ApiServer:
         query = urlencode({"fieldSelector": f"spec.nodeName={node_name}", "resourceVersion": "0"})
         return self._call("GET", f"/api/v1/pods?{query}")
 
-    def watch_pods(self, node_name: str, since: str, seconds: int) -> Iterator[dict[str, Any]]:
+    def watch_pods(
+        self, node_name: str, since: str, seconds: int, cutoff: Cutoff | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Yield what happens to the pods bound to a node after the resource version `since`.
 
-        The server ends the watch after so many seconds; a connection that says nothing for a little longer counts as
-        dead. Raises Unavailable; Refused with status 410 if the server no longer knows that version.
+        The server ends the watch after so many seconds, and `cutoff` at once; a connection that says nothing for a
+        little longer counts as dead. Raises Unavailable; Refused with status 410 if the server no longer knows that
+        version.
         """
+        from urllib3.exceptions import HTTPError
+
+        cutoff = cutoff or Cutoff()
+        if cutoff.is_over:
+            return
         query = urlencode(
             {
                 "watch": "true",
@@ -160,13 +169,13 @@ class ApiServer:
         with self._answer("GET", f"/api/v1/pods?{query}", None, "application/json", seconds + READ_SECONDS) as response:
             if response.status != 200:
                 raise refusal(response.status, response.headers.get("Retry-After"), body_of(response), where)
-            with translated(where):
-                for line in lines_of(response):
-                    event = decoded(line, where)
-                    if event.get("type") == "ERROR":
-                        status = event.get("object", {})
-                        raise Refused(int(status.get("code", 500)), f"{where}: {status.get('message', 'failed')}")
-                    yield event
+            with cutoff.ends(response.shutdown), translated(where):
+                try:
+                    for line in lines_of(response):
+                        yield _event(line, where)
+                except (AgentError, HTTPError, OSError, ValueError):  # ValueError: TLS that was ended between two reads
+                    if not cutoff.is_over:
+                        raise
 
     def _call(
         self, method: str, path: str, document: Mapping[str, Any] | None = None, accept: str = "application/json"
@@ -198,6 +207,14 @@ class ApiServer:
             response = self._client.call_api(*request, _request_timeout=(CONNECT_SECONDS, seconds)).response
         with contextlib.closing(response):
             yield response
+
+
+def _event(line: bytes, where: str) -> dict[str, Any]:
+    event = decoded(line, where)
+    if event.get("type") == "ERROR":
+        status = event.get("object", {})
+        raise Refused(int(status.get("code", 500)), f"{where}: {status.get('message', 'failed')}")
+    return event
 
 
 @contextlib.contextmanager

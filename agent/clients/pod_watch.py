@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agent.clients.cutoff import Cutoff
 from agent.errors import AgentError, Refused, Unavailable
 from agent.model.quantity import parse_exact
 
@@ -47,11 +48,16 @@ class WatchedPod:
 
 
 class PodLister(Protocol):
-    """The API server, as the watch needs it. Both block and raise Unavailable; Refused(410) asks for a new list."""
+    """The API server, as the watch needs it. Both block and raise Unavailable; Refused(410) asks for a new list.
+
+    A watch that is cut off comes back at once, and raises nothing.
+    """
 
     def list_pods(self, node_name: str) -> dict[str, Any]: ...
 
-    def watch_pods(self, node_name: str, since: str, seconds: int) -> Iterator[dict[str, Any]]: ...
+    def watch_pods(
+        self, node_name: str, since: str, seconds: int, cutoff: Cutoff | None = None
+    ) -> Iterator[dict[str, Any]]: ...
 
 
 class PodWatch:
@@ -73,6 +79,7 @@ class PodWatch:
         self._changed = changed
         self._chance = chance
         self._stopped = threading.Event()
+        self._cutoff = Cutoff()
         self._pause = pause or self._stopped.wait
         self._clock = clock
         self._short = 0
@@ -90,8 +97,9 @@ class PodWatch:
         threading.Thread(target=self.follow, name="pod watch", daemon=True).start()
 
     def stop(self) -> None:
-        """End at the next event, or when the server ends the watch."""
+        """End at once, whatever the server says or does not say: another configuration has a watch of its own."""
         self._stopped.set()
+        self._cutoff.cut()
 
     def follow(self) -> None:
         """List and watch until stopped."""
@@ -130,7 +138,7 @@ class PodWatch:
         assert self._version is not None
         spread = LONGEST_WATCH_SECONDS - SHORTEST_WATCH_SECONDS
         seconds = SHORTEST_WATCH_SECONDS + int(spread * self._chance())
-        for event in self._api.watch_pods(self._node_name, self._version, seconds):
+        for event in self._api.watch_pods(self._node_name, self._version, seconds, self._cutoff):
             if self._stopped.is_set():
                 return
             self._well()

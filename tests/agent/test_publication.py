@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from agent.clients.kubelet import ContainerDevices, DeviceAssignment, PodDevices
 from agent.config.topology import Bandwidth, Fingerprint
 from agent.model.allocation import PodRef
 from agent.sim import definitions, recorded
-from agent.sim.apiserver import Fault
+from agent.sim.apiserver import ApiServerStandIn, Fault
 from agent.topology.fingerprint import fingerprint
 from tests.agent.publications import QUICK, Rig, until
 
@@ -151,6 +152,21 @@ def test_the_bandwidth_is_a_gauge_and_the_load_an_annotation(tmp_path: Path) -> 
             name = "nodefabric_port_receive_bytes_per_second"
             assert (rig.registry.get_sample_value(name, labels) or 0) > 1e9
             assert rig.registry.get_sample_value("nodefabric_port_speed_bytes_per_second", labels) == 50e9
+
+    asyncio.run(scenario())
+
+
+def test_an_ended_watch_of_pods_lives_no_longer_though_the_server_is_silent(tmp_path: Path) -> None:
+    def watches() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "pod watch"}
+
+    async def scenario() -> None:
+        others = watches()
+        with ApiServerStandIn(bookmark_seconds=600) as server:
+            async with Rig(tmp_path, QUICK, server=server):
+                await until(lambda: server.state.counts.watches == 1)
+                (mine,) = watches() - others
+            await until(lambda: not mine.is_alive())
 
     asyncio.run(scenario())
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent.clients.apiserver import ApiServer
+from agent.clients.cutoff import Cutoff
 from agent.clients.pod_watch import PodLister, PodWatch, WatchedPod, read_pod
 from agent.errors import Refused, Unavailable
 from agent.sim.apiserver import ApiServerStandIn, Fault
@@ -54,7 +55,9 @@ class Script:
         version, items = self.take()
         return {"metadata": {"resourceVersion": version}, "items": items}
 
-    def watch_pods(self, node_name: str, since: str, seconds: int) -> Iterator[dict[str, Any]]:
+    def watch_pods(
+        self, node_name: str, since: str, seconds: int, cutoff: Cutoff | None = None
+    ) -> Iterator[dict[str, Any]]:
         assert 300 <= seconds <= 600
         self.calls.append(("watch", since))
         for each in self.take():
@@ -215,3 +218,32 @@ def test_over_real_http_pods_are_followed_through_cuts_errors_and_forgotten_vers
         follower.watch.stop()
         server.state.break_watches()
         client.close()
+
+
+@pytest.mark.parametrize("events", [0, 1], ids=["nothing said yet", "amid the stream"])
+def test_a_stopped_watch_ends_at_once_and_complains_of_nothing(tmp_path: Path, events: int) -> None:
+    with ApiServerStandIn(bookmark_seconds=600) as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(server.kubeconfig())
+        follower = Follower(ApiServer.from_kubeconfig(path))
+        following = threading.Thread(target=follower.watch.follow)
+        following.start()
+        follower.until(lambda: names(follower.watch) == [])
+        for number in range(events):
+            server.state.put_pod("worker-1", "ns", f"p{number}")
+            follower.until(lambda: len(names(follower.watch) or ()) == events)
+        follower.watch.stop()
+        following.join(20)
+        assert not following.is_alive()
+        assert follower.watch.problem is None
+        follower.watch.stop()
+
+
+def test_a_watch_that_was_cut_off_before_it_began_asks_nobody(tmp_path: Path) -> None:
+    with ApiServerStandIn() as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(server.kubeconfig())
+        cutoff = Cutoff()
+        cutoff.cut()
+        assert list(ApiServer.from_kubeconfig(path).watch_pods("worker-1", "1", 30, cutoff)) == []
+        assert server.state.counts.watches == 0
