@@ -14,8 +14,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,12 @@ class Figures:
 class Churn:
     """One node with its agent, and pods on it."""
 
-    def __init__(self, stage: Stage, vfs: int, seed: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, stage: Stage, vfs: int, seed: int, say: Callable[[str], None], tell: Callable[[Figures], object]
+    ) -> None:
         self._stage = stage
         self._say = say
+        self._tell = tell
         self._machine = stage.build_node(NODE)
         found = self._machine.scan()
         self._vfs: dict[str, PciDevice] = {d.address: d for d in [d for d in found.devices if d.is_vf][:vfs]}
@@ -83,22 +86,31 @@ class Churn:
         self._stage.start_agent()
         with ThreadPoolExecutor(concurrency) as threads:
             lives = [threads.submit(self._live, number, self._rng.random()) for number in range(pods)]
-            due = self._rng.randint(1, crash_every)
-            while not all(life.done() for life in lives):
-                time.sleep(0.01)
-                if figures.pods >= due:
-                    due += crash_every
-                    time.sleep(self._rng.random() * 0.2)
-                    self._stage.end("agent", signal.SIGKILL)
-                    self._note("the agent is killed")
-                    self._stage.start_agent()
-                    figures.crashes += 1
-                    self._say(f"churn: {figures}")
+            try:
+                self._crash_amid(lives, crash_every)
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
         for life in lives:
             life.result()
         figures.leaks = [str(violation) for violation in self._rest()]
         figures.seconds = time.monotonic() - started
         return figures
+
+    def _crash_amid(self, lives: Sequence[Future[None]], crash_every: int) -> None:
+        figures = self.figures
+        due = self._rng.randint(1, crash_every)
+        while not all(life.done() for life in lives):
+            time.sleep(0.01)
+            if figures.pods >= due:
+                due += crash_every
+                time.sleep(self._rng.random() * 0.2)
+                self._stage.end("agent", signal.SIGKILL)
+                self._note("the agent is killed")
+                self._stage.start_agent()
+                figures.crashes += 1
+                self._say(f"churn: {figures}")
+                self._tell(figures)
 
     # --------------------------------------------------------------------- a pod
 
@@ -229,12 +241,20 @@ class Churn:
             self._say(self.figures.failures[-1])
 
 
-def run(pods: int, vfs: int, concurrency: int, crash_every: int, seed: int, say: Callable[[str], None]) -> Figures:
-    """Make a node and churn it. Needs a network namespace of its own."""
+def run(
+    pods: int,
+    vfs: int,
+    concurrency: int,
+    crash_every: int,
+    seed: int,
+    say: Callable[[str], None],
+    tell: Callable[[Figures], object] = lambda figures: None,
+) -> Figures:
+    """Make a node and churn it. Needs a network namespace of its own. `tell` gets the figures now and then."""
     with tempfile.TemporaryDirectory(prefix="nf-") as folder:
         stage = Stage(Path(folder), RELAY)
         try:
-            figures = Churn(stage, vfs, seed, say).run(pods, concurrency, crash_every)
+            figures = Churn(stage, vfs, seed, say, tell).run(pods, concurrency, crash_every)
             if figures.failures or figures.leaks:
                 say(stage.log("agent")[-20000:])
             return figures
