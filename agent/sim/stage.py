@@ -263,7 +263,7 @@ def wait(what: str, look: Callable[[], T | None], seconds: float = DEADLINE_SECO
     return found
 
 
-def settled(wrong: Callable[[], list[str]], seconds: float = 5.0) -> list[str]:
+def settled(wrong: Callable[[], list[str]], seconds: float = DEADLINE_SECONDS) -> list[str]:
     """Look until nothing is wrong; return what still is after the deadline."""
     deadline = time.monotonic() + seconds
     while (found := wrong()) and time.monotonic() < deadline:

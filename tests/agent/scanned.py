@@ -16,7 +16,7 @@ from agent.model.counters import Counters
 from agent.model.device import Snapshot
 from agent.model.gpu_health import GpuEvent
 
-DEADLINE = 10.0
+DEADLINE = 30.0
 
 
 class FakeWatch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -284,10 +283,8 @@ def test_a_slow_scan_does_not_stop_the_loop() -> None:
         host.gate.clear()
         scan = asyncio.create_task(Inventory(host, 60).scan_now())
         await until(host.begun.is_set)
-        before = time.monotonic()
         await asyncio.sleep(0.01)
         assert not scan.done()
-        assert time.monotonic() - before < DEADLINE
         host.gate.set()
         await scan
 

@@ -15,7 +15,7 @@ from agent.model.reasons import Reason
 from agent.node_events import MOST_MESSAGE, NodeEvents, Pace, Saying, Units, changes
 from agent.sim.apiserver import ApiServerStandIn, Fault
 
-DEADLINE = 10.0
+DEADLINE = 30.0
 QUICK = Pace(look=0.01, retry=0.05)
 
 

@@ -28,7 +28,7 @@ BAD = "rescanSeconds: soon\n"
 
 def get(page: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(URL + page, timeout=5) as answer:
+        with urllib.request.urlopen(URL + page, timeout=20) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -46,7 +46,7 @@ def await_config(path: Path, *steps: Callable[[], Any], stopped: bool = False) -
         for step in steps:
             await asyncio.to_thread(step)
         try:
-            async with asyncio.timeout(None if not steps else startup.RETRY_SECONDS + 3):
+            async with asyncio.timeout(None if not steps else startup.RETRY_SECONDS + 30):
                 return await asyncio.shield(waiting)
         except TimeoutError:
             stop.set()
@@ -56,7 +56,7 @@ def await_config(path: Path, *steps: Callable[[], Any], stopped: bool = False) -
 
 
 def until_served() -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
             get("/healthz")

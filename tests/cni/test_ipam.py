@@ -173,10 +173,10 @@ def test_a_plugin_that_hangs_is_killed_with_its_children(
     plugin: Callable[[str], Path], call: IpamCall, tmp_path: Path
 ) -> None:
     plugin(f"sleep 1000 & echo $! >{tmp_path}/pid; sleep 1000")
-    with pytest.raises(IpamFailed, match=r"ADD did not end within 0\.3 s and was killed"):
-        ipam.add(network("stub"), call, seconds=0.3)
+    with pytest.raises(IpamFailed, match=r"ADD did not end within 1 s and was killed"):
+        ipam.add(network("stub"), call, seconds=1)
     child = Path("/proc", (tmp_path / "pid").read_text().strip(), "cmdline")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while child.exists() and child.read_bytes() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not child.exists() or not child.read_bytes()

@@ -36,7 +36,7 @@ def unhealed(node: Node, hardware: SimulatedMachine, before: Mapping[str, Link])
         owed = [path.name for path in leases.glob("192.168.*")]
         return [*not_back(hardware, before), *still_attached(node.stage), *owed]
 
-    return settled(look, 20)
+    return settled(look)
 
 
 def spooled(node: Node) -> int:

@@ -78,7 +78,7 @@ def test_pods_keep_their_vfs_when_the_books_are_gone_and_are_cleaned_up_after(sm
     small.delete_pod("a")
     small.delete_pod("b")
     small.await_no_pod("a", "b")
-    assert settled(lambda: still_attached(small), 15) == []
+    assert settled(lambda: still_attached(small)) == []
     names = {link.device: link.name for link in machine.links.listed() if link.device}
     assert {d: names.get(d) for d in held} == {d: before[d].name for d in held}
     assert leases(small) == []
@@ -176,7 +176,7 @@ def test_a_disk_that_is_full_for_a_while_is_told_and_lived_through(stage: Stage)
         filler.unlink()
         wait("the disk to be usable", lambda: "ledger" not in stage.status()["obstacles"] or None, seconds=90)
         stage.await_no_pod("a")
-        assert settled(lambda: still_attached(stage), 30) == []
+        assert settled(lambda: still_attached(stage)) == []
     finally:
         stage.end("agent")
         subprocess.run(["umount", "--lazy", disk], check=True)

@@ -34,7 +34,7 @@ def test_a_scrape_is_sound_and_tells_what_a_pod_has(stage: Stage) -> None:
         held = [line for line in scrape(stage).splitlines() if line.startswith("nodefabric_allocation_info{")]
         return [] if sum('pod="a"' in line for line in held) == 2 else held or ["nothing is held"]
 
-    assert settled(missing, 15) == []
+    assert settled(missing) == []
     text = scrape(stage)
     assert 'nodefabric_cni_duration_milliseconds_count{command="ADD",outcome="ok"} 1.0' in text
     assert 'nodefabric_adapter_offered{device="' in text

@@ -60,7 +60,7 @@ def test_the_object_follows_the_pods_and_rests_otherwise(stage: Stage) -> None:
     def vfs() -> list[str]:
         return available(get(port, OBJECT), "rdma/vf")
 
-    assert settled(lambda: [] if vfs() == ["32", "32"] else [str(vfs())], 15) == []
+    assert settled(lambda: [] if vfs() == ["32", "32"] else [str(vfs())]) == []
     document = get(port, OBJECT)
     assert [zone["name"] for zone in document["zones"]] == ["node-0", "node-1"]
     assert document["metadata"]["ownerReferences"][0]["kind"] == "Node"
@@ -69,13 +69,13 @@ def test_the_object_follows_the_pods_and_rests_otherwise(stage: Stage) -> None:
         found: dict[str, str] = get(port, "/api/v1/nodes/sim-node")["metadata"]["labels"]
         return found
 
-    assert settled(lambda: [] if labels().get(RAILS) == "8" else [str(labels())], 15) == []
+    assert settled(lambda: [] if labels().get(RAILS) == "8" else [str(labels())]) == []
     wait("the object for Volcano", lambda: has(port, FOR_VOLCANO) or None)
     assert get(port, FOR_VOLCANO)["spec"]["numares"]["cpu"] == {"allocatable": "0-223", "capacity": 224}
 
     stage.create_pod("a", {"rdma/vf": 2, "nvidia.com/gpu": 1})
     stage.await_pod("a")
-    assert settled(lambda: [] if sorted(vfs()) == ["30", "32"] else [str(vfs())], 15) == []
+    assert settled(lambda: [] if sorted(vfs()) == ["30", "32"] else [str(vfs())]) == []
 
     before = get(port, "/_sim/counts")
     time.sleep(3)
@@ -83,7 +83,7 @@ def test_the_object_follows_the_pods_and_rests_otherwise(stage: Stage) -> None:
 
     stage.delete_pod("a")
     stage.await_no_pod("a")
-    assert settled(lambda: [] if vfs() == ["32", "32"] else [str(vfs())], 30) == []
+    assert settled(lambda: [] if vfs() == ["32", "32"] else [str(vfs())]) == []
 
 
 def test_a_dead_api_server_holds_up_no_pod(stage: Stage) -> None:
@@ -93,4 +93,6 @@ def test_a_dead_api_server_holds_up_no_pod(stage: Stage) -> None:
     stage.await_pod("a")
     stage.delete_pod("a")
     stage.await_no_pod("a")
-    assert stage.end("agent") < 2
+    process = stage.processes["agent"]
+    stage.end("agent")
+    assert process.returncode == 0  # by itself, then

@@ -39,7 +39,7 @@ def socket() -> Iterator[Path]:
         yield Path(folder) / "containerd.sock"
 
 
-async def asked(socket: Path, **calls: Any) -> tuple[Sandbox, ...]:
+async def asked(socket: Path, seconds: float = 10.0, **calls: Any) -> tuple[Sandbox, ...]:
     """Ask a runtime that knows only these calls."""
     server = grpc.aio.server()
     handlers = {
@@ -54,7 +54,7 @@ async def asked(socket: Path, **calls: Any) -> tuple[Sandbox, ...]:
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
     try:
-        return await ContainerRuntime(socket, timeout=1.0).sandboxes()
+        return await ContainerRuntime(socket, timeout=seconds).sandboxes()
     finally:
         await server.stop(None)
 
@@ -76,4 +76,4 @@ def test_a_socket_of_something_else_is_unavailable(socket: Path) -> None:
 
 def test_a_runtime_that_hangs_is_unavailable(socket: Path) -> None:
     with pytest.raises(Unavailable, match="did not answer in 1 s"):
-        asyncio.run(asked(socket, ListPodSandbox=hang))
+        asyncio.run(asked(socket, 1.0, ListPodSandbox=hang))

@@ -59,7 +59,7 @@ def known(*addresses: str) -> set[str]:
 
 
 def heard(*addresses: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while known(*addresses) != {"02:00:00:00:00:07"}:
         assert time.monotonic() < deadline, known(*addresses)
         time.sleep(0.02)
@@ -68,7 +68,7 @@ def heard(*addresses: str) -> None:
 def up_and_ready() -> None:
     """Set the neighbour's link up, and wait until its IPv6 listens: the kernel begins up to a second later."""
     run("ip", "link", "set", "here", "up")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while "fe80::" not in run("ip", "-6", "address", "show", "dev", "here", "-tentative"):
         assert time.monotonic() < deadline
         time.sleep(0.02)

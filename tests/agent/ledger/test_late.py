@@ -48,7 +48,7 @@ def die(folder: Path, grave: Path) -> None:
 
 
 def until_empty(folder: Path) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while journal.read(path_of(folder)):
         assert time.monotonic() < deadline
         time.sleep(0.005)
