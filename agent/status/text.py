@@ -11,6 +11,8 @@ MOST_UNITS = 8
 """So many unhealthy units of one reason have a line each; more are counted."""
 SLOT_COUNTS = ("units", "healthy", "granted", "bound")
 
+Row = tuple[object, ...]
+
 
 def text(document: Mapping[str, Any], now: float) -> str:
     """Lay the document out for people. `now` is in seconds since the epoch."""
@@ -18,58 +20,16 @@ def text(document: Mapping[str, Any], now: float) -> str:
         f"node {document['node']}  nodefabric {document['version']}  {'ready' if document['ready'] else 'NOT READY'}"
     ]
     lines += [f"  {name}: {what}" for name, what in document["obstacles"].items()]
-    offered = [
-        (r["name"], r["kind"], r["units"], r["healthy"], r["granted"], r["attached"]) for r in document["resources"]
-    ]
-    if offered:
-        lines += ["", *table(("RESOURCE", "KIND", "UNITS", "HEALTHY", "GRANTED", "ATTACHED"), offered)]
-    lines += (
-        [
-            "",
-            *table(
-                ("DEVICE", "RESOURCE", "POD", "INTERFACE", "ADDRESS", "STATE", "FOR"),
-                [
-                    (
-                        *(a["device"], a["resource"], a["pod"], a["ifname"]),
-                        *(", ".join(a["addresses"]), a["state"], ago(now - a["since"])),
-                    )
-                    for a in document["attachments"]
-                ],
-            ),
-        ]
-        if document["attachments"]
-        else ["", "no device is in a pod"]
-    )
-    if document["grants"]:
-        rows = [
-            (g["unit"], g["resource"], _behind(g), g["pod"] or UNKNOWN_POD, ago(now - g["since"]))
-            for g in document["grants"]
-        ]
-        lines += ["", *table(("GRANTED UNIT", "RESOURCE", "DEVICE", "POD", "FOR"), rows)]
-    if document["slots"]:
-        slots = [
-            (s["resource"], "-" if s["numaNode"] is None else s["numaNode"], *(s[key] for key in SLOT_COUNTS))
-            for s in document["slots"]
-        ]
-        lines += ["", *table(("SLOTS OF", "NUMA", "UNITS", "HEALTHY", "GRANTED", "BOUND"), slots)]
+    lines += _block(("RESOURCE", "KIND", "UNITS", "HEALTHY", "GRANTED", "ATTACHED"), _resources(document))
+    head = ("DEVICE", "RESOURCE", "POD", "INTERFACE", "ADDRESS", "STATE", "FOR")
+    lines += _block(head, _attachments(document, now)) or ["", "no device is in a pod"]
+    lines += _block(("GRANTED UNIT", "RESOURCE", "DEVICE", "POD", "FOR"), _grants(document, now))
+    lines += _block(("SLOTS OF", "NUMA", "UNITS", "HEALTHY", "GRANTED", "BOUND"), _slots(document))
     failing = [row for r in document["resources"] for row in _failing(r, document["reasons"])]
-    if failing:
-        lines += ["", *table(("UNHEALTHY UNIT", "RESOURCE", "REASON", "WHICH MEANS"), failing)]
-    if document["quarantine"]:
-        held = [(q["device"], ago(now - q["since"]), q["reason"]) for q in document["quarantine"]]
-        lines += ["", *table(("QUARANTINED", "FOR", "REASON"), held)]
-    if document["owedLeases"]:
-        owed = [
-            (
-                o["container"][:SHOWN_ID],
-                o["ifname"],
-                o["plugin"],
-                ago(now - o["since"]),
-                o["problem"] or "not tried yet",
-            )
-            for o in document["owedLeases"]
-        ]
-        lines += ["", *table(("LEASES OWED: CONTAINER", "INTERFACE", "PLUGIN", "FOR", "PROBLEM"), owed)]
+    lines += _block(("UNHEALTHY UNIT", "RESOURCE", "REASON", "WHICH MEANS"), failing)
+    held = [(q["device"], ago(now - q["since"]), q["reason"]) for q in document["quarantine"]]
+    lines += _block(("QUARANTINED", "FOR", "REASON"), held)
+    lines += _block(("LEASES OWED: CONTAINER", "INTERFACE", "PLUGIN", "FOR", "PROBLEM"), _owed(document, now))
     lines += [f"cannot read {problem['path']}: {problem['text']}" for problem in document["problems"]]
     return "\n".join(lines)
 
@@ -96,6 +56,47 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     cells = [list(head), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def _block(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lay out a table with an empty line before it; nothing without rows."""
+    return ["", *table(head, rows)] if rows else []
+
+
+def _resources(document: Mapping[str, Any]) -> list[Row]:
+    keys = ("name", "kind", "units", "healthy", "granted", "attached")
+    return [tuple(resource[key] for key in keys) for resource in document["resources"]]
+
+
+def _attachments(document: Mapping[str, Any], now: float) -> list[Row]:
+    return [
+        (
+            *(a["device"], a["resource"], a["pod"], a["ifname"]),
+            *(", ".join(a["addresses"]), a["state"], ago(now - a["since"])),
+        )
+        for a in document["attachments"]
+    ]
+
+
+def _grants(document: Mapping[str, Any], now: float) -> list[Row]:
+    return [
+        (g["unit"], g["resource"], _behind(g), g["pod"] or UNKNOWN_POD, ago(now - g["since"]))
+        for g in document["grants"]
+    ]
+
+
+def _slots(document: Mapping[str, Any]) -> list[Row]:
+    return [
+        (s["resource"], "-" if s["numaNode"] is None else s["numaNode"], *(s[key] for key in SLOT_COUNTS))
+        for s in document["slots"]
+    ]
+
+
+def _owed(document: Mapping[str, Any], now: float) -> list[Row]:
+    return [
+        (o["container"][:SHOWN_ID], o["ifname"], o["plugin"], ago(now - o["since"]), o["problem"] or "not tried yet")
+        for o in document["owedLeases"]
+    ]
 
 
 def _behind(grant: Mapping[str, Any]) -> str:
