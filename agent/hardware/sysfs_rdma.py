@@ -114,12 +114,16 @@ def silent_changes(root: Path, snapshot: Snapshot) -> Change:
     """
     read, changed = Attributes(root), NOTHING
     for device in snapshot.devices:
-        if device.is_vf:
-            continue
-        for rdma in device.rdma_devices:
-            for port in rdma.ports:
-                if port.link_layer is LinkLayer.INFINIBAND:
-                    state = _word(read.text(f"/sys/class/infiniband/{rdma.name}/ports/{port.number}/state"))
-                    if state and state != port.state:
-                        changed |= of_function(device.address)
+        if not device.is_vf and any(_is_stale(read, rdma) for rdma in device.rdma_devices):
+            changed |= of_function(device.address)
     return changed
+
+
+def _is_stale(read: Attributes, rdma: RdmaDevice) -> bool:
+    """Tell whether an InfiniBand port of a device is in another state by now."""
+    for port in rdma.ports:
+        if port.link_layer is LinkLayer.INFINIBAND:
+            state = _word(read.text(f"/sys/class/infiniband/{rdma.name}/ports/{port.number}/state"))
+            if state and state != port.state:
+                return True
+    return False

@@ -70,12 +70,8 @@ class PfNetlink:
                     if set(names) & set(wrong):
                         with translated(f"set {what} of VF {vf_index} on {pf_netdev}"):
                             _insist(links, pf.ifindex, attribute, deadline)
-                try:
-                    after = _read(links, pf_netdev, vf_index)
-                except OSError as error:
-                    if error.errno != errno.EMSGSIZE:
-                        raise
-                    log.warning("%s has too many VFs to be asked what it enforces on VF %d", pf_netdev, vf_index)
+                after = _read_back(links, pf_netdev, vf_index)
+                if after is None:
                     return  # each request has been acknowledged
                 wrong = vf_settings.differing(settings, after)
                 if wrong and time.monotonic() > deadline:
@@ -86,6 +82,17 @@ class PfNetlink:
                     )
                 if wrong:
                     time.sleep(POLL_SECONDS)
+
+
+def _read_back(links: LinkSocket, pf_netdev: str, vf_index: int) -> VfSettings | None:
+    """Read what a PF enforces on a VF; None if it has more VFs than fit into one answer."""
+    try:
+        return _read(links, pf_netdev, vf_index)
+    except OSError as error:
+        if error.errno != errno.EMSGSIZE:
+            raise
+    log.warning("%s has too many VFs to be asked what it enforces on VF %d", pf_netdev, vf_index)
+    return None
 
 
 def _read(links: LinkSocket, pf_netdev: str, vf_index: int) -> VfSettings:

@@ -9,6 +9,7 @@ import contextlib
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent.errors import LedgerError
 from agent.ledger import journal, rows, schema
@@ -39,16 +40,8 @@ def read(path: Path) -> Books:
     if not path.exists():
         return Books()
     try:
-        with contextlib.ExitStack() as stack:
-            copy = stack.enter_context(contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)))
-            source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_SECONDS)
-            said = journal.read(journal.path_of(path))
-            with contextlib.closing(source):
-                for _ in range(MOST_LOOKS):
-                    source.backup(copy)
-                    before, said = said, journal.read(journal.path_of(path))
-                    if said == before:
-                        break  # else a row may have gone from the one into the other meanwhile
+        with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
+            said = _copy(path, copy)
             copy.row_factory = sqlite3.Row
             schema.bring_up_to_date(copy, path)
             rows.put_said(copy, said)
@@ -61,3 +54,16 @@ def read(path: Path) -> Books:
             )
     except (sqlite3.Error, OSError) as error:
         raise LedgerError(f"{path} cannot be read: {error}: run this as root, with the agent's stateDir") from error
+
+
+def _copy(path: Path, copy: sqlite3.Connection) -> dict[int, dict[str, Any]]:
+    """Copy the file, and return what the journal says beside it."""
+    source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_SECONDS)
+    said = journal.read(journal.path_of(path))
+    with contextlib.closing(source):
+        for _ in range(MOST_LOOKS):
+            source.backup(copy)
+            before, said = said, journal.read(journal.path_of(path))
+            if said == before:
+                break  # else a row may have gone from the one into the other meanwhile
+    return said
