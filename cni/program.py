@@ -60,46 +60,69 @@ def run(program: Path, stdin: bytes, env: Mapping[str, str], seconds: float, inh
 
 def _exchange(process: subprocess.Popen[bytes], stdin: bytes, deadline: float) -> tuple[bytes, bytes]:
     """Feed and read until the program has ended."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    rest = memoryview(stdin)
-    read: dict[int, bytearray] = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    limits = {process.stdout.fileno(): MAX_OUTPUT, process.stderr.fileno(): MAX_COMPLAINT}
     with ExitStack() as stack:
-        selector = stack.enter_context(selectors.DefaultSelector())
-        end = os.pidfd_open(process.pid)
-        stack.callback(os.close, end)
-        selector.register(end, selectors.EVENT_READ)
-        os.set_blocking(process.stdin.fileno(), False)
-        selector.register(process.stdin, selectors.EVENT_WRITE)
-        for descriptor in read:
-            os.set_blocking(descriptor, False)
-            selector.register(descriptor, selectors.EVENT_READ)
-        ended = False
-        while not ended:
+        pipes = _Pipes(process, stdin, stack)
+        while not pipes.ended:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise OutOfTime
-            for key, _ in selector.select(left):
-                if key.fd == end:
-                    ended = True
-                elif key.fd in read:
-                    if not _read(key.fd, read[key.fd], limits[key.fd]):
-                        selector.unregister(key.fd)
-                else:
-                    rest = _feed(key.fd, rest)
-                    if not rest:
-                        selector.unregister(process.stdin)
-                        _close(process.stdin)
-            if len(read[process.stdout.fileno()]) > MAX_OUTPUT:
-                raise TooMuchOutput
-        for descriptor, found in read.items():
-            while len(found) <= limits[descriptor] and _read(descriptor, found, limits[descriptor], waits=False):
+            pipes.serve(left)
+        pipes.drain()
+    return bytes(pipes.stdout), bytes(pipes.stderr[:MAX_COMPLAINT])
+
+
+class _Pipes:
+    """A program's pipes, and word of its end. What they hold is closed by `stack`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, stack: ExitStack) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.ended = False
+        self.stdout, self.stderr = bytearray(), bytearray()
+        self._rest = memoryview(stdin)
+        self._stdin = process.stdin
+        self._outputs = {
+            process.stdout.fileno(): (self.stdout, MAX_OUTPUT),
+            process.stderr.fileno(): (self.stderr, MAX_COMPLAINT),
+        }
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+        self._end = os.pidfd_open(process.pid)
+        stack.callback(os.close, self._end)
+        self._selector.register(self._end, selectors.EVENT_READ)
+        os.set_blocking(process.stdin.fileno(), False)
+        self._selector.register(process.stdin, selectors.EVENT_WRITE)
+        for descriptor in self._outputs:
+            os.set_blocking(descriptor, False)
+            self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def serve(self, seconds: float) -> None:
+        """Wait for the program to read, to write or to end, and go along with it. Raises TooMuchOutput."""
+        for key, _ in self._selector.select(seconds):
+            if key.fd == self._end:
+                self.ended = True
+            elif key.fd not in self._outputs:
+                self._feed()
+            elif not _read(key.fd, *self._outputs[key.fd]):
+                self._selector.unregister(key.fd)
+        self._check()
+
+    def drain(self) -> None:
+        """Read what an ended program has left in its pipes. Raises TooMuchOutput."""
+        for descriptor, (found, limit) in self._outputs.items():
+            while len(found) <= limit and _read(descriptor, found, limit, waits=False):
                 pass
-    if len(read[process.stdout.fileno()]) > MAX_OUTPUT:
-        raise TooMuchOutput
-    return bytes(read[process.stdout.fileno()]), bytes(read[process.stderr.fileno()][:MAX_COMPLAINT])
+        self._check()
+
+    def _check(self) -> None:
+        if len(self.stdout) > MAX_OUTPUT:
+            raise TooMuchOutput
+
+    def _feed(self) -> None:
+        self._rest = _feed(self._stdin.fileno(), self._rest)
+        if not self._rest:
+            self._selector.unregister(self._stdin)
+            _close(self._stdin)
 
 
 def _read(descriptor: int, found: bytearray, limit: int, *, waits: bool = True) -> bool:
