@@ -4,7 +4,8 @@ Moving a link to another network namespace waits in rcu_barrier(), which is most
 plugins and depends on what the kernel was doing just before. So every call begins after a pause, and
 the order of the two changes from round to round. The pause varies by more than a timer tick: such
 waits end on ticks, and pauses of a whole number of ticks would have every call begin equally far from one.
-What the kernel takes for the move alone is measured beside them: no plugin can be faster than that.
+What the kernel takes for the move alone is measured beside them, and for the move while a program is started that
+does nothing: no plugin can be faster than that.
 """
 
 from __future__ import annotations
@@ -81,16 +82,20 @@ def _figures(players: Players, rounds: int, stage: Stage, say: Say) -> Figures:
     ours, theirs = Sample(), Sample()
     samples = {players.ours: ours, players.theirs: theirs}
     moves: list[float] = []
+    program_moves: list[float] = []
     before = ""
     for number in range(-WARM_ROUNDS, rounds):
         if number == 0:
             samples[players.ours], samples[players.theirs] = ours, theirs = Sample(), Sample()
             moves.clear()
+            program_moves.clear()
             before = stage.fetch("/metrics")
         order = (players.ours, players.theirs) if number % 2 else (players.theirs, players.ours)
         _round(f"bench-{number + WARM_ROUNDS}", order, samples)
         pause()
         moves.append(players.kernel.move())
+        pause()
+        program_moves.append(players.kernel.move(players.ours.program))
         if number > 0 and number % 50 == 0:
             say(f"attach: {number} rounds")
     figures = {
@@ -100,6 +105,7 @@ def _figures(players: Players, rounds: int, stage: Stage, say: Say) -> Figures:
         **spread("host_device_add", theirs.add),
         **spread("host_device_del", theirs.delete),
         **spread("kernel_move", moves),
+        **spread("program_move", program_moves),
         **breakdown("add", before, stage.fetch("/metrics"), ours.add),
     }
     for name, command in (("add", theirs.add), ("del", theirs.delete), ("del_back", theirs.delete)):

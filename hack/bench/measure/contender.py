@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,9 +54,9 @@ class Contender:
     ) -> None:
         """`link` is the interface's name in the host; `environment` is what the plugin needs beside CNI's."""
         self.name = program.path.name
+        self.program = program
         self.host = host
         self.link = link
-        self._program = program
         self._config = {"cniVersion": "1.0.0", "name": "bench", **config}
         self._environment = dict(environment)
         self._netns: Path | None = None
@@ -103,10 +104,10 @@ class Contender:
             "CNI_CONTAINERID": container_id,
             "CNI_NETNS": str(self._netns),
             "CNI_IFNAME": IFNAME,
-            "CNI_PATH": ":".join(map(str, (self._program.path.parent, *CNI_FOLDERS))),
+            "CNI_PATH": ":".join(map(str, (self.program.path.parent, *CNI_FOLDERS))),
         }
         text = json.dumps(config).encode()
-        run = self.host.do(lambda: self._program.run(environment, text))
+        run = self.host.do(lambda: self.program.run(environment, text))
         if run.status != 0:
             raise RuntimeError(f"{self.name} {command} failed: {run.output.decode(errors='replace')}")
         return run
@@ -120,15 +121,21 @@ class BareMove:
         self._link = link
         self._netns = netns
 
-    def move(self) -> float:
-        """Move the link there and back, and return the milliseconds that the way there took."""
-        return self._host.do(self._there_and_back)
+    def move(self, program: Program | None = None) -> float:
+        """Move the link there and back, and return the milliseconds that the way there took.
 
-    def _there_and_back(self) -> float:
+        With `program` that begins with its start and ends with its end: what no plugin can do without, as what a
+        start leaves to do for the kernel is what a move waits for.
+        """
+        return self._host.do(lambda: self._there_and_back(program))
+
+    def _there_and_back(self, program: Program | None) -> float:
         with open("/proc/thread-self/ns/net") as home, open(self._netns) as pod:
             with LinkSocket() as links:
+                index = _ifindex(links, self._link)
                 began = time.perf_counter()
-                links.change(_ifindex(links, self._link), netns=pod.fileno(), name="bare0", up=True)
+                with program.waiting({"CNI_COMMAND": "VERSION"}) if program is not None else nullcontext():
+                    links.change(index, netns=pod.fileno(), name="bare0", up=True)
                 taken = time.perf_counter() - began
             with LinkSocket(pod.fileno()) as links:
                 links.change(_ifindex(links, "bare0"), netns=home.fileno(), name=self._link, up=False)

@@ -73,4 +73,5 @@ def section(figures: Figures) -> Iterator[str]:
     yield f"| processor time when idle | {figures['idle_cpu_pct']:.1f} % |"
     yield ""
     yield f"A bare move of a link to another namespace takes the kernel {both('kernel_move')} here, most of it in"
-    yield "`rcu_barrier()`, which takes longer if a program was started just before; no plugin can be faster."
+    yield f"`rcu_barrier()`; with a program started for it that does nothing, {both('program_move')}: no plugin can be"
+    yield "faster. The wait ends on timer ticks: medians jump between one and two grace periods from run to run."

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,3 +49,19 @@ class Program:
         size = os.fstat(self._stdout).st_size
         output = os.pread(self._stdout, size, 0)
         return Run((ended - began) * 1000, began, os.waitstatus_to_exitcode(status), output)
+
+    @contextmanager
+    def waiting(self, environment: Mapping[str, str]) -> Iterator[None]:
+        """Have it run meanwhile, waiting for its input, and kill it."""
+        reading, writing = os.pipe()
+        try:
+            actions = [(os.POSIX_SPAWN_DUP2, reading, 0), (os.POSIX_SPAWN_DUP2, self._stdout, 1)]
+            pid = os.posix_spawn(os.fspath(self.path), [self.path.name], environment, file_actions=actions)
+            try:
+                yield
+            finally:
+                os.kill(pid, signal.SIGKILL)
+                os.wait4(pid, 0)
+        finally:
+            os.close(reading)
+            os.close(writing)
