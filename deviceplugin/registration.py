@@ -68,8 +68,6 @@ class RegistrationStatus:
     socket: str
     """File name of the socket it is served on; empty while there is none."""
     streams_open: int
-    registrations: int
-    """How often Register succeeded."""
     problem: str
     """Why it is not registered; empty when it is."""
 
@@ -96,7 +94,6 @@ class ResourceServer:
         self._closing = asyncio.Event()
         self._service: ResourceService | None = None
         self._socket: Path | None = None
-        self._registrations = 0
         self._problem = "not registered yet"
 
     @property
@@ -106,7 +103,6 @@ class ResourceServer:
             resource_name=self.resource_name,
             socket=self._socket.name if self._socket else "",
             streams_open=self._service.streams.open if self._service else 0,
-            registrations=self._registrations,
             problem=self._problem,
         )
 
@@ -143,7 +139,6 @@ class ResourceServer:
                     await self._pause(self._pace.poll)
                     continue
                 await self._register(socket.name)
-                self._registrations += 1
                 why = await self._stay(service, socket, kubelet)
                 if why:
                     self._note(why)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from agent.config import Resource
 from agent.model.health import Health, unhealthy
+from agent.model.reasons import Reason
 from agent.model.slots import is_slot_of, numa_node_of, number_of, slot_id
 from deviceplugin.unit import Unit
 
@@ -88,7 +89,7 @@ def _free(resource: Resource, names: Sequence[str], node: int, free: Sequence[Un
             resource.name,
             resource.kind,
             "",
-            healths[i] if i < len(healths) else unhealthy("NoFreeDevice"),
+            healths[i] if i < len(healths) else unhealthy(Reason.NO_FREE_DEVICE),
             node,
             is_slot=True,
             beside=free[i].device if i < len(free) else beside,
@@ -98,6 +99,6 @@ def _free(resource: Resource, names: Sequence[str], node: int, free: Sequence[Un
 
 
 def _bound(resource: Resource, slot: str, device: str, node: int, unit: Unit | None) -> Unit:
-    health: Health = unit.health if unit is not None else unhealthy("DeviceGone")
+    health: Health = unit.health if unit is not None else unhealthy(Reason.DEVICE_GONE)
     rdma = unit.rdma_devices if unit is not None else ()
     return Unit(slot, resource.name, resource.kind, device, health, node, rdma, is_slot=True, beside=device)

@@ -84,12 +84,6 @@ class BindingBook(GrantBook):
         self._check_open()
         return self._bindings.get(unit_id)
 
-    def binding_on(self, device: str) -> Binding | None:
-        """Return the binding that has a device."""
-        self._check_open()
-        found = self._bindings.of_device(device)
-        return found[0] if found else None
-
     def _drop(self, bindings: Sequence[Binding]) -> None:
         if not bindings:
             return

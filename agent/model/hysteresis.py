@@ -22,9 +22,6 @@ class Patience:
     up_seconds: float = 0.0
 
 
-IMPATIENT = Patience()
-
-
 @dataclass(frozen=True, slots=True)
 class Course:
     """What is known of one device's health over time."""

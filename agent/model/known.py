@@ -29,16 +29,12 @@ class KnownDevice:
     boot_id: str
 
 
-def identity_of(device: PciDevice, snapshot: Snapshot) -> str:
-    """Name a VF by its card and its number there, whatever its address. Empty if the card has no name.
-
-    The card's node GUID, else the PF's MAC address: both are burnt in. A VF's own MAC is not.
-    """
-    return identities(snapshot)(device)
-
-
 def identities(snapshot: Snapshot) -> Callable[[PciDevice], str]:
-    """Return `identity_of` for one snapshot, which looks at each card once."""
+    """Name VFs by their card and their number there, whatever their address. Empty if the card has no name.
+
+    The card's node GUID, else the PF's MAC address: both are burnt in. A VF's own MAC is not. Each card is looked
+    at once.
+    """
     cards: dict[str, str] = {}
 
     def identity(device: PciDevice) -> str:

@@ -71,11 +71,6 @@ class Reason(StrEnum):
 _BY_WORD = {reason.value: reason for reason in Reason}
 
 
-def reason_of(word: str) -> Reason | None:
-    """Find a reason by its word; None for a word that is none of ours."""
-    return _BY_WORD.get(word)
-
-
 def tempo_of(word: str) -> Tempo:
     """Return a reason's tempo; AT_ONCE for a word that is none of ours."""
     reason = _BY_WORD.get(word)

@@ -152,11 +152,6 @@ class Reconciler:
             except (AgentError, OSError) as error:  # OSError: no descriptor left to look with
                 log.error("looking for what to heal ended early: %s", error)
 
-    async def settle_grants(self) -> None:
-        """Bring the grants in line with kubelet's PodResources, the authority on who holds a unit."""
-        await self.look_around()
-        await asyncio.to_thread(self._settle_grants)
-
     # ------------------------------------------------------------------- loops
 
     async def _heal_for_ever(self, changed: Callable[[], Awaitable[object]], seconds: float) -> None:
@@ -329,6 +324,7 @@ class Reconciler:
             self._count("lease-give-up", "too-old")
 
     def _settle_grants(self) -> None:
+        """Bring the grants in line with kubelet's PodResources, the authority on who holds a unit."""
         if self._claims is None:
             return
         offered = self._devices_of_units()

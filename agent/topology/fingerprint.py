@@ -22,10 +22,8 @@ from agent.clients.pod_watch import WatchedPod
 
 PREFIX = "pfp0v001"
 METHOD_ALL = "all"
-METHOD_EXCLUSIVE = "with-exclusive-resources"
 DEDICATED = "dedicated"
 SHARED = "shared"
-PODRESOURCES = "podresources"
 
 
 def fingerprint(pods: Iterable[tuple[str, str]]) -> str:

@@ -9,14 +9,14 @@ import pytest
 
 from agent.hardware.udev import properties
 from agent.model.device import RdmaDevice, Snapshot
-from agent.model.known import KnownDevice, identity_of, moved
+from agent.model.known import KnownDevice, identities, moved
 from agent.model.names import Usual, Witness, is_strange, name_by_siblings, usual_name
 from tests.cni.tiny_node import PF, mac_of, netdev, tiny_snapshot, vf
 
 
 def known(snapshot: Snapshot, boot_id: str = "yesterday") -> list[KnownDevice]:
     return [
-        KnownDevice(d.address, identity_of(d, snapshot), d.netdev.name, d.netdev.mac, 1500, boot_id)
+        KnownDevice(d.address, identities(snapshot)(d), d.netdev.name, d.netdev.mac, 1500, boot_id)
         for d in snapshot.devices
         if d.is_vf and d.netdev is not None
     ]
@@ -42,14 +42,14 @@ def test_what_was_seen_in_this_boot_has_not_moved() -> None:
 
 def test_another_card_in_the_same_place_is_another_device() -> None:
     then, now = with_guid(tiny_snapshot(1), "0c42:a103:0065:1234"), with_guid(tiny_snapshot(1), "0c42:a103:0065:9999")
-    assert identity_of(then.by_address[vf(0)], then) != identity_of(now.by_address[vf(0)], now)
+    assert identities(then)(then.by_address[vf(0)]) != identities(now)(now.by_address[vf(0)])
     assert moved(known(then), replace(now, boot_id="today")) == {}
 
 
 @pytest.mark.parametrize("guid", ["", "0000:0000:0000:0000", "ffff:ffff:ffff:ffff"])
 def test_a_guid_that_names_nothing_gives_way_to_the_mac(guid: str) -> None:
     snapshot = with_guid(tiny_snapshot(1), guid)
-    assert identity_of(snapshot.by_address[vf(0)], snapshot) == "15b3:101d/02:00:00:00:00:01/0"
+    assert identities(snapshot)(snapshot.by_address[vf(0)]) == "15b3:101d/02:00:00:00:00:01/0"
 
 
 def test_cards_that_cannot_be_told_apart_are_not_followed() -> None:
@@ -62,7 +62,7 @@ def test_cards_that_cannot_be_told_apart_are_not_followed() -> None:
 def test_a_vf_whose_pf_is_not_there_has_no_identity() -> None:
     snapshot = tiny_snapshot(1)
     alone = Snapshot(devices=tuple(d for d in snapshot.devices if d.is_vf))
-    assert identity_of(alone.by_address[vf(0)], alone) == ""
+    assert identities(alone)(alone.by_address[vf(0)]) == ""
 
 
 MEMORY, NEIGHBOURS, GUESS = Witness.MEMORY, Witness.NEIGHBOURS, Witness.GUESS
@@ -129,7 +129,7 @@ def test_siblings_that_do_not_agree_tell_nothing() -> None:
 
 
 def test_macs_of_vfs_are_no_identity() -> None:
-    assert mac_of(0) not in identity_of(tiny_snapshot(1).by_address[vf(0)], tiny_snapshot(1))
+    assert mac_of(0) not in identities(tiny_snapshot(1))(tiny_snapshot(1).by_address[vf(0)])
 
 
 def test_a_name_that_was_made_up_of_a_place_tells_nothing_about_others() -> None:
