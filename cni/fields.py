@@ -163,6 +163,11 @@ class Fields:
         """Read an object within this one; an absent one is empty."""
         return Fields(self.mapping(key) or {}, join(self.path, key), fold=self.fold)
 
+    def has_any(self, keys: tuple[str, ...]) -> bool:
+        """Tell whether any of these keys is given. All of them count as asked for."""
+        self.asked.update(keys)
+        return not self.document.keys().isdisjoint(map(_folded, keys) if self.fold else keys)
+
     def text(self, key: str, default: str, ok: Callable[[str], bool], want: str) -> str:
         value = self.take(key, lambda v: isinstance(v, str) and (v == "" or ok(v)), want)
         return value or default

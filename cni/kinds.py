@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from agent.errors import RequestInvalid
@@ -54,6 +54,9 @@ _HEEDED_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Key → the modes that heed it; a key that is not here has a meaning in all of them."""
+_SETTINGS = ("mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state")
+_NO_SETTINGS = VfSettings()
+_RARE = ("master", "pkey", "vfio", "functionReset", "altNames", "macvlanMode")
 _OFF_ANYWHERE = frozenset(("rdma", "functionReset"))
 """To switch these off asks for nothing."""
 
@@ -96,22 +99,25 @@ def passed_over(fields: Fields) -> tuple[str, ...]:
 
 
 def _own(fields: Fields, runtime: Fields, args: Fields) -> Wanted:
-    mode = fields.word("mode", MODES) or "vf"
     guids = runtime.guid("infinibandGUID"), args.guid("guid"), fields.guid("guid")
     found = Wanted(
-        mode=mode,
+        mode=fields.word("mode", MODES) or "vf",
         device=fields.device("deviceID"),
         settings=_settings(fields, fields.switch),
         mtu=fields.whole("mtu", 68, MAX_MTU),
-        master=interface_name(fields, "master"),
         guid=next(filter(None, guids), None),
-        pkey=_pkey(fields),
         rdma=fields.flag("rdma"),
-        vfio=fields.flag("vfio"),
-        function_reset=bool(fields.flag("functionReset")),
-        altnames=_altnames(fields),
-        macvlan_mode=fields.word("macvlanMode", MACVLAN_MODES) or "bridge",
     )
+    if fields.has_any(_RARE):  # a pod's start waits: what is seldom there is not looked at key by key
+        found = replace(
+            found,
+            master=interface_name(fields, "master"),
+            pkey=_pkey(fields),
+            vfio=fields.flag("vfio"),
+            function_reset=bool(fields.flag("functionReset")),
+            altnames=_altnames(fields),
+            macvlan_mode=fields.word("macvlanMode", MACVLAN_MODES) or "bridge",
+        )
     _refuse_misplaced(found.mode, fields)
     return found
 
@@ -172,6 +178,8 @@ _READERS: Mapping[str, Callable[[Fields, Fields, Fields], Wanted]] = MappingProx
 
 
 def _settings(fields: Fields, switch: Callable[[str], bool | None]) -> VfSettings:
+    if not fields.has_any(_SETTINGS):
+        return _NO_SETTINGS
     vlan = fields.whole("vlan", 0, 4094)
     qos = fields.whole("vlanQoS", 0, 7)
     proto = fields.word("vlanProto", ("802.1q", "802.1ad", "802.1Q", "802.1AD", "802.1Ad"))

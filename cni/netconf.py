@@ -94,6 +94,7 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
     macs: tuple[str | None, ...] = ()
     if kind in kinds.WITH_MAC:
         macs = runtime.mac("mac"), _args_mac(cni_args or {}), wanted.settings.mac
+    mac = next(filter(None, macs), None)
     ipam = _ipam(fields, kind, wanted.mode)
     previous = fields.mapping("prevResult")
     if previous is not None:
@@ -106,7 +107,7 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
         cni_version=version,
         name=name,
         device=next(filter(None, devices), None),
-        settings=replace(wanted.settings, mac=next(filter(None, macs), None)),
+        settings=wanted.settings if mac == wanted.settings.mac else replace(wanted.settings, mac=mac),
         mtu=wanted.mtu,
         ipam=ipam,
         for_ipam={key: value for key in ("runtimeConfig", "args") if (value := fields.mapping(key)) is not None},

@@ -74,20 +74,17 @@ def encode_request(request: Request) -> bytes:
 def decode_request(frame: bytes, netns: int | None = None) -> Request:
     """Read a whole request frame. Raises FrameInvalid."""
     body = _body(frame, MAX_REQUEST)
+    # No entry is empty: the first empty one ends the environment.
+    written, end, stdin = (b"", b"\0", body[1:]) if body[:1] == b"\0" else body.partition(b"\0\0")
+    if not end:
+        raise FrameInvalid("the environment does not end")
     env: dict[str, str] = {}
-    at = 0
-    while True:
-        end = body.find(b"\0", at)
-        if end < 0:
-            raise FrameInvalid("the environment does not end")
-        if end == at:
-            break
-        name, equals, value = body[at:end].partition(b"=")
+    for entry in written.decode("utf-8", "surrogateescape").split("\0") if written else ():
+        name, equals, value = entry.partition("=")
         if not equals or not name:
             raise FrameInvalid("an environment entry is not NAME=VALUE")
-        env[name.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
-        at = end + 1
-    return Request(MappingProxyType(env), body[at + 1 :], netns)
+        env[name] = value
+    return Request(MappingProxyType(env), stdin, netns)
 
 
 def encode_answer(answer: Answer) -> bytes:
