@@ -119,9 +119,7 @@ class Attaching:
             found = self._behind_slot(call, conf.device, mark)
             return (self._target(call, replace(conf, device=found.device), found.resource_name, call.ifname),)
         if conf.device is not None or conf.master is not None:
-            conf = self._named_before(call)
-            target = self._target(call, conf, "", call.ifname)
-            return (replace(target, resource_name=self._ledger.granted_resource(target.device) or ""),)
+            return (self._target(call, self._named_before(call), None, call.ifname),)
         if conf.prev_result is None or not call.pod.name:
             return ()
         taken = {i.get("name") for i in conf.prev_result.get("interfaces") or []} | {call.ifname}
@@ -145,9 +143,12 @@ class Attaching:
                 return found
         raise RequestInvalid(f"deviceID {slot} is a slot that kubelet has not given to pod {call.pod}")
 
-    def _target(self, call: Call, conf: NetConf, resource_name: str, ifname: str) -> Target:
+    def _target(self, call: Call, conf: NetConf, resource_name: str | None, ifname: str) -> Target:
+        """Tell what becomes of a device. Without `resource_name` the books say whose it was granted as."""
         mode = choice.name_for(conf, self._snapshot())
         device = choice.named(mode).key(self._host, conf, call.container_id, ifname)
+        if resource_name is None:
+            resource_name = self._ledger.granted_resource(device) or ""
         return Target(device, resource_name, call.container_id, ifname, mode, conf)
 
     def _named_before(self, call: Call) -> NetConf:
