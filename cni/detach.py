@@ -26,6 +26,7 @@ from agent.model.device import Snapshot
 from cni import foreign_lock
 from cni.ailment import REBOOTED, RowFacts, ailment
 from cni.call import Call
+from cni.finding import NOBODY, UNKNOWN
 from cni.leases import LeaseBook
 from cni.locks import DeviceLocks
 from cni.modes.choice import mode_of
@@ -34,6 +35,8 @@ from cni.underway import Underway
 NOWHERE = NetnsId(0, 0)
 """A namespace that is gone, or that nobody can name: then the device tells, see `cni.ailment`."""
 PodKnown = Callable[[Attachment], bool | None]
+Tell = Callable[[str, str], None]
+"""Takes a device, and what somebody should know of it."""
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +45,23 @@ def _nobody_to_ask(row: Attachment) -> bool | None:
     return None
 
 
+def tell_nobody(device: str, text: str) -> None:
+    """Leave it at the log."""
+
+
 class Detaching:
     """Brings devices back. Methods block and may run on many threads at once."""
 
-    def __init__(self, host: Host, ledger: Ledger, snapshot: Callable[[], Snapshot], locks: DeviceLocks) -> None:
+    def __init__(
+        self,
+        host: Host,
+        ledger: Ledger,
+        snapshot: Callable[[], Snapshot],
+        locks: DeviceLocks,
+        tell_lost: Tell = tell_nobody,
+    ) -> None:
+        """`tell_lost` is told what the host does not take back with a device, such as a route."""
+        self._tell_lost = tell_lost
         self._host = host
         self._ledger = ledger
         self._snapshot = snapshot
@@ -88,7 +104,7 @@ class Detaching:
                     current = self._ledger.attachment_on(row.device)
                     if current is not None and current.attachment_id == row.attachment_id:
                         self.undo(row, held)
-            except AgentError as error:
+            except (AgentError, OSError) as error:
                 log.error("%s is not back yet: %s", row.device, error)
             finally:
                 if held is not None:
@@ -133,10 +149,13 @@ class Detaching:
             if row.boot_id == self._ledger.boot_id:
                 try:
                     with _open_netns(row, netns) as opened:
-                        mode_of(row).leave(self._host, self._snapshot(), row, opened)
+                        lost = mode_of(row).leave(self._host, self._snapshot(), row, opened)
                 except AgentError as error:
                     self._ledger.quarantine(row.device, f"clean-up failed: {error}")
                     raise
+                for what in lost:
+                    log.error("%s is back, but the host does not take back what it had there: %s", row.device, what)
+                    self._tell_lost(row.device, f"not put back: {what}")
             owed = row.request["network"] is not None and (leases_later or not self.leases.give_back(row))
             foreign_lock.forget(row)
             if (info := row.request.get("device_info_file")) is not None:
@@ -175,14 +194,17 @@ class Detaching:
         """Look at what a row is about. The caller holds the device's lock, so no ADD is under way."""
         this_boot = row.boot_id == self._ledger.boot_id
         namespace_lives = this_boot and namespaces.is_at(row.owner.netns, row.netns_path)
-        look = this_boot and row.state is AttachmentState.ATTACHED and not namespace_lives
+        stands = this_boot and row.state is AttachmentState.ATTACHED
+        look, nobodys = stands and not namespace_lives, stands and namespace_lives and is_nobodys(row)
+        away = (look or nobodys) and mode_of(row).away(self._host, row)
         return RowFacts(
             this_boot=this_boot,
             state=row.state,
             namespace_lives=namespace_lives,
-            away=look and mode_of(row).away(self._host, row),
+            away=look and away,
             tells=bool(row.undo.netdev) or row.undo.mode == "vfio",  # whose `away` looks at the path
             pod_known=pod_known(row) if look else None,
+            is_orphan=nobodys and not away,
         )
 
     def owner_alive(self, row: Attachment) -> bool:
@@ -192,6 +214,11 @@ class Detaching:
         in the host still sits in a namespace that lives, and is left alone.
         """
         return ailment(self._facts(replace(row, state=AttachmentState.ATTACHED), _nobody_to_ask)) is None
+
+
+def is_nobodys(row: Attachment) -> bool:
+    """Tell whether a device was found in a namespace, and neither container nor pod is known to have it there."""
+    return row.owner.container_id == UNKNOWN and row.owner.pod == NOBODY and bool(row.undo.netdev)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from agent.errors import AgentError, DeviceBusy, InUse, UnknownDevice
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState
-from cni.detach import Detaching, PodKnown
+from cni.detach import Detaching, PodKnown, is_nobodys
 from cni.locks import DeviceLocks
 
 LOCK_SECONDS = 5.0
@@ -81,6 +81,12 @@ def _refuse_if_in_use(detaching: Detaching, row: Attachment, pod_known: PodKnown
     if row.state is not AttachmentState.ATTACHED:
         return  # its end was promised, or its ADD has failed
     pod = row.owner.pod
+    if is_nobodys(row) and detaching.owner_alive(row):
+        raise InUse(
+            f"{row.device} was found as {row.ifname} in the namespace at {row.netns_path}, and no pod is known to have"
+            " it there, but something may: bring it back (`nsenter --net="
+            f"{row.netns_path} ip link set {row.ifname} netns 1`) and it is free by itself, or use --force"
+        )
     if detaching.owner_alive(row):
         raise InUse(f"{row.device} is in pod {pod}, whose network namespace lives: delete the pod, or use --force")
     known = pod_known(row)

@@ -52,6 +52,16 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class TcxProgram:
+    """A tcx program on an interface."""
+
+    program: int
+    """The kernel's ID of it."""
+    link: int
+    """ID of the bpf_link that holds it, which may change its program; 0 if none does."""
+
+
+@dataclass(frozen=True, slots=True)
 class LinkChange:
     """What to change about an interface while it moves. None: leave alone."""
 
@@ -138,11 +148,14 @@ class Links(Protocol):
     def detach_xdp(self, link: Link, netns: int | None = None) -> None:
         """Detach the XDP programs that `link.xdp` tells of."""
 
-    def tcx_programs(self, link: Link) -> tuple[int, ...]:
-        """List the IDs of the tcx programs on an interface of the host. Nothing else shows them."""
+    def tcx_programs(self, link: Link) -> tuple[TcxProgram, ...]:
+        """List the tcx programs on an interface of the host. Nothing else shows them."""
 
-    def detach_tcx(self, link: Link, spared: tuple[int, ...]) -> None:
-        """Detach the tcx programs of an interface of the host, but those spared."""
+    def detach_tcx(self, link: Link, programs: tuple[int, ...], links: tuple[int, ...]) -> tuple[TcxProgram, ...]:
+        """Detach the tcx programs of an interface of the host, but these and those of these bpf_links.
+
+        Return what stays because another bpf_link holds it.
+        """
 
     def listed(self, netns: int | None = None) -> tuple[Link, ...]:
         """List all interfaces there."""

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 from pyroute2 import IPRoute
 
 from agent.errors import HardwareError
-from agent.hardware import address_messages, addressing, child_messages, tcx
+from agent.hardware import address_messages, addressing, child_messages
 from agent.hardware import netns as namespaces
-from agent.hardware.host import Child, Link, LinkChange, Route
+from agent.hardware.host import Child, Link, LinkChange, Route, TcxProgram
 from agent.hardware.link_messages import IFLA_IFNAME, IFLA_PARENT_DEV_NAME
 from agent.hardware.rtnetlink import (
     IFF_ALLMULTI,
@@ -41,6 +41,7 @@ from agent.hardware.rtnetlink import (
     LinkSocket,
     translated,
 )
+from agent.hardware.tcx import TcxPrograms
 from agent.model.device import names_representor, uplink_rank
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class Netlink:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netlink")
         self._socket: IPRoute | None = None
         self._idle = IdleSockets()
+        self._tcx = TcxPrograms()
         self._closed = False
 
     def close(self) -> None:
@@ -174,15 +176,15 @@ class Netlink:
         with self._links(netns, f"detach the XDP program of interface {link.name}") as links:
             links.detach_xdp(link.ifindex, link.xdp)
 
-    def tcx_programs(self, link: Link) -> tuple[int, ...]:
-        """List the IDs of the tcx programs on an interface of the host."""
+    def tcx_programs(self, link: Link) -> tuple[TcxProgram, ...]:
+        """List the tcx programs on an interface of the host."""
         with translated(f"list the tcx programs of interface {link.name}"):
-            return tcx.programs(link.ifindex)
+            return self._tcx.attached(link.ifindex)
 
-    def detach_tcx(self, link: Link, spared: tuple[int, ...]) -> None:
-        """Detach the tcx programs of an interface of the host, but those spared."""
+    def detach_tcx(self, link: Link, programs: tuple[int, ...], links: tuple[int, ...]) -> tuple[TcxProgram, ...]:
+        """Detach all tcx programs of an interface of the host but these. Return what another bpf_link holds."""
         with translated(f"detach a tcx program of interface {link.name}"):
-            tcx.detach(link.ifindex, spared)
+            return self._tcx.detach(link.ifindex, programs, links)
 
     def configure(self, ifname: str, netns: int | None, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
         """Give an interface its addresses and routes."""

@@ -1,17 +1,21 @@
 """tcx programs of an interface, through bpf(2): rtnetlink does not show them, and a move does not end them.
 
-Since Linux 6.6; on older kernels there are none. Layout: include/uapi/linux/bpf.h, union bpf_attr.
+A program is attached by itself, and stays until it is detached; or through a bpf_link, and stays for as long as
+somebody has that open or has pinned it. Only the unregistering of the interface ends either (kernel/bpf/tcx.c,
+tcx_uninstall). Since Linux 6.6; on older kernels there are none. Layout: include/uapi/linux/bpf.h, union bpf_attr.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import functools
 import os
 import platform
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Collection
+
+from agent.hardware.host import TcxProgram
 
 BPF_PROG_DETACH, BPF_PROG_GET_FD_BY_ID, BPF_PROG_QUERY = 9, 13, 16
 BPF_TCX_INGRESS, BPF_TCX_EGRESS = 46, 47
@@ -19,54 +23,77 @@ MAX_PROGRAMS = 64
 """BPF_MPROG_MAX: so many can be attached on each side."""
 _SYSCALLS = {"x86_64": 321, "aarch64": 280}
 _ATTRIBUTES_BYTES = 128
+_ROOM_BYTES = _ATTRIBUTES_BYTES + 2 * 4 * MAX_PROGRAMS
+_QUERY = struct.Struct("=IIIIQIxxxxQQQQ")
+_COUNT, _COUNT_AT = struct.Struct("=I"), 24
 _NONE_HERE = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
 """Of kernels that know no tcx or no bpf at all, and of agents that may not ask."""
 
 
-def programs(ifindex: int) -> tuple[int, ...]:
-    """List the IDs of the programs on an interface of the host, on the way in and on the way out."""
-    return tuple(found for side in (BPF_TCX_INGRESS, BPF_TCX_EGRESS) for found in _query(ifindex, side))
+class TcxPrograms:
+    """Asks and detaches. Any thread may; an ADD waits for it, so what it asks with is made once."""
 
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        """Of the memory in which questions are put and answers come."""
+        self._room = ctypes.create_string_buffer(_ROOM_BYTES)
+        self._programs_at = ctypes.addressof(self._room) + _ATTRIBUTES_BYTES
+        self._links_at = self._programs_at + 4 * MAX_PROGRAMS
+        self._syscall = ctypes.CDLL(None, use_errno=True).syscall
+        self._number = _SYSCALLS.get(platform.machine())
 
-def detach(ifindex: int, spared: tuple[int, ...] = ()) -> None:
-    """Detach all programs but those spared. Raises OSError, EBUSY or EPERM for one that a bpf_link holds."""
-    for side in (BPF_TCX_INGRESS, BPF_TCX_EGRESS):
-        for program in _query(ifindex, side):
-            if program in spared:
+    def attached(self, ifindex: int) -> tuple[TcxProgram, ...]:
+        """List the programs on an interface of the host, on the way in and on the way out."""
+        return tuple(found for _, found in self._all(ifindex))
+
+    def detach(
+        self, ifindex: int, programs: Collection[int] = (), links: Collection[int] = ()
+    ) -> tuple[TcxProgram, ...]:
+        """Detach all but these programs and those of these links. Return what stays because another link holds it."""
+        held = []
+        for side, found in self._all(ifindex):
+            if found.program in programs or found.link in links:
                 continue
-            descriptor, _ = _bpf(BPF_PROG_GET_FD_BY_ID, struct.pack("=I", program))
-            try:
-                _bpf(BPF_PROG_DETACH, struct.pack("=IIII", ifindex, descriptor, side, 0))
-            finally:
-                os.close(descriptor)
+            if found.link:
+                held.append(found)
+            else:
+                self._detach(ifindex, side, found.program)
+        return tuple(held)
 
+    def _detach(self, ifindex: int, side: int, program: int) -> None:
+        descriptor = self.call(BPF_PROG_GET_FD_BY_ID, struct.pack("=I", program))
+        try:
+            self.call(BPF_PROG_DETACH, struct.pack("=IIII", ifindex, descriptor, side, 0))
+        finally:
+            os.close(descriptor)
 
-def _query(ifindex: int, side: int) -> tuple[int, ...]:
-    ids = (ctypes.c_uint32 * MAX_PROGRAMS)()
-    try:
-        _, answer = _bpf(
-            BPF_PROG_QUERY, struct.pack("=IIIIQI", ifindex, side, 0, 0, ctypes.addressof(ids), MAX_PROGRAMS)
-        )
-    except OSError as error:
-        if error.errno in _NONE_HERE:
-            return ()
-        raise
-    (count,) = struct.unpack_from("=I", answer, 24)
-    return tuple(ids[:count])
+    def _all(self, ifindex: int) -> list[tuple[int, TcxProgram]]:
+        found = []
+        with self._guard:
+            for side in (BPF_TCX_INGRESS, BPF_TCX_EGRESS):
+                where = self._programs_at, MAX_PROGRAMS, 0, self._links_at
+                _QUERY.pack_into(self._room, 0, ifindex, side, 0, 0, *where, 0, 0)
+                try:
+                    self._call(BPF_PROG_QUERY, self._room)
+                except OSError as error:
+                    if error.errno in _NONE_HERE:
+                        break
+                    raise
+                (count,) = _COUNT.unpack_from(self._room, _COUNT_AT)
+                if count:
+                    ids = struct.unpack_from(f"={count}I", self._room, _ATTRIBUTES_BYTES)
+                    links = struct.unpack_from(f"={count}I", self._room, _ATTRIBUTES_BYTES + 4 * MAX_PROGRAMS)
+                    found += [(side, TcxProgram(*each)) for each in zip(ids, links, strict=True)]
+        return found
 
+    def call(self, command: int, attributes: bytes) -> int:
+        """Call bpf(2). Raises OSError."""
+        return self._call(command, ctypes.create_string_buffer(attributes, _ATTRIBUTES_BYTES))
 
-@functools.cache
-def _entrance() -> tuple[Callable[..., int], int]:
-    number = _SYSCALLS.get(platform.machine())
-    if number is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    return ctypes.CDLL(None, use_errno=True).syscall, number
-
-
-def _bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
-    syscall, number = _entrance()
-    union = ctypes.create_string_buffer(attributes, _ATTRIBUTES_BYTES)
-    result = syscall(number, command, union, _ATTRIBUTES_BYTES)
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return int(result), union.raw
+    def _call(self, command: int, attributes: ctypes.Array[ctypes.c_char]) -> int:
+        if self._number is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        result: int = self._syscall(self._number, command, attributes, _ATTRIBUTES_BYTES)
+        if result < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return result

@@ -153,6 +153,8 @@ class Undo:
     """How an XDP program was attached (XDP_ATTACHED_*), 0 for none."""
     tcx: tuple[int, ...] | None = None
     """IDs of the tcx programs that were attached."""
+    tcx_links: tuple[int, ...] | None = None
+    """IDs of the bpf_links that held some of them; None if none did. A link may have another program afterwards."""
 
     def document(self) -> dict[str, Any]:
         """Return all fields that say something, as JSON holds them."""
@@ -164,7 +166,7 @@ class Undo:
     def from_document(cls, document: Mapping[str, Any]) -> Undo:
         """Read what `document` made, in this version or an earlier one."""
         made: dict[str, Any] = {"settings": VfSettings(**document["settings"])}
-        made |= {name: tuple(document[name]) for name in ("altnames", "limits", "tcx") if name in document}
+        made |= {name: tuple(document[name]) for name in ("altnames", "limits", "tcx", "tcx_links") if name in document}
         return cls(**{**document, **made})
 
 

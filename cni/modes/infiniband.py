@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -95,11 +95,11 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     return InterfaceFacts(planned.ifname, found.mac, found.mtu, planned.pci_id)
 
 
-def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
+def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
     """Bring the VF back with its former GUID, RDMA device and interface under their names, and verify that."""
     device, undo = attachment.device, attachment.undo
     if not pf.exists(host, device):
-        return
+        return ()
     where = moving.by_address(host, device, attachment.ifname)
     with host.rdma.renumbering():
         if pf.driver(host, device) is None and "driver" in undo.extra:
@@ -111,10 +111,11 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
         guid.take_back(host, device, undo)
         if not pf.can_have_interface(host, device):
             log.warning("%s has no interface: it was unbound, or bound to a driver for programs", device)
-            return
+            return ()
         link = guid.settled(host, device, undo)
     # The MAC of IPoIB holds a queue pair's number, which is another each time.
-    returning.settle(host, where, replace(undo, mac=link.mac), link)
+    returning.settle(host, where, replace(undo, mac=link.mac), link, pod_may_hold=returning.may_hold(attachment, netns))
+    return ()
 
 
 def away(host: Host, attachment: Attachment) -> bool:

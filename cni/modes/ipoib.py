@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from agent.errors import HardwareError, NetlinkFailed, RequestInvalid
@@ -85,12 +86,13 @@ def _enter_by_moving(host: Host, planned: Planned, parent: Link, netns: int, err
     return InterfaceFacts(moved.name, moved.mac, moved.mtu, None)
 
 
-def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
+def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
     """Remove it from the pod, or from the host if it did not get further, and verify that."""
     child.leave(host, attachment, netns)
     left = host.links.find(temporary_name(attachment.device))
     if left is not None and left.kind == "ipoib":
         host.links.remove(left)
+    return ()
 
 
 def away(host: Host, attachment: Attachment) -> bool:

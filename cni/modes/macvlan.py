@@ -7,6 +7,8 @@ one request: no name in the host, no half-made interface after a crash but in th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agent.errors import RequestInvalid
 from agent.hardware.host import Child, Host
 from agent.model.allocation import Attachment
@@ -48,9 +50,10 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     return child.enter(host, planned, netns)
 
 
-def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
+def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
     """Remove it, and verify that."""
     child.leave(host, attachment, netns)
+    return ()
 
 
 def away(host: Host, attachment: Attachment) -> bool:

@@ -7,6 +7,7 @@ work from, whoever wrote it and however far `enter` came.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -70,10 +71,11 @@ class Mode(Protocol):
     def enter(self, host: Host, planned: Planned, netns: int) -> InterfaceFacts:
         """Bring it into the namespace of a descriptor. Raises AgentError; then `leave` undoes what was done."""
 
-    def leave(self, host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
+    def leave(self, host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
         """Bring the device back as it was found, from wherever it is, and verify it. Repeatable.
 
         A device that no longer exists is success. `netns` is the pod's namespace if it is still open.
+        Returns what the host itself does not take any more: no reason to withhold the device, but to be told.
         Raises AgentError if the device is not verifiably back.
         """
 

@@ -47,6 +47,7 @@ def by_address(host: Host, device: str, ifname: str) -> Whereabouts:
 
 def record(host: Host, link: Link, *, mode: str) -> Undo:
     """Keep all of an interface that a pod may change."""
+    programs = host.links.tcx_programs(link)
     return Undo(
         netdev=link.name,
         mac=link.mac,
@@ -60,7 +61,8 @@ def record(host: Host, link: Link, *, mode: str) -> Undo:
         alias=link.alias,
         limits=link.limits,
         xdp=link.xdp,
-        tcx=host.links.tcx_programs(link),
+        tcx=tuple(found.program for found in programs),
+        tcx_links=tuple(found.link for found in programs if found.link) or None,
         mode=mode,
     )
 

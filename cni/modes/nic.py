@@ -17,7 +17,7 @@ from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link, LinkChange, Route
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import Snapshot, is_pci_address
-from cni.modes import moving, pf, rdma, returning
+from cni.modes import host_routes, moving, pf, rdma, returning
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.modes.moving import Whereabouts
 from cni.netconf import NetConf
@@ -101,15 +101,15 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     return InterfaceFacts(planned.ifname, mac, mtu, planned.pci_id)
 
 
-def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
+def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
     """Bring the interface back to the host as it was found, with addresses and routes, and verify it."""
     if is_pci_address(attachment.device) and not pf.exists(host, attachment.device):
-        return
+        return ()
     with rdma.leaving_first(host, attachment.device, attachment, netns):
-        _leave(host, attachment, netns)
+        return _leave(host, attachment, netns)
 
 
-def _leave(host: Host, attachment: Attachment, netns: int | None) -> None:
+def _leave(host: Host, attachment: Attachment, netns: int | None) -> Sequence[str]:
     device, undo = attachment.device, attachment.undo
     has_pci = is_pci_address(device)
     where = _where(host, device, attachment.ifname, undo)
@@ -119,10 +119,11 @@ def _leave(host: Host, attachment: Attachment, netns: int | None) -> None:
         link = returning.await_return(where)
     if link is None:
         log.warning("%s has no interface any more: it ended with the pod, or was unbound", device)
-        return
-    returning.settle(host, where, undo, link)
+        return ()
+    returning.settle(host, where, undo, link, pod_may_hold=returning.may_hold(attachment, netns))
     routes = tuple(Route(**route) for route in undo.extra.get("routes", ()))
-    host.links.configure((where.home() or link).name, None, tuple(undo.extra.get("addresses", ())), routes)
+    name = (where.home() or link).name
+    return host_routes.give_back(host, name, tuple(undo.extra.get("addresses", ())), routes)
 
 
 def _where(host: Host, device: str, ifname: str, undo: Undo) -> Whereabouts:

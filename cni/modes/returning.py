@@ -2,9 +2,13 @@
 
 What a move does not touch stays with the interface, and is put back: name, MAC, MTU, flags, alternative
 names, queue length, group, alias, offload limits, XDP and tcx programs. Addresses, routes and queueing
-disciplines end with the move (net/core/dev.c, __dev_change_net_namespace). All works from any point in between,
-and may be repeated.
-A program attached through a bpf_link keeps the device from being reset until the pod's process has let go of it.
+disciplines, clsact among them, end with the move (net/core/dev.c, __dev_change_net_namespace). All works from any
+point in between, and may be repeated.
+
+A program that is attached through a bpf_link cannot be detached: it stays for as long as a process has the link open
+(kernel/bpf/tcx.c, net/core/dev.c). While the pod's namespace lives that process may be the pod's, and the device is
+not clean. Once it has ended, so have its processes: who holds the link then is of the host, and has it there for the
+host's sake, as agents do that attach to whatever interface appears.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ import time
 from dataclasses import fields, replace
 
 from agent.errors import HardwareError, NetlinkFailed
+from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link, LinkChange
-from agent.model.allocation import Undo
+from agent.model.allocation import Attachment, Undo
 from cni.modes.moving import MAC_REFUSED, POLL_SECONDS, Whereabouts, fetch_mac
 
 RETURN_SECONDS = 2.0
@@ -79,23 +84,31 @@ def _bring_out(host: Host, where: Whereabouts, undo: Undo, netns: int, keep_mac:
         host.links.move_out(link, netns, replace(change, name=name))
 
 
-def settle(host: Host, where: Whereabouts, undo: Undo, link: Link) -> None:
+def may_hold(row: Attachment, netns: int | None) -> bool:
+    """Tell whether processes of a row's pod may hold what is on the interface. `netns` is the pod's, if it is open."""
+    if netns is not None:
+        return True
+    # A row that was found or adopted after its pod's end knows no namespace.
+    return row.owner.netns.inode != 0 and namespaces.is_hidden(row.owner.netns, row.netns_path)
+
+
+def settle(host: Host, where: Whereabouts, undo: Undo, link: Link, *, pod_may_hold: bool) -> None:
     """Make an interface in the host as the undo record says, and verify it.
 
     Looked at again until it holds: some drivers change things later than they say so, and udev may rename an
-    interface that has just come. Raises HardwareError that names what does not hold.
+    interface that has just come. `pod_may_hold` is `may_hold`'s word.
+    Raises HardwareError that names what does not hold.
     """
     deadline = time.monotonic() + SETTLE_SECONDS
-    if undo.tcx is not None:
-        host.links.detach_tcx(link, undo.tcx)
+    _settle_tcx(host, undo, link, pod_may_hold)
     if undo.limits is not None and link.limits != undo.limits:
         _settle_limits(host, undo, link)
     name = _own_name(host, where, undo, link)
     while True:
         _settle_names(host, undo, link)
         lacking = _lacking(replace(undo, netdev=name), link)
-        if link.xdp and not undo.xdp:
-            host.links.detach_xdp(link)
+        if link.xdp and not undo.xdp and not _detach_xdp(host, link, pod_may_hold):
+            undo = replace(undo, xdp=link.xdp)
         if lacking != LinkChange():
             try:
                 host.links.change(link, lacking)
@@ -112,6 +125,30 @@ def settle(host: Host, where: Whereabouts, undo: Undo, link: Link) -> None:
         if time.monotonic() > deadline:
             raise HardwareError(f"{where.device} came back with {', '.join(wrong)}")
         time.sleep(POLL_SECONDS)
+
+
+def _settle_tcx(host: Host, undo: Undo, link: Link, pod_may_hold: bool) -> None:
+    if undo.tcx is None:
+        return
+    held = host.links.detach_tcx(link, undo.tcx, undo.tcx_links or ())
+    if not held:
+        return
+    what = "tcx " + ", ".join(f"program {found.program} of bpf_link {found.link}" for found in held)
+    if pod_may_hold:
+        raise HardwareError(f"{link.name} carries {what}, which a process of its pod may hold: it must let go first")
+    log.warning("%s keeps %s: no pod holds that, so it is the host's", link.name, what)
+
+
+def _detach_xdp(host: Host, link: Link, pod_may_hold: bool) -> bool:
+    """Detach an XDP program, unless it is held for the host's sake."""
+    try:
+        host.links.detach_xdp(link)
+    except NetlinkFailed as error:
+        if error.errno != errno.EBUSY or pod_may_hold:
+            raise
+        log.warning("%s keeps its XDP program: a bpf_link holds it, and no pod does, so it is the host's", link.name)
+        return False
+    return True
 
 
 def _own_name(host: Host, where: Whereabouts, undo: Undo, link: Link) -> str:

@@ -8,6 +8,7 @@ code serves DEL, a failed ADD, and the reconciler after a crash.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from agent.errors import DeviceGone, HardwareError, RequestInvalid
 from agent.hardware.host import Host, LinkChange
@@ -71,17 +72,17 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     return InterfaceFacts(planned.ifname, mac, mtu, planned.pci_id)
 
 
-def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
+def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
     """Bring a VF back to the host as it was found, from wherever it is, and verify it.
 
     A device that no longer exists is success. `netns` is the pod's namespace if it is still open.
     Raises HardwareError if the device is not (verifiably) back.
     """
     device = attachment.device
-    if not pf.exists(host, device):
-        return
-    with rdma.leaving_first(host, device, attachment, netns):
-        _leave(host, attachment, netns)
+    if pf.exists(host, device):
+        with rdma.leaving_first(host, device, attachment, netns):
+            _leave(host, attachment, netns)
+    return ()
 
 
 def _leave(host: Host, attachment: Attachment, netns: int | None) -> None:
@@ -97,7 +98,7 @@ def _leave(host: Host, attachment: Attachment, netns: int | None) -> None:
         return
     if not undo.settings.is_empty:
         link = where.home() or link  # its MAC may be another now
-    returning.settle(host, where, undo, link)
+    returning.settle(host, where, undo, link, pod_may_hold=returning.may_hold(attachment, netns))
 
 
 def away(host: Host, attachment: Attachment) -> bool:

@@ -7,6 +7,7 @@ whose it is. The character device reaches the container by kubelet's grant.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from agent.errors import DeviceGone, HardwareError
 from agent.hardware import binding
@@ -56,17 +57,18 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     return InterfaceFacts(planned.ifname, mac, 0, planned.pci_id, in_kernel=False)
 
 
-def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> None:
+def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
     """Reset the function if that was asked for, and put its PF's settings back, verified. Repeatable.
 
     A VF that was bound to a network driver meanwhile has an interface in the host; that is left as it is.
     """
     device, undo = attachment.device, attachment.undo
     if not pf.exists(host, device):
-        return
+        return ()
     if undo.extra.get("function_reset"):
         _reset_function(host, device)
     pf.restore(host, device, undo)
+    return ()
 
 
 def away(host: Host, attachment: Attachment) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 
 from agent.model.allocation import AttachmentState
-from cni.ailment import OWNER_GONE, REBOOTED, RowFacts, ailment
+from cni.ailment import BROUGHT_BACK, OWNER_GONE, REBOOTED, RowFacts, ailment
 
 ATTACHED = AttachmentState.ATTACHED
 ALL = [
     RowFacts(*facts)
     for facts in itertools.product(
-        (True, False), AttachmentState, (True, False), (True, False), (True, False), (True, False, None)
+        *((True, False), AttachmentState, (True, False), (True, False), (True, False), (True, False, None)),
+        (True, False),
     )
 ]
 
@@ -28,6 +29,9 @@ def test_a_row_that_nobody_finishes_is_undone_whatever_else() -> None:
 def test_nothing_is_taken_from_a_pod_that_lives_or_may_live() -> None:
     for row in ALL:
         if not row.this_boot or row.state is not ATTACHED:
+            continue
+        if row.is_orphan:
+            assert ailment(row) == BROUGHT_BACK
             continue
         may_live = row.namespace_lives or row.away or (not row.tells and row.pod_known is not False)
         assert (ailment(row) is None) == may_live, row

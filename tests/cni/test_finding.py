@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from agent.errors import DeviceBusy
+from agent.errors import DeviceBusy, InUse
 from agent.hardware import netns as namespaces
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
 from agent.model.known import KnownDevice
 from cni.finding import UNKNOWN, Finder
+from cni.release import Wish
 from tests.cni import tiny_node
 from tests.cni.tiny_node import Rig, mac_of, netdev, open_rig, until, vf
 
@@ -234,3 +235,44 @@ def test_a_del_of_a_known_container_finds_the_row_by_its_chained_name(lost: Call
     rig.await_back()
     name, _, mtu, _, _ = rig.found()
     assert (name, mtu) == (netdev(0), 1500)  # as its neighbours have it
+
+
+def test_what_an_administrator_moved_by_hand_is_free_once_it_is_brought_back(rig: Rig) -> None:
+    elsewhere, before = rig.pod("by-hand"), rig.found()
+    subprocess.run(["ip", "link", "set", netdev(0), "netns", str(elsewhere)], check=True)
+    rig.ledger.know([known(0)])
+    assert finder(rig).in_namespaces([vf(0)], {}, {}) == (vf(0),)
+    assert rig.attachments.heal(vf(0)) is None
+    with pytest.raises(InUse, match=rf"nsenter --net={elsewhere} ip link set {netdev(0)} netns 1"):
+        rig.attachments.release(Wish(vf(0), "it is mine"), lambda row: False)
+    with open("/proc/thread-self/ns/net") as host:
+        path = f"/proc/{os.getpid()}/fd/{host.fileno()}"
+        rig.run_in(elsewhere, "ip", "link", "set", netdev(0), "netns", path)
+    assert rig.attachments.heal(vf(0)) == "brought-back"
+    assert (rig.found(), rig.ledger.attachments(), rig.ledger.quarantines()) == (before, (), ())
+
+
+def test_what_was_brought_back_can_be_had_and_released_at_once(rig: Rig) -> None:
+    elsewhere = rig.pod("by-hand")
+    for free in (
+        lambda: rig.attachments.release(Wish(vf(0), "it is back"), lambda row: False),
+        lambda: rig.add("c1", rig.pod()),
+    ):
+        subprocess.run(["ip", "link", "set", netdev(0), "netns", str(elsewhere)], check=True)
+        assert finder(rig).in_namespaces([vf(0)], {}, {}) == (vf(0),)
+        with open("/proc/thread-self/ns/net") as host:
+            path = f"/proc/{os.getpid()}/fd/{host.fileno()}"
+            rig.run_in(elsewhere, "ip", "link", "set", netdev(0), "netns", path)
+        free()
+    assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c1"]
+
+
+def test_what_a_known_pod_lost_stays_its_own(lost: Callable[..., Rig]) -> None:
+    """kubelet counts the device to that pod, and will give it to no other."""
+    rig = lost()
+    assert finder(rig).in_namespaces([vf(0)], {vf(0): POD}, {}) == (vf(0),)
+    with open("/proc/thread-self/ns/net") as host:
+        path = f"/proc/{os.getpid()}/fd/{host.fileno()}"
+        rig.run_in(rig.folder / "pod.netns", "ip", "link", "set", "net1", "netns", path)
+    assert rig.attachments.heal(vf(0)) is None
+    assert len(rig.ledger.attachments()) == 1

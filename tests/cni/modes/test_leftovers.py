@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,19 @@ from agent.hardware.host import Link, LinkChange
 from agent.hardware.netlink import Netlink
 from agent.sim.fabric import device_of
 from tests.cni import tiny_node
+from tests.cni.modes.programs import (
+    BPF_PROG_TYPE_SCHED_CLS,
+    BPF_PROG_TYPE_XDP,
+    BPF_XDP,
+    attach,
+    attached,
+    exchange,
+    hold,
+    loaded,
+)
 from tests.cni.tiny_node import Rig, netdev, open_rig, vf
 
 XDP_FLAGS_SKB_MODE = 2
-BPF_PROG_LOAD, BPF_PROG_ATTACH, BPF_LINK_CREATE = 5, 8, 28
-BPF_PROG_TYPE_SCHED_CLS, BPF_PROG_TYPE_XDP, BPF_XDP = 3, 6, 37
-RETURN_2 = bytes.fromhex("b700000002000000") + bytes.fromhex("9500000000000000")
 
 
 def seen(rig: Rig) -> Link:
@@ -88,23 +93,6 @@ def test_queueing_disciplines_addresses_and_routes_end_with_the_move(rig: Rig) -
         assert not {"tbf", "clsact", "10.0.0.2", "10.0.0.3"} & set(shown.replace("/", " ").split())
 
 
-def bpf(command: int, attributes: bytes) -> int:
-    """Call bpf(2). Skips the test where the kernel forbids it."""
-    try:
-        return tcx._bpf(command, attributes)[0]
-    except OSError as error:
-        pytest.skip(f"bpf({command}) is refused here: {error}")
-
-
-@contextmanager
-def loaded(kind: int = BPF_PROG_TYPE_XDP) -> Iterator[int]:
-    """Load a program that does nothing."""
-    instructions, licence = ctypes.create_string_buffer(RETURN_2), ctypes.create_string_buffer(b"GPL")
-    head = struct.pack("=IIQQ", kind, 2, ctypes.addressof(instructions), ctypes.addressof(licence))
-    with open(bpf(BPF_PROG_LOAD, head), "rb") as file:
-        yield file.fileno()
-
-
 def attach_xdp(pod: Path, program: int) -> None:
     """Attach a program to net1 as `ip link set xdp` does."""
 
@@ -135,21 +123,114 @@ def test_an_xdp_program_survives_a_move_and_is_detached(rig: Rig) -> None:
     assert (seen(rig), rig.ledger.quarantines()) == (before, ())
 
 
-def test_an_xdp_link_that_a_process_holds_keeps_the_vf_back_until_it_lets_go(rig: Rig) -> None:
+HOOKS = pytest.mark.parametrize(
+    ("kind", "where", "word"),
+    [
+        (BPF_PROG_TYPE_XDP, BPF_XDP, "XDP"),
+        (BPF_PROG_TYPE_SCHED_CLS, tcx.BPF_TCX_INGRESS, "tcx"),
+        (BPF_PROG_TYPE_SCHED_CLS, tcx.BPF_TCX_EGRESS, "tcx"),
+    ],
+    ids=["XDP", "ingress", "egress"],
+)
+
+
+@HOOKS
+def test_a_link_that_a_process_of_the_pod_may_hold_keeps_the_vf_back(
+    rig: Rig, kind: int, where: int, word: str
+) -> None:
     pod, before = rig.pod(), seen(rig)
     rig.add("c1", pod)
     link = rig.in_pod(pod)
     assert link is not None
-    with loaded() as program:
-        holding = struct.pack("=IIII", program, link.ifindex, BPF_XDP, 2)
-        with open(pod) as netns:
-            held = namespaces.run_in(netns.fileno(), lambda: bpf(BPF_LINK_CREATE, holding))
-    with open(held, "rb"):
+    with loaded(kind) as program, hold(pod, link.ifindex, program, where):
         rig.delete("c1", pod)
         tiny_node.until(lambda: bool(rig.ledger.quarantines()))
-        assert "XDP" in rig.ledger.quarantines()[0].reason
+        assert word in rig.ledger.quarantines()[0].reason
+        with pytest.raises(HardwareError):  # it still may
+            rig.attachments.heal(vf(0))
     tiny_node.until(lambda: rig.attachments.heal(vf(0)) is not None)
     assert (seen(rig), rig.ledger.quarantines(), rig.ledger.attachments()) == (before, (), ())
+
+
+@HOOKS
+def test_a_link_that_outlives_the_pods_namespace_is_the_hosts_and_stays(
+    rig: Rig, kind: int, where: int, word: str
+) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod)
+    link = rig.in_pod(pod)
+    assert link is not None
+    with loaded(kind) as program, hold(pod, link.ifindex, program, where):
+        rig.delete("c1", pod)  # which brings it to the host
+        tiny_node.until(lambda: bool(rig.ledger.quarantines()))
+        tiny_node.until(lambda: not rig.attachments._leaving)
+        rig.remove(pod)
+        assert rig.attachments.heal(vf(0)) is not None
+        assert (rig.ledger.quarantines(), rig.ledger.attachments()) == ((), ())
+        assert carried(rig)
+
+
+@HOOKS
+def test_a_link_that_another_agent_makes_once_the_vf_is_back_does_not_withhold_it(
+    rig: Rig, kind: int, where: int, word: str
+) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod)
+    rig.remove(pod)
+    tiny_node.until(lambda: bool(rig.machine.scan()) and rig.machine.find_netdev(vf(0)) is not None)
+    home = rig.machine.find_netdev(vf(0))
+    assert home is not None
+    with loaded(kind) as program, hold(None, home.ifindex, program, where):
+        rig.delete("c1", None)
+        rig.await_back()
+        assert rig.ledger.quarantines() == ()
+        assert carried(rig)
+
+
+def carried(rig: Rig) -> bool:
+    """Tell whether the VF has any program."""
+    link = rig.machine.find_netdev(vf(0))
+    assert link is not None
+    return bool(link.xdp or attached(link.ifindex))
+
+
+def test_a_link_of_the_host_that_changed_its_program_while_the_pod_ran_is_spared(rig: Rig) -> None:
+    link = rig.machine.find_netdev(vf(0))
+    assert link is not None
+    pod = rig.pod()
+    with (
+        loaded(BPF_PROG_TYPE_SCHED_CLS) as old,
+        loaded(BPF_PROG_TYPE_SCHED_CLS) as new,
+        hold(None, link.ifindex, old, tcx.BPF_TCX_INGRESS) as held,
+    ):
+        before = attached(link.ifindex)
+        rig.add("c1", pod)
+        exchange(held, new)
+        rig.delete("c1", pod)
+        rig.await_back()
+        link = rig.machine.find_netdev(vf(0))
+        assert link is not None
+        (after,) = attached(link.ifindex)
+        assert (rig.ledger.quarantines(), after.link) == ((), before[0].link)
+        assert after.program != before[0].program
+
+
+def test_a_link_does_not_keep_the_pods_other_programs_on_the_vf(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod)
+    link = rig.in_pod(pod)
+    assert link is not None
+    with (
+        loaded(BPF_PROG_TYPE_SCHED_CLS) as first,
+        loaded(BPF_PROG_TYPE_SCHED_CLS) as second,
+        hold(pod, link.ifindex, first, tcx.BPF_TCX_INGRESS),
+    ):
+        attach(pod, link.ifindex, second, tcx.BPF_TCX_INGRESS)
+        rig.delete("c1", pod)
+        tiny_node.until(lambda: bool(rig.ledger.quarantines()))
+        home = rig.machine.find_netdev(vf(0))
+        assert home is not None
+        assert [bool(found.link) for found in attached(home.ifindex)] == [True]
 
 
 @pytest.mark.parametrize("side", [tcx.BPF_TCX_INGRESS, tcx.BPF_TCX_EGRESS])
@@ -157,38 +238,21 @@ def test_a_tcx_program_of_the_pod_is_detached_and_one_of_the_host_is_not(rig: Ri
     before = rig.machine.find_netdev(vf(0))
     assert before is not None
     with loaded(BPF_PROG_TYPE_SCHED_CLS) as program:
-        bpf(BPF_PROG_ATTACH, struct.pack("=IIII", before.ifindex, program, side, 0))
-    own = tcx.programs(before.ifindex)
+        attach(None, before.ifindex, program, side)
+    own = attached(before.ifindex)
     assert len(own) == 1
     pod = rig.pod()
     rig.add("c1", pod)
     link = rig.in_pod(pod)
     assert link is not None
     with open(pod) as netns, loaded(BPF_PROG_TYPE_SCHED_CLS) as program:
-        attaching = struct.pack("=IIII", link.ifindex, program, side, 0)
-        namespaces.run_in(netns.fileno(), lambda: bpf(BPF_PROG_ATTACH, attaching))
-        assert len(namespaces.run_in(netns.fileno(), lambda: tcx.programs(link.ifindex))) == 2
+        attach(pod, link.ifindex, program, side)
+        assert len(namespaces.run_in(netns.fileno(), lambda: attached(link.ifindex))) == 2
     rig.delete("c1", pod)
     rig.await_back()
     after = rig.machine.find_netdev(vf(0))
     assert after is not None
-    assert (tcx.programs(after.ifindex), rig.ledger.quarantines()) == (own, ())
-
-
-def test_a_tcx_link_that_a_process_holds_keeps_the_vf_back_until_it_lets_go(rig: Rig) -> None:
-    pod = rig.pod()
-    rig.add("c1", pod)
-    link = rig.in_pod(pod)
-    assert link is not None
-    with open(pod) as netns, loaded(BPF_PROG_TYPE_SCHED_CLS) as program:
-        holding = struct.pack("=IIII", program, link.ifindex, tcx.BPF_TCX_INGRESS, 0)
-        held = namespaces.run_in(netns.fileno(), lambda: bpf(BPF_LINK_CREATE, holding))
-    with open(held, "rb"):
-        rig.delete("c1", pod)
-        tiny_node.until(lambda: bool(rig.ledger.quarantines()))
-        assert "tcx" in rig.ledger.quarantines()[0].reason
-    tiny_node.until(lambda: rig.attachments.heal(vf(0)) is not None)
-    assert (rig.ledger.quarantines(), rig.ledger.attachments()) == ((), ())
+    assert (attached(after.ifindex), rig.ledger.quarantines()) == (own, ())
 
 
 class Slow(Netlink):

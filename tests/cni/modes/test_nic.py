@@ -225,3 +225,43 @@ def test_a_vf_may_go_as_a_plain_interface_too(rig: Rig) -> None:
     rig.delete("c1", pod)
     rig.await_back()
     assert rig.found() == before
+
+
+def test_a_route_that_the_host_takes_no_more_is_told_and_withholds_nothing(lab: Rig) -> None:
+    ip("link", "set", "lab0", "up")
+    ip("address", "add", "192.0.2.5/24", "dev", "lab0")
+    ip("link", "add", "name", "way0", "type", "veth", "peer", "name", "way1")
+    for name in ("way0", "way1"):
+        ip("link", "set", name, "up")
+    ip("route", "add", "198.51.100.0/24", "via", "192.0.2.1")
+    ip("route", "add", "203.0.113.0/24", "via", "192.0.2.2", "metric", "7")
+    told: list[tuple[str, str]] = []
+    lab.attachments._tell_lost = lambda device, text: told.append((device, text))
+    add(lab, lab.pod(), master="lab0")
+    [row] = lab.ledger.attachments()
+    gone = {**row.undo.extra["routes"][0], "destination": "10.7.0.0/16", "gateway": "10.200.0.1", "source": None}
+    undo = replace(row.undo, extra={**row.undo.extra, "routes": [gone, *row.undo.extra["routes"]]})
+    ip("route", "add", "203.0.113.0/24", "dev", "way0", "metric", "7")  # the host goes another way meanwhile
+    lab.attachments.undo(replace(row, undo=undo))
+    assert (lab.ledger.attachments(), lab.ledger.quarantines()) == ((), ())
+    assert "198.51.100.0/24 via 192.0.2.1 dev lab0" in show("route")
+    assert "203.0.113.0/24 dev way0" in show("route")
+    assert [device for device, _ in told] == ["lab0", "lab0"]
+    assert "ip route add 10.7.0.0/16 via 10.200.0.1 dev lab0" in told[0][1]
+    assert "unreachable" in told[0][1]
+    assert "203.0.113.0/24 via 192.0.2.2 dev lab0 metric 7" in told[1][1]
+    assert "another way" in told[1][1]
+    add(lab, lab.pod("next"), master="lab0")  # and it may go out again
+
+
+def test_a_route_that_leads_to_the_gateway_of_another_comes_back_whichever_was_first(lab: Rig) -> None:
+    ip("link", "set", "lab0", "up")
+    ip("address", "add", "192.0.2.5/24", "dev", "lab0")
+    ip("route", "add", "203.0.113.1/32", "dev", "lab0")
+    ip("route", "add", "10.0.0.0/8", "via", "203.0.113.1")  # is listed before the way to its gateway
+    before = set(lab.machine.links.routes(None, "lab0"))
+    pod = lab.pod()
+    add(lab, pod, master="lab0")
+    lab.delete("c1", pod)
+    until(lambda: lab.ledger.attachments() == ())
+    assert set(lab.machine.links.routes(None, "lab0")) == before

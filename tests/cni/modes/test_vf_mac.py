@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import HardwareError, NetlinkFailed
-from agent.hardware.host import Child, Link, LinkChange, RdmaLink, Route, Watch
+from agent.hardware.host import Child, Link, LinkChange, RdmaLink, Route, TcxProgram, Watch
 from agent.model.allocation import Attachment, AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
 from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
@@ -111,11 +111,12 @@ class Igb:
     def detach_xdp(self, link: Link, netns: int | None = None) -> None:
         raise NotImplementedError
 
-    def tcx_programs(self, link: Link) -> tuple[int, ...]:
+    def tcx_programs(self, link: Link) -> tuple[TcxProgram, ...]:
         return ()
 
-    def detach_tcx(self, link: Link, spared: tuple[int, ...]) -> None:
-        assert spared == ()
+    def detach_tcx(self, link: Link, programs: tuple[int, ...], links: tuple[int, ...]) -> tuple[TcxProgram, ...]:
+        assert (programs, links) == ((), ())
+        return ()
 
     def listed(self, netns: int | None = None) -> tuple[Link, ...]:
         raise NotImplementedError
