@@ -13,7 +13,6 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from agent.errors import DriverUnavailable
@@ -66,8 +65,9 @@ class Uevents:
         poller = select.poll()
         for descriptor in (stop, uevents, links):
             poller.register(descriptor, select.POLLIN)
+        lost = False
         while True:
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(0 if lost else None))
             if stop in ready:
                 return
             try:
@@ -76,14 +76,25 @@ class Uevents:
                 if links in ready:
                     self._link_batch()
             except OSError as error:
-                if error.errno != errno.ENOBUFS:
+                # pyudev says of an overflow only that there is an error, and leaves it on the socket.
+                if (error.errno or _taken_error(uevents)) != errno.ENOBUFS:
                     log.error("kernel events cannot be read, only the timer finds changes from now on: %s", error)
                     return
-                self._on_event("kernel events were lost", EVERYTHING)
+                lost = True
+            else:
+                if lost:
+                    # Not before all is read: until then the kernel drops what comes, and says so no second time
+                    # (net/netlink/af_netlink.c, netlink_overrun).
+                    lost = False
+                    self._on_event("kernel events were lost", EVERYTHING)
 
     def _uevent_batch(self) -> None:
-        for device in iter(partial(self._monitor.poll, 0), None):
-            event = Uevent(str(device.action), str(device.device_path), str(device.subsystem))
+        while (device := self._monitor.poll(0)) is not None:
+            try:
+                event = Uevent(str(device.action), str(device.device_path), str(device.subsystem))
+            except UnicodeDecodeError:  # an interface comes back from a pod with any name that the pod gave it
+                self._on_event("something whose name is no text", EVERYTHING)
+                continue
             change = change_of(event, virtual_links=self._virtual_links)
             if change is not None:
                 self._on_event(str(event), change)
@@ -105,6 +116,12 @@ def _packets(source: socket.socket) -> Iterator[bytes]:
             return
         if sender[0] == 0:
             yield packet
+
+
+def _taken_error(descriptor: int) -> int:
+    """Take the error that waits off a socket, and return its number; 0 if none does."""
+    with socket.socket(fileno=os.dup(descriptor)) as same:
+        return same.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
 
 def _open_monitor() -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from agent.hardware.rtnetlink import IFLA_IFALIAS
 from agent.hardware.uevents import Uevents
-from agent.model.change import Change, of_function, of_netdev
+from agent.model.change import EVERYTHING, Change, of_function, of_netdev
 from agent.sim import uevents
 
 DEADLINE = 20.0
@@ -120,3 +120,44 @@ def test_a_link_message_names_the_function_below_it() -> None:
         watch.close()
     assert notes.changes["link nf0 gone"] == of_function("0000:3b:00.1") | of_netdev("nf0")
     assert notes.changes["link nf1 gone"] == of_netdev("nf1")
+
+
+@pytest.mark.usefixtures("own_network")
+def test_events_that_were_lost_are_told_and_the_next_ones_are_seen() -> None:
+    notes, reached, goes_on = Notes(), threading.Event(), threading.Event()
+
+    def note(what: str, change: Change) -> None:
+        notes.note(what, change)
+        if what == "pci add 0000:3b:00.0":
+            reached.set()
+            goes_on.wait(DEADLINE)  # meanwhile more comes than the socket can hold
+
+    bridge = "/devices/pci0000:3a/0000:3a:00.0"
+    watch = Uevents(note)
+    try:
+        uevents.emit("add", f"{bridge}/0000:3b:00.0", "pci")
+        assert reached.wait(DEADLINE)
+        for _ in range(10_000):
+            uevents.emit("bind", f"{bridge}/0000:3b:00.1", "pci")
+        goes_on.set()
+        notes.until({"kernel events were lost"}.issubset)
+        uevents.emit("add", f"{bridge}/0000:3b:00.2", "pci")
+        notes.until({"pci add 0000:3b:00.2"}.issubset)
+    finally:
+        goes_on.set()
+        watch.close()
+    assert notes.changes["kernel events were lost"] == EVERYTHING
+
+
+@pytest.mark.usefixtures("own_network")
+def test_a_name_that_is_no_text_does_not_end_the_watch() -> None:
+    notes = Notes()
+    watch = Uevents(notes.note, virtual_links=True)
+    try:
+        subprocess.run([b"ip", b"link", b"add", b"nf\xff0", b"type", b"veth", b"peer", b"name", b"nf1"], check=True)
+        notes.until({"something whose name is no text", "net add nf1"}.issubset)
+        ip("link del nf1")
+        notes.until({"net remove nf1"}.issubset)
+    finally:
+        watch.close()
+    assert notes.changes["something whose name is no text"] == EVERYTHING
