@@ -109,7 +109,10 @@ def read_config(top: Reader, source: str) -> Config:
     for i, resource in enumerate(resources):
         _check_network(top, i, resource, networks)
         _check_environment(top, i, resources)
+    unread = {i for i in range(len(resources)) if _is_unread(top, i)}
     for i, where, j in covered(resources):
+        if i in unread or j in unread:
+            continue
         top.note(
             f"resources[{i}].{where}",
             f"selects nothing that resources[{j}]{_named(resources[j])} does not select too, and a device serves one"
@@ -146,6 +149,12 @@ def read_config(top: Reader, source: str) -> Config:
     for reader in (*sections, top):
         reader.done()
     return config
+
+
+def _is_unread(top: Reader, i: int) -> bool:
+    """Tell whether a resource selects other devices than meant, as something of its selectors was refused."""
+    paths = tuple(f"resources[{i}].{key}" for key in ("kind", "select", "gpu", "nic"))
+    return any(problem.startswith(paths) for problem in top.problems)
 
 
 def _named(resource: Resource) -> str:

@@ -80,7 +80,7 @@ class Reader:
         value = self.value[key]
         if ok(value):
             return value
-        self.note(key, f"must be {want}, is {shown(value)}")
+        self.note(key, f"must be {want}, is {shown(value)}{_unquoted(value, schema)}")
         return default
 
     def text(
@@ -181,7 +181,7 @@ class Reader:
             try:
                 found.append(convert(item))
             except ValueError:
-                self.note(f"{key}[{i}]", f"must be {want}, is {shown(item)}")
+                self.note(f"{key}[{i}]", f"must be {want}, is {shown(item)}{_unquoted(item, schema)}")
         return tuple(found)
 
     def done(self) -> None:
@@ -189,6 +189,13 @@ class Reader:
             if key not in self.asked:
                 known = ", ".join(sorted(self.asked))
                 self.note(key, f"is not a known key here; known are: {known}")
+
+
+def _unquoted(value: Any, schema: Mapping[str, Any] | None) -> str:
+    """Say what helps if YAML has made a number of what should be text: 8086 is no ID, "8086" is."""
+    if (schema or {}).get("type") == "string" and type(value) in (int, float):
+        return ", a number: put it in quotes"
+    return ""
 
 
 def shown(value: Any) -> str:

@@ -27,6 +27,11 @@ _MARKS = {
     "periodicupdateinterval": Shape.SHARED,
     "mode": Shape.SHARED,
 }
+# Not read from there: what the values leave out is the chart's to fill in.
+_OF_CHART = (
+    "these are values of the chart: check what it makes of them, as"
+    " helm template daemonset/chart --values FILE --show-only templates/config.yaml prints it"
+)
 
 
 def read_any(text: str | bytes, source: str) -> tuple[Shape, Any]:
@@ -38,6 +43,8 @@ def read_any(text: str | bytes, source: str) -> tuple[Shape, Any]:
     document = read_document(text, source)
     if isinstance(document, dict) and document.get("kind") == "ConfigMap" and "resources" not in document:
         return read_any(_only_text(document, source), source)
+    if isinstance(document, dict) and isinstance(document.get("config"), dict):
+        raise ConfigError(source, [_OF_CHART])
     return Shape.OWN, document
 
 

@@ -65,3 +65,15 @@ def test_the_configuration_is_refused_with_both_names() -> None:
         parse("resources: [{name: a/b, kind: vf}, {name: a/c, kind: vf, select: {vendors: ['15b3']}}]", "x")
     (problem,) = refused.value.problems
     assert problem.startswith("resources[1].select: selects nothing that resources[0] (a/b) does not select too")
+
+
+@pytest.mark.parametrize("wrong", ["pf: ens1f0", "vendors: [8086]", "vendorz: ['8086']"])
+def test_a_selector_that_could_not_be_read_covers_nothing_and_is_covered_by_nothing(wrong: str) -> None:
+    for first, second in ((wrong, "vendors: ['15b3']"), ("vendors: ['15b3']", wrong)):
+        text = (
+            f"resources: [{{name: a/b, kind: vf, select: {{{first}}}}}, {{name: a/c, kind: vf, select: {{{second}}}}}]"
+        )
+        with pytest.raises(ConfigError) as refused:
+            parse(text, "x")
+        (problem,) = refused.value.problems
+        assert wrong.partition(":")[0] in problem

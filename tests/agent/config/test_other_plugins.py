@@ -186,3 +186,29 @@ def test_no_value_of_a_pool_does_more_than_be_refused(selectors: dict[str, Any],
         for key in ("resourceList", "configList"):
             with suppress(ConfigError):
                 assert parse(json.dumps({key: [pool]}), "x").source == "x"
+
+
+def test_values_of_the_chart_are_told_from_a_configuration_with_what_to_check_in_their_place() -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse("image: {repository: r}\nconfig: {resources: []}\n", "values.yaml")
+    (problem,) = refused.value.problems
+    assert problem.startswith("these are values of the chart")
+    assert "--show-only templates/config.yaml" in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("resources: [{name: a/b, kind: vf, select: {vendors: [8086]}}]", "such as 15b3, is 8086, a number: put it in"),
+        ("resources: [{name: a/b, kind: vf, select: {vendors: [x]}}]", "such as 15b3, is 'x'"),
+        ("resources: [{name: 7, kind: vf}]", "such as rdma/hca, is 7, a number: put it in quotes"),
+        ("resources: [{name: [], kind: vf}]", "such as rdma/hca, is []"),
+        ("health: {downSeconds: x}", "is 'x'"),
+    ],
+)
+def test_a_number_where_text_belongs_is_told_to_be_put_in_quotes(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(text, "x")
+    (problem,) = refused.value.problems
+    assert expected in problem
+    assert problem.endswith("put it in quotes") is ("put it in" in expected)
