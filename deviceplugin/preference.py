@@ -13,6 +13,7 @@ from typing import Protocol
 
 from agent.clients.kubelet import PodDevices
 from agent.config import Resource
+from agent.model.gpu_ids import gpus_of
 from agent.placement import Layout, Terrain, choose, first_units
 from deviceplugin.occupancy import Occupancy
 from deviceplugin.pairing import Pairing, is_gpu
@@ -97,7 +98,7 @@ class Preference:
         if ours:
             return [offered.layouts[name].gpu_name(u.unit_id) for name in ours for u in self._free(offered, name)]
         terrain = offered.terrain
-        taken = {terrain.gpu(unit) for name, unit in self._occupancy.others if _names_gpu(name, unit)}
+        taken = gpus_of(self._occupancy.others, terrain.gpu)
         return [gpu for gpu in terrain.gpus if gpu not in taken]
 
     def _free_nics(self, offered: Offered, resources: Mapping[str, Resource]) -> tuple[list[str], Mapping[str, int]]:
@@ -131,8 +132,3 @@ class Preference:
             for unit in offered.units[resource_name]
             if unit.health.healthy and unit.unit_id in layout.rank and not in_use(resource_name, unit.unit_id)
         ]
-
-
-def _names_gpu(resource_name: str, unit_id: str) -> bool:
-    """Tell whether another plugin's unit can be a GPU. An index alone may be anything."""
-    return unit_id.startswith(("GPU-", "MIG-")) or "gpu" in resource_name or resource_name.startswith("nvidia.com/")

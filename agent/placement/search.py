@@ -122,8 +122,7 @@ class _Search:
 
     def _promises(self, total: _Sum, group: int, worst: int, near: int) -> bool:
         """Tell whether a set that begins so can be better than the best one so far."""
-        if self._key is None:
-            return True
+        assert self._key is not None  # that of a grown set, at least
         left, rest = total.left, range(group, len(self._groups))
         first_pair, last_pair = self._pairs_from[group]
         among = left * (left - 1) // 2

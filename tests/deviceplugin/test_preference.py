@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.clients.kubelet import ContainerDevices, DeviceAssignment, PodDevices
-from agent.config import Resource
+from agent.config import RailNic, Resource
 from agent.errors import Unavailable
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
@@ -139,17 +139,39 @@ def test_after_a_restart_what_pods_hold_is_in_use() -> None:
         assert d.near(gpu_uuid(2), d.prefer(VF)[0])
 
 
-@pytest.mark.parametrize("gpu_name", [gpu_uuid(0), f"{gpu_uuid(0)}::3", "0"])
-def test_gpus_that_another_plugin_gave_are_in_use(gpu_name: str) -> None:
+@pytest.mark.parametrize(
+    ("resource_name", "unit_id"),
+    [
+        ("nvidia_com__gpu", gpu_uuid(0)),
+        ("nvidia_com__gpu", f"{gpu_uuid(0)}::3"),
+        ("nvidia_com__gpu", "0"),
+        ("nvidia_com__mig-1g", "0:1"),
+        ("amd_com__gpu", "0"),
+        ("team_example_com__accelerator", gpu_uuid(0)),
+    ],
+)
+def test_gpus_that_another_plugin_gave_are_in_use(resource_name: str, unit_id: str) -> None:
     with desk(VF, snapshot=node(rails=2)) as d:
-        d.allocator.heard([pod("a", nvidia_com__gpu=[gpu_name])], d.clock.now)
+        d.allocator.heard([pod("a", **{resource_name: [unit_id]})], d.clock.now)
         assert d.near(gpu_uuid(1), d.prefer(VF)[0])
 
 
-def test_an_index_of_something_else_is_no_gpu() -> None:
+@pytest.mark.parametrize("resource_name", ["example_com__tape", "nvidia_com__hostdev", "example_com__gpudirect-nic"])
+def test_an_index_of_something_else_is_no_gpu(resource_name: str) -> None:
     with desk(VF, snapshot=node(rails=2)) as d:
-        d.allocator.heard([pod("a", example_com__tape=["0"])], d.clock.now)
+        d.allocator.heard([pod("a", **{resource_name: ["0"]})], d.clock.now)
         assert d.near(gpu_uuid(0), d.prefer(VF)[0])
+
+
+def test_a_rail_is_near_its_own_nic_and_drawn_by_no_other() -> None:
+    rail = Resource("rdma/rail", "rail", nic=RailNic("hca", shares=1))
+    with desk(rail, VF) as d:
+        alone = d.prefer(rail)
+        (other,) = [u.unit_id for u in d.allocator.offer.units[rail.name] if u.gpu == gpu_uuid(3)]
+        assert alone != (other,)
+        (vf, *_) = [u.unit_id for u in d.allocator.offer.units[VF.name] if d.near(gpu_uuid(3), u.unit_id)]
+        asyncio.run(d.allocator.allocate(VF.name, [[vf]]))
+        assert d.prefer(rail) == alone
 
 
 def test_a_grant_whose_pod_is_known_draws_no_partner() -> None:
@@ -185,12 +207,42 @@ def test_two_nics_of_one_container_follow_the_same_gpu() -> None:
         assert d.near(gpu, hca)
 
 
-def test_a_port_that_one_of_two_nic_resources_has_used_up_is_not_free() -> None:
+def nics_at(d: Desk, resource: Resource, rail: int) -> list[str]:
+    return [u.unit_id for u in d.allocator.offer.units[resource.name] if d.near(gpu_uuid(rail), u.unit_id)]
+
+
+def take(d: Desk, resource: Resource, units: Sequence[str]) -> None:
+    """Have some pod that is long admitted hold these units."""
+    asyncio.run(d.allocator.allocate(resource.name, [units]))
+    d.used.update(units)
+    d.clock.now += 60
+
+
+def test_of_equal_gpus_the_one_whose_nic_is_least_used_is_taken() -> None:
+    with desk(GPU, VF) as d:
+        assert d.prefer(GPU) == (gpu_uuid(0),)
+        take(d, VF, nics_at(d, VF, 0)[:1])
+        assert d.prefer(GPU) == (gpu_uuid(1),)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_port_that_one_of_two_nic_resources_has_used_up_is_not_free(order: tuple[int, int]) -> None:
+    hca = Resource("rdma/hca", "hca", shares=8)
+    with desk(GPU, *((VF, hca)[n] for n in order)) as d:
+        take(d, VF, nics_at(d, VF, 0))
+        for rail in (1, 2, 3):  # more in use than there, and something left of each
+            take(d, VF, nics_at(d, VF, rail)[:3])
+            take(d, hca, nics_at(d, hca, rail)[: 3 + rail])
+        assert d.prefer(GPU) == (gpu_uuid(1),)
+
+
+def test_where_one_nic_resource_has_nothing_left_at_all_the_other_one_counts() -> None:
     with desk(GPU, VF, HCA) as d:
-        vfs = [u.unit_id for u in d.allocator.offer.units[VF.name] if u.unit_id.startswith("0000:12:")]
-        asyncio.run(d.allocator.allocate(VF.name, [vfs]))
-        d.clock.now += 60
-        assert d.prefer(GPU) != (gpu_uuid(0),)
+        for rail in range(4):
+            take(d, VF, nics_at(d, VF, rail))
+        for rail in (0, 1, 3):
+            take(d, HCA, nics_at(d, HCA, rail))
+        assert d.prefer(GPU) == (gpu_uuid(2),)
 
 
 def test_a_surprise_ends_in_the_first_units_available() -> None:
