@@ -1,0 +1,168 @@
+"""The parts that grant, attach and heal: made around one ledger, each knowing those that it asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from agent import cdi, device_info
+from agent.clients.cri import ContainerRuntime
+from agent.clients.kubelet import PodResources
+from agent.config import Config
+from agent.events import Events
+from agent.granted import Granted
+from agent.hardware.host import Host
+from agent.health import HealthBook
+from agent.inventory import Inventory
+from agent.late.binder import Binder
+from agent.ledger import Ledger
+from agent.metrics import Metrics
+from agent.model.reasons import Reason
+from agent.model.unit import OfferedUnit
+from agent.obstacles import NO_POD_NEEDS, Obstacles
+from agent.reconcile import Reconciler
+from cni import spool
+from cni.attachment import Attachments
+from cni.server import CniServer
+from deviceplugin.assignment import assign
+from deviceplugin.gpu_files import GpuFilesOf
+from deviceplugin.plugins import DevicePlugins
+from deviceplugin.resources import list_all, vfs_of
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the parts work on, and what they tell of it."""
+
+    config: Callable[[], Config]
+    """The configuration of this moment."""
+    host: Host
+    inventory: Inventory
+    kubelet: PodResources
+    health: HealthBook
+    metrics: Metrics
+    obstacles: Obstacles
+    events: Events
+
+
+class Parts:
+    """What grants, attaches and heals on one ledger. Nothing of it runs yet; who made it runs and closes it.
+
+    Made on the event loop that kubelet is asked on.
+    """
+
+    def __init__(self, around: Surroundings, ledger: Ledger) -> None:
+        self._around = around
+        self.ledger = ledger
+        config, host = around.config(), around.host
+        self._spool = spool.Spool(config.spool_dir)
+        self.granted = Granted(
+            config,
+            ledger,
+            around.kubelet,
+            asyncio.get_running_loop(),
+            unit=lambda unit_id: self.plugins.unit(unit_id),
+            is_settled=lambda: self.reconciler.settled,
+        )
+        slots = Binder(
+            config.kubelet_dir,
+            ledger,
+            cdi.SlotSpecs(config.cdi_dir),
+            resources=lambda: around.config().resources,
+            stock=lambda: self.plugins.allocator.offer,
+            ask_kubelet=self.granted.ask_kubelet,
+            network_of=self.granted.network_of,
+            is_settled=lambda: self.reconciler.settled,
+        )
+        self.attachments = Attachments(
+            host,
+            ledger,
+            lambda: around.inventory.snapshot,
+            self.granted.devices,
+            netns_folders=config.netns_folders,
+            network_of=self.granted.network_of,
+            observe_steps=around.metrics.observe_steps,
+            foreign_folders=(host.root / "var/lib/cni", host.root / "var/run/cni"),
+            slots=slots,
+            tell_lost=self._lost,
+        )
+        self.server = CniServer(
+            config.cni_socket, self.attachments, obstacle=self._unable_to_attach, observe=self._observe_cni
+        )
+        self.plugins = DevicePlugins(
+            config,
+            around.inventory,
+            ledger,
+            observe=self._observe_rpc,
+            gpu_files=GpuFilesOf(host.root).read,
+            device_info=host.root / device_info.FOLDER.relative_to("/"),
+            health=around.health,
+            pods=around.kubelet.list,
+            granting=slots.forget,
+        )
+        self.reconciler = Reconciler(
+            ledger,
+            self.attachments,
+            claims=self.granted.claims,
+            devices_of_units=lambda: _devices_of(self.plugins.units) if self.plugins.units else None,
+            replay_spool=self._replay,
+            count=self.reconciled,
+            snapshot=lambda: around.inventory.snapshot,
+            ours=self._our_vfs,
+            pods=lambda: self.granted.pods,
+            sandboxes=ContainerRuntime(config.runtime_socket).sandboxes if config.runtime_socket else None,
+            complain=self._tell_of_books,
+            slots=slots,
+        )
+
+    def reconciled(self, action: str, reason: str) -> None:
+        """Count what was brought into accord, and note it among the recent events."""
+        self._around.metrics.reconciled(action, reason)
+        self._around.events.reconciled(action, reason)
+
+    def _unable_to_attach(self) -> str | None:
+        """Answer CNI's STATUS. The runtime calls the whole node's network not ready while this is not None.
+
+        So a kubelet that has not taken up our resources does not count: no ADD needs that.
+        """
+        return self._around.obstacles.first(besides=("kubelet", "endpoints", "admin", *NO_POD_NEEDS))
+
+    def _tell_of_books(self, what: str | None) -> None:
+        self._around.obstacles.set("ledger", what)
+        self._around.health.withhold(Reason.BOOKS_UNWRITABLE if what is not None else None)
+
+    def _lost(self, device: str, text: str) -> None:
+        self._around.metrics.reconciled("restore-failed", "host-refused")
+        self._around.events.note("detach", device, text, warning=True)
+
+    def _our_vfs(self) -> frozenset[str]:
+        """List the VFs that resources offer, before the first offer too."""
+        snapshot = self._around.inventory.snapshot
+        offer = self.plugins.allocator.offer
+        if offer.units:
+            return vfs_of(offer.units, offer.pools, snapshot)
+        resources = self._around.config().resources
+        names = {k.device: k.netdev for k in self.ledger.known_devices()}
+        listed = list_all(resources, assign(resources, snapshot, names), snapshot)
+        return vfs_of(listed.units, listed.pools, snapshot)
+
+    def _replay(self) -> int:
+        count = self._spool.replay(self.server.answer)
+        self._around.metrics.spooled(count)
+        return count
+
+    @contextmanager
+    def _observe_cni(self, command: str) -> Iterator[None]:
+        with self._around.metrics.observe_cni(command):
+            yield
+
+    @contextmanager
+    def _observe_rpc(self, operation: str) -> Iterator[None]:
+        with self._around.metrics.observe(operation):
+            yield
+
+
+def _devices_of(units: Mapping[str, Sequence[OfferedUnit]]) -> dict[str, str]:
+    return {unit.unit_id: unit.device for offered in units.values() for unit in offered}
