@@ -16,27 +16,12 @@ from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
 from agent.startup import check
 from cni import kinds, netconf, protocol
+from tests.documents import blocks, first_cells, headings
 
 REPOSITORY = Path(__file__).parents[1]
 README, CONTRIBUTING, CNI = (REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "docs/cni.md"))
 DOCUMENTS = [README, CONTRIBUTING, *sorted((REPOSITORY / "docs").rglob("*.md"))]
 DOCUMENTS += [REPOSITORY / "daemonset/examples/README.md", REPOSITORY / "hack/vm/README.md"]
-
-
-def headings(path: Path) -> set[str]:
-    """List the anchors of a document as GitHub makes them."""
-    found = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
-
-
-def blocks(path: Path, language: str) -> list[str]:
-    return re.findall(rf"^ *```{language}\n(.*?)^ *```$", path.read_text(), re.MULTILINE | re.DOTALL)
-
-
-def first_cells(path: Path, head: str) -> list[str]:
-    """Return the first column of the table whose head begins so."""
-    rows = path.read_text().partition(f"| {head} |")[2].partition("\n\n")[0].splitlines()[2:]
-    return [row.split("|")[1].strip() for row in rows]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(REPOSITORY)))

@@ -20,7 +20,7 @@ from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import settled, wait
 from tests.containerd.cri import RuntimeRefused
 from tests.containerd.node import Node, Pod
-from tests.containerd.test_pods import RUNTIMES
+from tests.containerd.suites import RUNTIMES
 
 VF = "0000:18:00.1"
 ONE_VF = {

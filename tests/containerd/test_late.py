@@ -21,7 +21,7 @@ from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import CONFIG, settled, wait
 from tests.containerd import machine
 from tests.containerd.node import Node, Pod
-from tests.containerd.test_pods import RUNTIMES
+from tests.containerd.suites import RUNTIMES
 
 PODS = 50
 LATE: Mapping[str, Any] = {

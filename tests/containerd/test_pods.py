@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from agent.demo import not_back, still_attached
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import settled
 from tests.containerd import machine
 from tests.containerd.node import Node
+from tests.containerd.suites import RUNTIMES
 
-RUNTIMES = pytest.mark.parametrize("suite", ["trixie", "forky"], indirect=True)
 ALL = {"rdma/hca": 1, "rdma/vf": 1, "nvidia.com/gpu": 1}
 
 

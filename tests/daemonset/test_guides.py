@@ -26,7 +26,7 @@ from tests.daemonset.manifests import (
     identity,
     overlay,
 )
-from tests.test_documents import blocks, first_cells, headings
+from tests.documents import blocks, first_cells, headings
 
 INSTALL = REPOSITORY / "docs/install.md"
 GUIDES = [INSTALL, *sorted((REPOSITORY / "docs/migrate").glob("*.md")), FOLDER / "examples/README.md"]

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 
 from agent.sim.stage import Stage, settled
-from tests.daemonset.test_monitoring import PROMTOOL, documented
+from tests.daemonset.promtool import PROMTOOL, documented
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 ALLOWED = 'use base unit "seconds" instead of "milliseconds"'
