@@ -129,6 +129,12 @@ async def running(inventory: Inventory) -> asyncio.Task[None]:
     return task
 
 
+async def learns(inventory: Inventory, boot_id: str, than: int = 1) -> None:
+    """Wait for a snapshot newer than a generation, which must show this boot ID."""
+    async with asyncio.timeout(DEADLINE):
+        assert (await inventory.newer_than(than)).boot_id == boot_id
+
+
 async def stopped(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -13,7 +13,7 @@ from agent.errors import DriverUnavailable, HardwareError
 from agent.inventory import Inventory
 from agent.model.change import EVERYTHING
 from agent.model.device import Problem, Snapshot
-from tests.agent.scanned import DEADLINE, FakeHost, running, stopped, until
+from tests.agent.scanned import DEADLINE, FakeHost, learns, running, stopped, until
 
 
 def test_before_the_first_scan_there_is_an_empty_generation_zero() -> None:
@@ -139,8 +139,7 @@ def test_an_event_leads_to_a_scan() -> None:
         host.now = Snapshot(boot_id="b")
         assert host.on_event is not None
         threading.Thread(target=host.on_event, args=("events were lost", EVERYTHING)).start()
-        async with asyncio.timeout(DEADLINE):
-            assert (await inventory.newer_than(1)).boot_id == "b"
+        await learns(inventory, "b")
         await stopped(task)
         assert host.watched.closed
 
@@ -194,8 +193,7 @@ def test_an_event_during_a_scan_leads_to_another() -> None:
         inventory.rescan_soon()
         await asyncio.sleep(0.01)
         host.gate.set()
-        async with asyncio.timeout(DEADLINE):
-            assert (await inventory.newer_than(1)).boot_id == "b"
+        await learns(inventory, "b")
         await stopped(task)
 
     asyncio.run(scenario())
@@ -207,8 +205,7 @@ def test_the_timer_finds_what_no_event_told() -> None:
         inventory = Inventory(host, 0.05)
         task = await running(inventory)
         host.now = Snapshot(boot_id="b")
-        async with asyncio.timeout(DEADLINE):
-            assert (await inventory.newer_than(1)).boot_id == "b"
+        await learns(inventory, "b")
         await stopped(task)
 
     asyncio.run(scenario())
@@ -221,8 +218,7 @@ def test_a_failing_scan_does_not_end_the_following() -> None:
         task = asyncio.create_task(inventory.run())
         await until(lambda: host.scans >= 2)
         host.error = None
-        async with asyncio.timeout(DEADLINE):
-            assert (await inventory.newer_than(0)).boot_id == "a"
+        await learns(inventory, "a", than=0)
         await stopped(task)
 
     asyncio.run(scenario())

@@ -8,7 +8,7 @@ from agent.errors import HardwareError
 from agent.inventory import Inventory
 from agent.model.change import NOTHING, Change, of_function
 from agent.model.device import Snapshot
-from tests.agent.scanned import DEADLINE, FakeHost, running, stopped, until
+from tests.agent.scanned import DEADLINE, FakeHost, learns, running, stopped, until
 
 
 def test_an_event_that_names_a_function_leads_to_a_small_look() -> None:
@@ -18,8 +18,7 @@ def test_an_event_that_names_a_function_leads_to_a_small_look() -> None:
         task = await running(inventory)
         host.now = Snapshot(boot_id="b")
         inventory.rescan_soon("net change eth0", of_function("0000:3b:00.1"))
-        async with asyncio.timeout(DEADLINE):
-            assert (await inventory.newer_than(1)).boot_id == "b"
+        await learns(inventory, "b")
         assert (host.scans, host.looks) == (1, [of_function("0000:3b:00.1")])
         assert (inventory.updates, inventory.update_seconds >= 0) == (1, True)
         await stopped(task)
@@ -54,8 +53,7 @@ def test_a_small_look_does_not_wait_for_a_full_scan_and_outlives_it() -> None:
         await until(host.begun.is_set)  # this scan has read boot ID a
         host.now = Snapshot(boot_id="b")
         inventory.rescan_soon("net change eth0", of_function("0000:3b:00.1"))
-        async with asyncio.timeout(DEADLINE):
-            assert (await inventory.newer_than(1)).boot_id == "b"
+        await learns(inventory, "b")
         assert inventory.scans == 1
         host.gate.set()
         await until(lambda: inventory.scans == 2)
@@ -77,8 +75,7 @@ def test_what_happens_during_the_very_first_scan_is_looked_at_when_it_is_done() 
         inventory.rescan_soon("net change eth0", of_function("0000:3b:00.1"))
         await asyncio.sleep(0.2)
         host.gate.set()
-        async with asyncio.timeout(DEADLINE):
-            assert (await inventory.newer_than(0)).boot_id == "b"
+        await learns(inventory, "b", than=0)
         assert host.scans == 1
         await stopped(task)
 
@@ -92,8 +89,7 @@ def test_a_small_look_that_fails_makes_a_full_scan() -> None:
         task = await running(inventory)
         host.now = Snapshot(boot_id="b")
         inventory.rescan_soon("net change eth0", of_function("0000:3b:00.1"))
-        async with asyncio.timeout(DEADLINE):
-            assert (await inventory.newer_than(1)).boot_id == "b"
+        await learns(inventory, "b")
         await stopped(task)
 
     asyncio.run(scenario())
@@ -107,8 +103,7 @@ def test_what_was_said_before_the_start_does_not_deafen_it() -> None:
         task = await running(inventory)
         host.now = Snapshot(boot_id="b")
         inventory.rescan_soon("net change eth0", of_function("0000:3b:00.1"))
-        async with asyncio.timeout(DEADLINE):
-            assert (await inventory.newer_than(1)).boot_id == "b"
+        await learns(inventory, "b")
         await stopped(task)
 
     asyncio.run(scenario())
@@ -126,8 +121,7 @@ def test_what_no_event_tells_is_asked_for() -> None:
         inventory = Inventory(host, 3600, silent_changes=silent, poll_seconds=0.02)
         task = await running(inventory)
         host.now = Snapshot(boot_id="b")
-        async with asyncio.timeout(DEADLINE):
-            assert (await inventory.newer_than(1)).boot_id == "b"
+        await learns(inventory, "b")
         async with asyncio.timeout(DEADLINE):
             looks = 0
             while looks != inventory.updates:  # once it was seen, there is nothing to look at
