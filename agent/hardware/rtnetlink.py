@@ -314,7 +314,7 @@ def _altname(altname: str) -> bytes:
 
 
 def _text(kind: int, value: str) -> bytes:
-    return _attribute(kind, value.encode() + b"\0")
+    return _attribute(kind, value.encode(errors="surrogateescape") + b"\0")
 
 
 def _attribute(kind: int, payload: bytes) -> bytes:

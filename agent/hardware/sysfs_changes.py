@@ -18,7 +18,7 @@ from agent.hardware.sysfs import PCI_DEVICES, read_function
 from agent.hardware.sysfs_classes import INFINIBAND, MAD, NET, VERBS, Classes, Names, function_below, function_in
 from agent.hardware.sysfs_netdev import read_default_routes
 from agent.hardware.sysfs_rdma import in_order, rdma_cm_present, read_char_device
-from agent.hardware.sysfs_read import Attributes
+from agent.hardware.sysfs_read import Attributes, shown
 from agent.hardware.sysfs_vdpa import read_vdpa_devices, vhost_net_present
 from agent.model.change import Change
 from agent.model.device import CharDevice, PciDevice, Problem, Snapshot, is_pci_address
@@ -38,11 +38,12 @@ class _Entries:
         self._known = known
         self._told = told
         self._owners = {name: known.get(name) for name in read.names(folder)}
+        self._shown = {shown(name) for name in self._owners}
         self._looked: set[str] = set()
         self._gone = {known[name] for name in known.keys() - self._owners.keys()}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._owners
+        return name in self._shown
 
     def owner(self, name: str) -> str | None:
         """Tell which function an entry hangs on; None for one that is not there, too."""

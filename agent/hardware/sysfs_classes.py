@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from posixpath import basename
 
 from agent.hardware.sysfs_rdma import CharDevices
-from agent.hardware.sysfs_read import Attributes
+from agent.hardware.sysfs_read import Attributes, shown
 from agent.model.device import VdpaDevice, is_pci_address
 
 NET = "/sys/class/net"
@@ -69,7 +69,7 @@ def absent_rdma(read: Attributes, char_devices: CharDevices) -> Names:
     Each namespace has a class infiniband of its own, but there is one infiniband_verbs for all
     (drivers/infiniband/core: device.c, ib_class; uverbs_main.c, uverbs_class).
     """
-    here = set(read.names(INFINIBAND))
+    here = set(map(shown, read.names(INFINIBAND)))
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name, devices in char_devices.items():
         verbs = next((basename(d.path) for d in devices if d.kind == "uverbs"), None)

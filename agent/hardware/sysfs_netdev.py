@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.hardware.sysfs_read import Attributes
+from agent.hardware.sysfs_read import Attributes, shown
 from agent.model.device import LinkLayer, Netdev
 
 _LINK_LAYER_OF_TYPE = {"1": LinkLayer.ETHERNET, "32": LinkLayer.INFINIBAND}
@@ -20,7 +20,7 @@ def read_default_routes(read: Attributes) -> frozenset[str]:
     found = {row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"}
     rows = [line.split() for line in (read.text("/proc/net/ipv6_route") or "").splitlines()]
     found |= {row[9] for row in rows if len(row) == 10 and row[1] == "00" and not row[0].strip("0")}
-    return frozenset(_with_lower(read, found))
+    return frozenset(map(shown, _with_lower(read, found)))
 
 
 def _with_lower(read: Attributes, names: set[str]) -> set[str]:
@@ -45,7 +45,7 @@ def read_netdev(read: Attributes, name: str, *, is_vf: bool = False) -> Netdev |
         return None
     carrier = read.text(f"{folder}/carrier")
     return Netdev(
-        name=name,
+        name=shown(name),
         ifindex=ifindex,
         mac=mac,
         mtu=read.whole(f"{folder}/mtu", 0),

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from agent.hardware.sysfs_read import Attributes
+from agent.hardware.sysfs_read import Attributes, shown
 from agent.model.change import NOTHING, Change, of_function
 from agent.model.device import CharDevice, LinkLayer, RdmaDevice, RdmaPort, Snapshot
 
@@ -56,14 +56,14 @@ def read_rdma_device(read: Attributes, name: str, char_devices: CharDevices) -> 
         return None
     ports = [_port(read, f"{folder}/ports/{n}", int(n)) for n in read.names(f"{folder}/ports") if n.isdecimal()]
     return RdmaDevice(
-        name=name,
+        name=shown(name),
         node_type=_word(node_type),
         node_guid=read.text(f"{folder}/node_guid") or "",
         sys_image_guid=read.text(f"{folder}/sys_image_guid") or "",
         fw_version=read.text(f"{folder}/fw_ver") or "",
         board_id=read.text(f"{folder}/board_id") or "",
         ports=tuple(sorted(ports, key=lambda p: p.number)),
-        char_devices=char_devices.get(name, ()),
+        char_devices=char_devices.get(shown(name), ()),
     )
 
 

@@ -21,6 +21,15 @@ _NO_ANSWER = frozenset({ENOENT, ENOTDIR, ENODEV, ENXIO, EINVAL, EOPNOTSUPP})
 EINVAL, `phys_port_name` without driver support EOPNOTSUPP (net/core/net-sysfs.c)."""
 
 
+def shown(name: str) -> str:
+    """Write a name that a folder was listed with as text.
+
+    A pod may call its interface anything, and the interface comes back from it under that name. What is no UTF-8
+    cannot be written to books, metrics or sockets.
+    """
+    return name if name.isascii() else name.encode(errors="surrogateescape").decode(errors="replace")
+
+
 class Attributes:
     """Kernel files below one root. Paths are absolute as the kernel knows them (`/sys/…`)."""
 
@@ -31,7 +40,7 @@ class Attributes:
     @property
     def problems(self) -> tuple[Problem, ...]:
         """List what could not be read so far, by path."""
-        return tuple(Problem(path, text) for path, text in sorted(self._noted.items()))
+        return tuple(Problem(shown(path), text) for path, text in sorted(self._noted.items()))
 
     def note(self, path: str, text: str) -> None:
         """Remember a problem. The first one of a path stays."""

@@ -249,3 +249,12 @@ def test_who_asks_after_the_close_is_told(own_network: None) -> None:
     assert len(os.listdir("/proc/self/fd")) < before
     with pytest.raises(HardwareError, match="closed"):
         links.find("lo")
+
+
+def test_an_interface_whose_name_is_no_text_is_found(links: Netlink) -> None:
+    subprocess.run([b"ip", b"link", b"set", b"p0", b"name", b"p\xff"], check=True)
+    found = links.find_own([os.fsdecode(b"p\xff")], "B")
+    assert found is not None
+    assert found.name == "p\N{REPLACEMENT CHARACTER}"
+    links.change(found, LinkChange(name="p1"))
+    assert links.find("p1") is not None

@@ -346,3 +346,19 @@ def test_a_port_of_infiniband_that_changed_without_a_word_is_found(tmp_path: Pat
     change = silent_changes(tmp_path, before)
     assert change == of_function(PFS[1])
     assert silent_changes(tmp_path, rescan(tmp_path, before, change)) == NOTHING
+
+
+def test_names_that_are_no_text_become_some(tmp_path: Path) -> None:
+    """A pod may call what it has anything, and that name comes back to the host with it."""
+    node = Node(tmp_path)
+    before = scan(tmp_path)
+    changed = node.rename_netdev(FUNCTIONS[2], os.fsdecode(b"eth\xff"))
+    for char in node.entries("infiniband_verbs", FUNCTIONS[2]):
+        (char / "ibdev").write_bytes(b"mlx\xff\n")
+    node._rename(node.entries("infiniband", FUNCTIONS[2])[0], os.fsdecode(b"mlx\xff"))
+    found = scan(tmp_path)
+    vf = found.by_address[FUNCTIONS[2]]
+    assert [n.name for n in vf.netdevs] == ["eth\N{REPLACEMENT CHARACTER}"]
+    assert [(r.name, r.absent) for r in vf.rdma_devices] == [("mlx\N{REPLACEMENT CHARACTER}", False)]
+    assert rescan(tmp_path, before, changed) == found
+    assert rescan(tmp_path, found, of_function(FUNCTIONS[2])) == found
