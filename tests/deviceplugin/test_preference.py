@@ -207,6 +207,20 @@ def test_two_nics_of_one_container_follow_the_same_gpu() -> None:
         assert d.near(gpu, hca)
 
 
+def test_a_nic_follows_the_gpu_and_not_another_nic_that_had_to_be_farther() -> None:
+    with desk(GPU, VF, HCA) as d:
+        take(d, HCA, nics_at(d, HCA, 1))
+        asyncio.run(d.allocator.allocate(GPU.name, [[gpu_uuid(1)]]))
+        assert nics_at(d, HCA, 0)[0] in d.get(HCA)  # on the same socket
+        assert d.near(gpu_uuid(1), d.get(VF)[0])
+
+
+def test_nics_of_a_container_without_gpus_are_near_each_other() -> None:
+    with desk(VF, HCA) as d:
+        asyncio.run(d.allocator.allocate(VF.name, [nics_at(d, VF, 2)[:1]]))
+        assert d.near(gpu_uuid(2), d.get(HCA)[0])
+
+
 def nics_at(d: Desk, resource: Resource, rail: int) -> list[str]:
     return [u.unit_id for u in d.allocator.offer.units[resource.name] if d.near(gpu_uuid(rail), u.unit_id)]
 

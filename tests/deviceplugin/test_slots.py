@@ -82,8 +82,9 @@ def test_a_device_bound_to_a_slot_of_another_numa_node_moves_a_slot_there() -> N
 
 def test_fewer_slots_than_devices_are_shared_out_to_numa_nodes() -> None:
     devices = [device(n) for n in range(4)] + [device(n, node=1) for n in range(2)]
-    counts = Counter(unit.numa_node for unit in list_slots(replace(LATE, slots=3), devices))
-    assert counts == {0: 2, 1: 1}
+    for slots, shares in ((3, {0: 2, 1: 1}), (4, {0: 3, 1: 1}), (5, {0: 3, 1: 2}), (1, {0: 1})):
+        counts = Counter(unit.numa_node for unit in list_slots(replace(LATE, slots=slots), devices))
+        assert counts == shares
     assert len(list_slots(replace(LATE, slots=100), devices)) == 6
 
 
