@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from agent import config as configuration
 from agent.commands.exits import DONE
 from agent.commands.options import Command, add_config, add_output, show
-from agent.commands.status import ask
+from agent.commands.status import ask_by
 
 
 def add(command: Command) -> None:
@@ -21,6 +20,6 @@ def add(command: Command) -> None:
 def _events(options: argparse.Namespace) -> int:
     from agent import status
 
-    events = ask(configuration.load(options.config).endpoints)["events"]
+    events = ask_by(options.config)["events"]
     show(options, {"events": events}, status.events_text(events, time.time()))
     return DONE

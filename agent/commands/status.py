@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
 from agent import config as configuration
@@ -27,10 +28,12 @@ def add(command: Command) -> None:
 def _status(options: argparse.Namespace) -> int:
     from agent import status
 
-    config = configuration.load(options.config)
+    config, wrong = configuration.load_legible(options.config)
     try:
         document, outcome = ask(config.endpoints), DONE
     except Unavailable as error:
+        if wrong is not None:
+            raise wrong from error
         document, outcome = _from_books(config, error), NO_ANSWER
     show(options, document, status.text(document, time.time()))
     return outcome
@@ -51,15 +54,31 @@ def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, A
     return status.without_agent(found, node=node_name(), version=agent_version(), problem=problem)
 
 
+def ask_by(path: Path) -> dict[str, Any]:
+    """Ask the agent of a configuration file for its status document, also by a version that it has refused.
+
+    Raises Unavailable, and ConfigError if a wrong file names no agent that answers.
+    """
+    config, wrong = configuration.load_legible(path)
+    try:
+        return ask(config.endpoints)
+    except Unavailable as error:
+        if wrong is not None:
+            raise wrong from error
+        raise
+
+
 def ask(endpoints: configuration.Endpoints) -> dict[str, Any]:
     """Ask the agent for its status document. Raises Unavailable."""
     host = f"[{endpoints.address}]" if ":" in endpoints.address else endpoints.address
     url = f"http://{host}:{endpoints.port}/status"
     try:
         with own_machine.get(url, ANSWER_SECONDS) as answer:
-            document: dict[str, Any] = json.load(answer)
+            document = json.load(answer)
     except (OSError, ValueError, HTTPException) as error:
         raise Unavailable(
             f"the agent does not answer at {url} ({error}): is it running with this configuration?"
         ) from error
+    if not isinstance(document, dict) or "format" not in document:
+        raise Unavailable(f"the agent at {url} waits for its configuration to be repaired, and offers nothing yet")
     return document

@@ -4,7 +4,7 @@ Owns the types, their defaults and their rules. Whether a selector matches anyth
 `deviceplugin.resources`' business.
 """
 
-from agent.config.document import MAX_CONFIG_BYTES, Flags, describe, load, parse
+from agent.config.document import MAX_CONFIG_BYTES, Flags, describe, load, load_legible, parse
 from agent.config.endpoints import Endpoints
 from agent.config.health import HealthSettings
 from agent.config.select import parse_pf
@@ -52,6 +52,7 @@ __all__ = [
     "Topology",
     "describe",
     "load",
+    "load_legible",
     "parse",
     "parse_pf",
 ]

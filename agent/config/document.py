@@ -38,6 +38,27 @@ def load(path: Path, flags: Flags | None = None) -> Config:
     return parse(read_file(path), str(path), flags)
 
 
+def load_legible(path: Path) -> tuple[Config, ConfigError | None]:
+    """Read what is right of a configuration file, with the error: a running agent may have refused that version.
+
+    Where it is wrong it has its defaults. Raises ConfigError if there is no such file.
+    """
+    text, source = read_file(path), str(path)
+    try:
+        return parse(text, source), None
+    except ConfigError as error:
+        return _legible(text, source), error
+
+
+def _legible(text: bytes, source: str) -> Config:
+    try:
+        shape, document = read_any(text, source)
+    except ConfigError:
+        return Config(source=source)
+    own = document if shape is Shape.OWN and document is not None else {}
+    return read_config(Reader(own, "", []), source)
+
+
 def read_file(path: Path) -> bytes:
     """Read a file of configuration. Raises ConfigError."""
     try:

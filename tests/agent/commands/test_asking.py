@@ -43,6 +43,53 @@ def test_status_shows_what_the_agent_says(config: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.startswith("node n1  nodefabric 1.2  ready\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"), [("status", "node n1  nodefabric 1.2  ready"), ("events", "LinkDown")]
+)
+def test_an_agent_that_has_refused_the_new_configuration_is_asked_all_the_same(
+    config: Path, capsys: pytest.CaptureFixture[str], command: str, expected: str
+) -> None:
+    config.write_text(config.read_text().removesuffix("}") + ", resources: [{kind: vff}]}")
+    assert main([command, "--config", str(config)]) == 0
+    assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["status", "events"])
+def test_a_wrong_configuration_without_an_agent_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("{endpoints: {port: 1}, resources: [{kind: vff}]}")
+    assert main([command, "--config", str(path)]) == 2
+    assert f"{path}: " in capsys.readouterr().err
+
+
+def test_of_a_configuration_that_cannot_be_read_all_is_as_by_default(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    for wrong in ("endpoints: {port: 1}\n\ta: *b", '{"resourceList": 7}'):
+        path.write_text(wrong)
+        found, error = configuration.load_legible(path)
+        assert error is not None
+        assert found == configuration.Config(source=str(path))
+
+
+def test_an_agent_that_waits_for_its_configuration_has_no_status_to_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = Pages(lambda _: ("", b""), lambda: served({"ready": False, "obstacles": {"config": "is wrong"}}))
+    server = EndpointServer.open("127.0.0.1", 0, waiting)
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{{endpoints: {{port: {server.port}}}, stateDir: {tmp_path}/state}}")
+    try:
+        assert main(["events", "--config", str(path)]) == 3
+        assert "waits for its configuration to be repaired" in capsys.readouterr().err
+        path.write_text(f"{{endpoints: {{port: {server.port}}}, resources: 7}}")
+        assert main(["status", "--config", str(path)]) == 2
+    finally:
+        server.close()
+    assert "resources: must be a list, is 7" in capsys.readouterr().err
+
+
 def test_a_proxy_of_the_shell_is_not_asked(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
