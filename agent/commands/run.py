@@ -17,6 +17,7 @@ from agent import logs
 from agent.commands.exits import DONE, FAILED
 from agent.commands.options import Command, add_config, add_host, open_host
 from agent.commands.sources import add_sources, sources
+from agent.errors import ConfigError
 
 if TYPE_CHECKING:
     from agent.publication import ClusterApi
@@ -64,8 +65,11 @@ def _run(options: argparse.Namespace) -> int:
             config = await await_config(files, host.scan, stop)
             if config is not None:
                 log.info("configuration in effect: %s", configuration.describe(config))
-                api = _api_server(config, options.kubeconfig)
-                await Agent(config, host, api=api, sources=files).run(stop)
+                api, problem = _api_server(config, options.kubeconfig)
+                agent = Agent(config, host, api=api, sources=files)
+                # Pods need no API server: an agent that ended here would end again after each start.
+                agent.obstacles.set("publishing", problem)
+                await agent.run(stop)
         finally:
             host.close()
 
@@ -73,12 +77,17 @@ def _run(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _api_server(config: configuration.Config, kubeconfig: Path | None) -> ClusterApi | None:
+def _api_server(config: configuration.Config, kubeconfig: Path | None) -> tuple[ClusterApi | None, str | None]:
+    """Open the API server if the configuration needs it, or say why that is not possible."""
     if not config.topology.needs_api:
-        return None
+        return None, None
     from agent.clients.apiserver import ApiServer
 
-    return ApiServer.from_kubeconfig(kubeconfig) if kubeconfig is not None else ApiServer.in_cluster(os.environ)
+    try:
+        found = ApiServer.from_kubeconfig(kubeconfig) if kubeconfig is not None else ApiServer.in_cluster(os.environ)
+    except ConfigError as error:
+        return None, f"nothing is published until the agent starts anew: {error.source}: {'; '.join(error.problems)}"
+    return found, None
 
 
 def _stop(stop: asyncio.Event) -> None:

@@ -96,3 +96,14 @@ def test_a_dead_api_server_holds_up_no_pod(stage: Stage) -> None:
     process = stage.processes["agent"]
     stage.end("agent")
     assert process.returncode == 0  # by itself, then
+
+
+def test_an_agent_without_an_account_at_the_api_server_serves_pods_all_the_same(stage: Stage) -> None:
+    stage.build_node("one-nic")
+    stage.write_config({**CONFIG, "topology": {"publish": True}})
+    stage.write_conflist()
+    stage.start_kubelet()
+    stage.start_agent("--kubeconfig", str(stage.folder / "missing"))
+    stage.await_ready()
+    with urllib.request.urlopen(f"http://127.0.0.1:{stage.port}/status", timeout=5) as answer:
+        assert "is not a usable kubeconfig" in json.load(answer)["obstacles"]["publishing"]
