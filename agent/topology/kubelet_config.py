@@ -89,8 +89,9 @@ def read(path: Path, *drop_ins: Path) -> KubeletSettings:
             return KubeletSettings(problem=problem)
         except OSError as error:
             return KubeletSettings(problem=f"{each} cannot be read ({error.strerror}); taking kubelet's defaults")
-        except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-            return KubeletSettings(problem=f"{each}: {' '.join(str(error).split())}; taking kubelet's defaults")
+        except Exception as error:  # for a bad tag or number PyYAML raises whatever int(), date() or a lookup raise
+            said = " ".join(str(error).split()) or type(error).__name__
+            return KubeletSettings(problem=f"{each}: {said}; taking kubelet's defaults")
     return settings
 
 

@@ -81,6 +81,17 @@ def test_a_bad_file_gives_the_defaults_and_names_the_fault(tmp_path: Path, text:
     assert settings.policy == "none"
 
 
+@pytest.mark.parametrize(
+    "text", ["reservedMemory: [{numaNode: .inf, limits: {memory: 1Gi}}]", "x: !!timestamp no", "[" * 20_000]
+)
+def test_no_text_makes_reading_fail(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    found = read(path)
+    assert found == KubeletSettings(problem=found.problem)
+    assert str(found.problem).startswith(f"{path}: ")
+
+
 def test_a_folder_in_its_place_is_named(tmp_path: Path) -> None:
     assert "cannot be read" in str(read(tmp_path).problem)
 
