@@ -134,9 +134,3 @@ class Rig:
     def labels(self) -> dict[str, str]:
         found: dict[str, str] = self.stored("Node").get("metadata", {}).get("labels", {})
         return found
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 -- conditions are about other threads
-            await asyncio.sleep(0.01)

@@ -114,14 +114,6 @@ class FakeHost:
         pass
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(int(DEADLINE / 0.005)):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not come true")
-
-
 async def running(inventory: Inventory) -> asyncio.Task[None]:
     task = asyncio.create_task(inventory.run())
     async with asyncio.timeout(DEADLINE):

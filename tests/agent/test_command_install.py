@@ -7,8 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ import pytest
 from agent.__main__ import main
 from cni import commands
 from cni.install import MARKER
+from tests.waiting import until
 
 CONFLIST = '{"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "ptp"}]}'
 
@@ -42,13 +41,6 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
-
-
-def await_that(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,18 +154,18 @@ def test_the_watch_puts_back_what_others_take_away_until_it_is_ended(host: Host,
     arguments = host.arguments("install-cni", "--chain", "--watch", "--wait-for", str(path))
     process = subprocess.Popen([sys.executable, "-m", "agent", *arguments], stdout=subprocess.DEVNULL)
     try:
-        await_that(lambda: (host.bin / "nodefabric").exists())
+        until(lambda: (host.bin / "nodefabric").exists())
         host.network.write_text(CONFLIST)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             listener.listen()
-            await_that(lambda: len(host.types) == 2)
+            until(lambda: len(host.types) == 2)
         fresh = host.network.with_suffix(".tmp")
         fresh.write_text(CONFLIST.replace("ptp", "flannel"))
         (host.bin / "nodefabric").unlink()
         fresh.rename(host.network)
-        await_that(lambda: host.types == ["flannel", "nodefabric"])
-        await_that(lambda: (host.bin / "nodefabric").exists())
+        until(lambda: host.types == ["flannel", "nodefabric"])
+        until(lambda: (host.bin / "nodefabric").exists())
         assert main(host.arguments("install-cni", "--chain")) == 0  # the watch holds no lock between
     finally:
         process.send_signal(signal.SIGTERM)

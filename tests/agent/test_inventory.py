@@ -13,7 +13,8 @@ from agent.errors import DriverUnavailable, HardwareError
 from agent.inventory import Inventory
 from agent.model.change import EVERYTHING
 from agent.model.device import Problem, Snapshot
-from tests.agent.scanned import DEADLINE, FakeHost, learns, running, stopped, until
+from tests.agent.scanned import DEADLINE, FakeHost, learns, running, stopped
+from tests.awaiting import until
 
 
 def test_before_the_first_scan_there_is_an_empty_generation_zero() -> None:

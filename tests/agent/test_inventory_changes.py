@@ -8,7 +8,8 @@ from agent.errors import HardwareError
 from agent.inventory import Inventory
 from agent.model.change import NOTHING, Change, of_function
 from agent.model.device import Snapshot
-from tests.agent.scanned import DEADLINE, FakeHost, learns, running, stopped, until
+from tests.agent.scanned import DEADLINE, FakeHost, learns, running, stopped
+from tests.awaiting import until
 
 
 def test_an_event_that_names_a_function_leads_to_a_small_look() -> None:

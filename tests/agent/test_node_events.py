@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from agent.model.health import HEALTHY, Health, unhealthy
 from agent.model.reasons import Reason
 from agent.node_events import MOST_MESSAGE, NodeEvents, Pace, Saying, Units, changes
 from agent.sim.apiserver import ApiServerStandIn, Fault
+from tests.awaiting import until
 
 DEADLINE = 30.0
 QUICK = Pace(look=0.01, retry=0.05)
@@ -92,12 +93,6 @@ class Node:
 
     def events(self, api: ApiServer, pace: Pace = QUICK) -> NodeEvents:
         return NodeEvents(api, "worker-1", lambda: self.units, lambda: self.problem, pace=pace)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not condition():  # noqa: ASYNC110 -- what is waited for happens on the other side of a socket
-            await asyncio.sleep(0.01)
 
 
 async def ended(task: asyncio.Task[None]) -> None:

@@ -13,7 +13,8 @@ from agent.model.allocation import PodRef
 from agent.sim import definitions, recorded
 from agent.sim.apiserver import ApiServerStandIn, Fault
 from agent.topology.fingerprint import fingerprint
-from tests.agent.publications import QUICK, Rig, until
+from tests.agent.publications import QUICK, Rig
+from tests.awaiting import until
 
 
 def holding(name: str, unit: str) -> PodDevices:

@@ -15,7 +15,8 @@ from agent.config.topology import Topology
 from agent.model.device import LinkLayer, Netdev, Snapshot
 from agent.sim.apiserver import ApiServerStandIn
 from tests.agent.hardware.frames import announcement, run, send
-from tests.agent.publications import QUICK, Rig, until
+from tests.agent.publications import QUICK, Rig
+from tests.awaiting import until
 
 LEAF = "volcano.sh/tor"
 

@@ -23,7 +23,8 @@ from agent.reconcile import Reconciler
 from agent.sim.machine import SimulatedMachine
 from cni.release import Wish
 from tests.cni import tiny_node
-from tests.cni.tiny_node import Rig, netdev, open_rig, until, vf
+from tests.cni.tiny_node import Rig, netdev, open_rig, vf
+from tests.waiting import until
 
 
 def gone(row: Attachment) -> bool | None:

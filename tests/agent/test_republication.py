@@ -9,7 +9,7 @@ import pytest
 
 from agent.config import Topology
 from agent.republication import Republication
-from tests.deviceplugin.rig import until
+from tests.awaiting import until
 
 ON, OFF = Topology(publish=True), Topology()
 

@@ -16,9 +16,9 @@ from agent.model.allocation import AttachmentState, Owner, PodRef
 from cni import foreign
 from cni.adoption import Adopted, Adopter
 from cni.locks import DeviceLocks
-from tests.cni import tiny_node
 from tests.cni.old_plugins import CONTAINER, PLUGIN, SETTINGS, OldSriov, adopt, but_up, host_name
 from tests.cni.tiny_node import Rig, vf
+from tests.waiting import until
 
 
 def test_a_node_without_replaced_plugins_has_nothing_to_adopt(rig: Rig) -> None:
@@ -67,7 +67,7 @@ def test_a_pod_that_died_unseen_is_cleaned_up_after(rig: Rig, old: OldSriov) -> 
     pod = rig.pod()
     old.add(pod)
     rig.remove(pod)
-    tiny_node.until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+    until(lambda: rig.machine.find_netdev(vf(0)) is not None)
     assert adopt(rig) == Adopted(devices=(vf(0),))
     assert rig.attachments.heal(vf(0)) == "owner-gone"
     assert but_up(rig.found()) == but_up(before)
@@ -113,7 +113,7 @@ def test_a_new_pod_gets_the_device_only_after_the_adopted_one(rig: Rig, old: Old
     with pytest.raises(Exception, match=f"{vf(0)} is still held by"):
         rig.add("c2", new)
     rig.remove(pod)
-    tiny_node.until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+    until(lambda: rig.machine.find_netdev(vf(0)) is not None)
     rig.add("c2", new)
     assert rig.in_pod(new) is not None
     assert not old.file().exists()
@@ -152,7 +152,7 @@ def test_the_addresses_of_an_adopted_pod_are_given_back(rig: Rig, old: OldSriov,
     with rig.call(CONTAINER, pod, {} if remembered else {k: conf[k] for k in ("type", "ipam", "deviceID")}) as call:
         rig.attachments.delete(call)
     rig.await_back()
-    tiny_node.until(lambda: rig.leases() == [])
+    until(lambda: rig.leases() == [])
 
 
 def test_a_device_that_an_old_program_works_on_waits(rig: Rig, old: OldSriov) -> None:

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from cni.adoption import Adopted
-from tests.cni import tiny_node
 from tests.cni.old_plugins import CONTAINER, PLUGIN, OldSriov, adopt, but_up, host_name
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
+from tests.waiting import until
 
 
 def test_a_file_of_a_former_owner_is_not_taken_for_the_present_ones(rig: Rig, old: OldSriov) -> None:
@@ -131,7 +131,7 @@ def test_a_kill_at_any_file_is_mended_by_the_next_start(rig: Rig, old: OldSriov)
         gone = rig.pod(f"gone{steps}")
         old.add(gone, "c1", index=1)
         rig.remove(gone)
-        tiny_node.until(lambda: rig.machine.find_netdev(vf(1)) is not None)
+        until(lambda: rig.machine.find_netdev(vf(1)) is not None)
         done = subprocess.run([sys.executable, "-c", KILLED, str(rig.folder), str(steps)], check=False)
         rig.restart()
         adopt(rig)

@@ -12,7 +12,8 @@ import pytest
 
 from agent.errors import DeviceBusy, DeviceGone, RequestInvalid
 from agent.model.allocation import AttachmentState, VfSettings
-from tests.cni.tiny_node import PF_NETDEV, Rig, mac_of, netdev, until, vf
+from tests.cni.tiny_node import PF_NETDEV, Rig, mac_of, netdev, vf
+from tests.waiting import until
 
 SETTINGS: dict[str, Any] = {
     "vlan": 100,

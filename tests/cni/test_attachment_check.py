@@ -11,7 +11,8 @@ from agent.errors import AttachmentError, RequestInvalid
 from agent.model.allocation import VfSettings
 from cni import check
 from tests.cni import tiny_node
-from tests.cni.tiny_node import PF_NETDEV, Rig, netdev, stub_answer, until, vf
+from tests.cni.tiny_node import PF_NETDEV, Rig, netdev, stub_answer, vf
+from tests.waiting import until
 
 ROUTES = [{"dst": "10.7.0.0/16", "gw": "10.0.0.9"}, {"dst": "10.8.0.0/16"}, {"dst": "fd07::/64", "gw": "FD00:0::1"}]
 

@@ -30,7 +30,8 @@ from agent.sim.machine import RecordedVfControl, SimulatedMachine
 from cni.attachment import Attachments
 from cni.modes.returning import spare_name
 from tests.cni import tiny_node
-from tests.cni.tiny_node import ASKED, Rig, netdev, open_rig, stub_answer, until, vf
+from tests.cni.tiny_node import ASKED, Rig, netdev, open_rig, stub_answer, vf
+from tests.waiting import until
 
 
 @contextmanager

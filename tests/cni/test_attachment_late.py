@@ -17,7 +17,8 @@ from agent.sim.machine import SimulatedMachine
 from cni.attachment import Attachments, GrantedDevice
 from cni.underway import Underway
 from tests.cni import tiny_node
-from tests.cni.tiny_node import Rig, open_rig, until, vf
+from tests.cni.tiny_node import Rig, open_rig, vf
+from tests.waiting import until
 
 ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "vlan": 100, "trust": "on"}
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from agent.model.allocation import VfSettings
 from tests.cni import tiny_node
 from tests.cni.reconciled import reconciler_of
-from tests.cni.tiny_node import ASKED, PF_NETDEV, open_rig, stub_answer, until, vf
+from tests.cni.tiny_node import ASKED, PF_NETDEV, open_rig, stub_answer, vf
+from tests.waiting import until
 
 
 def test_a_reboot_voids_attachments_and_returns_their_leases(own_network: None, tmp_path: Path) -> None:

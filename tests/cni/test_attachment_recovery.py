@@ -13,7 +13,8 @@ from cni.protocol import Request
 from cni.server import CniServer
 from tests.cni import tiny_node
 from tests.cni.reconciled import reconciler_of
-from tests.cni.tiny_node import ASKED, Rig, open_rig, stub_answer, until, vf
+from tests.cni.tiny_node import ASKED, Rig, open_rig, stub_answer, vf
+from tests.waiting import until
 
 
 def test_nothing_is_wrong_with_an_attachment_whose_pod_lives(rig: Rig) -> None:

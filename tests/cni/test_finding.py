@@ -17,7 +17,8 @@ from agent.model.known import KnownDevice
 from cni.finding import UNKNOWN, Finder
 from cni.release import Wish
 from tests.cni import tiny_node
-from tests.cni.tiny_node import Rig, mac_of, netdev, open_rig, until, vf
+from tests.cni.tiny_node import Rig, mac_of, netdev, open_rig, vf
+from tests.waiting import until
 
 ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "mtu": 1400, "vlan": 100, "trust": "on", "spoofchk": "off"}
 POD = PodRef("default", "trainer")

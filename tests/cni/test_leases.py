@@ -22,7 +22,8 @@ from cni.leases import FORGET_SECONDS, HUNG_SECONDS, MAX_OWED
 from cni.locks import DeviceLocks
 from cni.orphans import ORPHAN_SECONDS, Orphans
 from tests.cni.desk import PLUGINS, Desk, open_desk
-from tests.cni.tiny_node import Rig, stub_answer, until, vf
+from tests.cni.tiny_node import Rig, stub_answer, vf
+from tests.waiting import until
 
 HAS_HOST_LOCAL = shutil.which("host-local", path=PLUGINS) is not None
 NO_HOST_LOCAL = "the standard plugins are not installed (Debian: containernetworking-plugins)"
@@ -167,7 +168,7 @@ KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
 from tests.cni.desk import open_desk
-from tests.cni.tiny_node import until
+from tests.waiting import until
 with open_desk(Path(sys.argv[1])) as desk:
     threading.Thread(target=desk.leases.take, args=(desk.row("c1"),)).start()
     until((desk.folder / "started").exists)

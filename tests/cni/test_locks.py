@@ -8,7 +8,7 @@ import pytest
 
 from agent.errors import DeviceBusy
 from cni.locks import DeviceLocks
-from tests.cni.tiny_node import until
+from tests.waiting import until
 
 
 def test_a_device_is_held_by_one_at_a_time_and_others_are_free() -> None:

@@ -18,7 +18,7 @@ from agent.errors import LedgerError
 from cni import protocol
 from cni.attachment import Attachments, Call
 from cni.server import WAITING_THREADS, CniServer
-from tests.cni import tiny_node
+from tests.waiting import until
 
 CONF = b'{"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric"}'
 
@@ -99,7 +99,7 @@ def test_a_server_without_a_free_descriptor_serves_again_once_there_is_one(
             stack.enter_context(no_descriptor_left())
             for caller in early:
                 caller.connect(str(short_folder / "s"))
-            tiny_node.until(lambda: "cannot be taken" in caplog.text)
+            until(lambda: "cannot be taken" in caplog.text)
             early[-1].settimeout(0.1)
             with pytest.raises(TimeoutError):
                 early[-1].recv(1)

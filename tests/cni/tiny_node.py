@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from agent.sim.machine import SimulatedMachine
 from agent.sim.recorded import Node
 from cni import netconf
 from cni.attachment import Attachments, Call, GrantedDevice
+from tests.waiting import until
 
 PF = "0000:3b:00.0"
 PF_NETDEV = "ens1f0"
@@ -231,14 +231,6 @@ class Rig:
     def unplug(self, index: int = 0) -> None:
         """Take a VF off the PCI bus, as a lower sriov_numvfs does."""
         (self.machine.root / "sys/bus/pci/devices" / vf(index)).unlink()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that must come true."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
 
 
 @contextmanager

@@ -164,6 +164,7 @@ def test_the_configuration_decides_about_paths_ports_and_probes(kube: Kube) -> N
             "stateDir": "/data/nodefabric",
             "runDir": "/run/fabric",
             "runtimeSocket": "/run/k3s/containerd/containerd.sock",
+            "netnsDirs": ["/data/netns", "/run/docker/netns"],
             "endpoints": {"address": "0.0.0.0", "port": 9900},
             "topology": {"kubeletConfig": "/data/kubelet/config.yaml"},
         },
@@ -176,8 +177,10 @@ def test_the_configuration_decides_about_paths_ports_and_probes(kube: Kube) -> N
     for path in (
         *("/data/kubelet/device-plugins", "/data/kubelet/pod-resources", "/data/kubelet/config.yaml"),
         *("/data/nodefabric", "/run/fabric", "/run/k3s/containerd", "/usr/libexec/cni", "/etc/kubernetes/cni"),
+        *("/data/netns", "/run/docker/netns"),
     ):
         assert shown[mounts[path]["name"]] == path
+    assert "/var/run/netns" not in mounts
     assert agent["ports"][0]["containerPort"] == 9900
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert (agent[probe]["httpGet"]["host"], agent[probe]["httpGet"]["port"]) == ("127.0.0.1", 9900)
@@ -268,6 +271,7 @@ def test_network_attachments_are_configurations_that_the_plugin_takes(kube: Kube
         ({"config": {"resources": [{"name": "rdma/vf", "kind": "vff"}]}}, "/config/resources/0"),
         ({"image": {"digest": "latest"}}, "/image/digest"),
         ({"podMonitor": {"enabled": True}}, "Prometheus does not reach loopback"),
+        ({"config": {"endpoints": {"port": 0}}}, "config.endpoints.port: 0 is another port at each start"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )

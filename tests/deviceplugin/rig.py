@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from agent.sim.pods import Container, PodSpec
 from deviceplugin.plugins import Books, DevicePlugins
 from deviceplugin.registration import Pace
 from deviceplugin.server import Observe, unobserved
+from tests.awaiting import until
 from tests.deviceplugin.machines import StillInventory, node
 
 T = TypeVar("T")
@@ -93,13 +94,6 @@ def knows_all(kubelet: Kubelet, plugins: DevicePlugins) -> bool:
 
 def new_kubelet(folder: Path, seed: int = 1) -> Kubelet:
     return Kubelet(folder, netns_dir=folder / "netns", seed=seed)
-
-
-async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait for something to become true."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 -- what is waited for happens on the other side of a socket
-            await asyncio.sleep(0.005)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -20,8 +20,9 @@ from deviceplugin.grants import Grants
 from deviceplugin.resources import list_units
 from deviceplugin.response import build
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
+from tests.awaiting import until
 from tests.deviceplugin.machines import change, node, without
-from tests.deviceplugin.rig import Rig, rig, run, until
+from tests.deviceplugin.rig import Rig, rig, run
 
 VF = "0000:12:00.1"
 FILES = ("uverbs4", "umad4", "issm4")

@@ -12,8 +12,9 @@ from agent.model.device import Snapshot
 from agent.model.gpu_health import GpuEvent
 from agent.model.reasons import Reason
 from agent.sim.pods import Container
+from tests.awaiting import until
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
-from tests.deviceplugin.rig import Rig, rig, run, until
+from tests.deviceplugin.rig import Rig, rig, run
 
 PF, VF = "0000:12:00.0", "0000:12:00.1"
 NEVER = 3600.0

@@ -10,7 +10,8 @@ from pathlib import Path
 from agent.config import Resource
 from agent.sim.pods import Container
 from tests.agent.books import attach, owner
-from tests.deviceplugin.rig import rig, until
+from tests.awaiting import until
+from tests.deviceplugin.rig import rig
 
 POD = Container("main", (("rdma/vf", 1),))
 

@@ -10,8 +10,9 @@ import pytest
 from agent.config import Resource
 from agent.model.device import NO_NUMA_NODE
 from agent.sim.pods import Container
+from tests.awaiting import until
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
-from tests.deviceplugin.rig import RESOURCES, VF_ONLY, rig, run, until
+from tests.deviceplugin.rig import RESOURCES, VF_ONLY, rig, run
 
 THREE = Container("main", (("rdma/hca", 1), ("rdma/vf", 1), ("nvidia.com/gpu", 1)))
 

@@ -18,7 +18,8 @@ from agent.errors import LedgerError
 from agent.ledger import Ledger
 from agent.sim.pods import Container
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
-from tests.deviceplugin.rig import VF_ONLY, Rig, rig, run, until
+from tests.awaiting import until
+from tests.deviceplugin.rig import VF_ONLY, Rig, rig, run
 
 
 @contextlib.asynccontextmanager

@@ -15,8 +15,9 @@ from agent.config import Config
 from agent.ledger import Ledger
 from agent.sim.pods import Container
 from deviceplugin.plugins import DevicePlugins
+from tests.awaiting import until
 from tests.deviceplugin.machines import StillInventory, node
-from tests.deviceplugin.rig import QUICK, VF_ONLY, new_kubelet, rig, run, until
+from tests.deviceplugin.rig import QUICK, VF_ONLY, new_kubelet, rig, run
 
 
 @contextlib.asynccontextmanager

@@ -17,8 +17,8 @@ from deviceplugin import usage
 from deviceplugin.allocation import Allocator, Offer
 from deviceplugin.resources import list_units
 from tests.agent.placement.hosts import hosts
+from tests.awaiting import until
 from tests.deviceplugin.machines import gpu_uuid, node
-from tests.deviceplugin.rig import until
 
 GPU, VF, HCA = Resource("nvidia.com/gpu", "gpu"), Resource("rdma/vf", "vf"), Resource("rdma/hca", "hca", shares=2)
 

@@ -11,8 +11,9 @@ import pytest
 
 from agent.config import Config, Resource, Select, parse_pf
 from agent.sim.pods import Container
+from tests.awaiting import until
 from tests.deviceplugin.machines import change, node
-from tests.deviceplugin.rig import RESOURCES, Rig, rig, run, until
+from tests.deviceplugin.rig import RESOURCES, Rig, rig, run
 
 HCA, VF, GPU = RESOURCES
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.soak.supervisor import Supervisor
+from tests.waiting import until
 
 TELL = """
 import json, os, signal, subprocess, sys, time
@@ -108,10 +108,3 @@ def test_the_real_parts_understand_how_they_are_called_and_nothing_tried_is_wron
     found = json.loads((tmp_path / "soak.json").read_text())
     assert (done.returncode, found["crash_points"], found["unfinished"]) == (1, 0, [])
     assert found["problems"] == ["there is no fault point to try"]
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)

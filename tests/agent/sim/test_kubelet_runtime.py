@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from agent.sim.kubelet import Kubelet
 from agent.sim.pod_life import Timing
 from agent.sim.pods import Container, PodSpec
 from agent.sim.runtime import CniRunner, remove_netns
+from tests import waiting
+from tests.awaiting import until
 
 pytestmark = pytest.mark.usefixtures("own_network")
 
@@ -79,12 +80,6 @@ def calls(folder: Path) -> list[dict[str, Any]]:
 def kubelet(folder: Path, runner: CniRunner) -> Kubelet:
     timing = Timing(poll=0.02, sandbox_retry=0.05, later_delete=0.05)
     return Kubelet(folder, netns_dir=folder / "netns", runner=runner, status_dir=folder / "status", timing=timing)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 -- processes are waited for
-            await asyncio.sleep(0.01)
 
 
 def test_a_sandbox_sees_the_calls_that_a_runtime_makes(folder: Path) -> None:
@@ -206,7 +201,7 @@ def test_a_pod_gets_a_real_interface_from_debians_plugins(folder: Path) -> None:
     )
     status = folder / "status" / "default_p.json"
     try:
-        wait_for(lambda: status.exists() and json.loads(status.read_text())["phase"] == "Running")
+        waiting.until(lambda: status.exists() and json.loads(status.read_text())["phase"] == "Running")
         pod = json.loads(status.read_text())
         address = pod["cni_result"]["ips"][0]["address"]
         shown = subprocess.run(
@@ -216,7 +211,7 @@ def test_a_pod_gets_a_real_interface_from_debians_plugins(folder: Path) -> None:
         assert json.loads((folder / "status" / "node.json").read_text()) == {"capacity": {}, "allocatable": {}}
         os.kill(process.pid, signal.SIGUSR1)
         (folder / "manifests" / "p.yaml").unlink()
-        wait_for(lambda: not status.exists())
+        waiting.until(lambda: not status.exists())
         assert not Path(pod["netns"]).exists()
     finally:
         process.send_signal(signal.SIGTERM)
@@ -225,10 +220,3 @@ def test_a_pod_gets_a_real_interface_from_debians_plugins(folder: Path) -> None:
         _, errors = process.communicate()
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until, "it did not happen within 20 s"
-        time.sleep(0.05)

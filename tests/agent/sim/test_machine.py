@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from agent.sim import recorded
 from agent.sim.fabric import BRIDGE
 from agent.sim.machine import IGB_LIKE, RecordedVfControl, SimulatedMachine
 from tests.cni.tiny_node import PF, PF_NETDEV, create, mac_of, netdev, vf
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -44,13 +44,6 @@ def move_in(machine: SimulatedMachine, pod: Path, index: int = 0) -> None:
 
 def destroy(pod: Path) -> None:
     subprocess.run(["umount", "--lazy", pod], check=True)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
 
 
 def test_it_is_a_host(machine: SimulatedMachine) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agent.clients.apiserver import ObjectKind
 from agent.errors import Unavailable
-from tests.agent.topology.published import CHANGED, DOCUMENT, SLOW, FakeApi, Node, Rig, until
+from tests.agent.topology.published import CHANGED, DOCUMENT, SLOW, FakeApi, Node, Rig
+from tests.awaiting import until
 
 
 def test_the_object_is_written_at_start_and_equal_content_never_again() -> None:

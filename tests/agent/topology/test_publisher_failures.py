@@ -11,7 +11,8 @@ from agent.clients.apiserver import NODE, TOPOLOGY
 from agent.errors import LedgerError, Refused, Unavailable
 from agent.metrics import Metrics
 from agent.topology.publisher import Pace, Publication, Publisher
-from tests.agent.topology.published import CHANGED, SLOW, FakeApi, Node, Rig, until
+from tests.agent.topology.published import CHANGED, SLOW, FakeApi, Node, Rig
+from tests.awaiting import until
 
 
 def test_without_the_right_to_read_the_heartbeat_writes() -> None:

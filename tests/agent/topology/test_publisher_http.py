@@ -7,7 +7,8 @@ from pathlib import Path
 
 from agent.clients.apiserver import ApiServer
 from agent.sim.apiserver import ApiServerStandIn, Counts, Fault
-from tests.agent.topology.published import CHANGED, SLOW, Node, Rig, until
+from tests.agent.topology.published import CHANGED, SLOW, Node, Rig
+from tests.awaiting import until
 
 
 def opened(server: ApiServerStandIn, folder: Path) -> ApiServer:

@@ -9,6 +9,7 @@ from typing import Any
 from agent.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.tiny_node import vf
+from tests.waiting import until
 
 CHANGES = frozenset(
     (
@@ -52,4 +53,4 @@ def run(folder: Path, step: Callable[[str], None], verb: str, **conf: Any) -> No
             rig.add("c1", folder / "pod.netns", **conf)
         else:
             rig.delete("c1", folder / "pod.netns")
-            tiny_node.until(lambda: rig.ledger.attachment_on(vf(0)) is None)
+            until(lambda: rig.ledger.attachment_on(vf(0)) is None)

@@ -23,7 +23,8 @@ from agent.sim.fabric import device_of
 from agent.sim.machine import SimulatedMachine
 from cni.modes import ipoib
 from tests.cni import tiny_node
-from tests.cni.tiny_node import PF, PF_NETDEV, Rig, until
+from tests.cni.tiny_node import PF, PF_NETDEV, Rig
+from tests.waiting import until
 
 
 class Kernel(Netlink):

@@ -12,7 +12,8 @@ import pytest
 
 from cni.attachment import Attachments
 from tests.cni import tiny_node
-from tests.cni.tiny_node import PF, PF_NETDEV, Rig, open_rig, until, vf
+from tests.cni.tiny_node import PF, PF_NETDEV, Rig, open_rig, vf
+from tests.waiting import until
 
 FEWEST_POINTS = {"vf": 20, "nic": 20, "vfio": 10}
 """Each call is a point; were there fewer, the test would look at nothing."""

@@ -21,7 +21,8 @@ from cni.modes import guid, rdma
 from tests.cni import tiny_node
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID, state
-from tests.cni.tiny_node import PF_NETDEV, Rig, until, vf
+from tests.cni.tiny_node import PF_NETDEV, Rig, vf
+from tests.waiting import until
 
 NODE_GUID = "0200:0000:0000:0001"
 

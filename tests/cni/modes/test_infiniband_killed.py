@@ -13,7 +13,8 @@ from tests.cni import tiny_node
 from tests.cni.killed import kill_at_each_step
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID, state
-from tests.cni.tiny_node import until, vf
+from tests.cni.tiny_node import vf
+from tests.waiting import until
 
 SCRIPT = """
 from pathlib import Path

@@ -29,6 +29,7 @@ from tests.cni.modes.programs import (
     loaded,
 )
 from tests.cni.tiny_node import Rig, netdev, open_rig, vf
+from tests.waiting import until
 
 XDP_FLAGS_SKB_MODE = 2
 
@@ -144,11 +145,11 @@ def test_a_link_that_a_process_of_the_pod_may_hold_keeps_the_vf_back(
     assert link is not None
     with loaded(kind) as program, hold(pod, link.ifindex, program, where):
         rig.delete("c1", pod)
-        tiny_node.until(lambda: bool(rig.ledger.quarantines()))
+        until(lambda: bool(rig.ledger.quarantines()))
         assert word in rig.ledger.quarantines()[0].reason
         with pytest.raises(HardwareError):  # it still may
             rig.attachments.heal(vf(0))
-    tiny_node.until(lambda: rig.attachments.heal(vf(0)) is not None)
+    until(lambda: rig.attachments.heal(vf(0)) is not None)
     assert (seen(rig), rig.ledger.quarantines(), rig.ledger.attachments()) == (before, (), ())
 
 
@@ -162,8 +163,8 @@ def test_a_link_that_outlives_the_pods_namespace_is_the_hosts_and_stays(
     assert link is not None
     with loaded(kind) as program, hold(pod, link.ifindex, program, where):
         rig.delete("c1", pod)  # which brings it to the host
-        tiny_node.until(lambda: bool(rig.ledger.quarantines()))
-        tiny_node.until(lambda: not rig.attachments._leaving)
+        until(lambda: bool(rig.ledger.quarantines()))
+        until(lambda: not rig.attachments._leaving)
         rig.remove(pod)
         assert rig.attachments.heal(vf(0)) is not None
         assert (rig.ledger.quarantines(), rig.ledger.attachments()) == ((), ())
@@ -177,7 +178,7 @@ def test_a_link_that_another_agent_makes_once_the_vf_is_back_does_not_withhold_i
     pod = rig.pod()
     rig.add("c1", pod)
     rig.remove(pod)
-    tiny_node.until(lambda: bool(rig.machine.scan()) and rig.machine.find_netdev(vf(0)) is not None)
+    until(lambda: bool(rig.machine.scan()) and rig.machine.find_netdev(vf(0)) is not None)
     home = rig.machine.find_netdev(vf(0))
     assert home is not None
     with loaded(kind) as program, hold(None, home.ifindex, program, where):
@@ -227,7 +228,7 @@ def test_a_link_does_not_keep_the_pods_other_programs_on_the_vf(rig: Rig) -> Non
     ):
         attach(pod, link.ifindex, second, tcx.BPF_TCX_INGRESS)
         rig.delete("c1", pod)
-        tiny_node.until(lambda: bool(rig.ledger.quarantines()))
+        until(lambda: bool(rig.ledger.quarantines()))
         home = rig.machine.find_netdev(vf(0))
         assert home is not None
         assert [bool(found.link) for found in attached(home.ifindex)] == [True]

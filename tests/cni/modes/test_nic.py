@@ -11,7 +11,8 @@ import pytest
 
 from agent.errors import AttachmentError, DeviceBusy, DeviceGone, HardwareError, RequestInvalid
 from agent.hardware.host import Link
-from tests.cni.tiny_node import PF, PF_NETDEV, Rig, until, vf
+from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
+from tests.waiting import until
 
 
 def ip(*words: str) -> None:

@@ -17,7 +17,8 @@ from agent.sim.rdma import SimulatedRdma
 from tests.cni import tiny_node
 from tests.cni.modes import rdma_node
 from tests.cni.modes.rdma_node import rdma_name
-from tests.cni.tiny_node import Rig, until, vf
+from tests.cni.tiny_node import Rig, vf
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 
 from agent.errors import AttachmentError, DeviceBusy, HardwareError, RequestInvalid
 from tests.cni import tiny_node
-from tests.cni.tiny_node import Rig, open_rig, until, vf
+from tests.cni.tiny_node import Rig, open_rig, vf
+from tests.waiting import until
 
 ASKED: dict[str, Any] = {"vlan": 100, "trust": "on", "mac": "02:00:00:00:00:77", "max_tx_rate": 200}
 

@@ -1,0 +1,16 @@
+"""Waiting for what must come true. Only a test that fails reaches the deadline, so a busy machine may take its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+SECONDS = 30.0
+
+
+def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
+    """Block until something is true. Fails after a deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not come true within {seconds:g} s"
+        time.sleep(0.01)
