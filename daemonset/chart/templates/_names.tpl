@@ -34,6 +34,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- define "nodefabric.port" -}}
+{{- if and (hasKey (.Values.config.endpoints | default dict) "port") (eq (toString .Values.config.endpoints.port) "0") -}}
+{{- fail "config.endpoints.port: 0 is another port at each start, which no probe finds: name one, for example 9808" -}}
+{{- end -}}
 {{ (.Values.config.endpoints).port | default 9808 }}
 {{- end -}}
 
