@@ -118,6 +118,10 @@ class PodWatch:
                 self._rest(self._clock() - began)
             except AgentError as error:
                 self._failed(error)
+            except Exception as error:  # the thread must live on: nobody else would ever look again
+                log.exception("the API server's answer about pods is not understood")
+                self._version = None
+                self._failed(Unavailable(f"the answer is not understood: {type(error).__name__}: {error}"))
             else:
                 self._rest(self._clock() - began)
 

@@ -107,6 +107,15 @@ def test_a_version_that_is_gone_asks_for_a_new_list() -> None:
     assert names(watch) == ["b"]
 
 
+@pytest.mark.parametrize("nonsense", [{"metadata": None}, {"spec": {"containers": 7}}])
+def test_an_answer_that_makes_no_sense_asks_for_a_new_list(nonsense: dict[str, Any]) -> None:
+    script = Script(("7", [pod("a")]), [event("ADDED", nonsense)], ("90", [pod("b")]), [])
+    watch = script.play()
+    assert [call for call, _ in script.calls] == ["list", "watch", "list", "watch"]
+    assert names(watch) == ["b"]
+    assert script.pauses[0] > 0
+
+
 def test_watches_that_end_at_once_are_begun_again_more_and_more_seldom() -> None:
     script = Script(("7", []), *[[]] * 9)
     script.watch_lasts = 0.1
