@@ -12,7 +12,7 @@ from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
 from agent.reconcile import Claim
 from agent.reconcile.slots import Known
-from tests.agent.late.test_binder import slot, snapshot_with_rdma
+from tests.agent.late.binding import slot, snapshot_with_rdma
 from tests.deviceplugin.machines import node
 
 POD = PodRef("default", "a", "uid-a")

@@ -19,7 +19,7 @@ from deviceplugin.assignment import assign
 from deviceplugin.resources import list_all
 from deviceplugin.slots import Holdings
 from tests.agent.books import open_books
-from tests.agent.late.test_binder import OTHER, POD, RESOURCES, Rig, Stock, call, slot, snapshot_with_rdma
+from tests.agent.late.binding import OTHER, POD, RESOURCES, Rig, Stock, call, slot, snapshot_with_rdma
 
 RUNS = Sandbox("c1", POD, ready=True)
 OTHER_RUNS = Sandbox("c2", OTHER, ready=True)
