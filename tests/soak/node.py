@@ -44,7 +44,8 @@ exec {HOST_LOCAL}
 """
 
 
-KERNEL_SECONDS = 3.0
+KERNEL_SECONDS = 30.0
+"""How long the kernel may take to end a namespace, which it does when it finds time."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tests.soak.scenarios import SETTINGS
 from tests.soak.small_agent import AWAY
 
 MOST_PODS = 4
-REST_SECONDS = 15.0
+REST_SECONDS = 30.0
 RECONCILE_SECONDS = 0.5
 TRY_AGAIN_LATER = 11
 POINTS = st.integers(1, 1500)
