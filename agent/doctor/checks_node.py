@@ -31,15 +31,20 @@ def configuration(facts: Facts) -> Iterator[Finding]:
 
 
 def cdi(facts: Facts) -> Iterator[Finding]:
-    """Whether the runtime resolves CDI names."""
+    """Whether the runtime resolves CDI names, and the agent can write what they stand for."""
     runtime = facts.runtime
+    late = facts.config is not None and any(r.binding == "late" for r in facts.config.resources)
+    if late and facts.config is not None and facts.cdi_read_only:
+        yield Finding(
+            *("cdi", Severity.ERROR, f"{facts.config.cdi_dir} is mounted read-only, and late binding writes to it"),
+            "add the component late to the overlay; the chart does so by itself",
+        )
     if runtime is None:
         yield Finding("cdi", Severity.UNSEEN, "neither containerd's nor CRI-O's socket or configuration is to be seen")
         return
     if runtime.problem:
         yield Finding("cdi", Severity.ERROR, f"the runtime's configuration cannot be read: {runtime.problem}")
         return
-    late = facts.config is not None and any(r.binding == "late" for r in facts.config.resources)
     named = f"{runtime.name} {runtime.version}".rstrip()
     if not runtime.resolves_cdi:
         severity = Severity.ERROR if late else Severity.WARNING

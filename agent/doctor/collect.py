@@ -56,6 +56,7 @@ def collect(
         command_line=tuple((_text(root / "proc/cmdline") or "").split()),
         has_iommu=bool(_names(root / "sys/class/iommu")),
         runtime=runtime(root, config),
+        cdi_read_only=config is not None and is_read_only(_below(root, config.cdi_dir)),
         kubelet_sockets=tuple(
             (str(path), listens(path))
             for path in (kubelet_dir / "device-plugins/kubelet.sock", kubelet_dir / "pod-resources/kubelet.sock")
@@ -66,6 +67,14 @@ def collect(
         networks=networks(root / "etc/cni/net.d"),
         agent=agent_answers(config.endpoints) if config is not None and ask_agent else (),
     )
+
+
+def is_read_only(folder: Path) -> bool:
+    """Tell whether a folder is on a read-only mount; not so if there is none."""
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
 
 
 def modules(root: Path) -> frozenset[str] | None:

@@ -130,6 +130,12 @@ CASES = [
         *(Severity.ERROR, "config.toml: bad", ""),
     ),
     (
+        checks_node.cdi,
+        {"config": LATE, "cdi_read_only": True},
+        *(Severity.ERROR, "/var/run/cdi is mounted read-only", "component late"),
+    ),
+    (checks_node.cdi, {"cdi_read_only": True}, Severity.FINE, "resolves", ""),
+    (
         checks_node.memlock,
         {"runtime": ContainerRuntime("containerd", memlock_bytes=8 << 20)},
         *(Severity.WARNING, "8192 KiB", "LimitMEMLOCK=infinity"),

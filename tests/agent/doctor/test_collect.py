@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -174,6 +175,19 @@ def test_a_whole_root_is_collected(tmp_path: Path, node_root: Callable[[str], Pa
     assert facts.plugins == frozenset({"nodefabric"})
     assert [wrong for _, wrong in facts.kubelet_sockets] == ["No such file or directory"] * 2
     assert (facts.config_problems, facts.config_path, facts.agent) == (("is bad",), "/c.yaml", ())
+
+
+def test_a_folder_for_cdi_specs_that_is_mounted_read_only_is_seen(own_network: None, tmp_path: Path) -> None:
+    """With own_network the mounts are the test's own too."""
+    root, config = tmp_path / "root", Config(cdi_dir=Path("/cdi"))
+    assert not collect(root, Snapshot(), config, Path("c"), ask_agent=False).cdi_read_only
+    (root / "cdi").mkdir(parents=True)
+    assert not collect(root, Snapshot(), config, Path("c"), ask_agent=False).cdi_read_only
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", root / "cdi"], check=True)
+    try:
+        assert collect(root, Snapshot(), config, Path("c"), ask_agent=False).cdi_read_only
+    finally:
+        subprocess.run(["umount", root / "cdi"], check=True)
 
 
 def test_doctor_ends_with_status_1_if_it_finds_something(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
