@@ -144,7 +144,9 @@ class Agent:
                 tasks.create_task(self._overview.run(), name="recent events"),
             ]
             self._publishing = Republication(
-                lambda topology: self._publications(topology, parts.plugins), self.config.topology
+                lambda topology: self._publications(topology, parts.plugins),
+                self.config.topology,
+                complain=lambda what: self.obstacles.set("publishing", what),
             )
             parts.ledger.subscribe(self._publishing.changed)
             loops.append(tasks.create_task(self._publishing.run(), name="publications"))

@@ -64,7 +64,37 @@ def test_another_configuration_ends_one_and_begins_the_next() -> None:
     assert shop.notes == ["begun False", "ended False", "begun True", "ended True"]
 
 
-def test_publications_that_fail_are_not_hidden() -> None:
+def test_publications_that_fail_are_told_of_and_begin_anew(caplog: pytest.LogCaptureFixture) -> None:
+    shop, complaints = Shop(failure=ZeroDivisionError("a bug")), list[str | None]()
+
+    async def work() -> None:
+        publishing = Republication(shop.make, ON, complain=complaints.append, again_seconds=0.01)
+        running = asyncio.create_task(publishing.run())
+        await until(lambda: shop.notes.count("begun True") > 1)
+        shop.failure = None
+        await until(lambda: shop.notes[-1] == "begun True")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(work())
+    assert complaints[:2] == ["failed unexpectedly, which the log tells more of: ZeroDivisionError", None]
+    assert complaints[-1] is None
+    assert "ZeroDivisionError: a bug" in caplog.text
+
+
+def test_another_configuration_does_not_wait_for_those_that_failed() -> None:
     shop = Shop(failure=ZeroDivisionError("a bug"))
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(Republication(shop.make, ON).run())
+
+    async def work() -> None:
+        publishing = Republication(shop.make, ON, again_seconds=3600)
+        running = asyncio.create_task(publishing.run())
+        await until(lambda: shop.notes == ["begun True", "ended True"])
+        shop.failure = None
+        publishing.reconfigure(OFF)
+        await until(lambda: shop.notes[-1] == "begun False")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(work())
