@@ -112,26 +112,17 @@ class Granted:
         """List what kubelet says that pods hold of our resources. Runs on the loop; raises Unavailable."""
         pods = await self._kubelet.list()
         self.pods = frozenset((found.pod.namespace, found.pod.name) for found in pods)
-        self.containers = {
-            unit: container.name
-            for found in pods
-            for container in found.containers
-            for device in container.devices
-            for unit in device.device_ids
-        }
+        told = _claims_of(pods)
+        self.containers = {claim.unit_id: claim.container for claim in told}
         # Units of a pool that stands for a number of containers are in no books. A resource that is configured no more
         # is in the pods that have it all the same.
         names = {r.name for r in self._config.resources if not isinstance(r.compat, SharedPool)}
         names |= {grant.resource_name for grant in self._ledger.grants()}
         found: dict[tuple[PodRef, str, str], Claim] = {}
-        for pod in pods:
-            for container in pod.containers:
-                for device in container.devices:
-                    name = device.resource_name
-                    for unit in device.device_ids:
-                        # A slot is ours by its name, whatever has become of its resource.
-                        if name in names or is_slot_of(name, unit):
-                            found.setdefault((pod.pod, name, unit), Claim(pod.pod, name, unit, container.name))
+        for claim in told:
+            # A slot is ours by its name, whatever has become of its resource.
+            if claim.resource_name in names or is_slot_of(claim.resource_name, claim.unit_id):
+                found.setdefault((claim.pod, claim.resource_name, claim.unit_id), claim)
         return tuple(found.values())
 
     def ask_kubelet(self, pod: PodRef) -> PodDevices | None:
@@ -157,3 +148,14 @@ def _is_for_network(resource: Resource) -> bool:
 
 def _nic_kind(resource: Resource) -> str:
     return resource.nic.kind if resource.kind == "rail" else resource.kind
+
+
+def _claims_of(pods: Sequence[PodDevices]) -> tuple[Claim, ...]:
+    """List all that kubelet told, a claim for each unit and container that has it."""
+    return tuple(
+        Claim(pod.pod, device.resource_name, unit, container.name)
+        for pod in pods
+        for container in pod.containers
+        for device in container.devices
+        for unit in device.device_ids
+    )
