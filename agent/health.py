@@ -65,10 +65,12 @@ class HealthBook:
 
     def gpu_event(self, event: GpuEvent) -> None:
         """Take in what a GPU's driver told of."""
+        policy = self._settings.gpu_policy
         with self._guard:
-            troubles = self._troubles.noted(event, self._settings.gpu_policy)
-            changed, self._troubles = troubles is not self._troubles, troubles
-        if changed:
+            # An error may come hundreds of times a second, and a look takes long on a large node.
+            is_news = self._troubles.is_news(event, self._looked_at, policy)
+            self._troubles = self._troubles.noted(event, policy)
+        if is_news:
             self._ask_for_a_look()
 
     def terms(self) -> Terms:

@@ -187,6 +187,17 @@ class Troubles:
         fresh = Trouble(event.xid, kind, event.at, event.enumeration)
         return Troubles(MappingProxyType({**self.by_uuid, uuid: fresh}))
 
+    def is_news(self, event: GpuEvent, looked_at: float, policy: GpuPolicy = DEFAULT_POLICY) -> bool:
+        """Tell whether an event makes something else of a GPU than the last look did or will. A repeat does not."""
+        old, after = self.by_uuid, self.noted(event, policy).by_uuid
+        if after is old:
+            return False
+        uuid = event.mig_uuid or event.gpu_uuid
+        was, now = old.get(uuid), after[uuid]
+        if was is None or (was.kind, was.enumeration) != (now.kind, now.enumeration):
+            return True
+        return was.kind is TRANSIENT and max(now.at, looked_at) >= was.at + policy.quiet_seconds
+
 
 NO_TROUBLES = Troubles()
 

@@ -138,3 +138,26 @@ def test_withholding_all_asks_for_a_look_once() -> None:
     assert (node.asked, node.book.withheld) == (1, Reason.BOOKS_UNWRITABLE)
     node.book.withhold(None)
     assert (node.asked, node.book.withheld) == (2, None)
+
+
+def test_an_error_that_comes_again_and_again_asks_for_one_look() -> None:
+    node = Node()
+    for number in range(100):
+        node.book.gpu_event(GpuEvent(74, 100.0 + number / 10, GPU))
+    assert node.asked == 1
+    assert node.look_at_gpu(69.0) == "XidTransient"  # 59 s after the last one
+    node.book.gpu_event(GpuEvent(79, 169.0, GPU))
+    node.book.gpu_event(GpuEvent(79, 169.1, GPU))
+    assert node.asked == 2
+    node.book.gpu_event(GpuEvent(79, 169.2, GPU, enumeration=1))
+    assert node.asked == 3
+
+
+def test_an_error_that_comes_again_after_quiet_time_asks_for_a_look() -> None:
+    node = Node()
+    node.book.gpu_event(GpuEvent(74, 100.0, GPU))
+    node.book.gpu_event(GpuEvent(74, 160.0, GPU))
+    assert node.asked == 2
+    assert node.look_at_gpu(120.0) == ""
+    node.book.gpu_event(GpuEvent(74, 219.9, GPU))  # told late: the look came before it
+    assert node.asked == 3
