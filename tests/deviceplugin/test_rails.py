@@ -50,6 +50,17 @@ def test_on_a_recorded_node_every_gpu_has_a_rail_of_its_own_port(tmp_path: Path)
     assert {Terrain(scanned).distance(gpu, nic) for gpu, nic in found.items()} == {Locality.PIX}
 
 
+def test_a_nic_that_a_granted_rail_keeps_is_in_no_other_rail() -> None:
+    near = pairs(RAIL, node(rails=2, vfs=1))
+    kept = {f"rail-{gpu_uuid(0)}": near[gpu_uuid(1)]}
+    assert pairs(RAIL, node(rails=2, vfs=1), **kept) == {gpu_uuid(0): near[gpu_uuid(1)], gpu_uuid(1): near[gpu_uuid(0)]}
+    shared = pairs(SHARED, node(rails=2, vfs=0))
+    kept = {f"rail-{gpu_uuid(0)}": shared[gpu_uuid(1)]}
+    assert set(pairs(SHARED, node(rails=2, vfs=0), **kept).values()) == {
+        shared[gpu_uuid(1)]
+    }  # whose second share is left
+
+
 def test_pairs_do_not_depend_on_health_or_on_who_has_them() -> None:
     snapshot = node(rails=4)
     before = pairs(RAIL, snapshot)
