@@ -251,7 +251,12 @@ class _Server(HTTPServer):
             return
         with self._lock:
             self._open[request] = time.monotonic() + CONNECTION_SECONDS
-        threading.Thread(target=self._serve, args=(request, client_address), name="endpoints", daemon=True).start()
+        thread = threading.Thread(target=self._serve, args=(request, client_address), name="endpoints", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads
+            log.warning("a reader of the endpoints is turned away: %s", error)
+            self._end(request)
 
     def _made_room(self) -> bool:
         """Cut the oldest connection that waits for its reader, and take its place."""
@@ -280,10 +285,14 @@ class _Server(HTTPServer):
         except OSError as error:
             log.debug("a reader of the endpoints went away: %s", error)
         finally:
-            with self._lock:
-                self._open.pop(request, None)
-            self.shutdown_request(request)
-            self._slots.release()
+            self._end(request)
+
+    def _end(self, request: socket.socket) -> None:
+        """Close a connection, and give its place to another one."""
+        with self._lock:
+            self._open.pop(request, None)
+        self.shutdown_request(request)
+        self._slots.release()
 
     def service_actions(self) -> None:
         """Cut connections that are past their time; called at each poll."""

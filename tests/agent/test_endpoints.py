@@ -283,3 +283,15 @@ def test_the_port_is_free_again_after_close() -> None:
     with serving(pages()) as server:
         port = server.port
     EndpointServer.open("127.0.0.1", port, pages()).close()
+
+
+def test_readers_who_get_no_thread_leave_their_places_to_others() -> None:
+    with serving(pages()) as server:
+        former = threading.stack_size(1 << 46)  # more than there is, so no thread can be started
+        try:
+            for _ in range(endpoints.MAX_CONNECTIONS + 1):
+                with socket.create_connection(("127.0.0.1", server.port), timeout=10) as reader:
+                    assert reader.recv(1) == b""
+        finally:
+            threading.stack_size(former)
+        assert ask(server, "/healthz")[0].status == 200
