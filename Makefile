@@ -22,7 +22,7 @@ test: check ## every check and every test, with those in the virtual machine
 	@hack/fetch-containerd
 	@hack/fetch-kube >/dev/null
 	@hack/fetch-promtool >/dev/null
-	@hack/build-image
+	@hack/build-image --twice
 	@mkdir -p build/reports
 	.venv/bin/python -m pytest --ignore tests/vm --junit-xml build/reports/tests.xml
 	hack/vm/run-tests
