@@ -142,7 +142,7 @@ class Detaching:
         """Bring the device back, return its leases, drop the row. Repeatable after any crash.
 
         Without a descriptor the namespace is looked for at its path. The caller holds the device's
-        lock. `leases_later` leaves the leases to `settle_leases`. Raises AgentError if the device is
+        lock. `leases_later` leaves the leases to `leases.settle`. Raises AgentError if the device is
         not verifiably back; the row then stays, and the device is in quarantine.
         """
         with foreign_lock.held(row):
@@ -161,10 +161,6 @@ class Detaching:
             if (info := row.request.get("device_info_file")) is not None:
                 device_info.remove_attached(info, row.device)
             self._ledger.finish_detach(row, lease_owed=owed)
-
-    def settle_leases(self) -> int:
-        """Try again to give back addresses that are owed. Returns how many were given back."""
-        return self.leases.settle()[0]
 
     def heal(self, device: str, pod_known: PodKnown = _nobody_to_ask) -> str | None:
         """Finish what a crash, a lost DEL or a reboot left of an attachment.

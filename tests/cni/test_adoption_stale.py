@@ -88,7 +88,7 @@ def test_a_file_of_an_earlier_boot_touches_no_vf_of_this_one(rig: Rig, old: OldS
     assert adopt(rig).devices == (vf(0),)
     assert rig.attachments.heal(vf(0)) == "rebooted"
     assert rig.found() == before
-    rig.attachments.settle_leases()
+    rig.attachments.leases.settle()
     assert rig.leases() == []
     assert adopt(rig) == Adopted()
 

@@ -25,7 +25,7 @@ def test_a_reboot_voids_attachments_and_returns_their_leases(own_network: None, 
         assert rig.attachments.heal(vf(0)) == "rebooted"
         # The start waits for the devices, not for plugins that may hang.
         assert (len(rig.leases()), len(rig.ledger.owed_leases())) == (4, 1)
-        assert rig.attachments.settle_leases() == 1
+        assert rig.attachments.leases.settle()[0] == 1
         assert len(rig.leases()) == 2
         # And an ADD does not wait for anybody who lived before.
         rig.add("c3", rig.pod("three"), deviceID=vf(1))
@@ -45,7 +45,7 @@ def test_a_lease_that_a_repeated_add_took_over_is_not_given_away(own_network: No
         rig.stub_ipam(f"echo $CNI_COMMAND >>{tmp_path}/calls; {stub_answer('10.0.0.2/24')}")
         rig.add("c1", rig.pod("new"), ipam={"type": "stub"})
         assert rig.ledger.owed_leases() == ()
-        assert rig.attachments.settle_leases() == 0
+        assert rig.attachments.leases.settle()[0] == 0
         assert (tmp_path / "calls").read_text() == "DEL\nADD\n"
 
 
