@@ -248,13 +248,13 @@ def test_leases_that_cannot_be_given_back_are_owed_and_settled_later(rig: Rig) -
     rig.delete("c1", pod)
     rig.await_back()
     assert rig.found() == before
-    assert rig.attachments.settle_leases() == 0
+    assert rig.attachments.leases.settle()[0] == 0
     assert [lease.container_id for lease in rig.ledger.owed_leases()] == ["c1"]
     rig.stub_ipam(f"echo $CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME >{rig.folder}/calls")
-    assert rig.attachments.settle_leases() == 1
+    assert rig.attachments.leases.settle()[0] == 1
     assert (rig.folder / "calls").read_text() == "DEL c1 net1\n"
     assert rig.ledger.owed_leases() == ()
-    assert rig.attachments.settle_leases() == 0
+    assert rig.attachments.leases.settle()[0] == 0
 
 
 def test_a_lease_that_a_repeated_add_took_over_is_owed_no_more(rig: Rig) -> None:
@@ -267,7 +267,7 @@ def test_a_lease_that_a_repeated_add_took_over_is_owed_no_more(rig: Rig) -> None
     rig.stub_ipam(f"echo $CNI_COMMAND >>{rig.folder}/calls; {stub_answer('10.0.0.2/24')}")
     rig.add("c1", pod, ipam=broken)
     assert rig.ledger.owed_leases() == ()
-    assert rig.attachments.settle_leases() == 0
+    assert rig.attachments.leases.settle()[0] == 0
     assert (rig.folder / "calls").read_text() == "DEL\nADD\n"
 
 
