@@ -87,7 +87,12 @@ class AdminServer:
             if not self._slots.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="admin", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="admin", daemon=True).start()
+            except RuntimeError as error:  # no more threads
+                log.error("an operator is turned away: %s", error)
+                connection.close()
+                self._slots.release()
 
     def _serve(self, connection: socket.socket) -> None:
         try:

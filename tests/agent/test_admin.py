@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent.admin import MAX_REQUEST, AdminServer, RequestRefused, ask
+from agent.admin import MAX_CONNECTIONS, MAX_REQUEST, AdminServer, RequestRefused, ask
 from agent.errors import ConfigError, InUse, Unavailable
 
 
@@ -144,3 +144,14 @@ def test_a_socket_of_a_killed_agent_is_replaced(short_folder: Path) -> None:
     finally:
         server.close()
     assert os.listdir(short_folder) == []
+
+
+def test_an_operator_who_gets_no_thread_ends_the_socket_for_nobody_else(door: Door) -> None:
+    former = threading.stack_size(1 << 46)  # more than there is, so no thread can be started
+    try:
+        for _ in range(MAX_CONNECTIONS + 1):
+            with pytest.raises(Unavailable):
+                ask(door.path, {"command": "release"}, 10)
+    finally:
+        threading.stack_size(former)
+    assert ask(door.path, {"command": "release"}, 10) == "it is done"
