@@ -30,6 +30,7 @@ from agent.health import HealthBook
 from agent.heartbeat import Heartbeat
 from agent.identity import agent_version, node_name
 from agent.inventory import Inventory
+from agent.lasting import lasting
 from agent.metrics import Facts, Metrics
 from agent.model.counters import Counters
 from agent.model.unit import OfferedUnit
@@ -141,7 +142,7 @@ class Agent:
                 tasks.create_task(self._watch_registration(parts.plugins), name="registration"),
                 tasks.create_task(self._heartbeat.run(), name="heartbeat"),
                 tasks.create_task(memory.settle(), name="memory"),
-                tasks.create_task(self._overview.run(), name="recent events"),
+                tasks.create_task(lasting(self._overview.run, "recent events"), name="recent events"),
             ]
             self._publishing = Republication(
                 lambda topology: self._publications(topology, parts.plugins),
@@ -154,7 +155,7 @@ class Agent:
                 told = NodeEvents(
                     self._api, node_name(), lambda: parts.plugins.units, lambda: self.obstacles.found.get("config")
                 )
-                loops.append(tasks.create_task(told.run(), name="node events"))
+                loops.append(tasks.create_task(lasting(told.run, "node events"), name="node events"))
             if (reloader := self._reloader(parts)) is not None:
                 loops.append(tasks.create_task(reloader.run(), name="configuration"))
             serving = tasks.create_task(parts.plugins.run(), name="device plugins")
