@@ -9,15 +9,16 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent import config as configuration
 from agent import logs
 from agent.commands.exits import DONE, FAILED
 from agent.commands.options import Command, add_config, add_host, open_host
 from agent.commands.sources import add_sources, sources
-from agent.errors import ConfigError
+from agent.errors import AgentError, ConfigError
 
 if TYPE_CHECKING:
     from agent.publication import ClusterApi
@@ -73,8 +74,28 @@ def _run(options: argparse.Namespace) -> int:
         finally:
             host.close()
 
-    asyncio.run(serve())
+    run_bounded(serve())
     return DONE
+
+
+def run_bounded(work: Coroutine[Any, Any, None]) -> None:
+    """Run to the end. After an error no thread that hangs in a driver or on a disk holds up the end of the process.
+
+    `asyncio.run` waits for the threads of its executor without a limit, and raises only then.
+    """
+
+    async def ended() -> None:
+        try:
+            await work
+        except AgentError:
+            _end_soon()
+            raise
+        except Exception:
+            log.exception("the agent ends by an error that nobody expected")
+            _end_soon()
+            raise
+
+    asyncio.run(ended())
 
 
 def _api_server(config: configuration.Config, kubeconfig: Path | None) -> tuple[ClusterApi | None, str | None]:
@@ -92,6 +113,10 @@ def _api_server(config: configuration.Config, kubeconfig: Path | None) -> tuple[
 
 def _stop(stop: asyncio.Event) -> None:
     stop.set()
+    _end_soon()
+
+
+def _end_soon() -> None:
     late = threading.Timer(STOP_SECONDS, os._exit, (FAILED,))
     late.daemon = True
     late.start()

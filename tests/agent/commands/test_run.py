@@ -1,0 +1,36 @@
+"""The agent's end by an error of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HANGS = """
+import asyncio, logging, time
+from agent.commands.run import run_bounded
+from agent.errors import AgentError
+logging.basicConfig(format="%(message)s")
+async def work():
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600)  # as in a driver that never answers
+    await asyncio.sleep(0.1)
+    raise {error}("0000:3b:00.2")
+run_bounded(work())
+"""
+
+
+def end_by(error: str) -> subprocess.CompletedProcess[str]:
+    script = HANGS.format(error=error)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("error", ["AgentError", "ValueError"])
+def test_a_thread_that_hangs_holds_up_no_end(error: str) -> None:
+    assert end_by(error).returncode == 1
+
+
+def test_an_error_that_nobody_expected_is_said_before_threads_are_waited_for() -> None:
+    said = end_by("ValueError").stderr
+    assert "the agent ends by an error that nobody expected" in said
+    assert "ValueError: 0000:3b:00.2" in said
