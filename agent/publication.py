@@ -41,6 +41,9 @@ SHARED_STATE_SECONDS = 0.5
 FACTS_SECONDS = 60.0
 """What labels are made of is looked at this often, even if nothing told of a change: a file, a GPU's fabric."""
 
+LISTEN_SECONDS = 60.0
+"""How long an adapter that was away for a moment may go unheard."""
+
 log = logging.getLogger(__name__)
 
 
@@ -273,7 +276,17 @@ class Publications:
                 self._leaf.follow(self._inventory.snapshot)
             self.changed()
             self._facts_changed()
-            generation = (await self._inventory.newer_than(generation)).generation
+            generation = await self._another(generation)
+
+    async def _another(self, generation: int) -> int:
+        """Wait for a snapshot that is newer. An adapter that went and came back meanwhile is listened on anew."""
+        while True:
+            try:
+                async with asyncio.timeout(LISTEN_SECONDS):
+                    return (await self._inventory.newer_than(generation)).generation
+            except TimeoutError:
+                if self._config.labels.need_lldp:
+                    self._leaf.follow(self._inventory.snapshot)
 
     async def _write_features(self, features: FeatureFile) -> None:
         """Keep the file for node-feature-discovery in step."""

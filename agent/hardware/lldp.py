@@ -44,10 +44,12 @@ class LldpSockets:
     def follow(self, wanted: Mapping[str, tuple[int, str]]) -> None:
         """Listen on these interfaces, and on no others: name → (interface number, what the caller calls it).
 
-        An interface that is gone meanwhile is left out. Raises DriverUnavailable without the right to listen.
+        An interface that is gone meanwhile is left out. One that went to another namespace and came back is listened
+        on anew: the kernel has unbound the socket (net/packet/af_packet.c, packet_notifier).
+        Raises DriverUnavailable without the right to listen.
         """
-        for name, (index, label, _) in list(self._sockets.items()):
-            if wanted.get(name) != (index, label):
+        for name, (index, label, sock) in list(self._sockets.items()):
+            if wanted.get(name) != (index, label) or sock.getsockname()[0] != name:
                 self._drop(name)
         for name, (index, label) in wanted.items():
             if name not in self._sockets:

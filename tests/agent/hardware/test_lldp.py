@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -12,6 +14,7 @@ import pytest
 from agent.hardware.lldp import LldpSockets
 from agent.model.lldp import GROUPS, Neighbour, parse_frame
 from tests.agent.hardware.frames import announcement, run, send
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -38,6 +41,20 @@ def heard(sockets: LldpSockets, count: int) -> list[tuple[str, bytes]]:
         select.select([sockets.fileno()], [], [], 0.1)
         found += sockets.read()
     return found
+
+
+def test_an_adapter_that_was_away_for_a_moment_is_heard_again(sockets: LldpSockets) -> None:
+    index = socket.if_nametoindex("nic0")
+    with subprocess.Popen(["unshare", "-n", "cat"], stdin=subprocess.PIPE) as pod:
+        until(lambda: os.stat(f"/proc/{pod.pid}/ns/net").st_ino != os.stat("/proc/self/ns/net").st_ino)
+        run("ip", "link", "set", "nic0", "netns", str(pod.pid))
+        run("nsenter", "-t", str(pod.pid), "-n", "ip", "link", "set", "nic0", "netns", str(os.getpid()))
+        pod.communicate()
+    run("ip", "link", "set", "nic0", "up")
+    assert socket.if_nametoindex("nic0") == index
+    sockets.follow({f"nic{n}": (socket.if_nametoindex(f"nic{n}"), f"0000:0{n}:00.0") for n in (0, 1)})
+    send("port0", announcement("leaf-a"))
+    assert [nic for nic, _ in heard(sockets, 1)] == ["0000:00:00.0"]
 
 
 @pytest.mark.parametrize("group", GROUPS)
