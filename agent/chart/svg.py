@@ -54,9 +54,9 @@ def draw(snapshot: Snapshot, title: str) -> str:
     body = "".join(_drawn(replace(block, x=block.x + PAD, y=block.y + top), 0, 0) for block in placed)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'height="{height:.0f}" role="img" aria-label="{escape(title, {chr(34): "&quot;"})}">\n'
+        f'height="{height:.0f}" role="img" aria-label="{_written(title)}">\n'
         f"<style>{STYLE}</style>\n"
-        f'<text class="label" x="{PAD}" y="{PAD + HEAD - 6}" font-size="15">{escape(title)}</text>\n{body}</svg>\n'
+        f'<text class="label" x="{PAD}" y="{PAD + HEAD - 6}" font-size="15">{_written(title)}</text>\n{body}</svg>\n'
     )
 
 
@@ -124,8 +124,13 @@ def _drawn(block: _Block, x: float, y: float) -> str:
     parts = [f'<rect class="{block.kind}" {size}/>\n']
     for number, line in enumerate(block.lines):
         look = "label" if number == 0 and not block.inside else "soft" if block.inside or number == 2 else "plain"
-        parts.append(f'<text class="{look}" x="{x + 8:.0f}" y="{y + 16 + 15 * number:.0f}">{escape(line)}</text>\n')
+        parts.append(f'<text class="{look}" x="{x + 8:.0f}" y="{y + 16 + 15 * number:.0f}">{_written(line)}</text>\n')
     return "".join(parts) + "".join(_drawn(inner, x, y) for inner in block.inside)
+
+
+def _written(text: str) -> str:
+    """Write a text for XML, which has no place for control characters: an interface may be called so."""
+    return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text), {'"': "&quot;"})
 
 
 def _cut(text: str, room: int) -> str:

@@ -59,5 +59,12 @@ def test_names_from_outside_cannot_break_out(node_snapshot: Snapshots) -> None:
     assert "http" not in drawing.replace("http://www.w3.org/2000/svg", "")
 
 
+def test_names_that_xml_has_no_place_for_are_drawn(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    odd = replace(snapshot, gpus=tuple(replace(gpu, name="\x1b[2J\x00\udc80") for gpu in snapshot.gpus))
+    drawing = draw(odd, "\x07")
+    assert "\N{REPLACEMENT CHARACTER}[2J" in "".join(ET.fromstring(drawing).itertext())
+
+
 def test_an_empty_node_says_so() -> None:
     assert "neither GPUs nor NICs" in draw(Snapshot(), "n")
