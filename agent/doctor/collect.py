@@ -46,7 +46,7 @@ def collect(
 ) -> Facts:
     """Look at the node below `root`, and ask its agent unless it is another machine's root. Never raises."""
     kubelet_dir = _below(root, config.kubelet_dir if config else Path("/var/lib/kubelet"))
-    kubelet = _yaml(kubelet_dir / "config.yaml")
+    kubelet = read_yaml(kubelet_dir / "config.yaml")
     return Facts(
         snapshot=snapshot,
         config=config,
@@ -211,13 +211,14 @@ def _executables(folder: Path) -> frozenset[str] | None:
     return frozenset(name for name in _names(folder) if os.access(folder / name, os.X_OK))
 
 
-def _yaml(path: Path) -> Mapping[str, Any] | None:
+def read_yaml(path: Path) -> Mapping[str, Any] | None:
+    """Read an object from a YAML file. None if it cannot be read, or is no object."""
     text = _text(path)
     if text is None:
         return None
     try:
         document = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
+    except Exception:  # for a bad tag or number PyYAML raises whatever int(), date() or a lookup raise
         return None
     return document if isinstance(document, dict) else None
 

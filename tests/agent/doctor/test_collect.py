@@ -15,7 +15,7 @@ import pytest
 
 from agent.__main__ import main
 from agent.config import Config, Endpoints
-from agent.doctor.collect import agent_answers, collect, listens, memlock, modules, networks, runtime
+from agent.doctor.collect import agent_answers, collect, listens, memlock, modules, networks, read_yaml, runtime
 from agent.doctor.facts import UNLIMITED, NetworkFile
 from agent.endpoints import EndpointServer, Pages
 from agent.model.device import Snapshot
@@ -66,6 +66,11 @@ def test_a_broken_configuration_of_the_runtime_is_told(tmp_path: Path) -> None:
     assert found is not None
     assert "config.toml" in found.problem
     assert runtime(tmp_path / "nothing", None) is None
+
+
+@pytest.mark.parametrize("text", ["topologyManagerPolicy: !!timestamp no", "[" * 20_000, "- a list"])
+def test_a_broken_configuration_of_kubelet_is_passed_over(tmp_path: Path, text: str) -> None:
+    assert read_yaml(write(tmp_path, {"config.yaml": text}) / "config.yaml") is None
 
 
 def answer_version(request: api_pb2.VersionRequest, context: object) -> api_pb2.VersionResponse:
