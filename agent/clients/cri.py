@@ -1,7 +1,8 @@
 """The container runtime's list of sandboxes, and its version, over the Container Runtime Interface.
 
-A network namespace belongs to a sandbox from before its first ADD until the runtime forgets it, so a
-container ID that is not in the list will have no DEL any more. Asked for nothing else: kubelet leads the runtime.
+A sandbox is in the list from the end of its making, some time after its ADD, until the runtime forgets it: so a
+container ID that was in the list, or had the time to come into it, and is not there will have no DEL any more.
+Asked for nothing else: kubelet leads the runtime.
 """
 
 from __future__ import annotations

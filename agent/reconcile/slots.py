@@ -15,6 +15,10 @@ from agent.model.allocation import Attachment, Binding
 from agent.model.device import Snapshot
 from agent.reconcile.grants import Claim
 
+SANDBOX_SECONDS = 240.0
+"""How long a runtime may take from the ADD until it lists the sandbox: kubelet gives it as long to make one (twice its
+runtimeRequestTimeout). containerd lists a sandbox when all of it stands."""
+
 
 class Slots(Protocol):
     """Who binds slots. Methods block."""
@@ -50,7 +54,8 @@ def is_over(binding: Binding, known: Known) -> bool:
     if not binding.pod.name:
         return False  # whose it is has still to be found out
     if known.sandboxes is not None and binding.container_id:
-        return all(sandbox.sandbox_id != binding.container_id for sandbox in known.sandboxes)
+        is_new = binding.since >= known.asked_at - SANDBOX_SECONDS
+        return not is_new and all(sandbox.sandbox_id != binding.container_id for sandbox in known.sandboxes)
     if not known.pods:
         return False  # a kubelet that has started anew while the API server is away knows none, though they run
     return (binding.pod.namespace, binding.pod.name) not in known.pods

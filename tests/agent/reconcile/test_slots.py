@@ -7,14 +7,17 @@ from pathlib import Path
 
 from agent.clients.cri import Sandbox
 from agent.model.allocation import Binding, PodRef
-from agent.reconcile.slots import Known, is_over
+from agent.reconcile.slots import SANDBOX_SECONDS, Known, is_over
 from tests.agent.books import POD, VF, attach, open_books, owner
 
 BINDING = Binding("slot-rdma:vf-0-0", "rdma/vf", "vf", VF, "worker", "c1", "net1", POD, {}, "boot", since=10.0)
+LATER = BINDING.since + SANDBOX_SECONDS + 1
 NAMES = {(POD.namespace, POD.name)}
 
 
-def known(pods: set[tuple[str, str]] | None = None, sandboxes: set[str] | None = None, asked_at: float = 20.0) -> Known:
+def known(
+    pods: set[tuple[str, str]] | None = None, sandboxes: set[str] | None = None, asked_at: float = LATER
+) -> Known:
     running = None if sandboxes is None else [Sandbox(sandbox, POD, ready=True) for sandbox in sandboxes]
     return Known(asked_at, (), pods, running)
 
@@ -33,6 +36,11 @@ def test_the_runtime_knows_better_than_kubelet_which_sandboxes_live() -> None:
     assert not is_over(BINDING, known(pods=set(), sandboxes={"c1"}))
 
 
+def test_a_sandbox_that_the_runtime_has_not_finished_keeps_its_slots() -> None:
+    """containerd lists a sandbox when all of it stands: after its ADD, and whatever comes after that."""
+    assert not is_over(BINDING, known(pods=NAMES, sandboxes={"c2"}, asked_at=BINDING.since + 1))
+
+
 def test_where_nobody_answers_all_stays() -> None:
     assert not is_over(BINDING, known())
 
@@ -44,9 +52,9 @@ def test_what_was_bound_since_they_were_asked_stays() -> None:
 def test_a_binding_lives_as_long_as_its_attachment(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         row = attach(books, VF, owner("c1"))
-        assert not is_over(BINDING, Known(20.0, (row,), set(), ()))
+        assert not is_over(BINDING, Known(LATER, (row,), set(), ()))
         other = attach(books, "0000:3b:00.3", owner("c1"))
-        assert is_over(BINDING, Known(20.0, (other,), set(), ()))
+        assert is_over(BINDING, Known(LATER, (other,), set(), ()))
 
 
 def test_a_binding_whose_sandbox_is_not_known_ends_with_its_pod() -> None:
