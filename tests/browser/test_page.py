@@ -16,6 +16,7 @@ from agent.model.health import unhealthy
 from tests.browser.chromium import Browser, Page
 from tests.browser.shown import RailUnit, ShownNode, Unit
 
+AWAY = ("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE")
 READY = "document.querySelector('#freshness')?.textContent.includes('live')"
 VF = "0000:18:00.1"
 HOSTILE = '<img src=x onerror="window.broken=1"><script>window.broken=1</script>&quot;\'"`${window.broken=1}'
@@ -221,7 +222,8 @@ def test_an_agent_that_is_away_is_told_with_the_time_and_the_page_recovers(brows
         node.open(port)
         page.until(READY)
         page.until(f"document.querySelector('[data-key=\"{VF}\"]').dataset.state === 'attached'")
-        assert all("ERR_CONNECTION_REFUSED" in line for line in page.complaints())
+        # A question that was under way when the agent ended has another end than those that came later.
+        assert [line for line in page.complaints() if not any(error in line for error in AWAY)] == []
 
 
 def test_what_keeps_the_agent_from_its_work_is_said_on_top(browser: Browser, node: ShownNode) -> None:
