@@ -91,8 +91,11 @@ class ApiServer:
     def from_kubeconfig(cls, path: Path) -> ApiServer:
         """Take address and credentials of a kubeconfig file's current context. Raises ConfigError."""
         import yaml
-        from kubernetes.client import ApiClient, Configuration
-        from kubernetes.config import ConfigException, load_kube_config
+
+        with _core_only():
+            from kubernetes.client import ApiClient, Configuration
+            from kubernetes.config.config_exception import ConfigException
+            from kubernetes.config.kube_config import load_kube_config
 
         configuration = Configuration(retries=False)
         try:
