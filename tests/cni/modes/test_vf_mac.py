@@ -106,10 +106,10 @@ class Igb:
     def change_altnames(
         self, link: Link, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), netns: int | None = None
     ) -> None:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
     def detach_xdp(self, link: Link, netns: int | None = None) -> None:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
     def tcx_programs(self, link: Link) -> tuple[TcxProgram, ...]:
         return ()
@@ -119,40 +119,40 @@ class Igb:
         return ()
 
     def listed(self, netns: int | None = None) -> tuple[Link, ...]:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
     def configure(self, ifname: str, netns: int | None, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
     def addresses(self, ifname: str, netns: int | None) -> tuple[str, ...]:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
     def routes(self, netns: int | None, ifname: str | None = None) -> tuple[Route, ...]:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
     def lifelines(self, address: str | None = None) -> Mapping[str, str]:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
     def scan(self) -> Snapshot:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
     def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
     def rescan(self, old: Snapshot, change: Change) -> Snapshot:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
     def watch(self, on_event: OnEvent) -> Watch:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
     def pause_gpus(self, seconds: float, addresses: Sequence[str]) -> bool:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
     def close(self) -> None:
-        raise NotImplementedError
+        raise AssertionError("not used")
 
 
 def device(address: str, **more: object) -> PciDevice:
