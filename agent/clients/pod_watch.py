@@ -69,7 +69,7 @@ class PodWatch:
         node_name: str,
         changed: Callable[[], None],
         *,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] = random.SystemRandom().random,
         pause: Callable[[float], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -109,15 +109,15 @@ class PodWatch:
                 if self._version is None:
                     self._list()
                 self._watch()
-            except Refused as refused:
-                if refused.status != GONE:
-                    self._failed(refused)
-                    continue
-                log.debug("the watch of pods is too far behind; listing anew")
-                self._version = None
-                self._rest(self._clock() - began)
             except AgentError as error:
-                self._failed(error)
+                if self._stopped.is_set():
+                    return  # perhaps cut off by that; a watch that took this one's place tells what there is
+                if isinstance(error, Refused) and error.status == GONE:
+                    log.debug("the watch of pods is too far behind; listing anew")
+                    self._version = None
+                    self._rest(self._clock() - began)
+                else:
+                    self._failed(error)
             except Exception as error:  # the thread must live on: nobody else would ever look again
                 log.exception("the API server's answer about pods is not understood")
                 self._version = None

@@ -91,7 +91,7 @@ class Publisher:
         pace: Pace,
         *,
         complain: Callable[[str | None], None] = lambda what: None,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] = random.SystemRandom().random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`complain` is told what is wrong with publishing, each time that this changes, and None when nothing is."""

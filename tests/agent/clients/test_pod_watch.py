@@ -36,15 +36,18 @@ class Script:
         self.now = 0.0
         self.watch_lasts = 300.0
         self.watch = PodWatch(
-            self, "worker-1", self.note, chance=lambda: 0.5, pause=self.pauses.append, clock=lambda: self.now
+            self, "worker-1", self.note, chance=lambda: 0.5, pause=self.pause, clock=lambda: self.now
         )
 
     def note(self) -> None:
         self.changes += 1
 
-    def take(self) -> Any:
-        if len(self.answers) == 1:
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        if not self.answers:
             self.watch.stop()
+
+    def take(self) -> Any:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -246,6 +249,18 @@ def test_a_stopped_watch_ends_at_once_and_complains_of_nothing(tmp_path: Path, e
         assert not following.is_alive()
         assert follower.watch.problem is None
         follower.watch.stop()
+
+
+@pytest.mark.parametrize("answer", [Unavailable("timed out"), Refused(410, "too old")])
+def test_a_watch_that_is_stopped_while_it_asks_tells_nothing_of_the_answer(answer: Exception) -> None:
+    class Slow(Script):
+        def take(self) -> Any:
+            self.watch.stop()
+            raise answer
+
+    script = Slow()
+    watch = script.play()
+    assert (watch.problem, script.changes, script.pauses) == (None, 0, [])
 
 
 def test_a_watch_that_was_cut_off_before_it_began_asks_nobody(tmp_path: Path) -> None:
