@@ -69,7 +69,7 @@ class PodWatch:
         node_name: str,
         changed: Callable[[], None],
         *,
-        chance: Callable[[], float] = random.SystemRandom().random,
+        chance: Callable[[], float] | None = None,
         pause: Callable[[float], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,7 +77,7 @@ class PodWatch:
         self._api = api
         self._node_name = node_name
         self._changed = changed
-        self._chance = chance
+        self._chance = chance or random.SystemRandom().random  # the module's own generator is every thread's
         self._stopped = threading.Event()
         self._cutoff = Cutoff()
         self._pause = pause or self._stopped.wait

@@ -91,7 +91,7 @@ class Publisher:
         pace: Pace,
         *,
         complain: Callable[[str | None], None] = lambda what: None,
-        chance: Callable[[], float] = random.SystemRandom().random,
+        chance: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`complain` is told what is wrong with publishing, each time that this changes, and None when nothing is."""
@@ -101,7 +101,7 @@ class Publisher:
         self._metrics = metrics
         self._pace = pace
         self._complain = complain
-        self._chance = chance
+        self._chance = chance or random.SystemRandom().random  # the module's own generator is every thread's
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._nudge = asyncio.Event()

@@ -35,9 +35,7 @@ class Script:
         self.changes = 0
         self.now = 0.0
         self.watch_lasts = 300.0
-        self.watch = PodWatch(
-            self, "worker-1", self.note, chance=lambda: 0.5, pause=self.pause, clock=lambda: self.now
-        )
+        self.watch = PodWatch(self, "worker-1", self.note, chance=lambda: 0.5, pause=self.pause, clock=lambda: self.now)
 
     def note(self) -> None:
         self.changes += 1
