@@ -11,11 +11,13 @@ are made again at start. A file that cannot be written is logged, and keeps no p
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,26 +92,65 @@ class GrantedFiles:
         """Write the file of a granted unit, in place of an earlier one."""
         _write(self._file(resource_name, unit_id), document)
 
-    def keep(self, granted: Mapping[tuple[str, str], Mapping[str, Any]], resource_names: Iterable[str]) -> None:
+    def keep(
+        self,
+        granted: Iterable[tuple[str, str]],
+        resource_names: Iterable[str],
+        document: Callable[[str, str], Mapping[str, Any]],
+    ) -> None:
         """Have the files of exactly these (resource name, unit ID), of all there could be of some resources.
 
-        A file that is there stays as it was written: a device in a pod may have less to tell.
+        `document` says what is to be in a file that is missing. One that is there stays as it was written: a device
+        in a pod may have less to tell.
         """
-        wanted = {self._file(*key).name: key for key in granted}
-        ours = [re.compile(re.escape(_dashed(name)) + f"-{_PCI_ADDRESS}{_SUFFIX}") for name in resource_names]
+        changes = self._changes(granted, resource_names)
+        for name in changes.needless:
+            try:
+                (self.folder / name).unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("%s cannot be tidied up: %s", self.folder, error.strerror)
+                return
+        for key in changes.missing:
+            self.write(*key, document(*key))
+
+    def are_kept(self, granted: Iterable[tuple[str, str]], resource_names: Iterable[str]) -> bool:
+        """Tell whether `keep` would change nothing."""
+        return self._changes(granted, resource_names) == NO_CHANGES
+
+    def _changes(self, granted: Iterable[tuple[str, str]], resource_names: Iterable[str]) -> _Changes:
+        wanted = {_name(*key): key for key in granted}
         try:
-            found = {entry.name for entry in os.scandir(self.folder)} if self.folder.exists() else set()
-            for name in found - wanted.keys():
-                if any(pattern.fullmatch(name) for pattern in ours):
-                    (self.folder / name).unlink(missing_ok=True)
+            found = set(os.listdir(self.folder))
+        except FileNotFoundError:
+            found = set()
         except OSError as error:
             log.warning("%s cannot be tidied up: %s", self.folder, error.strerror)
-            return
-        for name in wanted.keys() - found:
-            self.write(*wanted[name], granted[wanted[name]])
+            return NO_CHANGES
+        ours = [re.compile(re.escape(_dashed(name)) + f"-{_PCI_ADDRESS}{_SUFFIX}") for name in resource_names]
+        return _Changes(
+            needless=tuple(name for name in found - wanted.keys() if any(one.fullmatch(name) for one in ours)),
+            missing=tuple(wanted[name] for name in wanted.keys() - found),
+        )
 
     def _file(self, resource_name: str, unit_id: str) -> Path:
-        return self.folder / f"{_dashed(resource_name)}-{unit_id}{_SUFFIX}"
+        return self.folder / _name(resource_name, unit_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What of a folder is not as it should be."""
+
+    needless: tuple[str, ...] = ()
+    """Names of files that nobody needs."""
+    missing: tuple[tuple[str, str], ...] = ()
+    """Resource name and unit ID of files that are not there."""
+
+
+NO_CHANGES = _Changes()
+
+
+def _name(resource_name: str, unit_id: str) -> str:
+    return f"{_dashed(resource_name)}-{unit_id}{_SUFFIX}"
 
 
 def _dashed(resource_name: str) -> str:
@@ -117,12 +158,25 @@ def _dashed(resource_name: str) -> str:
 
 
 def _write(file: Path, document: Mapping[str, Any]) -> None:
-    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    """Put a file in its place whole. With few system calls: a container with eight VFs waits for eight files."""
+    path, fresh = str(file), str(file.with_name(f".{file.name}.{os.getpid()}"))
     try:
-        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        fresh.unlink(missing_ok=True)
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE), "w") as opened:
-            json.dump(document, opened)
-        fresh.rename(file)
+        try:
+            descriptor = _create(fresh)
+        except FileNotFoundError:
+            file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            descriptor = _create(fresh)
+        except FileExistsError:  # of a process that was killed, and had this one's number
+            os.unlink(fresh)
+            descriptor = _create(fresh)
+        with open(descriptor, "wb", buffering=0) as opened:
+            data = json.dumps(document).encode()
+            if opened.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.rename(fresh, path)
     except OSError as error:
-        log.warning("the device-info file %s is not written: %s", file, error.strerror)
+        log.warning("the device-info file %s is not written: %s", path, error.strerror)
+
+
+def _create(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from agent.device_info import GrantedFiles, describe
 from agent.model.allocation import Attachment, Grant
@@ -63,15 +63,24 @@ class InformingBook:
         """Have files of what is granted or still in a pod, and of nothing else. Blocks; raises LedgerError."""
         if not self.resource_names:
             return
-        with self._guard:
-            held = {attachment.device: attachment for attachment in self._book.attachments()}
-            wanted = {(g.resource_name, g.unit_id): g.device for g in self._book.grants()}
-            # A VF's unit is called by its address.
-            wanted |= {(a.resource_name, a.device): a.device for a in held.values()}
-            snapshot = self._snapshot()
-            documents = {
-                key: describe(snapshot, device, (held[device].undo.rdma or "",) if device in held else ())
-                for key, device in wanted.items()
-                if key[0] in self.resource_names
-            }
-            self._files.keep(documents, self.resource_names)
+        # Nobody who wants a grant waits while there is nothing to do.
+        if not self._files.are_kept(self._wanted(self._held()), self.resource_names):
+            with self._guard:
+                held, snapshot = self._held(), self._snapshot()
+                wanted = self._wanted(held)
+
+                def document(resource_name: str, unit_id: str) -> Mapping[str, Any]:
+                    device = wanted[resource_name, unit_id]
+                    return describe(snapshot, device, (held[device].undo.rdma or "",) if device in held else ())
+
+                self._files.keep(wanted, self.resource_names, document)
+
+    def _held(self) -> Mapping[str, Attachment]:
+        return {attachment.device: attachment for attachment in self._book.attachments()}
+
+    def _wanted(self, held: Mapping[str, Attachment]) -> Mapping[tuple[str, str], str]:
+        """Tell which files there should be (resource name, unit ID), and of which device each tells."""
+        wanted = {(g.resource_name, g.unit_id): g.device for g in self._book.grants()}
+        # A VF's unit is called by its address.
+        wanted |= {(a.resource_name, a.device): a.device for a in held.values()}
+        return {key: device for key, device in wanted.items() if key[0] in self.resource_names}

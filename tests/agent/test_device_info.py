@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,10 @@ VF = vf(1)
 DOCUMENT = {"type": "pci", "version": "1.1.0", "pci": {"pci-address": VF}}
 NAME = f"intel.com-vf_rdma-{VF}-device.json"
 RESOURCE = "intel.com/vf_rdma"
+
+
+def tell(_resource_name: str, _unit_id: str) -> Mapping[str, Any]:
+    return DOCUMENT
 
 
 @pytest.fixture
@@ -99,13 +105,24 @@ def test_a_granted_unit_gets_the_file_that_multus_looks_for(files: GrantedFiles)
     assert os.listdir(files.folder) == [NAME]
 
 
+def test_what_a_killed_process_of_the_same_number_left_is_replaced(files: GrantedFiles) -> None:
+    files.folder.mkdir(parents=True)
+    (files.folder / f".{NAME}.{os.getpid()}").write_text("half a docu")
+    files.write(RESOURCE, VF, DOCUMENT)
+    assert json.loads((files.folder / NAME).read_text()) == DOCUMENT
+    assert os.listdir(files.folder) == [NAME]
+
+
 def test_files_of_what_is_free_go_and_missing_ones_come_back(files: GrantedFiles) -> None:
     files.write(RESOURCE, VF, {**DOCUMENT, "first": True})
     files.write(RESOURCE, vf(0), DOCUMENT)
-    files.keep({(RESOURCE, VF): DOCUMENT, (RESOURCE, vf(2)): DOCUMENT}, [RESOURCE])
+    granted = [(RESOURCE, VF), (RESOURCE, vf(2))]
+    assert not files.are_kept(granted, [RESOURCE])
+    files.keep(granted, [RESOURCE], tell)
+    assert files.are_kept(granted, [RESOURCE])
     assert sorted(os.listdir(files.folder)) == [NAME, f"intel.com-vf_rdma-{vf(2)}-device.json"]
     assert "first" in json.loads((files.folder / NAME).read_text())
-    files.keep({}, [RESOURCE])
+    files.keep([], [RESOURCE], tell)
     assert os.listdir(files.folder) == []
 
 
@@ -114,7 +131,7 @@ def test_files_of_others_stay(files: GrantedFiles) -> None:
     files.folder.mkdir(parents=True)
     for name in others:
         (files.folder / name).write_text("{}")
-    files.keep({}, [RESOURCE])
+    files.keep([], [RESOURCE], tell)
     assert sorted(os.listdir(files.folder)) == sorted(others)
 
 
@@ -122,7 +139,7 @@ def test_a_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
     (tmp_path / "devinfo").write_text("a file")
     files = GrantedFiles(tmp_path / "devinfo")
     files.write(RESOURCE, VF, DOCUMENT)
-    files.keep({(RESOURCE, VF): DOCUMENT}, [RESOURCE])
+    files.keep([(RESOURCE, VF)], [RESOURCE], tell)
     write_attached(str(tmp_path / "devinfo/cni/x"), DOCUMENT)
     assert (tmp_path / "devinfo").read_text() == "a file"
 
