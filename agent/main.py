@@ -108,6 +108,7 @@ class Agent:
             stack.push_async_callback(asyncio.to_thread, parts.attachments.close)
             await parts.reconciler.look_around()
             await asyncio.to_thread(parts.reconciler.heal_attachments)
+            stack.enter_context(memory.set_aside())
             parts.server.start()
             stack.push_async_callback(asyncio.to_thread, parts.server.close)
             self._listen_to_operator(parts, stack)
