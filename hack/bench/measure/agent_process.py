@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,11 @@ def measure(relay: Path, calls: int, idle_seconds: float, say: Callable[[str], N
 def running_agent(relay: Path, *, publish: bool, say: Callable[[str], None]) -> Iterator[Stage]:
     say(f"the agent on {discovery.NODE}, {'publishing its topology' if publish else 'publishing nothing'}")
     # In a socket's path are 107 characters: a folder with a short name.
-    with tempfile.TemporaryDirectory(prefix="nf-bench-", dir="/var/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="nf-bench-", dir="/var/tmp") as folder, ExitStack() as stack:
         stage = Stage(Path(folder), relay)
         try:
-            stage.build_node(discovery.NODE, with_links=False)
+            root = stage.build_node(discovery.NODE, with_links=False).root
+            stack.enter_context(_in_memory(root / "var/run"))
             stage.write_conflist()
             stage.start_kubelet()
             topology = {"publish": publish, "startSpreadSeconds": 0, "kubeletConfig": f"{folder}/kubelet.yaml"}
@@ -59,6 +61,17 @@ def running_agent(relay: Path, *, publish: bool, say: Callable[[str], None]) -> 
             raise
         finally:
             stage.close()
+
+
+@contextmanager
+def _in_memory(folder: Path) -> Iterator[None]:
+    """Give a folder a tmpfs, as a host's /run is one: there are the files that tell Multus of granted VFs."""
+    folder.mkdir(parents=True)
+    subprocess.run(["/usr/bin/mount", "-t", "tmpfs", "nodefabric-bench", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["/usr/bin/umount", str(folder)], check=True)
 
 
 def _api_server(stage: Stage) -> tuple[str, str]:
