@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.errors import LedgerError
 from agent.ledger import journal, rows
+from agent.ledger.alarm import Alarm
 from agent.model.allocation import Attachment
 
 FOLLOW_SECONDS = 0.004
@@ -44,7 +43,8 @@ class LateRows:
         self._follow = follow
         self._guard = threading.Lock()
         self._waiting: dict[int, LateRow] = {}
-        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._alarm: Alarm | None = None
+        self._is_set = self._ending = False
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._path: Path | None = None
         self._journal: journal.Journal | None = None
@@ -55,21 +55,27 @@ class LateRows:
         """Begin an empty journal. Without room for one, every row goes straight into the database."""
         self._path = path
         try:
+            self._alarm = Alarm(FOLLOW_SECONDS)
             self._journal = journal.Journal(path)
         except OSError as error:
             log.warning("%s: %s: pods start a little slower", path, error)
-        self._thread.start()
+        else:
+            self._thread.start()
 
     def end(self) -> None:
         """Hand on what there is, and end the thread."""
-        if self._thread.ident is not None:
-            self._calls.put(False)
+        if self._alarm is not None and self._thread.is_alive():
+            self._ending = True
+            self._alarm.set()
             self._thread.join()
 
     def close(self) -> None:
         """Close the journal, once the database is closed. What that did not take stays in the file."""
         with self._guard:
             self._end_journal(keep=bool(self._waiting))
+            if self._alarm is not None:
+                self._alarm.close()
+                self._alarm = None
 
     def put(self, row: Attachment, durable: bool) -> bool:
         """Write a row into the journal. False if it must go straight into the database. Raises OSError."""
@@ -84,7 +90,9 @@ class LateRows:
                 durable or (before is not None and before.durable),
                 is_new=before.is_new if before is not None else row.result is None,
             )
-        self._calls.put(True)
+            if self._alarm is not None and not self._is_set:
+                self._is_set = True
+                self._alarm.set()
         return True
 
     def holds(self, attachment_id: int) -> bool:
@@ -145,14 +153,15 @@ class LateRows:
         self._journal = None
 
     def _work(self) -> None:
-        goes_on = True
-        while goes_on:
-            goes_on = self._calls.get()
-            if not self._waiting:
-                continue
-            if goes_on:
-                time.sleep(FOLLOW_SECONDS)
-            try:
-                self._follow()
-            except LedgerError as error:
-                log.error("%s", error)
+        assert self._alarm is not None
+        alarm = self._alarm
+        while True:
+            alarm.wait()
+            self._is_set, ending = False, self._ending  # a row that comes from here on sets it anew
+            if self._waiting:
+                try:
+                    self._follow()
+                except LedgerError as error:
+                    log.error("%s", error)
+            if ending:
+                return
