@@ -6,6 +6,7 @@ type, see `cni.kinds`: our own, or one of the plugins that are replaced.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +24,9 @@ _LIKE_0_3_1 = "0.3.0"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _PLUGIN_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 MAX_PATH = 4095
+MAX_KEPT, MAX_KEPT_BYTES = 256, 4096
+"""So many configurations are remembered as read, each of at most so many bytes: pods of a network come with the same
+one, or with one for each VF, and wait for it to be read."""
 
 
 class VersionUnsupported(RequestInvalid):
@@ -74,7 +78,18 @@ class NetConf:
 
 def parse(text: bytes, cni_args: Mapping[str, str] | None = None) -> NetConf:
     """Read the configuration of a CNI call. Raises RequestInvalid with the path of what is wrong."""
-    return from_document(decode(text, "the network configuration"), cni_args or {})
+    mac = (cni_args or {}).get("MAC") or ""
+    # What came before is another pod's each time, and would only crowd out what comes again.
+    if len(text) > MAX_KEPT_BYTES or b"prevResult" in text:
+        return _parsed(text, mac)
+    return _kept(text, mac)
+
+
+def _parsed(text: bytes, mac: str) -> NetConf:
+    return from_document(decode(text, "the network configuration"), {"MAC": mac})
+
+
+_kept = functools.lru_cache(MAX_KEPT)(_parsed)
 
 
 def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> NetConf:

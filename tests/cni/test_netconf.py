@@ -302,3 +302,25 @@ def test_a_replaced_type_refuses_no_key(document: dict[str, object]) -> None:
     unknown = {f"x{key}": value for key, value in document.items()}
     conf = netconf.from_document({"type": "sriov", **unknown})
     assert {key.casefold() for key in conf.ignored} == {key.casefold() for key in unknown}
+
+
+def test_the_same_configuration_is_read_once_and_each_pods_own_mac_counts() -> None:
+    text = json.dumps({"name": "rails", "type": "nodefabric", "deviceID": "0000:3b:00.1"}).encode()
+    plain, again = netconf.parse(text), netconf.parse(text, {"K8S_POD_NAME": "other"})
+    assert plain is again
+    macs = [netconf.parse(text, {"MAC": f"02:00:00:00:00:0{n}"}).mac for n in (1, 2, 1)]
+    assert (plain.mac, macs) == (None, ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:01"])
+
+
+def test_what_is_another_each_time_is_not_remembered() -> None:
+    chained = json.dumps({"name": "rails", "prevResult": {"cniVersion": "1.0.0"}}).encode()
+    long = json.dumps({"name": "rails", "ipam": {"type": "static", "note": "x" * netconf.MAX_KEPT_BYTES}}).encode()
+    for text in (chained, long):
+        assert netconf.parse(text) == netconf.parse(text)
+        assert netconf.parse(text) is not netconf.parse(text)
+
+
+def test_a_mistake_is_told_each_time() -> None:
+    for _ in range(2):
+        with pytest.raises(RequestInvalid, match="type must be"):
+            netconf.parse(b'{"type": "bridge"}')
