@@ -16,6 +16,7 @@ from agent import device_info
 from agent.errors import AgentError, DeviceBusy, RequestInvalid
 from agent.hardware import netns as namespaces
 from agent.hardware.announce import Announcer
+from agent.hardware.cpus import Processors
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef
@@ -63,6 +64,7 @@ class Attaching:
         self._detaching = detaching
         self._busy_seconds = busy_seconds
         self._announcer = Announcer()
+        self._processors = Processors()
         self._observe_steps = observe_steps
 
     def add(self, call: Call) -> Mapping[str, Any]:
@@ -233,7 +235,8 @@ class Attaching:
                 )
                 rows.append(row)
                 laps.end("books")
-                facts = mode.enter(self._host, planned, call.netns)
+                with self._processors.on(call.cpu):
+                    facts = mode.enter(self._host, planned, call.netns)
                 laps.end("device")
                 if conf.device_info_file is not None and facts.pci_id == row.device:
                     about = device_info.describe(self._snapshot(), row.device, filter(None, [row.undo.rdma]))

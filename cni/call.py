@@ -23,6 +23,8 @@ class Call:
     cni_args: str
     cni_path: str
     conf: NetConf
+    cpu: int | None = None
+    """Processor on which the caller was started, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)

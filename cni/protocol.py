@@ -8,11 +8,14 @@ One connection carries one request and one answer. All integers are big-endian.
 `length` counts what follows it. With the first byte of a request may come one descriptor
 (SCM_RIGHTS): the open network namespace of CNI_NETNS. A spooled DEL is a file that holds one
 request frame, without a descriptor. Standard library only: both ends of a test use it.
+
+An ADD also says on which processor the relay runs, as NODEFABRIC_CPU in its environment: see agent.hardware.cpus.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import socket
 import struct
@@ -56,6 +59,12 @@ class Request:
     env: Mapping[str, str]
     stdin: bytes
     netns: int | None = field(default=None, compare=False)
+
+    @property
+    def cpu(self) -> int | None:
+        """Number of the processor that the relay ran on; None if it does not say so, as those of former versions."""
+        text = self.env.get("NODEFABRIC_CPU", "")
+        return int(text) if text.isascii() and text.isdecimal() and len(text) <= 6 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +126,11 @@ def receive_request(connection: socket.socket, seconds: float | None = None) -> 
     `seconds` is for the whole request, however slowly it trickles in; TimeoutError when they are over.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
-    _set_timeout(connection, deadline)
-    data, netns = _receive_with_descriptor(connection)
+    try:
+        data, netns = _receive_with_descriptor(connection, socket.MSG_DONTWAIT)  # a relay sends all of it at once
+    except BlockingIOError:
+        _set_timeout(connection, deadline)
+        data, netns = _receive_with_descriptor(connection)
     try:
         while len(data) < _HEAD.size or len(data) < _HEAD.size + _expected(data):
             _set_timeout(connection, deadline)
@@ -148,9 +160,20 @@ def _expected(data: bytes) -> int:
     return int(length)
 
 
-def _receive_with_descriptor(connection: socket.socket) -> tuple[bytes, int | None]:
+def send_answer(connection: socket.socket, answer: Answer, seconds: float | None = None) -> None:
+    """Send an answer. Raises OSError; TimeoutError if the other side does not take it in `seconds`."""
+    data = encode_answer(answer)
+    with contextlib.suppress(BlockingIOError):
+        data = data[connection.send(data, socket.MSG_DONTWAIT) :]  # nearly every answer fits into the socket
+    if data:
+        connection.settimeout(seconds)
+        connection.sendall(data)
+
+
+def _receive_with_descriptor(connection: socket.socket, how: int = 0) -> tuple[bytes, int | None]:
     size = array.array("i").itemsize
-    data, control, flags, _ = connection.recvmsg(65536, socket.CMSG_SPACE(4 * size), socket.MSG_CMSG_CLOEXEC)
+    how |= socket.MSG_CMSG_CLOEXEC
+    data, control, flags, _ = connection.recvmsg(65536, socket.CMSG_SPACE(4 * size), how)
     received = array.array("i")
     for level, kind, payload in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -73,6 +73,7 @@ def _call(command: str, request: protocol.Request, conf: netconf.NetConf, args: 
         cni_args=env.get("CNI_ARGS", ""),
         cni_path=env.get("CNI_PATH", ""),
         conf=conf,
+        cpu=request.cpu,
     )
 
 

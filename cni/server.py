@@ -154,8 +154,7 @@ class CniServer:
                     if request.netns is not None:
                         os.close(request.netns)
                 if answer.exit == 0 or not self._ending.is_set():
-                    connection.settimeout(self._receive_seconds)
-                    connection.sendall(protocol.encode_answer(answer))
+                    protocol.send_answer(connection, answer, self._receive_seconds)
         except (OSError, protocol.FrameInvalid) as error:
             log.warning("a CNI connection ended early: %s", error)
 

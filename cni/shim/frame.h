@@ -27,7 +27,8 @@ enum input_need {
     INPUT_IF_SOUND, /* leave it away: what a DEL undoes is in the agent's books, and it must not get stuck */
 };
 
-/* Makes the request from the CNI_* environment and standard input, in memory of its own.
+/* Makes the request from the CNI_* environment and standard input, in memory of its own; an ADD also tells on which
+ * processor it runs.
  * Waits for the input until the deadline. Fills `trouble` and returns false if they cannot be had. */
 bool compose_request(struct frame *request, enum input_need need, int64_t deadline, struct trouble *trouble);
 

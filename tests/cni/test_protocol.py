@@ -205,3 +205,12 @@ def test_a_sender_that_is_slow_in_small_bites_runs_out_of_time() -> None:
             protocol.receive_request(there, seconds=0.3)
         stop.set()
         sender.join()
+
+
+@pytest.mark.parametrize(
+    ("said", "cpu"),
+    [("0", 0), ("17", 17), ("", None), ("-1", None), ("1 ", None), ("1_0", None), ("²", None), ("9" * 7, None)],
+)
+def test_a_request_may_say_on_which_processor_its_relay_runs(said: str, cpu: int | None) -> None:
+    assert Request({"NODEFABRIC_CPU": said}, b"").cpu == cpu
+    assert Request({}, b"").cpu is None

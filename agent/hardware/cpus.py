@@ -1,0 +1,70 @@
+"""Runs a piece of work on the processor of whoever waits for it.
+
+An interface that leaves its network namespace waits in rcu_barrier() for all that RCU has still to free
+(net/core/dev.c, __dev_change_net_namespace). Starting the CNI program leaves such work behind on its processor, and
+the move does on its own. Each processor hands its work to the grace period after the tick that finds it: where two
+have some, the second's mostly waits for a second grace period, which is 8 ms more of 14. On a node where all
+processors have such work all the time it makes no difference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+MAX_PROCESSORS = 8192
+"""NR_CPUS_RANGE_END of the kernel's x86-64: nobody has more."""
+
+
+class Processors:
+    """Which processors this process may use. Any thread may ask to run on one of them for a while."""
+
+    def __init__(self) -> None:
+        self._all = range(_possible())
+        with ThreadPoolExecutor(1) as thread:  # one of its own, as it may not get back what it had
+            self._may_choose = thread.submit(self._restores).result()
+
+    @contextmanager
+    def on(self, cpu: int | None) -> Iterator[None]:
+        """Run the block on a processor, if that is known and allowed; else wherever the kernel likes."""
+        if not (self._may_choose and self._choose(cpu)):
+            yield
+            return
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, self._all)
+
+    def _choose(self, cpu: int | None) -> bool:
+        if cpu is None or cpu not in self._all:
+            return False
+        try:
+            os.sched_setaffinity(0, (cpu,))
+        except OSError:  # not one of this container's, or switched off
+            return False
+        return True
+
+    def _restores(self) -> bool:
+        """Tell whether to ask for all processors gives back what there was.
+
+        To ask for the former ones instead would leave the thread without those that its cgroup gets later. But where
+        somebody has bound the process to some (taskset), that must stay.
+        """
+        try:
+            before = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, self._all)
+            return os.sched_getaffinity(0) == before
+        except OSError:
+            return False
+
+
+def _possible() -> int:
+    """Tell how many numbers of processors there may be; not all need be there."""
+    try:
+        last = Path("/sys/devices/system/cpu/possible").read_text().strip().replace(",", "-").rpartition("-")[2]
+        return min(MAX_PROCESSORS, int(last) + 1)
+    except (OSError, ValueError):
+        return os.cpu_count() or 1
