@@ -16,7 +16,6 @@ from agent import device_info
 from agent.errors import AgentError, DeviceBusy, RequestInvalid
 from agent.hardware import netns as namespaces
 from agent.hardware.announce import Announcer
-from agent.hardware.cpus import Processors
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef
@@ -64,7 +63,6 @@ class Attaching:
         self._detaching = detaching
         self._busy_seconds = busy_seconds
         self._announcer = Announcer()
-        self._processors = Processors()
         self._observe_steps = observe_steps
 
     def add(self, call: Call) -> Mapping[str, Any]:
@@ -151,7 +149,7 @@ class Attaching:
         device = choice.named(mode).key(self._host, conf, call.container_id, ifname)
         if resource_name is None:
             resource_name = self._ledger.granted_resource(device) or ""
-        return Target(device, resource_name, call.container_id, ifname, mode, conf)
+        return Target(device, resource_name, call.container_id, ifname, mode, conf, call.cpu)
 
     def _named_before(self, call: Call) -> NetConf:
         """Name the device of a repeated call as the first did: an interface in a pod no longer tells what it is of."""
@@ -235,8 +233,7 @@ class Attaching:
                 )
                 rows.append(row)
                 laps.end("books")
-                with self._processors.on(call.cpu):
-                    facts = mode.enter(self._host, planned, call.netns)
+                facts = mode.enter(self._host, planned, call.netns)
                 laps.end("device")
                 if conf.device_info_file is not None and facts.pci_id == row.device:
                     about = device_info.describe(self._snapshot(), row.device, filter(None, [row.undo.rdma]))

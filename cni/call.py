@@ -24,7 +24,7 @@ class Call:
     cni_path: str
     conf: NetConf
     cpu: int | None = None
-    """Processor on which the caller was started, if that is known."""
+    """Processor on which the caller ran when it called, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,15 @@
-"""Runs a piece of work on the processor of whoever waits for it.
+"""Moves an interface on the processor of whoever waits for it.
 
 An interface that leaves its network namespace waits in rcu_barrier() for all that RCU has still to free
 (net/core/dev.c, __dev_change_net_namespace). Starting the CNI program leaves such work behind on its processor, and
-the move does on its own. Each processor hands its work to the grace period after the tick that finds it: where two
-have some, the second's mostly waits for a second grace period, which is 8 ms more of 14. On a node where all
-processors have such work all the time it makes no difference.
+the move does on its own. Where two processors have some, the second one's is mostly found too late for the grace
+period that the first one's began, and waits for another: two timer ticks more. On a node where all processors have
+such work all the time it makes no difference.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,9 @@ from pathlib import Path
 
 MAX_PROCESSORS = 8192
 """NR_CPUS_RANGE_END of the kernel's x86-64: nobody has more."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Processors:
@@ -29,14 +33,21 @@ class Processors:
 
     @contextmanager
     def on(self, cpu: int | None) -> Iterator[None]:
-        """Run the block on a processor, if that is known and allowed; else wherever the kernel likes."""
+        """Run the block on a processor, if that is known and allowed; else wherever the kernel likes.
+
+        For a single system call: a thread that is bound waits for its processor however busy that is.
+        """
         if not (self._may_choose and self._choose(cpu)):
             yield
             return
         try:
             yield
         finally:
-            os.sched_setaffinity(0, self._all)
+            try:
+                os.sched_setaffinity(0, self._all)
+            except OSError as error:  # the block has done what it has done
+                self._may_choose = False
+                log.error("a thread stays on processor %d: %s", cpu, error)
 
     def _choose(self, cpu: int | None) -> bool:
         if cpu is None or cpu not in self._all:
@@ -51,7 +62,7 @@ class Processors:
         """Tell whether to ask for all processors gives back what there was.
 
         To ask for the former ones instead would leave the thread without those that its cgroup gets later. But where
-        somebody has bound the process to some (taskset), that must stay.
+        somebody has bound the process to some before it began (taskset), that must stay.
         """
         try:
             before = os.sched_getaffinity(0)

@@ -71,7 +71,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         )
     change = LinkChange(name=target.ifname, mtu=conf.mtu, up=True)
     undo = replace(undo, extra=extra)
-    return Planned(device, target.ifname, undo, device, link, change, conf.settings, conf.altnames)
+    return Planned(device, target.ifname, undo, device, link, change, conf.settings, conf.altnames, target.cpu)
 
 
 def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
@@ -88,7 +88,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
         if link is None:
             _change_in_pod(host, where, netns, planned)
         else:
-            moving.move_in(host, link, where, netns, planned.change, planned.facts)
+            moving.move_in(host, link, where, netns, planned.change, planned.facts, planned.cpu)
     found = where.there(netns)
     if found is None:
         raise HardwareError(f"{device} was moved into the pod but is not there")

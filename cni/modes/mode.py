@@ -29,6 +29,8 @@ class Target:
     """Name of the interface in the pod."""
     mode: str
     conf: NetConf
+    cpu: int | None = None
+    """Processor that the caller runs on, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Planned:
     settings: VfSettings = field(default_factory=VfSettings)
     facts: Any = None
     """What only this mode knows."""
+    cpu: int | None = None
+    """Processor on which the interface is best moved (agent.hardware.cpus); None: any."""
 
 
 class Mode(Protocol):

@@ -68,7 +68,13 @@ def record(host: Host, link: Link, *, mode: str) -> Undo:
 
 
 def move_in(
-    host: Host, link: Link, where: Whereabouts, netns: int, change: LinkChange, altnames: tuple[str, ...] = ()
+    host: Host,
+    link: Link,
+    where: Whereabouts,
+    netns: int,
+    change: LinkChange,
+    altnames: tuple[str, ...] = (),
+    cpu: int | None = None,
 ) -> None:
     """Move an interface of the host into a namespace, changed, with these alternative names more.
 
@@ -78,7 +84,7 @@ def move_in(
     if change.name in link.altnames:
         host.links.change_altnames(link, remove=(str(change.name),))
     try:
-        host.links.move_in(link, netns, change)
+        host.links.move_in(link, netns, change, cpu)
     except NetlinkFailed as error:
         if error.errno == errno.EEXIST:
             _move_past_names(host, link, where, netns, change, error)

@@ -63,7 +63,8 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     if has_pci:
         undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)
     change = LinkChange(name=target.ifname, mac=conf.settings.mac, mtu=conf.mtu, up=True)
-    return Planned(device, target.ifname, undo, device if has_pci else None, link, change, facts=conf.altnames)
+    pci_id = device if has_pci else None
+    return Planned(device, target.ifname, undo, pci_id, link, change, facts=conf.altnames, cpu=target.cpu)
 
 
 def _refuse_needed(host: Host, link: Link) -> None:
@@ -95,7 +96,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     undo, link = planned.undo, planned.link
     assert link is not None
     where = _where(host, planned.device, planned.ifname, undo)
-    moving.move_in(host, link, where, netns, planned.change, planned.facts)
+    moving.move_in(host, link, where, netns, planned.change, planned.facts, planned.cpu)
     rdma.enter(host, planned.device, undo, netns)
     mac, mtu = planned.change.mac or undo.mac, planned.change.mtu or undo.mtu
     return InterfaceFacts(planned.ifname, mac, mtu, planned.pci_id)

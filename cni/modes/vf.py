@@ -57,7 +57,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     if not conf.settings.is_empty:
         undo = pf.with_settings(host, facts, undo, conf.settings)
     undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)
-    return Planned(device, target.ifname, undo, device, link, change, conf.settings, conf.altnames)
+    return Planned(device, target.ifname, undo, device, link, change, conf.settings, conf.altnames, target.cpu)
 
 
 def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
@@ -66,7 +66,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     assert link is not None
     pf.apply(host, planned.device, undo, planned.settings)
     where = moving.by_address(host, planned.device, planned.ifname)
-    moving.move_in(host, link, where, netns, planned.change, planned.facts)
+    moving.move_in(host, link, where, netns, planned.change, planned.facts, planned.cpu)
     rdma.enter(host, planned.device, undo, netns)
     mac, mtu = planned.change.mac or undo.mac, planned.change.mtu or undo.mtu
     return InterfaceFacts(planned.ifname, mac, mtu, planned.pci_id)

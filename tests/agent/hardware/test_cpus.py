@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -11,7 +13,6 @@ import pytest
 from agent.hardware.cpus import Processors
 
 ALL = os.sched_getaffinity(0)
-FORBIDDEN_OR_NONE = (None, -1, 10**6)
 
 
 def in_thread(work: Callable[[], None]) -> None:
@@ -31,7 +32,23 @@ def in_thread(work: Callable[[], None]) -> None:
         raise raised[0]
 
 
-@pytest.mark.parametrize("cpu", sorted(ALL))
+def is_bound() -> bool:
+    """Tell whether somebody has bound the whole process to some processors."""
+    found: list[bool] = []
+
+    def work() -> None:
+        os.sched_setaffinity(0, range(8192))
+        found.append(os.sched_getaffinity(0) != ALL)
+
+    in_thread(work)
+    return found[0]
+
+
+unbound = pytest.mark.skipif(is_bound(), reason="this process is bound to some processors")
+
+
+@unbound
+@pytest.mark.parametrize("cpu", sorted({min(ALL), max(ALL)}))
 def test_the_block_runs_on_the_processor_and_what_follows_anywhere(cpu: int) -> None:
     def work() -> None:
         with Processors().on(cpu):
@@ -41,6 +58,7 @@ def test_the_block_runs_on_the_processor_and_what_follows_anywhere(cpu: int) -> 
     in_thread(work)
 
 
+@unbound
 def test_an_error_leaves_the_thread_free_as_well() -> None:
     def work() -> None:
         with pytest.raises(OSError, match="of the block"), Processors().on(min(ALL)):
@@ -50,7 +68,7 @@ def test_an_error_leaves_the_thread_free_as_well() -> None:
     in_thread(work)
 
 
-@pytest.mark.parametrize("cpu", FORBIDDEN_OR_NONE)
+@pytest.mark.parametrize("cpu", [None, -1, 10**6])
 def test_a_processor_that_is_not_there_is_passed_over(cpu: int | None) -> None:
     def work() -> None:
         with Processors().on(cpu):
@@ -69,3 +87,42 @@ def test_a_process_that_was_bound_to_some_processors_stays_bound() -> None:
         assert os.sched_getaffinity(0) == {only}
 
     in_thread(work)
+
+
+@pytest.mark.parametrize("allowed", [0, 2], ids=["forbidden from the start", "forbidden later"])
+def test_a_kernel_that_forbids_it_changes_nothing(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
+    calls: list[object] = []
+
+    def choose(_thread: int, processors: object) -> None:
+        calls.append(processors)
+        if len(calls) > allowed:
+            raise PermissionError(errno.EPERM, "sched_setaffinity")
+
+    monkeypatch.setattr(os, "sched_setaffinity", choose)
+    processors, done = Processors(), []
+    for _ in range(3):
+        with processors.on(min(ALL)):
+            done.append(True)
+    assert len(done) == 3
+    assert len(calls) == max(1, allowed + 1)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("of the block")])
+def test_a_thread_that_cannot_come_back_is_told_of_and_is_the_last(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception | None
+) -> None:
+    processors = Processors()
+    calls: list[object] = []
+
+    def choose(_thread: int, wanted: object) -> None:
+        calls.append(wanted)
+        if len(calls) == 2:
+            raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(os, "sched_setaffinity", choose)
+    with contextlib.suppress(ValueError), processors.on(min(ALL)):
+        if error is not None:
+            raise error
+    assert "stays on processor" in caplog.text
+    with processors.on(min(ALL)):
+        assert len(calls) == 2

@@ -8,12 +8,14 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.errors import HardwareError, NetlinkFailed
+from agent.hardware.cpus import Processors
 from agent.hardware.host import Link, LinkChange, Route
 from agent.hardware.netlink import Netlink
 from agent.hardware.rtnetlink import IFLA_IFALIAS, LinkMessage
@@ -76,6 +78,31 @@ def test_carrier_is_told(links: Netlink) -> None:
     assert not v0(links).carrier
     run("ip", "link", "set", "p0", "up")
     assert v0(links).carrier
+
+
+def test_an_interface_moves_into_a_pod_on_the_processor_that_is_named_and_back_on_any(
+    links: Netlink, pod: int, own_network: None
+) -> None:
+    noted: list[str] = []
+
+    class Noting(Processors):
+        @contextmanager
+        def on(self, cpu: int | None) -> Iterator[None]:
+            noted.append(f"to {cpu}, v0 is {'here' if witness.find('v0') else 'gone'}")
+            with super().on(cpu):
+                yield
+            noted.append(f"v0 is {'here' if witness.find('v0') else 'gone'}")
+
+    witness, moving = Netlink(alias), Netlink(alias, Noting())
+    cpu = min(os.sched_getaffinity(0))
+    moving.move_in(v0(links), pod, LinkChange(name="net1"), cpu)
+    assert noted == [f"to {cpu}, v0 is here", "v0 is gone"]
+    moved = links.find("net1", pod)
+    assert moved is not None
+    moving.move_out(moved, pod, LinkChange(name="v0"))
+    assert len(noted) == 2
+    moving.close()
+    witness.close()
 
 
 @pytest.mark.parametrize("name", ["x" * 16, "x" * 500, "a/b", ""])
