@@ -13,7 +13,8 @@ import time
 TFD_CLOEXEC = os.O_CLOEXEC
 _SECOND = 1_000_000_000
 
-_libc = ctypes.CDLL(None, use_errno=True)
+# PyDLL: the calls do not block, and CDLL would offer the interpreter's lock to others around each.
+_libc = ctypes.PyDLL(None, use_errno=True)
 
 
 class _Time(ctypes.Structure):
@@ -37,9 +38,9 @@ class Alarm:
             raise OSError(ctypes.get_errno(), f"timerfd_create: {os.strerror(ctypes.get_errno())}")
         self._timer = ctypes.c_int(self._file)
 
-    def set(self) -> None:
-        """Let it go off after its time from now, whatever was set before."""
-        _libc.timerfd_settime(self._timer, 0, self._setting, None)
+    def set(self) -> bool:
+        """Let it go off after its time from now, whatever was set before. False if the kernel refuses."""
+        return bool(_libc.timerfd_settime(self._timer, 0, self._setting, None) == 0)
 
     def wait(self) -> None:
         """Return when it has gone off since the last wait."""

@@ -55,10 +55,14 @@ class LateRows:
         """Begin an empty journal. Without room for one, every row goes straight into the database."""
         self._path = path
         try:
-            self._alarm = Alarm(FOLLOW_SECONDS)
             self._journal = journal.Journal(path)
+            self._alarm = Alarm(FOLLOW_SECONDS)
         except OSError as error:
             log.warning("%s: %s: pods start a little slower", path, error)
+            # What an earlier process left there is in the database, and must not be read a second time.
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            self._end_journal(keep=True)
         else:
             self._thread.start()
 
@@ -66,8 +70,8 @@ class LateRows:
         """Hand on what there is, and end the thread."""
         if self._alarm is not None and self._thread.is_alive():
             self._ending = True
-            self._alarm.set()
-            self._thread.join()
+            if self._alarm.set():
+                self._thread.join()
 
     def close(self) -> None:
         """Close the journal, once the database is closed. What that did not take stays in the file."""
@@ -91,8 +95,7 @@ class LateRows:
                 is_new=before.is_new if before is not None else row.result is None,
             )
             if self._alarm is not None and not self._is_set:
-                self._is_set = True
-                self._alarm.set()
+                self._is_set = self._alarm.set()
         return True
 
     def holds(self, attachment_id: int) -> bool:

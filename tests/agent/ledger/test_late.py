@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sqlite3
 import subprocess
 import threading
@@ -238,6 +239,30 @@ def test_a_disk_without_room_for_the_journal_is_no_obstacle(tmp_path: Path, own_
         attach(books, VF, owner())
         assert in_database(tmp_path) == [(VF, "attaching")]
     subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_rows_of_an_earlier_process_are_read_once_though_the_kernel_gives_no_timer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, grave = tmp_path / "state", tmp_path / "grave"
+    folder.mkdir()
+    with open_books(folder) as books, busy(folder):
+        attach(books, VF, owner())
+        die(folder, grave)
+
+    def refuse(_seconds: float) -> None:
+        raise PermissionError(errno.EPERM, "timerfd_create")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agent.ledger.late.Alarm", refuse)
+        with open_books(grave) as books:
+            (row,) = books.attachments()
+            books.finish_detach(row)
+            other = attach(books, OTHER, owner("c2"))
+            assert in_database(grave) == [(OTHER, "attaching")]
+            books.finish_detach(other)
+    with open_books(grave) as books:
+        assert books.attachments() == ()
 
 
 @contextlib.contextmanager
