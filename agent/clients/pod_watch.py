@@ -108,7 +108,8 @@ class PodWatch:
             try:
                 if self._version is None:
                     self._list()
-                self._watch()
+                if not self._stopped.is_set():
+                    self._watch()
             except AgentError as error:
                 if self._stopped.is_set():
                     return  # perhaps cut off by that; a watch that took this one's place tells what there is
@@ -119,6 +120,8 @@ class PodWatch:
                 else:
                     self._failed(error)
             except Exception as error:  # the thread must live on: nobody else would ever look again
+                if self._stopped.is_set():
+                    return
                 log.exception("the API server's answer about pods is not understood")
                 self._version = None
                 self._failed(Unavailable(f"the answer is not understood: {type(error).__name__}: {error}"))
@@ -132,6 +135,8 @@ class PodWatch:
 
     def _list(self) -> None:
         answer = self._api.list_pods(self._node_name)
+        if self._stopped.is_set():
+            return
         found = [read_pod(item) for item in answer.get("items") or () if isinstance(item, dict)]
         self._version = str(answer.get("metadata", {}).get("resourceVersion", "0"))
         self._pods = {pod.uid: pod for pod in found}

@@ -249,16 +249,21 @@ def test_a_stopped_watch_ends_at_once_and_complains_of_nothing(tmp_path: Path, e
         follower.watch.stop()
 
 
-@pytest.mark.parametrize("answer", [Unavailable("timed out"), Refused(410, "too old")])
-def test_a_watch_that_is_stopped_while_it_asks_tells_nothing_of_the_answer(answer: Exception) -> None:
+@pytest.mark.parametrize(
+    "answer", [Unavailable("timed out"), Refused(410, "too old"), ValueError("nonsense"), ("7", [pod("a")])], ids=str
+)
+def test_a_watch_that_is_stopped_while_it_asks_tells_nothing_of_the_answer(answer: Any) -> None:
     class Slow(Script):
         def take(self) -> Any:
             self.watch.stop()
-            raise answer
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
 
     script = Slow()
     watch = script.play()
-    assert (watch.problem, script.changes, script.pauses) == (None, 0, [])
+    assert (watch.problem, watch.pods, script.changes) == (None, None, 0)
+    assert len(script.calls) == 1
 
 
 def test_a_watch_that_was_cut_off_before_it_began_asks_nobody(tmp_path: Path) -> None:
