@@ -108,8 +108,7 @@ class GrantedFiles:
             try:
                 (self.folder / name).unlink(missing_ok=True)
             except OSError as error:
-                log.warning("%s cannot be tidied up: %s", self.folder, error.strerror)
-                return
+                log.warning("the device-info file %s/%s stays: %s", self.folder, name, error.strerror)
         for key in changes.missing:
             self.write(*key, document(*key))
 
@@ -169,11 +168,15 @@ def _write(file: Path, document: Mapping[str, Any]) -> None:
         except FileExistsError:  # of a process that was killed, and had this one's number
             os.unlink(fresh)
             descriptor = _create(fresh)
-        with open(descriptor, "wb", buffering=0) as opened:
-            data = json.dumps(document).encode()
-            if opened.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.rename(fresh, path)
+        try:
+            with open(descriptor, "wb", buffering=0) as opened:
+                data = json.dumps(document).encode()
+                if opened.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.rename(fresh, path)
+        except OSError:
+            os.unlink(fresh)
+            raise
     except OSError as error:
         log.warning("the device-info file %s is not written: %s", path, error.strerror)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from agent.device_info import GrantedFiles, describe
@@ -26,7 +26,7 @@ class GrantsAndAttachments(GrantBook, Protocol):
 class InformingBook:
     """A book of grants that writes the files of VFs, too, before kubelet has its answer.
 
-    A file is two or three system calls on a tmpfs, and on the thread that has just waited for the books.
+    A file is a few system calls on a tmpfs, and on the thread that has just waited for the books.
     """
 
     def __init__(
@@ -61,26 +61,27 @@ class InformingBook:
 
     def keep(self) -> None:
         """Have files of what is granted or still in a pod, and of nothing else. Blocks; raises LedgerError."""
-        if not self.resource_names:
+        names = self.resource_names
+        if not names:
             return
         # Nobody who wants a grant waits while there is nothing to do.
-        if not self._files.are_kept(self._wanted(self._held()), self.resource_names):
+        if not self._files.are_kept(self._wanted(self._held(), names), names):
             with self._guard:
                 held, snapshot = self._held(), self._snapshot()
-                wanted = self._wanted(held)
+                wanted = self._wanted(held, names)
 
                 def document(resource_name: str, unit_id: str) -> Mapping[str, Any]:
                     device = wanted[resource_name, unit_id]
                     return describe(snapshot, device, (held[device].undo.rdma or "",) if device in held else ())
 
-                self._files.keep(wanted, self.resource_names, document)
+                self._files.keep(wanted, names, document)
 
     def _held(self) -> Mapping[str, Attachment]:
         return {attachment.device: attachment for attachment in self._book.attachments()}
 
-    def _wanted(self, held: Mapping[str, Attachment]) -> Mapping[tuple[str, str], str]:
+    def _wanted(self, held: Mapping[str, Attachment], names: Collection[str]) -> Mapping[tuple[str, str], str]:
         """Tell which files there should be (resource name, unit ID), and of which device each tells."""
         wanted = {(g.resource_name, g.unit_id): g.device for g in self._book.grants()}
         # A VF's unit is called by its address.
         wanted |= {(a.resource_name, a.device): a.device for a in held.values()}
-        return {key: device for key, device in wanted.items() if key[0] in self.resource_names}
+        return {key: device for key, device in wanted.items() if key[0] in names}

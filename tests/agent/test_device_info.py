@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +112,23 @@ def test_what_a_killed_process_of_the_same_number_left_is_replaced(files: Grante
     files.write(RESOURCE, VF, DOCUMENT)
     assert json.loads((files.folder / NAME).read_text()) == DOCUMENT
     assert os.listdir(files.folder) == [NAME]
+
+
+def test_a_name_that_cannot_be_freed_keeps_no_other_from_its_file(files: GrantedFiles) -> None:
+    (files.folder / f"intel.com-vf_rdma-{vf(0)}-device.json" / "x").mkdir(parents=True)
+    files.keep([(RESOURCE, VF)], [RESOURCE], tell)
+    assert json.loads((files.folder / NAME).read_text()) == DOCUMENT
+
+
+def test_a_disk_that_is_full_is_left_without_half_a_file(tmp_path: Path, own_network: None) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "nodefabric-test", tmp_path], check=True)
+    files = GrantedFiles(tmp_path)
+    files.folder.mkdir()
+    files.write(RESOURCE, VF, {**DOCUMENT, "long": "x" * 9000})
+    assert os.listdir(files.folder) == []
+    files.write(RESOURCE, VF, DOCUMENT)
+    assert os.listdir(files.folder) == [NAME]
+    subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_files_of_what_is_free_go_and_missing_ones_come_back(files: GrantedFiles) -> None:
