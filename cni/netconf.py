@@ -27,6 +27,8 @@ MAX_PATH = 4095
 MAX_KEPT, MAX_KEPT_BYTES = 256, 4096
 """So many configurations are remembered as read, each of at most so many bytes: pods of a network come with the same
 one, or with one for each VF, and wait for it to be read."""
+MAX_KEPT_MAC = 32
+OF_ONE_CALL = (b"prevResult", b"CNIDeviceInfoFile", b"cni.dev/valid-attachments")
 
 
 class VersionUnsupported(RequestInvalid):
@@ -79,8 +81,8 @@ class NetConf:
 def parse(text: bytes, cni_args: Mapping[str, str] | None = None) -> NetConf:
     """Read the configuration of a CNI call. Raises RequestInvalid with the path of what is wrong."""
     mac = (cni_args or {}).get("MAC") or ""
-    # What came before is another pod's each time, and would only crowd out what comes again.
-    if len(text) > MAX_KEPT_BYTES or b"prevResult" in text:
+    # What is another for each call would only crowd out what comes again.
+    if len(text) > MAX_KEPT_BYTES or len(mac) > MAX_KEPT_MAC or any(key in text for key in OF_ONE_CALL):
         return _parsed(text, mac)
     return _kept(text, mac)
 

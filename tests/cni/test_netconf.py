@@ -315,7 +315,8 @@ def test_the_same_configuration_is_read_once_and_each_pods_own_mac_counts() -> N
 def test_what_is_another_each_time_is_not_remembered() -> None:
     chained = json.dumps({"name": "rails", "prevResult": {"cniVersion": "1.0.0"}}).encode()
     long = json.dumps({"name": "rails", "ipam": {"type": "static", "note": "x" * netconf.MAX_KEPT_BYTES}}).encode()
-    for text in (chained, long):
+    file = json.dumps({"name": "rails", "runtimeConfig": {"CNIDeviceInfoFile": "/var/run/x"}}).encode()
+    for text in (chained, long, file):
         assert netconf.parse(text) == netconf.parse(text)
         assert netconf.parse(text) is not netconf.parse(text)
 
