@@ -163,6 +163,7 @@ def _expected(data: bytes) -> int:
 def send_answer(connection: socket.socket, answer: Answer, seconds: float | None = None) -> None:
     """Send an answer. Raises OSError; TimeoutError if the other side does not take it in `seconds`."""
     data = encode_answer(answer)
+    connection.settimeout(None)  # or the time that was left for the request would count
     with contextlib.suppress(BlockingIOError):
         data = data[connection.send(data, socket.MSG_DONTWAIT) :]  # nearly every answer fits into the socket
     if data:

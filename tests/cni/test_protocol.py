@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -205,6 +206,30 @@ def test_a_sender_that_is_slow_in_small_bites_runs_out_of_time() -> None:
             protocol.receive_request(there, seconds=0.3)
         stop.set()
         sender.join()
+
+
+def test_a_large_answer_is_taken_as_slowly_as_the_relay_likes() -> None:
+    answer = Answer(0, os.urandom(3 << 20))
+    here, there = socket.socketpair()
+    with here, there:
+        sending = threading.Thread(target=protocol.send_answer, args=(here, answer, 20), daemon=True)
+        sending.start()
+        received = b""
+        while len(received) < protocol.HEAD_SIZE + 1 + len(answer.stdout):
+            received += there.recv(1 << 16)
+        sending.join(20)
+        assert not sending.is_alive()
+    assert protocol.decode_answer(received) == answer
+
+
+def test_an_answer_that_nobody_takes_is_given_up_after_its_own_time() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        here.settimeout(0.001)  # what was left for the request
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            protocol.send_answer(here, Answer(0, bytes(3 << 20)), 0.3)
+        assert time.monotonic() - began >= 0.3
 
 
 @pytest.mark.parametrize(
