@@ -27,6 +27,8 @@ SEARCH = "search"
 PAUSE_SECONDS = 0.5
 REPAIR_SECONDS = 5.0
 """How soon it is looked again whether books that could not be written can be."""
+UNSETTLED_SECONDS = 1.0
+"""How soon kubelet's word is compared again if it could not be: at the start the device lists may come later."""
 
 log = logging.getLogger(__name__)
 
@@ -161,6 +163,8 @@ class Reconciler:
             await asyncio.to_thread(self.heal_attachments)
             await asyncio.to_thread(self._settle_grants)
             due = [seconds, self._backoff.next_due(), None if self._probe_at else REPAIR_SECONDS]
+            if self._claims is not None and not self.settled:
+                due.append(UNSETTLED_SECONDS)
             ended = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(min(d for d in due if d is not None)):

@@ -15,6 +15,7 @@ from agent.model.topology import Locality
 from agent.placement import Terrain
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import CONFIG, Stage, settled, wait
+from tests.waiting import until
 
 LATE: Mapping[str, Any] = {
     **CONFIG,
@@ -206,8 +207,12 @@ def test_a_device_that_no_interface_shows_goes_to_no_second_pod_when_the_books_a
     (other,) = slots_of(stage.await_pod("b"))
     told = {name: edits["env"] for name, edits in specs(stage).items()}
     assert sorted(told[name][0].partition("=")[2] for name in (slot, other)) == sorted(vfs)
-    granted = {grant["unit"]: (grant["device"], grant["pod"]) for grant in stage.status()["grants"]}
-    assert granted[slot] == (told[slot][0].partition("=")[2], "default/a")
+
+    def granted() -> dict[str, tuple[str, str]]:
+        return {grant["unit"]: (grant["device"], grant["pod"]) for grant in stage.status()["grants"]}
+
+    until(lambda: slot in granted())  # kubelet's word is compared once the lists are made
+    assert granted()[slot] == (told[slot][0].partition("=")[2], "default/a")
     stage.delete_pod("b")
     stage.await_no_pod("b")
     assert specs(stage) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from agent.clients.cri import Sandbox
@@ -10,6 +11,7 @@ from agent.model.allocation import PodRef
 from agent.reconcile import UNCLAIMED_SECONDS, Claim
 from tests.agent.books import POD, VF, attach, open_books, owner
 from tests.agent.reconcile.scene import OTHER_VF, Scene
+from tests.awaiting import until
 from tests.cni.tiny_node import tiny_snapshot
 
 
@@ -50,6 +52,24 @@ def test_a_unit_that_a_pod_claims_is_taken_over_once_it_is_offered(scene: Scene)
     (grant,) = scene.books.grants()
     assert (grant.device, grant.pod) == (VF, POD)
     assert scene.reconciler.settled
+
+
+def test_grants_are_settled_soon_after_the_lists_are_made_though_nothing_happens(scene: Scene) -> None:
+    scene.claims = [Claim(POD, "rdma/vf", VF)]
+    scene.offered = None
+
+    async def nothing_happens() -> None:
+        scene.offered = {VF: VF}  # after the first look
+        await asyncio.sleep(3600)
+
+    async def reconcile() -> None:
+        running = asyncio.create_task(scene.reconciler.run(nothing_happens, seconds=3600))
+        await until(lambda: scene.reconciler.settled)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(reconcile())
+    assert [grant.pod for grant in scene.books.grants()] == [POD]
 
 
 def test_a_grant_goes_to_the_pod_that_claims_it_now(scene: Scene) -> None:
