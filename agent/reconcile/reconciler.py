@@ -101,6 +101,8 @@ class Reconciler:
         """When both were asked."""
         self._moved: Mapping[str, str] | None = None
         """Where the VFs of the last boot are now: old address → new; None until worked out."""
+        self._is_too_early = False
+        """Whether there were no device lists yet to compare kubelet's word with."""
         self.settled = False
         """Whether the grants have agreed with kubelet's word once since the start."""
 
@@ -163,7 +165,7 @@ class Reconciler:
             await asyncio.to_thread(self.heal_attachments)
             await asyncio.to_thread(self._settle_grants)
             due = [seconds, self._backoff.next_due(), None if self._probe_at else REPAIR_SECONDS]
-            if self._claims is not None and not self.settled:
+            if self._is_too_early:
                 due.append(UNSETTLED_SECONDS)
             ended = asyncio.get_running_loop().time()
             try:
@@ -332,6 +334,7 @@ class Reconciler:
         if self._claims is None:
             return
         offered = self._devices_of_units()
+        self._is_too_early = offered is None
         before = self._clock() - UNCLAIMED_SECONDS
         try:
             for action in grants.decide(
