@@ -25,6 +25,8 @@ RECEIVE_BUFFER_BYTES = 1 << 20
 _RTMGRP_LINK = 1
 _RECEIVE_BYTES = 1 << 16
 _JOIN_SECONDS = 5.0
+_GATHER_MILLISECONDS = 2
+"""An event is seldom alone. And where a pod's start made it, that has its answer out before this thread takes part."""
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +67,12 @@ class Uevents:
         poller = select.poll()
         for descriptor in (stop, uevents, links):
             poller.register(descriptor, select.POLLIN)
+        ending = select.poll()
+        ending.register(stop, select.POLLIN)
         lost = False
         while True:
             ready = dict(poller.poll(0 if lost else None))
-            if stop in ready:
+            if stop in ready or ending.poll(_GATHER_MILLISECONDS):
                 return
             try:
                 if uevents in ready:
