@@ -115,8 +115,8 @@ class VfSettings:
         return self == VfSettings()
 
     def document(self) -> dict[str, Any]:
-        """Return all fields, as JSON holds them."""
-        return {name: getattr(self, name) for name in VfSettings.__dataclass_fields__}
+        """Return all fields that say something, as JSON holds them."""
+        return {name: v for name in VfSettings.__dataclass_fields__ if (v := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,7 @@ class Undo:
     def document(self) -> dict[str, Any]:
         """Return all fields that say something, as JSON holds them."""
         found = {name: v for name in Undo.__dataclass_fields__ if (v := getattr(self, name)) is not None}
-        settings = {name: v for name, v in self.settings.document().items() if v is not None}
-        return found | {"settings": settings, "extra": dict(self.extra)}
+        return found | {"settings": self.settings.document(), "extra": dict(self.extra)}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Undo:

@@ -34,7 +34,7 @@ def test_an_attachment_gets_a_row_and_the_pod_keeps_its_device(rig: Rig, old: Ol
         netns = namespaces.identity(file.fileno())
     assert row.owner == Owner(CONTAINER, "net1", PodRef("", ""), netns)
     assert (row.state, row.ifname, row.netns_path) == (AttachmentState.ATTACHED, "net1", str(pod))
-    assert rig.settings() == replace(rig.settings(1), **_given(SETTINGS))
+    assert rig.settings() == replace(rig.settings(1), **SETTINGS.document())
     assert rig.attachments.heal(vf(0)) is None
     assert rig.in_pod(pod) is not None
 
@@ -229,7 +229,3 @@ def test_the_name_in_the_host_is_the_one_before(rig: Rig, old: OldSriov) -> None
     link = rig.machine.find_netdev(vf(0))
     assert link is not None
     assert link.name == host_name()
-
-
-def _given(settings: Any) -> dict[str, Any]:
-    return {k: v for k, v in settings.document().items() if v is not None}

@@ -57,7 +57,7 @@ class TooMany(RecordedVfControl):
     def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
         reader = RecordedVfControl(self._path)
         before = reader.read(pf_netdev, vf_index)
-        changed = {k: v for k, v in settings.document().items() if v is not None}
+        changed = settings.document()
         reader.apply(pf_netdev, vf_index, replace(before, **changed))
 
 
