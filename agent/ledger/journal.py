@@ -18,7 +18,6 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +84,12 @@ class Journal:
         """Key → how many words its place has had."""
         self._number = 0
 
-    def put(self, key: int, document: Mapping[str, Any]) -> bool:
-        """Write a row, in place of what was said of the same key. False if there is no room for it. Raises OSError."""
-        text = json.dumps((key, document)).encode()
+    def put(self, key: int, document: str) -> bool:
+        """Write a row, a JSON object, in place of what was said of the same key.
+
+        False if there is no room for it. Raises OSError.
+        """
+        text = f"[{key}, {document}]".encode()
         if len(text) > HALF_BYTES - _HEADER.size:
             return False
         with self._guard:

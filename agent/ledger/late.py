@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import threading
@@ -44,6 +45,8 @@ class LateRows:
         self._guard = threading.Lock()
         self._waiting: dict[int, LateRow] = {}
         self._alarm: Alarm | None = None
+        self._lasting: dict[int, str] = {}
+        """Of each row on its way in what will not change, as JSON: the end of an ADD needs the same words once more."""
         self._is_set = self._ending = False
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._path: Path | None = None
@@ -87,7 +90,7 @@ class LateRows:
             if self._journal is None or self._stuck:
                 return False
             before = self._waiting.get(row.attachment_id)
-            if not self._journal.put(row.attachment_id, rows.said_of(row)):
+            if not self._journal.put(row.attachment_id, self._said_of(row)):
                 return False
             self._waiting[row.attachment_id] = LateRow(
                 row,
@@ -97,6 +100,15 @@ class LateRows:
             if self._alarm is not None and not self._is_set:
                 self._is_set = self._alarm.set()
         return True
+
+    def _said_of(self, row: Attachment) -> str:
+        """Say all of a row as one JSON object."""
+        lasting = self._lasting.pop(row.attachment_id, None) or json.dumps(rows.lasting_of(row))
+        if row.result is None:
+            self._lasting[row.attachment_id] = lasting
+            while len(self._lasting) > journal.PLACES:  # of ADDs that came to nothing
+                del self._lasting[next(iter(self._lasting))]
+        return f"{lasting[:-1]}, {json.dumps(rows.changing_of(row))[1:]}"
 
     def holds(self, attachment_id: int) -> bool:
         """Tell whether the database lacks this row, or its newest state."""

@@ -85,6 +85,11 @@ def binding(row: sqlite3.Row) -> Binding:
 
 def said_of(row: Attachment) -> dict[str, Any]:
     """Say all of an attachment in plain values, as JSON holds them."""
+    return lasting_of(row) | changing_of(row)
+
+
+def lasting_of(row: Attachment) -> dict[str, Any]:
+    """Say what `finish_attach` does not change."""
     return {
         "container_id": row.owner.container_id,
         "cni_ifname": row.owner.cni_ifname,
@@ -97,13 +102,15 @@ def said_of(row: Attachment) -> dict[str, Any]:
         "ifname": row.ifname,
         "device": row.device,
         "resource_name": row.resource_name,
-        "state": row.state.value,
         "undo": row.undo.document(),
         "request": row.request,
-        "result": row.result,
         "boot_id": row.boot_id,
-        "since": row.since,
     }
+
+
+def changing_of(row: Attachment) -> dict[str, Any]:
+    """Say what `finish_attach` changes."""
+    return {"state": row.state.value, "result": row.result, "since": row.since}
 
 
 def insert_attachment(db: sqlite3.Connection, attachment_id: int, said: Mapping[str, Any]) -> None:
