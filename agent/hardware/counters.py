@@ -13,7 +13,7 @@ from dataclasses import astuple, fields
 from pathlib import Path
 
 from agent.errors import HardwareError
-from agent.hardware.link_messages import attributes
+from agent.hardware.link_messages import attribute_table, attributes
 from agent.hardware.sysfs_read import Attributes
 from agent.hardware.vf_settings import entries
 from agent.model.counters import Counters, RdmaPortCounters, VfCounters, VfTraffic
@@ -68,7 +68,7 @@ def traffic_of_all(body: bytes) -> dict[int, VfTraffic]:
     """Read the traffic of each VF from a PF's link message, by VF index. Empty where the driver does not count."""
     found = {}
     for index, start, end in entries(body):
-        nested = dict(attributes(body[start:end])).get(IFLA_VF_STATS)
+        nested = attribute_table(body[start:end]).get(IFLA_VF_STATS)
         if nested is None:
             continue
         counts = {

@@ -36,7 +36,7 @@ def link_events(
     """
     for kind, _, body in messages(packet):
         if kind in (RTM_NEWLINK, RTM_DELLINK):
-            found = dict(attributes(body[_IFINFOMSG_BYTES:]))
+            found = attribute_table(body, _IFINFOMSG_BYTES)
             on_a_bus = IFLA_PARENT_DEV_BUS_NAME in found
             if virtual_links or on_a_bus or IFLA_LINKINFO not in found:
                 name = _text(found.get(IFLA_IFNAME, b"?"))
@@ -70,5 +70,21 @@ def attributes(body: bytes) -> list[tuple[int, bytes]]:
         if length < size:
             break
         found.append((kind & _TYPE_MASK, body[offset + size : offset + length]))
+        offset += (length + 3) & ~3
+    return found
+
+
+def attribute_table(body: bytes, start: int = 0) -> dict[int, bytes]:
+    """Return the content of each attribute by its type; of several of one type, the last. Ends as `attributes` does.
+
+    In one pass: a pod's start waits for it.
+    """
+    found = {}
+    unpack, size, end, offset = _ATTRIBUTE.unpack_from, _ATTRIBUTE.size, len(body), start
+    while offset + size <= end:
+        length, kind = unpack(body, offset)
+        if length < size:
+            break
+        found[kind & _TYPE_MASK] = body[offset + size : offset + length]
         offset += (length + 3) & ~3
     return found

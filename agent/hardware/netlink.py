@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -40,6 +39,7 @@ from agent.hardware.rtnetlink import (
     IdleSockets,
     LinkMessage,
     LinkSocket,
+    failed,
     translated,
 )
 from agent.hardware.tcx import TcxPrograms
@@ -256,12 +256,10 @@ class Netlink:
             kind=message.kind,
         )
 
-    @contextmanager
-    def _links(self, netns: int | None, action: str) -> Iterator[LinkSocket]:
+    def _links(self, netns: int | None, action: str) -> _Links:
         if self._closed:
             raise HardwareError("netlink is closed: the agent is ending")
-        with translated(action), self._idle.borrow() if netns is None else LinkSocket(netns) as links:
-            yield links
+        return _Links(self._idle, netns, action)
 
     def _run(self, netns: int | None, work: Callable[[IPRoute], T]) -> T:
         if self._closed:
@@ -284,6 +282,32 @@ class Netlink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+class _Links:
+    """A socket for one action, in the host's namespace or that of a descriptor. NetlinkFailed for its OSErrors."""
+
+    __slots__ = ("_action", "_idle", "_netns", "_socket")
+
+    def __init__(self, idle: IdleSockets, netns: int | None, action: str) -> None:
+        self._idle = idle
+        self._netns = netns
+        self._action = action
+
+    def __enter__(self) -> LinkSocket:
+        try:
+            self._socket = self._idle.take() if self._netns is None else LinkSocket(self._netns)
+        except OSError as error:
+            raise failed(self._action, error) from error
+        return self._socket
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self._netns is None:
+            self._idle.give_back(self._socket, sound=error is None)
+        else:
+            self._socket.close()
+        if isinstance(error, OSError):
+            raise failed(self._action, error) from error
 
 
 def _words(change: LinkChange) -> dict[str, Any]:

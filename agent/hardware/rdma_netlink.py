@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from agent.errors import DriverUnavailable, HardwareError, NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.host import RdmaCharDevice, RdmaLink
-from agent.hardware.link_messages import attributes, messages
+from agent.hardware.link_messages import attribute_table, messages
 
 NETLINK_RDMA = 20
 RDMA_NL_NLDEV = 5
@@ -196,7 +196,7 @@ def exchange(request: bytes, connect: Callable[[], socket.socket]) -> list[Attri
         while True:
             for kind, _, payload in messages(rdma.recv(_RECEIVE_BYTES)):
                 if kind not in (NLMSG_ERROR, NLMSG_DONE):
-                    found.append(dict(attributes(payload)))
+                    found.append(attribute_table(payload))
                     continue
                 (negative,) = _ERROR.unpack_from(payload)
                 if negative < 0:

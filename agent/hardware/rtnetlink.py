@@ -12,14 +12,21 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agent.errors import NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.address_messages import RTM_NEWADDR, RTM_NEWROUTE
-from agent.hardware.link_messages import IFLA_IFNAME, IFLA_LINKINFO, RTM_DELLINK, RTM_NEWLINK, attributes, messages
+from agent.hardware.link_messages import (
+    IFLA_IFNAME,
+    IFLA_LINKINFO,
+    RTM_DELLINK,
+    RTM_NEWLINK,
+    attribute_table,
+    attributes,
+    messages,
+)
 
 NLMSG_ERROR, NLMSG_DONE, RTM_GETLINK, RTM_SETLINK = 2, 3, 18, 19
 RTM_NEWLINKPROP, RTM_DELLINKPROP = 108, 109
@@ -83,13 +90,13 @@ class LinkMessage:
     @property
     def kind(self) -> str:
         """The kind of a link of software, such as macvlan; empty for hardware."""
-        found = dict(attributes(self.attributes.get(IFLA_LINKINFO, b"")))
+        found = attribute_table(self.attributes.get(IFLA_LINKINFO, b""))
         return found.get(IFLA_INFO_KIND, b"").rstrip(b"\0").decode("utf-8", "replace")
 
     @property
     def xdp(self) -> int:
         """How an XDP program is attached (XDP_ATTACHED_*); 0 if none is."""
-        return dict(attributes(self.attributes.get(IFLA_XDP, b""))).get(IFLA_XDP_ATTACHED, b"\0")[0]
+        return attribute_table(self.attributes.get(IFLA_XDP, b"")).get(IFLA_XDP_ATTACHED, b"\0")[0]
 
 
 class LinkSocket:
@@ -111,13 +118,16 @@ class LinkSocket:
 
     def find(self, name: str) -> LinkMessage | None:
         """Look a link up by name. Raises OSError."""
+        self._send(RTM_GETLINK, NLM_F_REQUEST, _ANY_LINK + _text(IFLA_IFNAME, name))
+        answer = self._socket.recv(_RECEIVE_BYTES)  # one message
+        if _HEADER.unpack_from(answer)[1] == RTM_NEWLINK:
+            return _decode(answer, _HEADER.size)
         try:
-            found = self._ask(RTM_GETLINK, 0, _link(0) + _without_statistics() + _text(IFLA_IFNAME, name))
+            _raise(answer, _HEADER.size)
         except OSError as error:
-            if error.errno == errno.ENODEV:
-                return None
-            raise
-        return found[0] if found else None
+            if error.errno != errno.ENODEV:
+                raise
+        return None
 
     def find_with_vfs(self, name: str, *, statistics: bool = False) -> tuple[int, bytes] | None:
         """Look a PF up by name, with all its VFs: its index, and the attributes as they came. Raises OSError."""
@@ -143,7 +153,7 @@ class LinkSocket:
         """List all links. Raises OSError."""
         for _ in range(_DUMP_TRIES):
             try:
-                return self._ask(RTM_GETLINK, NLM_F_DUMP, _link(0) + _without_statistics())
+                return self._ask(RTM_GETLINK, NLM_F_DUMP, _ANY_LINK)
             except InterruptedError:
                 continue  # links came or went meanwhile, and some may be missing
         raise OSError(errno.EAGAIN, "the list of interfaces changes all the time")
@@ -235,20 +245,30 @@ class LinkSocket:
                     if disturbed:
                         raise InterruptedError(errno.EINTR, "the list was disturbed")
                     return found
-            if not flags:
-                return found  # the one link that was asked for
 
     def _send(self, kind: int, flags: int, body: bytes) -> None:
         self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, 1, 0) + body)
 
 
-@contextmanager
-def translated(action: str) -> Iterator[None]:
+def failed(action: str, error: OSError) -> NetlinkFailed:
+    """Say what was attempted when an error came."""
+    return NetlinkFailed(action, error.errno or 0, error.strerror or str(error))
+
+
+class translated:
     """Raise NetlinkFailed, with what was attempted, for an OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise NetlinkFailed(action, error.errno or 0, error.strerror or str(error)) from error
+
+    __slots__ = ("_action",)
+
+    def __init__(self, action: str) -> None:
+        self._action = action
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, OSError):
+            raise failed(self._action, error) from error
 
 
 class IdleSockets:
@@ -267,19 +287,16 @@ class IdleSockets:
         for links in idle:
             links.close()
 
-    @contextmanager
-    def borrow(self) -> Iterator[LinkSocket]:
-        """Lend a socket to one thread. After an error it is not lent again: an answer may still be on its way."""
+    def take(self) -> LinkSocket:
+        """Lend a socket to one thread. Raises OSError."""
         with self._guard:
             links = self._idle.pop() if self._idle else None
-        links = links or LinkSocket()
-        try:
-            yield links
-        except BaseException:
-            links.close()
-            raise
+        return links or LinkSocket()
+
+    def give_back(self, links: LinkSocket, *, sound: bool) -> None:
+        """Take a socket back. One that is not sound is not lent again: an answer may still be on its way."""
         with self._guard:
-            kept = not self._closed and len(self._idle) < _MOST_IDLE
+            kept = sound and not self._closed and len(self._idle) < _MOST_IDLE
             if kept:
                 self._idle.append(links)
         if not kept:
@@ -290,23 +307,19 @@ def _open() -> socket.socket:
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
 
 
-def _raise(payload: bytes) -> None:
-    (negative,) = _ERROR.unpack_from(payload)
+def _raise(payload: bytes, start: int = 0) -> None:
+    (negative,) = _ERROR.unpack_from(payload, start)
     if negative < 0:
         raise OSError(-negative, os.strerror(-negative))
 
 
-def _decode(payload: bytes) -> LinkMessage:
-    _, _, ifindex, flags, _ = _LINK.unpack_from(payload)
-    return LinkMessage(ifindex, flags, dict(attributes(payload[_LINK.size :])))
+def _decode(payload: bytes, start: int = 0) -> LinkMessage:
+    _, _, ifindex, flags, _ = _LINK.unpack_from(payload, start)
+    return LinkMessage(ifindex, flags, attribute_table(payload, start + _LINK.size))
 
 
 def _link(ifindex: int, *, flags: int = 0, change: int = 0) -> bytes:
     return _LINK.pack(socket.AF_UNSPEC, 0, ifindex, flags, change)
-
-
-def _without_statistics() -> bytes:
-    return _attribute(IFLA_EXT_MASK, _WORD.pack(RTEXT_FILTER_SKIP_STATS))
 
 
 def _altname(altname: str) -> bytes:
@@ -319,3 +332,7 @@ def _text(kind: int, value: str) -> bytes:
 
 def _attribute(kind: int, payload: bytes) -> bytes:
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(payload), kind) + payload + b"\0" * (-len(payload) % 4)
+
+
+_ANY_LINK = _link(0) + _attribute(IFLA_EXT_MASK, _WORD.pack(RTEXT_FILTER_SKIP_STATS))
+"""What asks for links without their statistics begins so."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware import vf_settings
-from agent.hardware.link_messages import attributes
+from agent.hardware.link_messages import attribute_table
 from agent.hardware.rtnetlink import LinkSocket, translated
 
 IFLA_VF_IB_NODE_GUID, IFLA_VF_IB_PORT_GUID = 10, 11
@@ -54,7 +54,7 @@ def read(pf_netdev: str, vf_index: int, root: Path) -> tuple[str, str] | None:
             raise
         found = None
     content = vf_settings.content(found[1], vf_index) if found is not None else None
-    told = decode(dict(attributes(content))) if content is not None else None
+    told = decode(attribute_table(content)) if content is not None else None
     if told is not None:
         return told
     try:

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
-from agent.hardware.link_messages import attributes
+from agent.hardware.link_messages import attribute_table
 from agent.model.allocation import VfSettings
 
 IFLA_NUM_VF, IFLA_VFINFO_LIST, IFLA_VF_INFO = 21, 22, 1
@@ -97,7 +97,7 @@ def differing(wanted: VfSettings, found: VfSettings) -> tuple[str, ...]:
 def find(body: bytes, vf_index: int) -> VfSettings | None:
     """Find one VF in a link message's attributes. None if it is not listed, or cut off."""
     found = content(body, vf_index)
-    return _decode(dict(attributes(found))) if found is not None else None
+    return _decode(attribute_table(found)) if found is not None else None
 
 
 def content(body: bytes, vf_index: int) -> bytes | None:
@@ -154,7 +154,7 @@ def _decode(content: dict[int, bytes]) -> VfSettings:
 
 
 def _vlan(content: dict[int, bytes]) -> tuple[int | None, int | None, str | None]:
-    info = dict(attributes(content.get(_VF_VLAN_LIST, b""))).get(_VF_VLAN_INFO)
+    info = attribute_table(content.get(_VF_VLAN_LIST, b"")).get(_VF_VLAN_INFO)
     if info is not None and len(info) >= _WORDS3.size + 2:
         _, vlan, qos = _WORDS3.unpack_from(info)
         number = int.from_bytes(info[_WORDS3.size : _WORDS3.size + 2], "big")

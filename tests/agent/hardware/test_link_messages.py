@@ -13,6 +13,8 @@ from agent.hardware.link_messages import (
     IFLA_PARENT_DEV_NAME,
     RTM_DELLINK,
     RTM_NEWLINK,
+    attribute_table,
+    attributes,
     link_events,
 )
 from agent.model.change import of_function, of_netdev
@@ -22,8 +24,8 @@ def attribute(kind: int, value: bytes) -> bytes:
     return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
 
 
-def message(kind: int, *attributes: bytes) -> bytes:
-    body = b"\0" * 16 + b"".join(attributes)
+def message(kind: int, *parts: bytes) -> bytes:
+    body = b"\0" * 16 + b"".join(parts)
     return struct.pack("=IHHII", 16 + len(body), kind, 0, 0, 0) + body
 
 
@@ -68,3 +70,13 @@ def test_what_is_below_may_be_no_function() -> None:
 @given(st.binary(max_size=200), st.booleans())
 def test_no_packet_is_too_strange(packet: bytes, virtual_links: bool) -> None:
     list(link_events(packet, virtual_links=virtual_links))
+
+
+@given(st.binary(max_size=200), st.integers(0, 8))
+def test_a_table_of_attributes_has_the_last_of_each_type(body: bytes, start: int) -> None:
+    assert attribute_table(body, start) == dict(attributes(body[start:]))
+
+
+def test_a_table_ends_where_an_attribute_makes_no_sense() -> None:
+    assert attribute_table(NAME + b"\x03\0\1\0" + PCI) == {IFLA_IFNAME: b"eth0\0"}
+    assert attribute_table(VETH) == {IFLA_LINKINFO: attribute(1, b"veth\0")}
