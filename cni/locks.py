@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
 
 from agent.errors import DeviceBusy
 
@@ -18,25 +17,55 @@ class DeviceLocks:
         self._guard = threading.Lock()
         self._locks: dict[str, _Wanted] = {}
 
-    @contextmanager
-    def hold(self, devices: Iterable[str], seconds: float = LOCK_SECONDS) -> Iterator[None]:
-        """Hold the locks of some devices, taken in one order so that two calls cannot block each other."""
-        with ExitStack() as stack:
-            for device in sorted(set(devices)):
-                with self._guard:
-                    wanted = self._locks.setdefault(device, _Wanted())
-                    wanted.by += 1
-                stack.callback(self._want_no_more, device, wanted)
-                if not wanted.lock.acquire(timeout=seconds):
-                    raise DeviceBusy(f"another call has been working on {device} for {seconds:g} s")
-                stack.callback(wanted.lock.release)
-            yield
+    def hold(self, devices: Iterable[str], seconds: float = LOCK_SECONDS) -> _Hold:
+        """Return what holds the locks of some devices during a `with` block. DeviceBusy if they cannot be had.
+
+        They are taken in one order, so that two calls cannot block each other.
+        """
+        return _Hold(self, sorted(set(devices)), seconds)
+
+    def _take(self, device: str, seconds: float) -> None:
+        with self._guard:
+            wanted = self._locks.setdefault(device, _Wanted())
+            wanted.by += 1
+        if not wanted.lock.acquire(timeout=seconds):
+            self._want_no_more(device, wanted)
+            raise DeviceBusy(f"another call has been working on {device} for {seconds:g} s")
+
+    def _let_go(self, device: str) -> None:
+        wanted = self._locks[device]
+        wanted.lock.release()
+        self._want_no_more(device, wanted)
 
     def _want_no_more(self, device: str, wanted: _Wanted) -> None:
         with self._guard:
             wanted.by -= 1
             if not wanted.by:
                 del self._locks[device]
+
+
+class _Hold:
+    __slots__ = ("_devices", "_locks", "_seconds")
+
+    def __init__(self, locks: DeviceLocks, devices: list[str], seconds: float) -> None:
+        self._locks = locks
+        self._devices = devices
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        for number, device in enumerate(self._devices):
+            try:
+                self._locks._take(device, self._seconds)
+            except BaseException:
+                self._let_go(number)
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        self._let_go(len(self._devices))
+
+    def _let_go(self, count: int) -> None:
+        for device in reversed(self._devices[:count]):
+            self._locks._let_go(device)
 
 
 class _Wanted:

@@ -7,8 +7,6 @@ there is nothing to undo, and nobody would ever come again. So the DEL leaves wo
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
 class Underway:
@@ -18,19 +16,9 @@ class Underway:
         self._guard = threading.Lock()
         self._adding: dict[tuple[str, str], list[Mark]] = {}
 
-    @contextmanager
-    def add(self, container_id: str, ifname: str) -> Iterator[Mark]:
-        """Register an ADD while it runs."""
-        mark, key = Mark(self._guard), (container_id, ifname)
-        with self._guard:
-            self._adding.setdefault(key, []).append(mark)
-        try:
-            yield mark
-        finally:
-            with self._guard:
-                self._adding[key].remove(mark)
-                if not self._adding[key]:
-                    del self._adding[key]
+    def add(self, container_id: str, ifname: str) -> Mark:
+        """Return what registers an ADD, for the `with` block in which it runs."""
+        return Mark(self._guard, self._adding, (container_id, ifname))
 
     def overtake(self, container_id: str, ifname: str) -> None:
         """Tell the ADDs under way that their DEL has come. Call it before looking for rows."""
@@ -42,11 +30,27 @@ class Underway:
 class Mark:
     """One ADD under way."""
 
-    def __init__(self, guard: threading.Lock) -> None:
+    __slots__ = ("_adding", "_guard", "_key", "closed", "overtaken")
+
+    def __init__(self, guard: threading.Lock, adding: dict[tuple[str, str], list[Mark]], key: tuple[str, str]) -> None:
         self._guard = guard
+        self._adding = adding
+        self._key = key
         self.overtaken = False
         """Whether its DEL has come."""
         self.closed = False
+
+    def __enter__(self) -> Mark:
+        with self._guard:
+            self._adding.setdefault(self._key, []).append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._guard:
+            marks = self._adding[self._key]
+            marks.remove(self)
+            if not marks:
+                del self._adding[self._key]
 
     def close(self) -> bool:
         """Take no more word: the rows are written, and a DEL finds them. Tell whether the DEL has come before."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 MAX_PROCESSORS = 8192
@@ -31,23 +30,22 @@ class Processors:
         with ThreadPoolExecutor(1) as thread:  # one of its own, as it may not get back what it had
             self._may_choose = thread.submit(self._restores).result()
 
-    @contextmanager
-    def on(self, cpu: int | None) -> Iterator[None]:
-        """Run the block on a processor, if that is known and allowed; else wherever the kernel likes.
+    def on(self, cpu: int | None) -> AbstractContextManager[None]:
+        """Return what runs a `with` block on a processor, if that is known and allowed; else it runs anywhere.
 
         For a single system call: a thread that is bound waits for its processor however busy that is.
         """
-        if not (self._may_choose and self._choose(cpu)):
-            yield
-            return
+        return _Bound(self, cpu)
+
+    def _bind(self, cpu: int | None) -> bool:
+        return self._may_choose and self._choose(cpu)
+
+    def _release(self, cpu: int | None) -> None:
         try:
-            yield
-        finally:
-            try:
-                os.sched_setaffinity(0, self._all)
-            except OSError as error:  # the block has done what it has done
-                self._may_choose = False
-                log.error("a thread stays on processor %d: %s", cpu, error)
+            os.sched_setaffinity(0, self._all)
+        except OSError as error:  # the block has done what it has done
+            self._may_choose = False
+            log.error("a thread stays on processor %s: %s", cpu, error)
 
     def _choose(self, cpu: int | None) -> bool:
         if cpu is None or cpu not in self._all:
@@ -70,6 +68,21 @@ class Processors:
             return os.sched_getaffinity(0) == before
         except OSError:
             return False
+
+
+class _Bound:
+    __slots__ = ("_cpu", "_is_bound", "_processors")
+
+    def __init__(self, processors: Processors, cpu: int | None) -> None:
+        self._processors = processors
+        self._cpu = cpu
+
+    def __enter__(self) -> None:
+        self._is_bound = self._processors._bind(self._cpu)
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_bound:
+            self._processors._release(self._cpu)
 
 
 def _possible() -> int:
