@@ -11,12 +11,14 @@ does nothing: no plugin can be faster than that.
 from __future__ import annotations
 
 import random
+import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,9 @@ from measure.figures import Figures, quantile, spread
 from measure.program import Program
 
 NODE = "h100-8gpu"
-MORE_LINKS = 1024
+POD_LINKS = 110
+"""Each pod's veth: kubelet takes so many pods by default."""
+VF_LINKS = 1024
 PAUSE_SECONDS = (0.1, 0.12)
 BACK_SECONDS = 5.0
 WARM_ROUNDS = 3
@@ -58,23 +62,27 @@ def measure(stage: Stage, machine: SimulatedMachine, host_device: Path, rounds: 
     """Let both plugins attach and detach a VF of the same node. The agent runs on the stage already.
 
     First on the node as it is, then both with addresses from host-local, then without again but with as many
-    more interfaces as a host with 1,024 VFs has.
+    more interfaces as a host full of pods has, and as one with 1,024 VFs has.
     """
-    with _players(stage, machine, host_device, None) as players:
-        links = players.theirs.host.do(_count_links)
-        say(f"attach: {rounds} rounds of ADD and DEL, in turn with host-device, in hosts with {links} interfaces")
-        figures = _figures(players, rounds, stage, say)
-    with _players(stage, machine, host_device, stage.folder / "leases") as players:
-        say(f"attach: {rounds} rounds with host-local on both sides")
-        leased = _figures(players, rounds, stage, say)
-    with _players(stage, machine, host_device, None) as players:
-        for contender in (players.ours, players.theirs):
-            contender.host.do(_add_links)
-        links = players.theirs.host.do(_count_links)
-        say(f"attach: {rounds} rounds in hosts with {links} interfaces")
-        crowded = _figures(players, rounds, stage, say)
-    for kind, more in (("leased", leased), ("crowded", crowded)):
-        figures |= {f"{kind}_{name}": value for name, value in more.items()}
+    figures: Figures = {}
+    for kind, more, leased in (
+        ("", 0, False),
+        ("leased_", 0, True),
+        ("podded_", POD_LINKS, False),
+        ("crowded_", VF_LINKS, False),
+    ):
+        with _players(stage, machine, host_device, stage.folder / "leases" if leased else None) as players:
+            for contender in (players.ours, players.theirs):
+                contender.host.do(partial(_have_more_links, more))
+            counts = [contender.host.do(_count_links) for contender in (players.ours, players.theirs)]
+            if len(set(counts)) != 1:
+                raise RuntimeError(
+                    f"the hosts have {' and '.join(map(str, counts))} interfaces: nothing can be compared"
+                )
+            with_what = " with host-local on both sides," if leased else ""
+            say(f"attach: {rounds} rounds of ADD and DEL, in turn with host-device,{with_what} {counts[0]} interfaces")
+            found = {**_figures(players, rounds, stage, say), "links": counts[0]}
+        figures |= {f"{kind}{name}": value for name, value in found.items()}
     return figures
 
 
@@ -181,6 +189,9 @@ def _count_links() -> int:
     return len(subprocess.run(["ip", "-o", "link"], check=True, capture_output=True).stdout.splitlines())
 
 
-def _add_links() -> None:
-    pairs = "".join(f"link add more{n} type veth peer name even{n}\n" for n in range(MORE_LINKS // 2))
+def _have_more_links(count: int) -> None:
+    """Have so many interfaces beside the node's: pairs, of which some may be there already."""
+    there = {name for _, name in socket.if_nameindex()}
+    missing = [n for n in range(count // 2) if f"more{n}" not in there]
+    pairs = "".join(f"link add more{n} type veth peer name even{n}\n" for n in missing)
     subprocess.run(["ip", "-batch", "-"], input=pairs, text=True, check=True)

@@ -36,13 +36,14 @@ def section(figures: Figures) -> Iterator[str]:
 
     yield "| p50 / p99 | nodefabric | host-device | ratio of p50 |"
     yield "|---|---|---|---|"
-    for what, kind in (
-        ("on a host with 75 interfaces", ""),
-        ("on a host with 1,099 interfaces", "crowded_"),
-        ("75 interfaces, addresses from host-local", "leased_"),
+    for kind, more in (
+        ("", ""),
+        ("podded_", ", as full of pods as kubelet's default allows"),
+        ("crowded_", ", as with 1,024 VFs more"),
+        ("leased_", ", addresses from host-local"),
     ):
-        theirs = f"{kind}host_device_add"
-        yield beside(f"ADD {what}", f"{kind}add", theirs, f"{kind}add_ratio_host_device")
+        what = f"ADD on a host with {figures[f'{kind}links']:,.0f} interfaces{more}"
+        yield beside(what, f"{kind}add", f"{kind}host_device_add", f"{kind}add_ratio_host_device")
     yield beside("ADD, each of 16 at once", "add_16", "host_device_add_16", "add_16_ratio_host_device")
     yield beside("DEL until it is answered", "del", "host_device_del", "del_ratio_host_device")
     yield beside("DEL until the VF is back", "del_back", "host_device_del", "del_back_ratio_host_device")
