@@ -119,7 +119,7 @@ class LinkSocket:
     def find(self, name: str) -> LinkMessage | None:
         """Look a link up by name. Raises OSError."""
         self._send(RTM_GETLINK, NLM_F_REQUEST, _ANY_LINK + _text(IFLA_IFNAME, name))
-        answer = self._socket.recv(_RECEIVE_BYTES)  # one message
+        answer = self._receive(_RECEIVE_BYTES)  # one message
         if _HEADER.unpack_from(answer)[1] == RTM_NEWLINK:
             return _decode(answer, _HEADER.size)
         try:
@@ -134,7 +134,7 @@ class LinkSocket:
         mask = _attribute(IFLA_EXT_MASK, _WORD.pack(RTEXT_FILTER_VF | (0 if statistics else RTEXT_FILTER_SKIP_STATS)))
         body = _link(0) + mask + _text(IFLA_IFNAME, name)
         self._send(RTM_GETLINK, NLM_F_REQUEST, body)
-        for answer, _, payload in messages(self._socket.recv(_RECEIVE_BYTES_WITH_VFS)):
+        for answer, _, payload in messages(self._receive(_RECEIVE_BYTES_WITH_VFS)):
             if answer == NLMSG_ERROR:
                 try:
                     _raise(payload)
@@ -236,7 +236,7 @@ class LinkSocket:
         found: list[LinkMessage] = []
         disturbed = False
         while True:
-            for answer, marks, payload in messages(self._socket.recv(_RECEIVE_BYTES)):
+            for answer, marks, payload in messages(self._receive(_RECEIVE_BYTES)):
                 disturbed = disturbed or bool(marks & NLM_F_DUMP_INTR)
                 if answer == RTM_NEWLINK:
                     found.append(_decode(payload))
@@ -245,6 +245,13 @@ class LinkSocket:
                     if disturbed:
                         raise InterruptedError(errno.EINTR, "the list was disturbed")
                     return found
+
+    def _receive(self, most: int) -> bytes:
+        """Receive what the kernel says. What a process sends, a pod's for one, is dropped."""
+        while True:
+            packet, sender = self._socket.recvfrom(most)
+            if sender[0] == 0:
+                return packet
 
     def _send(self, kind: int, flags: int, body: bytes) -> None:
         self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, 1, 0) + body)

@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,23 @@ def test_carrier_is_told(links: Netlink) -> None:
     assert not v0(links).carrier
     run("ip", "link", "set", "p0", "up")
     assert v0(links).carrier
+
+
+def test_a_socket_is_not_used_again_after_an_error(links: Netlink, pod: int) -> None:
+    missing = replace(v0(links), ifindex=2**30)
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    kept = descriptors()
+    with pytest.raises(NetlinkFailed, match="No such device"):
+        links.change(missing, LinkChange(mtu=1400))
+    assert descriptors() == kept - 1
+    assert v0(links).mtu == 1500
+    assert descriptors() == kept
+    with pytest.raises(NetlinkFailed, match="No such device"):
+        links.change(missing, LinkChange(mtu=1400), pod)
+    assert descriptors() == kept
 
 
 def test_an_interface_moves_into_a_pod_on_the_processor_that_is_named_and_back_on_any(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -113,3 +114,16 @@ def test_a_socket_given_back_after_the_end_is_closed(own_network: None) -> None:
     sockets.give_back(late, sound=True)
     with pytest.raises(OSError, match="Bad file descriptor"):
         late.find("lo")
+
+
+def test_what_a_process_sends_is_no_answer(own_network: None) -> None:
+    with LinkSocket() as links, socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as other:
+        assert links.find("lo") is not None  # from here on it has a port
+        table = Path("/proc/thread-self/net/netlink").read_text().splitlines()[1:]
+        ports = [int(port) for _, protocol, port, *_ in map(str.split, table) if protocol == "0" and port != "0"]
+        assert ports
+        for port in ports:
+            other.sendto(b"short", (port, 0))
+        found = links.find("lo")
+        assert found is not None
+        assert [link.ifindex for link in links.all()] == [found.ifindex]
