@@ -181,6 +181,7 @@ class AttachmentBook(Database):
                 rows.put_attachment(self._db, row.attachment_id, rows.said_of(row))
 
         self._write(write, durable=False, then=lambda _: self._attachments.put(attached))
+        self._late.forget(ids)
 
     def name_owner(self, row: Attachment, owner: Owner, request: Mapping[str, Any]) -> None:
         """Write down whose an adopted row is, and what its network asked for, once that is known."""
@@ -229,6 +230,7 @@ class AttachmentBook(Database):
         With `lease_owed`, keep in the same step that its addresses are still to be given back.
         """
 
+        self._late.forget([row.attachment_id])
         if not lease_owed and self._forget_new(row):
             return
 

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +46,7 @@ class LateRows:
         self._waiting: dict[int, LateRow] = {}
         self._alarm: Alarm | None = None
         self._lasting: dict[int, str] = {}
-        """Of each row on its way in what will not change, as JSON: the end of an ADD needs the same words once more."""
+        """Of each row that is *attaching* what will not change, as JSON: the end of an ADD says the same once more."""
         self._is_set = self._ending = False
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._path: Path | None = None
@@ -90,8 +90,14 @@ class LateRows:
             if self._journal is None or self._stuck:
                 return False
             before = self._waiting.get(row.attachment_id)
-            if not self._journal.put(row.attachment_id, self._said_of(row)):
+            lasting = self._lasting.get(row.attachment_id) or json.dumps(rows.lasting_of(row))
+            said = f"{lasting[:-1]}, {json.dumps(rows.changing_of(row))[1:]}"
+            if not self._journal.put(row.attachment_id, said):
                 return False
+            if row.result is None:
+                self._lasting[row.attachment_id] = lasting
+            else:
+                self._lasting.pop(row.attachment_id, None)
             self._waiting[row.attachment_id] = LateRow(
                 row,
                 durable or (before is not None and before.durable),
@@ -101,14 +107,11 @@ class LateRows:
                 self._is_set = self._alarm.set()
         return True
 
-    def _said_of(self, row: Attachment) -> str:
-        """Say all of a row as one JSON object."""
-        lasting = self._lasting.pop(row.attachment_id, None) or json.dumps(rows.lasting_of(row))
-        if row.result is None:
-            self._lasting[row.attachment_id] = lasting
-            while len(self._lasting) > journal.PLACES:  # of ADDs that came to nothing
-                del self._lasting[next(iter(self._lasting))]
-        return f"{lasting[:-1]}, {json.dumps(rows.changing_of(row))[1:]}"
+    def forget(self, attachment_ids: Iterable[int]) -> None:
+        """Take note that no more is to be said of these as *attaching* rows."""
+        with self._guard:
+            for attachment_id in attachment_ids:
+                self._lasting.pop(attachment_id, None)
 
     def holds(self, attachment_id: int) -> bool:
         """Tell whether the database lacks this row, or its newest state."""
