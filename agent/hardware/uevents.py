@@ -22,11 +22,11 @@ from agent.model.change import EVERYTHING, OnEvent
 
 RECEIVE_BUFFER_BYTES = 1 << 20
 """Enabling 64 VFs makes some thousand messages within a second."""
+GATHER_SECONDS = 0.002
+"""An event is seldom alone. And where a pod's start made it, that has its answer out before this thread takes part."""
 _RTMGRP_LINK = 1
 _RECEIVE_BYTES = 1 << 16
 _JOIN_SECONDS = 5.0
-_GATHER_MILLISECONDS = 2
-"""An event is seldom alone. And where a pod's start made it, that has its answer out before this thread takes part."""
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +39,17 @@ class Uevents:
     """
 
     def __init__(
-        self, on_event: OnEvent, *, virtual_links: bool = False, device_attribute: int = IFLA_PARENT_DEV_NAME
+        self,
+        on_event: OnEvent,
+        *,
+        virtual_links: bool = False,
+        device_attribute: int = IFLA_PARENT_DEV_NAME,
+        gather_seconds: float = GATHER_SECONDS,
     ) -> None:
         self._on_event = on_event
         self._virtual_links = virtual_links
         self._device_attribute = device_attribute
+        self._gather_milliseconds = gather_seconds * 1000
         self._monitor = _open_monitor()
         self._links = _open_link_socket()
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -72,7 +78,7 @@ class Uevents:
         lost = False
         while True:
             ready = dict(poller.poll(0 if lost else None))
-            if stop in ready or ending.poll(_GATHER_MILLISECONDS):
+            if stop in ready or ending.poll(self._gather_milliseconds):
                 return
             try:
                 if uevents in ready:

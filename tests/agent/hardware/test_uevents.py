@@ -78,6 +78,20 @@ def test_closing_ends_the_thread_at_once_and_may_be_repeated() -> None:
 
 
 @pytest.mark.usefixtures("own_network")
+def test_the_end_of_a_watch_does_not_wait_for_a_burst_to_end() -> None:
+    witness, notes = Notes(), Notes()
+    quick = Uevents(witness.note, virtual_links=True)
+    watch = Uevents(notes.note, virtual_links=True, gather_seconds=2 * DEADLINE)
+    ip("link add nf0 type veth peer name nf1")
+    witness.until({"net add nf0"}.issubset)
+    quick.close()
+    before = threading.active_count()
+    watch.close()
+    assert threading.active_count() == before - 1
+    assert notes.seen == set()
+
+
+@pytest.mark.usefixtures("own_network")
 def test_an_event_names_the_function_it_is_about() -> None:
     notes = Notes()
     watch = Uevents(notes.note)
