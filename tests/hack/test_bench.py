@@ -58,11 +58,16 @@ def test_the_readme_gets_the_figures_between_its_marks() -> None:
             return 12.345
 
     text = f"before\n{BEGIN}old\n{END}after\n"
-    new = put_into(text, Measured(add_ratio_host_device=0.75))
+    counts = {"links": 75, "podded_links": 185, "crowded_links": 1099, "leased_links": 75}
+    measured = Measured(add_ratio_host_device=0.75, podded_add_ratio_host_device=0.5, **counts)
+    new = put_into(text, measured)
     assert new.startswith(f"before\n{BEGIN}\n| p50 / p99 |")
     assert new.endswith(f"\n\n{END}after\n")
     assert "| ADD on a host with 75 interfaces | 12.3 / 12.3 ms | 12.3 / 12.3 ms | 0.75 |" in new
-    assert put_into(new, Measured(add_ratio_host_device=0.75)) == new
+    assert "| ADD on a host with 185 interfaces, as full of pods as kubelet's default allows | 12.3 / 12.3 ms |" in new
+    assert "| ADD on a host with 1,099 interfaces, as with 1,024 VFs more | 12.3 / 12.3 ms |" in new
+    assert "| ADD on a host with 75 interfaces, addresses from host-local | 12.3 / 12.3 ms |" in new
+    assert put_into(new, measured) == new
 
 
 def test_a_file_without_a_place_for_figures_is_refused() -> None:
