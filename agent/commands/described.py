@@ -22,6 +22,8 @@ class Argument:
     takes: str = ""
     """What a value is: file, folder, node (a recorded node's name, or a file), or empty for other text."""
     is_required: bool = False
+    how_many: str = ""
+    """`?` for one or none, `+` for at least one, as argparse writes it; empty for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ def _argument(action: argparse.Action) -> Argument:
         choices,
         _takes(action, metavar),
         action.required,
+        action.nargs if isinstance(action.nargs, str) else "",
     )
 
 
