@@ -56,7 +56,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     routes = [asdict(route) for route in host.links.routes(None, link.name) if not route.by_itself]
     undo = moving.record(host, link, mode="nic")
     macs = sorted({link.mac, conf.settings.mac or link.mac})
-    known = {"ifindex": link.ifindex, "macs": macs}
+    known = {"ifindex": link.ifindex, "macs": macs, "link_kind": link.kind}
     undo = replace(undo, extra={"addresses": list(addresses), "routes": routes, **known})
     if conf.rdma and not has_pci:
         raise RequestInvalid(f"rdma: {device} is no PCI device, so no RDMA device belongs to it: leave `rdma` out")
@@ -145,12 +145,19 @@ def _known(links: Sequence[Link], undo: Undo, names: Collection[str]) -> Link | 
     """Find an interface that has no PCI device to know it by.
 
     The pod may have renamed it, or changed its MAC, and in another namespace it may have another index; another
-    interface may have taken its name, and share its MAC. So two of the three must fit.
+    interface may have taken its name, and share its MAC. So two of the three must fit. What shares MACs for good (a
+    VLAN and what it is upon, a bond and its ports) is of another kind, or a port.
     """
+    index, kind = undo.extra["ifindex"], undo.extra.get("link_kind")  # which earlier versions did not note
 
     def alike(link: Link) -> int:
-        fits = link.name in names, link.mac in undo.extra["macs"], link.ifindex == undo.extra["ifindex"]
-        return sum(fits) if link.name != LOOPBACK else 0
+        if (
+            link.name == LOOPBACK
+            or kind not in (None, link.kind)
+            or (link.master is not None and link.ifindex != index)
+        ):
+            return 0
+        return sum((link.name in names, link.mac in undo.extra["macs"], link.ifindex == index))
 
     best = max(links, key=alike, default=None)
     return best if best is not None and alike(best) >= 2 else None

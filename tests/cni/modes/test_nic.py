@@ -117,6 +117,19 @@ def test_what_is_not_ours_in_the_pod_stays_there(lab: Rig) -> None:
     assert (lab.run_in(pod, "ip", "link"), lab.ledger.attachments()) == (inside, ())
 
 
+def test_what_shares_the_mac_and_has_the_pods_name_in_the_host_is_left_alone(lab: Rig) -> None:
+    """As the parent of a VLAN that goes into a pod by the parent's name."""
+    pod, before = lab.pod(), seen(lab)
+    ip("link", "add", "name", "net1", "address", before.mac, "type", "bridge")
+    ip("link", "set", "net1", "up")
+    parent = lab.machine.links.find("net1")
+    add(lab, pod, master="lab0")
+    lab.delete("c1", pod)
+    until(lambda: lab.ledger.attachments() == ())
+    assert seen(lab) == before
+    assert lab.machine.links.find("net1") == parent
+
+
 def test_software_that_ended_with_its_namespace_leaves_no_row_and_takes_no_namesake(lab: Rig) -> None:
     pod = lab.pod()
     add(lab, pod, master="lab0", mtu=1400)
