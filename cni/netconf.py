@@ -28,7 +28,8 @@ MAX_KEPT, MAX_KEPT_BYTES = 256, 4096
 """So many configurations are remembered as read, each of at most so many bytes: pods of a network come with the same
 one, or with one for each VF, and wait for it to be read."""
 MAX_KEPT_MAC = 32
-OF_ONE_CALL = (b"prevResult", b"CNIDeviceInfoFile", b"cni.dev/valid-attachments")
+VALID_ATTACHMENTS = "cni.dev/valid-attachments"
+OF_ONE_CALL = (b"prevResult", b"CNIDeviceInfoFile", VALID_ATTACHMENTS.encode())
 
 
 class VersionUnsupported(RequestInvalid):
@@ -116,7 +117,9 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
     previous = fields.mapping("prevResult")
     if previous is not None:
         result_fields.check(previous, "prevResult")
-    valid = fields.take("cni.dev/valid-attachments", lambda v: isinstance(v, list), "a list")
+    valid = fields.take(VALID_ATTACHMENTS, lambda v: isinstance(v, list), "a list")
+    if valid is None and VALID_ATTACHMENTS in document:
+        valid = []  # what Go writes for an empty list: no attachment is valid
     info = runtime.text("CNIDeviceInfoFile", "", _is_plain_path, "an absolute path without '..'")
     if kind not in kinds.REPLACED:
         kinds.refuse_unknown(fields)
@@ -234,5 +237,5 @@ def _valid_attachment(item: Any, index: int) -> tuple[str, str]:
         pair = (item.get("containerID"), item.get("ifname"))
         if isinstance(pair[0], str) and isinstance(pair[1], str):
             return pair[0], pair[1]
-    path = join("cni.dev/valid-attachments", index)
+    path = join(VALID_ATTACHMENTS, index)
     raise RequestInvalid(f"{path} must hold containerID and ifname, is {shown(item)}")

@@ -243,6 +243,8 @@ def test_the_attachments_to_keep_are_read() -> None:
     conf = read({"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "net1"}]})
     assert conf.valid_attachments == (("c1", "net1"),)
     assert read({"cni.dev/valid-attachments": []}).valid_attachments == ()
+    # libcni writes a nil slice so, where no pod is left.
+    assert read({"cni.dev/valid-attachments": None}).valid_attachments == ()
 
 
 def test_a_network_of_the_agents_configuration_decides_how_an_interface_is_set_up() -> None:
