@@ -34,11 +34,11 @@ class AttachmentBook(Database):
         path = journal.path_of(self.path)
         if said := journal.read(path):
             self._write(lambda: rows.put_said(self._db, said))
-        self._late.open(path)
         found = self._read("SELECT * FROM attachments ORDER BY attachment_id")
         self._attachments.put(map(rows.attachment, found))
         (last,) = self._read("SELECT max(seq) FROM sqlite_sequence WHERE name = 'attachments'")[0]
         self._ids = itertools.count((last or 0) + 1)
+        self._late.open(path)
 
     def close(self) -> None:
         """Finish what is under way and close the file. Whoever comes later gets a LedgerError."""

@@ -37,6 +37,7 @@ class Database:
         self._writing, self._reading = threading.Lock(), threading.Lock()
         self._db: sqlite3.Connection
         self._reader: sqlite3.Connection
+        self._connections = contextlib.ExitStack()
         self._is_open = True
         self._is_durable: bool | None = None
         """What `PRAGMA synchronous` was set to last: to set it once more is a statement that a pod waits for."""
@@ -52,10 +53,16 @@ class Database:
         newer version, and for a folder or disk that cannot be written.
         """
         ledger = cls(path, boot_id, clock)
-        with ledger._translated():
-            ledger._connect()
-            ledger._reader = ledger._open_reader()
-            ledger._load()
+        try:
+            with ledger._translated():
+                ledger._connect()
+                ledger._connections.callback(lambda: ledger._db.close())  # whichever it is by then
+                ledger._reader = ledger._open_reader()
+                ledger._connections.callback(ledger._reader.close)
+                ledger._load()
+        except BaseException:
+            ledger.close()  # whoever tries again each second must not gather threads and descriptors
+            raise
         return ledger
 
     def close(self) -> None:
@@ -63,8 +70,7 @@ class Database:
         with self._writing, self._reading:
             if self._is_open:
                 self._is_open = False
-                self._reader.close()
-                self._db.close()
+                self._connections.close()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call `listener` after each change, before anybody can make the next. It must not block or raise."""

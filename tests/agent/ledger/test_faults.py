@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.resources
+import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -230,8 +232,10 @@ def test_a_row_that_this_version_does_not_understand_is_told_and_kept(tmp_path: 
     change = "UPDATE attachments SET undo = json_set(undo, '$.from_the_future', 1)"
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
         db.execute(change)
+    descriptors, threads = os.listdir("/proc/self/fd"), threading.active_count()
     with pytest.raises(LedgerError, match=rf"the attachment of {VF} .*from_the_future.*install the version"):
         Ledger.open(tmp_path / "ledger.db", "boot")
+    assert (os.listdir("/proc/self/fd"), threading.active_count()) == (descriptors, threads)
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
         db.execute(change.replace("json_set", "json_remove").replace(", 1)", ")"))
     with open_books(tmp_path) as books:
