@@ -11,7 +11,7 @@
     │   └── UnitUnhealthy
     ├── AttachmentError         a device cannot enter or leave a pod
     │   ├── RequestInvalid      the CNI request or its netconf is wrong
-    │   ├── DeviceBusy          another live pod holds the device; trying again may help
+    │   ├── DeviceBusy          another pod or call holds the device; trying again may help
     │   ├── InUse               an operator's release would take the device from a pod
     │   ├── UnknownDevice       nobody holds the device
     │   └── IpamFailed          the delegated IPAM plugin failed
@@ -113,7 +113,7 @@ class RequestInvalid(AttachmentError):
 
 
 class DeviceBusy(AttachmentError):
-    """Another live pod still holds the device; trying again later may help."""
+    """Another pod or call still holds the device, or what its move needs; trying again later may help."""
 
     reason = "DeviceBusy"
 

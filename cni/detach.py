@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from agent import device_info
@@ -169,22 +169,23 @@ class Detaching:
         Returns one word that says what was wrong, or None if all is well or somebody is at it.
         Raises AgentError if the device is still not back.
         """
-        try:
-            with self._locks.hold([device], seconds=0.2):
-                row = self._ledger.attachment_on(device)
-                if row is None or row.attachment_id in self._leaving:
-                    return None
-                reason = ailment(self._facts(row, pod_known))
-                if reason is None:
-                    return None
-                log.warning("healing %s of container %s: %s", device, row.owner.container_id, reason)
-                self._ledger.begin_detach([row.attachment_id])
-                # After a reboot there may be many, the start waits for all, and plugins may hang. At other
-                # times the relay may ask again for the same container, which must not meet its old lease.
-                self.undo(row, leases_later=reason == REBOOTED)
-                return reason
-        except DeviceBusy:
-            return None
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._locks.hold([device], seconds=0.2))
+            except DeviceBusy:
+                return None
+            row = self._ledger.attachment_on(device)
+            if row is None or row.attachment_id in self._leaving:
+                return None
+            reason = ailment(self._facts(row, pod_known))
+            if reason is None:
+                return None
+            log.warning("healing %s of container %s: %s", device, row.owner.container_id, reason)
+            self._ledger.begin_detach([row.attachment_id])
+            # After a reboot there may be many, the start waits for all, and plugins may hang. At other
+            # times the relay may ask again for the same container, which must not meet its old lease.
+            self.undo(row, leases_later=reason == REBOOTED)
+            return reason
 
     def _facts(self, row: Attachment, pod_known: PodKnown) -> RowFacts:
         """Look at what a row is about. The caller holds the device's lock, so no ADD is under way."""

@@ -241,10 +241,11 @@ class Rdma(Protocol):
     def rename(self, device: RdmaLink, name: str, netns: int | None = None) -> None:
         """Rename a device where it is."""
 
-    def renumbering(self) -> AbstractContextManager[object]:
+    def renumbering(self, device: str) -> AbstractContextManager[object]:
         """Keep everybody else from moving and rebinding devices: each such step frees minor numbers and takes others.
 
-        Two at once could leave two pods with each other's character devices.
+        Two at once could leave two pods with each other's character devices. `device` is whose step it is, for
+        those who wait. Entering raises DeviceBusy if another's step is not over in time.
         """
 
 

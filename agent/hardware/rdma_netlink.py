@@ -10,7 +10,6 @@ import errno
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
@@ -18,6 +17,7 @@ from agent.errors import DriverUnavailable, HardwareError, NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.hardware.link_messages import attribute_table, messages
+from agent.hardware.renumbering import WAIT_SECONDS, Renumbering
 
 NETLINK_RDMA = 20
 RDMA_NL_NLDEV = 5
@@ -106,11 +106,14 @@ def _guid(number: int) -> str:
 class RdmaNetlink:
     """`host.Rdma` on the real kernel. A socket for each call; any thread may call."""
 
-    def __init__(self, connect: Callable[[], socket.socket] | None = None) -> None:
-        """`connect` opens a socket in the namespace of the calling thread; a test may have another kernel."""
+    def __init__(self, connect: Callable[[], socket.socket] | None = None, wait_seconds: float = WAIT_SECONDS) -> None:
+        """`connect` opens a socket in the namespace of the calling thread; a test may have another kernel.
+
+        `wait_seconds` is how long one device waits for another's step that renumbers.
+        """
         self._connect = connect or _connect
         self._host_netns = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        self._renumbering = threading.RLock()
+        self._renumbering = Renumbering(wait_seconds)
 
     def close(self) -> None:
         """Let go of the host's namespace. Whoever comes later gets a HardwareError."""
@@ -159,15 +162,15 @@ class RdmaNetlink:
         request = encode(CMD_SET, NLM_F_ACK, (DEV_INDEX, device.index), (DEV_NAME, name))
         self._ask(f"rename RDMA device {device.name} to {name}", netns, request)
 
-    def renumbering(self) -> AbstractContextManager[object]:
-        """Keep everybody else from moving devices. The agent is the only one of its node."""
-        return self._renumbering
+    def renumbering(self, device: str) -> AbstractContextManager[object]:
+        """Keep everybody else from moving devices. The agent is the only one of its node. Raises DeviceBusy."""
+        return self._renumbering.held(device)
 
     def _move(self, device: RdmaLink, source: int | None, target: int) -> None:
         if self._host_netns < 0:
             raise HardwareError("RDMA netlink is closed: the agent is ending")
         request = encode(CMD_SET, NLM_F_ACK, (DEV_INDEX, device.index), (NET_NS_FD, target))
-        with self._renumbering:
+        with self._renumbering.held(device.name):
             self._ask(f"move RDMA device {device.name} to another network namespace", source, request)
 
     def _ask_one(self, action: str, netns: int | None, request: bytes) -> Attributes:

@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.host import RdmaCharDevice, RdmaLink
+from agent.hardware.renumbering import WAIT_SECONDS, Renumbering
 from agent.model.device import is_pci_address
 from agent.sim import uevents
 
@@ -34,12 +34,18 @@ _BIND_MOUNT = re.compile(r"net:\[\d+\]")
 class SimulatedRdma:
     """`host.Rdma` over the recorded sysfs below `root`; what moved is in `folder`."""
 
-    def __init__(self, folder: Path, root: Path, on_ib_move: Callable[[str], None] = lambda function: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        root: Path,
+        on_ib_move: Callable[[str], None] = lambda function: None,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
         """`on_ib_move` is told the PCI function of an InfiniBand device that moves: its IPoIB interface comes anew."""
         self._on_ib_move = on_ib_move
         self._folder = folder / "rdma"
         self._classes = root / "sys/class"
-        self._renumbering = threading.RLock()
+        self._renumbering = Renumbering(wait_seconds)
 
     def mode(self) -> str | None:
         """Return the mode, None for a node without RDMA devices."""
@@ -104,9 +110,9 @@ class SimulatedRdma:
             else:
                 self._rename_inside(found, before)
 
-    def renumbering(self) -> AbstractContextManager[object]:
-        """Keep everybody else in this process from moving devices."""
-        return self._renumbering
+    def renumbering(self, device: str) -> AbstractContextManager[object]:
+        """Keep everybody else in this process from moving devices. Raises DeviceBusy."""
+        return self._renumbering.held(device)
 
     def close(self) -> None:
         """Nothing is open."""

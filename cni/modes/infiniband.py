@@ -79,7 +79,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     device, undo = planned.device, planned.undo
     where = moving.by_address(host, device, planned.ifname)
     pf.apply(host, device, undo, planned.settings)
-    with host.rdma.renumbering():
+    with host.rdma.renumbering(device):
         if "guids" in undo.extra:
             guid.give(host, device, undo, str(undo.extra["rdma_guid"]))
         _require_partition(host, device, undo)
@@ -101,7 +101,7 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
     if not pf.exists(host, device):
         return ()
     where = moving.by_address(host, device, attachment.ifname)
-    with host.rdma.renumbering():
+    with host.rdma.renumbering(device):
         if pf.driver(host, device) is None and "driver" in undo.extra:
             host.bind(device, str(undo.extra["driver"]))  # a crash between unbind and bind
         with _noted(device):  # it is home in the end, or `settled` says that it is not

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from agent.errors import DriverUnavailable, HardwareError, NetlinkFailed
+from agent.errors import DeviceBusy, DriverUnavailable, HardwareError, NetlinkFailed
 from agent.hardware.host import Host, RdmaLink
 from agent.model.allocation import Attachment, Undo
 from agent.model.device import Snapshot
@@ -70,7 +70,7 @@ def enter(host: Host, device: str, undo: Undo, netns: int) -> None:
     """
     if undo.rdma is None:
         return
-    with host.rdma.renumbering():
+    with host.rdma.renumbering(device):
         found = next((d for d in host.rdma.devices() if _is_it(d, undo)), None)
         if found is None:
             raise HardwareError(f"RDMA device {undo.rdma} of {device} has gone from the host: was its driver rebound?")
@@ -87,10 +87,10 @@ def enter(host: Host, device: str, undo: Undo, netns: int) -> None:
 @contextmanager
 def leaving_first(host: Host, device: str, attachment: Attachment, netns: int | None) -> Iterator[None]:
     """Bring the RDMA device back before what the block does, which is done in any case. Raises as `leave` does."""
-    trouble = None
+    trouble: DeviceBusy | HardwareError | None = None
     try:
         leave(host, device, attachment, netns)
-    except HardwareError as error:
+    except (DeviceBusy, HardwareError) as error:
         trouble = error
     yield
     if trouble is not None:
@@ -117,12 +117,16 @@ def node(host: Host, device: RdmaLink, netns: int | None = None) -> str | None:
 def leave(host: Host, device: str, attachment: Attachment, netns: int | None) -> None:
     """Bring the RDMA device back to the host under its own name, from wherever it is, and verify it. Repeatable.
 
-    Raises HardwareError if it is not back although the function has a driver that makes one.
+    Raises HardwareError if it is not back although the function has a driver that makes one, DeviceBusy if it
+    cannot be brought back for now. One that is home already waits for nobody.
     """
     undo = attachment.undo
     if undo.rdma is None:
         return
-    with host.rdma.renumbering():
+    at_home = host.find_rdma(device)
+    if at_home is not None and at_home.name == undo.rdma:
+        return
+    with host.rdma.renumbering(device):
         if netns is not None:
             _bring_out(host, device, undo, netns)
         found = _await_return(host, device, undo.rdma)

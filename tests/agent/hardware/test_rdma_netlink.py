@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+import threading
 from collections.abc import Callable
 
 import pytest
 
-from agent.errors import DriverUnavailable, HardwareError, NetlinkFailed
+from agent.errors import DeviceBusy, DriverUnavailable, HardwareError, NetlinkFailed
 from agent.hardware import rdma_netlink
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.hardware.link_messages import attributes, messages
@@ -210,3 +211,31 @@ def test_after_the_end_nobody_takes_a_strange_namespace_for_the_host() -> None:
     rdma.close()
     with pytest.raises(HardwareError, match="the agent is ending"):
         rdma.move_out(SAMPLE, 0)
+
+
+def test_a_step_that_does_not_end_is_waited_for_with_a_limit_and_named() -> None:
+    """Its driver may hang in sysfs, and every other pod's device would wait behind it."""
+    rdma = RdmaNetlink(wait_seconds=0.05)
+    holds, ends = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with rdma.renumbering("0000:3b:02.1"), rdma.renumbering("mlx5_3"):  # the same thread may take it again
+            holds.set()
+            assert ends.wait(30)
+
+    hanging = threading.Thread(target=hang)
+    hanging.start()
+    try:
+        assert holds.wait(30)
+        with pytest.raises(
+            DeviceBusy, match=r"0000:3b:02\.2 has waited 0\.05 s .*: 0000:3b:02\.1 is still being moved"
+        ):
+            rdma.renumbering("0000:3b:02.2").__enter__()
+        with pytest.raises(DeviceBusy, match=r"rxe0 has waited 0\.05 s .*: 0000:3b:02\.1 is still being moved"):
+            rdma.move_out(SAMPLE, 0)
+    finally:
+        ends.set()
+        hanging.join()
+    with rdma.renumbering("0000:3b:02.2"):
+        pass
+    rdma.close()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent.errors import AttachmentError, HardwareError, NetlinkFailed
+from agent.errors import AttachmentError, DeviceBusy, HardwareError, NetlinkFailed
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.sim.machine import SimulatedMachine
 from agent.sim.rdma import SimulatedRdma
@@ -197,3 +199,66 @@ def test_a_whole_adapter_takes_its_rdma_device_along(node: Rig) -> None:
     node.delete("c1", pod)
     node.await_back(1)
     assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
+
+
+@contextmanager
+def hanging(rdma: SimulatedRdma) -> Iterator[None]:
+    """Let another thread be in the midst of binding a VF anew, whose driver does not come to an end."""
+    holds, ends = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with rdma.renumbering(vf(2)):
+            holds.set()
+            assert ends.wait(60)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    try:
+        assert holds.wait(30)
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+@pytest.fixture
+def impatient(own_network: None, tmp_path: Path) -> Iterator[Rig]:
+    """A node that waits a moment only for others' RDMA devices."""
+    rdma_node.create(tmp_path)
+
+    def soon(machine: SimulatedMachine) -> SimulatedMachine:
+        return replace(machine, rdma=quick)
+
+    quick = SimulatedRdma(tmp_path, tmp_path / "root", wait_seconds=0.05)
+    with tiny_node.open_rig(tmp_path, host=soon) as rig:
+        assert rig.machine.root == tmp_path / "root"
+        yield replace(rig, machine=replace(rig.machine, rdma=quick))
+
+
+def test_an_add_does_not_wait_for_ever_for_a_vf_that_does_not_come_back(impatient: Rig) -> None:
+    before, pod = impatient.found(), impatient.pod()
+    with hanging(impatient.machine.rdma):
+        with pytest.raises(DeviceBusy, match=rf"{vf(0)} has waited 0\.05 s .*: {vf(2)} is still being"):
+            impatient.add("c1", pod)
+        # Nothing had moved but the interface, so no other step is waited for on its way back.
+        assert (impatient.found(), impatient.ledger.quarantines(), impatient.ledger.attachments()) == (before, (), ())
+    impatient.add("c1", pod)
+    assert inside(impatient, pod) == ["mlx5_1"]
+
+
+def test_a_del_that_meets_a_vf_that_does_not_come_back_is_finished_later(impatient: Rig) -> None:
+    before, pod = impatient.found(), impatient.pod()
+    impatient.add("c1", pod)
+    with hanging(impatient.machine.rdma):
+        impatient.delete("c1", pod)
+        until(lambda: impatient.ledger.quarantines() != ())
+        assert f"{vf(2)} is still being moved" in impatient.ledger.quarantines()[0].reason
+        until(lambda: impatient.found() == before)  # the interface does not wait
+        (row,) = impatient.ledger.attachments()
+        until(lambda: not impatient.attachments.is_leaving(row))
+        with pytest.raises(DeviceBusy, match=f"{vf(2)} is still being moved"):
+            impatient.attachments.heal(vf(0))
+        assert inside(impatient, pod) == ["mlx5_1"]
+    assert impatient.attachments.heal(vf(0)) is not None
+    assert outside(impatient) == ["mlx5_1", "mlx5_2", "mlx5_3"]
+    assert (impatient.found(), impatient.ledger.quarantines(), impatient.ledger.attachments()) == (before, (), ())
