@@ -246,6 +246,8 @@ class Finder:
             altnames=tuple(name for name in link.altnames if _OF_UDEV.match(name)),
             promisc=False,
             allmulti=False,
+            arp=True,
+            multicast=True,
             group=0,
             xdp=0,
         )

@@ -37,6 +37,10 @@ class Link:
     promisc: bool = False
     """Set by somebody with `ip link`; what packet sockets ask for is not counted."""
     allmulti: bool = False
+    arp: bool = True
+    """Asks for its neighbours' addresses, and answers for its own (no IFF_NOARP)."""
+    multicast: bool = True
+    """Takes part in multicast, and so in IPv6's discovery of neighbours (IFF_MULTICAST)."""
     tx_queue: int = 0
     """Length of the transmit queue in packets."""
     group: int = 0
@@ -71,6 +75,8 @@ class LinkChange:
     up: bool | None = None
     promisc: bool | None = None
     allmulti: bool | None = None
+    arp: bool | None = None
+    multicast: bool | None = None
     tx_queue: int | None = None
     group: int | None = None
     alias: str | None = None

@@ -26,6 +26,8 @@ from agent.hardware.link_messages import IFLA_IFNAME, IFLA_PARENT_DEV_NAME
 from agent.hardware.rtnetlink import (
     IFF_ALLMULTI,
     IFF_LOWER_UP,
+    IFF_MULTICAST,
+    IFF_NOARP,
     IFF_PROMISC,
     IFF_UP,
     IFLA_ADDRESS,
@@ -247,6 +249,8 @@ class Netlink:
             altnames=message.altnames,
             promisc=bool(message.flags & IFF_PROMISC),
             allmulti=bool(message.flags & IFF_ALLMULTI),
+            arp=not message.flags & IFF_NOARP,
+            multicast=bool(message.flags & IFF_MULTICAST),
             tx_queue=message.number(IFLA_TXQLEN),
             group=message.number(IFLA_GROUP),
             alias=message.text(IFLA_IFALIAS) or "",

@@ -41,8 +41,10 @@ IFLA_INFO_KIND = 1
 IFLA_XDP_FD, IFLA_XDP_ATTACHED, IFLA_XDP_FLAGS = 1, 2, 3
 RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS = 1, 8
 IFF_UP = 0x1
+IFF_NOARP = 0x80
 IFF_PROMISC = 0x100
 IFF_ALLMULTI = 0x200
+IFF_MULTICAST = 0x1000
 IFF_LOWER_UP = 0x10000
 
 _XDP_FLAGS = {1: (4,), 2: (2,), 3: (8,), 4: (2, 4, 8)}
@@ -168,6 +170,8 @@ class LinkSocket:
         up: bool | None = None,
         promisc: bool | None = None,
         allmulti: bool | None = None,
+        arp: bool | None = None,
+        multicast: bool | None = None,
         tx_queue: int | None = None,
         group: int | None = None,
         alias: str | None = None,
@@ -175,7 +179,11 @@ class LinkSocket:
         netns: int | None = None,
     ) -> None:
         """Change a link in one request; with `netns` it moves to that namespace first. Raises OSError."""
-        asked = ((IFF_UP, up), (IFF_PROMISC, promisc), (IFF_ALLMULTI, allmulti))
+        no_arp = not arp if arp is not None else None
+        asked = (
+            *((IFF_UP, up), (IFF_PROMISC, promisc), (IFF_ALLMULTI, allmulti)),
+            *((IFF_NOARP, no_arp), (IFF_MULTICAST, multicast)),
+        )
         flags, change = sum(bit for bit, on in asked if on), sum(bit for bit, on in asked if on is not None)
         request = _link(ifindex, flags=flags, change=change)
         if netns is not None:

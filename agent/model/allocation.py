@@ -144,6 +144,8 @@ class Undo:
     altnames: tuple[str, ...] = ()
     promisc: bool | None = None
     allmulti: bool | None = None
+    arp: bool | None = None
+    multicast: bool | None = None
     tx_queue: int | None = None
     group: int | None = None
     alias: str | None = None

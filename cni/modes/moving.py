@@ -56,6 +56,8 @@ def record(host: Host, link: Link, *, mode: str) -> Undo:
         altnames=link.altnames,
         promisc=link.promisc,
         allmulti=link.allmulti,
+        arp=link.arp,
+        multicast=link.multicast,
         tx_queue=link.tx_queue,
         group=link.group,
         alias=link.alias,

@@ -212,7 +212,7 @@ def _differences(undo: Undo, link: Link) -> list[str]:
     return [f"{_WORDS.get(name, name)} {value}" + _instead(undo, name) for name, value in found.items()]
 
 
-_WORDS = {"mac": "MAC", "mtu": "MTU", "tx_queue": "transmit queue length"}
+_WORDS = {"mac": "MAC", "mtu": "MTU", "arp": "ARP", "tx_queue": "transmit queue length"}
 
 
 def _instead(undo: Undo, name: str) -> str:

@@ -85,6 +85,21 @@ def test_the_pods_own_del_ends_what_was_found(lost: Callable[..., Rig]) -> None:
     assert rig.found() == rig.before  # type: ignore[attr-defined]
 
 
+def test_what_was_found_without_arp_and_multicast_has_both_afterwards(lost: Callable[..., Rig]) -> None:
+    rig = lost()
+    finder(rig).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"})
+    pod = rig.folder / "pod.netns"
+    rig.run_in(pod, "ip", "link", "set", "net1", "arp", "off", "multicast", "off")
+    link = rig.in_pod(pod)
+    assert link is not None
+    assert (link.arp, link.multicast) == (False, False)
+    rig.delete("c1", pod)
+    rig.await_back()
+    link = rig.machine.find_netdev(vf(0))
+    assert link is not None
+    assert (link.arp, link.multicast) == (True, True)
+
+
 def test_without_any_memory_what_can_be_seen_is_restored(lost: Callable[..., Rig]) -> None:
     """Its own MAC address nobody knows any more; all that a neighbour has not is taken off."""
     rig = lost()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import subprocess
 from contextlib import closing
@@ -16,7 +17,9 @@ from agent.hardware import link_messages, rtnetlink, tcx
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Link, LinkChange
 from agent.hardware.netlink import Netlink
+from agent.model.allocation import Undo
 from agent.sim.fabric import device_of
+from cni.modes import moving, returning
 from tests.cni import tiny_node
 from tests.cni.modes.programs import (
     BPF_PROG_TYPE_SCHED_CLS,
@@ -40,12 +43,22 @@ def seen(rig: Rig) -> Link:
     return replace(link, ifindex=0, carrier=False)
 
 
+def flags(rig: Rig) -> set[str]:
+    """Say what `ip` shows of a VF in the host between <>, but for what the other end does to it."""
+    (shown,) = json.loads(
+        subprocess.run(["ip", "-j", "link", "show", seen(rig).name], check=True, capture_output=True, text=True).stdout
+    )
+    return set(shown["flags"]) - {"LOWER_UP", "NO-CARRIER", "M-DOWN"}
+
+
 @pytest.mark.parametrize("namespace_ends", [False, True], ids=["moved", "left alone"])
 @pytest.mark.parametrize(
     "change",
     [
         "link set net1 promisc on",
         "link set net1 allmulticast on",
+        "link set net1 arp off",
+        "link set net1 multicast off",
         "link set net1 txqueuelen 77",
         "link set net1 group 5",
         "link set net1 gso_max_size 4000 gso_max_segs 7",
@@ -56,14 +69,14 @@ def seen(rig: Rig) -> Link:
     ],
 )
 def test_what_a_pod_changed_is_as_it_was(rig: Rig, change: str, namespace_ends: bool) -> None:
-    pod, before = rig.pod(), seen(rig)
+    pod, before, flags_before = rig.pod(), seen(rig), flags(rig)
     rig.add("c1", pod)
     rig.run_in(pod, "ip", *change.split())
     if namespace_ends:
         rig.remove(pod)
     rig.delete("c1", None if namespace_ends else pod)
     rig.await_back()
-    assert (seen(rig), rig.ledger.quarantines()) == (before, ())
+    assert (seen(rig), flags(rig), rig.ledger.quarantines()) == (before, flags_before, ())
 
 
 def test_an_interface_that_was_up_or_promiscuous_before_is_so_again(rig: Rig) -> None:
@@ -76,6 +89,31 @@ def test_an_interface_that_was_up_or_promiscuous_before_is_so_again(rig: Rig) ->
     assert seen(rig) == before
     assert before.up
     assert before.promisc
+
+
+def test_an_interface_without_arp_and_multicast_before_is_so_again(rig: Rig) -> None:
+    subprocess.run(["ip", "link", "set", netdev(0), "arp", "off", "multicast", "off"], check=True)
+    pod, before = rig.pod(), flags(rig)
+    rig.add("c1", pod)
+    rig.run_in(pod, "ip", "link", "set", "net1", "arp", "on", "multicast", "on")
+    rig.delete("c1", pod)
+    rig.await_back()
+    assert flags(rig) == before
+    assert "NOARP" in before
+    assert "MULTICAST" not in before
+
+
+def test_a_row_of_a_version_that_did_not_know_a_flag_leaves_it_alone(rig: Rig) -> None:
+    found = rig.machine.find_netdev(vf(0))
+    assert found is not None
+    undo = replace(moving.record(rig.machine, found, mode="vf"), arp=None, multicast=None)
+    assert not {"arp", "multicast"} & undo.document().keys()
+    subprocess.run(["ip", "link", "set", netdev(0), "arp", "off", "multicast", "off", "promisc", "on"], check=True)
+    before = flags(rig)
+    link, where = rig.machine.find_netdev(vf(0)), moving.by_address(rig.machine, vf(0), "net1")
+    assert link is not None
+    returning.settle(rig.machine, where, Undo.from_document(undo.document()), link, pod_may_hold=False)
+    assert flags(rig) == before - {"PROMISC"} != before
 
 
 def test_queueing_disciplines_addresses_and_routes_end_with_the_move(rig: Rig) -> None:
