@@ -38,6 +38,8 @@ IFLA_EXT_MASK, IFLA_PHYS_PORT_NAME, IFLA_XDP, IFLA_PROP_LIST, IFLA_ALT_IFNAME = 
 OFFLOAD_LIMITS = (41, 40, 58, 63, 64)
 """IFLA_{GSO_MAX_SIZE,GSO_MAX_SEGS,GRO_MAX_SIZE,GSO_IPV4_MAX_SIZE,GRO_IPV4_MAX_SIZE}: the kernel takes them so."""
 IFLA_INFO_KIND = 1
+IFNAMSIZ = 16
+"""With the zero at its end: only alternative names may be longer, and are asked for as such."""
 IFLA_XDP_FD, IFLA_XDP_ATTACHED, IFLA_XDP_FLAGS = 1, 2, 3
 RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS = 1, 8
 IFF_UP = 0x1
@@ -119,8 +121,9 @@ class LinkSocket:
         self._socket.close()
 
     def find(self, name: str) -> LinkMessage | None:
-        """Look a link up by name. Raises OSError."""
-        self._send(RTM_GETLINK, NLM_F_REQUEST, _ANY_LINK + _text(IFLA_IFNAME, name))
+        """Look a link up by its name, or by another name of it. Raises OSError."""
+        kind = IFLA_IFNAME if len(os.fsencode(name)) < IFNAMSIZ else IFLA_ALT_IFNAME
+        self._send(RTM_GETLINK, NLM_F_REQUEST, _ANY_LINK + _text(kind, name))
         answer = self._receive(_RECEIVE_BYTES)  # one message
         if _HEADER.unpack_from(answer)[1] == RTM_NEWLINK:
             return _decode(answer, _HEADER.size)

@@ -95,22 +95,26 @@ def test_a_name_that_is_taken_in_the_pod_is_told_and_undone(rig: Rig) -> None:
     assert (seen(rig), rig.ledger.attachments()) == (before, ())
 
 
+LONG = "enP57949s1f0npf0vf12"
+"""Longer than a name may be, as those of udev often are."""
+
+
 @pytest.mark.parametrize("what", ["name", "altname"])
 def test_an_altname_that_is_taken_in_the_pod_stays_behind_and_comes_again(rig: Rig, what: str) -> None:
     """The kernel refuses the whole move for one alternative name that is taken there."""
-    ip("link", "property", "add", "dev", HOST_NAME, "altname", "enp59s0v0", "altname", "other")
+    ip("link", "property", "add", "dev", HOST_NAME, "altname", "enp59s0v0", "altname", LONG)
     pod, before = rig.pod(), seen(rig)
-    assert before.altnames == ("enp59s0v0", "other")
+    assert before.altnames == ("enp59s0v0", LONG)
     if what == "name":
         rig.run_in(pod, "ip", "link", "add", "enp59s0v0", "type", "bridge")
     else:
         rig.run_in(pod, "ip", "link", "add", "name", "elsewhere", "type", "bridge")
         rig.run_in(pod, "ip", "link", "property", "add", "dev", "elsewhere", "altname", "enp59s0v0")
     rig.add("c1", pod)
-    assert there(rig, pod).altnames == ("other",)
+    assert there(rig, pod).altnames == (LONG,)
     rig.check("c1", pod)
     back(rig, pod)
-    assert set(seen(rig).altnames) == {"enp59s0v0", "other"}
+    assert set(seen(rig).altnames) == {"enp59s0v0", LONG}
     assert replace(seen(rig), altnames=()) == replace(before, altnames=())
 
 
@@ -187,4 +191,14 @@ def test_udev_that_renames_a_vf_on_its_way_back_is_corrected(rig: Rig) -> None:
         pass
     ip("link", "set", link.name, "name", "rename7")
     back(rig, None)
+    assert seen(rig) == before
+
+
+def test_a_long_altname_that_the_pod_took_away_comes_again(rig: Rig) -> None:
+    ip("link", "property", "add", "dev", HOST_NAME, "altname", LONG)
+    pod, before = rig.pod(), seen(rig)
+    rig.add("c1", pod)
+    rig.run_in(pod, "ip", "link", "property", "del", "dev", "net1", "altname", LONG)
+    rig.delete("c1", pod)
+    rig.await_back()
     assert seen(rig) == before
