@@ -132,7 +132,7 @@ class Attaching:
             if found.network is not None:
                 own = netconf.with_network(own, found.network)
             # There is nothing to move then. But what is asked for must not be passed over.
-            if not (self._is_for_programs(found.device) and own.settings.is_empty and not own.function_reset):
+            if not (self._is_for_programs(found.device) and _asks_nothing(own)):
                 targets.append(self._target(call, own, found.resource_name, next(names)))
         return tuple(targets)
 
@@ -274,3 +274,8 @@ class Attaching:
             self._detaching.undo(row, netns)
         except AgentError as error:
             log.error("%s stays in the books as half attached: %s", row.device, error)
+
+
+def _asks_nothing(conf: NetConf) -> bool:
+    """Tell whether a device that programs drive would be attached as it is."""
+    return conf.settings.is_empty and conf.guid is None and conf.pkey is None and not conf.function_reset

@@ -1,5 +1,7 @@
 """GUIDs of an InfiniBand VF: given through its PF, taken when the VF's driver is bound anew, and given back.
 
+A VF that programs drive takes them when a program's driver starts: its PF is all there is to be told.
+
 Binding anew renumbers: the VF's interface, its RDMA device and its character devices come back under whatever
 names and numbers are free. So only one VF of a node is bound anew at a time, and what came back is looked for by
 PCI address. No computer that this was tried on has an InfiniBand adapter: what is known of drivers is from their
@@ -8,15 +10,17 @@ source, and a simulated one stands in the tests.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from agent.errors import HardwareError
+from agent.errors import HardwareError, RequestInvalid
 from agent.hardware import binding
 from agent.hardware.host import Host, Link
 from agent.model.allocation import Undo
+from agent.model.device import LinkLayer, PciDevice, Snapshot
 from cni.modes import pf, rdma
 from cni.modes.moving import POLL_SECONDS
 
@@ -27,6 +31,8 @@ ALL_ONES = "ff:ff:ff:ff:ff:ff:ff:ff"
 EMPTY = frozenset(rdma.digits(guid) for guid in (NONE, ALL_ONES))
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 def recorded(host: Host, device: str, vf_index: int) -> dict[str, object]:
@@ -40,6 +46,36 @@ def recorded(host: Host, device: str, vf_index: int) -> dict[str, object]:
     binding.require_writable(host.root, "binding a VF anew for its GUID")
     found = host.vf_control.guids(uplink.name, vf_index)
     return {"guids": list(found or (NONE, NONE)), "driver": bound}
+
+
+def recorded_on_pf(host: Host, snapshot: Snapshot, facts: PciDevice) -> dict[str, object]:
+    """Say what an undo record must hold before a VF that programs drive gets another GUID: the old ones.
+
+    Raises RequestInvalid if its PF is Ethernet, HardwareError if the PF cannot be asked: what cannot be read could
+    not be put back.
+    """
+    device, uplink, known = facts.address, pf.interface(host, facts.address), snapshot.pf_netdev(facts)
+    if facts.physfn is None or facts.vf_index is None:
+        raise HardwareError(f"guid cannot be set on {device}: it is not a VF, and has its own; leave guid out")
+    if known is not None and known.link_layer is not LinkLayer.INFINIBAND:
+        raise RequestInvalid(not_infiniband("guid", device, facts.physfn))
+    if uplink is None:
+        raise HardwareError(
+            f"guid cannot be set on {device}: its PF {facts.physfn}, which sets it, has no interface in the host:"
+            " load ib_ipoib, or leave guid out"
+        )
+    found = host.vf_control.guids(uplink.name, facts.vf_index)
+    if found is None:
+        raise HardwareError(
+            f"guid cannot be set on {device}: its PF {uplink.name} does not tell which GUIDs the VF has, so they could"
+            " not be put back: take a kernel or a driver that does, or leave guid out"
+        )
+    return {"guids": list(found)}
+
+
+def not_infiniband(key: str, device: str, physfn: str | None) -> str:
+    """Say that a key is for InfiniBand and the device is not."""
+    return f"{key} has no effect on {device}: its PF {physfn} has no InfiniBand port that is known; leave {key} out"
 
 
 def adopted(host: Host, device: str, vf_index: int | None, undo: Undo, before: str) -> Undo:
@@ -79,7 +115,7 @@ def take_back(host: Host, device: str, undo: Undo) -> None:
     if "guids" not in undo.extra:
         return
     driver = str(undo.extra["driver"])
-    node, port = (ALL_ONES if guid == NONE else guid for guid in undo.extra["guids"])
+    node, port = _settable(undo)
     uplink = pf.interface(host, device)
     now = (
         host.vf_control.guids(uplink.name, undo.vf_index) if uplink is not None and undo.vf_index is not None else None
@@ -93,6 +129,45 @@ def take_back(host: Host, device: str, undo: Undo) -> None:
     _set(host, device, undo, node, port)
     rebind(host, device, driver)
     settled(host, device, undo)
+
+
+def set_on_pf(host: Host, device: str, undo: Undo, guid: str) -> None:
+    """Give a VF its GUID on its PF alone, read back. For one without a driver of the host that could take it."""
+    _set(host, device, undo, guid, guid)
+
+
+def put_back_on_pf(host: Host, device: str, undo: Undo) -> None:
+    """Give a VF its former GUIDs again on its PF alone, if it has others, read back. Repeatable.
+
+    All zeros are spelled as ones here, too. Raises HardwareError if the PF has no interface, or other GUIDs.
+    """
+    if "guids" not in undo.extra:
+        return
+    node, port = _settable(undo)
+    uplink = pf.interface(host, device)
+    now = (
+        host.vf_control.guids(uplink.name, undo.vf_index) if uplink is not None and undo.vf_index is not None else None
+    )
+    if now is None or now not in ((node, port), tuple(undo.extra["guids"])):
+        _set(host, device, undo, node, port)
+    if _has_given(host, device, undo):
+        log.warning(
+            "%s is bound to %s now, and keeps the GUID %s of its pod until it is bound anew",
+            device,
+            pf.driver(host, device),
+            undo.extra["rdma_guid"],
+        )
+
+
+def differences(host: Host, device: str, undo: Undo) -> list[str]:
+    """Tell whether the PF has another GUID for the VF than the one that it was given."""
+    uplink, wanted = pf.interface(host, device), undo.extra.get("rdma_guid")
+    if "guids" not in undo.extra or wanted is None or uplink is None or undo.vf_index is None:
+        return []
+    now = host.vf_control.guids(uplink.name, undo.vf_index)
+    if now is None or now == (wanted, wanted):
+        return []
+    return [f"the PF {uplink.name} has the GUIDs {' and '.join(now)}, not {wanted}"]
 
 
 def rebind(host: Host, device: str, driver: str) -> None:
@@ -118,6 +193,12 @@ def _set(host: Host, device: str, undo: Undo, node: str, port: str) -> None:
     if uplink is None or undo.vf_index is None:
         raise HardwareError(f"the PF of {device} has no interface, and GUIDs are set through it: load ib_ipoib")
     host.vf_control.set_guids(uplink.name, undo.vf_index, node, port)
+
+
+def _settable(undo: Undo) -> tuple[str, str]:
+    """Spell the former GUIDs as they can be set."""
+    node, port = (ALL_ONES if guid == NONE else str(guid) for guid in undo.extra["guids"])
+    return node, port
 
 
 def _has_given(host: Host, device: str, undo: Undo) -> bool:

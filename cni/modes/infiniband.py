@@ -131,12 +131,7 @@ def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -
     mac, mtu = link.mac if link is not None else "", request["mtu"] or undo.mtu
     found = moving.link_differences(link, attachment.ifname, mac, mtu, tuple(request.get("altnames", ())))
     found += pf.differences(host, attachment) + rdma.differences(host, attachment, netns)
-    uplink = pf.interface(host, device)
-    if "guids" in undo.extra and uplink is not None and undo.vf_index is not None:
-        wanted, now = undo.extra["rdma_guid"], host.vf_control.guids(uplink.name, undo.vf_index)
-        if now is not None and now != (wanted, wanted):
-            found.append(f"the PF {uplink.name} has the GUIDs {' and '.join(now)}, not {wanted}")
-    return found
+    return found + guid.differences(host, device, undo)
 
 
 def _after_rdma(where: Whereabouts, netns: int, *, moved: bool) -> Link | None:

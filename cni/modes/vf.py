@@ -14,7 +14,7 @@ from agent.errors import DeviceGone, HardwareError, RequestInvalid
 from agent.hardware.host import Host, LinkChange
 from agent.model.allocation import Attachment
 from agent.model.device import Snapshot
-from cni.modes import moving, pf, rdma, returning
+from cni.modes import guid, moving, pf, rdma, returning
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.netconf import NetConf
 
@@ -46,6 +46,8 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         raise HardwareError(f"{device} is bound to {facts.driver}, which gives no interface: bind it to its own driver")
     if conf.function_reset:
         raise RequestInvalid(f"function_reset is for VFs that programs drive, and {device} has a network driver")
+    if conf.guid is not None or conf.pkey is not None:
+        raise RequestInvalid(guid.not_infiniband("guid" if conf.guid is not None else "pkey", device, facts.physfn))
     link = host.find_netdev(device)
     if link is None:
         raise HardwareError(

@@ -1,21 +1,22 @@
 """Mode `vfio`: a VF that a program in the pod drives itself, through vfio or uio.
 
-It has no interface, so there is nothing to move: its PF's settings are all, and the row in the ledger that says
-whose it is. The character device reaches the container by kubelet's grant.
+It has no interface, so there is nothing to move: its PF's settings are all, with the GUIDs on InfiniBand, and the row
+in the ledger that says whose it is. The character device reaches the container by kubelet's grant.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
-from agent.errors import DeviceGone, HardwareError
+from agent.errors import DeviceGone, HardwareError, RequestInvalid
 from agent.hardware import binding
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host
 from agent.model.allocation import Attachment, Undo
-from agent.model.device import Snapshot, drives_for_programs
-from cni.modes import pf
+from agent.model.device import PciDevice, Snapshot, drives_for_programs
+from cni.modes import guid, pf
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.modes.vf import key as key
 from cni.netconf import NetConf
@@ -26,7 +27,8 @@ log = logging.getLogger(__name__)
 def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     """Find the device and record what its PF enforces. Changes nothing.
 
-    Raises DeviceGone for a device that vanished, HardwareError for one that no program can drive.
+    Raises DeviceGone for a device that vanished, HardwareError for one that no program can drive or whose PF cannot
+    do what was asked for, RequestInvalid for a key that is of no use here.
     """
     device, conf = target.device, target.conf
     facts = snapshot.by_address.get(device)
@@ -39,6 +41,11 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         )
     if conf.mtu is not None or conf.altnames:
         log.info("%s has no interface: MTU and names are up to the program that drives it", device)
+    if conf.pkey is not None:
+        raise RequestInvalid(
+            f"pkey cannot be heeded for {device}: it is bound to {bound}, and the program that drives it takes its"
+            " partition from the subnet manager, which gives it by GUID; leave pkey out"
+        )
     if conf.function_reset:
         binding.require_writable(host.root, "functionReset")
         _require_reset(host, device)
@@ -47,18 +54,24 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         if facts.physfn is None:
             raise HardwareError(f"{device} is not a VF: nothing can enforce VLAN, MAC or rates on it")
         undo = pf.with_settings(host, facts, undo, conf.settings)
+    if conf.guid is not None and not _is_passed_over(facts, conf):
+        extra = {**undo.extra, **guid.recorded_on_pf(host, snapshot, facts), "rdma_guid": conf.guid}
+        undo = replace(undo, vf_index=facts.vf_index, extra=extra)
     return Planned(device, target.ifname, undo, device, settings=conf.settings)
 
 
 def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     """Set the VF up on its PF."""
-    pf.apply(host, planned.device, planned.undo, planned.settings)
+    undo = planned.undo
+    pf.apply(host, planned.device, undo, planned.settings)
+    if "guids" in undo.extra:
+        guid.set_on_pf(host, planned.device, undo, str(undo.extra["rdma_guid"]))
     mac = planned.settings.mac or ""
     return InterfaceFacts(planned.ifname, mac, 0, planned.pci_id, in_kernel=False)
 
 
 def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
-    """Reset the function if that was asked for, and put its PF's settings back, verified. Repeatable.
+    """Reset the function if that was asked for, and put its PF's settings and GUIDs back, verified. Repeatable.
 
     A VF that was bound to a network driver meanwhile has an interface in the host; that is left as it is.
     """
@@ -68,6 +81,7 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
     if undo.extra.get("function_reset"):
         _reset_function(host, device)
     pf.restore(host, device, undo)
+    guid.put_back_on_pf(host, device, undo)
     return ()
 
 
@@ -82,10 +96,18 @@ def away(host: Host, attachment: Attachment) -> bool:
 def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
     """Tell what about an attached VF is not as it was set up."""
     bound = pf.driver(host, attachment.device)
-    found = pf.differences(host, attachment)
+    found = pf.differences(host, attachment) + guid.differences(host, attachment.device, attachment.undo)
     if not drives_for_programs(bound):
         found.append(f"{attachment.device} is bound to {bound or 'no driver'} now: no program can drive it")
     return found
+
+
+def _is_passed_over(facts: PciDevice, conf: NetConf) -> bool:
+    """Tell whether a GUID means nothing: ib-kubernetes gives one for a PF too, and ib-sriov has no use for it there."""
+    if facts.physfn is not None or conf.kind != "ib-sriov":
+        return False
+    log.info("%s is not a VF and keeps its own GUID", facts.address)
+    return True
 
 
 def _require_reset(host: Host, device: str) -> None:
