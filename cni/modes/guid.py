@@ -51,8 +51,7 @@ def recorded(host: Host, device: str, vf_index: int) -> dict[str, object]:
 def recorded_on_pf(host: Host, snapshot: Snapshot, facts: PciDevice) -> dict[str, object]:
     """Say what an undo record must hold before a VF that programs drive gets another GUID: the old ones.
 
-    Raises RequestInvalid if its PF is Ethernet, HardwareError if the PF cannot be asked: what cannot be read could
-    not be put back.
+    Zeros if the PF does not tell them. Raises RequestInvalid if it is Ethernet, HardwareError if it cannot be asked.
     """
     device, uplink, known = facts.address, pf.interface(host, facts.address), snapshot.pf_netdev(facts)
     if facts.physfn is None or facts.vf_index is None:
@@ -64,13 +63,7 @@ def recorded_on_pf(host: Host, snapshot: Snapshot, facts: PciDevice) -> dict[str
             f"guid cannot be set on {device}: its PF {facts.physfn}, which sets it, has no interface in the host:"
             " load ib_ipoib, or leave guid out"
         )
-    found = host.vf_control.guids(uplink.name, facts.vf_index)
-    if found is None:
-        raise HardwareError(
-            f"guid cannot be set on {device}: its PF {uplink.name} does not tell which GUIDs the VF has, so they could"
-            " not be put back: take a kernel or a driver that does, or leave guid out"
-        )
-    return {"guids": list(found)}
+    return {"guids": list(host.vf_control.guids(uplink.name, facts.vf_index) or (NONE, NONE))}
 
 
 def not_infiniband(key: str, device: str, physfn: str | None) -> str:

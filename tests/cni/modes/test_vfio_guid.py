@@ -157,11 +157,15 @@ class Silent(RecordedVfControl):
         return None
 
 
-def test_a_guid_that_could_not_be_put_back_is_refused_at_first(own_network: None, tmp_path: Path) -> None:
-    with for_programs(tmp_path, control=Silent(tmp_path / "vf-settings.json")) as rig:
-        with pytest.raises(HardwareError, match=f"guid cannot be set on {vf(0)}: its PF {PF_NETDEV} does not tell"):
-            rig.add("c1", rig.pod(), guid=GUID)
-        assert (guids(rig), rig.ledger.attachments()) == ((guid.NONE, guid.NONE), ())
+def test_a_guid_that_is_not_told_counts_as_none(own_network: None, tmp_path: Path) -> None:
+    file = tmp_path / "vf-settings.json"
+    with for_programs(tmp_path, control=Silent(file)) as rig:
+        pod = rig.pod()
+        rig.add("c1", pod, guid=GUID)
+        assert RecordedVfControl(file).guids(PF_NETDEV, 0) == (GUID, GUID)
+        rig.delete("c1", pod)
+        rig.await_back()
+        assert RecordedVfControl(file).guids(PF_NETDEV, 0) == (guid.ALL_ONES, guid.ALL_ONES)
 
 
 def test_a_guid_is_refused_where_the_pf_has_no_interface(node: Rig) -> None:
