@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -81,7 +81,7 @@ def read(books: Books, *, with_names: bool, with_slots: bool) -> Reading:
     return Reading(
         quarantined={q.device: q.reason for q in books.quarantines()},
         host_names={a.device: a.undo.netdev for a in attached} if with_names else {},
-        holders={g.device: g.resource_name for g in grants if g.device} | ours,
+        holders={device: g.resource_name for g in grants for device in _devices_of(g)} | ours,
         attached=frozenset(ours),
         kept={g.unit_id: g.device for g in grants if g.unit_id.startswith(RAIL_PREFIX)},
         held=Holdings(
@@ -91,6 +91,14 @@ def read(books: Books, *, with_names: bool, with_slots: bool) -> Reading:
         if with_slots
         else NOTHING_HELD,
     )
+
+
+def _devices_of(grant: Grant) -> Iterator[str]:
+    """List what a unit brings. A rail is called by its GPU, and its row names its NIC."""
+    if grant.device:
+        yield grant.device
+    if grant.unit_id.startswith(RAIL_PREFIX):
+        yield grant.unit_id.removeprefix(RAIL_PREFIX)
 
 
 def owners_of(assignment: Assignment) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import Config, Resource, Select, parse_pf
+from agent.config import Config, RailNic, Resource, Select, parse_pf
 from agent.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, node
@@ -108,6 +108,21 @@ def test_a_vf_in_use_is_withheld_while_its_own_resource_is_gone(short_path: Path
             await until(lambda: r.allocatable().get("a/new") == 3)
             r.ledger.release([held])
             await until(lambda: r.allocatable()["a/new"] == 4)
+
+    run(work())
+
+
+def test_both_halves_of_a_rail_in_use_are_withheld_while_its_resource_is_gone(short_path: Path) -> None:
+    async def work() -> None:
+        rails = Resource("a/rail", "rail", nic=RailNic("vf"))
+        async with rig(short_path, snapshot=node(rails=2, vfs=2), resources=(rails,)) as r:
+            await r.run_pod("p", Container("main", (("a/rail", 1),)))
+            (rail,) = r.ledger.grants()
+            await reconfigure(r, GPU, VF)
+            assert reasons(r, "rdma/vf") == {rail.device: "Held"}
+            assert reasons(r, "nvidia.com/gpu") == {rail.unit_id.removeprefix("rail-"): "Held"}
+            r.ledger.release([rail.unit_id])
+            await until(lambda: r.allocatable() == {"a/rail": 0, "rdma/vf": 4, "nvidia.com/gpu": 2})
 
     run(work())
 
