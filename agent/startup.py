@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 from prometheus_client import CollectorRegistry
 
-from agent.config import Config
+from agent.config import Config, Endpoints, load_legible
 from agent.config.sources import Sources
 from agent.endpoints import EndpointServer, Pages
 from agent.errors import ConfigError, RequestInvalid
@@ -62,7 +62,8 @@ def network_problems(config: Config, snapshot: Snapshot) -> list[str]:
 async def await_config(sources: Sources, scan: Callable[[], Snapshot], stop: asyncio.Event) -> Config | None:
     """Read the configuration, waiting for its repair if it is wrong. None if asked to stop meanwhile.
 
-    Meanwhile /healthz is fine and /readyz says what is wrong, on the default address.
+    Meanwhile /healthz is fine and /readyz says what is wrong, where the configuration has them as far as it can be
+    read: kubelet would end an agent whose probes find nobody.
     """
     said: tuple[str, ...] = ()
     wrong: list[str] = []
@@ -77,7 +78,7 @@ async def await_config(sources: Sources, scan: Callable[[], Snapshot], stop: asy
                     log.error("waiting for %s to be repaired", sources)
                     wrong[:] = error.problems
                     if not said:
-                        _explain(stack, wrong)
+                        _explain(stack, wrong, await asyncio.to_thread(_endpoints, sources))
                     said = error.problems
             else:
                 for warning in config.warnings:
@@ -95,14 +96,24 @@ def _load(sources: Sources, scan: Callable[[], Snapshot]) -> Config:
     return config
 
 
-def _explain(stack: ExitStack, wrong: Sequence[str]) -> None:
-    defaults = Config().endpoints
+def _endpoints(sources: Sources) -> Endpoints:
+    if sources.own is None:
+        return Endpoints()
+    try:
+        return load_legible(sources.own)[0].endpoints
+    except ConfigError:
+        return Endpoints()
+
+
+def _explain(stack: ExitStack, wrong: Sequence[str], endpoints: Endpoints) -> None:
+    metrics = Metrics(CollectorRegistry())
+    metrics.reloaded("refused")
     pages = Pages(
-        metrics=Metrics(CollectorRegistry()).render,
+        metrics=metrics.render,
         status=lambda: served({"ready": False, "obstacles": {"config": "; ".join(wrong)}}),
         ready={"config": lambda: "; ".join(wrong)},
     )
     try:
-        stack.callback(EndpointServer.open(defaults.address, defaults.port, pages).close)
+        stack.callback(EndpointServer.open(endpoints.address, endpoints.port, pages).close)
     except ConfigError as error:
         log.warning("the endpoints cannot say so: %s", error)

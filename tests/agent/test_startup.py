@@ -26,9 +26,9 @@ GOOD = "resources: [{name: rdma/vf, kind: vf, select: {pf: [rail0]}, network: n}
 BAD = "rescanSeconds: soon\n"
 
 
-def get(page: str) -> tuple[int, str]:
+def get(page: str, url: str = URL) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(URL + page, timeout=20) as answer:
+        with urllib.request.urlopen(url + page, timeout=20) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -55,11 +55,11 @@ def await_config(path: Path, *steps: Callable[[], Any], stopped: bool = False) -
     return asyncio.run(run())
 
 
-def until_served() -> None:
+def until_served(url: str = URL) -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
-            get("/healthz")
+            get("/healthz", url)
         except OSError:
             time.sleep(0.02)
         else:
@@ -100,6 +100,20 @@ def test_a_bad_file_is_explained_until_it_is_repaired(
         get("/healthz")
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert errors == [f"{path}: {problem}", f"waiting for {path} to be repaired"]
+
+
+def test_probes_find_the_agent_where_a_wrong_configuration_has_its_endpoints(own_network: None, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"endpoints: {{address: 127.0.0.2, port: 9909}}\n{BAD}")
+    seen: list[str] = []
+
+    def look() -> None:
+        until_served("http://127.0.0.2:9909")
+        seen.append(get("/metrics", "http://127.0.0.2:9909")[1])
+        path.write_text(GOOD)
+
+    assert await_config(path, look) is not None
+    assert "\nnodefabric_config_last_reload_success 0.0\n" in seen[0]
 
 
 def test_a_file_that_is_missing_is_waited_for(own_network: None, tmp_path: Path) -> None:
