@@ -1,15 +1,14 @@
 """Take everything off a node that the agent and its plugin have put there.
 
-Only what is known to be the agent's goes: its folders are told by the files that every agent makes in them, files
-in other programs' folders by their names, networks and plugins as `cni.install` and `cni.chain` tell them. Folders
-that kubelet makes for the DaemonSet's mounts go if they are empty. Repeatable, after a crash at any line too.
+Only what is known to be the agent's goes: files by their names, in its own folders too, which may be other programs'
+as well (`stateDir: /data`); networks and plugins as `cni.install` and `cni.chain` tell them. Its folders, and those
+that kubelet makes for the DaemonSet's mounts, go if they are empty. Repeatable, after a crash at any line too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,16 @@ from pathlib import Path
 from agent import device_info
 from agent.errors import InstallFailed, InUse, LedgerError
 from agent.ledger import lock, reading
-from cni import chain, install
+from cni import chain, install, spool
 
-LEDGER = "ledger.db"
+LEDGER, SPOOL = "ledger.db", "spool"
 SHOWN = 8
+MOST_LINKS = 40
+"""As the kernel has it; one in a ring is left as it is."""
+BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(lock.NAME)}")
+"""With what SQLite keeps beside them, the journal, and damaged ones that were set aside."""
+OWN_SOCKETS = re.compile(r"(cni|admin)\.sock|cni\.sock\.ready|\.(cni|admin)\.sock\.[0-9]+")
+"""With the relay's note that the agent was ready, and sockets that were not yet in place."""
 SOCKET = re.compile(r"nodefabric-.+\.sock")
 CDI_SPEC = re.compile(r"nodefabric-(slot|pool)-.+\.json|\.nodefabric-(slot|pool)-.+\.json\.[0-9]+")
 FEATURES = re.compile(r"nodefabric|\.nodefabric\.new")
@@ -45,16 +50,28 @@ class Places:
     state: Path
     run: Path
     cdi: Path
+    boot_id: str = ""
+    """Of the running kernel; empty if it cannot be told."""
 
     def inside(self, path: Path) -> Path:
         """Return where a path of the host is found here.
 
-        /var/run is a link to /run on today's hosts, and an absolute one on some: followed, it would leave `root`.
+        Links on the way are followed as the host follows them: an absolute one, such as /var/run, or a kubelet's
+        folder that was put on another disk, would lead out of `root`.
         """
-        inner = path.relative_to("/")
-        if inner.parts[:2] == ("var", "run") and (self.root / "var/run").is_symlink():
-            inner = inner.relative_to("var")
-        return self.root / inner
+        found, left, links = self.root, list(path.parts[:0:-1]), 0
+        while left:
+            part = left.pop()
+            if part == "..":
+                found = found if found == self.root else found.parent
+                continue
+            found /= part
+            if links < MOST_LINKS and found.is_symlink():
+                links += 1
+                target = found.readlink()
+                found = self.root if target.is_absolute() else found.parent
+                left += target.parts[: 0 if target.is_absolute() else None : -1]
+        return found
 
 
 def uninstall(places: Places, *, instance: str, force: bool = False) -> tuple[str, ...]:
@@ -70,7 +87,8 @@ def uninstall(places: Places, *, instance: str, force: bool = False) -> tuple[st
     try:
         books = reading.read(state / LEDGER)
         resource_names = {grant.resource_name for grant in books.grants}
-        held = [f"{attachment.device} in {attachment.owner.pod}" for attachment in books.attachments]
+        # A reboot has taken every device back from its pod.
+        held = [f"{a.device} in {a.owner.pod}" for a in books.attachments if places.boot_id in ("", a.boot_id)]
     except LedgerError as error:
         held = [f"whatever the books say, for {error}"]
     if held and not force:
@@ -97,16 +115,13 @@ def _remove_files(places: Places, resource_names: Iterable[str]) -> Iterator[str
         (places.cdi, CDI_SPEC),
         (NFD_FEATURES, FEATURES),
         (DEVICE_INFO, re.compile(rf"({granted})-.+-device\.json")),
+        (places.run, OWN_SOCKETS),
+        (places.state / SPOOL, spool.OWN),
+        # Last: whoever is interrupted before it finds the books again.
+        (places.state, BOOKS),
     ):
         yield from _remove_matching(places, folder, pattern)
-    # The state last: whoever is interrupted before it finds the books again.
-    for folder, marker in ((places.run, "*.sock"), (places.state, lock.NAME)):
-        inside = places.inside(folder)
-        if inside.is_dir() and any(inside.glob(marker)):
-            with _told(folder):
-                shutil.rmtree(inside)
-            yield str(folder)
-    for folder in (places.run, places.state, *MADE_FOR_MOUNTS):
+    for folder in (places.run, places.state / SPOOL, places.state, *MADE_FOR_MOUNTS):
         with contextlib.suppress(OSError):  # is not there, or not empty
             places.inside(folder).rmdir()
             yield str(folder)

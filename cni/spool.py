@@ -31,6 +31,8 @@ TELL_EVERY = 60
 _SPOOLED = re.compile(r"[0-9][0-9a-f-]{0,99}\.del")
 _BAD = re.compile(r"[0-9][0-9a-f-]{0,99}\.bad")
 _UNFINISHED = re.compile(r"\.[0-9][0-9a-f-]{0,99}(\.del)?\.tmp")
+OWN = re.compile("|".join(known.pattern for known in (_SPOOLED, _BAD, _UNFINISHED)))
+"""Every file that the relay and the agent make in the folder."""
 
 log = logging.getLogger(__name__)
 Answerer = Callable[[protocol.Request], protocol.Answer]

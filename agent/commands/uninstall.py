@@ -49,6 +49,13 @@ def _host_path(text: str) -> Path:
     return path
 
 
+def _boot_id(root: Path) -> str:
+    try:
+        return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def _uninstall(options: argparse.Namespace) -> int:
     from agent.uninstall import Places, uninstall
 
@@ -60,6 +67,7 @@ def _uninstall(options: argparse.Namespace) -> int:
         state=options.state_dir,
         run=options.run_dir,
         cdi=options.cdi_dir,
+        boot_id=_boot_id(options.root),
     )
     removed = uninstall(places, instance=options.instance, force=options.force)
     show(options, {"removed": removed}, "\n".join(f"removed {what}" for what in removed) or "there was nothing")

@@ -184,6 +184,53 @@ def test_a_folder_that_is_no_agents_is_not_removed(host: Host) -> None:
     assert (host.root / "srv/data").exists()
 
 
+def test_what_others_keep_in_the_agents_folders_stays(host: Host, clean: dict[str, str]) -> None:
+    (host.root / "srv/spool").mkdir(parents=True)
+    host.state, host.run = host.root / "srv", host.root / "run/shared"
+    others = [host.root / name for name in ("srv/data", "srv/spool/mail", "run/shared/docker.sock")]
+    host.state.joinpath("spool").rmdir()
+    host.install()
+    (host.state / "spool/00001770000000000000-0000000042-0123456789abcdef.del").touch()
+    for other in others:
+        other.write_text("theirs")
+    assert host.uninstall("--state-dir", "/srv", "--run-dir", "/run/shared") == 0
+    folders = dict.fromkeys(("srv", "srv/spool", "run/shared"), "folder")
+    assert host.files() == clean | folders | {str(o.relative_to(host.root)): "100644 theirs" for o in others}
+
+
+def test_the_note_that_the_agent_was_ready_goes_without_its_socket_too(host: Host, clean: dict[str, str]) -> None:
+    host.install()
+    (host.run / "cni.sock.ready").touch()
+    (host.run / "cni.sock").unlink()  # as an agent does that ends by itself
+    assert host.uninstall() == 0
+    assert host.files() == clean
+
+
+def test_books_behind_a_link_of_the_hosts_count(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    (host.root / "data/agents").mkdir(parents=True)
+    (host.root / "var/lib/nodefabric").symlink_to("/data/../data/agents/nodefabric")
+    host.state = host.root / "data/agents/nodefabric"
+    host.install()
+    with open_books(host.state) as books:
+        attach(books, VF, owner())
+    assert host.uninstall() == 4
+    assert f"{VF} in default/trainer" in capsys.readouterr().err
+    assert host.uninstall("--force") == 0
+    assert not host.state.exists()
+
+
+def test_a_reboot_has_taken_devices_back(host: Host) -> None:
+    host.install()
+    with open_books(host.state) as books:
+        attach(books, VF, owner())
+    random = host.root / "proc/sys/kernel/random"
+    random.mkdir(parents=True)
+    (random / "boot_id").write_text(f"{books.boot_id}\n")
+    assert host.uninstall() == 4
+    (random / "boot_id").write_text("the next one\n")
+    assert host.uninstall() == 0
+
+
 @pytest.mark.parametrize("path", ["var/lib/nodefabric", "/var/lib/../../etc"])
 def test_a_path_that_leads_elsewhere_is_refused(host: Host, path: str) -> None:
     with pytest.raises(SystemExit) as ended:
