@@ -108,6 +108,8 @@ class Publisher:
         self._accepted: bytes | None = None
         self._written: Mapping[str, Any] = {}
         """What was applied last: the document, perhaps without what others own."""
+        self._is_unsure = False
+        """A write was not answered: the server may have taken it nevertheless."""
         self._looked = False
         self._look_at: float | None = None
         """When the object is built next; None before the first step."""
@@ -160,22 +162,24 @@ class Publisher:
             return self._look_at
         self._looked = True
         self._look_at = now + self._pace.refresh
+        longest = self._pace.refresh  # what the object is made of is asked of this node: it need not be spared
         try:
-            await self._publish(now)
+            document = await self._publication.build()
+            longest = self._pace.retry_cap
+            if document is not None:
+                await self._publish(document, now)
         except AgentError as error:
-            self._failed(error, now)
+            self._failed(error, now, longest)
         else:
             self._went_well()
         if self._accepted is not None and not self._failures:
             self._look_at = min(self._look_at, self._check_at)
         return self._look_at
 
-    async def _publish(self, now: float) -> None:
-        document = await self._publication.build()
-        if document is None:
-            return
+    async def _publish(self, document: Mapping[str, Any], now: float) -> None:
         content = canonical(document)
-        if content == self._accepted and (now < self._check_at or await self._is_there(now)):
+        is_accepted = content == self._accepted and not self._is_unsure
+        if is_accepted and (now < self._check_at or await self._is_there(now)):
             return
         if self._accepted is None and await self._was_left(document):
             self._written = document
@@ -235,9 +239,10 @@ class Publisher:
             await on_own_thread(lambda: self._api.apply(self._kind, document, force=force))
         except Unavailable as error:
             self._metrics.api_write(self._kind.kind, error.reason)
+            self._is_unsure |= not isinstance(error, Refused)
             raise
         self._metrics.api_write(self._kind.kind, "accepted")
-        self._written = document
+        self._written, self._is_unsure = document, False
 
     def _disputed(self, conflict: Conflicted) -> str:
         managers = ", ".join(sorted({manager for _, manager in conflict.owners}))
@@ -250,10 +255,10 @@ class Publisher:
     def _next_check(self, now: float) -> float:
         return now + self._pace.varied(self._pace.heartbeat, self._chance())
 
-    def _failed(self, error: AgentError, now: float) -> None:
+    def _failed(self, error: AgentError, now: float, longest: float) -> None:
         self._failures += 1
         asked = error.retry_after if isinstance(error, Unavailable) else None
-        pause = self._pace.varied(self._pace.retry(self._failures, asked), self._chance())
+        pause = self._pace.varied(min(self._pace.retry(self._failures, asked), longest), self._chance())
         if self._publication.yields(error):
             pause = min(pause, self._pace.coalesce)
         self._look_at = now + pause

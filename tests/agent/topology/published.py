@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from agent.clients.apiserver import TOPOLOGY, ObjectKind
-from agent.errors import Conflicted
+from agent.errors import Conflicted, Unavailable
 from agent.metrics import Metrics
 from agent.topology.publisher import ObjectApi, Pace, Publication, Publisher
 
@@ -33,6 +33,8 @@ class FakeApi:
         self.gets = 0
         self.calls = 0
         self.failing: Exception | None = None
+        self.is_mute = False
+        """It does what it is asked, and its answers do not arrive."""
         self.unreadable: Exception | None = None
         self.stored: dict[str, Any] | None = None
         self.owner: tuple[str, str] | None = None
@@ -53,6 +55,8 @@ class FakeApi:
         self.applied.append(document)
         self.forced.append(force)
         self.stored = dict(document)
+        if self.is_mute:
+            raise Unavailable("timed out")
         return self.stored
 
     @staticmethod

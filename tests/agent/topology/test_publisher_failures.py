@@ -11,7 +11,7 @@ from agent.clients.apiserver import NODE, TOPOLOGY
 from agent.errors import LedgerError, Refused, Unavailable
 from agent.metrics import Metrics
 from agent.topology.publisher import Pace, Publication, Publisher
-from tests.agent.topology.published import CHANGED, SLOW, FakeApi, Node, Rig
+from tests.agent.topology.published import CHANGED, DOCUMENT, SLOW, FakeApi, Node, Rig
 from tests.awaiting import until
 
 
@@ -51,6 +51,19 @@ def test_ten_hours_without_a_server_cost_a_hundred_and_some_attempts_however_muc
 
     asyncio.run(scenario())
     assert 100 < api.calls < 140
+
+
+def test_a_write_whose_answer_is_lost_is_undone_when_the_node_is_again_as_it_was() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 16)
+    node.content, api.is_mute = CHANGED, True
+    rig.pass_time(25, 25)
+    assert api.stored == CHANGED
+    node.content, api.is_mute = DOCUMENT, False
+    rig.pass_time(26, 40)
+    assert api.stored == DOCUMENT
+    assert api.applied == [DOCUMENT, CHANGED, DOCUMENT]
 
 
 def test_a_refusal_is_counted_by_its_reason() -> None:
@@ -125,6 +138,18 @@ def test_a_build_that_fails_with_an_error_of_ours_is_waited_out_and_others_end_t
                 await rig.task
 
     asyncio.run(scenario())
+
+
+def test_a_node_that_could_not_be_asked_for_long_is_published_soon_after_it_answers() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 16)
+    node.failing, node.content = Unavailable("kubelet does not answer"), CHANGED
+    moments = rig.pass_time(25, 625)
+    assert moments[:6] == [25, 26, 28, 32, 40, 50]
+    node.failing = None
+    rig.pass_time(moments[-1] + SLOW.refresh, 640)
+    assert api.applied == [DOCUMENT, CHANGED]
 
 
 def test_pauses_grow_to_the_cap_and_a_server_may_ask_for_more() -> None:
