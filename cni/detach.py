@@ -88,11 +88,28 @@ class Detaching:
         """Promise to detach what this container and interface own. Nothing owned is success."""
         self.underway.overtake(call.container_id, call.ifname)
         rows = self._ledger.attachments_of(call.container_id, call.ifname)
-        if not rows:
-            return
-        self._ledger.begin_detach([row.attachment_id for row in rows])
-        for row in rows:
-            self.start_detach(foreign_lock.completed(row, call), call.netns)
+        if rows:
+            self._ledger.begin_detach([row.attachment_id for row in rows])
+            for row in rows:
+                self.start_detach(foreign_lock.completed(row, call), call.netns)
+        elif self._is_strange(call):
+            log.info("container %s is in no books: its addresses of %s are given back", call.container_id, call.ifname)
+            self.leases.give_back_unbooked(call)
+        self.underway.remember(call.container_id, call.ifname)
+
+    def _is_strange(self, call: Call) -> bool:
+        """Tell whether a call without a row may be about addresses that no row and no owed lease stands for.
+
+        The addresses of a chained call belong to interfaces that only rows name; by the call's own name
+        the cluster's network may have leased.
+        """
+        conf = call.conf
+        return (
+            conf.ipam is not None
+            and (conf.device is not None or conf.master is not None)
+            and not self.underway.has_called(call.container_id, call.ifname)
+            and not self._ledger.has_interface(call.container_id, call.ifname)
+        )
 
     def start_detach(self, row: Attachment, netns: int | None) -> None:
         """Bring a *detaching* row's device back on a thread of its own."""

@@ -57,6 +57,8 @@ class LeaseBook:
         """When a plugin hung last, by its type and where it was looked for."""
         self._orphans = Orphans(ledger.path.parent)
         self._ending = threading.Event()
+        self._beside = threading.Lock()
+        self._is_settling = self._asked_again = False
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -93,6 +95,38 @@ class LeaseBook:
             log.error("the addresses of %s in container %s stay leased: %s", row.ifname, row.owner.container_id, error)
             return False
         return True
+
+    def give_back_unbooked(self, call: Call) -> None:
+        """Promise to give back what a call's network may have leased for an interface that no row is about.
+
+        It may be of a pod from before this plugin, or from before the books were lost. Raises LedgerError.
+        """
+        self._ledger.owe_lease(call.container_id, call.ifname, call.netns_path, request_of(call, call.conf))
+        with self._beside:
+            self._asked_again = True
+            if self._is_settling:
+                return
+            self._is_settling = True
+        try:
+            threading.Thread(target=self._settle_untried, name="leases", daemon=True).start()
+        except RuntimeError as error:  # no more threads: `settle` comes each minute
+            log.error("the addresses of %s are given back later: %s", call.ifname, error)
+            with self._beside:
+                self._is_settling = False
+
+    def _settle_untried(self) -> None:
+        """Give back what nobody has tried to give back yet, until no more of it is promised."""
+        while True:
+            with self._beside:
+                if not self._asked_again or self._ending.is_set():
+                    self._is_settling = False
+                    return
+                self._asked_again = False
+            try:
+                if not self._orphans.may_live():
+                    self._settle_all([lease for lease in self._ledger.owed_leases() if not lease.tried_at])
+            except AgentError as error:
+                log.error("leases are given back later: %s", error)
 
     def check(self, row: Attachment) -> str | None:
         """Tell what is wrong with an attachment's lease, in the plugin's words; None if nothing is."""
@@ -134,8 +168,11 @@ class LeaseBook:
         if self._orphans.may_live():
             return 0, 0
         given_up = self._give_up()
+        return self._settle_all(self._ledger.owed_leases()), given_up
+
+    def _settle_all(self, leases: Sequence[OwedLease]) -> int:
         groups: defaultdict[tuple[str, str], list[OwedLease]] = defaultdict(list)
-        for lease in sorted(self._ledger.owed_leases(), key=lambda lease: (lease.tried_at, lease.lease_id)):
+        for lease in sorted(leases, key=lambda lease: (lease.tried_at, lease.lease_id)):
             network = lease.request["network"] or {"ipam": {"type": ""}}
             groups[network["ipam"]["type"], lease.request["cni_path"]].append(lease)
         waiting = list(groups.values())
@@ -159,7 +196,7 @@ class LeaseBook:
             thread.start()
         for thread in threads:
             thread.join()
-        return sum(settled), given_up
+        return sum(settled)
 
     def _settle_group(self, group: Sequence[OwedLease]) -> int:
         settled = 0
@@ -167,10 +204,13 @@ class LeaseBook:
             if self._ending.is_set():
                 break
             try:
-                with self._alone(lease.container_id, lease.ifname, seconds=0):
+                of = lease.container_id, lease.ifname
+                with self._alone(*of, seconds=0):
                     # An ADD that is under way for the same container returns it first, and asks anew.
-                    if self._ledger.has_interface(lease.container_id, lease.ifname):
+                    if self._ledger.has_interface(*of):
                         continue
+                    if lease.lease_id not in {owed.lease_id for owed in self._ledger.owed_leases_of(*of)}:
+                        continue  # somebody else has given it back since
                     self._delete(lease)
                     self._ledger.settle_lease(lease.lease_id)
                     settled += 1

@@ -1,12 +1,17 @@
-"""Which ADDs are under way, so that a DEL that overtakes one is not lost.
+"""Which ADDs are under way, so that a DEL that overtakes one is not lost; and who has called lately.
 
 A runtime that gives an ADD up sends its DEL at once, and that may come before the ADD has written its row: then
 there is nothing to undo, and nobody would ever come again. So the DEL leaves word here, and the ADD undoes itself.
+
+Who has called before is no stranger: a DEL without a row is a repeated one then, or its ADD has failed.
 """
 
 from __future__ import annotations
 
 import threading
+
+MAX_CALLERS = 1024
+"""Repeated DELs come within minutes, and a node has some hundred pods."""
 
 
 class Underway:
@@ -15,9 +20,12 @@ class Underway:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._adding: dict[tuple[str, str], list[Mark]] = {}
+        self._callers: dict[tuple[str, str], None] = {}
+        """Container and interface, who has called longest ago first."""
 
     def add(self, container_id: str, ifname: str) -> Mark:
         """Return what registers an ADD, for the `with` block in which it runs."""
+        self.remember(container_id, ifname)
         return Mark(self._guard, self._adding, (container_id, ifname))
 
     def overtake(self, container_id: str, ifname: str) -> None:
@@ -25,6 +33,19 @@ class Underway:
         with self._guard:
             for mark in self._adding.get((container_id, ifname), ()):
                 mark.overtaken = mark.overtaken or not mark.closed
+
+    def remember(self, container_id: str, ifname: str) -> None:
+        """Note that a call has come, in place of who has called longest ago if there are too many."""
+        with self._guard:
+            self._callers.pop((container_id, ifname), None)
+            self._callers[container_id, ifname] = None
+            if len(self._callers) > MAX_CALLERS:
+                del self._callers[next(iter(self._callers))]
+
+    def has_called(self, container_id: str, ifname: str) -> bool:
+        """Tell whether a call is remembered. An agent that has just started remembers none."""
+        with self._guard:
+            return (container_id, ifname) in self._callers
 
 
 class Mark:

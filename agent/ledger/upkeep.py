@@ -5,7 +5,9 @@ All of it is bounded: one row per device, and leases that nobody takes back are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from agent.ledger import rows
 from agent.ledger.database import Database
@@ -43,6 +45,24 @@ class UpkeepBook(Database):
             "SELECT * FROM owed_leases WHERE container_id = ? AND ifname = ? ORDER BY lease_id", (container_id, ifname)
         )
         return tuple(map(rows.owed_lease, found))
+
+    def owe_lease(self, container_id: str, ifname: str, netns_path: str, request: Mapping[str, Any]) -> None:
+        """Note that addresses of an interface without a row are to be given back, unless some of it are already.
+
+        Nothing else tells of them, so this outlives a power cut.
+        """
+
+        def write() -> None:
+            self._db.execute(
+                "INSERT INTO owed_leases (container_id, ifname, netns_path, request, since) SELECT ?, ?, ?, ?, ?"
+                " WHERE NOT EXISTS (SELECT * FROM owed_leases WHERE container_id = ? AND ifname = ?)",
+                (
+                    *(container_id, ifname, netns_path, json.dumps(dict(request)), self._clock()),
+                    *(container_id, ifname),
+                ),
+            )
+
+        self._write(write)
 
     def settle_lease(self, lease_id: int) -> None:
         """Forget addresses that were given back."""

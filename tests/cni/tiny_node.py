@@ -165,9 +165,9 @@ class Rig:
         with self.call(container_id, pod, conf if chained else {"deviceID": vf(0), **conf}, ifname) as call:
             return self.attachments.add(call)
 
-    def delete(self, container_id: str, pod: Path | None, ifname: str = "net1") -> None:
+    def delete(self, container_id: str, pod: Path | None, ifname: str = "net1", **conf: Any) -> None:
         """DEL, as runtimes do it: with or without a namespace."""
-        with self.call(container_id, pod, {}, ifname) as call:
+        with self.call(container_id, pod, conf, ifname) as call:
             self.attachments.delete(call)
 
     def check(self, container_id: str, pod: Path, ifname: str = "net1", **conf: Any) -> None:

@@ -197,6 +197,18 @@ def test_owed_leases_outlive_their_device_until_they_are_settled(tmp_path: Path)
         assert books.owed_leases() == ()
 
 
+def test_leases_without_a_row_are_owed_once_however_often_that_is_promised(tmp_path: Path) -> None:
+    request = {"network": {"ipam": {"type": "stub"}}}
+    with open_books(tmp_path) as books:
+        for _ in range(2):
+            books.owe_lease("c1", "net1", "/netns", request)
+        books.owe_lease("c1", "net2", "/netns", request)
+    with open_books(tmp_path) as books:
+        first, second = books.owed_leases()
+        assert (first.container_id, first.ifname, first.netns_path, first.request) == ("c1", "net1", "/netns", request)
+        assert second.ifname == "net2"
+
+
 def test_quarantine_ends_when_told(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         books.quarantine(VF, "reason")
