@@ -19,7 +19,7 @@ from agent.clients.apiserver import NODE, NUMATOPOLOGY, TOPOLOGY
 from agent.clients.kubelet import Allocatable, PodDevices
 from agent.clients.pod_watch import PodLister, PodWatch, WatchedPod
 from agent.config.topology import Topology
-from agent.errors import AgentError, HardwareError
+from agent.errors import AgentError, HardwareError, Refused
 from agent.hardware.port_counters import read_port_counts
 from agent.hardware.sysfs_cpu import read_cpu_places
 from agent.metrics import Metrics
@@ -97,6 +97,7 @@ class Publications:
         self._kubelet_config = KubeletConfigFile(config.kubelet_config, config.kubelet_config_dir)
         self._places: tuple[frozenset[int], Mapping[int, CpuPlace]] = frozenset(), {}
         self._with_pods = True
+        self._takes_back = True
         self._problems: dict[str, str] = {}
         self._state_lock = asyncio.Lock()
         self._state_at = 0.0
@@ -193,7 +194,7 @@ class Publications:
         if config.volcano:
             wanted.append(Publication(NUMATOPOLOGY, self._numatopology, yields=self._goes_without_pods))
         # Also without labels or annotation of its own: what an earlier configuration put there is taken back.
-        wanted.append(Publication(NODE, self._own_node, takes_over=False))
+        wanted.append(Publication(NODE, self._own_node, takes_over=False, yields=self._leaves_node))
 
         def publisher(publication: Publication) -> Publisher:
             kind = publication.kind.kind
@@ -231,7 +232,17 @@ class Publications:
             return True
         return False
 
+    def _leaves_node(self, error: AgentError) -> bool:
+        """Leave on the Node what is wanted no more where the right to write it went with what was wanted."""
+        if isinstance(error, Refused) and not self._config.writes_node:
+            self._takes_back = False
+            log.warning("what an earlier configuration put on the Node stays there: %s", error)
+            return True
+        return False
+
     async def _own_node(self) -> Mapping[str, Any] | None:
+        if not self._takes_back:
+            return None
         assert self._node is not None
         return await self._node_object.build(self._node)
 

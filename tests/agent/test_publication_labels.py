@@ -13,6 +13,7 @@ import pytest
 from agent.config.labels import LabelRule, Labels
 from agent.config.topology import Topology
 from agent.model.device import LinkLayer, Netdev, Snapshot
+from agent.sim.api_state import Fault
 from agent.sim.apiserver import ApiServerStandIn
 from tests.agent.hardware.frames import announcement, run, send
 from tests.agent.publications import QUICK, Rig
@@ -39,6 +40,30 @@ def test_labels_are_applied_beside_those_of_others_and_taken_back_when_they_are_
         asyncio.run(scenario(labelled(*rules), both, server))
         asyncio.run(scenario(labelled(rules[0]), {"example.com/rails": "8"}, server))
         asyncio.run(scenario(replace(QUICK, labels=Labels()), {}, server))
+
+
+def test_labels_that_may_not_be_taken_back_any_more_are_no_lasting_problem(tmp_path: Path) -> None:
+    wanted = {"example.com/rails": "8"}
+
+    async def labels_them(server: ApiServerStandIn) -> None:
+        async with Rig(tmp_path, labelled(LabelRule("example.com/rails", "rails")), server=server) as rig:
+            await until(lambda: rig.labels().items() >= wanted.items())
+
+    async def wants_none(server: ApiServerStandIn) -> None:
+        async with Rig(tmp_path, QUICK, server=server) as rig:
+            await until(lambda: len(rig.complaints) > 1)
+            assert "Node cannot be published" in str(rig.complaints[0])
+            await until(lambda: rig.complaints[-1] is None)
+            rig.inventory.change(rig.inventory.snapshot)
+            await asyncio.sleep(0.2)
+            assert rig.complaints[-1] is None
+            assert rig.labels().items() >= wanted.items()
+
+    with ApiServerStandIn() as server:
+        server.state.add_node("worker-1")
+        asyncio.run(labels_them(server))
+        server.state.set_fault(Fault(status=403, path="/api/v1/nodes/worker-1?fieldManager"))
+        asyncio.run(wants_none(server))
 
 
 def test_a_label_that_somebody_else_has_set_stays_his_and_is_named(tmp_path: Path) -> None:
