@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from agent.config import Resource, SharedPool
 from agent.model.device import Snapshot
+from agent.model.health import Health
 from agent.model.nic_health import judge_missing
+from deviceplugin.rails import nic_resource
 from deviceplugin.unit import Unit
 
 
@@ -64,15 +66,23 @@ def miss(
             began = missed.since.get(unit.unit_id, now)
             if (now >= began + keep_seconds or _was_cut_out(unit, snapshot)) and unit.device not in held:
                 continue
-            needs = unit.rdma_devices if unit.kind == "hca" else ()
-            drivers = resource.select.drivers if resource.kind != "gpu" else ()
-            health = judge_missing(unit.device, needs, drivers, snapshot)
+            health = _judge(resource, unit, snapshot)
             if health is not None:
                 kept.append(replace(unit, health=health))
                 since[unit.unit_id] = began
         if kept:
             units[resource.name] = tuple(kept)
     return Missing(since, units) if units else NOBODY_MISSED
+
+
+def _judge(resource: Resource, unit: Unit, snapshot: Snapshot) -> Health | None:
+    """Say why a unit is no longer listed; None if that is no fault. A rail is its GPU and its NIC."""
+    if resource.kind == "rail" and unit.gpu not in snapshot.gpu_by_uuid:
+        return judge_missing(unit.gpu, (), (), snapshot)
+    half = nic_resource(resource) if resource.kind == "rail" else resource
+    needs = unit.rdma_devices if "hca" in (unit.kind, half.kind) else ()
+    drivers = half.select.drivers if resource.kind != "gpu" else ()
+    return judge_missing(unit.device, needs, drivers, snapshot)
 
 
 def _was_cut_out(unit: Unit, snapshot: Snapshot) -> bool:

@@ -1,20 +1,22 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
-from agent.config import HealthSettings, Resource, Select
+from agent.config import HealthSettings, RailNic, Resource, Select
 from agent.health import HealthBook
 from agent.model.device import Snapshot
 from deviceplugin.books import Reading
 from deviceplugin.gpu_response import GpuFiles
 from deviceplugin.offers import Offers, differs_in_pods_only
-from tests.deviceplugin.machines import change, netdev, node, without
+from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
 
 PF, VF = "0000:12:00.0", "0000:12:00.1"
 RESOURCES = (Resource("rdma/hca", "hca", shares=4), Resource("rdma/vf", "vf"), Resource("nvidia.com/gpu", "gpu"))
 FILES, BOOKS = GpuFiles(), Reading()
+SMALL = node(rails=2, vfs=1)
 
 
 def offers() -> Offers:
@@ -75,3 +77,24 @@ def test_only_interfaces_of_vfs_are_beside_the_point(other: Snapshot, is_beside_
         rdma_cm=True,
     )
     assert differs_in_pods_only(before, shared) is is_beside_the_point
+
+
+@pytest.mark.parametrize(
+    ("nic", "later", "reason"),
+    [
+        (RailNic("vf"), replace(SMALL, gpus=SMALL.gpus[1:]), "DeviceGone"),
+        (RailNic("vf"), replace(SMALL, gpus=()), "DeviceGone"),
+        (RailNic("vf", Select(drivers=("mlx5_core",))), change(SMALL, VF, driver="vfio-pci"), "WrongDriver"),
+        (RailNic("hca", shares=1), change(SMALL, PF, rdma_devices=()), "NoRdmaDevice"),
+    ],
+    ids=["its GPU is gone", "the GPU driver is gone", "its VF has another driver", "its HCA is no HCA any more"],
+)
+def test_a_rail_that_has_lost_a_half_is_listed_with_the_reason(nic: RailNic, later: Snapshot, reason: str) -> None:
+    made, rails = Offers(HealthBook(), time.monotonic), (Resource("rdma/rail", "rail", nic=nic),)
+    before = made.make(rails, SMALL, FILES, BOOKS)
+    after = made.make(rails, later, FILES, BOOKS)
+    assert before is not None
+    assert after is not None
+    first = before.units["rdma/rail"][0]
+    assert (first.gpu, first.health.reason) == (gpu_uuid(0), "")
+    assert after.by_id[first.unit_id].health.reason == reason
