@@ -39,6 +39,8 @@ from deviceplugin.unit import Unit
 
 SETTLE_SECONDS = 0.05
 """Ledger changes come in bursts; the lists follow the last one."""
+FILES_SECONDS = 5.0
+"""Between two looks at what GPUs are passed by: their toolkit may write its CDI spec long after the driver came."""
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class DevicePlugins:
         pods: Callable[[], Awaitable[Sequence[PodDevices]]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         pace: Pace = DEFAULT_PACE,
+        files_seconds: float = FILES_SECONDS,
     ) -> None:
         """Join the parts. `device_info` is where Multus reads what granted VFs are; None to tell nobody.
 
@@ -117,6 +120,7 @@ class DevicePlugins:
         self._health = health or HealthBook(HealthSettings(0, 0, 0), clock)
         self._ledger = ledger
         self._gpu_files = gpu_files
+        self._files_seconds = files_seconds
         self._observe = observe
         self._pace = pace
         self._servers: dict[str, ResourceServer] = {}
@@ -257,7 +261,7 @@ class DevicePlugins:
 
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
         """Post new lists whenever the snapshot, the books or the configuration ask for them."""
-        snapshot = self._inventory.snapshot
+        snapshot, looked_at = self._inventory.snapshot, self._clock()
         files = await asyncio.to_thread(self._gpu_files)
         offers, books = Offers(self._health, self._clock), Reading()
         while True:
@@ -275,9 +279,16 @@ class DevicePlugins:
             self._serve(tasks)
             self._offered.set()
             await self._inform()
-            newer = await self._next(snapshot, offers.seconds_to_look())
-            if newer is not snapshot:
+            newer = await self._next(snapshot, offers.seconds_to_look(), self._seconds_to_files(snapshot, looked_at))
+            if newer is not snapshot or self._seconds_to_files(snapshot, looked_at) == 0:
+                looked_at = self._clock()
                 snapshot, files = newer, await asyncio.to_thread(self._gpu_files)
+
+    def _seconds_to_files(self, snapshot: Snapshot, looked_at: float) -> float | None:
+        """Tell in how many seconds a look at the GPUs' files is due; None if nobody is granted GPUs here."""
+        if not snapshot.gpus or all(resource.kind not in ("gpu", "rail") for resource in self._resources):
+            return None
+        return max(0.0, looked_at + self._files_seconds - self._clock())
 
     def _make(
         self, offers: Offers, resources: tuple[Resource, ...], snapshot: Snapshot, files: GpuFiles, books: Reading
@@ -295,8 +306,9 @@ class DevicePlugins:
             except LedgerError as error:
                 log.warning("device-info files stay as they are: %s", error)
 
-    async def _next(self, snapshot: Snapshot, seconds: float | None) -> Snapshot:
-        """Wait for a newer snapshot, for a change in the books or in health, or for the time when that is due."""
+    async def _next(self, snapshot: Snapshot, *dues: float | None) -> Snapshot:
+        """Wait for a newer snapshot, for a change in the books or in health, or for the first of `dues` (seconds)."""
+        seconds = min((due for due in dues if due is not None), default=None)
         newer = asyncio.ensure_future(self._inventory.newer_than(snapshot.generation))
         books = asyncio.ensure_future(self._books_changed.wait())
         health = asyncio.ensure_future(self._health_changed.wait())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from agent.model.device import Snapshot
 from agent.sim.kubelet import Kubelet
 from agent.sim.plugins import Call
 from agent.sim.pods import Container, PodSpec
+from deviceplugin.gpu_response import GpuFiles
 from deviceplugin.plugins import Books, DevicePlugins
 from deviceplugin.registration import Pace
 from deviceplugin.server import Observe, unobserved
@@ -65,6 +66,7 @@ async def rig(
     observe: Observe = unobserved,
     device_info: Path | None = None,
     health: HealthBook | None = None,
+    gpu_files: Callable[[], GpuFiles] = GpuFiles,
 ) -> AsyncIterator[Rig]:
     """Start both sides and wait until kubelet knows all units."""
     kubelet = new_kubelet(folder, seed)
@@ -73,7 +75,15 @@ async def rig(
     ledger = Ledger.open(folder / "ledger.db", "boot")
     config = Config(resources=resources, kubelet_dir=folder, cdi_dir=folder / "cdi")
     plugins = DevicePlugins(
-        config, inventory, book or ledger, observe=observe, device_info=device_info, health=health, pace=QUICK
+        config,
+        inventory,
+        book or ledger,
+        observe=observe,
+        gpu_files=gpu_files,
+        device_info=device_info,
+        health=health,
+        pace=QUICK,
+        files_seconds=0.1,
     )
     running = asyncio.create_task(plugins.run())
     try:

@@ -10,10 +10,12 @@ import pytest
 from agent.config import Resource
 from agent.model.device import NO_NUMA_NODE
 from agent.sim.pods import Container
+from deviceplugin.gpu_response import GpuFiles
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
 from tests.deviceplugin.rig import RESOURCES, VF_ONLY, rig, run
 
+GPU = RESOURCES[2]
 THREE = Container("main", (("rdma/hca", 1), ("rdma/vf", 1), ("nvidia.com/gpu", 1)))
 
 
@@ -113,6 +115,22 @@ def test_the_lists_follow_the_hardware(short_path: Path) -> None:
             await until(lambda: r.allocatable()["rdma/vf"] == 28)
             await r.inventory.publish(without(node(vfs=7), "0000:12:00.1"))
             await until(lambda: r.allocatable()["rdma/vf"] == 27)
+
+    run(work())
+
+
+def test_a_cdi_spec_that_comes_after_the_gpus_is_heeded_though_no_hardware_changes(short_path: Path) -> None:
+    files = GpuFiles()
+
+    async def work() -> None:
+        nonlocal files
+        async with rig(short_path, resources=(GPU,), gpu_files=lambda: files) as r:
+            (before,) = await r.plugins.allocator.allocate(GPU.name, [[gpu_uuid(0)]])
+            assert before.cdi_devices == ()
+            files = GpuFiles(cdi_names=frozenset({gpu_uuid(0)}))
+            await until(lambda: r.plugins.allocator.offer.gpu_files == files)
+            (after,) = await r.plugins.allocator.allocate(GPU.name, [[gpu_uuid(0)]])
+            assert (after.cdi_devices, after.envs) == ((f"nvidia.com/gpu={gpu_uuid(0)}",), ())
 
     run(work())
 
