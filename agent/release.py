@@ -14,7 +14,7 @@ from agent import admin
 from agent.clients.cri import ContainerRuntime
 from agent.clients.kubelet import PodResources
 from agent.config import Config
-from agent.errors import AgentError, InUse, LedgerInUse, RequestInvalid, Unavailable, UnknownDevice
+from agent.errors import AgentError, ConfigError, InUse, LedgerInUse, RequestInvalid, Unavailable, UnknownDevice
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.ledger.lock import claim, is_claimed
@@ -79,16 +79,19 @@ def _nobody_answers(row: Attachment) -> bool | None:
     return None
 
 
-def release(config: Config, wish: Wish, open_host: Callable[[], Host]) -> str:
+def release(config: Config, wish: Wish, open_host: Callable[[], Host], *, wrong: ConfigError | None = None) -> str:
     """Release a device and tell what was done.
 
-    Raises InUse for a device that a pod may use, Unavailable if an agent has the books and does not answer,
+    `wrong` is what is the matter with the configuration: a running agent may have refused it, and is asked. Raises it
+    if none answers, InUse for a device that a pod may use, Unavailable if an agent has the books and does not answer,
     and AgentError for all else that keeps it.
     """
     wish_of(request(wish))
     try:
         return admin.ask(config.admin_socket, request(wish))
     except Unavailable as error:
+        if wrong is not None:
+            raise wrong from error
         no_answer = error
         if not config.ledger_path.exists() and not is_claimed(config.state_dir):
             raise UnknownDevice(f"no agent has been here: {config.ledger_path} is not there, and {error}") from error

@@ -9,6 +9,7 @@ from agent import config as configuration
 from agent import logs
 from agent.commands.exits import DONE
 from agent.commands.options import Command, add_config, add_output, show
+from agent.errors import Unavailable
 
 
 def add(command: Command) -> None:
@@ -30,6 +31,12 @@ def _pause(options: argparse.Namespace) -> int:
     from agent.gpu_pause import pause
 
     logs.configure(sys.stderr, "WARNING", "auto")
-    done = pause(configuration.load(options.config), options.gpus, options.seconds)
+    config, wrong = configuration.load_legible(options.config)
+    try:
+        done = pause(config, options.gpus, options.seconds)
+    except Unavailable as error:
+        if wrong is not None:  # a running agent may have refused it
+            raise wrong from error
+        raise
     show(options, {"gpus": options.gpus, "seconds": options.seconds, "done": done}, done)
     return DONE

@@ -27,7 +27,8 @@ def _release(options: argparse.Namespace) -> int:
     from cni.release import Wish
 
     logs.configure(sys.stderr, "WARNING", "auto")
-    config = configuration.load(options.config)
-    done = release(config, Wish(options.device, options.reason, options.force), lambda: open_host(options))
+    config, wrong = configuration.load_legible(options.config)
+    wish = Wish(options.device, options.reason, options.force)
+    done = release(config, wish, lambda: open_host(options), wrong=wrong)
     show(options, {"device": options.device, "done": done}, done)
     return DONE

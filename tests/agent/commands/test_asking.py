@@ -14,6 +14,7 @@ import pytest
 from agent import config as configuration
 from agent import status
 from agent.__main__ import main
+from agent.admin import AdminServer
 from agent.doctor.collect import agent_answers
 from agent.endpoints import EndpointServer, Pages
 from agent.events import Events
@@ -54,13 +55,30 @@ def test_an_agent_that_has_refused_the_new_configuration_is_asked_all_the_same(
     assert expected in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["status", "events"])
+@pytest.mark.parametrize("command", [("release", "0000:3b:00.2", "--reason", "stuck"), ("pause-gpus", "0")])
+def test_so_is_one_that_is_to_do_something(
+    short_folder: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    path = short_folder / "config.yaml"
+    path.write_text(f"{{stateDir: {short_folder}/state, runDir: {short_folder}, resources: [{{kind: vff}}]}}")
+    server = AdminServer(short_folder / "admin.sock", lambda asked: f"did {asked['command']}")
+    server.start()
+    try:
+        assert main([*command, "--config", str(path)]) == 0
+    finally:
+        server.close()
+    assert capsys.readouterr().out == f"did {command[0]}\n"
+
+
+@pytest.mark.parametrize(
+    "command", [("status",), ("events",), ("release", "0000:3b:00.2", "--reason", "stuck"), ("pause-gpus", "0")]
+)
 def test_a_wrong_configuration_without_an_agent_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text("{endpoints: {port: 1}, resources: [{kind: vff}]}")
-    assert main([command, "--config", str(path)]) == 2
+    path.write_text(f"{{endpoints: {{port: 1}}, runDir: {tmp_path}, resources: [{{kind: vff}}]}}")
+    assert main([*command, "--config", str(path)]) == 2
     assert f"{path}: " in capsys.readouterr().err
 
 
