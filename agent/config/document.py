@@ -19,7 +19,7 @@ from agent.config.shape import Shape, read_any
 from agent.config.topology import read_topology
 from agent.config.values import SHARED_MODES, Config, Network, Resource
 from agent.errors import ConfigError
-from agent.model.device import LinkLayer
+from agent.model.device import LinkLayer, drives_for_programs
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RESCAN_SECONDS = 3600
@@ -213,6 +213,13 @@ def _check_network(top: Reader, i: int, resource: Resource, networks: tuple[Netw
         )
     if kind == "vf" and mode in SHARED_MODES:
         top.note(f"resources[{i}].network", f"{resource.network!r} has mode {mode}, which is for kind hca, not vf")
+    drivers = (resource.nic.select if resource.kind == "rail" else resource.select).drivers
+    if network.netconf.get("rdma") is True and drivers and all(map(drives_for_programs, drivers)):
+        top.note(
+            f"resources[{i}].network",
+            f"{resource.network!r} says rdma: true, and the resource selects devices of {' and '.join(drivers)}, which"
+            " makes no RDMA device: leave rdma out, or take another network",
+        )
 
 
 def _absolute(text: str) -> Path:

@@ -41,6 +41,12 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         )
     if conf.mtu is not None or conf.altnames:
         log.info("%s has no interface: MTU and names are up to the program that drives it", device)
+    if conf.rdma and not _is_whole_and_old(facts, conf):
+        key = "rdmaIsolation" if conf.kind == "ib-sriov" else "rdma"
+        raise RequestInvalid(
+            f"{key}: true cannot be heeded for {device}: it is bound to {bound}, which makes no RDMA device that could"
+            f" go along; leave {key} out, or bind the VF to its own driver"
+        )
     if conf.pkey is not None:
         raise RequestInvalid(
             f"pkey cannot be heeded for {device}: it is bound to {bound}, and the program that drives it takes its"
@@ -102,9 +108,14 @@ def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -
     return found
 
 
+def _is_whole_and_old(facts: PciDevice, conf: NetConf) -> bool:
+    """Tell whether this is a PF by a configuration of ib-sriov, which has no use for what is meant for VFs there."""
+    return facts.physfn is None and conf.kind == "ib-sriov"
+
+
 def _is_passed_over(facts: PciDevice, conf: NetConf) -> bool:
-    """Tell whether a GUID means nothing: ib-kubernetes gives one for a PF too, and ib-sriov has no use for it there."""
-    if facts.physfn is not None or conf.kind != "ib-sriov":
+    """Tell whether a GUID means nothing: ib-kubernetes gives one for a PF too."""
+    if not _is_whole_and_old(facts, conf):
         return False
     log.info("%s is not a VF and keeps its own GUID", facts.address)
     return True

@@ -345,6 +345,27 @@ def test_a_network_must_suit_its_resource(kind: str, mode: str, wrong: str | Non
         assert wrong in problem
 
 
+@pytest.mark.parametrize(
+    ("drivers", "rdma", "is_wrong"),
+    [
+        ("[vfio-pci]", "true", True),
+        ("[vfio-pci, igb_uio]", "true", True),
+        ("[vfio-pci, mlx5_core]", "true", False),
+        ("[vfio-pci]", "false", False),
+        ("[]", "true", False),
+    ],
+)
+@pytest.mark.parametrize("shape", ["{{kind: vf, {}}}", "{{kind: rail, nic: {{kind: vf, {}}}}}"])
+def test_devices_for_programs_cannot_bring_an_rdma_device(shape: str, drivers: str, rdma: str, is_wrong: bool) -> None:
+    resource = shape.format(f"select: {{drivers: {drivers}}}").replace("{kind", "{name: a/b, network: n, kind", 1)
+    text = f"resources: [{resource}]\nnetworks: [{{name: n, rdma: {rdma}}}]"
+    if not is_wrong:
+        assert config.parse(text, "file").resources[0].network == "n"
+        return
+    (problem,) = problems_of(text)
+    assert problem.startswith("resources[0].network: 'n' says rdma: true, and the resource selects devices of vfio-pci")
+
+
 def test_errors_of_gpus_are_ignored_or_fatal_by_number_or_all_at_once() -> None:
     health = config.parse("health: {ignoredXids: [all], fatalXids: [48, 79], xidQuietSeconds: 60}", "test").health
     assert [health.gpu_policy.classify(xid).value for xid in (48, 74, 13)] == ["fatal", "application", "application"]

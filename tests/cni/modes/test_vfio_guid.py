@@ -182,6 +182,18 @@ def test_a_partition_is_refused(node: Rig) -> None:
     assert node.ledger.attachments() == ()
 
 
+@pytest.mark.parametrize(
+    ("conf", "key"), [({"rdma": True}, "rdma"), ({"type": "ib-sriov", "rdmaIsolation": True}, "rdmaIsolation")]
+)
+def test_an_rdma_device_that_must_go_along_is_refused(node: Rig, conf: dict[str, Any], key: str) -> None:
+    with pytest.raises(
+        RequestInvalid, match=f"{key}: true cannot be heeded for {vf(0)}: it is bound to vfio-pci.*leave"
+    ):
+        node.add("c1", node.pod(), "net1", **conf)
+    assert node.ledger.attachments() == ()
+    node.add("c1", node.pod("other"), rdma=False)
+
+
 def test_the_partition_of_ib_sriov_is_for_ib_kubernetes_alone(node: Rig) -> None:
     node.add("c1", node.pod(), type="ib-sriov", pkey="0x8001", guid=GUID)
     assert guids(node) == (GUID, GUID)
@@ -215,7 +227,8 @@ def test_a_whole_adapter_keeps_its_own_guid_which_only_ib_sriov_passes_over(
         (device / "physfn").unlink()
     with open_rig(tmp_path) as rig:
         if kind == "ib-sriov":
-            rig.add("c1", rig.pod(), type=kind, vfioPciMode=True, runtimeConfig={"infinibandGUID": GUID})
+            asked = {"rdmaIsolation": True, "runtimeConfig": {"infinibandGUID": GUID}}
+            rig.add("c1", rig.pod(), "net1", type=kind, vfioPciMode=True, **asked)
         else:
             with pytest.raises(HardwareError, match=f"guid cannot be set on {vf(0)}: it is not a VF"):
                 rig.add("c1", rig.pod(), guid=GUID)
