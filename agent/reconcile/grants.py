@@ -64,18 +64,22 @@ def decide(
     offered: Mapping[str, str] | None,
     attached: Collection[str],
     moved: Mapping[str, str],
+    asked_at: float,
     unclaimed_before: float,
 ) -> tuple[Action, ...]:
     """Compare the grants with kubelet's word, which is the authority on who holds a unit.
 
     `offered` maps unit IDs to devices, None before the first offer; `attached` are devices in pods, whose
     grants stay whatever kubelet has forgotten: one that has restarted while the API server is away knows
-    no pods, though they run. `moved` maps addresses of the last boot to where those VFs are now.
+    no pods, though they run. `moved` maps addresses of the last boot to where those VFs are now. Kubelet was asked
+    at `asked_at`: of what was granted since it has said nothing.
     """
     granted = {grant.unit_id: grant for grant in grants}
     actions: list[Action] = []
     for claim in claims:
         grant = granted.get(claim.unit_id)
+        if grant is not None and grant.granted_at >= asked_at:
+            continue
         if grant is None and offered is not None and claim.unit_id in offered:
             actions.append(TakeOver(claim, offered[claim.unit_id]))
         elif grant is not None and (grant.pod is None or _differs(grant.pod, claim.pod)):

@@ -335,7 +335,8 @@ class Reconciler:
             return
         offered = self._devices_of_units()
         self._is_too_early = offered is None
-        before = self._clock() - UNCLAIMED_SECONDS
+        # Not by the clock of now: healing may have taken minutes, in which pods were granted units.
+        before = self._asked_at - UNCLAIMED_SECONDS
         try:
             for action in grants.decide(
                 self._ledger.grants(),
@@ -343,6 +344,7 @@ class Reconciler:
                 offered=offered,
                 attached={row.device for row in self._ledger.attachments()},
                 moved=self._moved or {},
+                asked_at=self._asked_at,
                 unclaimed_before=before,
             ):
                 self._carry_out(action, before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from agent.clients.cri import Sandbox
@@ -106,12 +106,14 @@ class Scene:
         self.sandboxes: Sequence[Sandbox] | Exception = ()
         self.pods: frozenset[tuple[str, str]] = frozenset()
         self.complaints: list[str | None] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+        """What happens after kubelet was asked, while devices are healed."""
         self.reconciler = Reconciler(
             books,
             cast(Attachments, self.hands),
             claims=self._claims,
             devices_of_units=lambda: self.offered,
-            replay_spool=lambda: 0,
+            replay_spool=self._heal,
             count=lambda action, reason: self.counted.append((action, reason)),
             snapshot=lambda: self.snapshot,
             ours=lambda: self.ours,
@@ -120,6 +122,10 @@ class Scene:
             complain=self.complaints.append,
             clock=lambda: self.now,
         )
+
+    def _heal(self) -> int:
+        self.meanwhile()
+        return 0
 
     async def _sandboxes(self) -> Sequence[Sandbox]:
         if isinstance(self.sandboxes, Exception):

@@ -30,7 +30,9 @@ def decided(
     attached: Collection[str] = (),
     moved: Mapping[str, str] | None = None,
 ) -> tuple[Action, ...]:
-    return decide(grants, claims, offered=offered, attached=attached, moved=moved or {}, unclaimed_before=100.0)
+    return decide(
+        grants, claims, offered=offered, attached=attached, moved=moved or {}, asked_at=160.0, unclaimed_before=100.0
+    )
 
 
 def test_what_fits_is_left_alone() -> None:
@@ -46,6 +48,10 @@ def test_a_unit_that_a_pod_has_is_taken_over_once_it_is_offered() -> None:
 def test_a_unit_goes_to_the_pod_that_has_it_now() -> None:
     assert decided([grant(A, pod=None)], [claim(A)]) == (Bind(claim(A)),)
     assert decided([grant(A)], [claim(A, NEXT)]) == (Bind(claim(A, NEXT)),)
+
+
+def test_what_kubelet_said_before_a_unit_was_granted_anew_is_of_another_pod() -> None:
+    assert decided([grant(A, pod=NEXT, at=170.0)], [claim(A)], {A: A}) == ()
 
 
 def test_an_old_grant_that_no_pod_has_is_freed() -> None:

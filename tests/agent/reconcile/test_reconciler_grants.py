@@ -24,6 +24,16 @@ def test_a_grant_that_no_pod_claims_is_released_when_it_is_old(scene: Scene) -> 
     assert scene.books.grants() == ()
 
 
+def test_a_grant_that_is_new_to_kubelets_word_stays_however_long_healing_took(scene: Scene) -> None:
+    def meanwhile() -> None:
+        scene.books.grant("rdma/vf", {VF: VF})
+        scene.now += 10 * UNCLAIMED_SECONDS  # a driver that hangs, and another
+
+    scene.meanwhile = meanwhile
+    scene.run_once()
+    assert [grant.unit_id for grant in scene.books.grants()] == [VF]
+
+
 def test_the_grant_of_a_device_in_a_pod_stays_whatever_kubelet_has_forgotten(scene: Scene) -> None:
     scene.books.grant("rdma/vf", {VF: VF, OTHER_VF: OTHER_VF})
     attach(scene.books, VF, owner())
@@ -75,6 +85,7 @@ def test_grants_are_settled_soon_after_the_lists_are_made_though_nothing_happens
 def test_a_grant_goes_to_the_pod_that_claims_it_now(scene: Scene) -> None:
     scene.books.grant("rdma/vf", {VF: VF})
     scene.books.bind([VF], POD)
+    scene.now += 1
     scene.claims = [Claim(PodRef("default", "next"), "rdma/vf", VF)]
     scene.run_once()
     assert [grant.pod for grant in scene.books.grants()] == [PodRef("default", "next")]
