@@ -39,7 +39,7 @@ class Reason(StrEnum):
     PARENT_DOWN = "ParentDown", "its PF has no driver, or is gone"
     NO_DRIVER = "NoDriver", "no driver is bound to it"
     WRONG_DRIVER = "WrongDriver", "another driver is bound to it than its resource selects"
-    HELD = "Held", "a pod holds it under the name of a resource that is configured no more"
+    HELD = "Held", "a pod holds it under a name that it is no longer offered by: the configuration has changed"
 
     # What a container would lack.
     NO_RDMA_DEVICE = "NoRdmaDevice", "its driver shows no RDMA device any more"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import Config, RailNic, Resource, Select, parse_pf
+from agent.model.allocation import Binding, PodRef
 from agent.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, node
@@ -108,6 +109,40 @@ def test_a_vf_in_use_is_withheld_while_its_own_resource_is_gone(short_path: Path
             await until(lambda: r.allocatable().get("a/new") == 3)
             r.ledger.release([held])
             await until(lambda: r.allocatable()["a/new"] == 4)
+
+    run(work())
+
+
+def test_a_vf_in_use_makes_no_slot_when_its_resource_is_bound_late_from_now_on(short_path: Path) -> None:
+    async def work() -> None:
+        async with rig(short_path, snapshot=node(rails=1), resources=(VF,)) as r:
+            await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
+            held = [grant.unit_id for grant in r.ledger.grants()]
+            await reconfigure(r, replace(VF, binding="late"))
+            await until(lambda: r.allocatable() == {"rdma/vf": 3})
+            assert list(reasons(r, "rdma/vf").values()) == ["Held"]
+            r.ledger.release(held)
+            await until(lambda: r.allocatable() == {"rdma/vf": 4})
+
+    run(work())
+
+
+def test_the_vf_of_a_slot_in_use_is_withheld_when_its_resource_is_bound_early_from_now_on(short_path: Path) -> None:
+    async def work() -> None:
+        late = replace(VF, binding="late")
+        async with rig(short_path, snapshot=node(rails=1), resources=(late,)) as r:
+            await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
+            (slot,) = [grant.unit_id for grant in r.ledger.grants()]
+            device = r.plugins.allocator.offer.pools["rdma/vf"][0].device
+            pod = PodRef("default", "p", "uid-p")
+            binding = Binding(slot, "rdma/vf", "vf", device, "main", "c1", "net1", pod, {})
+            r.ledger.bind_slots([binding])
+            await reconfigure(r, VF)
+            assert reasons(r, "rdma/vf") == {device: "Held"}
+            await until(lambda: r.allocatable() == {"rdma/vf": 3})
+            r.ledger.unbind([binding])
+            r.ledger.release([slot])
+            await until(lambda: r.allocatable() == {"rdma/vf": 4})
 
     run(work())
 
