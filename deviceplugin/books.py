@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from agent.config import Resource
 from agent.model.allocation import Attachment, Binding, Grant, PodRef, Quarantine
-from agent.model.device import is_pci_address
+from agent.model.device import Snapshot, is_pci_address
 from agent.model.gpu_ids import RAIL_PREFIX
 from agent.model.slots import is_slot_id
 from deviceplugin.allocation import GrantBook
 from deviceplugin.assignment import EXCLUSIVE_KINDS, Assignment
+from deviceplugin.gpu_units import offered_as
 from deviceplugin.slots import NOTHING_HELD, Holdings
 
 
@@ -107,14 +109,17 @@ def _devices_of(grant: Grant) -> Iterator[str]:
         yield grant.unit_id.removeprefix(RAIL_PREFIX)
 
 
-def owners_of(assignment: Assignment) -> Mapping[str, str]:
-    """Tell which resource each device goes to that only one container may have."""
-    return {
+def owners_of(assignment: Assignment, resources: Sequence[Resource], snapshot: Snapshot) -> Mapping[str, str]:
+    """Tell which resource each device, and each slice of a GPU, goes to that only one container may have."""
+    owners = {
         found.candidate.device: name
         for name, taken in assignment.taken.items()
         for found in taken
         if found.kind in EXCLUSIVE_KINDS
     }
+    bases = {resource.name: resource for resource in resources if not resource.derived_from}
+    cut = [gpu for gpu in snapshot.gpus if gpu.mig_devices and gpu.uuid in owners]
+    return owners | {part.uuid: offered_as(bases[owners[gpu.uuid]], part) for gpu in cut for part in gpu.mig_devices}
 
 
 def strays_of(reading: Reading, owners: Mapping[str, str], late: Collection[str]) -> Mapping[str, str]:

@@ -56,6 +56,13 @@ def profile_resource(name: str, profile: str) -> str:
     return f"{domain}/mig-{profile.replace('+', '.')}"
 
 
+def offered_as(resource: Resource, part: MigDevice) -> str:
+    """Name the resource under which a slice of one of a resource's GPUs is offered; empty if only its GPU is."""
+    if resource.mig == "mixed":
+        return profile_resource(resource.name, part.profile)
+    return resource.name if resource.mig == "single" else ""
+
+
 def gpu_units(
     resource: Resource, taken: Sequence[Taken], snapshot: Snapshot, judge: Judge, numa_node: Place
 ) -> tuple[Unit, ...]:

@@ -50,7 +50,7 @@ class Offers:
         ground = (id(bearing), resources, gpu_files, replace(books, held=NOTHING_HELD))
         if ground != self._ground:
             self._natural = assign(resources, snapshot, books.host_names)
-            self._owners = owners_of(self._natural)
+            self._owners = owners_of(self._natural, resources, snapshot)
         late = {resource.name for resource in resources if resource.binding == "late"}
         strays, now = strays_of(books, self._owners, late), self._clock()
         look = (strays, self._health.turn(), self._missing.devices & books.holders.keys())
@@ -64,7 +64,8 @@ class Offers:
             self._units, self._missing = {}, NOBODY_MISSED
         self._ground, self._look, self._held, self._slots = ground, look, books.holders, books.held
         final = assign(resources, snapshot, books.host_names, strays) if strays else self._natural
-        listed = list_all(resources, final, snapshot, books.quarantined, books.held, self._health.terms(), books.kept)
+        terms = self._health.terms()
+        listed = list_all(resources, final, snapshot, books.quarantined, books.held, terms, books.kept, strays)
         kept = self._health.settings.gone_seconds
         self._missing = miss(
             resources, self._units, listed.units, self._missing, snapshot, books.holders.keys(), now, kept

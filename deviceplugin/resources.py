@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -81,11 +81,12 @@ def list_all(
     held: Holdings = NOTHING_HELD,
     terms: Terms = PLAIN_TERMS,
     kept: Mapping[str, str] = NOTHING_KEPT,
+    strays: Collection[str] = (),
 ) -> Listed:
     """List every resource's units, and the devices behind slots.
 
     `held` is what the books say of slots, `terms` tell what of the facts counts, `kept` which NICs rails were
-    granted with.
+    granted with; `strays` are slices of GPUs that pods hold under another name than they would be offered by.
     """
     guids = _shared_guids(snapshot)
     units: dict[str, tuple[Unit, ...]] = {}
@@ -99,7 +100,7 @@ def list_all(
             as_gpus,
             of_gpus,
             snapshot,
-            partial(_judge_gpu, snapshot, quarantined, terms),
+            partial(_judge_gpu, snapshot, quarantined, terms, strays),
             partial(_place, resource, snapshot),
         )
         others = tuple(
@@ -171,11 +172,20 @@ def _place(resource: Resource, snapshot: Snapshot, taken: Taken) -> int:
     return NO_NUMA_NODE if resource.exclude_topology else _numa_node(taken.candidate, snapshot)
 
 
-def _judge_gpu(snapshot: Snapshot, quarantined: Mapping[str, str], terms: Terms, taken: Taken, mig_uuid: str) -> Health:
-    if taken.held_for:
+def _judge_gpu(
+    snapshot: Snapshot,
+    quarantined: Mapping[str, str],
+    terms: Terms,
+    strays: Collection[str],
+    taken: Taken,
+    mig_uuid: str,
+) -> Health:
+    gpu = snapshot.gpu_by_uuid[taken.candidate.device]
+    parts = [mig_uuid] if mig_uuid else [part.uuid for part in gpu.mig_devices]
+    if taken.held_for or any(part in strays for part in parts):
         return unhealthy(Reason.HELD)
     health = judge(taken.candidate, snapshot, quarantined, terms)
-    return terms.gpu(snapshot.gpu_by_uuid[taken.candidate.device], mig_uuid) if health.healthy else health
+    return terms.gpu(gpu, mig_uuid) if health.healthy else health
 
 
 def judge(

@@ -7,9 +7,10 @@ import pytest
 
 from agent.config import HealthSettings, RailNic, Resource, Select
 from agent.health import HealthBook
-from agent.model.device import Snapshot
+from agent.model.device import MigDevice, Snapshot
 from deviceplugin.books import Reading
 from deviceplugin.gpu_response import GpuFiles
+from deviceplugin.gpu_units import with_profiles
 from deviceplugin.offers import Offers, differs_in_pods_only
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
 
@@ -98,3 +99,24 @@ def test_a_rail_that_has_lost_a_half_is_listed_with_the_reason(nic: RailNic, lat
     first = before.units["rdma/rail"][0]
     assert (first.gpu, first.health.reason) == (gpu_uuid(0), "")
     assert after.by_id[first.unit_id].health.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("resource", "listed"),
+    [
+        (Resource("nvidia.com/gpu", "gpu", mig="mixed"), {"MIG-1": "", "MIG-2": ""}),
+        (Resource("nvidia.com/gpu", "gpu", mig="single"), {"MIG-1": "Held", "MIG-2": ""}),
+        (Resource("a.b/gpu", "gpu", mig="mixed"), {"MIG-1": "Held", "MIG-2": ""}),
+        (Resource("nvidia.com/gpu", "gpu"), {gpu_uuid(0): "Held"}),
+        (Resource("a.b/rail", "rail", nic=RailNic("vf")), {f"rail-{gpu_uuid(0)}": "Held"}),
+    ],
+    ids=["as before", "as its GPU's own", "under another name", "with its GPU", "with its rail"],
+)
+def test_a_slice_in_use_is_withheld_under_any_name_but_its_own(resource: Resource, listed: dict[str, str]) -> None:
+    parts = tuple(MigDevice(f"MIG-{n}", "1g.10gb", n, 0, 10 << 30) for n in (1, 2))
+    whole = node(rails=1)
+    cut = replace(whole, gpus=(replace(whole.gpus[0], mig_mode=True, mig_devices=parts),))
+    books = Reading(holders={"MIG-1": "nvidia.com/mig-1g.10gb"})
+    offer = offers().make(with_profiles([resource], cut, ()), cut, FILES, books)
+    assert offer is not None
+    assert {unit.unit_id: unit.health.reason for units in offer.units.values() for unit in units} == listed
