@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent import cdi, device_info
@@ -89,13 +88,13 @@ class Parts:
             tell_lost=self._lost,
         )
         self.server = CniServer(
-            config.cni_socket, self.attachments, obstacle=self._unable_to_attach, observe=self._observe_cni
+            config.cni_socket, self.attachments, obstacle=self._unable_to_attach, observe=around.metrics.observe_cni
         )
         self.plugins = DevicePlugins(
             config,
             around.inventory,
             ledger,
-            observe=self._observe_rpc,
+            observe=around.metrics.observe,
             gpu_files=GpuFilesOf(host.root).read,
             device_info=host.root / device_info.FOLDER.relative_to("/"),
             health=around.health,
@@ -152,16 +151,6 @@ class Parts:
         count = self._spool.replay(self.server.answer)
         self._around.metrics.spooled(count)
         return count
-
-    @contextmanager
-    def _observe_cni(self, command: str) -> Iterator[None]:
-        with self._around.metrics.observe_cni(command):
-            yield
-
-    @contextmanager
-    def _observe_rpc(self, operation: str) -> Iterator[None]:
-        with self._around.metrics.observe(operation):
-            yield
 
 
 def _devices_of(units: Mapping[str, Sequence[OfferedUnit]]) -> dict[str, str]:

@@ -36,7 +36,7 @@ ACCEPT_PAUSE_SECONDS = 0.1
 MAX_TOLD = 256
 
 log = logging.getLogger(__name__)
-Observe = Callable[[str], AbstractContextManager[None]]
+Observe = Callable[[str], AbstractContextManager[object]]
 
 
 class CniServer:

@@ -23,7 +23,7 @@ from deviceplugin.grants import Grants
 from deviceplugin.resources import Unit
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 
-Observe = Callable[[str], AbstractContextManager[None]]
+Observe = Callable[[str], AbstractContextManager[object]]
 """Times one operation, named by its argument; sees the exception when it fails."""
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[object, object]
@@ -38,7 +38,7 @@ STATUS = (
 )
 
 
-def unobserved(_operation: str) -> AbstractContextManager[None]:
+def unobserved(_operation: str) -> AbstractContextManager[object]:
     """Observe nothing."""
     return nullcontext()
 

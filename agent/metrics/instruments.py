@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -33,11 +31,26 @@ CNI_COMMANDS = frozenset({"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"})
 MOST_PENDING = 1000
 
 
-@dataclass(slots=True)
 class Observation:
-    """What became of one request. A door that answers an error instead of raising it names it here."""
+    """One request, timed while its `with` block runs. No generator, which takes as long as many a request."""
 
-    outcome: str = "ok"
+    __slots__ = ("_clock", "_record", "_start", "outcome")
+
+    def __init__(self, record: Callable[[str, float], None], clock: Callable[[], float]) -> None:
+        """`record` is told the outcome and the milliseconds."""
+        self._record = record
+        self._clock = clock
+        self.outcome = "ok"
+        """A door that answers an error instead of raising it names it here."""
+
+    def __enter__(self) -> Observation:
+        self._start = self._clock()
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            self.outcome = outcome_of(error)
+        self._record(self.outcome, (self._clock() - self._start) * 1000)
 
 
 class Metrics:
@@ -109,11 +122,13 @@ class Metrics:
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
 
-    @contextmanager
-    def observe(self, operation: str, resource: str = "") -> Iterator[Observation]:
+    def observe(self, operation: str, resource: str = "") -> Observation:
         """Time one call from kubelet. Its outcome is that of the block, unless the block names one."""
-        with self._timed(lambda outcome, ms: self._rpc.labels(operation, resource, outcome).observe(ms)) as seen:
-            yield seen
+
+        def record(outcome: str, taken: float) -> None:
+            self._pending.add(lambda: self._rpc.labels(operation, resource, outcome).observe(taken))
+
+        return Observation(record, self._clock)
 
     def observe_steps(self, milliseconds: Mapping[str, float]) -> None:
         """Count what the steps of an ADD took."""
@@ -124,25 +139,14 @@ class Metrics:
 
         self._pending.add(record)
 
-    @contextmanager
-    def observe_cni(self, command: str) -> Iterator[Observation]:
+    def observe_cni(self, command: str) -> Observation:
         """Time one CNI command. A command that CNI does not know counts as `other`."""
         known = command if command in CNI_COMMANDS else "other"
-        with self._timed(lambda outcome, ms: self._cni.labels(known, outcome).observe(ms)) as seen:
-            yield seen
 
-    @contextmanager
-    def _timed(self, record: Callable[[str, float], None]) -> Iterator[Observation]:
-        seen = Observation()
-        start = self._clock()
-        try:
-            yield seen
-        except BaseException as error:
-            seen.outcome = outcome_of(error)
-            raise
-        finally:
-            taken = (self._clock() - start) * 1000
-            self._pending.add(lambda: record(seen.outcome, taken))
+        def record(outcome: str, taken: float) -> None:
+            self._pending.add(lambda: self._cni.labels(known, outcome).observe(taken))
+
+        return Observation(record, self._clock)
 
     def reloaded(self, outcome: str) -> None:
         """Count a new version of the configuration."""
