@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -151,18 +151,12 @@ class Database:
     def _refused(self, late: tuple[LateRow, ...]) -> None:
         """Take note that these could not be written."""
 
-    @contextlib.contextmanager
-    def _usable(self) -> Iterator[None]:
+    def _usable(self) -> _Translated:
         self._check_open()
-        with self._translated():
-            yield
+        return self._translated()
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            raise LedgerError(f"{self.path}: {error}: free space or repair the disk; nothing was changed") from error
+    def _translated(self) -> _Translated:
+        return _Translated(self.path)
 
     def _connect(self) -> None:
         try:
@@ -201,3 +195,19 @@ class Database:
         reader.row_factory = sqlite3.Row
         reader.execute("PRAGMA query_only = ON")
         return reader
+
+
+class _Translated:
+    """Raises LedgerError for what the file or its disk refuses. No generator: a pod's start goes through here twice."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, sqlite3.Error | OSError):
+            raise LedgerError(f"{self._path}: {error}: free space or repair the disk; nothing was changed") from error
