@@ -29,6 +29,14 @@ MAX_REQUEST = 1 << 20
 MAX_ANSWER = 4 << 20
 _HEAD = struct.Struct(">4sI")
 HEAD_SIZE = _HEAD.size
+RECEIVE_BYTES = 16384
+"""At a time; nearly every request is smaller."""
+_CONTROL_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+_WAITING = int(socket.MSG_CMSG_CLOEXEC)
+_NOT_WAITING = int(socket.MSG_DONTWAIT)
+_AT_ONCE = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+_CUT = int(socket.MSG_CTRUNC)
+"""As plain numbers: each step of arithmetic with the enumeration's members makes a new one."""
 
 # Error codes of the CNI specification (1.1.0, section "Error") and our own, from 100 on.
 INCOMPATIBLE_VERSION = 1
@@ -127,14 +135,14 @@ def receive_request(connection: socket.socket, seconds: float | None = None) -> 
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     try:
-        data, netns = _receive_with_descriptor(connection, socket.MSG_DONTWAIT)  # a relay sends all of it at once
+        data, netns = _receive_with_descriptor(connection, _AT_ONCE)  # a relay sends all of it at once
     except BlockingIOError:
         _set_timeout(connection, deadline)
-        data, netns = _receive_with_descriptor(connection)
+        data, netns = _receive_with_descriptor(connection, _WAITING)
     try:
         while len(data) < _HEAD.size or len(data) < _HEAD.size + _expected(data):
             _set_timeout(connection, deadline)
-            more = connection.recv(65536)
+            more = connection.recv(RECEIVE_BYTES)
             if not more:
                 raise FrameInvalid("the connection ended inside a frame")
             data += more
@@ -163,23 +171,22 @@ def _expected(data: bytes) -> int:
 def send_answer(connection: socket.socket, answer: Answer, seconds: float | None = None) -> None:
     """Send an answer. Raises OSError; TimeoutError if the other side does not take it in `seconds`."""
     data = encode_answer(answer)
-    connection.settimeout(None)  # or the time that was left for the request would count
+    if connection.gettimeout() is not None:
+        connection.settimeout(None)  # or the time that was left for the request would count
     with contextlib.suppress(BlockingIOError):
-        data = data[connection.send(data, socket.MSG_DONTWAIT) :]  # nearly every answer fits into the socket
+        data = data[connection.send(data, _NOT_WAITING) :]  # nearly every answer fits into the socket
     if data:
         connection.settimeout(seconds)
         connection.sendall(data)
 
 
-def _receive_with_descriptor(connection: socket.socket, how: int = 0) -> tuple[bytes, int | None]:
-    size = array.array("i").itemsize
-    how |= socket.MSG_CMSG_CLOEXEC
-    data, control, flags, _ = connection.recvmsg(65536, socket.CMSG_SPACE(4 * size), how)
+def _receive_with_descriptor(connection: socket.socket, how: int) -> tuple[bytes, int | None]:
+    data, control, flags, _ = connection.recvmsg(RECEIVE_BYTES, _CONTROL_BYTES, how)
     received = array.array("i")
     for level, kind, payload in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            received.frombytes(payload[: len(payload) - len(payload) % size])
-    if not data or len(received) > 1 or flags & socket.MSG_CTRUNC:
+            received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+    if not data or len(received) > 1 or flags & _CUT:
         for fd in received:
             os.close(fd)
         raise FrameInvalid("empty" if not data else "more than one descriptor came")
