@@ -238,11 +238,12 @@ class Netlink:
             links.change(link.ifindex, netns=target, **_words(change))
 
     def _link(self, message: LinkMessage) -> Link:
+        number = message.number
         return Link(
             name=message.text(IFLA_IFNAME) or "",
             ifindex=message.ifindex,
             mac=message.attributes.get(IFLA_ADDRESS, b"").hex(":"),
-            mtu=message.number(IFLA_MTU),
+            mtu=number(IFLA_MTU),
             up=bool(message.flags & IFF_UP),
             carrier=bool(message.flags & IFF_LOWER_UP),
             device=self._device_of(message),
@@ -251,12 +252,12 @@ class Netlink:
             allmulti=bool(message.flags & IFF_ALLMULTI),
             arp=not message.flags & IFF_NOARP,
             multicast=bool(message.flags & IFF_MULTICAST),
-            tx_queue=message.number(IFLA_TXQLEN),
-            group=message.number(IFLA_GROUP),
+            tx_queue=number(IFLA_TXQLEN),
+            group=number(IFLA_GROUP),
             alias=message.text(IFLA_IFALIAS) or "",
-            limits=tuple(map(message.number, OFFLOAD_LIMITS)),
+            limits=tuple(map(number, OFFLOAD_LIMITS)),
             xdp=message.xdp,
-            master=message.number(IFLA_MASTER) or None,
+            master=number(IFLA_MASTER) or None,
             kind=message.kind,
         )
 

@@ -84,7 +84,9 @@ class LinkMessage:
     @property
     def altnames(self) -> tuple[str, ...]:
         """The other names the link answers to, in the kernel's order."""
-        content = self.attributes.get(IFLA_PROP_LIST, b"")
+        content = self.attributes.get(IFLA_PROP_LIST)
+        if content is None:
+            return ()
         return tuple(
             value.rstrip(b"\0").decode("utf-8", "replace")
             for kind, value in attributes(content)
@@ -94,7 +96,10 @@ class LinkMessage:
     @property
     def kind(self) -> str:
         """The kind of a link of software, such as macvlan; empty for hardware."""
-        found = attribute_table(self.attributes.get(IFLA_LINKINFO, b""))
+        content = self.attributes.get(IFLA_LINKINFO)
+        if content is None:
+            return ""
+        found = attribute_table(content)
         return found.get(IFLA_INFO_KIND, b"").rstrip(b"\0").decode("utf-8", "replace")
 
     @property
@@ -122,8 +127,9 @@ class LinkSocket:
 
     def find(self, name: str) -> LinkMessage | None:
         """Look a link up by its name, or by another name of it. Raises OSError."""
-        kind = IFLA_IFNAME if len(os.fsencode(name)) < IFNAMSIZ else IFLA_ALT_IFNAME
-        self._send(RTM_GETLINK, NLM_F_REQUEST, _ANY_LINK + _text(kind, name))
+        encoded = name.encode(errors="surrogateescape") + b"\0"
+        kind = IFLA_IFNAME if len(encoded) <= IFNAMSIZ else IFLA_ALT_IFNAME
+        self._send(RTM_GETLINK, NLM_F_REQUEST, _ANY_LINK + _attribute(kind, encoded))
         answer = self._receive(_RECEIVE_BYTES)  # one message
         if _HEADER.unpack_from(answer)[1] == RTM_NEWLINK:
             return _decode(answer, _HEADER.size)
@@ -187,7 +193,11 @@ class LinkSocket:
             *((IFF_UP, up), (IFF_PROMISC, promisc), (IFF_ALLMULTI, allmulti)),
             *((IFF_NOARP, no_arp), (IFF_MULTICAST, multicast)),
         )
-        flags, change = sum(bit for bit, on in asked if on), sum(bit for bit, on in asked if on is not None)
+        flags = change = 0
+        for bit, on in asked:
+            if on is not None:
+                change |= bit
+                flags |= bit if on else 0
         request = _link(ifindex, flags=flags, change=change)
         if netns is not None:
             request += _attribute(IFLA_NET_NS_FD, _WORD.pack(netns))

@@ -259,7 +259,7 @@ class SimulatedMachine:
 
     def _present(self, device: str) -> bool:
         # Plain text: the real machine has looked into sysfs before a Path is made.
-        there, unbound = f"{self.root}/sys/bus/pci/devices/{device}", f"{self.root.parent}/unbound/{device}"
+        there, unbound = f"{self.root}/sys/bus/pci/devices/{device}", f"{self.root}/../unbound/{device}"
         return os.path.exists(there) and not os.path.exists(unbound)
 
     def lifelines(self) -> Mapping[str, str]:
