@@ -57,14 +57,14 @@ class Events:
     def note(self, kind: str, subject: str, text: str, *, warning: bool = False) -> None:
         """Note an event. Never blocks for long, never raises."""
         now = self._clock()
-        event = Event(0, now, kind, subject[:MOST_TEXT], text[:MOST_TEXT], warning)
         with self._guard:
             self._noted += 1
+            event = Event(self._noted, now, kind, subject[:MOST_TEXT], text[:MOST_TEXT], warning)
             last = self._kept[-1] if self._kept else None
             if last is not None and _is_same(last, event):
-                self._kept[-1] = replace(last, at=now, count=last.count + 1, number=self._noted)
+                self._kept[-1] = replace(event, count=last.count + 1)
             else:
-                self._kept.append(replace(event, number=self._noted))
+                self._kept.append(event)
 
     def listed(self) -> tuple[Event, ...]:
         """List the events, the newest first."""

@@ -104,9 +104,10 @@ class Attaching:
                 answered = self._answered_before(owner, targets)
                 if answered is not None:
                     return answered
-                for target in targets:
-                    self._refuse_second_interface(owner, target.device)
-                obstacle = next((o for target in targets if (o := self._free(target.device)) is not None), None)
+                former = [row for t in targets if (row := self._ledger.attachment_on(t.device)) is not None]
+                for row in former:
+                    self._refuse_second_interface(owner, row)
+                obstacle = next((o for row in former if (o := self._free(row)) is not None), None)
                 if obstacle is None:
                     return self._attach(call, owner, targets, mark)
             if time.monotonic() > deadline or mark.overtaken:
@@ -173,12 +174,11 @@ class Attaching:
             return rows[0].result
         raise DeviceBusy(f"an earlier ADD of {owner.container_id} {owner.cni_ifname} is still being undone")
 
-    def _refuse_second_interface(self, owner: Owner, device: str) -> None:
+    def _refuse_second_interface(self, owner: Owner, row: Attachment) -> None:
         """Refuse a device that the same sandbox has under another interface: no waiting can help."""
-        row = self._ledger.attachment_on(device)
-        if row is not None and row.owner.container_id == owner.container_id != "" and row.owner != owner:
+        if row.owner.container_id == owner.container_id != "" and row.owner != owner:
             raise RequestInvalid(
-                f"{device} is in this pod already, attached by the call for {row.owner.cni_ifname}: let either"
+                f"{row.device} is in this pod already, attached by the call for {row.owner.cni_ifname}: let either"
                 " the chained plugin or Multus attach the pod's VFs, not both"
             )
 
@@ -196,16 +196,13 @@ class Attaching:
             if is_vf or ("kind" in row.undo.extra and row.undo.netdev == planned.link.name):
                 raise DeviceBusy(f"{planned.link.name} is needed by {row.device}, which pod {row.owner.pod} has")
 
-    def _free(self, device: str) -> str | None:
+    def _free(self, row: Attachment) -> str | None:
         """Clean up after a former owner that is gone. Tell what is in the way if one is not."""
-        row = self._ledger.attachment_on(device)
-        if row is None:
-            return None
         if self._detaching.is_leaving(row):
-            return f"{device} is on its way back from container {row.owner.container_id}"
+            return f"{row.device} is on its way back from container {row.owner.container_id}"
         if row.state is not AttachmentState.DETACHING and self._detaching.owner_alive(row):
-            return f"{device} is still held by pod {row.owner.pod} (container {row.owner.container_id})"
-        log.info("finishing the clean-up of %s, left by container %s", device, row.owner.container_id)
+            return f"{row.device} is still held by pod {row.owner.pod} (container {row.owner.container_id})"
+        log.info("finishing the clean-up of %s, left by container %s", row.device, row.owner.container_id)
         self._detaching.undo(row)
         return None
 

@@ -262,8 +262,11 @@ class AttachmentBook(Database):
 
     def attachments_of(self, container_id: str, cni_ifname: str) -> tuple[Attachment, ...]:
         """List what one CNI call's sandbox and interface owns."""
-        mine = (row for row in self.attachments() if row.owner.container_id == container_id)
-        return tuple(row for row in mine if row.owner.cni_ifname == cni_ifname)
+        return tuple(
+            row
+            for row in self.attachments()
+            if row.owner.container_id == container_id and row.owner.cni_ifname == cni_ifname
+        )
 
     def has_interface(self, container_id: str, ifname: str) -> bool:
         """Tell whether a container has, or is being given, an interface of this name."""

@@ -36,9 +36,10 @@ class Mirror(Generic[K, V]):
         """Add values, or set them in place of those with the same key."""
         with self._guard:
             for value in values:
-                former = self._drop(self._key(value), keep_place=True)
-                self._values[self._key(value)] = value
-                self._of_device.setdefault(self._device(value), {})[self._key(value)] = value
+                key = self._key(value)
+                former = self._drop(key, keep_place=True)
+                self._values[key] = value
+                self._of_device.setdefault(self._device(value), {})[key] = value
                 for watcher in self._watchers:
                     watcher(former, value)
 

@@ -112,11 +112,16 @@ class VfSettings:
 
     @property
     def is_empty(self) -> bool:
-        return self == VfSettings()
+        return self == _NO_SETTINGS
 
     def document(self) -> dict[str, Any]:
         """Return all fields that say something, as JSON holds them."""
+        if self.is_empty:
+            return {}
         return {name: v for name in VfSettings.__dataclass_fields__ if (v := getattr(self, name)) is not None}
+
+
+_NO_SETTINGS = VfSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +138,7 @@ class Undo:
     up: bool
     pf_netdev: str | None = None
     vf_index: int | None = None
-    settings: VfSettings = VfSettings()
+    settings: VfSettings = _NO_SETTINGS
     """The PF's settings before; only fields that were about to be changed are set."""
     mode: str = "vf"
     """Which mode brought the device in, and will bring it back."""

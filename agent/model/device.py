@@ -85,7 +85,7 @@ class Netdev:
 
     @property
     def is_representor(self) -> bool:
-        return names_representor(self.phys_port_name)
+        return self.phys_port_name != "" and names_representor(self.phys_port_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +198,10 @@ class PciDevice:
     @property
     def netdev(self) -> Netdev | None:
         """The interface of this function itself, never a representor of one of its VFs."""
-        own = (n for n in self.netdevs if not n.is_representor)
-        return min(own, key=lambda n: uplink_rank(n.phys_port_name, n.dev_port, n.name), default=None)
+        own = [n for n in self.netdevs if not n.is_representor]
+        if len(own) > 1:
+            return min(own, key=lambda n: uplink_rank(n.phys_port_name, n.dev_port, n.name))
+        return own[0] if own else None
 
 
 @dataclass(frozen=True, slots=True)
