@@ -8,6 +8,9 @@ from agent.model.device import LinkLayer, Netdev
 _LINK_LAYER_OF_TYPE = {"1": LinkLayer.ETHERNET, "32": LinkLayer.INFINIBAND}
 """ARPHRD_ETHER and ARPHRD_INFINIBAND (include/uapi/linux/if_arp.h)."""
 _MOST_LOWER = 64
+_MOST_ROUTES = 16 << 20
+"""Bytes: more than 100,000 routes."""
+_IPV6_DEFAULT = f"\n{'0' * 32} 00 "
 _MAX_SPEED = 1 << 31
 """Above it stands SPEED_UNKNOWN, which some kernels print unsigned."""
 
@@ -15,11 +18,13 @@ _MAX_SPEED = 1 << 31
 def read_default_routes(read: Attributes) -> frozenset[str]:
     """List the interfaces of the host's default routes, and those below them: of a VLAN, a bond, a bridge."""
     # Columns as net/ipv4/fib_trie.c (fib_route_seq_show) and net/ipv6/route.c (rt6_info_route) write them: interface,
-    # destination, … , mask eighth; and destination, prefix length, … , interface last. Default routes come first.
+    # destination, … , mask eighth; and destination, prefix length, … , interface last. Of IPv4 default routes come
+    # first, of IPv6 behind all others of their table, which may be thousands.
     rows = [line.split() for line in (read.text("/proc/net/route") or "").splitlines()[1:]]
     found = {row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"}
-    rows = [line.split() for line in (read.text("/proc/net/ipv6_route") or "").splitlines()]
-    found |= {row[9] for row in rows if len(row) == 10 and row[1] == "00" and not row[0].strip("0")}
+    six = "\n" + (read.long_text("/proc/net/ipv6_route", _MOST_ROUTES) or "")
+    rows = [rest.partition("\n")[0].split() for rest in six.split(_IPV6_DEFAULT)[1:]]
+    found |= {row[7] for row in rows if len(row) == 8}
     return frozenset(map(shown, _with_lower(read, found)))
 
 

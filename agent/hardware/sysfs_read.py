@@ -16,6 +16,8 @@ from agent.model.device import Problem
 ATTRIBUTE_BYTES = 4096
 """sysfs never shows more than a page (fs/sysfs/file.c, sysfs_kf_seq_show)."""
 
+LONG_READ_BYTES = 1 << 16
+
 _NO_ANSWER = frozenset({ENOENT, ENOTDIR, ENODEV, ENXIO, EINVAL, EOPNOTSUPP})
 """Absent, just removed, or not applicable now: `carrier` of an interface that is down gives
 EINVAL, `phys_port_name` without driver support EOPNOTSUPP (net/core/net-sysfs.c)."""
@@ -58,6 +60,16 @@ class Attributes:
             self._failed(path, error)
             return None
         return content.decode("utf-8", "replace").strip()
+
+    def long_text(self, path: str, most: int) -> str | None:
+        """Read a file that may be longer than an attribute: so many bytes at most; None if it is absent."""
+        try:
+            with open(self._root + path, "rb", buffering=LONG_READ_BYTES) as file:
+                content = file.read(most)
+        except OSError as error:
+            self._failed(path, error)
+            return None
+        return content.decode("utf-8", "replace")
 
     def whole(self, path: str, default: int, base: int = 10) -> int:
         """Read a whole number, or give the default if there is none."""

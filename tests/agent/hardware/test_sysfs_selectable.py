@@ -10,6 +10,7 @@ import pytest
 from agent.hardware.sysfs import scan
 from agent.model.device import VdpaDevice
 from agent.sim import recorded
+from tests.agent.hardware.frames import run
 
 PF, VF = "0000:18:00.0", "0000:18:00.1"
 
@@ -114,6 +115,17 @@ def test_the_interfaces_of_default_routes_are_known_with_those_below(root: Path)
 def test_this_machines_default_routes_are_those_that_the_kernel_shows() -> None:
     rows = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
     assert scan(Path("/")).default_routes >= {row[0] for row in rows if row[1] == "00000000" and row[7] == "00000000"}
+
+
+def test_a_default_route_of_ipv6_is_known_behind_many_others(own_network: None) -> None:
+    run("ip", "link", "add", "nic0", "type", "veth", "peer", "name", "port0")
+    for name in ("nic0", "port0"):
+        run("ip", "link", "set", name, "up")
+    run("ip", "-6", "address", "add", "2001:db8::2/64", "dev", "nic0", "nodad")
+    run("ip", "-6", "route", "add", "default", "via", "2001:db8::1", "dev", "nic0")
+    for number in range(60):  # of pods, say
+        run("ip", "-6", "route", "add", f"2001:db8:1::{number:x}/128", "dev", "port0")
+    assert "nic0" in scan(Path("/")).default_routes
 
 
 def test_an_interface_of_a_bond_is_enslaved(root: Path) -> None:
