@@ -146,7 +146,7 @@ class Agent:
                 tasks.create_task(lasting(self._overview.run, "recent events"), name="recent events"),
             ]
             self._publishing = Republication(
-                lambda topology: self._publications(topology, parts.plugins),
+                lambda topology: self._publications(topology, parts),
                 self.config.topology,
                 complain=lambda what: self.obstacles.set("publishing", what),
             )
@@ -231,17 +231,18 @@ class Agent:
         else:
             stack.push_async_callback(asyncio.to_thread, server.close)
 
-    def _publications(self, topology: Topology, plugins: DevicePlugins) -> Publications:
+    def _publications(self, topology: Topology, parts: Parts) -> Publications:
         return Publications(
             topology,
             node_name(),
             self._host.root,
             self._inventory,
             self._pod_resources,
-            lambda: plugins.units,
+            lambda: parts.plugins.units,
             self.metrics,
             self._api,
             lambda what: self.obstacles.set("publishing", what),
+            host_names=lambda: {row.device: row.undo.netdev for row in parts.ledger.attachments()},
         )
 
     # ---------------------------------------------------- what the parts ask for

@@ -29,6 +29,7 @@ from agent.model.unit import OfferedUnit
 from agent.node_events import EventApi
 from agent.topology import numatopology, resource
 from agent.topology.kubelet_config import KubeletConfigFile
+from agent.topology.labels import NO_NAMES
 from agent.topology.leaf import LeafListener
 from agent.topology.nfd import FeatureFile
 from agent.topology.node_object import NodeObject
@@ -83,9 +84,10 @@ class Publications:
         api: ClusterApi | None,
         complain: Callable[[str | None], None],
         clock: Callable[[], float] = time.monotonic,
+        host_names: Callable[[], Mapping[str, str]] = lambda: NO_NAMES,
     ) -> None:
         """`api` is None if nothing is to go to the API server. `complain` is told what is wrong, and None when
-        nothing is."""
+        nothing is. `host_names` tells what the interfaces of adapters in pods are called in the host."""
         self._config = config
         self._node_name = node_name
         self._root = root
@@ -119,7 +121,7 @@ class Publications:
             config.lldp_netdevs, self._facts_changed, lambda what: self._note("LLDP", what), clock
         )
         self._node_object = NodeObject(
-            config, node_name, root, lambda: inventory.snapshot, self._leaf.at, self._bandwidth.annotation
+            config, node_name, root, lambda: inventory.snapshot, self._leaf.at, self._bandwidth.annotation, host_names
         )
         self._publishers = tuple(self._make(api, metrics)) if api is not None else ()
 

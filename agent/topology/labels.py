@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from agent.config.labels import NIC, OF_NIC, LabelRule
 from agent.model.device import PciDevice, Snapshot
@@ -18,6 +19,7 @@ from agent.model.lldp import Neighbour
 from agent.model.topology import locality
 
 MAX_VALUE = 63
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 PCI_CLASS_3D = 0x0302
 
 _MODELS = {
@@ -58,11 +60,17 @@ class Known:
     first_line: Callable[[Path], str | None] = lambda path: None
 
 
-def fabric_nics(snapshot: Snapshot, netdevs: Sequence[str] = ()) -> tuple[PciDevice, ...]:
-    """List the adapters to the fabric: those of the named interfaces in that order, else all with an RDMA device."""
+def fabric_nics(
+    snapshot: Snapshot, netdevs: Sequence[str] = (), host_names: Mapping[str, str] = NO_NAMES
+) -> tuple[PciDevice, ...]:
+    """List the adapters to the fabric: those of the named interfaces in that order, else all with an RDMA device.
+
+    `host_names` tells the interface names, in the host, of adapters that are in pods.
+    """
     adapters = [device for device in snapshot.devices if not device.is_vf]
     if netdevs:
-        by_name = {netdev.name: device for device in adapters for netdev in device.netdevs}
+        by_name = {host_names[device.address]: device for device in adapters if device.address in host_names}
+        by_name |= {netdev.name: device for device in adapters for netdev in device.netdevs}
         return tuple(dict.fromkeys(by_name[name] for name in netdevs if name in by_name))
     return tuple(sorted((d for d in adapters if d.rdma_devices), key=lambda device: device.address))
 

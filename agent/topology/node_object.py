@@ -13,7 +13,7 @@ from agent.config.topology import Topology
 from agent.errors import Unavailable
 from agent.model.device import Snapshot
 from agent.model.lldp import Neighbour
-from agent.topology.labels import Known, fabric_nics, labels
+from agent.topology.labels import NO_NAMES, Known, fabric_nics, labels
 from agent.topology.own_node import OwnNode
 
 MAX_LINE = 256
@@ -32,15 +32,17 @@ class NodeObject:
         snapshot: Callable[[], Snapshot],
         neighbour: Callable[[str], Neighbour | None],
         load: Callable[[str | None], str | None],
+        host_names: Callable[[], Mapping[str, str]] = lambda: NO_NAMES,
     ) -> None:
         """`neighbour` tells what switch port an adapter ends at; `load` what the annotation says, given what it says
-        now."""
+        now; `host_names` what the interfaces of adapters that are in pods are called in the host."""
         self._config = config
         self._name = name
         self._root = root
         self._snapshot = snapshot
         self._neighbour = neighbour
         self._load = load
+        self._host_names = host_names
         self._made: Mapping[str, str] = {}
         """The labels that were made last: newer than what is known of the Node, which is read seldom."""
 
@@ -69,7 +71,7 @@ class NodeObject:
     async def labels(self, kept: Mapping[str, str]) -> dict[str, str]:
         """Make the labels; `kept` are the present ones, for facts that are not known now."""
         snapshot = self._snapshot()
-        nics = fabric_nics(snapshot, self._config.lldp_netdevs)
+        nics = fabric_nics(snapshot, self._config.lldp_netdevs, self._host_names())
         known = Known(self._name, snapshot, nics, self._neighbour, self._first_line)
         self._made = await asyncio.to_thread(labels, self._config.labels.keys, known, {**kept, **self._made})
         return dict(self._made)

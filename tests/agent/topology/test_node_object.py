@@ -9,9 +9,11 @@ from agent.clients.apiserver import ObjectKind
 from agent.config.labels import LabelRule, Labels
 from agent.config.topology import Topology
 from agent.model.device import Snapshot
+from agent.model.lldp import Neighbour
 from agent.topology.node_object import NodeObject
 from agent.topology.own_node import OwnNode
 from tests.agent.topology.adapters import ONE, TWO
+from tests.deviceplugin.machines import netdev
 
 FIRMWARE = "example.com/firmware"
 COUNT = "example.com/hcas"
@@ -51,3 +53,23 @@ def test_a_label_made_since_the_node_was_read_stays_while_its_adapter_is_in_a_po
         {FIRMWARE: known, COUNT: "1"},
         {FIRMWARE: known, COUNT: "2"},
     ]
+
+
+def test_the_switch_of_the_first_adapter_stays_the_nodes_while_its_interface_is_in_a_pod() -> None:
+    first, second = (replace(nic, netdevs=(netdev(name),)) for nic, name in ((ONE, "ens1"), (TWO, "ens2")))
+    held: dict[str, str] = {}
+    snapshot = Snapshot(devices=(first, second))
+    rules = (LabelRule("example.com/leaf", "leaf-switch"), LabelRule(COUNT, "hca-count"))
+
+    def at(nic: str) -> Neighbour:
+        return Neighbour(f"chassis-{nic}", "port", f"leaf-{nic}")
+
+    def made() -> dict[str, str]:
+        topology = Topology(labels=Labels(rules), lldp_netdevs=("ens1", "ens2"))
+        a_new_agents = NodeObject(topology, "n", Path("/"), lambda: snapshot, at, lambda _: None, lambda: held)
+        return asyncio.run(a_new_agents.labels({}))
+
+    before = made()
+    held, snapshot = {ONE.address: "ens1"}, Snapshot(devices=(replace(first, netdevs=()), second))
+    assert made() == before
+    assert before[COUNT] == "2"
