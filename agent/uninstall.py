@@ -32,10 +32,11 @@ FEATURES = re.compile(r"nodefabric|\.nodefabric\.new")
 """The file for node-feature-discovery, and a half-written one."""
 DEVICE_INFO = device_info.FOLDER / "dp"
 NFD_FEATURES = Path("/etc/kubernetes/node-feature-discovery/features.d")
+LIBCNI = Path("/var/lib/cni")
 MADE_FOR_MOUNTS = (
     NFD_FEATURES,
     *(DEVICE_INFO, *list(DEVICE_INFO.parents)[:2]),
-    *(Path("/var/run/cdi"), Path("/etc/cdi"), Path("/var/run/cni"), Path("/var/lib/cni"), Path("/var/run/netns")),
+    *(Path("/var/run/cdi"), Path("/etc/cdi"), Path("/var/run/cni"), LIBCNI, Path("/var/run/netns")),
 )
 
 
@@ -105,6 +106,8 @@ def _remove_plugin(places: Places, instance: str, *, force: bool) -> Iterator[st
     install.see_owner(plugins, instance=instance, force=force)  # the networks are that one's too
     if networks.is_dir():
         yield from (f"the plugin in {places.networks / name}" for name in chain.unchain(networks))
+    remembered = chain.unchain_remembered(places.inside(LIBCNI))
+    yield from (f"the plugin in {LIBCNI / 'results' / name}" for name in remembered)
     yield from (str(places.plugins / name) for name in install.remove(plugins, instance=instance, force=force))
 
 

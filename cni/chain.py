@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.errors import InstallFailed
-from cni import conflist
+from cni import conflist, libcni_cache
 from cni.conflist import ConflistInvalid, Plan
 from cni.folder import Entry, Folder, Step, locked, unobserved
 
 MAX_BYTES = 1 << 20
+MAX_REMEMBERED_BYTES = 16 << 20
 REMEDY = "mount the runtime's network configuration there, writable"
 POLL_SECONDS = 10.0
 FIRST_PAUSE_SECONDS = 1.0
@@ -77,6 +78,26 @@ def unchain(folder: Path, *, step: Step = unobserved) -> tuple[str, ...]:
             f"{folder}: {', '.join(left)} still names the plugin, with settings of its author's: take it out there,"
             " or pods of that network cannot start or stop"
         )
+    return tuple(changed)
+
+
+def unchain_remembered(state: Path, *, step: Step = unobserved) -> tuple[str, ...]:
+    """Take our plugin out of the networks that libcni remembers for running pods. Returns the files that changed.
+
+    CRI-O ends a pod with the network that it began with (ocicni, loadNetworkFromCache), and cannot once the plugin is
+    gone. `state` is /var/lib/cni. Raises InstallFailed.
+    """
+    folder = state / libcni_cache.FOLDERS[0]
+    if not folder.is_dir():
+        return ()
+    changed = []
+    with locked(folder, remedy="pods that run cannot be ended without the plugin", step=step) as opened:
+        for name in opened.names():
+            entry = opened.read(name, MAX_REMEMBERED_BYTES)
+            content = libcni_cache.without(entry.content, conflist.unchained) if entry and entry.content else None
+            if content is not None:
+                opened.put(name, content, like=entry, instead_of=entry)
+                changed.append(name)
     return tuple(changed)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from cni.foreign_files import Unreadable, fields_of
 from cni.netconf import NetConf
 
 FOLDERS = ("results", "multus/results")
+KIND = "cniCacheV1"
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +55,26 @@ def find(state: Path, kind: str, network: str, container_id: str, ifname: str) -
     return None
 
 
+def without(content: bytes, take_out: Callable[[bytes], bytes | None]) -> bytes | None:
+    """Take something out of the configuration in a file's content; None where there is nothing to take out.
+
+    `take_out` does it to the configuration, and returns None or raises ValueError where there is nothing.
+    """
+    try:
+        document = json.loads(content)
+        if document["kind"] != KIND:
+            return None
+        changed = take_out(base64.b64decode(document["config"], validate=True))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if changed is None:
+        return None
+    return json.dumps({**document, "config": base64.b64encode(changed).decode()}).encode()
+
+
 def _call(fields: Fields, kind: str, network: str) -> CachedCall:
-    if fields.text("kind", "", lambda v: True, "a text") != "cniCacheV1":
-        raise RequestInvalid("kind must be cniCacheV1")
+    if fields.text("kind", "", lambda v: True, "a text") != KIND:
+        raise RequestInvalid(f"kind must be {KIND}")
     pairs = fields.take("cniArgs", _are_pairs, "a list of pairs of texts") or []
     args = dict(pairs)
     result = fields.mapping("result")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from pathlib import Path
@@ -229,6 +230,25 @@ def test_a_reboot_has_taken_devices_back(host: Host) -> None:
     assert host.uninstall() == 4
     (random / "boot_id").write_text("the next one\n")
     assert host.uninstall() == 0
+
+
+def test_running_pods_can_be_ended_by_what_their_runtime_remembers(host: Host) -> None:
+    """CRI-O calls the plugins of the configuration that a pod began with."""
+    host.install()
+    results = host.root / "var/lib/cni/results"
+    results.mkdir()
+    chained = (host.root / "etc/cni/net.d/10-cluster.conflist").read_bytes()
+    assert b"nodefabric" in chained
+    remembered = {"kind": "cniCacheV1", "containerId": "c1", "config": base64.b64encode(chained).decode(), "result": {}}
+    (results / "cluster-c1-eth0").write_text(json.dumps(remembered))
+    others = {"cluster-c2-eth0": json.dumps({**remembered, "config": "?"}), "junk": "{"}
+    for name, text in others.items():
+        (results / name).write_text(text)
+    assert host.uninstall() == 0
+    found = json.loads((results / "cluster-c1-eth0").read_text())
+    assert found == {**remembered, "config": base64.b64encode(CONFLIST.encode()).decode()}
+    assert {path.name: path.read_text() for path in results.iterdir() if path.name in others} == others
+    assert len(list(results.iterdir())) == 3
 
 
 @pytest.mark.parametrize("path", ["var/lib/nodefabric", "/var/lib/../../etc"])
