@@ -14,7 +14,7 @@ from cni import chained_rdma, check, foreign, readiness
 from cni.adoption import Adopter
 from cni.attach import BUSY_SECONDS, Attaching
 from cni.call import Call, GrantedDevice, NoSlots, Slots
-from cni.detach import Detaching, PodKnown, Tell, tell_nobody
+from cni.detach import HEAL_SECONDS, Detaching, PodKnown, Tell, tell_nobody
 from cni.finding import NETNS_FOLDERS, Finder
 from cni.locks import DeviceLocks
 from cni.release import Wish, release
@@ -39,17 +39,18 @@ class Attachments(Detaching):
         observe_steps: Callable[[Mapping[str, float]], None] = lambda milliseconds: None,
         slots: Slots | None = None,
         tell_lost: Tell = tell_nobody,
+        heal_seconds: float = HEAL_SECONDS,
     ) -> None:
         """`granted` lists the VFs that kubelet gave to a pod; it may raise Unavailable. `slots` chooses devices late.
 
         `netns_folders` are where the runtime binds its pods' namespaces, `foreign_folders` where the replaced
         plugins keep their state and their locks. `network_of` tells which network a resource's VFs join.
         `observe_steps` is told what each of `laps.STEPS` took of an ADD that succeeded, `tell_lost` what the host does
-        not take back with a device.
+        not take back with a device. `heal_seconds` is how long `heal` waits for a device.
         """
         locks = DeviceLocks()
         self._slots = slots or NoSlots()
-        super().__init__(host, ledger, snapshot, locks, tell_lost)
+        super().__init__(host, ledger, snapshot, locks, tell_lost, heal_seconds)
         self.finder = Finder(host, ledger, locks, snapshot, netns_folders=netns_folders, network_of=network_of)
         state, run = foreign_folders
         self.adopter = Adopter(host, ledger, locks, snapshot, state=state, run=run, netns_folders=netns_folders)

@@ -25,6 +25,7 @@ from agent.model.allocation import Attachment, AttachmentState, NetnsId
 from agent.model.device import Snapshot
 from cni import foreign_lock
 from cni.ailment import REBOOTED, RowFacts, ailment
+from cni.beside import Beside
 from cni.call import Call
 from cni.finding import NOBODY, UNKNOWN
 from cni.leases import LeaseBook
@@ -34,6 +35,10 @@ from cni.underway import Underway
 
 NOWHERE = NetnsId(0, 0)
 """A namespace that is gone, or that nobody can name: then the device tells, see `cni.ailment`."""
+HEAL_SECONDS = 60.0
+"""How long healing waits for a device: at a start nobody is served before, and a driver may hang in the kernel."""
+OTHERS_SECONDS = 1.0
+"""And for each other one while one has taken longer: it may wait for the same."""
 PodKnown = Callable[[Attachment], bool | None]
 Tell = Callable[[str, str], None]
 """Takes a device, and what somebody should know of it."""
@@ -59,8 +64,13 @@ class Detaching:
         snapshot: Callable[[], Snapshot],
         locks: DeviceLocks,
         tell_lost: Tell = tell_nobody,
+        heal_seconds: float = HEAL_SECONDS,
     ) -> None:
-        """`tell_lost` is told what the host does not take back with a device, such as a route."""
+        """`tell_lost` is told what the host does not take back with a device, such as a route.
+
+        `heal_seconds` is how long `heal` waits for a device to be back.
+        """
+        self._heal_seconds = heal_seconds
         self._tell_lost = tell_lost
         self._host = host
         self._ledger = ledger
@@ -70,6 +80,7 @@ class Detaching:
         self.underway = Underway()
         self._guard = threading.Lock()
         self._leaving: dict[int, threading.Thread] = {}
+        self._overdue: set[int] = set()
 
     def close(self, seconds: float = 1.0) -> None:
         """Wait a bounded time for devices on their way back; the rest is found at the next start."""
@@ -184,7 +195,7 @@ class Detaching:
 
         `pod_known` tells whether kubelet or the runtime know a row's pod; None if they cannot be asked.
         Returns one word that says what was wrong, or None if all is well or somebody is at it.
-        Raises AgentError if the device is still not back.
+        Raises AgentError if the device is still not back. One that takes too long is in quarantine until it is.
         """
         with ExitStack() as held:
             try:
@@ -201,8 +212,44 @@ class Detaching:
             self._ledger.begin_detach([row.attachment_id])
             # After a reboot there may be many, the start waits for all, and plugins may hang. At other
             # times the relay may ask again for the same container, which must not meet its old lease.
-            self.undo(row, leases_later=reason == REBOOTED)
+            self._put_back_beside(row, held.pop_all(), leases_later=reason == REBOOTED)
             return reason
+
+    def _put_back_beside(self, row: Attachment, lock: ExitStack, *, leases_later: bool) -> None:
+        """Undo a row on a thread of its own, which lets go of the device's lock, and wait for it, but not for ever."""
+        key = row.attachment_id
+
+        def work() -> None:
+            try:
+                with lock:
+                    self.undo(row, leases_later=leases_later)
+            finally:
+                with self._guard:
+                    self._leaving.pop(key, None)
+                    self._overdue.discard(key)
+
+        thread = Beside(f"healing {row.device}", work)
+        with self._guard:
+            self._leaving[key] = thread
+            seconds = min(self._heal_seconds, OTHERS_SECONDS) if self._overdue else self._heal_seconds
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads
+            log.error("%s is awaited however long it takes: %s", row.device, error)
+            work()
+            return
+        if not thread.is_over(seconds):
+            self._withhold(row, f"is not back after {seconds:g} s: its driver may hang, look at dmesg")
+
+    def _withhold(self, row: Attachment, why: str) -> None:
+        with self._guard:
+            if row.attachment_id in self._leaving:
+                self._overdue.add(row.attachment_id)
+        self._ledger.quarantine(row.device, f"it {why}")
+        current = self._ledger.attachment_on(row.device)
+        if current is None or current.attachment_id != row.attachment_id:  # just now
+            self._ledger.end_quarantine(row.device)
+        raise DeviceBusy(f"{row.device} {why}")
 
     def _facts(self, row: Attachment, pod_known: PodKnown) -> RowFacts:
         """Look at what a row is about. The caller holds the device's lock, so no ADD is under way."""

@@ -20,6 +20,7 @@ from agent.sim.machine import SimulatedMachine
 from agent.sim.recorded import Node
 from cni import netconf
 from cni.attachment import Attachments, Call, GrantedDevice
+from cni.detach import HEAL_SECONDS
 from tests.waiting import until
 
 PF = "0000:3b:00.0"
@@ -235,11 +236,15 @@ class Rig:
 
 @contextmanager
 def open_rig(
-    folder: Path, *, host: Callable[[SimulatedMachine], Host] = lambda machine: machine, boot_id: str = "boot"
+    folder: Path,
+    *,
+    host: Callable[[SimulatedMachine], Host] = lambda machine: machine,
+    boot_id: str = "boot",
+    heal_seconds: float = HEAL_SECONDS,
 ) -> Iterator[Rig]:
     """Open the agent's parts on a node that was created before, as at an agent's start.
 
-    `host` may put something between the machine and what attaches.
+    `host` may put something between the machine and what attaches; `heal_seconds` is how long healing waits.
     """
     machine = SimulatedMachine.open(folder)
     snapshot = machine.scan()
@@ -252,7 +257,10 @@ def open_rig(
         ledger = Ledger.open(folder / "ledger.db", boot_id)
         foreign = folder / "var/lib/cni", folder / "var/run/cni"
         attachments = Attachments(
-            host(machine), ledger, lambda: snapshot, granted_to, busy_seconds=0.3, foreign_folders=foreign
+            *(host(machine), ledger, lambda: snapshot, granted_to),
+            busy_seconds=0.3,
+            foreign_folders=foreign,
+            heal_seconds=heal_seconds,
         )
         return ledger, attachments
 
