@@ -54,8 +54,9 @@ def network_problems(config: Config, snapshot: Snapshot) -> list[str]:
         if parsed.device is not None:
             problems.append(f"networks[{i}].deviceID: is chosen for each pod, so leave it out")
         vfs = sum(len(offered[r.name]) for r in config.resources if r.network == network.name)
-        if parsed.mac is not None and vfs > 1:
-            problems.append(f"networks[{i}].mac: {vfs} VFs would get the same one, so leave it out")
+        for key, value in (("mac", parsed.mac), ("guid", parsed.guid)):
+            if value is not None and vfs > 1:
+                problems.append(f"networks[{i}].{key}: {vfs} VFs would get the same one, so leave it out")
     return problems
 
 

@@ -135,6 +135,7 @@ class Attaching:
             # There is nothing to move then. But what is asked for must not be passed over.
             if not (self._is_for_programs(found.device) and _asks_nothing(own)):
                 targets.append(self._target(call, own, found.resource_name, next(names)))
+        _refuse_same_guid(targets)
         return tuple(targets)
 
     def _behind_slot(self, call: Call, slot: str, mark: Mark) -> GrantedDevice:
@@ -275,4 +276,17 @@ class Attaching:
 
 def _asks_nothing(conf: NetConf) -> bool:
     """Tell whether a device that programs drive would be attached as it is."""
-    return conf.settings.is_empty and conf.guid is None and conf.pkey is None and not conf.function_reset
+    is_plain = conf.guid is None and conf.pkey is None and not conf.rdma
+    return conf.settings.is_empty and is_plain and not conf.function_reset
+
+
+def _refuse_same_guid(targets: Sequence[Target]) -> None:
+    """Refuse to give one GUID to several VFs: the fabric would take them for one port."""
+    given: dict[str, str] = {}
+    for target in targets:
+        guid = target.conf.guid
+        if guid is not None and (other := given.setdefault(guid, target.device)) != target.device:
+            raise RequestInvalid(
+                f"guid {guid} cannot be given to {other} and {target.device} at once: leave it out of what all VFs of a"
+                " pod get, and let Multus or a network for each resource name the VF that it is for"
+            )

@@ -166,9 +166,10 @@ def test_a_node_without_hardware_has_no_say_in_the_configuration() -> None:
     startup.check(config.parse(GOOD, "test.yaml"), replace(Snapshot(), generation=1))
 
 
-def test_a_mac_is_for_a_network_that_one_vf_joins() -> None:
-    network = 'networks: [{name: n, mac: "02:00:00:00:00:07"}]\n'
-    with pytest.raises(ConfigError, match=r"networks\[0\]\.mac: \d+ VFs would get the same one"):
+@pytest.mark.parametrize(("key", "value"), [("mac", "02:00:00:00:00:07"), ("guid", "02:00:00:00:00:00:00:07")])
+def test_an_address_of_its_own_is_for_a_network_that_one_vf_joins(key: str, value: str) -> None:
+    network = f'networks: [{{name: n, {key}: "{value}"}}]\n'
+    with pytest.raises(ConfigError, match=rf"networks\[0\]\.{key}: \d+ VFs would get the same one"):
         startup.check(config.parse(GOOD.partition("networks")[0] + network, "many.yaml"), node())
     one = "resources: [{name: rdma/vf, kind: vf, select: {pf: ['rail0#0']}, network: n}]\n"
     startup.check(config.parse(one + network, "one.yaml"), node())

@@ -17,6 +17,7 @@ from agent.errors import AttachmentError, HardwareError, RequestInvalid
 from agent.hardware.host import Link, LinkChange
 from agent.hardware.netlink import Netlink
 from agent.model.allocation import Undo
+from cni.attachment import GrantedDevice
 from cni.modes import guid, rdma
 from tests.cni import tiny_node
 from tests.cni.modes import rdma_node
@@ -104,6 +105,21 @@ def test_pods_that_start_at_once_do_not_get_each_others_char_devices(exclusive: 
         list(threads.map(lambda i: exclusive.delete(f"c{i}", pods[i]), range(3)))
     exclusive.await_back(0, 1, 2)
     assert [state(exclusive, i) for i in range(3)] == before
+
+
+@pytest.mark.parametrize("where", ["the call", "the network"])
+def test_several_vfs_of_a_pod_do_not_get_one_guid(node: Rig, where: str) -> None:
+    """A GUID is for one attachment, as Multus calls; a chained call brings all VFs of the pod."""
+    network = {"name": "ib", "guid": GUID} if where == "the network" else None
+    conf: dict[str, Any] = {"guid": GUID} if network is None else {}
+    before, pod = [state(node, index) for index in range(2)], node.pod()
+    node.granted.extend(GrantedDevice(vf(index), "rdma/ib", network) for index in range(2))
+    with pytest.raises(RequestInvalid, match=f"guid {GUID} cannot be given to {vf(0)} and {vf(1)} at once"):
+        node.add("c1", pod, "eth0", prevResult={"cniVersion": "1.1.0"}, **conf)
+    assert ([state(node, index) for index in range(2)], node.ledger.attachments()) == (before, ())
+    node.granted.pop()
+    node.add("c1", pod, "eth0", prevResult={"cniVersion": "1.1.0"}, **conf)
+    assert node.machine.vf_control.guids(PF_NETDEV, 0) == (GUID, GUID)
 
 
 def test_a_vf_without_any_guid_is_refused_with_what_to_do(exclusive: Rig) -> None:
