@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent import cdi, device_info
@@ -19,7 +19,6 @@ from agent.late.binder import Binder
 from agent.ledger import Ledger
 from agent.metrics import Metrics
 from agent.model.reasons import Reason
-from agent.model.unit import OfferedUnit
 from agent.obstacles import NO_POD_NEEDS, Obstacles
 from agent.reconcile import Reconciler
 from cni import spool
@@ -105,7 +104,7 @@ class Parts:
             ledger,
             self.attachments,
             claims=self.granted.claims,
-            devices_of_units=lambda: _devices_of(self.plugins.units) if self.plugins.units else None,
+            devices_of_units=self._devices_of_units,
             replay_spool=self._replay,
             count=self.reconciled,
             snapshot=lambda: around.inventory.snapshot,
@@ -147,11 +146,14 @@ class Parts:
         listed = list_all(resources, assign(resources, snapshot, names), snapshot)
         return vfs_of(listed.units, listed.pools, snapshot)
 
+    def _devices_of_units(self) -> dict[str, str] | None:
+        """Map the offered units to devices; None before the first offer, which may be one of nothing."""
+        offer = self.plugins.allocator.offer
+        if not offer.snapshot.generation:
+            return None
+        return {unit.unit_id: unit.device for offered in offer.units.values() for unit in offered}
+
     def _replay(self) -> int:
         count = self._spool.replay(self.server.answer)
         self._around.metrics.spooled(count)
         return count
-
-
-def _devices_of(units: Mapping[str, Sequence[OfferedUnit]]) -> dict[str, str]:
-    return {unit.unit_id: unit.device for offered in units.values() for unit in offered}
