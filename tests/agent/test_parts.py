@@ -30,10 +30,8 @@ def test_grants_are_settled_once_there_is_an_offer_even_of_nothing(
 ) -> None:
     """Else kubelet would be asked each second for as long as nothing is configured."""
     SimulatedMachine.create(short_folder / "node", recorded.load(recorded.find("one-nic")), with_links=False)
-    config = Config(
-        resources=resources,
-        **dict.fromkeys(("kubelet_dir", "state_dir", "run_dir", "cdi_dir"), short_folder),
-    )
+    here = short_folder
+    config = Config(resources=resources, kubelet_dir=here, state_dir=here, run_dir=here, cdi_dir=here)
 
     async def scenario() -> None:
         async with contextlib.AsyncExitStack() as stack:
