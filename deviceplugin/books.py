@@ -67,10 +67,8 @@ class Reading:
     """Device in use → the resource that it was handed out under."""
     attached: frozenset[str] = field(default=frozenset(), compare=False)
     """Of these, the ones that are in a pod for certain."""
-    plain: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Device that was handed out under its own name → the resource."""
-    behind_slots: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Device of a slot → the resource."""
+    forms: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False)
+    """Device that one container may have → the resource that it was handed out under, and as what: see `form_of`."""
     held: Holdings = NOTHING_HELD
     """Slots in use."""
     kept: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -89,8 +87,7 @@ def read(books: Books, *, with_names: bool, with_slots: bool) -> Reading:
         host_names={a.device: a.undo.netdev for a in attached} if with_names else {},
         holders={device: g.resource_name for g in grants for device in _devices_of(g)} | ours,
         attached=frozenset(ours),
-        plain={g.device: g.resource_name for g in grants if g.device == g.unit_id},
-        behind_slots={g.device: g.resource_name for g in grants if g.device and is_slot_id(g.unit_id)},
+        forms={d: (g.resource_name, form) for g in grants if (form := _form(g)) for d in _devices_of(g)},
         kept={g.unit_id: g.device for g in grants if g.unit_id.startswith(RAIL_PREFIX)},
         held=Holdings(
             frozenset(g.unit_id for g in grants if is_slot_id(g.unit_id)),
@@ -122,18 +119,31 @@ def owners_of(assignment: Assignment, resources: Sequence[Resource], snapshot: S
     return owners | {part.uuid: offered_as(bases[owners[gpu.uuid]], part) for gpu in cut for part in gpu.mig_devices}
 
 
-def strays_of(reading: Reading, owners: Mapping[str, str], late: Collection[str]) -> Mapping[str, str]:
+def strays_of(reading: Reading, owners: Mapping[str, str], resources: Sequence[Resource]) -> Mapping[str, str]:
     """Pick the devices in use that the selectors give to another resource than they were handed out under.
 
     Or to none: then only those that are in a pod for certain count, as a grant may be of an HCA that many share.
-    One that was handed out by itself, of a resource that is among the `late` ones by now, or behind a slot of one
-    that is not, is held under a name that no resource has.
+    One that was handed out as something else than its resource offers now is held under a name that no resource has.
     """
     strays = {
         device: resource_name
         for device, resource_name in reading.holders.items()
         if owners.get(device, "" if device in reading.attached else resource_name) != resource_name
     }
-    strays |= {device: f"{name} (early)" for device, name in reading.plain.items() if name in late}
-    strays |= {device: f"{name} (late)" for device, name in reading.behind_slots.items() if name not in late}
+    forms = {resource.name: form_of(resource) for resource in resources}
+    strays |= {d: f"{name} ({form})" for d, (name, form) in reading.forms.items() if forms.get(name, form) != form}
     return strays
+
+
+def form_of(resource: Resource) -> str:
+    """Tell what a resource hands a device out as: by itself, behind a slot, or as one half of a rail."""
+    return "slot" if resource.binding == "late" else "rail" if resource.kind == "rail" else "itself"
+
+
+def _form(grant: Grant) -> str:
+    """Tell as what a device was handed out; empty if it is shared, or not known yet."""
+    if is_slot_id(grant.unit_id):
+        return "slot" if grant.device else ""
+    if grant.unit_id.startswith(RAIL_PREFIX):
+        return "rail"
+    return "itself" if grant.device and grant.unit_id.startswith(grant.device) else ""

@@ -51,8 +51,7 @@ class Offers:
         if ground != self._ground:
             self._natural = assign(resources, snapshot, books.host_names)
             self._owners = owners_of(self._natural, resources, snapshot)
-        late = {resource.name for resource in resources if resource.binding == "late"}
-        strays, now = strays_of(books, self._owners, late), self._clock()
+        strays, now = strays_of(books, self._owners, resources), self._clock()
         look = (strays, self._health.turn(), self._missing.devices & books.holders.keys())
         due = self._missing.due(books.holders, self._health.settings.gone_seconds)
         if (ground, look) == (self._ground, self._look) and (due is None or now < due):

@@ -38,9 +38,10 @@ def list_rails(
     pairs: dict[str, str] = {}
     for rail, nic in kept.items():
         uuid = rail.removeprefix(RAIL_PREFIX)
-        if rail == rail_id(uuid) and uuid in by_uuid and room[nic]:
-            pairs[uuid] = nic
-            room[nic] -= 1
+        if rail == rail_id(uuid) and room[nic]:
+            room[nic] -= 1  # also of a GPU that is lost: its pod has the NIC still
+            if uuid in by_uuid:
+                pairs[uuid] = nic
     rest = [uuid for uuid in terrain.gpus if uuid in by_uuid and uuid not in pairs]
     pairs |= choose_pairs(terrain, rest, sorted(room.elements()), len(rest))
     return tuple(_rail(resource, by_uuid[uuid], by_address[pairs[uuid]]) for uuid in terrain.gpus if uuid in pairs)

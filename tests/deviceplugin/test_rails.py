@@ -61,6 +61,14 @@ def test_a_nic_that_a_granted_rail_keeps_is_in_no_other_rail() -> None:
     }  # whose second share is left
 
 
+def test_the_nic_of_a_granted_rail_whose_gpu_is_lost_goes_to_no_other_gpu() -> None:
+    snapshot = node(rails=2, vfs=1)
+    near = pairs(RAIL, snapshot)
+    lost = without(replace(snapshot, gpus=snapshot.gpus[1:]), near[gpu_uuid(1)])
+    assert pairs(RAIL, lost) == {gpu_uuid(1): near[gpu_uuid(0)]}
+    assert pairs(RAIL, lost, **{f"rail-{gpu_uuid(0)}": near[gpu_uuid(0)]}) == {}
+
+
 def test_pairs_do_not_depend_on_health_or_on_who_has_them() -> None:
     snapshot = node(rails=4)
     before = pairs(RAIL, snapshot)

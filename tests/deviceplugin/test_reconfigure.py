@@ -162,6 +162,22 @@ def test_both_halves_of_a_rail_in_use_are_withheld_while_its_resource_is_gone(sh
     run(work())
 
 
+def test_the_halves_of_a_rail_in_use_are_withheld_from_what_its_name_means_now(short_path: Path) -> None:
+    async def work() -> None:
+        rails = Resource("a/x", "rail", nic=RailNic("vf"))
+        async with rig(short_path, snapshot=node(rails=2, vfs=2), resources=(rails,)) as r:
+            await r.run_pod("p", Container("main", (("a/x", 1),)))
+            (rail,) = r.ledger.grants()
+            await reconfigure(r, vfs("a/x", "rail0", "rail1"))
+            assert reasons(r, "a/x") == {rail.device: "Held"}
+            await reconfigure(r, replace(GPU, name="a/x"))
+            assert reasons(r, "a/x") == {rail.unit_id.removeprefix("rail-"): "Held"}
+            await reconfigure(r, rails)
+            assert reasons(r, "a/x") == {}
+
+    run(work())
+
+
 def test_what_pods_hold_is_known_to_an_agent_that_starts_with_another_configuration(short_path: Path) -> None:
     async def work() -> None:
         async with rig(short_path, snapshot=node(rails=1), resources=(vfs("a/old", "rail0"),)) as r:
