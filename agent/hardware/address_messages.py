@@ -1,4 +1,4 @@
-"""rtnetlink requests for the addresses and routes that a pod's interface gets. Pure.
+"""rtnetlink requests for the addresses and routes that a pod's interface gets, and one for the host's default. Pure.
 
 Layout: include/uapi/linux/if_addr.h and rtnetlink.h. `addressing` lists what is there.
 """
@@ -10,8 +10,9 @@ import socket
 import struct
 
 from agent.hardware.host import Route
+from agent.hardware.link_messages import attribute_table
 
-RTM_NEWADDR, RTM_NEWROUTE = 20, 24
+RTM_NEWADDR, RTM_NEWROUTE, RTM_GETROUTE = 20, 24, 26
 RT_SCOPE_UNIVERSE, RT_SCOPE_LINK = 0, 253
 RT_TABLE_COMPAT, RT_TABLE_MAIN = 252, 254
 RTPROT_STATIC = 4
@@ -23,6 +24,12 @@ _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_PREFSRC, _RTA_METRICS, _RT
     *(1, 4, 5, 6, 7, 8),
     *(15, 18),
 )
+_RTA_MULTIPATH = 9
+_RTM_F_FIB_MATCH = 0x2000
+_NOWHERE = ipaddress.IPv4Address("192.0.2.1")
+"""Nobody's (RFC 5737): what has no route of its own goes by the default one."""
+_MOST_DEFAULT_BITS = 1
+"""A default route may be written as two halves."""
 _RTAX_MTU, _RTAX_ADVMSS = 2, 8
 
 _IFADDRMSG = struct.Struct("=BBBBI")
@@ -30,6 +37,8 @@ _RTMSG = struct.Struct("=BBBBBBBBI")
 _ATTRIBUTE = struct.Struct("=HH")
 _WORD = struct.Struct("=I")
 _FAMILY = struct.Struct("=H")
+_WAY = struct.Struct("=HBBi")
+"""struct rtnexthop: length, flags, hops, interface."""
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 
@@ -75,6 +84,25 @@ def route(ifindex: int, wanted: Route) -> bytes:
     if found := b"".join(_attribute(kind, _WORD.pack(value)) for kind, value in metrics if value is not None):
         body += _attribute(_RTA_METRICS, found)
     return body
+
+
+def default_question() -> bytes:
+    """Make the body of RTM_GETROUTE that asks for the default route of IPv4, with all its ways."""
+    return _RTMSG.pack(socket.AF_INET, 32, 0, 0, 0, 0, 0, 0, _RTM_F_FIB_MATCH) + _attribute(_RTA_DST, _NOWHERE.packed)
+
+
+def default_ways(answer: bytes) -> tuple[int, ...]:
+    """Read the answer to `default_question`: the numbers of the interfaces that the default route goes through."""
+    if _RTMSG.unpack_from(answer)[1] > _MOST_DEFAULT_BITS:
+        return ()
+    found = attribute_table(answer, _RTMSG.size)
+    ways, at = found.get(_RTA_MULTIPATH, b""), 0
+    indices = [_WORD.unpack(found[_RTA_OIF])[0]] if _RTA_OIF in found else []
+    while at + _WAY.size <= len(ways):
+        length, _, _, index = _WAY.unpack_from(ways, at)
+        indices.append(index)
+        at += max((length + 3) & ~3, _WAY.size)
+    return tuple(indices)
 
 
 def _attribute(kind: int, payload: bytes) -> bytes:

@@ -14,6 +14,8 @@ from agent.hardware.netlink import Netlink
 from agent.hardware.nvml import Reading
 from agent.hardware.nvml_monitor import DEFAULT_PACE, GpuMonitor, GpuWatch, Pace
 from agent.hardware.rdma_netlink import RdmaNetlink
+from agent.hardware.sysfs_netdev import with_lower
+from agent.hardware.sysfs_read import Attributes
 from agent.hardware.uevents import Uevents
 from agent.hardware.vf_control import PfNetlink
 from agent.model.change import GPUS, Change, OnEvent
@@ -53,13 +55,24 @@ class Machine:
             except HardwareError as error:
                 problems = (Problem("/sys/class/infiniband", f"taken for shared by namespaces: {error}"),)
         snapshot = replace(snapshot, rdma_exclusive=mode == "exclusive", problems=snapshot.problems + problems)
-        return with_gpus(snapshot, self.gpus.latest())
+        return with_gpus(self._with_default_ways(snapshot), self.gpus.latest())
 
     def rescan(self, old: Snapshot, change: Change) -> Snapshot:
         """Bring a snapshot up to date. The mode of RDMA has no event, so a full scan alone looks at it."""
         if change.everything:
             return self.scan()
-        return with_gpus(sysfs_changes.rescan(self.root, old, change), self.gpus.latest())
+        snapshot = sysfs_changes.rescan(self.root, old, change)
+        return with_gpus(self._with_default_ways(snapshot), self.gpus.latest())
+
+    def _with_default_ways(self, snapshot: Snapshot) -> Snapshot:
+        """Add the interfaces of a default route with several ways: /proc/net/route shows the first one only."""
+        if self.root != Path("/"):
+            return snapshot  # another machine's files
+        try:
+            ways = with_lower(Attributes(self.root), self.links.default_ways())
+        except HardwareError:
+            return snapshot
+        return replace(snapshot, default_routes=snapshot.default_routes | ways)
 
     def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
         """Read what the adapters of a snapshot count. `held` are the VFs (PCI addresses) in pods."""

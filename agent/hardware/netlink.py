@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -225,6 +226,12 @@ class Netlink:
             return ()
         return self._run(netns, lambda ipr: addressing.routes(ipr, link))
 
+    def default_ways(self) -> tuple[str, ...]:
+        """List the host's interfaces that the default route of IPv4 goes through, all of one with several ways."""
+        with self._links(None, "look up the default route") as links:
+            indices = links.default_ways()
+        return tuple(name for index in indices if (name := _name_of(index)) is not None)
+
     def lifelines(self, address: str | None = None) -> Mapping[str, str]:
         """Tell by which of the host's interfaces the default route goes, and the way to an address: name to reason."""
         reasons = self._run(None, lambda ipr: addressing.lifelines(ipr, address))
@@ -313,6 +320,13 @@ class _Links:
             self._socket.close()
         if isinstance(error, OSError):
             raise failed(self._action, error) from error
+
+
+def _name_of(ifindex: int) -> str | None:
+    try:
+        return socket.if_indextoname(ifindex)
+    except OSError:  # gone just now
+        return None
 
 
 def _words(change: LinkChange) -> dict[str, Any]:

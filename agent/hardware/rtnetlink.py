@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from agent.errors import NetlinkFailed
 from agent.hardware import netns as namespaces
-from agent.hardware.address_messages import RTM_NEWADDR, RTM_NEWROUTE
+from agent.hardware.address_messages import RTM_GETROUTE, RTM_NEWADDR, RTM_NEWROUTE, default_question, default_ways
 from agent.hardware.link_messages import (
     IFLA_IFNAME,
     IFLA_LINKINFO,
@@ -57,6 +57,8 @@ _LINK = struct.Struct("=BxHiII")
 _ATTRIBUTE = struct.Struct("=HH")
 _WORD = struct.Struct("=I")
 _ERROR = struct.Struct("=i")
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
+"""There is none, or one that refuses: unreachable, prohibit, blackhole."""
 _DUMP_TRIES = 20
 _RECEIVE_BYTES = 1 << 16
 _MOST_IDLE = 4
@@ -237,6 +239,19 @@ class LinkSocket:
     def put_route(self, body: bytes) -> None:
         """Make a route, in place of one to the same destination: a body of `address_messages`. Raises OSError."""
         self._ask(RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, body)
+
+    def default_ways(self) -> tuple[int, ...]:
+        """List the interfaces that the default route of IPv4 goes through, by number. Raises OSError."""
+        self._send(RTM_GETROUTE, NLM_F_REQUEST, default_question())
+        answer = self._receive(_RECEIVE_BYTES)
+        if _HEADER.unpack_from(answer)[1] == RTM_NEWROUTE:
+            return default_ways(answer[_HEADER.size :])
+        try:
+            _raise(answer, _HEADER.size)
+        except OSError as error:
+            if error.errno not in _NO_ROUTE:
+                raise
+        return ()
 
     def add_altname(self, ifindex: int, altname: str) -> None:
         """Give a link another name. Raises OSError, EEXIST if any link has it, this one included."""

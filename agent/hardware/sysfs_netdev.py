@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from agent.hardware.sysfs_read import Attributes, shown
 from agent.model.device import LinkLayer, Netdev
 
@@ -25,10 +27,11 @@ def read_default_routes(read: Attributes) -> frozenset[str]:
     six = "\n" + (read.long_text("/proc/net/ipv6_route", _MOST_ROUTES) or "")
     rows = [rest.partition("\n")[0].split() for rest in six.split(_IPV6_DEFAULT)[1:]]
     found |= {row[7] for row in rows if len(row) == 8}
-    return frozenset(map(shown, _with_lower(read, found)))
+    return with_lower(read, found)
 
 
-def _with_lower(read: Attributes, names: set[str]) -> set[str]:
+def with_lower(read: Attributes, names: Iterable[str]) -> frozenset[str]:
+    """List interfaces, and those below them."""
     found: set[str] = set()
     waiting = sorted(names)
     while waiting and len(found) < _MOST_LOWER:
@@ -37,7 +40,7 @@ def _with_lower(read: Attributes, names: set[str]) -> set[str]:
             found.add(name)
             entries = read.names(f"/sys/class/net/{name}")
             waiting += [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_")]
-    return found
+    return frozenset(map(shown, found))
 
 
 def read_netdev(read: Attributes, name: str, *, is_vf: bool = False) -> Netdev | None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.hardware.machine import Machine
 from agent.hardware.sysfs import scan
+from agent.model.change import of_netdev
 from agent.model.device import VdpaDevice
 from agent.sim import recorded
 from tests.agent.hardware.frames import run
@@ -126,6 +128,30 @@ def test_a_default_route_of_ipv6_is_known_behind_many_others(own_network: None) 
     for number in range(60):  # of pods, say
         run("ip", "-6", "route", "add", f"2001:db8:1::{number:x}/128", "dev", "port0")
     assert "nic0" in scan(Path("/")).default_routes
+
+
+def test_a_default_route_with_several_ways_goes_through_all_of_them(own_network: None) -> None:
+    machine = Machine.open()
+    try:
+        assert machine.links.default_ways() == ()
+        for number in (0, 1):
+            run("ip", "link", "add", f"nic{number}", "type", "veth", "peer", "name", f"port{number}")
+            for name in (f"nic{number}", f"port{number}"):
+                run("ip", "link", "set", name, "up")
+            run("ip", "address", "add", f"10.0.{number}.2/24", "dev", f"nic{number}")
+        ways = "nexthop via 10.0.0.1 dev nic0 nexthop via 10.0.1.1 dev nic1"
+        run("ip", "route", "add", "default", *ways.split())
+        snapshot = machine.scan()
+        assert snapshot.default_routes >= {"nic0", "nic1"}
+        assert machine.rescan(snapshot, of_netdev("nic1")).default_routes >= {"nic0", "nic1"}
+        run("ip", "route", "replace", "default", "via", "10.0.1.1")
+        run("ip", "route", "add", "192.0.2.0/24", "via", "10.0.0.1")
+        assert machine.scan().default_routes - {"lo"} == {"nic1"}
+        run("ip", "route", "replace", "unreachable", "default", "metric", "0")
+        run("ip", "route", "delete", "192.0.2.0/24")
+        assert machine.links.default_ways() == ()
+    finally:
+        machine.close()
 
 
 def test_an_interface_of_a_bond_is_enslaved(root: Path) -> None:
