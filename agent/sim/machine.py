@@ -204,11 +204,11 @@ class SimulatedMachine:
         return found
 
     def _has_link(self, device: str) -> bool:
-        return self.fabric is not None and device in self.fabric.ports and not self._unbound(device).exists()
+        return self.fabric is not None and device in self.fabric.ports and self._has_driver(device)
 
     def find_netdev(self, device: str) -> Link | None:
         """Find the link that stands for a PCI device, in the host's namespace."""
-        if self.fabric is None or device not in self.fabric.ports or not self._present(device):
+        if self.fabric is None or not self._has_link(device):
             return None
         link = self.links.find(self.fabric.ports[device].netdev)
         if link is not None and link.device == device:
@@ -227,10 +227,8 @@ class SimulatedMachine:
 
     def unbind(self, device: str) -> None:
         """Free a PCI function from its driver: its interface and its RDMA device end, wherever they are."""
-        if self.fabric is None or not self._present(device):
+        if self.fabric is None or not self._has_driver(device):
             return
-        self._unbound(device).parent.mkdir(exist_ok=True)
-        self._unbound(device).touch()
         (self.root / "sys/bus/pci/devices" / device / "driver").unlink(missing_ok=True)
         self.rdma.withdraw(device)
         self.fabric.cut(device)
@@ -243,7 +241,6 @@ class SimulatedMachine:
             raise HardwareError(f"{device} cannot be bound to {driver}: No such file or directory")
         if not (folder / "driver").is_symlink():
             (folder / "driver").symlink_to(os.path.relpath(target, folder.resolve()))
-        self._unbound(device).unlink(missing_ok=True)
         facts = sysfs.scan(self.root).by_address[device]
         pf, guids = self.find_netdev(facts.physfn or ""), None
         if pf is not None and facts.vf_index is not None:
@@ -254,13 +251,9 @@ class SimulatedMachine:
     def _devpath(self, device: str) -> str:
         return uevents.devpath(self.root, self.root / "sys/bus/pci/devices" / device)
 
-    def _unbound(self, device: str) -> Path:
-        return self.root.parent / "unbound" / device
-
-    def _present(self, device: str) -> bool:
+    def _has_driver(self, device: str) -> bool:
         # Plain text: the real machine has looked into sysfs before a Path is made.
-        there, unbound = f"{self.root}/sys/bus/pci/devices/{device}", f"{self.root}/../unbound/{device}"
-        return os.path.exists(there) and not os.path.exists(unbound)
+        return os.path.lexists(f"{self.root}/sys/bus/pci/devices/{device}/driver")
 
     def lifelines(self) -> Mapping[str, str]:
         """Tell which interfaces carry the default route, of the namespace that the simulation is in."""
