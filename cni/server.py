@@ -210,8 +210,15 @@ class CniServer:
             )
 
 
+class _Listener(socket.socket):
+    """Accepts sooner: the properties in place of these look their values up in enumerations, for each connection."""
+
+    family = socket.AF_UNIX
+    type = socket.SOCK_STREAM
+
+
 def _listen(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener = _Listener(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         fresh.unlink(missing_ok=True)
