@@ -15,7 +15,7 @@ from agent.config import Config, Resource, SharedPool
 from agent.errors import DeviceGone, Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
-from agent.model.slots import is_slot_of
+from agent.model.slots import is_slot_id, is_slot_of
 from agent.reconcile import Claim
 from cni.call import GrantedDevice
 
@@ -69,13 +69,16 @@ class Granted:
     def devices(self, pod: PodRef) -> Sequence[GrantedDevice]:
         """List the devices that kubelet gave to a pod and that have to do with its network. Runs on the call's thread.
 
-        These are VFs and whole adapters, rails' too, and each shared HCA, once, whose resource names a network.
+        These are VFs and whole adapters, rails' too, and each shared HCA, once, whose resource names a network; of a
+        resource that is bound late now, those from before. Slots are the binder's.
         Once the grants agree with kubelet and none of them is such a device's, none is this pod's either, and
         kubelet need not be asked. Until then kubelet is the authority: the ledger may be a new one.
         Raises Unavailable if kubelet does not answer, DeviceGone for a unit that nobody knows.
         """
         wanted = {r.name: _nic_kind(r) for r in self._config.resources if _is_for_network(r)}
         granted = self._ledger.granted_devices(wanted)
+        if any(r.binding == "late" for r in self._config.resources):
+            granted = {unit: device for unit, device in granted.items() if not is_slot_id(unit)}
         if not wanted or (self._is_settled() and not granted):
             return ()
         found = self.ask_kubelet(pod)
@@ -86,7 +89,7 @@ class Granted:
         for name in sorted(wanted):
             conf = self.network_of(name)
             shared = set[str]()
-            for unit_id in sorted(found.device_ids(name)):
+            for unit_id in sorted(unit for unit in found.device_ids(name) if not is_slot_id(unit)):
                 offered = self._unit(unit_id)
                 device = granted.get(unit_id) or (offered.device if offered is not None else None)
                 if device is None:
@@ -139,9 +142,7 @@ class Granted:
 
 
 def _is_for_network(resource: Resource) -> bool:
-    """Tell whether the units of a resource are devices that come into the pod's network. Slots are the binder's."""
-    if resource.binding == "late":
-        return False
+    """Tell whether the units of a resource are devices that come into the pod's network."""
     kind = _nic_kind(resource)
     return kind in ("vf", "nic") or (kind == "hca" and resource.network is not None)
 

@@ -1,0 +1,63 @@
+"""Which devices a pod's network gets, by what kubelet says and the books know."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from agent.clients.kubelet import ContainerDevices, DeviceAssignment, PodDevices, PodResources
+from agent.config import Config, Network, Resource
+from agent.granted import Granted
+from agent.ledger import Ledger
+from agent.model.allocation import PodRef
+from cni.call import GrantedDevice
+from tests.agent.books import open_books
+
+POD = PodRef("default", "p", "uid-p")
+VF, OTHER, SLOT = "0000:12:00.1", "0000:12:00.2", "slot-rdma:vf-0-0"
+RAILS = Network("rails", {"mode": "vf"})
+
+
+class Kubelet(PodResources):
+    """Knows one pod."""
+
+    def __init__(self, *units: str) -> None:
+        super().__init__(Path("/nowhere"))
+        self.units = units
+        self.asked = 0
+
+    async def get(self, pod: PodRef) -> PodDevices | None:
+        self.asked += 1
+        return PodDevices(pod, (ContainerDevices("main", (DeviceAssignment("rdma/vf", self.units),)),))
+
+
+def told(folder: Path, kubelet: Kubelet, binding: str, **granted: str) -> tuple[GrantedDevice, ...]:
+    """Ask what the pod's network gets, on a thread of a call's. `granted` are units in the books, and their devices."""
+    resource = Resource("rdma/vf", "vf", binding=binding, network="rails")
+
+    async def work(books: Ledger) -> tuple[GrantedDevice, ...]:
+        loop = asyncio.get_running_loop()
+        config = Config(resources=(resource,), networks=(RAILS,))
+        found = Granted(config, books, kubelet, loop, unit=lambda _: None, is_settled=lambda: True)
+        return tuple(await asyncio.to_thread(found.devices, POD))
+
+    with open_books(folder) as books:
+        books.grant("rdma/vf", granted)
+        return asyncio.run(work(books))
+
+
+def test_a_pod_gets_the_vf_that_kubelet_gave_it(tmp_path: Path) -> None:
+    kubelet = Kubelet(VF)
+    expected = GrantedDevice(VF, "rdma/vf", {"mode": "vf", "name": "rails"})
+    assert told(tmp_path, kubelet, "early", **{VF: VF, OTHER: OTHER}) == (expected,)
+
+
+def test_a_vf_from_before_its_resource_was_bound_late_comes_into_a_new_sandbox_of_its_pod(tmp_path: Path) -> None:
+    expected = GrantedDevice(VF, "rdma/vf", {"mode": "vf", "name": "rails"})
+    assert told(tmp_path, Kubelet(VF, SLOT), "late", **{VF: VF, SLOT: OTHER}) == (expected,)
+
+
+def test_kubelet_is_not_asked_where_all_that_is_granted_are_slots(tmp_path: Path) -> None:
+    kubelet = Kubelet(SLOT)
+    assert told(tmp_path, kubelet, "late", **{SLOT: VF}) == ()
+    assert kubelet.asked == 0
