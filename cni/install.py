@@ -24,6 +24,9 @@ DEFAULT_INSTANCE = "nodefabric"
 MAX_RELAY_BYTES = 16 << 20
 MAX_PLUGIN_BYTES = 512 << 20
 MARKER = ".nodefabric-installed"
+LINKED = ".nodefabric-relay"
+"""What the links point to: the relay once more. An installer that copies its plugin over a link writes through it
+(`cp -f`), and must not spoil the program that all pods of a chained network are started with."""
 BACKUP = ".nodefabric-backup"
 REMEDY = "mount the runtime's plugin folder there, writable"
 PLUGIN_FOLDER = "name the one that the runtime uses, or use --create"
@@ -73,15 +76,19 @@ def install(wanted: Installation, *, step: Step = unobserved) -> tuple[str, ...]
         changed = []
         replaced = tuple(sorted({*marker.replaced, *wanted.replace}))
         _write_marker(folder, _Marker(wanted.instance, replaced))
-        if not _is_installed(folder, content):
+        if not _is_installed(folder, PLUGIN_NAME, content):
             folder.put(PLUGIN_NAME, content, mode=0o755)
             changed.append(PLUGIN_NAME)
+        if replaced and not _is_installed(folder, LINKED, content):
+            if folder.read(LINKED, MAX_PLUGIN_BYTES) is not None:
+                changed.append(LINKED)
+            folder.put(LINKED, content, mode=0o755)
         for name in wanted.replace:
-            if _is_link(folder, name):
+            if _link(folder, name) == LINKED:
                 continue
             if name in foreign:
                 folder.copy(name, name + BACKUP)
-            folder.point(name, PLUGIN_NAME)
+            folder.point(name, LINKED)
             changed.append(name)
         return tuple(changed)
 
@@ -109,11 +116,11 @@ def remove(
                 changed.append(name)
             elif has_backup:  # its own installer has put a newer one there
                 folder.remove(name + BACKUP)
-        for name in (PLUGIN_NAME, MARKER):
-            if folder.read(name, MAX_RELAY_BYTES) is not None:
+        for name in (PLUGIN_NAME, LINKED, MARKER):
+            if folder.read(name, MAX_PLUGIN_BYTES) is not None:
                 folder.remove(name)
                 changed.append(name)
-        return tuple(name for name in changed if name != MARKER)
+        return tuple(name for name in changed if name not in (LINKED, MARKER))
 
 
 def see_owner(target: Path, *, instance: str, force: bool = False) -> None:
@@ -205,15 +212,20 @@ def _read_relay(relay: Path) -> bytes:
     return content
 
 
-def _is_installed(folder: Folder, content: bytes) -> bool:
+def _is_installed(folder: Folder, name: str, content: bytes) -> bool:
     """Compare content, owner and mode. A link there is replaced by the file, never followed."""
-    found = folder.read(PLUGIN_NAME, MAX_PLUGIN_BYTES)
+    found = folder.read(name, MAX_PLUGIN_BYTES)
     return found is not None and (found.content, found.mode, found.uid) == (content, 0o755, os.geteuid())
 
 
-def _is_link(folder: Folder, name: str) -> bool:
+def _link(folder: Folder, name: str) -> str | None:
     found = folder.read(name, MAX_PLUGIN_BYTES)
-    return found is not None and found.link == PLUGIN_NAME
+    return found.link if found is not None else None
+
+
+def _is_link(folder: Folder, name: str) -> bool:
+    """Tell whether a name is a link of ours, an earlier version's too."""
+    return _link(folder, name) in (PLUGIN_NAME, LINKED)
 
 
 def _is_foreign(folder: Folder, name: str) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from agent.errors import ConfigError, InstallFailed
 from cni import folder
-from cni.install import BACKUP, MARKER, Installation, install, put_conflist, remove, remove_conflist
+from cni.install import BACKUP, LINKED, MARKER, Installation, install, put_conflist, remove, remove_conflist
 from tests.cni.killed import kill_at_each_step
 from tests.cni.small_disk import disk
 
@@ -26,7 +26,7 @@ def wanted(tmp_path: Path) -> Installation:
 
 
 def names(target: Path) -> list[str]:
-    return sorted(path.name for path in target.iterdir() if path.name != MARKER)
+    return sorted(path.name for path in target.iterdir() if path.name not in (LINKED, MARKER))
 
 
 def test_the_relay_is_put_under_the_plugins_name_and_can_be_executed(wanted: Installation) -> None:
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_used_is_named(wanted: Installation, tmp_path: P
 
 def test_the_names_of_replaced_plugins_become_links(wanted: Installation) -> None:
     assert install(replace(wanted, replace=("sriov", "rdma"))) == ("nodefabric", "sriov", "rdma")
-    assert [(wanted.target / name).readlink() for name in ("sriov", "rdma")] == [Path("nodefabric")] * 2
+    assert [(wanted.target / name).readlink() for name in ("sriov", "rdma")] == [Path(LINKED)] * 2
     assert remove(wanted.target) == ("rdma", "sriov", "nodefabric")
     assert list(wanted.target.iterdir()) == []
 
@@ -152,7 +152,7 @@ def test_a_plugin_of_somebody_else_is_not_overwritten_but_by_force_and_put_back(
         install(wanted)
     assert foreign.lstat() == before
     install(replace(wanted, force=True))
-    assert foreign.readlink() == Path("nodefabric")
+    assert foreign.readlink() == Path(LINKED)
     assert names(wanted.target) == ["nodefabric", "sriov", "sriov" + BACKUP]
     remove(wanted.target)
     assert names(wanted.target) == ["sriov"]
@@ -167,6 +167,32 @@ def test_a_plugin_that_came_back_by_itself_is_let_be(wanted: Installation) -> No
     remove(wanted.target)
     assert names(wanted.target) == ["sriov"]
     assert (wanted.target / "sriov").read_bytes() == b"new"
+
+
+def test_a_plugin_that_is_copied_over_its_link_spoils_no_other_program(wanted: Installation, tmp_path: Path) -> None:
+    """As sriov-cni's own image installs it, where its cp is that of coreutils."""
+    wanted = replace(wanted, replace=("sriov",), force=True)
+    install(wanted)
+    (tmp_path / "sriov").write_bytes(b"another program")
+    subprocess.run(["cp", "-f", tmp_path / "sriov", wanted.target], check=True)
+    assert (wanted.target / "sriov").read_bytes() == b"another program"
+    assert (wanted.target / "nodefabric").read_bytes() == RELAY
+    assert install(wanted) == (LINKED,)
+    assert (wanted.target / "sriov").read_bytes() == RELAY
+
+
+def test_links_of_an_earlier_version_are_ours(wanted: Installation) -> None:
+    wanted = replace(wanted, replace=("sriov",))
+    install(wanted)
+    (wanted.target / LINKED).unlink()
+    (wanted.target / "sriov").unlink()
+    (wanted.target / "sriov").symlink_to("nodefabric")
+    assert install(wanted) == ("sriov",)
+    assert (wanted.target / "sriov").readlink() == Path(LINKED)
+    (wanted.target / "sriov").unlink()
+    (wanted.target / "sriov").symlink_to("nodefabric")
+    assert remove(wanted.target) == ("sriov", "nodefabric")
+    assert list(wanted.target.iterdir()) == []
 
 
 def test_another_instances_installation_is_not_touched_but_by_force(wanted: Installation) -> None:
