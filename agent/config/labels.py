@@ -109,5 +109,5 @@ def _is_pattern(value: Any) -> bool:
         return False
     try:
         return re.compile(value).groups == 1
-    except re.error:
+    except (re.error, OverflowError):
         return False

@@ -64,6 +64,10 @@ def test_labels_come_from_facts_by_name_or_with_what_they_need() -> None:
         ("  labels: {keys: {a.b/c: {path: /x}}}", "fact: is missing"),
         ("  labels: {keys: {a.b/c: {fact: rails, pattern: '('}}}", "pattern: must be a regular expression with one"),
         ("  labels: {keys: {a.b/c: {fact: rails, pattern: 'x'}}}", "pattern: must be a regular expression with one"),
+        (
+            "  labels: {keys: {a.b/c: {fact: rails, pattern: '(x{99999999999})'}}}",
+            "pattern: must be a regular expression with one",
+        ),
         ("  labels: {to: both}", "topology.labels.to: must be one of node, nfd"),
         ("  lldpNetdevs: [a/b]", "topology.lldpNetdevs[0]: must be an interface name"),
         ("  fingerprint: {pods: some}", "topology.fingerprint.pods: must be one of dedicated, shared, podresources"),
