@@ -36,7 +36,7 @@ from agent.model.counters import Counters
 from agent.model.unit import OfferedUnit
 from agent.node_events import NodeEvents
 from agent.obstacles import NO_POD_NEEDS
-from agent.opening import learn_boot_id, open_ledger
+from agent.opening import learn_boot_id, listen, open_ledger
 from agent.overview import Overview
 from agent.parts import Parts, Surroundings
 from agent.publication import ClusterApi, Publications
@@ -109,7 +109,7 @@ class Agent:
             await parts.reconciler.look_around()
             await asyncio.to_thread(parts.reconciler.heal_attachments)
             stack.enter_context(memory.set_aside())
-            parts.server.start()
+            await listen(parts.server.start, self.obstacles, stop)
             stack.push_async_callback(asyncio.to_thread, parts.server.close)
             self._listen_to_operator(parts, stack)
             self.obstacles.set("starting", None)

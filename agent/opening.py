@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from agent.config import Config
-from agent.errors import LedgerError
+from agent.errors import ConfigError, LedgerError
 from agent.inventory import Inventory
 from agent.ledger import Ledger
 from agent.ledger.lock import claim
@@ -51,6 +52,19 @@ async def open_ledger(
             obstacles.set("ledger", None)
             return ledger
     return None
+
+
+async def listen(start: Callable[[], None], obstacles: Obstacles, stop: asyncio.Event) -> None:
+    """Have the socket for pods opened: `start` raises ConfigError while that is not possible, on a full /run say."""
+    while not stop.is_set():
+        try:
+            await asyncio.to_thread(start)
+        except ConfigError as error:
+            obstacles.set("cni", str(error))
+            await _pause(stop)
+        else:
+            obstacles.set("cni", None)
+            return
 
 
 async def _pause(stop: asyncio.Event) -> None:

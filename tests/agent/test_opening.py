@@ -1,0 +1,60 @@
+"""What the agent waits for at its start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import cast
+
+from agent.obstacles import Obstacles
+from agent.opening import listen
+from cni.attachment import Attachments
+from cni.server import CniServer
+from tests.awaiting import until
+
+
+def test_a_socket_that_cannot_be_made_is_told_and_waited_for(short_folder: Path) -> None:
+    run = short_folder / "run"
+    run.write_text("in the way")
+    server = CniServer(
+        run / "cni.sock",
+        cast(Attachments, None),
+        obstacle=lambda: None,
+        observe=lambda command: contextlib.nullcontext(),
+    )
+    obstacles = Obstacles()
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(listen(server.start, obstacles, asyncio.Event()))
+        await until(lambda: "cni" in obstacles.found)
+        assert f"{run}/cni.sock: cannot be made: " in obstacles.found["cni"]
+        run.unlink()
+        await waiting
+        assert "cni" not in obstacles.found
+        assert (run / "cni.sock").is_socket()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.close()
+
+
+def test_who_is_stopped_waits_no_longer(short_folder: Path) -> None:
+    (short_folder / "run").write_text("in the way")
+    server = CniServer(
+        short_folder / "run/cni.sock",
+        cast(Attachments, None),
+        obstacle=lambda: None,
+        observe=lambda command: contextlib.nullcontext(),
+    )
+    obstacles = Obstacles()
+
+    async def scenario() -> None:
+        stop = asyncio.Event()
+        waiting = asyncio.create_task(listen(server.start, obstacles, stop))
+        await until(lambda: "cni" in obstacles.found)
+        stop.set()
+        await waiting
+
+    asyncio.run(scenario())
