@@ -245,12 +245,14 @@ class Netlink:
             links.change(link.ifindex, netns=target, **_words(change))
 
     def _link(self, message: LinkMessage) -> Link:
-        number = message.number
+        mtu, tx_queue, group, master, *limits = message.numbers(
+            IFLA_MTU, IFLA_TXQLEN, IFLA_GROUP, IFLA_MASTER, *OFFLOAD_LIMITS
+        )
         return Link(
             name=message.text(IFLA_IFNAME) or "",
             ifindex=message.ifindex,
             mac=message.attributes.get(IFLA_ADDRESS, b"").hex(":"),
-            mtu=number(IFLA_MTU),
+            mtu=mtu,
             up=bool(message.flags & IFF_UP),
             carrier=bool(message.flags & IFF_LOWER_UP),
             device=self._device_of(message),
@@ -259,12 +261,12 @@ class Netlink:
             allmulti=bool(message.flags & IFF_ALLMULTI),
             arp=not message.flags & IFF_NOARP,
             multicast=bool(message.flags & IFF_MULTICAST),
-            tx_queue=number(IFLA_TXQLEN),
-            group=number(IFLA_GROUP),
+            tx_queue=tx_queue,
+            group=group,
             alias=message.text(IFLA_IFALIAS) or "",
-            limits=tuple(map(number, OFFLOAD_LIMITS)),
+            limits=tuple(limits),
             xdp=message.xdp,
-            master=number(IFLA_MASTER) or None,
+            master=master or None,
             kind=message.kind,
         )
 

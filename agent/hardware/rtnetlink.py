@@ -56,6 +56,7 @@ _HEADER = struct.Struct("=IHHII")
 _LINK = struct.Struct("=BxHiII")
 _ATTRIBUTE = struct.Struct("=HH")
 _WORD = struct.Struct("=I")
+_ZERO = bytes(_WORD.size)
 _ERROR = struct.Struct("=i")
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 """There is none, or one that refuses: unreachable, prohibit, blackhole."""
@@ -78,10 +79,10 @@ class LinkMessage:
         """Return a textual attribute, None if it is absent or empty."""
         return self.attributes.get(kind, b"").rstrip(b"\0").decode("utf-8", "replace") or None
 
-    def number(self, kind: int) -> int:
-        """Return a 32-bit attribute, 0 if it is absent."""
-        content = self.attributes.get(kind)
-        return int(_WORD.unpack(content)[0]) if content is not None else 0
+    def numbers(self, *kinds: int) -> list[int]:
+        """Return 32-bit attributes, 0 for one that is absent."""
+        get, unpack = self.attributes.get, _WORD.unpack
+        return [unpack(get(kind, _ZERO))[0] for kind in kinds]
 
     @property
     def altnames(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def test_an_attribute_that_is_absent_is_none_or_zero() -> None:
     message = LinkMessage(1, 0, {IFLA_IFALIAS: b"\0"})
     assert message.text(IFLA_IFALIAS) is None
     assert message.text(IFLA_ADDRESS) is None
-    assert message.number(IFLA_MTU) == 0
+    assert message.numbers(IFLA_MTU) == [0]
 
 
 def test_a_link_is_found_with_its_attributes(own_network: None) -> None:
@@ -30,7 +30,7 @@ def test_a_link_is_found_with_its_attributes(own_network: None) -> None:
         found = links.find("v0")
         assert found is not None
         assert found.attributes[IFLA_ADDRESS] == bytes.fromhex("020000000001")
-        assert (found.number(IFLA_MTU), found.flags & IFF_UP) == (1400, 0)
+        assert (*found.numbers(IFLA_MTU), found.flags & IFF_UP) == (1400, 0)
         assert links.find("v1") is None
 
 
@@ -42,7 +42,7 @@ def test_one_socket_takes_one_question_after_the_other(own_network: None) -> Non
         links.change(found.ifindex, name="v1", mtu=1300, up=True)
         renamed = links.find("v1")
         assert renamed is not None
-        assert (renamed.ifindex, renamed.number(IFLA_MTU), renamed.flags & IFF_UP) == (found.ifindex, 1300, IFF_UP)
+        assert (renamed.ifindex, *renamed.numbers(IFLA_MTU), renamed.flags & IFF_UP) == (found.ifindex, 1300, IFF_UP)
         links.change(found.ifindex, up=False)
         assert sorted(link.ifindex for link in links.all()) == sorted({1, found.ifindex, found.ifindex - 1})
 
