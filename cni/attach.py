@@ -259,9 +259,9 @@ class Attaching:
             for row in reversed(rows):
                 self._undo_failed_add(row, call.netns)
             raise
-        self._observe_steps(laps.milliseconds())
+        self._observe_steps(laps.taken)
         for facts, leases in made:
-            if facts.in_kernel:
+            if facts.in_kernel and leases.ips:
                 self._announcer.start(call.netns, facts.name, leases.addresses)
         return answer
 

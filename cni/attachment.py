@@ -36,7 +36,7 @@ class Attachments(Detaching):
         netns_folders: Sequence[Path] = NETNS_FOLDERS,
         foreign_folders: tuple[Path, Path] = (foreign.STATE, foreign.RUN),
         network_of: Callable[[str], Mapping[str, Any] | None] = lambda resource_name: None,
-        observe_steps: Callable[[Mapping[str, float]], None] = lambda milliseconds: None,
+        observe_steps: Callable[[Mapping[str, float]], None] = lambda seconds: None,
         slots: Slots | None = None,
         tell_lost: Tell = tell_nobody,
         heal_seconds: float = HEAL_SECONDS,

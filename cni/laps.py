@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 STEPS = ("plan", "books", "device", "ipam", "addresses")
 """Finding the device, writing the ledger, the PF and the moves, the IPAM plugin, addresses and routes."""
@@ -15,14 +15,11 @@ class Laps:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._from = clock()
-        self._taken: dict[str, float] = {}
+        self.taken: dict[str, float] = {}
+        """What each step took so far, in seconds."""
 
     def end(self, step: str) -> None:
         """End a step. One that comes more than once adds up."""
         now = self._clock()
-        self._taken[step] = self._taken.get(step, 0.0) + now - self._from
+        self.taken[step] = self.taken.get(step, 0.0) + now - self._from
         self._from = now
-
-    def milliseconds(self) -> Mapping[str, float]:
-        """Return what each step took so far."""
-        return {step: seconds * 1000 for step, seconds in self._taken.items()}

@@ -130,12 +130,12 @@ class Metrics:
 
         return Observation(record, self._clock)
 
-    def observe_steps(self, milliseconds: Mapping[str, float]) -> None:
+    def observe_steps(self, seconds: Mapping[str, float]) -> None:
         """Count what the steps of an ADD took."""
 
         def record() -> None:
-            for step, taken in milliseconds.items():
-                self._steps.labels(step).observe(taken)
+            for step, taken in seconds.items():
+                self._steps.labels(step).observe(taken * 1000)
 
         self._pending.add(record)
 
