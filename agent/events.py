@@ -119,14 +119,17 @@ def tell_attachment(before: Attachment | None, after: Attachment | None) -> tupl
     row = after or before
     if row is None:
         return None
-    where = f"{row.ifname} of {row.owner.pod}"
     if after is None:
         if before is not None and before.state is AttachmentState.ATTACHING:
-            return "detach", row.device, f"did not become {where}", True
-        return "detach", row.device, f"{where} is back in the host", False
+            return "detach", row.device, f"did not become {_where(row)}", True
+        return "detach", row.device, f"{_where(row)} is back in the host", False
     if after.state is AttachmentState.ATTACHED and (before is None or before.state is not after.state):
-        return "attach", row.device, f"is {where}", False
+        return "attach", row.device, f"is {_where(row)}", False
     return None
+
+
+def _where(row: Attachment) -> str:
+    return f"{row.ifname} of {row.owner.pod}"
 
 
 def tell_health(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from agent.errors import RequestInvalid
-from agent.model.allocation import VfSettings
+from agent.model.allocation import NO_SETTINGS, VfSettings
 from agent.model.slots import is_slot_id
 from cni.fields import Fields, shown
 
@@ -55,7 +55,6 @@ _HEEDED_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Key → the modes that heed it; a key that is not here has a meaning in all of them."""
 _SETTINGS = ("mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state")
-_NO_SETTINGS = VfSettings()
 _RARE = ("master", "pkey", "vfio", "functionReset", "altNames", "macvlanMode")
 _OFF_ANYWHERE = frozenset(("rdma", "functionReset"))
 """To switch these off asks for nothing."""
@@ -179,7 +178,7 @@ _READERS: Mapping[str, Callable[[Fields, Fields, Fields], Wanted]] = MappingProx
 
 def _settings(fields: Fields, switch: Callable[[str], bool | None]) -> VfSettings:
     if not fields.has_any(_SETTINGS):
-        return _NO_SETTINGS
+        return NO_SETTINGS
     vlan = fields.whole("vlan", 0, 4094)
     qos = fields.whole("vlanQoS", 0, 7)
     proto = fields.word("vlanProto", ("802.1q", "802.1ad", "802.1Q", "802.1AD", "802.1Ad"))

@@ -15,7 +15,6 @@ An ADD also says on which processor the relay runs, as NODEFABRIC_CPU in its env
 from __future__ import annotations
 
 import array
-import contextlib
 import os
 import socket
 import struct
@@ -173,11 +172,18 @@ def send_answer(connection: socket.socket, answer: Answer, seconds: float | None
     data = encode_answer(answer)
     if connection.gettimeout() is not None:
         connection.settimeout(None)  # or the time that was left for the request would count
-    with contextlib.suppress(BlockingIOError):
-        data = data[connection.send(data, _NOT_WAITING) :]  # nearly every answer fits into the socket
-    if data:
+    sent = _send_at_once(connection, data)
+    if sent < len(data):
         connection.settimeout(seconds)
-        connection.sendall(data)
+        connection.sendall(data[sent:])
+
+
+def _send_at_once(connection: socket.socket, data: bytes) -> int:
+    """Send what fits into the socket, which nearly every answer does."""
+    try:
+        return connection.send(data, _NOT_WAITING)
+    except BlockingIOError:
+        return 0
 
 
 def _receive_with_descriptor(connection: socket.socket, how: int) -> tuple[bytes, int | None]:

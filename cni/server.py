@@ -202,8 +202,10 @@ class CniServer:
     def _tell_of_ignored(self, call: Call) -> None:
         """Say once that a replaced plugin's configuration has keys without effect."""
         conf = call.conf
+        if not conf.ignored:
+            return
         said = conf.kind, conf.name, conf.ignored
-        if conf.ignored and said not in self._told and len(self._told) < MAX_TOLD:
+        if said not in self._told and len(self._told) < MAX_TOLD:
             self._told.add(said)
             log.warning(
                 "network %s of type %s has keys that mean nothing: %s", conf.name, conf.kind, ", ".join(conf.ignored)

@@ -164,11 +164,12 @@ class AttachmentBook(Database):
         """Turn *attaching* rows into *attached*, with the CNI result that will be answered."""
         now, answer = self._clock(), dict(result)
         self._check_open()
-        found = self._rows(ids := tuple(attachment_ids))
-        unfit = set(ids) - {row.attachment_id for row in found if row.state is AttachmentState.ATTACHING}
-        if unfit:
-            raise LedgerError(f"attachment {min(unfit)} is not in state attaching")
-        attached = [replace(row, state=AttachmentState.ATTACHED, result=answer, since=now) for row in found]
+        attached = []
+        for row_id in (ids := tuple(attachment_ids)):
+            row = self._attachments.get(row_id)
+            if row is None or row.state is not AttachmentState.ATTACHING:
+                raise LedgerError(f"attachment {row_id} is not in state attaching")
+            attached.append(replace(row, state=AttachmentState.ATTACHED, result=answer, since=now))
         with self._translated():
             # One word for one row: several become attached together, or none does.
             written = len(attached) == 1 and self._late.put(attached[0], durable=False)

@@ -112,7 +112,7 @@ class VfSettings:
 
     @property
     def is_empty(self) -> bool:
-        return self == _NO_SETTINGS
+        return self is NO_SETTINGS or self == NO_SETTINGS
 
     def document(self) -> dict[str, Any]:
         """Return all fields that say something, as JSON holds them."""
@@ -121,7 +121,7 @@ class VfSettings:
         return {name: v for name in VfSettings.__dataclass_fields__ if (v := getattr(self, name)) is not None}
 
 
-_NO_SETTINGS = VfSettings()
+NO_SETTINGS = VfSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Undo:
     up: bool
     pf_netdev: str | None = None
     vf_index: int | None = None
-    settings: VfSettings = _NO_SETTINGS
+    settings: VfSettings = NO_SETTINGS
     """The PF's settings before; only fields that were about to be changed are set."""
     mode: str = "vf"
     """Which mode brought the device in, and will bring it back."""
