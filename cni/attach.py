@@ -107,7 +107,9 @@ class Attaching:
                 former = [row for t in targets if (row := self._ledger.attachment_on(t.device)) is not None]
                 for row in former:
                     self._refuse_second_interface(owner, row)
-                obstacle = next((o for row in former if (o := self._free(row)) is not None), None)
+                obstacle = None
+                for row in former:
+                    obstacle = obstacle or self._free(row)
                 if obstacle is None:
                     return self._attach(call, owner, targets, mark)
             if time.monotonic() > deadline or mark.overtaken:

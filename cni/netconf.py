@@ -29,7 +29,7 @@ MAX_KEPT, MAX_KEPT_BYTES = 256, 4096
 one, or with one for each VF, and wait for it to be read."""
 MAX_KEPT_MAC = 32
 VALID_ATTACHMENTS = "cni.dev/valid-attachments"
-OF_ONE_CALL = (b"prevResult", b"CNIDeviceInfoFile", VALID_ATTACHMENTS.encode())
+OF_ONE_CALL = re.compile(rb"prevResult|CNIDeviceInfoFile|" + re.escape(VALID_ATTACHMENTS.encode()))
 
 
 class VersionUnsupported(RequestInvalid):
@@ -83,7 +83,7 @@ def parse(text: bytes, cni_args: Mapping[str, str] | None = None) -> NetConf:
     """Read the configuration of a CNI call. Raises RequestInvalid with the path of what is wrong."""
     mac = (cni_args or {}).get("MAC") or ""
     # What is another for each call would only crowd out what comes again.
-    if len(text) > MAX_KEPT_BYTES or len(mac) > MAX_KEPT_MAC or any(key in text for key in OF_ONE_CALL):
+    if len(text) > MAX_KEPT_BYTES or len(mac) > MAX_KEPT_MAC or OF_ONE_CALL.search(text):
         return _parsed(text, mac)
     return _kept(text, mac)
 
