@@ -25,6 +25,10 @@ def add(command: Command) -> None:
     add_output(parser)
 
 
+class _Waiting(Unavailable):
+    """An agent runs, and offers nothing until its configuration is right for this node."""
+
+
 def _status(options: argparse.Namespace) -> int:
     from agent import status
 
@@ -46,7 +50,9 @@ def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, A
     from agent.ledger import lock, reading
 
     problem = f"does not run; this is what its books hold ({config.ledger_path})"
-    if not config.ledger_path.exists():
+    if isinstance(error, _Waiting):
+        problem = f"{error}; this is what its books hold ({config.ledger_path})"
+    elif not config.ledger_path.exists():
         problem = f"does not run, and has left no books here ({config.ledger_path})"
     if lock.is_claimed(config.state_dir):
         problem = f"runs, but does not answer; this is what its books hold: {error}"
@@ -80,5 +86,8 @@ def ask(endpoints: configuration.Endpoints) -> dict[str, Any]:
             f"the agent does not answer at {url} ({error}): is it running with this configuration?"
         ) from error
     if not isinstance(document, dict) or "format" not in document:
-        raise Unavailable(f"the agent at {url} waits for its configuration to be repaired, and offers nothing yet")
+        found = document.get("obstacles") if isinstance(document, dict) else None
+        why = found.get("config") if isinstance(found, dict) else None
+        told = f": {why}" if why else ""
+        raise _Waiting(f"the agent at {url} waits for its configuration to be repaired, and offers nothing yet{told}")
     return document

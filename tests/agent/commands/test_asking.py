@@ -100,7 +100,11 @@ def test_an_agent_that_waits_for_its_configuration_has_no_status_to_show(
     path.write_text(f"{{endpoints: {{port: {server.port}}}, stateDir: {tmp_path}/state}}")
     try:
         assert main(["events", "--config", str(path)]) == 3
-        assert "waits for its configuration to be repaired" in capsys.readouterr().err
+        assert "waits for its configuration to be repaired, and offers nothing yet: is wrong" in capsys.readouterr().err
+        assert main(["status", "--config", str(path)]) == 3  # right by itself, and wrong for this node
+        said = capsys.readouterr().out
+        assert "waits for its configuration to be repaired, and offers nothing yet: is wrong" in said
+        assert "does not run" not in said
         path.write_text(f"{{endpoints: {{port: {server.port}}}, resources: 7}}")
         assert main(["status", "--config", str(path)]) == 2
     finally:
