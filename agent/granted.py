@@ -26,6 +26,10 @@ class KnownUnit(Protocol):
     """What must be known of an offered unit. `deviceplugin.unit.Unit` is one."""
 
     @property
+    def resource_name(self) -> str:
+        """Such as nvidia.com/mig-1g.10gb: some resources are made of others, and in no configuration."""
+
+    @property
     def kind(self) -> str:
         """vf, nic, hca …: what the device is. In another project's pool it differs from unit to unit."""
 
@@ -123,8 +127,10 @@ class Granted:
         names |= {grant.resource_name for grant in self._ledger.grants()}
         found: dict[tuple[PodRef, str, str], Claim] = {}
         for claim in told:
+            offered = self._unit(claim.unit_id)
+            is_offered = offered is not None and offered.resource_name == claim.resource_name
             # A slot is ours by its name, whatever has become of its resource.
-            if claim.resource_name in names or is_slot_of(claim.resource_name, claim.unit_id):
+            if is_offered or claim.resource_name in names or is_slot_of(claim.resource_name, claim.unit_id):
                 found.setdefault((claim.pod, claim.resource_name, claim.unit_id), claim)
         return tuple(found.values())
 

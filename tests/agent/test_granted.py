@@ -10,7 +10,9 @@ from agent.config import Config, Network, Resource
 from agent.granted import Granted
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
+from agent.model.health import HEALTHY
 from cni.call import GrantedDevice
+from deviceplugin.unit import Unit
 from tests.agent.books import open_books
 
 POD = PodRef("default", "p", "uid-p")
@@ -61,3 +63,23 @@ def test_kubelet_is_not_asked_where_all_that_is_granted_are_slots(tmp_path: Path
     kubelet = Kubelet(SLOT)
     assert told(tmp_path, kubelet, "late", **{SLOT: VF}) == ()
     assert kubelet.asked == 0
+
+
+def test_slices_that_pods_had_from_another_plugin_are_claimed_though_no_resource_is_called_so(tmp_path: Path) -> None:
+    slices = Unit("MIG-1", "nvidia.com/mig-1g.10gb", "gpu", "MIG-1", HEALTHY, 0)
+
+    class Others(Kubelet):
+        async def list(self) -> tuple[PodDevices, ...]:
+            units = (("nvidia.com/mig-1g.10gb", "MIG-1"), ("else.where/mig", "MIG-1"), ("else.where/x", "x"))
+            devices = tuple(DeviceAssignment(name, (unit,)) for name, unit in units)
+            return (PodDevices(POD, (ContainerDevices("main", devices),)),)
+
+    async def work(books: Ledger) -> list[tuple[str, str]]:
+        config = Config(resources=(Resource("nvidia.com/gpu", "gpu", mig="mixed"),))
+        loop = asyncio.get_running_loop()
+        known = {"MIG-1": slices}
+        found = Granted(config, books, Others(), loop, unit=known.get, is_settled=lambda: True)
+        return [(claim.resource_name, claim.unit_id) for claim in await found.claims()]
+
+    with open_books(tmp_path) as books:
+        assert asyncio.run(work(books)) == [("nvidia.com/mig-1g.10gb", "MIG-1")]
