@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -90,11 +91,12 @@ def unchain_remembered(state: Path, *, step: Step = unobserved) -> tuple[str, ..
     folder = state / libcni_cache.FOLDERS[0]
     if not folder.is_dir():
         return ()
+    take_out = partial(conflist.unchained, with_settings=True)  # of no use to anybody any more
     changed = []
     with locked(folder, remedy="pods that run cannot be ended without the plugin", step=step) as opened:
         for name in opened.names():
             entry = opened.read(name, MAX_REMEMBERED_BYTES)
-            content = libcni_cache.without(entry.content, conflist.unchained) if entry and entry.content else None
+            content = libcni_cache.without(entry.content, take_out) if entry and entry.content else None
             if content is not None:
                 opened.put(name, content, like=entry, instead_of=entry)
                 changed.append(name)

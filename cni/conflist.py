@@ -81,11 +81,18 @@ def chained(content: bytes) -> bytes | None:
     return (text[:at] + ", " + ENTRY + text[at:]).encode()
 
 
-def unchained(content: bytes) -> bytes | None:
-    """Take our entries out of a conflist; None if there is none. An entry with settings is its author's, and stays."""
+def unchained(content: bytes, *, with_settings: bool = False) -> bytes | None:
+    """Take our entries out of a conflist; None if there is none, or nothing else.
+
+    An entry with settings is its author's, and stays but for `with_settings`.
+    """
     text = _decoded(content)
     plugins = _plugins(text)
-    ours = [n for n, plugin in enumerate(plugins) if plugin.value == json.loads(ENTRY)]
+    ours = [
+        number
+        for number, plugin in enumerate(plugins)
+        if plugin.value == json.loads(ENTRY) or (with_settings and plugin.value.get("type") == kinds.OWN)
+    ]
     if not ours or len(ours) == len(plugins):
         return None
     for number in reversed(ours):

@@ -241,14 +241,17 @@ def test_running_pods_can_be_ended_by_what_their_runtime_remembers(host: Host) -
     assert b"nodefabric" in chained
     remembered = {"kind": "cniCacheV1", "containerId": "c1", "config": base64.b64encode(chained).decode(), "result": {}}
     (results / "cluster-c1-eth0").write_text(json.dumps(remembered))
+    authors = base64.b64encode(chained.replace(b'"nodefabric"', b'"nodefabric", "mtu": 9000')).decode()
+    (results / "cluster-c3-eth0").write_text(json.dumps({**remembered, "config": authors}))
     others = {"cluster-c2-eth0": json.dumps({**remembered, "config": "?"}), "junk": "{"}
     for name, text in others.items():
         (results / name).write_text(text)
     assert host.uninstall() == 0
-    found = json.loads((results / "cluster-c1-eth0").read_text())
-    assert found == {**remembered, "config": base64.b64encode(CONFLIST.encode()).decode()}
+    for name in ("cluster-c1-eth0", "cluster-c3-eth0"):
+        found = json.loads((results / name).read_text())
+        assert found == {**remembered, "config": base64.b64encode(CONFLIST.encode()).decode()}
     assert {path.name: path.read_text() for path in results.iterdir() if path.name in others} == others
-    assert len(list(results.iterdir())) == 3
+    assert len(list(results.iterdir())) == 4
 
 
 @pytest.mark.parametrize("path", ["var/lib/nodefabric", "/var/lib/../../etc"])
