@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from agent import device_info
 from agent.errors import AgentError, DeviceBusy
@@ -79,16 +79,16 @@ class Detaching:
         self.leases = LeaseBook(ledger)
         self.underway = Underway()
         self._guard = threading.Lock()
-        self._leaving: dict[int, threading.Thread] = {}
+        self._leaving: dict[int, _Leaving] = {}
         self._overdue: set[int] = set()
 
     def close(self, seconds: float = 1.0) -> None:
         """Wait a bounded time for devices on their way back; the rest is found at the next start."""
         deadline = time.monotonic() + seconds
         with self._guard:
-            threads = list(self._leaving.values())
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            leaving = list(self._leaving.values())
+        for one in leaving:
+            one.thread.join(max(0.0, deadline - time.monotonic()))
         self.leases.close()
 
     def is_leaving(self, row: Attachment) -> bool:
@@ -137,8 +137,7 @@ class Detaching:
             finally:
                 if held is not None:
                     os.close(held)
-                with self._guard:
-                    del self._leaving[row.attachment_id]
+                self._has_left(row)
 
         thread = threading.Thread(target=leave, name="detach", daemon=True)
         with self._guard:
@@ -146,13 +145,12 @@ class Detaching:
                 if held is not None:
                     os.close(held)
                 return  # a repeated DEL
-            self._leaving[row.attachment_id] = thread
+            self._leaving[row.attachment_id] = _Leaving(thread, time.monotonic())
         try:
             thread.start()
         except RuntimeError as error:  # no more threads: the promise is kept by `heal`
             log.error("%s is not back yet: %s", row.device, error)
-            with self._guard:
-                del self._leaving[row.attachment_id]
+            self._has_left(row)
             if held is not None:
                 os.close(held)
 
@@ -160,9 +158,9 @@ class Detaching:
         """Wait a bounded time for devices on their way back. Return the rows of those that are not back."""
         deadline = time.monotonic() + seconds
         for row in (rows := tuple(rows)):
-            thread = self._leaving.get(row.attachment_id)
-            if thread is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
+            leaving = self._leaving.get(row.attachment_id)
+            if leaving is not None:
+                leaving.thread.join(max(0.0, deadline - time.monotonic()))
         left = {row.attachment_id for row in self._ledger.attachments()}
         return tuple(row for row in rows if row.attachment_id in left)
 
@@ -201,6 +199,7 @@ class Detaching:
             try:
                 held.enter_context(self._locks.hold([device], seconds=0.2))
             except DeviceBusy:
+                self._withhold_overdue(device)
                 return None
             row = self._ledger.attachment_on(device)
             if row is None or row.attachment_id in self._leaving:
@@ -217,20 +216,17 @@ class Detaching:
 
     def _put_back_beside(self, row: Attachment, lock: ExitStack, *, leases_later: bool) -> None:
         """Undo a row on a thread of its own, which lets go of the device's lock, and wait for it, but not for ever."""
-        key = row.attachment_id
 
         def work() -> None:
             try:
                 with lock:
                     self.undo(row, leases_later=leases_later)
             finally:
-                with self._guard:
-                    self._leaving.pop(key, None)
-                    self._overdue.discard(key)
+                self._has_left(row)
 
         thread = Beside(f"healing {row.device}", work)
         with self._guard:
-            self._leaving[key] = thread
+            self._leaving[row.attachment_id] = _Leaving(thread, time.monotonic())
             seconds = min(self._heal_seconds, OTHERS_SECONDS) if self._overdue else self._heal_seconds
         try:
             thread.start()
@@ -239,9 +235,24 @@ class Detaching:
             work()
             return
         if not thread.is_over(seconds):
-            self._withhold(row, f"is not back after {seconds:g} s: its driver may hang, look at dmesg")
+            self._withhold(row, seconds)
 
-    def _withhold(self, row: Attachment, why: str) -> None:
+    def _has_left(self, row: Attachment) -> None:
+        with self._guard:
+            self._leaving.pop(row.attachment_id, None)
+            self._overdue.discard(row.attachment_id)
+
+    def _withhold_overdue(self, device: str) -> None:
+        """Withhold a device that a DEL has been bringing back for too long."""
+        row = self._ledger.attachment_on(device)
+        leaving = self._leaving.get(row.attachment_id) if row is not None else None
+        if row is None or leaving is None or row.attachment_id in self._overdue:
+            return
+        if time.monotonic() > leaving.since + self._heal_seconds:
+            self._withhold(row, self._heal_seconds)
+
+    def _withhold(self, row: Attachment, seconds: float) -> None:
+        why = f"is not back after {seconds:g} s: its driver may hang, look at dmesg"
         with self._guard:
             if row.attachment_id in self._leaving:
                 self._overdue.add(row.attachment_id)
@@ -275,6 +286,15 @@ class Detaching:
         in the host still sits in a namespace that lives, and is left alone.
         """
         return ailment(self._facts(replace(row, state=AttachmentState.ATTACHED), _nobody_to_ask)) is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A device on its way back."""
+
+    thread: threading.Thread
+    since: float
+    """As time.monotonic tells."""
 
 
 def is_nobodys(row: Attachment) -> bool:

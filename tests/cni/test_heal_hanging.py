@@ -92,6 +92,35 @@ def test_others_that_may_wait_for_the_same_are_awaited_for_a_moment_only(own_net
     with_gone_pods(tmp_path, check, hanging=[0, 1], heal_seconds=1.1)
 
 
+def test_a_del_whose_driver_hangs_withholds_its_device(own_network: None, tmp_path: Path) -> None:
+    driver = Driver()
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path, host=driver.before, heal_seconds=0.2) as rig:
+        pod = rig.pod()
+        rig.add("c1", pod, deviceID=vf(0), trust="on")
+        driver.hangs.set()
+        try:
+            rig.delete("c1", pod, deviceID=vf(0))
+            reconciler, counted = reconciler_of(rig)
+
+            def is_withheld() -> bool:
+                reconciler.heal_attachments()
+                return bool(rig.ledger.quarantines())
+
+            until(is_withheld)
+            (withheld,) = rig.ledger.quarantines()
+            assert (withheld.device, withheld.reason) == (
+                vf(0),
+                "it is not back after 0.2 s: its driver may hang, look at dmesg",
+            )
+            reconciler.heal_attachments()
+            assert counted == [("detach-failed", DeviceBusy.reason)]  # told once
+        finally:
+            driver.go.set()
+        until(lambda: rig.ledger.attachments() == ())
+        assert rig.ledger.quarantines() == ()
+
+
 def test_what_the_work_raises_reaches_who_waits() -> None:
     def fail() -> None:
         raise HardwareError("the wrong VF")
