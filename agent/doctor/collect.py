@@ -253,5 +253,5 @@ def _size(text: str) -> int | None:
 def _whole(value: Any) -> int | None:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None

@@ -53,6 +53,7 @@ def test_modules_are_loaded_or_built_in(tmp_path: Path) -> None:
         ('version = 3\n[plugins."io.containerd.cri.v1.runtime"]\nenable_cdi = false\n', 3, False),
         ('[plugins.cri]\nenable_cdi = "yes"\n', 1, None),
         ("version = 2\nplugins = 3\n", 2, None),
+        ("version = inf\n", None, None),
     ],
 )
 def test_the_runtimes_configuration_tells_of_cdi(tmp_path: Path, text: str, version: int, enabled: bool | None) -> None:
