@@ -16,14 +16,14 @@ from pathlib import Path
 from agent import device_info
 from agent.errors import InstallFailed, InUse, LedgerError
 from agent.ledger import lock, reading
-from cni import chain, install, spool
+from cni import chain, install, orphans, spool
 
 LEDGER, SPOOL = "ledger.db", "spool"
 SHOWN = 8
 MOST_LINKS = 40
 """As the kernel has it; one in a ring is left as it is."""
-BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(lock.NAME)}")
-"""With what SQLite keeps beside them, the journal, and damaged ones that were set aside."""
+BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(lock.NAME)}|{orphans.OWN.pattern}")
+"""With what SQLite keeps beside them, the journal, damaged ones that were set aside, and the marks of killed agents."""
 OWN_SOCKETS = re.compile(r"(cni|admin)\.sock|cni\.sock\.ready|\.(cni|admin)\.sock\.[0-9]+")
 """With the relay's note that the agent was ready, and sockets that were not yet in place."""
 SOCKET = re.compile(r"nodefabric-.+\.sock")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PATTERN = "ipam-*.lock"
+OWN = re.compile(r"ipam-[0-9a-f]{8}\.lock")
+"""Every such file, and no other program's."""
 ORPHAN_SECONDS = 60.0
 """After so long what still holds a file is a daemon that some plugin left behind, not the plugin."""
 

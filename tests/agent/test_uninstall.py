@@ -15,6 +15,7 @@ from agent.ledger.lock import claim
 from agent.uninstall import CDI_SPEC
 from cni import chain, install
 from cni.install import Installation
+from cni.orphans import Orphans
 from tests.agent.books import VF, attach, open_books, owner
 
 CONFLIST = '{"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "ptp"}]}'
@@ -203,6 +204,15 @@ def test_the_note_that_the_agent_was_ready_goes_without_its_socket_too(host: Hos
     host.install()
     (host.run / "cni.sock.ready").touch()
     (host.run / "cni.sock").unlink()  # as an agent does that ends by itself
+    assert host.uninstall() == 0
+    assert host.files() == clean
+
+
+def test_what_a_killed_agent_left_among_its_books_goes_too(host: Host, clean: dict[str, str]) -> None:
+    host.install()
+    with Orphans(host.state).plugin():
+        pass  # and never closed
+    (host.state / "ledger.db-wal").touch()
     assert host.uninstall() == 0
     assert host.files() == clean
 
