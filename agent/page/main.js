@@ -61,6 +61,8 @@ async function ask() {
   if (answer.status === 304) return;
   if (!answer.ok) throw new Error((await answer.text()).slice(0, 300).trim() || `status ${answer.status}`);
   const document = await answer.json();
+  if (document.format === undefined)  // an agent that has just begun, with a configuration that it cannot use
+    throw new Error(`the agent waits for its configuration to be repaired: ${document.obstacles?.config ?? ""}`);
   tag = answer.headers.get("ETag");
   model = new Model(document);
   showHead(document);

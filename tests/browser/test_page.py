@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from agent.endpoints import EndpointServer, Pages
 from agent.model.allocation import PodRef
 from agent.model.device import MigDevice
 from agent.model.health import unhealthy
+from agent.status.cached import served
 from tests.browser.chromium import Browser, Page
 from tests.browser.shown import RailUnit, ShownNode, Unit
 
@@ -224,6 +226,24 @@ def test_an_agent_that_is_away_is_told_with_the_time_and_the_page_recovers(brows
         page.until(f"document.querySelector('[data-key=\"{VF}\"]').dataset.state === 'attached'")
         # A question that was under way when the agent ended has another end than those that came later.
         assert [line for line in page.complaints() if not any(error in line for error in AWAY)] == []
+
+
+def test_an_agent_that_begins_anew_with_a_wrong_configuration_says_so(browser: Browser, node: ShownNode) -> None:
+    waiting = Pages(
+        lambda _: ("", b""), lambda: served({"ready": False, "obstacles": {"config": "resources: no list"}})
+    )
+    with browser.opened(node.url) as page:
+        page.until(READY)
+        port = node.server.port if node.server is not None else 0
+        node.close()
+        server = EndpointServer.open("127.0.0.1", port, waiting)
+        try:
+            page.until("document.querySelector('#freshness').textContent.endsWith('repaired: resources: no list')")
+            assert page.evaluate("document.title") == "node-1 – nodefabric"
+        finally:
+            server.close()
+        node.open(port)
+        page.until(READY)
 
 
 def test_what_keeps_the_agent_from_its_work_is_said_on_top(browser: Browser, node: ShownNode) -> None:
