@@ -99,8 +99,8 @@ def unchained(content: bytes, *, with_settings: bool = False) -> bytes | None:
         if number > 0:
             text = text[: plugins[number - 1].end] + text[plugins[number].end :]
         else:
+            plugins = _plugins(text)  # the one behind it may have been ours, too
             text = text[: plugins[0].start] + text[plugins[1].start :]
-            plugins = _plugins(text)
     return text.encode()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from contextlib import suppress
 from typing import Any
@@ -65,8 +66,10 @@ def test_what_the_main_plugin_changed_meanwhile_stays() -> None:
 
 def test_an_entry_in_another_place_or_twice_is_taken_out_too() -> None:
     entry, other = '{ "type" : "nodefabric" }', '{"type": "a"}'
-    for listed in ([entry, other], [other, entry, other], [entry, entry, other], [entry, other, entry]):
-        content = f'{{"cniVersion":"1.0.0","plugins":[{" , ".join(listed)}]}}'.encode()
+    lists = [entry, other], [other, entry, other], [entry, entry, other], [entry, other, entry]
+    for listed, before_other in itertools.product(lists, (" , ", ",")):
+        plugins = " , ".join(listed).replace(f" , {other}", before_other + other)
+        content = f'{{"cniVersion":"1.0.0","plugins":[{plugins}]}}'.encode()
         found = conflist.unchained(content)
         assert found is not None
         kinds_left = [plugin["type"] for plugin in json.loads(found)["plugins"]]
