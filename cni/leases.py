@@ -189,11 +189,16 @@ class LeaseBook:
                 with guard:
                     settled.append(count)
 
-        threads = [
-            threading.Thread(target=work, name="leases", daemon=True) for _ in range(min(MAX_GROUPS, len(groups)))
-        ]
-        for thread in threads:
-            thread.start()
+        threads: list[threading.Thread] = []
+        try:
+            while len(threads) < min(MAX_GROUPS, len(groups)):
+                thread = threading.Thread(target=work, name="leases", daemon=True)
+                thread.start()
+                threads.append(thread)
+        except RuntimeError as error:  # no more threads: those there are do it all
+            log.error("leases are given back one after the other: %s", error)
+            if not threads:
+                work()
         for thread in threads:
             thread.join()
         return sum(settled)

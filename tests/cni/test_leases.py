@@ -75,6 +75,18 @@ def test_a_lease_that_somebody_freed_is_found_by_check(desk: Desk) -> None:
     assert "Failed to find address" in str(desk.leases.check(attached))
 
 
+def test_leases_are_given_back_though_no_thread_can_be_started(desk: Desk) -> None:
+    for kind in ("one", "another"):
+        desk.plugin(kind, NOTES)
+        desk.owe(f"of-{kind}", kind)
+    usual = threading.stack_size(1 << 47)  # more than a process has addresses
+    try:
+        assert desk.leases.settle() == (2, 0)
+    finally:
+        threading.stack_size(usual)
+    assert sorted(desk.said()) == ["DEL of-another", "DEL of-one"]
+
+
 def test_a_plugin_that_hangs_keeps_no_other_plugins_leases(tmp_path: Path) -> None:
     with open_desk(tmp_path, seconds=0.5) as desk:
         desk.plugin("hangs", NOTES + "sleep 1000")
