@@ -8,6 +8,7 @@ from dataclasses import replace
 from agent.config import Resource
 from agent.health import HealthBook
 from agent.model.device import Snapshot
+from agent.model.gpu_ids import RAIL_PREFIX
 from agent.model.health import unhealthy
 from agent.model.reasons import Reason
 from deviceplugin.allocation import Offer
@@ -52,7 +53,8 @@ class Offers:
             self._natural = assign(resources, snapshot, books.host_names)
             self._owners = owners_of(self._natural, resources, snapshot)
         strays, now = strays_of(books, self._owners, resources), self._clock()
-        look = (strays, self._health.turn(), self._missing.devices & books.holders.keys())
+        lost = frozenset(rail for rail in books.kept if rail.removeprefix(RAIL_PREFIX) not in snapshot.gpu_by_uuid)
+        look = (strays, self._health.turn(), self._missing.devices & books.holders.keys(), lost)
         due = self._missing.due(books.holders, self._health.settings.gone_seconds)
         if (ground, look) == (self._ground, self._look) and (due is None or now < due):
             if books.held == self._slots:

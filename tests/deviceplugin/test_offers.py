@@ -101,6 +101,18 @@ def test_a_rail_that_has_lost_a_half_is_listed_with_the_reason(nic: RailNic, lat
     assert after.by_id[first.unit_id].health.reason == reason
 
 
+def test_the_nic_of_a_rail_that_has_lost_its_gpu_is_offered_with_another_once_its_pod_has_ended() -> None:
+    made, rails = Offers(HealthBook(), time.monotonic), (Resource("rdma/rail", "rail", nic=RailNic("vf")),)
+    later, lost = without(replace(SMALL, gpus=SMALL.gpus[1:]), "0000:22:00.1"), f"rail-{gpu_uuid(0)}"
+    in_use = Reading(holders={VF: "rdma/rail", gpu_uuid(0): "rdma/rail"}, kept={lost: VF})
+    before = made.make(rails, later, FILES, in_use)  # of an agent that has started since
+    assert before is not None
+    assert before.units["rdma/rail"] == ()
+    after = made.make(rails, later, FILES, BOOKS)
+    assert after is not None
+    assert [(unit.gpu, unit.device) for unit in after.units["rdma/rail"]] == [(gpu_uuid(1), VF)]
+
+
 @pytest.mark.parametrize(
     ("resource", "listed"),
     [
