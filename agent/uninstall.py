@@ -125,8 +125,9 @@ def _remove_files(places: Places, resource_names: Iterable[str]) -> Iterator[str
     ):
         yield from _remove_matching(places, folder, pattern)
     for folder in (places.run, places.state / SPOOL, places.state, *MADE_FOR_MOUNTS):
-        with contextlib.suppress(OSError):  # is not there, or not empty
-            places.inside(folder).rmdir()
+        # Is not there, not empty, or a link: then what it leads to is the host's own, and would be missed.
+        with contextlib.suppress(OSError):
+            (places.inside(folder.parent) / folder.name).rmdir()
             yield str(folder)
 
 

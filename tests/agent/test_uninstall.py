@@ -227,7 +227,17 @@ def test_books_behind_a_link_of_the_hosts_count(host: Host, capsys: pytest.Captu
     assert host.uninstall() == 4
     assert f"{VF} in default/trainer" in capsys.readouterr().err
     assert host.uninstall("--force") == 0
-    assert not host.state.exists()
+    assert list(host.state.iterdir()) == []
+
+
+def test_an_empty_folder_behind_a_link_of_the_hosts_stays(host: Host) -> None:
+    """Nobody could make the folder again at the end of a link that leads nowhere."""
+    (host.root / "data/cni").mkdir(parents=True)
+    host.install()
+    (host.root / "var/lib/cni").rmdir()
+    (host.root / "var/lib/cni").symlink_to("/data/cni")
+    assert host.uninstall() == 0
+    assert (host.root / "data/cni").is_dir()
 
 
 def test_a_reboot_has_taken_devices_back(host: Host) -> None:
