@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 from pathlib import Path
@@ -124,14 +123,23 @@ def test_every_component_that_can_be_replaced_has_a_page_with_the_way_back() -> 
             assert part in text, (name, part)
 
 
-def test_the_patch_for_a_replaced_plugins_file_makes_an_argument_that_the_agent_knows() -> None:
+@pytest.mark.parametrize("components", [(), ("chain",)], ids=["base", "chain"])
+def test_the_patch_for_a_replaced_plugins_file_tells_the_agent_and_nobody_else(
+    kube: Kube, components: tuple[str, ...], tmp_path: Path
+) -> None:
     told = block(REPOSITORY / "docs/migrate/sriov-network-device-plugin.md", "patches:")
-    (patch,) = told["patches"]
-    (step,) = yaml.safe_load(patch["patch"])
-    options = _parser().parse_args(["run", "--config", "/etc/nodefabric/config.yaml", step["value"]])
-    assert isinstance(options, argparse.Namespace)
-    assert options.sriov_config == Path("/etc/nodefabric/sriov.json")
-    assert step["path"] == "/spec/template/spec/containers/0/args/-"
+    folder = overlay(tmp_path / "overlay", *components)
+    written = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    before = _arguments(kube.kustomize(folder))
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({**written, **told}))
+    after = _arguments(kube.kustomize(folder))
+    assert after == {**before, "agent": [*before["agent"], "--sriov-config=/etc/nodefabric/sriov.json"]}
+    assert _parser().parse_args(after["agent"]).sriov_config == Path("/etc/nodefabric/sriov.json")
+
+
+def _arguments(documents: list[Document]) -> dict[str, list[str]]:
+    (daemonset,) = [d for d in documents if d["kind"] == "DaemonSet"]
+    return {c["name"]: c["args"] for c in daemonset["spec"]["template"]["spec"]["containers"]}
 
 
 def test_metrics_and_settings_that_the_guides_name_exist() -> None:
