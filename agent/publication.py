@@ -196,7 +196,7 @@ class Publications:
         if config.volcano:
             wanted.append(Publication(NUMATOPOLOGY, self._numatopology, yields=self._goes_without_pods))
         # Also without labels or annotation of its own: what an earlier configuration put there is taken back.
-        wanted.append(Publication(NODE, self._own_node, takes_over=False, yields=self._leaves_node))
+        wanted.append(Publication(NODE, self._own_node, takes_over=False, yields=self._leaves_node, is_local=False))
 
         def publisher(publication: Publication) -> Publisher:
             kind = publication.kind.kind

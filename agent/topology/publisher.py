@@ -52,6 +52,8 @@ class Publication:
     """Whether fields that another writer owns are taken from it. If not, they are left out."""
     yields: Callable[[AgentError], bool] = lambda error: False
     """Told of an error; answers whether the object is built differently from now on, so that a repeat may succeed."""
+    is_local: bool = True
+    """Whether what it is built of is asked of this node alone, which need not be spared as the API server must."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ class Publisher:
             return self._look_at
         self._looked = True
         self._look_at = now + self._pace.refresh
-        longest = self._pace.refresh  # what the object is made of is asked of this node: it need not be spared
+        longest = self._pace.refresh if self._publication.is_local else self._pace.retry_cap
         try:
             document = await self._publication.build()
             longest = self._pace.retry_cap

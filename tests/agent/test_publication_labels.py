@@ -6,17 +6,22 @@ import asyncio
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from agent.clients.apiserver import ObjectKind
 from agent.config.labels import LabelRule, Labels
 from agent.config.topology import Topology
+from agent.errors import Unavailable
+from agent.metrics import Metrics
 from agent.model.device import LinkLayer, Netdev, Snapshot
+from agent.publication import ClusterApi, Publications
 from agent.sim.api_state import Fault
 from agent.sim.apiserver import ApiServerStandIn
 from tests.agent.hardware.frames import announcement, run, send
-from tests.agent.publications import QUICK, Rig
+from tests.agent.publications import QUICK, FakeInventory, FakeKubelet, Rig, h100
 from tests.awaiting import until
 
 LEAF = "volcano.sh/tor"
@@ -64,6 +69,36 @@ def test_labels_that_may_not_be_taken_back_any_more_are_no_lasting_problem(tmp_p
         asyncio.run(labels_them(server))
         server.state.set_fault(Fault(status=403, path="/api/v1/nodes/worker-1?fieldManager"))
         asyncio.run(wants_none(server))
+
+
+def test_a_server_that_never_tells_of_the_node_is_spared(tmp_path: Path) -> None:
+    now, asked = 0.0, []
+
+    class NoAnswer:
+        def metadata(self, kind: ObjectKind, name: str) -> dict[str, Any]:
+            asked.append(now)
+            raise Unavailable("no route to host")
+
+    async def pass_an_hour() -> None:
+        nonlocal now
+        publications = Publications(
+            labelled(LabelRule("example.com/rails", "rails")),
+            "worker-1",
+            tmp_path,
+            FakeInventory(h100()),
+            FakeKubelet(),
+            dict,
+            Metrics(CollectorRegistry()),
+            cast(ClusterApi, NoAnswer()),
+            lambda what: None,
+            clock=lambda: now,
+        )
+        while now < 3600:
+            now = await publications.step(now)
+
+    asyncio.run(pass_an_hour())
+    assert 10 < len(asked) < 20
+    assert asked[-1] - asked[-2] > 200
 
 
 def test_a_label_that_somebody_else_has_set_stays_his_and_is_named(tmp_path: Path) -> None:
