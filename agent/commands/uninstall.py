@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agent.commands.exits import DONE
 from agent.commands.options import Command, add_output, show
+from agent.errors import ConfigError
 from cni.commands import DEFAULT_CONFIGURATIONS, DEFAULT_TARGET
 from cni.install import DEFAULT_INSTANCE
 
@@ -59,6 +60,8 @@ def _boot_id(root: Path) -> str:
 def _uninstall(options: argparse.Namespace) -> int:
     from agent.uninstall import Places, uninstall
 
+    if not options.root.is_dir():  # "there was nothing" would be taken for a clean host
+        raise ConfigError(str(options.root), ["is no folder: name the one where the host's own / is with --root"])
     places = Places(
         root=options.root,
         plugins=options.target,

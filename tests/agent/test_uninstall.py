@@ -281,6 +281,14 @@ def test_a_path_that_leads_elsewhere_is_refused(host: Host, path: str) -> None:
     assert ended.value.code == 2
 
 
+def test_a_host_that_is_not_there_is_not_called_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "hots"
+    assert main(["uninstall", "--root", str(missing)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"{missing}: is no folder")
+
+
 def test_only_the_agents_own_specs_are_removed() -> None:
     for own in ("nodefabric-slot-rdma:vf-0-3.json", "nodefabric-pool-a.json", ".nodefabric-slot-rdma:vf-0-3.json.17"):
         assert CDI_SPEC.fullmatch(own)
