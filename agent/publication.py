@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -236,7 +237,7 @@ class Publications:
 
     def _leaves_node(self, error: AgentError) -> bool:
         """Leave on the Node what is wanted no more where the right to write it went with what was wanted."""
-        if isinstance(error, Refused) and not self._config.writes_node:
+        if isinstance(error, Refused) and error.status == HTTPStatus.FORBIDDEN and not self._config.writes_node:
             self._takes_back = False
             log.warning("what an earlier configuration put on the Node stays there: %s", error)
             return True

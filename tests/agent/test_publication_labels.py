@@ -71,6 +71,25 @@ def test_labels_that_may_not_be_taken_back_any_more_are_no_lasting_problem(tmp_p
         asyncio.run(wants_none(server))
 
 
+@pytest.mark.parametrize("status", [401, 404, 409])
+def test_labels_are_taken_back_after_a_refusal_that_passes(tmp_path: Path, status: int) -> None:
+    wanted = {"example.com/rails": "8"}
+
+    async def labels_them(server: ApiServerStandIn) -> None:
+        async with Rig(tmp_path, labelled(LabelRule("example.com/rails", "rails")), server=server) as rig:
+            await until(lambda: rig.labels().items() >= wanted.items())
+
+    async def wants_none(server: ApiServerStandIn) -> None:
+        async with Rig(tmp_path, QUICK, server=server) as rig:
+            await until(lambda: rig.labels() == {"kubernetes.io/hostname": "worker-1"})
+
+    with ApiServerStandIn() as server:
+        server.state.add_node("worker-1")
+        asyncio.run(labels_them(server))
+        server.state.set_fault(Fault(status=status, path="/api/v1/nodes/worker-1?fieldManager", times=1))
+        asyncio.run(wants_none(server))
+
+
 def test_a_server_that_never_tells_of_the_node_is_spared(tmp_path: Path) -> None:
     now, asked = 0.0, []
 
