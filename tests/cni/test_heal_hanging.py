@@ -65,17 +65,17 @@ def test_a_driver_that_hangs_withholds_its_device_and_holds_up_nobody(own_networ
     def check(rig: Rig) -> None:
         reconciler, counted = reconciler_of(rig)
 
-        def has_counted(action: str, reason: str) -> bool:
+        def is_alone(device: str) -> bool:
             reconciler.heal_attachments()
-            return (action, reason) in counted
+            return [row.device for row in rig.ledger.attachments()] == [device]
 
-        until(lambda: has_counted("detach-failed", DeviceBusy.reason))
+        until(lambda: is_alone(vf(0)))  # the other one may be late too, where much else is going on
+        assert ("detach-failed", DeviceBusy.reason) in counted
+        until(lambda: [entry.device for entry in rig.ledger.quarantines()] == [vf(0)])
         (withheld,) = rig.ledger.quarantines()
-        assert withheld.device == vf(0)
         assert withheld.reason == "it is not back after 0.2 s: its driver may hang, look at dmesg"
-        until(lambda: has_counted("detach", "owner-gone"))
         (row,) = rig.ledger.attachments()
-        assert (row.device, rig.attachments.is_leaving(row)) == (vf(0), True)
+        assert rig.attachments.is_leaving(row)
         assert rig.attachments.heal(vf(0)) is None  # somebody is at it
 
     with_gone_pods(tmp_path, check, hanging=[0], heal_seconds=0.2)
