@@ -104,7 +104,9 @@ class Detaching:
             for row in rows:
                 self.start_detach(foreign_lock.completed(row, call), call.netns)
         elif self._is_strange(call):
-            log.info("container %s is in no books: its addresses of %s are given back", call.container_id, call.ifname)
+            log.info(
+                "container %s is in no books: its addresses of %s are to be given back", call.container_id, call.ifname
+            )
             self.leases.give_back_unbooked(call)
         self.underway.remember(call.container_id, call.ifname)
 
@@ -139,20 +141,22 @@ class Detaching:
                     os.close(held)
                 self._has_left(row)
 
-        thread = threading.Thread(target=leave, name="detach", daemon=True)
-        with self._guard:
-            if row.attachment_id in self._leaving:
-                if held is not None:
-                    os.close(held)
-                return  # a repeated DEL
-            self._leaving[row.attachment_id] = _Leaving(thread, time.monotonic())
         try:
-            thread.start()
+            is_new = self._start(row, threading.Thread(target=leave, name="detach", daemon=True))
         except RuntimeError as error:  # no more threads: the promise is kept by `heal`
             log.error("%s is not back yet: %s", row.device, error)
-            self._has_left(row)
-            if held is not None:
-                os.close(held)
+            is_new = False
+        if not is_new and held is not None:
+            os.close(held)
+
+    def _start(self, row: Attachment, thread: threading.Thread) -> bool:
+        """Have a thread bring a device back, if none does, and note it: whoever finds it there may wait for it."""
+        with self._guard:
+            if row.attachment_id in self._leaving:
+                return False  # a repeated DEL
+            thread.start()
+            self._leaving[row.attachment_id] = _Leaving(thread, time.monotonic())
+            return True
 
     def await_detached(self, rows: Iterable[Attachment], seconds: float) -> tuple[Attachment, ...]:
         """Wait a bounded time for devices on their way back. Return the rows of those that are not back."""
@@ -225,16 +229,16 @@ class Detaching:
                 self._has_left(row)
 
         thread = Beside(f"healing {row.device}", work)
-        with self._guard:
-            self._leaving[row.attachment_id] = _Leaving(thread, time.monotonic())
-            seconds = min(self._heal_seconds, OTHERS_SECONDS) if self._overdue else self._heal_seconds
+        seconds = min(self._heal_seconds, OTHERS_SECONDS) if self._overdue else self._heal_seconds
         try:
-            thread.start()
+            is_new = self._start(row, thread)
         except RuntimeError as error:  # no more threads
             log.error("%s is awaited however long it takes: %s", row.device, error)
             work()
             return
-        if not thread.is_over(seconds):
+        if not is_new:
+            lock.close()  # which a DEL waits for that has come just now
+        elif not thread.is_over(seconds):
             self._withhold(row, seconds)
 
     def _has_left(self, row: Attachment) -> None:
