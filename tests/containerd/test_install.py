@@ -26,6 +26,7 @@ from tests.containerd.runtime import Containerd
 from tests.daemonset.image import Image
 from tests.daemonset.manifests import Document, Kube, container
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 HOST_FOLDERS = (Path("/etc"), Path("/var/lib"))
 """In which kubelet makes folders for mounts; the test sees what is changed there, and the machine does not."""
 
@@ -133,6 +134,8 @@ def cluster(stage: Stage, containerd: Containerd, suite: str, request: pytest.Fi
         share(Path("/run/netns"))
         simulated = stage.build_node("h100-8gpu")
         make_devices(simulated.scan(), simulated.root)
+        # Who uninstalls asks the machine which boot this is, and not the simulated node.
+        (simulated.root / BOOT_ID.relative_to("/")).write_text(BOOT_ID.read_text())
         (stage.folder / "kubelet/config.yaml").write_text("{}")
         for plugin in ("host-local", "ptp"):  # links lead out of what the agent's container is shown
             copied = containerd.plugins / plugin
