@@ -14,15 +14,20 @@ from cni.server import CniServer
 from tests.awaiting import until
 
 
-def test_a_socket_that_cannot_be_made_is_told_and_waited_for(short_folder: Path) -> None:
-    run = short_folder / "run"
-    run.write_text("in the way")
-    server = CniServer(
+def server_in(run: Path) -> CniServer:
+    """Make a server that nobody asks anything."""
+    return CniServer(
         run / "cni.sock",
         cast(Attachments, None),
         obstacle=lambda: None,
         observe=lambda command: contextlib.nullcontext(),
     )
+
+
+def test_a_socket_that_cannot_be_made_is_told_and_waited_for(short_folder: Path) -> None:
+    run = short_folder / "run"
+    run.write_text("in the way")
+    server = server_in(run)
     obstacles = Obstacles()
 
     async def scenario() -> None:
@@ -42,12 +47,7 @@ def test_a_socket_that_cannot_be_made_is_told_and_waited_for(short_folder: Path)
 
 def test_who_is_stopped_waits_no_longer(short_folder: Path) -> None:
     (short_folder / "run").write_text("in the way")
-    server = CniServer(
-        short_folder / "run/cni.sock",
-        cast(Attachments, None),
-        obstacle=lambda: None,
-        observe=lambda command: contextlib.nullcontext(),
-    )
+    server = server_in(short_folder / "run")
     obstacles = Obstacles()
 
     async def scenario() -> None:

@@ -47,13 +47,16 @@ def test_labels_are_applied_beside_those_of_others_and_taken_back_when_they_are_
         asyncio.run(scenario(replace(QUICK, labels=Labels()), {}, server))
 
 
+RAILS = {"example.com/rails": "8"}
+
+
+async def label_rails(folder: Path, server: ApiServerStandIn) -> None:
+    """Run an agent until it has labelled the Node."""
+    async with Rig(folder, labelled(LabelRule("example.com/rails", "rails")), server=server) as rig:
+        await until(lambda: rig.labels().items() >= RAILS.items())
+
+
 def test_labels_that_may_not_be_taken_back_any_more_are_no_lasting_problem(tmp_path: Path) -> None:
-    wanted = {"example.com/rails": "8"}
-
-    async def labels_them(server: ApiServerStandIn) -> None:
-        async with Rig(tmp_path, labelled(LabelRule("example.com/rails", "rails")), server=server) as rig:
-            await until(lambda: rig.labels().items() >= wanted.items())
-
     async def wants_none(server: ApiServerStandIn) -> None:
         async with Rig(tmp_path, QUICK, server=server) as rig:
             await until(lambda: len(rig.complaints) > 1)
@@ -62,30 +65,24 @@ def test_labels_that_may_not_be_taken_back_any_more_are_no_lasting_problem(tmp_p
             rig.inventory.change(rig.inventory.snapshot)
             await asyncio.sleep(0.2)
             assert rig.complaints[-1] is None
-            assert rig.labels().items() >= wanted.items()
+            assert rig.labels().items() >= RAILS.items()
 
     with ApiServerStandIn() as server:
         server.state.add_node("worker-1")
-        asyncio.run(labels_them(server))
+        asyncio.run(label_rails(tmp_path, server))
         server.state.set_fault(Fault(status=403, path="/api/v1/nodes/worker-1?fieldManager"))
         asyncio.run(wants_none(server))
 
 
 @pytest.mark.parametrize("status", [401, 404, 409])
 def test_labels_are_taken_back_after_a_refusal_that_passes(tmp_path: Path, status: int) -> None:
-    wanted = {"example.com/rails": "8"}
-
-    async def labels_them(server: ApiServerStandIn) -> None:
-        async with Rig(tmp_path, labelled(LabelRule("example.com/rails", "rails")), server=server) as rig:
-            await until(lambda: rig.labels().items() >= wanted.items())
-
     async def wants_none(server: ApiServerStandIn) -> None:
         async with Rig(tmp_path, QUICK, server=server) as rig:
             await until(lambda: rig.labels() == {"kubernetes.io/hostname": "worker-1"})
 
     with ApiServerStandIn() as server:
         server.state.add_node("worker-1")
-        asyncio.run(labels_them(server))
+        asyncio.run(label_rails(tmp_path, server))
         server.state.set_fault(Fault(status=status, path="/api/v1/nodes/worker-1?fieldManager", times=1))
         asyncio.run(wants_none(server))
 
