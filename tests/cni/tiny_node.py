@@ -205,6 +205,13 @@ class Rig:
         """Wait until VFs are in no pod any more."""
         until(lambda: all(self.ledger.attachment_on(vf(i)) is None for i in indices or (0,)))
 
+    def await_withheld(self) -> str:
+        """Wait until a device is in quarantine and nobody is at it any more. Return why it is there."""
+        until(lambda: bool(self.ledger.quarantines()))
+        until(lambda: not any(self.attachments.is_leaving(row) for row in self.ledger.attachments()))
+        (withheld,) = self.ledger.quarantines()
+        return withheld.reason
+
     def leases(self) -> list[str]:
         """List the addresses that host-local has leased for the network of `ipam`."""
         folder = self.folder / "leases/rails"

@@ -183,8 +183,7 @@ def test_a_link_that_a_process_of_the_pod_may_hold_keeps_the_vf_back(
     assert link is not None
     with loaded(kind) as program, hold(pod, link.ifindex, program, where):
         rig.delete("c1", pod)
-        until(lambda: bool(rig.ledger.quarantines()))
-        assert word in rig.ledger.quarantines()[0].reason
+        assert word in rig.await_withheld()
         with pytest.raises(HardwareError):  # it still may
             rig.attachments.heal(vf(0))
     until(lambda: rig.attachments.heal(vf(0)) is not None)
@@ -201,8 +200,7 @@ def test_a_link_that_outlives_the_pods_namespace_is_the_hosts_and_stays(
     assert link is not None
     with loaded(kind) as program, hold(pod, link.ifindex, program, where):
         rig.delete("c1", pod)  # which brings it to the host
-        until(lambda: bool(rig.ledger.quarantines()))
-        until(lambda: not rig.attachments._leaving)
+        rig.await_withheld()
         rig.remove(pod)
         assert rig.attachments.heal(vf(0)) is not None
         assert (rig.ledger.quarantines(), rig.ledger.attachments()) == ((), ())
@@ -266,7 +264,7 @@ def test_a_link_does_not_keep_the_pods_other_programs_on_the_vf(rig: Rig) -> Non
     ):
         attach(pod, link.ifindex, second, tcx.BPF_TCX_INGRESS)
         rig.delete("c1", pod)
-        until(lambda: bool(rig.ledger.quarantines()))
+        rig.await_withheld()
         home = rig.machine.find_netdev(vf(0))
         assert home is not None
         assert [bool(found.link) for found in attached(home.ifindex)] == [True]

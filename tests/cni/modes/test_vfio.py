@@ -154,10 +154,9 @@ def test_a_reset_that_fails_withholds_the_device_until_it_works(dpdk: Rig) -> No
     reset.unlink()
     reset.mkdir()
     dpdk.delete("c1", pod)
-    until(lambda: bool(dpdk.ledger.quarantines()))
-    assert f"function-level reset of {vf(0)} failed" in dpdk.ledger.quarantines()[0].reason
+    assert f"function-level reset of {vf(0)} failed" in dpdk.await_withheld()
     reset.rmdir()
-    until(lambda: dpdk.attachments.heal(vf(0)) is not None)
+    assert dpdk.attachments.heal(vf(0)) == "half-detaching"
     assert (dpdk.ledger.quarantines(), dpdk.ledger.attachments()) == ((), ())
 
 

@@ -19,7 +19,6 @@ from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID
 from tests.cni.modes.test_vfio import bind, unplug_interface
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, open_rig, vf
-from tests.waiting import until
 
 FORMER = ("02:00:00:00:00:00:0f:01", "02:00:00:00:00:00:0f:02")
 
@@ -142,10 +141,9 @@ def test_a_guid_that_cannot_be_put_back_withholds_the_vf_until_it_can(own_networ
         pod = rig.pod()
         rig.add("c1", pod, guid=GUID)
         rig.delete("c1", pod)
-        until(lambda: bool(rig.ledger.quarantines()))
-        assert "set the node GUID of VF 0" in rig.ledger.quarantines()[0].reason
+        assert "set the node GUID of VF 0" in rig.await_withheld()
         stubborn.obeys = True
-        until(lambda: rig.attachments.heal(vf(0)) is not None)
+        assert rig.attachments.heal(vf(0)) == "half-detaching"
         assert guids(rig) == (guid.ALL_ONES, guid.ALL_ONES)
         assert (rig.ledger.quarantines(), rig.ledger.attachments()) == ((), ())
 
