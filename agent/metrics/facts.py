@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from agent.errors import AgentError
 from agent.metrics.gpus import gpu_families
 from agent.model.allocation import Attachment, AttachmentState, Grant, OwedLease, Quarantine
-from agent.model.device import Snapshot, is_pci_address
+from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
 from agent.model.unit import OfferedUnit
 
 PCI_CLASS_NETWORK = 0x02
@@ -141,11 +141,6 @@ def _unit_families(facts: Facts) -> Iterator[Metric]:
     attached = {a.device for a in facts.attachments if a.state is AttachmentState.ATTACHED}
     states = {(name, state): 0 for name in facts.units for state in _STATES}
     reasons: Tally[tuple[str, str]] = Tally()
-    info = GaugeMetricFamily(
-        "nodefabric_allocation_info",
-        "1 for each unit that a pod holds: join it on pod and namespace.",
-        labels=("namespace", "pod", "container", "resource", "unit", "device", "numa_node"),
-    )
     for name, units_of in facts.units.items():
         for unit in units_of:
             states[name, "healthy" if unit.health.healthy else "unhealthy"] += 1
@@ -153,11 +148,6 @@ def _unit_families(facts: Facts) -> Iterator[Metric]:
             states[name, "attached"] += unit.device in attached
             if not unit.health.healthy:
                 reasons[name, unit.health.reason] += 1
-            grant = grants.get(unit.unit_id)
-            if grant is not None and grant.pod is not None:
-                pod = grant.pod
-                where = pod.namespace, pod.name, facts.containers.get(unit.unit_id, "")
-                info.add_metric((*where, name, unit.unit_id, unit.device, str(unit.numa_node)), 1)
     units = GaugeMetricFamily(
         "nodefabric_units",
         "Units by resource and state. Healthy and unhealthy add up to all units;"
@@ -171,7 +161,26 @@ def _unit_families(facts: Facts) -> Iterator[Metric]:
     )
     for labels, value in sorted(reasons.items()):
         unhealthy.add_metric(labels, value)
-    yield from (units, unhealthy, info)
+    yield from (units, unhealthy, _allocations(facts))
+
+
+def _allocations(facts: Facts) -> Metric:
+    """Tell which pod has which unit, whether a resource still offers it or not."""
+    family = GaugeMetricFamily(
+        "nodefabric_allocation_info",
+        "1 for each unit that a pod holds: join it on pod and namespace.",
+        labels=("namespace", "pod", "container", "resource", "unit", "device", "numa_node"),
+    )
+    offered = {unit.unit_id: unit for units in facts.units.values() for unit in units}
+    for grant in facts.grants:
+        if (pod := grant.pod) is None:
+            continue
+        unit, device = offered.get(grant.unit_id), facts.snapshot.by_address.get(grant.device)
+        numa_node = unit.numa_node if unit is not None else device.numa_node if device is not None else NO_NUMA_NODE
+        where = pod.namespace, pod.name, facts.containers.get(grant.unit_id, "")
+        what = grant.resource_name, grant.unit_id, grant.device, str(numa_node)
+        family.add_metric((*where, *what), 1)
+    return family
 
 
 _STATES = ("healthy", "unhealthy", "granted", "attached")
@@ -184,10 +193,13 @@ def _pod_devices(facts: Facts) -> Metric:
         "The same as nodefabric_allocation_info, for PCI devices.",
         labels=("pciAddr", "dev_type", "pod", "namespace", "container"),
     )
-    for grant in facts.grants:
-        if grant.pod is not None and is_pci_address(grant.device):
-            container = facts.containers.get(grant.unit_id, "")
-            family.add_metric((grant.device, grant.resource_name, grant.pod.name, grant.pod.namespace, container), 1)
+    found = [
+        (g.device, g.resource_name, g.pod.name, g.pod.namespace, facts.containers.get(g.unit_id, ""))
+        for g in facts.grants
+        if g.pod is not None and is_pci_address(g.device)
+    ]
+    for labels in dict.fromkeys(found):  # shares of one HCA differ in nothing that the exporter tells
+        family.add_metric(labels, 1)
     return family
 
 

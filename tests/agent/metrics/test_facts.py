@@ -153,6 +153,26 @@ def test_two_shares_of_one_hca_in_one_pod_are_two_series() -> None:
     assert len({tuple(sorted(s.labels.items())) for s in family.samples}) == 2
 
 
+def test_a_pod_keeps_its_series_when_its_resource_leaves_the_configuration() -> None:
+    registry = metrics_of(replace(FACTS, units={"rdma/other": (FakeUnit("rdma/other", VF1, VF1),)}))
+    labels = {"namespace": "team", "pod": "trainer-0", "container": "", "resource": "rdma/vf"}
+    labels |= {"unit": VF0, "device": VF0, "numa_node": "0"}
+    assert registry.get_sample_value("nodefabric_allocation_info", labels) == 1
+
+
+def test_a_unit_that_a_pod_has_of_a_former_resource_is_told_as_that_resources() -> None:
+    registry = metrics_of(replace(FACTS, units={"rdma/other": (FakeUnit("rdma/other", VF0, VF0),)}))
+    (family,) = [f for f in registry.collect() if f.name == "nodefabric_allocation_info"]
+    assert [sample.labels["resource"] for sample in family.samples] == ["rdma/vf"]
+
+
+def test_shares_of_one_hca_in_one_container_are_one_series_of_the_exporters_name() -> None:
+    grants = tuple(Grant(f"guid-{i}", "rdma/hca", "0000:5e:00.0", 0.0, POD) for i in range(2))
+    registry = metrics_of(Facts(Snapshot(), grants=grants, exporter_names=True))
+    (family,) = [f for f in registry.collect() if f.name == "sriov_kubepoddevice"]
+    assert [sample.labels["pciAddr"] for sample in family.samples] == ["0000:5e:00.0"]
+
+
 def test_devices_attachments_quarantine_and_scan_are_shown() -> None:
     registry = metrics_of(FACTS)
     kinds = {
