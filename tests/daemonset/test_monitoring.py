@@ -6,11 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
-from tests.daemonset.promtool import MONITORING, documented, promtool
+from tests.daemonset.promtool import MONITORING, ROOT, documented, promtool
 
 _NAME = re.compile(r"\bnodefabric_[a-z_]+")
+_HELD = "nodefabric_allocation_info{instance='a', container='main', namespace='team', "
+_COUNTED = "total{instance='a', pod='nodefabric-x', namespace='nodefabric', device='0000:18:00.1', pf='ens1', vf='0'}"
 
 
 def expressions() -> list[str]:
@@ -44,3 +47,37 @@ def test_the_dashboards_queries_are_sound(tmp_path: Path) -> None:
     rules = [{"record": f"query:{number}", "expr": expression} for number, expression in enumerate(plain)]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     assert f"{len(plain)} rules found" in promtool("check", "rules", "rules.yaml", folder=tmp_path)
+
+
+@pytest.mark.parametrize("where", ["docs/metrics.md", "dashboard"])
+def test_traffic_of_vfs_is_told_by_pod_though_pods_have_shares_of_one_hca_too(tmp_path: Path, where: str) -> None:
+    written = (ROOT / "docs/metrics.md").read_text()
+    join = [" ".join(found.split()) for found in re.findall(r"\n\n((?:    .+\n)+)", written) if "group_left" in found]
+    if where == "dashboard":
+        join = [e.replace("$__rate_interval", "5m").replace("$instance", ".*") for e in expressions() if "pod)" in e]
+    (expression,) = join
+    series = {
+        f"nodefabric_vf_receive_bytes_{_COUNTED}": "0+60x20",
+        f"nodefabric_vf_transmit_bytes_{_COUNTED}": "0x20",
+        f"{_HELD}pod='p', device='0000:18:00.1', unit='0000:18:00.1', resource='rdma/vf'}}": "1x20",
+        f"{_HELD}pod='p', device='0000:18:00.0', unit='hca-0', resource='rdma/hca'}}": "1x20",
+        f"{_HELD}pod='q', device='0000:18:00.0', unit='hca-1', resource='rdma/hca'}}": "1x20",
+    }
+    case = {
+        "interval": "30s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f"sum by (namespace, pod) ({expression})",
+                "eval_time": "9m",
+                "exp_samples": [{"labels": '{namespace="team", pod="p"}', "value": 2}],
+            }
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}))
+    assert "SUCCESS" in promtool("test", "rules", "test.yaml", folder=tmp_path)
+
+
+def test_prometheus_keeps_the_names_of_pods_that_series_tell_of() -> None:
+    (written,) = yaml.safe_load_all((ROOT / "daemonset/components/monitor/podmonitor.yaml").read_text())
+    assert [endpoint["honorLabels"] for endpoint in written["spec"]["podMetricsEndpoints"]] == [True]
