@@ -29,8 +29,9 @@ def check(host: Host, ledger: Ledger, leases: LeaseBook, call: Call) -> None:
         raise RequestInvalid("CHECK came without a network namespace")
     rows = ledger.attachments_of(call.container_id, call.ifname)
     if not rows:
-        if call.conf.device is not None:
-            raise AttachmentError(f"{call.conf.device} is not attached for container {call.container_id}")
+        named = call.conf.device or call.conf.master
+        if named is not None:
+            raise AttachmentError(f"{named} is not attached for container {call.container_id}")
         return
     here = namespaces.identity(call.netns)
     found: list[str] = []

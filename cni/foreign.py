@@ -92,7 +92,8 @@ def read(state: Path, kind: str, file: Path) -> Record:
     """Read what a plugin wrote of one attachment, and what others wrote of the same. Raises Unreadable."""
     device = device_in(file)
     fields = fields_of(file)
-    assert fields is not None
+    if fields is None:  # since it was looked into: its own DEL may not hold our lock
+        raise Unreadable(f"{file} has gone")
     try:
         conf = _conf(fields.document, kind)
         container_id, ifname = _owner(state, kind, conf.name, file.name, fields)

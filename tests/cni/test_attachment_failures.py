@@ -356,6 +356,9 @@ def test_check_of_a_device_that_is_not_attached_is_an_error(rig: Rig) -> None:
     pod = rig.pod()
     with pytest.raises(AttachmentError, match="is not attached for container c1"):
         rig.check("c1", pod, deviceID=vf(0))
+    for mode in ("nic", "macvlan", "ipoib"):
+        with pytest.raises(AttachmentError, match="lab0 is not attached for container c1"):
+            rig.check("c1", pod, mode=mode, master="lab0")
     rig.check("c1", pod)  # chained, in a pod without our devices
 
 

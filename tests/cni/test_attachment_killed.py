@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,21 @@ def test_an_agent_killed_during_add_is_cleaned_up_after(rig: Rig) -> None:
     assert rig.found() == before
     assert rig.ledger.owed_leases() == ()
     assert (rig.folder / "calls").read_text() == "ADD\nDEL\n"
+
+
+def test_addresses_are_leased_once_the_row_outlives_a_power_cut(rig: Rig) -> None:
+    """What stands in the journal alone does not, nor does what the database has not had synced."""
+    copied, said = rig.folder / "copied", list[str]()
+    copied.mkdir()
+    copy = f"[ $CNI_COMMAND = DEL ] || cp {rig.folder}/ledger.db {rig.folder}/ledger.db-wal {copied}"
+    rig.ledger.probe()  # waits for no disk
+    rig.ledger._db.set_trace_callback(said.append)
+    rig.add("c1", rig.pod(), ipam=rig.stub_ipam(f"{copy}; {stub_answer('10.0.0.2/24')}"))
+    rig.ledger._db.set_trace_callback(None)
+    with closing(sqlite3.connect(copied / "ledger.db")) as database:
+        assert list(database.execute("SELECT device, state FROM attachments")) == [(vf(0), "attaching")]
+    written = next(number for number, statement in enumerate(said) if "INTO attachments" in statement)
+    assert [s for s in said[:written] if "synchronous" in s][-1:] == ["PRAGMA synchronous = FULL"]
 
 
 def test_an_agent_killed_during_del_is_cleaned_up_after(rig: Rig) -> None:

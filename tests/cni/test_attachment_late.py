@@ -162,6 +162,47 @@ def test_an_add_that_waits_for_a_device_gives_up_when_its_del_comes(rig: Rig) ->
     assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c1"]
 
 
+def test_a_del_that_the_next_pods_add_overtakes_touches_nothing(rig: Rig) -> None:
+    """It had read the books, and before it came to act another DEL had ended and the device had a new owner."""
+    first, second = rig.pod("one"), rig.pod("two")
+    rig.add("c1", first, **ASKED)
+    (read_before,) = rig.ledger.attachments()
+    rig.delete("c1", first)
+    rig.await_back()
+    rig.add("c2", second, ipam=rig.ipam(), **{**ASKED, "vlan": 200})
+    (row,) = rig.ledger.attachments()
+    rig.ledger.begin_detach([read_before.attachment_id])
+    rig.attachments.start_detach(read_before, None)
+    rig.attachments.close()
+    assert rig.ledger.attachments() == (row,)
+    rig.check("c2", second)
+
+
+@pytest.mark.parametrize("state", ["attaching", "detaching"])
+def test_an_add_is_not_answered_from_a_row_that_is_on_its_way_out(rig: Rig, state: str) -> None:
+    """Left by an agent that was killed: the VF is there still, but nobody may be told so."""
+    pod = rig.pod()
+    rig.add("c1", pod, **ASKED)
+    (row,) = rig.ledger.attachments()
+    if state == "detaching":
+        rig.ledger.begin_detach([row.attachment_id])
+    else:
+        rig.delete("c1", pod)
+        rig.await_back()
+        rig.ledger.begin_attach(
+            row.owner,
+            **{
+                name: getattr(row, name)
+                for name in ("ifname", "device", "resource_name", "undo", "netns_path", "request")
+            },
+        )
+    with pytest.raises(DeviceBusy, match="is still being undone"):
+        rig.add("c1", pod, **ASKED)
+    assert rig.attachments.heal(vf(0)) == f"half-{state}"
+    rig.add("c1", pod, **ASKED)
+    rig.check("c1", pod)
+
+
 def test_an_add_after_its_del_is_a_new_one(rig: Rig) -> None:
     pod = rig.pod()
     rig.delete("c1", pod)
