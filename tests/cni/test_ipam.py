@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from agent.errors import IpamFailed
 from cni import ipam
 from cni.ipam import IpamCall
+from tests.waiting import until
 
 PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 
@@ -173,13 +173,10 @@ def test_a_plugin_that_hangs_is_killed_with_its_children(
     plugin: Callable[[str], Path], call: IpamCall, tmp_path: Path
 ) -> None:
     plugin(f"sleep 1000 & echo $! >{tmp_path}/pid; sleep 1000")
-    with pytest.raises(IpamFailed, match=r"ADD did not end within 1 s and was killed"):
-        ipam.add(network("stub"), call, seconds=1)
+    with pytest.raises(IpamFailed, match=r"ADD did not end within 3 s and was killed"):
+        ipam.add(network("stub"), call, seconds=3)
     child = Path("/proc", (tmp_path / "pid").read_text().strip(), "cmdline")
-    deadline = time.monotonic() + 20
-    while child.exists() and child.read_bytes() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not child.exists() or not child.read_bytes()
+    until(lambda: not _read(child))
 
 
 def test_a_plugin_that_cannot_be_run_is_named(plugin: Callable[[str], Path], call: IpamCall) -> None:
@@ -246,9 +243,12 @@ def test_no_child_is_left_unreaped(plugin: Callable[[str], Path], call: IpamCall
     plugin("sleep 1000")
     with pytest.raises(IpamFailed, match="did not end"):
         ipam.add(network("stub"), call, seconds=0.2)
-    states = [line for p in Path("/proc").glob("[0-9]*/stat") if (line := _read(p))]
-    mine = [line for line in states if line.rpartition(")")[2].split()[:2] == ["Z", str(os.getpid())]]
-    assert mine == []
+
+    def is_dead(line: str) -> bool:
+        return line.rpartition(")")[2].split()[:2] == ["Z", str(os.getpid())]
+
+    # One that is slow to die is waited for on a thread.
+    until(lambda: not any(is_dead(_read(path)) for path in Path("/proc").glob("[0-9]*/stat")))
 
 
 def _read(path: Path) -> str:

@@ -88,7 +88,7 @@ def test_leases_are_given_back_though_no_thread_can_be_started(desk: Desk) -> No
 
 
 def test_a_plugin_that_hangs_keeps_no_other_plugins_leases(tmp_path: Path) -> None:
-    with open_desk(tmp_path, seconds=0.5) as desk:
+    with open_desk(tmp_path, seconds=3) as desk:
         desk.plugin("hangs", NOTES + "sleep 1000")
         desk.plugin("stub", NOTES)
         for container in ("h1", "h2", "h3"):
@@ -101,12 +101,12 @@ def test_a_plugin_that_hangs_keeps_no_other_plugins_leases(tmp_path: Path) -> No
         assert [line for line in desk.said() if "h" in line] == ["DEL h1"]
         assert desk.leases.settle() == (0, 0)
         assert [line for line in desk.said() if "h" in line] == ["DEL h1", "DEL h2"]
-        assert "did not end within 0.5 s" in desk.books.owed_leases()[0].problem
+        assert "did not end within 3 s" in desk.books.owed_leases()[0].problem
 
 
 def test_many_that_go_at_once_do_not_each_wait_for_a_plugin_that_hangs(tmp_path: Path) -> None:
     """At a start after a crash, say: nobody is served before all of them have been looked at."""
-    with open_desk(tmp_path, seconds=0.5) as desk:
+    with open_desk(tmp_path, seconds=3) as desk:
         desk.plugin("hangs", NOTES + "sleep 1000")
         desk.plugin("stub", NOTES)
         rows = [desk.row(f"h{n}", "hangs") for n in range(3)]
