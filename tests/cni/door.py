@@ -58,7 +58,7 @@ class Scripted(Attachments):
 class Door:
     """A server and ways to knock at it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, receive_seconds: float = 20.0) -> None:
         self.path = path
         self.attachments = Scripted()
         self.obstacle: str | None = None
@@ -68,7 +68,7 @@ class Door:
             self.attachments,
             obstacle=lambda: self.obstacle,
             observe=self._observe,
-            receive_seconds=0.4,
+            receive_seconds=receive_seconds,
         )
 
     @contextmanager

@@ -125,7 +125,8 @@ def serve(path: Path, agent: Agent, *behaviours: Behaviour) -> Iterator[Agent]:
                     return
                 behave = behaviours[min(agent.connections, len(behaviours) - 1)]
                 agent.connections += 1
-                behave(connection)
+                with contextlib.suppress(OSError, protocol.FrameInvalid):  # the relay's patience was over first
+                    behave(connection)
 
     stopping = threading.Event()
     thread = threading.Thread(target=work)

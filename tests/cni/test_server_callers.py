@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,22 @@ def test_descriptors_are_closed_when_a_request_is_done(door: Door) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_a_caller_that_says_nothing_is_hung_up_on(door: Door) -> None:
-    with door.connect() as silent:
+@pytest.fixture
+def impatient(short_folder: Path) -> Iterator[Door]:
+    """A server that waits a moment only for a request."""
+    made = Door(short_folder / "run/cni.sock", receive_seconds=0.4)
+    made.server.start()
+    yield made
+    made.server.close()
+
+
+def test_a_caller_that_says_nothing_is_hung_up_on(impatient: Door) -> None:
+    with impatient.connect() as silent:
         assert read_all(silent) == b""
 
 
-def test_a_caller_that_trickles_is_hung_up_on(door: Door) -> None:
-    with door.connect() as slow:
+def test_a_caller_that_trickles_is_hung_up_on(impatient: Door) -> None:
+    with impatient.connect() as slow:
         stop = threading.Event()
 
         def trickle() -> None:
@@ -93,11 +102,11 @@ def test_a_caller_that_goes_away_harms_nobody(door: Door) -> None:
     assert door.ask("ADD")[0] == 0
 
 
-def test_a_crowd_of_silent_callers_delays_others_no_longer_than_they_may_stay(door: Door) -> None:
+def test_a_crowd_of_silent_callers_delays_others_no_longer_than_they_may_stay(impatient: Door) -> None:
     with ExitStack() as stack:
         for _ in range(100):
-            stack.enter_context(door.connect())
-        assert door.ask("ADD")[0] == 0
+            stack.enter_context(impatient.connect())
+        assert impatient.ask("ADD")[0] == 0
 
 
 def test_calls_run_side_by_side(door: Door) -> None:

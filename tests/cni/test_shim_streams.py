@@ -120,7 +120,7 @@ def test_a_runtime_that_takes_no_output_does_not_keep_the_relay(relay: Relay) ->
     agent = Agent()
     reader, writer = os.pipe()
     with serve(relay.socket, agent, agent.answering(b"x" * 1_000_000)):
-        environment = relay.environment("GC", "0.9", {})
+        environment = relay.environment("GC", "1.9", {})
         process = subprocess.Popen([relay.program], env=environment, stdin=subprocess.DEVNULL, stdout=writer)
         assert process.wait(60) == -signal.SIGALRM
     os.close(reader)
@@ -135,7 +135,7 @@ def test_signals_that_the_runtime_blocked_or_ignored_are_settled(relay: Relay) -
     with serve(relay.socket, agent, agent.answering(b"x" * 1_000_000)):
         process = subprocess.Popen(
             ["/usr/bin/env", "--block-signal=ALRM", "--ignore-signal=ALRM", relay.program],
-            env=relay.environment("GC", "0.9", {}),
+            env=relay.environment("GC", "1.9", {}),
             stdin=subprocess.DEVNULL,
             stdout=writer,
         )
