@@ -39,6 +39,10 @@ def ip(arguments: str) -> None:
     subprocess.run(["ip", *arguments.split()], check=True, capture_output=True)
 
 
+def watching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "uevents"]
+
+
 @pytest.mark.usefixtures("own_network")
 def test_links_that_come_change_and_go_are_seen() -> None:
     notes = Notes()
@@ -69,12 +73,11 @@ def test_links_without_hardware_are_passed_over() -> None:
 
 
 def test_closing_ends_the_thread_at_once_and_may_be_repeated() -> None:
-    before = threading.active_count()
     watch = Uevents(lambda what, change: None)
-    assert threading.active_count() == before + 1
+    assert len(watching()) == 1
     watch.close()
     watch.close()
-    assert threading.active_count() == before
+    assert watching() == []
 
 
 @pytest.mark.usefixtures("own_network")
@@ -85,9 +88,9 @@ def test_the_end_of_a_watch_does_not_wait_for_a_burst_to_end() -> None:
     ip("link add nf0 type veth peer name nf1")
     witness.until({"net add nf0"}.issubset)
     quick.close()
-    before = threading.active_count()
+    assert len(watching()) == 1
     watch.close()
-    assert threading.active_count() == before - 1
+    assert watching() == []
     assert notes.seen == set()
 
 

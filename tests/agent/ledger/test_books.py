@@ -238,10 +238,10 @@ def test_a_closed_ledger_says_so_and_may_be_closed_again(tmp_path: Path) -> None
 
 
 def test_nothing_is_left_open_or_beside_the_file_after_a_close(tmp_path: Path) -> None:
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     with open_books(tmp_path) as books:
         books.grant("rdma/vf", {"u1": VF})
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads  # one of another test may have ended meanwhile
     assert [p.name for p in tmp_path.iterdir()] == ["ledger.db"]
 
 
