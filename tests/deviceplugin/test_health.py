@@ -82,11 +82,13 @@ def test_vfs_and_shares_follow_a_pf_that_lost_its_driver(short_path: Path) -> No
 
 def test_vfs_that_vanish_stay_in_the_list_for_a_while_and_come_back(short_path: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, health=book(gone=0.5)) as r:
+        health = book()
+        async with rig(short_path, health=health) as r:
             await r.inventory.publish(node(vfs=2))
             await until(lambda: r.allocatable()["rdma/vf"] == 8)
             assert r.kubelet.devices.capacity()["rdma/vf"] == 16
             assert reasons(r) == {"DeviceGone": 8}
+            health.settings = replace(health.settings, gone_seconds=0.5)
             await until(lambda: r.kubelet.devices.capacity()["rdma/vf"] == 8)  # time alone
             await r.inventory.publish(node())
             await until(lambda: r.allocatable()["rdma/vf"] == 16)
@@ -153,7 +155,7 @@ def test_an_hca_whose_rdma_device_went_with_its_module_says_so(short_path: Path)
 
 
 def test_an_error_of_a_gpu_is_told_though_nothing_else_changed(short_path: Path) -> None:
-    health = HealthBook(HealthSettings(xid_quiet_seconds=0.5))
+    health = HealthBook(HealthSettings(xid_quiet_seconds=NEVER))
 
     async def work() -> None:
         async with rig(short_path, health=health) as r:
@@ -162,6 +164,7 @@ def test_an_error_of_a_gpu_is_told_though_nothing_else_changed(short_path: Path)
             await loop.run_in_executor(None, health.gpu_event, event)
             await until(lambda: r.allocatable()["nvidia.com/gpu"] == 3)
             assert reasons(r, "nvidia.com/gpu") == {"XidTransient": 1}
+            health.settings = HealthSettings(xid_quiet_seconds=0.5)
             await until(lambda: r.allocatable()["nvidia.com/gpu"] == 4)  # time alone
 
     run(work())
