@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,7 +106,7 @@ class Publications:
         self._state_lock = asyncio.Lock()
         self._state_at = 0.0
         self._known_state: NodeState | None = None
-        self._features = FeatureFile(config.labels.nfd_file) if _to_nfd(config) else None
+        self._features = FeatureFile(root / config.labels.nfd_file.relative_to("/"))
         self._features_changed = asyncio.Event()
         self._node = OwnNode(api, node_name, config.heartbeat_seconds, clock) if api is not None else None
         self._watch = PodWatch(api, node_name, self.changed) if api is not None and config.watches_pods else None
@@ -151,8 +152,7 @@ class Publications:
                     tasks.create_task(publisher.run(), name="publisher")
                 if samples:
                     tasks.create_task(self._bandwidth.run(), name="bandwidth")
-                if self._features is not None:
-                    tasks.create_task(self._write_features(self._features), name="features")
+                tasks.create_task(self._keep_features(), name="features")
                 self._watch_pods()
         finally:
             self.stop()
@@ -266,6 +266,7 @@ class Publications:
                     return None  # it calls `changed` once the pods are listed
             node = await self._node.read() if self._node is not None else None
             settings = await asyncio.to_thread(self._kubelet_config.read)
+            self._note("kubelet's configuration", settings.problem)
             pods = await self._kubelet.list()
             allocatable = await self._kubelet.allocatable()
             self._known_state = node_state(
@@ -302,23 +303,30 @@ class Publications:
                 if self._config.labels.need_lldp:
                     self._leaf.follow(self._inventory.snapshot)
 
-    async def _write_features(self, features: FeatureFile) -> None:
-        """Keep the file for node-feature-discovery in step."""
+    async def _keep_features(self) -> None:
+        """Keep the file for node-feature-discovery in step; take back what an earlier configuration put there."""
+        if self._config.labels.to != "nfd":
+            await self._tell_features(self._features.withdraw)
+            return
         while True:
             self._features_changed.clear()
-            kept = await asyncio.to_thread(features.read)
-            try:
-                await asyncio.to_thread(features.write, await self._node_object.labels(kept))
-            except HardwareError as error:
-                self._note("features", str(error))
-            else:
-                self._note("features", None)
+            kept = await asyncio.to_thread(self._features.read)
+            found = await self._node_object.labels(kept)
+            await self._tell_features(partial(self._features.write, found))
             await asyncio.sleep(self._config.coalesce_seconds)
             try:
                 async with asyncio.timeout(FACTS_SECONDS):
                     await self._features_changed.wait()
             except TimeoutError:
                 continue
+
+    async def _tell_features(self, work: Callable[[], object]) -> None:
+        try:
+            await asyncio.to_thread(work)
+        except HardwareError as error:
+            self._note("features", str(error))
+        else:
+            self._note("features", None)
 
     def _note(self, subject: str, problem: str | None) -> None:
         before = dict(self._problems)
@@ -328,7 +336,3 @@ class Publications:
             self._problems[subject] = problem
         if before != self._problems:
             self._complain("; ".join(text for _, text in sorted(self._problems.items())) or None)
-
-
-def _to_nfd(config: Topology) -> bool:
-    return bool(config.labels.keys) and config.labels.to == "nfd"

@@ -13,7 +13,8 @@ from pathlib import Path
 from agent.errors import HardwareError
 
 MAX_BYTES = 64 << 10
-HEAD = "# Written by nodefabric from its configuration (topology.labels); a change here lasts until its next change.\n"
+WRITER = "# Written by nodefabric "
+HEAD = f"{WRITER}from its configuration (topology.labels); a change here lasts until its next change.\n"
 
 
 class FeatureFile:
@@ -53,6 +54,19 @@ class FeatureFile:
                 f"{self._path} cannot be written ({error.strerror}): mount the folder of NFD's features, writable"
             ) from error
         return True
+
+    def withdraw(self) -> bool:
+        """Remove the file, if it is of `write`'s making. Tells whether it was there. Raises HardwareError."""
+        try:
+            with self._path.open("rb") as file:
+                is_ours = file.read(len(WRITER)) == WRITER.encode()
+            if is_ours:
+                self._path.unlink()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise HardwareError(f"{self._path} has labels that are wanted no more: {error.strerror}") from error
+        return is_ours
 
 
 def render(labels: Mapping[str, str]) -> str:

@@ -95,6 +95,21 @@ def test_a_kubelet_that_is_away_is_said_and_nothing_is_published_meanwhile(tmp_p
     asyncio.run(scenario())
 
 
+def test_a_policy_that_cannot_be_read_is_said_while_schedulers_are_told_the_default(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path, QUICK)
+        (tmp_path / "config.yaml").write_text("topologyManagerPolicy: [")
+        async with rig:
+            await until(lambda: rig.stored().get("topologyPolicies") == ["None"])
+            assert "taking kubelet's defaults" in str(rig.complaints[-1])
+            (tmp_path / "config.yaml").write_text("topologyManagerPolicy: single-numa-node\n")
+            rig.publications.changed()
+            await until(lambda: rig.stored().get("topologyPolicies") == ["SingleNUMANodeContainerLevel"])
+            await until(lambda: rig.complaints[-1] is None)
+
+    asyncio.run(scenario())
+
+
 def test_numatopology_goes_without_what_an_older_volcano_does_not_know(tmp_path: Path) -> None:
     older = [d.lacking("spec", "podAllocations") if d.kind == "Numatopology" else d for d in definitions.load()]
 

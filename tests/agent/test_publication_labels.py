@@ -20,6 +20,7 @@ from agent.model.device import LinkLayer, Netdev, Snapshot
 from agent.publication import ClusterApi, Publications
 from agent.sim.api_state import Fault
 from agent.sim.apiserver import ApiServerStandIn
+from agent.topology.nfd import FeatureFile
 from tests.agent.hardware.frames import announcement, run, send
 from tests.agent.publications import QUICK, FakeInventory, FakeKubelet, Rig, h100
 from tests.awaiting import until
@@ -138,7 +139,7 @@ def test_the_feature_file_takes_labels_without_any_api_server(tmp_path: Path) ->
     path.parent.mkdir()
 
     async def scenario() -> None:
-        config = labelled(LabelRule("example.com/rails", "rails"), to="nfd", nfd_file=path)
+        config = labelled(LabelRule("example.com/rails", "rails"), to="nfd", nfd_file=Path("/features.d/nodefabric"))
         async with Rig(tmp_path, config, api=False) as rig:
             await until(path.exists)
             assert "example.com/rails=8\n" in path.read_text()
@@ -147,9 +148,39 @@ def test_the_feature_file_takes_labels_without_any_api_server(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("to", ["node", "nfd"])
+def test_labels_that_leave_the_configuration_leave_the_feature_file(tmp_path: Path, to: str) -> None:
+    path = tmp_path / "features.d" / "nodefabric"
+    path.parent.mkdir()
+    FeatureFile(path).write({"example.com/rails": "8"})
+
+    async def scenario() -> None:
+        config = labelled(to=to, nfd_file=Path("/features.d/nodefabric"))
+        async with Rig(tmp_path, config, api=False):
+            await until(lambda: FeatureFile(path).read() == {})
+            assert path.exists() is (to == "nfd")
+
+    asyncio.run(scenario())
+
+
+def test_a_feature_file_of_somebody_elses_stays(tmp_path: Path) -> None:
+    path = tmp_path / "features.d" / "nodefabric"
+    path.parent.mkdir()
+    path.write_text("example.com/rack=r7\n")
+
+    async def scenario() -> None:
+        async with Rig(tmp_path, labelled(nfd_file=Path("/features.d/nodefabric"))) as rig:
+            rig.server.state.add_node("worker-1")
+            rig.inventory.change(h100())
+            await until(lambda: rig.server.state.counts.reads > 0)
+            assert path.read_text() == "example.com/rack=r7\n"
+
+    asyncio.run(scenario())
+
+
 def test_a_feature_folder_that_is_missing_is_said(tmp_path: Path) -> None:
     async def scenario() -> None:
-        config = labelled(LabelRule("example.com/rails", "rails"), to="nfd", nfd_file=tmp_path / "no/nodefabric")
+        config = labelled(LabelRule("example.com/rails", "rails"), to="nfd", nfd_file=Path("/no/nodefabric"))
         async with Rig(tmp_path, config, api=False) as rig:
             await until(lambda: "mount the folder of NFD's features" in str(rig.complaints))
 

@@ -94,10 +94,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
-{{- /* The folder of Node Feature Discovery that the labels go to, or nothing. */ -}}
+{{- /* The folder of Node Feature Discovery that the labels go to, or nothing. Also without any: the last are taken back. */ -}}
 {{- define "nodefabric.nfdFolder" -}}
 {{- $labels := (.Values.config.topology).labels | default dict -}}
-{{- if and $labels.keys (eq ($labels.to | default "node") "nfd") -}}
+{{- if eq ($labels.to | default "node") "nfd" -}}
 {{ dir ($labels.nfdFile | default "/etc/kubernetes/node-feature-discovery/features.d/nodefabric") }}
 {{- end -}}
 {{- end -}}

@@ -36,6 +36,18 @@ def test_the_last_label_goes_away_too_and_no_file_is_made_for_none(tmp_path: Pat
     assert file.read() == {}
 
 
+def test_what_was_written_is_withdrawn_and_nothing_else(tmp_path: Path) -> None:
+    file = FeatureFile(tmp_path / "nodefabric")
+    assert not file.withdraw()
+    file.write(LABELS)
+    assert file.withdraw()
+    assert not (tmp_path / "nodefabric").exists()
+    (tmp_path / "nodefabric").write_text("# mine\nexample.com/rails=8\n")
+    assert not file.withdraw()
+    assert (tmp_path / "nodefabric").read_text() == "# mine\nexample.com/rails=8\n"
+    assert not FeatureFile(tmp_path / "nodefabric" / "no").withdraw()
+
+
 def test_a_folder_that_is_missing_is_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(
         HardwareError, match=r"features.d/nodefabric cannot be written \(No such file.*mount the folder"
