@@ -180,6 +180,7 @@ def test_files_that_labels_are_read_from_are_shown_to_the_agent(kube: Kube) -> N
     keys = {
         "a.example/rack": {"fact": "file", "path": "/etc/rack"},
         "a.example/row": {"fact": "file", "path": "/etc/row"},
+        "a.example/hall": {"fact": "file", "path": "/etc/row", "pattern": "(.)"},
     }
     found = kube.template({"config": {"topology": {"labels": {"keys": keys, "to": "nfd"}}}})
     (daemonset,) = [d for d in found if d["kind"] == "DaemonSet"]
@@ -187,11 +188,18 @@ def test_files_that_labels_are_read_from_are_shown_to_the_agent(kube: Kube) -> N
     (agent,) = spec["containers"]
     shown = host_paths(spec)
     mounts = {mount["mountPath"]: mount for mount in agent["volumeMounts"]}
+    for list_, key in ((agent["volumeMounts"], "mountPath"), (spec["volumes"], "name")):
+        told = [item[key] for item in list_]
+        assert len(told) == len(set(told)), "the API server takes none twice"
     for path in ("/etc/rack", "/etc/row"):
         assert shown[mounts[path]["name"]] == path
         assert mounts[path]["readOnly"] is True
     folder = "/etc/kubernetes/node-feature-discovery/features.d"
     assert shown[mounts[folder]["name"]] == folder
     assert "readOnly" not in mounts[folder]
+    # The last label is taken back, too.
+    rest = kube.template({"config": {"topology": {"labels": {"to": "nfd"}}}})
+    (daemonset,) = [d for d in rest if d["kind"] == "DaemonSet"]
+    assert folder in host_paths(daemonset["spec"]["template"]["spec"]).values()
     # With a file for NFD there is nothing to write to the Node.
     assert ("", "nodes", "patch", "") not in allowed(found)
