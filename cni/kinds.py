@@ -36,7 +36,10 @@ _AUXILIARY = re.compile(r"[a-z0-9_]{1,60}(?:\.[a-z0-9_]{1,60}){1,2}")
 
 # Given to every plugin by the runtime or by Multus, and of no meaning to this one.
 _FOREIGN = frozenset(
-    ("capabilities", "args", "dns", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "logLevel", "logFile")
+    (
+        *("capabilities", "args", "dns", "cniVersions", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"),
+        *("logLevel", "logFile"),
+    )
 )
 # Those that the replaced plugins know themselves and that have no effect, there or here.
 _EFFECTLESS = frozenset(

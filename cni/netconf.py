@@ -28,8 +28,9 @@ MAX_KEPT, MAX_KEPT_BYTES = 256, 4096
 """So many configurations are remembered as read, each of at most so many bytes: pods of a network come with the same
 one, or with one for each VF, and wait for it to be read."""
 MAX_KEPT_MAC = 32
-VALID_ATTACHMENTS = "cni.dev/valid-attachments"
-OF_ONE_CALL = re.compile(rb"prevResult|CNIDeviceInfoFile|" + re.escape(VALID_ATTACHMENTS.encode()))
+VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
+"""What GC must keep. The specification has called it both; libcni says both, others the one or the other."""
+OF_ONE_CALL = re.compile(rb"prevResult|CNIDeviceInfoFile|cni\.dev/(?:valid-)?attachments")
 
 
 class VersionUnsupported(RequestInvalid):
@@ -117,9 +118,6 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
     previous = fields.mapping("prevResult")
     if previous is not None:
         result_fields.check(previous, "prevResult")
-    valid = fields.take(VALID_ATTACHMENTS, lambda v: isinstance(v, list), "a list")
-    if valid is None and VALID_ATTACHMENTS in document:
-        valid = []  # what Go writes for an empty list: no attachment is valid
     info = runtime.text("CNIDeviceInfoFile", "", _is_plain_path, "an absolute path without '..'")
     if kind not in kinds.REPLACED:
         kinds.refuse_unknown(fields)
@@ -132,7 +130,7 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
         ipam=ipam,
         for_ipam={key: value for key in ("runtimeConfig", "args") if (value := fields.mapping(key)) is not None},
         prev_result=previous,
-        valid_attachments=None if valid is None else tuple(_valid_attachment(item, i) for i, item in enumerate(valid)),
+        valid_attachments=_valid_attachments(fields, document),
         kind=kind,
         mode=wanted.mode,
         master=wanted.master,
@@ -232,10 +230,21 @@ def _is_plain_path(text: str) -> bool:
     return text.startswith("/") and ".." not in text.split("/") and "\0" not in text and len(text) <= MAX_PATH
 
 
-def _valid_attachment(item: Any, index: int) -> tuple[str, str]:
+def _valid_attachments(fields: Fields, document: Mapping[str, Any]) -> tuple[tuple[str, str], ...] | None:
+    given = [key for key in VALID_ATTACHMENTS if key in document]
+    if not given:
+        return None
+    found: dict[tuple[str, str], None] = {}
+    for key in given:
+        # null is what Go writes for an empty list: no attachment is valid.
+        for index, item in enumerate(fields.take(key, lambda v: isinstance(v, list), "a list") or ()):
+            found[_valid_attachment(item, join(key, index))] = None
+    return tuple(found)
+
+
+def _valid_attachment(item: Any, path: str) -> tuple[str, str]:
     if isinstance(item, dict):
         pair = (item.get("containerID"), item.get("ifname"))
         if isinstance(pair[0], str) and isinstance(pair[1], str):
             return pair[0], pair[1]
-    path = join(VALID_ATTACHMENTS, index)
     raise RequestInvalid(f"{path} must hold containerID and ifname, is {shown(item)}")

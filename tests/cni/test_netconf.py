@@ -36,6 +36,7 @@ FULL = {
     "args": {"cni": {}},
     "dns": {},
     "disableCheck": True,
+    "cniVersions": ["1.0.0", "1.1.0"],
     "logLevel": "debug",
     "logFile": "/x",
     "cni.dev/attachments": [],
@@ -63,7 +64,7 @@ def test_every_key_is_read() -> None:
     assert conf.mac == "02:00:00:00:00:aa"
     assert conf.ipam == FULL["ipam"]
     assert conf.prev_result == FULL["prevResult"]
-    assert conf.valid_attachments is None
+    assert (conf.valid_attachments, read({}).valid_attachments) == ((), None)
 
 
 def test_an_empty_configuration_asks_for_nothing() -> None:
@@ -245,6 +246,19 @@ def test_the_attachments_to_keep_are_read() -> None:
     assert read({"cni.dev/valid-attachments": []}).valid_attachments == ()
     # libcni writes a nil slice so, where no pod is left.
     assert read({"cni.dev/valid-attachments": None}).valid_attachments == ()
+
+
+def test_the_attachments_to_keep_are_read_under_both_their_names() -> None:
+    """The specification of GC and what runtimes made of it say it differently, and libcni says both."""
+    one, other = ([{"containerID": name, "ifname": "net1"}] for name in ("c1", "c2"))
+    assert read({"cni.dev/attachments": one}).valid_attachments == (("c1", "net1"),)
+    assert read({"cni.dev/attachments": None}).valid_attachments == ()
+    assert read({"cni.dev/valid-attachments": one, "cni.dev/attachments": one}).valid_attachments == (("c1", "net1"),)
+    assert read({"cni.dev/valid-attachments": one, "cni.dev/attachments": other}).valid_attachments == (
+        *(("c1", "net1"), ("c2", "net1")),
+    )
+    with pytest.raises(RequestInvalid, match=r"^cni\.dev/attachments\[0\] must hold containerID and ifname, is 5"):
+        read({"cni.dev/attachments": [5]})
 
 
 def test_a_network_of_the_agents_configuration_decides_how_an_interface_is_set_up() -> None:
