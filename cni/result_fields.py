@@ -65,7 +65,7 @@ def _ip(fields: Fields) -> None:
     _need(fields, "address", _is_cidr, "an address with its prefix length, such as 10.0.0.2/24")
     fields.take("gateway", _is_ip, "an IP address")
     fields.whole("interface", -1, MAX_ITEMS)
-    fields.take("version", lambda v: v in ("4", "6"), '"4" or "6"')
+    fields.take("version", lambda v: v in ("", "4", "6"), '"4" or "6"')  # libcni writes "" for one that is not told
 
 
 def _route(fields: Fields) -> None:

@@ -100,6 +100,15 @@ def test_what_no_result_has_is_refused_with_its_path(document: object, path: str
     assert str(caught.value).startswith(f"prevResult.{path} must be ")
 
 
+def test_what_go_writes_for_nothing_in_a_result_is_taken_for_nothing() -> None:
+    """A plugin that names no family leaves "version" empty once libcni has written its result anew."""
+    written = {"address": "10.0.0.2/24", "gateway": "", "interface": None, "version": ""}
+    previous = {"cniVersion": "0.4.0", "ips": [written], "routes": [{"dst": "0.0.0.0/0", "gw": ""}], "dns": {}}
+    result_fields.check(previous, "prevResult")
+    told = result.build("0.4.0", previous, [])
+    assert [ip["version"] for ip in told["ips"]] == ["4"]
+
+
 def test_what_is_no_object_is_refused() -> None:
     with pytest.raises(RequestInvalid, match="the result must be an object"):
         result_fields.check([])
