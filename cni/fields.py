@@ -18,6 +18,8 @@ MAX_DEPTH = 64
 MAX_DIGITS = 400
 _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}")
 _GUID = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){7}")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Half of a letter beyond the basic plane, as JSON may spell it."""
 _EMPTY_GUIDS = ("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff")
 
 
@@ -28,8 +30,9 @@ class NotJson(RequestInvalid):
 def decode(text: bytes, what: str) -> Any:
     """Decode JSON. Raises NotJson for anything that two readers could understand differently.
 
-    `what` names the document in errors. Besides broken JSON that is: text that is not UTF-8, a key
-    that an object has twice, NaN and Infinity, numbers beyond a float, nesting beyond any need.
+    `what` names the document in errors. Besides broken JSON that is: text that is not UTF-8, or that stands for
+    none (half of a surrogate pair), a key that an object has twice, NaN and Infinity, numbers beyond a float,
+    nesting beyond any need.
     """
     if len(text) > MAX_BYTES:
         raise NotJson(f"{what} has {len(text)} bytes, and {MAX_BYTES} are allowed: make it smaller")
@@ -49,7 +52,17 @@ def decode(text: bytes, what: str) -> Any:
     if doubled:
         holder, key = doubled[0]
         raise NotJson(f"{_path_of(document, holder, key)} is in {what} twice: leave one")
+    if _SURROGATE.search(text) and _has_half_a_pair(document):
+        raise NotJson(f"{what} is not JSON: half of a surrogate pair stands for no letter, and no file can hold it")
     return document
+
+
+def _has_half_a_pair(document: Any) -> bool:
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 class _KeyTwice(Exception):

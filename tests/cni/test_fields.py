@@ -28,6 +28,8 @@ from cni.fields import MAX_BYTES, MAX_DEPTH, Fields, NotJson, decode, unicast_ma
         (b'{"a": 1, "a": 2}', "a is in the text twice: leave one"),
         (b'{"a": {"b": [1, {"c": 1, "d": 2, "c": 1}]}}', "a.b[1].c is in the text twice: leave one"),
         (b'{"\\ud800": 1, "\\ud800": 2}', r"'\ud800' is in the text twice: leave one"),
+        (b'{"a": ["x\\uD800y"]}', "the text is not JSON: half of a surrogate pair"),
+        (b'{"\\udfff": 1}', "the text is not JSON: half of a surrogate pair"),
         (b"[" * 100_000, "the text is not JSON: "),
         (b"[" * 65 + b"]" * 65, "the text is nested more than 64 levels deep"),
         (b'{"a":' * 65 + b"1" + b"}" * 65, "the text is nested more than 64 levels deep"),
@@ -46,6 +48,10 @@ def test_what_is_long_or_deep_but_allowed_is_read() -> None:
     assert json.dumps(decode(deep, "x")).encode() == deep
     assert len(decode(b"[" + b"{}," * 1000 + b"{}]", "x")) == 1001
     assert len(decode(b'"' + b"x" * (MAX_BYTES - 2) + b'"', "x")) == MAX_BYTES - 2
+
+
+def test_letters_beyond_the_basic_plane_may_be_written_as_pairs() -> None:
+    assert decode(b'{"a": "\\ud83d\\ude00 \\\\ud800"}', "x") == {"a": "\U0001f600 \\ud800"}
 
 
 def test_keys_are_found_in_any_case_where_go_finds_them() -> None:
