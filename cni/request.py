@@ -28,7 +28,7 @@ def read(command: str, request: protocol.Request) -> Call:
 
     A DEL needs no good configuration: what it undoes is in the ledger, and it must not get stuck.
     """
-    args = _cni_args(command, request.env.get("CNI_ARGS", ""))
+    args = _cni_args(command, _text(command, request, "CNI_ARGS"))
     try:
         conf = netconf.parse(request.stdin, args)
     except RequestInvalid as error:
@@ -61,7 +61,7 @@ def _call(command: str, request: protocol.Request, conf: netconf.NetConf, args: 
             raise EnvironmentInvalid(f"CNI_CONTAINERID must be letters, digits, '.', '_' or '-', is {container_id!r}")
         if not _IFNAME.fullmatch(ifname):
             raise EnvironmentInvalid(f"CNI_IFNAME must be an interface name of at most 15 characters, is {ifname!r}")
-    netns_path = env.get("CNI_NETNS", "")
+    netns_path = _text(command, request, "CNI_NETNS")
     if command in ("ADD", "CHECK") and (request.netns is None or not netns_path):
         raise EnvironmentInvalid(f"{command} needs CNI_NETNS, is {netns_path!r}")
     return Call(
@@ -70,11 +70,22 @@ def _call(command: str, request: protocol.Request, conf: netconf.NetConf, args: 
         netns=request.netns,
         netns_path=netns_path,
         pod=PodRef(args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", "")),
-        cni_args=env.get("CNI_ARGS", ""),
-        cni_path=env.get("CNI_PATH", ""),
+        cni_args=_text(command, request, "CNI_ARGS"),
+        cni_path=_text(command, request, "CNI_PATH"),
         conf=conf,
         cpu=request.cpu,
     )
+
+
+def _text(command: str, request: protocol.Request, name: str) -> str:
+    """Read a variable that the books will hold, which take nothing but text. A DEL makes do with what is text of it."""
+    value = request.env.get(name, "")
+    if value.isascii():
+        return value
+    legible = value.encode(errors="replace").decode()
+    if legible != value and command != "DEL":
+        raise EnvironmentInvalid(f"{name} must be UTF-8, is {value!r}")
+    return legible
 
 
 def _cni_args(command: str, text: str) -> dict[str, str]:
