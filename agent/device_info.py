@@ -5,8 +5,13 @@ granted unit, which Multus copies when the pod's network is set up,
 
     <folder>/dp/<resource name with dashes for slashes>-<unit ID>-device.json
 
-and one for each attachment, wherever the call says (runtimeConfig.CNIDeviceInfoFile). They live on a tmpfs and
-are made again at start. A file that cannot be written is logged, and keeps no pod from starting.
+and one for each attachment, where the call says (runtimeConfig.CNIDeviceInfoFile), in a folder of this name:
+
+    <folder>/cni/<name>
+
+What a call says may be a tenant's word, who may write networks of a namespace; root's files are none of theirs.
+They live on a tmpfs and are made again at start. A file that cannot be written is logged, and keeps no pod from
+starting.
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ FOLDER = Path("/var/run/k8s.cni.cncf.io/devinfo")
 VERSION = "1.1.0"
 MODE = 0o444
 MAX_BYTES = 65536
+ATTACHED = ("k8s.cni.cncf.io", "devinfo", "cni")
+"""How the path of the folder ends that attachments' files are in, wherever the host is mounted."""
 _SUFFIX = "-device.json"
 _PCI_ADDRESS = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 
@@ -65,12 +72,18 @@ def _representor(snapshot: Snapshot, device: PciDevice) -> str | None:
 def write_attached(path: str, document: Mapping[str, Any]) -> None:
     """Write an attachment's file, unless Multus has copied it there already. Never raises."""
     file = Path(path)
-    if not file.exists():
+    if not _is_attached(path):
+        log.warning(
+            "the device-info file %s is not written: such files are in a folder .../%s", path, "/".join(ATTACHED)
+        )
+    elif not file.exists():
         _write(file, document)
 
 
 def remove_attached(path: str, address: str) -> None:
     """Remove an attachment's file, if it is one that tells of this device. Repeatable. Never raises."""
+    if not _is_attached(path):
+        return
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
             document = json.loads(opened.read(MAX_BYTES))
@@ -80,6 +93,10 @@ def remove_attached(path: str, address: str) -> None:
         return
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         log.warning("the device-info file %s stays: %s", path, error)
+
+
+def _is_attached(path: str) -> bool:
+    return tuple(path.split("/")[-4:-1]) == ATTACHED
 
 
 class GrantedFiles:

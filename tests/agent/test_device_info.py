@@ -18,6 +18,7 @@ from agent.model.device import LinkLayer, Netdev, RdmaDevice, VdpaDevice
 from tests.cni.tiny_node import PF, tiny_snapshot, vf
 
 VF = vf(1)
+ATTACHED = "k8s.cni.cncf.io/devinfo/cni"
 DOCUMENT = {"type": "pci", "version": "1.1.0", "pci": {"pci-address": VF}}
 NAME = f"intel.com-vf_rdma-{VF}-device.json"
 RESOURCE = "intel.com/vf_rdma"
@@ -76,7 +77,7 @@ def test_a_vdpa_device_is_described_as_one(vdpa: VdpaDevice, more: dict[str, str
     document = describe(replace(snapshot, devices=devices), VF)
     told = {"pci-address": VF, "parent-device": "vdpa0", "pf-pci-address": PF, **more}
     assert document == {"type": "vdpa", "version": "1.1.0", "vdpa": told}
-    file = tmp_path / "attached.json"
+    file = tmp_path / ATTACHED / "attached.json"
     write_attached(str(file), document)
     remove_attached(str(file), VF)
     assert not file.exists()
@@ -154,16 +155,17 @@ def test_files_of_others_stay(files: GrantedFiles) -> None:
 
 
 def test_a_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
-    (tmp_path / "devinfo").write_text("a file")
-    files = GrantedFiles(tmp_path / "devinfo")
+    (tmp_path / ATTACHED).parent.parent.mkdir()
+    (tmp_path / ATTACHED).parent.write_text("a file")
+    files = GrantedFiles((tmp_path / ATTACHED).parent)
     files.write(RESOURCE, VF, DOCUMENT)
     files.keep([(RESOURCE, VF)], [RESOURCE], tell)
-    write_attached(str(tmp_path / "devinfo/cni/x"), DOCUMENT)
-    assert (tmp_path / "devinfo").read_text() == "a file"
+    write_attached(str(tmp_path / ATTACHED / "x"), DOCUMENT)
+    assert (tmp_path / ATTACHED).parent.read_text() == "a file"
 
 
 def test_an_attachments_file_is_written_unless_it_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "cni/net-c1_net1"
+    path = tmp_path / ATTACHED / "net-c1_net1"
     write_attached(str(path), DOCUMENT)
     assert json.loads(path.read_text()) == DOCUMENT
     write_attached(str(path), {**DOCUMENT, "x": 1})
@@ -177,7 +179,22 @@ def test_an_attachments_file_is_written_unless_it_is_there(tmp_path: Path) -> No
     "text", ["", "{", "[]", "5", '{"pci": 5}', '{"pci": {}}', '{"pci": {"pci-address": "0000:00:00.0"}}', "[" * 5000]
 )
 def test_a_file_that_tells_of_another_device_or_of_none_stays(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "x"
+    path = tmp_path / ATTACHED / "x"
+    path.parent.mkdir(parents=True)
     path.write_text(text)
     remove_attached(str(path), VF)
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "place", ["networks/rails/10.0.0.5", "spool/1.del", "devinfo/cni/x", f"{ATTACHED}/x/y", f"{ATTACHED}.d/x"]
+)
+def test_an_attachments_file_is_made_and_removed_nowhere_but_in_the_folder_for_it(tmp_path: Path, place: str) -> None:
+    """Who may write networks of a namespace says where it is, and the agent is root."""
+    path = tmp_path / place
+    write_attached(str(path), DOCUMENT)
+    assert list(tmp_path.iterdir()) == []
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(DOCUMENT))
+    remove_attached(str(path), VF)
+    assert path.exists()
