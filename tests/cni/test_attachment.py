@@ -15,7 +15,8 @@ import pytest
 from agent.errors import DeviceBusy, DeviceGone, RequestInvalid
 from agent.hardware.host import Link, LinkChange
 from agent.model.allocation import AttachmentState, VfSettings
-from tests.cni.tiny_node import PF_NETDEV, Rig, mac_of, netdev, vf
+from tests.cni import tiny_node
+from tests.cni.tiny_node import PF_NETDEV, TIMEOUT_SECONDS, Rig, mac_of, netdev, open_rig, stub_answer, vf
 from tests.waiting import until
 
 SETTINGS: dict[str, Any] = {
@@ -105,6 +106,18 @@ def test_add_gives_the_addresses_and_routes_of_the_ipam_plugin(rig: Rig) -> None
     assert rig.leases() == ["10.9.0.2", "fd09::2"]
 
 
+def test_the_ipam_plugin_gets_the_configuration_that_the_call_came_with(rig: Rig, tmp_path: Path) -> None:
+    """As the specification has it: nv-ipam wants the device, and plugins of cluster networks what tells of the API."""
+    pod, kept = rig.pod(), f"cat >{tmp_path}/$CNI_COMMAND; {stub_answer('10.9.0.2/24')}"
+    conf = {"type": "sriov", "deviceID": vf(0).upper(), "vlan": 5, "kubernetes": {"k8s_api_root": "x"}, "dns": None}
+    rig.add("c1", pod, ipam=rig.stub_ipam(kept), **conf)
+    rig.delete("c1", pod)
+    rig.await_back()
+    told = [json.loads((tmp_path / command).read_text()) for command in ("ADD", "DEL")]
+    known = {"cniVersion": "1.0.0", "name": "rails", "type": "sriov", "ipam": {"type": "stub"}, "deviceID": vf(0)}
+    assert told == [{**known, "vlan": 5, "kubernetes": {"k8s_api_root": "x"}}] * 2
+
+
 def test_two_pods_with_vfs_can_talk(rig: Rig) -> None:
     one, two = rig.pod("one"), rig.pod("two")
     rig.add("c1", one, ipam=rig.ipam())
@@ -186,19 +199,21 @@ def test_a_device_that_another_live_pod_holds_is_busy(rig: Rig) -> None:
     assert rig.in_pod(two) is None
 
 
-def test_add_waits_for_the_del_of_the_former_owner(rig: Rig) -> None:
-    one, two = rig.pod("one"), rig.pod("two")
-    rig.add("c1", one, mac=MAC, ipam=rig.ipam())
-    later = threading.Timer(0.1, rig.delete, ("c1", one))
-    later.start()
-    answer = rig.add("c2", two, ipam=rig.ipam())
-    later.join()
-    assert rig.in_pod(one) is None
-    link = rig.in_pod(two)
-    assert link is not None
-    assert link.mac == mac_of(0)
-    assert answer["interfaces"][0]["sandbox"] == str(two)
-    assert len(rig.leases()) == 2
+def test_add_waits_for_the_del_of_the_former_owner(own_network: None, tmp_path: Path) -> None:
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path, busy_seconds=TIMEOUT_SECONDS) as rig:
+        one, two = rig.pod("one"), rig.pod("two")
+        rig.add("c1", one, mac=MAC, ipam=rig.ipam())
+        later = threading.Timer(0.1, rig.delete, ("c1", one))
+        later.start()
+        answer = rig.add("c2", two, ipam=rig.ipam())
+        later.join()
+        assert rig.in_pod(one) is None
+        link = rig.in_pod(two)
+        assert link is not None
+        assert link.mac == mac_of(0)
+        assert answer["interfaces"][0]["sandbox"] == str(two)
+        assert len(rig.leases()) == 2
 
 
 def test_add_cleans_up_after_an_owner_whose_namespace_is_gone(rig: Rig) -> None:

@@ -88,7 +88,7 @@ def test_healing_leaves_alone_what_an_add_is_working_on(rig: Rig) -> None:
 def test_many_vfs_come_and_go_in_parallel(own_network: None, tmp_path: Path) -> None:
     count = 24
     tiny_node.create(tmp_path, vfs=count)
-    with open_rig(tmp_path) as rig:
+    with open_rig(tmp_path, busy_seconds=tiny_node.TIMEOUT_SECONDS) as rig:
         before = [rig.found(i) for i in range(count)]
         pods = [rig.pod(f"p{i}") for i in range(count)]
         errors: list[BaseException] = []

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from agent.errors import AgentError
 from agent.hardware.host import Host, Link
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef, VfSettings
@@ -205,6 +206,16 @@ class Rig:
         """Wait until VFs are in no pod any more."""
         until(lambda: all(self.ledger.attachment_on(vf(i)) is None for i in indices or (0,)))
 
+    def await_healed(self, index: int = 0) -> None:
+        """Wait until a VF is in no pod any more, and look after it as the agent does: its namespace may end late."""
+
+        def is_back() -> bool:
+            with suppress(AgentError):
+                self.attachments.heal(vf(index))
+            return self.ledger.attachment_on(vf(index)) is None
+
+        until(is_back)
+
     def await_withheld(self) -> str:
         """Wait until a device is in quarantine and nobody is at it any more. Return why it is there."""
         until(lambda: bool(self.ledger.quarantines()))
@@ -248,10 +259,12 @@ def open_rig(
     host: Callable[[SimulatedMachine], Host] = lambda machine: machine,
     boot_id: str = "boot",
     heal_seconds: float = HEAL_SECONDS,
+    busy_seconds: float = 0.3,
 ) -> Iterator[Rig]:
     """Open the agent's parts on a node that was created before, as at an agent's start.
 
-    `host` may put something between the machine and what attaches; `heal_seconds` is how long healing waits.
+    `host` may put something between the machine and what attaches; `heal_seconds` is how long healing waits,
+    `busy_seconds` how long an ADD waits for the device's former owner.
     """
     machine = SimulatedMachine.open(folder)
     snapshot = machine.scan()
@@ -265,7 +278,7 @@ def open_rig(
         foreign = folder / "var/lib/cni", folder / "var/run/cni"
         attachments = Attachments(
             *(host(machine), ledger, lambda: snapshot, granted_to),
-            busy_seconds=0.3,
+            busy_seconds=busy_seconds,
             foreign_folders=foreign,
             heal_seconds=heal_seconds,
         )

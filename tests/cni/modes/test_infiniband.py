@@ -84,7 +84,7 @@ def test_a_killed_namespace_gives_all_back(node: Rig) -> None:
     node.add("c1", pod, guid=GUID)
     node.remove(pod)
     node.delete("c1", None)
-    node.await_back()
+    node.await_healed()
     assert state(node) == before
 
 

@@ -75,7 +75,7 @@ def test_what_a_pod_changed_is_as_it_was(rig: Rig, change: str, namespace_ends: 
     if namespace_ends:
         rig.remove(pod)
     rig.delete("c1", None if namespace_ends else pod)
-    rig.await_back()
+    rig.await_healed() if namespace_ends else rig.await_back()
     assert (seen(rig), flags(rig), rig.ledger.quarantines()) == (before, flags_before, ())
 
 

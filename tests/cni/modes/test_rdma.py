@@ -100,7 +100,7 @@ def test_a_namespace_that_died_gives_the_device_back(node: Rig) -> None:
     node.add("c1", pod)
     node.remove(pod)
     node.delete("c1", None)
-    node.await_back()
+    node.await_healed()
     assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
     assert node.machine.scan().by_address[vf(0)].rdma_devices != ()
 
