@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from agent.model.bandwidth import PortCount, PortRate, annotation, in_steps, loads, parse_annotation, rates
 
 LABELS = ("device", "name", "port", "traffic")
+TRAFFIC = "traffic is rdma (verbs), netdev (the network stack) or vf (of VFs, both)"
 
 
 class Bandwidth(Collector):
@@ -82,12 +83,12 @@ class Bandwidth(Collector):
         """Tell the bandwidth of the last sample."""
         received = GaugeMetricFamily(
             "nodefabric_port_receive_bytes_per_second",
-            "Bandwidth into the port over the last sample; traffic is rdma (verbs) or netdev (the network stack).",
+            f"Bandwidth into the port over the last sample; {TRAFFIC}.",
             labels=LABELS,
         )
         transmitted = GaugeMetricFamily(
             "nodefabric_port_transmit_bytes_per_second",
-            "Bandwidth out of the port over the last sample; traffic is rdma (verbs) or netdev (the network stack).",
+            f"Bandwidth out of the port over the last sample; {TRAFFIC}.",
             labels=LABELS,
         )
         speed = GaugeMetricFamily(

@@ -26,13 +26,15 @@ from agent.errors import ConfigError
 from agent.gpu_errors import GpuErrors
 from agent.hardware import sysfs_rdma
 from agent.hardware.host import Host
+from agent.hardware.port_counters import with_busy_vfs
 from agent.health import HealthBook
 from agent.heartbeat import Heartbeat
 from agent.identity import agent_version, node_name
 from agent.inventory import Inventory
 from agent.lasting import lasting
 from agent.metrics import Facts, Metrics
-from agent.model.counters import Counters
+from agent.model.counters import Counters, VfCounters
+from agent.model.device import Snapshot
 from agent.model.unit import OfferedUnit
 from agent.node_events import NodeEvents
 from agent.obstacles import NO_POD_NEEDS
@@ -243,6 +245,7 @@ class Agent:
             self._api,
             lambda what: self.obstacles.set("publishing", what),
             host_names=lambda: {row.device: row.undo.netdev for row in parts.ledger.attachments()},
+            vf_counters=self._vf_counters,
         )
 
     # ---------------------------------------------------- what the parts ask for
@@ -277,5 +280,12 @@ class Agent:
         )
 
     def _counters(self) -> Counters:
-        held = {grant.device for grant in self._parts.ledger.grants()} if self._parts is not None else set()
-        return self._host.counters(self._inventory.snapshot, held)
+        return self._host.counters(self._inventory.snapshot, self._held())
+
+    def _vf_counters(self, snapshot: Snapshot) -> tuple[VfCounters, ...]:
+        busy = with_busy_vfs(snapshot, self._held())
+        return self._host.counters(busy, frozenset()).vfs if busy.devices else ()
+
+    def _held(self) -> frozenset[str]:
+        """List the devices that kubelet has granted."""
+        return frozenset(g.device for g in self._parts.ledger.grants()) if self._parts is not None else frozenset()

@@ -22,9 +22,11 @@ from agent.clients.kubelet import Allocatable, PodDevices
 from agent.clients.pod_watch import PodLister, PodWatch, WatchedPod
 from agent.config.topology import Topology
 from agent.errors import AgentError, HardwareError, Refused
-from agent.hardware.port_counters import read_port_counts
+from agent.hardware.port_counters import read_port_counts, sums
 from agent.hardware.sysfs_cpu import read_cpu_places
 from agent.metrics import Metrics
+from agent.model.bandwidth import PortCount
+from agent.model.counters import VfCounters
 from agent.model.cpu import CpuPlace
 from agent.model.device import Snapshot
 from agent.model.unit import OfferedUnit
@@ -87,9 +89,11 @@ class Publications:
         complain: Callable[[str | None], None],
         clock: Callable[[], float] = time.monotonic,
         host_names: Callable[[], Mapping[str, str]] = lambda: NO_NAMES,
+        vf_counters: Callable[[Snapshot], tuple[VfCounters, ...]] = lambda snapshot: (),
     ) -> None:
         """`api` is None if nothing is to go to the API server. `complain` is told what is wrong, and None when
-        nothing is. `host_names` tells what the interfaces of adapters in pods are called in the host."""
+        nothing is. `host_names` tells what the interfaces of adapters in pods are called in the host, `vf_counters`
+        what PFs count of their VFs, of each PF with one in a pod; it may take a moment."""
         self._config = config
         self._node_name = node_name
         self._root = root
@@ -111,8 +115,9 @@ class Publications:
         self._node = OwnNode(api, node_name, config.heartbeat_seconds, clock) if api is not None else None
         self._watch = PodWatch(api, node_name, self.changed) if api is not None and config.watches_pods else None
         self._is_watching = False
+        self._vf_counters = vf_counters
         self._bandwidth = Bandwidth(
-            lambda: read_port_counts(root, inventory.snapshot),
+            self._port_counts,
             sample_seconds=config.bandwidth.sample_seconds,
             annotation_seconds=config.bandwidth.annotation_seconds,
             changed=self._facts_changed,
@@ -283,6 +288,10 @@ class Publications:
             return self._known_state
 
     # ------------------------------------------------------------- hardware
+
+    def _port_counts(self) -> tuple[PortCount, ...]:
+        snapshot = self._inventory.snapshot
+        return read_port_counts(self._root, snapshot, sums(self._vf_counters(snapshot), snapshot))
 
     async def _follow_hardware(self) -> None:
         generation = self._inventory.snapshot.generation

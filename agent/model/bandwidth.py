@@ -22,7 +22,7 @@ class PortCount:
     """RDMA device, else interface."""
     port: int
     traffic: str
-    """rdma: what adapters move for verbs; netdev: what the kernel's network stack moves."""
+    """rdma: what adapters move for verbs; netdev: what the kernel's network stack moves; vf: all that VFs move."""
     received: int
     """Bytes."""
     transmitted: int

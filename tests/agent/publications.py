@@ -18,6 +18,7 @@ from agent.config.topology import Topology
 from agent.errors import Unavailable
 from agent.hardware import sysfs
 from agent.metrics import Metrics
+from agent.model.counters import VfCounters
 from agent.model.device import Snapshot
 from agent.publication import Publications
 from agent.sim import recorded
@@ -84,6 +85,7 @@ class Rig:
         hardware: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
         root: Path | None = None,
         server: ApiServerStandIn | None = None,
+        vf_counters: Callable[[Snapshot], tuple[VfCounters, ...]] = lambda snapshot: (),
     ) -> None:
         """`hardware` changes what the node has; `server` is a cluster that is there already, and stays."""
         self.root = root or folder
@@ -107,6 +109,7 @@ class Rig:
             Metrics(self.registry),
             self.client if api else None,
             self.complaints.append,
+            vf_counters=vf_counters,
         )
 
     async def __aenter__(self) -> Rig:

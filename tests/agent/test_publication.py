@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from agent.clients.kubelet import ContainerDevices, DeviceAssignment, PodDevices
 from agent.config.topology import Bandwidth, Fingerprint
 from agent.model.allocation import PodRef
+from agent.model.counters import VfCounters, VfTraffic
+from agent.model.device import Snapshot
 from agent.sim import definitions, recorded
 from agent.sim.apiserver import ApiServerStandIn, Fault
 from agent.topology.fingerprint import fingerprint
@@ -170,6 +173,35 @@ def test_the_bandwidth_is_a_gauge_and_the_load_an_annotation(tmp_path: Path) -> 
             assert rig.registry.get_sample_value("nodefabric_port_speed_bytes_per_second", labels) == 50e9
 
     asyncio.run(scenario())
+
+
+def test_an_adapter_is_as_busy_as_its_vfs_make_it(tmp_path: Path) -> None:
+    passed = count(step=10**10)
+
+    def vf_counters(_: Snapshot) -> tuple[VfCounters, ...]:
+        return (VfCounters("0000:18:00.1", "ens1f0np0", 0, 0, VfTraffic(rx_bytes=next(passed), tx_bytes=0)),)
+
+    async def scenario() -> None:
+        root = tmp_path / "root"
+        recorded.unpack(recorded.load(Path("tests/nodes/h100-8gpu.json")), root)
+        counters = root / "sys/class/infiniband/mlx5_0/ports/1/counters"
+        counters.mkdir()
+        for name in ("port_rcv_data", "port_xmit_data"):
+            (counters / name).write_text("0\n")
+        config = replace(QUICK, publish=False, bandwidth=Bandwidth(0.05, "nodefabric.io/port-load", 0.3))
+        rig = Rig(tmp_path, config, root=root, vf_counters=vf_counters)
+        rig.server.state.add_node("worker-1")
+        async with rig:
+            await until(lambda: told_by(rig) == {"nodefabric.io/port-load": '{"mlx5_0":100}'})
+            labels = {"device": "0000:18:00.0", "name": "mlx5_0", "port": "1", "traffic": "vf"}
+            assert (rig.registry.get_sample_value("nodefabric_port_receive_bytes_per_second", labels) or 0) > 1e9
+
+    asyncio.run(scenario())
+
+
+def told_by(rig: Rig) -> dict[str, str]:
+    found: dict[str, str] = rig.stored("Node")["metadata"].get("annotations", {})
+    return found
 
 
 def test_an_ended_watch_of_pods_lives_no_longer_though_the_server_is_silent(tmp_path: Path) -> None:
