@@ -134,6 +134,11 @@ class Granted:
                 found.setdefault((claim.pod, claim.resource_name, claim.unit_id), claim)
         return tuple(found.values())
 
+    def units(self, pod: PodRef) -> Sequence[tuple[str, str]]:
+        """List resource name and unit of all that a pod holds, of any plugin. Not on the loop; raises Unavailable."""
+        found = self.ask_kubelet(pod)
+        return [(claim.resource_name, claim.unit_id) for claim in _claims_of([found])] if found is not None else []
+
     def ask_kubelet(self, pod: PodRef) -> PodDevices | None:
         """Ask what a pod holds, of any resource; None if kubelet does not know it. Not on the loop.
 

@@ -23,6 +23,7 @@ from agent.obstacles import NO_POD_NEEDS, Obstacles
 from agent.reconcile import Reconciler
 from cni import spool
 from cni.attachment import Attachments
+from cni.pool import Others
 from cni.server import CniServer
 from deviceplugin.assignment import assign
 from deviceplugin.gpu_files import GpuFilesOf
@@ -85,6 +86,7 @@ class Parts:
             foreign_folders=(host.root / "var/lib/cni", host.root / "var/run/cni"),
             slots=slots,
             tell_lost=self._lost,
+            others=Others(self._our_vfs, self.granted.units),
         )
         self.server = CniServer(
             config.cni_socket, self.attachments, obstacle=self._unable_to_attach, observe=around.metrics.observe_cni

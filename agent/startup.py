@@ -51,8 +51,9 @@ def network_problems(config: Config, snapshot: Snapshot) -> list[str]:
         except RequestInvalid as error:
             problems.append(f"networks[{i}]: {error}")
             continue
-        if parsed.device is not None:
-            problems.append(f"networks[{i}].deviceID: is chosen for each pod, so leave it out")
+        for key, names in (("deviceID", parsed.device), ("pf", parsed.pf)):
+            if names:
+                problems.append(f"networks[{i}].{key}: is chosen for each pod, so leave it out")
         vfs = sum(len(offered[r.name]) for r in config.resources if r.network == network.name)
         for key, value in (("mac", parsed.mac), ("guid", parsed.guid)):
             if value is not None and vfs > 1:

@@ -29,6 +29,7 @@ from cni.locks import DeviceLocks
 from cni.modes import choice
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.netconf import NetConf
+from cni.pool import Pool
 from cni.underway import Mark
 
 BUSY_SECONDS = 5.0
@@ -48,6 +49,7 @@ class Attaching:
         snapshot: Callable[[], Snapshot],
         granted: Callable[[PodRef], Sequence[GrantedDevice]],
         slots: Slots,
+        pool: Pool,
         locks: DeviceLocks,
         detaching: Detaching,
         *,
@@ -59,6 +61,7 @@ class Attaching:
         self._snapshot = snapshot
         self._granted = granted
         self._slots = slots
+        self._pool = pool
         self._locks = locks
         self._detaching = detaching
         self._busy_seconds = busy_seconds
@@ -80,6 +83,9 @@ class Attaching:
             except BaseException:
                 self._let_slots_go(call)
                 raise
+            finally:
+                if call.conf.pf:
+                    self._pool.let_go(call)
 
     def _passed_through(self, call: Call, mark: Mark) -> Mapping[str, Any]:
         """Answer for a pod that no interface is for. What was chosen for its slots ends with a DEL all the same."""
@@ -121,6 +127,9 @@ class Attaching:
         if conf.device is not None and is_slot_id(conf.device):
             found = self._behind_slot(call, conf.device, mark)
             return (self._target(call, replace(conf, device=found.device), found.resource_name, call.ifname),)
+        if conf.pf and conf.device is None:
+            conf = replace(conf, device=self._pool.take(call))
+            return (self._target(call, conf, None, call.ifname),)
         if conf.device is not None or conf.master is not None:
             return (self._target(call, self._named_before(call), None, call.ifname),)
         if conf.prev_result is None or not call.pod.name:

@@ -17,6 +17,7 @@ from cni.call import Call, GrantedDevice, NoSlots, Slots
 from cni.detach import HEAL_SECONDS, Detaching, PodKnown, Tell, tell_nobody
 from cni.finding import NETNS_FOLDERS, Finder
 from cni.locks import DeviceLocks
+from cni.pool import NO_OTHERS, Others, Pool
 from cni.release import Wish, release
 
 __all__ = ["Attachments", "Call", "GrantedDevice"]
@@ -40,13 +41,15 @@ class Attachments(Detaching):
         slots: Slots | None = None,
         tell_lost: Tell = tell_nobody,
         heal_seconds: float = HEAL_SECONDS,
+        others: Others = NO_OTHERS,
     ) -> None:
         """`granted` lists the VFs that kubelet gave to a pod; it may raise Unavailable. `slots` chooses devices late.
 
         `netns_folders` are where the runtime binds its pods' namespaces, `foreign_folders` where the replaced
         plugins keep their state and their locks. `network_of` tells which network a resource's VFs join.
         `observe_steps` is told what each of `laps.STEPS` took of an ADD that succeeded, `tell_lost` what the host does
-        not take back with a device. `heal_seconds` is how long `heal` waits for a device.
+        not take back with a device. `heal_seconds` is how long `heal` waits for a device, `others` what a pool of CNI's
+        own must know.
         """
         locks = DeviceLocks()
         self._slots = slots or NoSlots()
@@ -55,7 +58,7 @@ class Attachments(Detaching):
         state, run = foreign_folders
         self.adopter = Adopter(host, ledger, locks, snapshot, state=state, run=run, netns_folders=netns_folders)
         self._attaching = Attaching(
-            *(host, ledger, snapshot, granted, self._slots, locks, self),
+            *(host, ledger, snapshot, granted, self._slots, Pool(ledger, snapshot, others), locks, self),
             busy_seconds=busy_seconds,
             observe_steps=observe_steps,
         )

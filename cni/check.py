@@ -29,7 +29,7 @@ def check(host: Host, ledger: Ledger, leases: LeaseBook, call: Call) -> None:
         raise RequestInvalid("CHECK came without a network namespace")
     rows = ledger.attachments_of(call.container_id, call.ifname)
     if not rows:
-        named = call.conf.device or call.conf.master
+        named = call.conf.device or call.conf.master or ("a VF of pf" if call.conf.pf else None)
         if named is not None:
             raise AttachmentError(f"{named} is not attached for container {call.container_id}")
         return

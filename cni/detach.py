@@ -119,7 +119,7 @@ class Detaching:
         conf = call.conf
         return (
             conf.ipam is not None
-            and (conf.device is not None or conf.master is not None)
+            and (conf.device is not None or conf.master is not None or conf.pf != ())
             and not self.underway.has_called(call.container_id, call.ifname)
             and not self._ledger.has_interface(call.container_id, call.ifname)
         )

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from agent.errors import RequestInvalid
 from agent.model.allocation import NO_SETTINGS, VfSettings
+from agent.model.pf_selector import PfSelector, parse_pf
 from agent.model.slots import is_slot_id
 from cni.fields import Fields, shown
 
@@ -28,6 +29,7 @@ MACVLAN_MODES = ("bridge", "private", "vepa", "passthru")
 LINK_STATES = ("auto", "enable", "disable")
 MAX_MTU = 65520
 MAX_ALTNAMES = 16
+MAX_PFS = 64
 _RATE = 2**31
 _IFNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
 _ALTNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,127}")
@@ -52,13 +54,13 @@ _HEEDED_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "rdma": ("vf", "nic"),
         "pkey": ("vf", "ipoib"),
         "macvlanMode": ("macvlan",),
-        **dict.fromkeys(("guid", "vfio", "functionReset", "spoofchk", "trust", "link_state"), ("vf",)),
+        **dict.fromkeys(("pf", "guid", "vfio", "functionReset", "spoofchk", "trust", "link_state"), ("vf",)),
         **dict.fromkeys(("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate"), ("vf",)),
     }
 )
 """Key → the modes that heed it; a key that is not here has a meaning in all of them."""
 _SETTINGS = ("mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state")
-_RARE = ("master", "pkey", "vfio", "functionReset", "altNames", "macvlanMode")
+_RARE = ("pf", "master", "pkey", "vfio", "functionReset", "altNames", "macvlanMode")
 _OFF_ANYWHERE = frozenset(("rdma", "functionReset"))
 """To switch these off asks for nothing."""
 
@@ -69,6 +71,7 @@ class Wanted:
 
     mode: str = "vf"
     device: str | None = None
+    pf: tuple[PfSelector, ...] = ()
     settings: VfSettings = field(default_factory=VfSettings)
     mtu: int | None = None
     master: str | None = None
@@ -113,6 +116,7 @@ def _own(fields: Fields, runtime: Fields, args: Fields) -> Wanted:
     if fields.has_any(_RARE):  # a pod's start waits: what is seldom there is not looked at key by key
         found = replace(
             found,
+            pf=_pf(fields),
             master=interface_name(fields, "master"),
             pkey=_pkey(fields),
             vfio=fields.flag("vfio"),
@@ -207,6 +211,21 @@ def interface_name(fields: Fields, key: str) -> str | None:
     """Read an interface's name. Raises RequestInvalid for a text that is none."""
     want = "an interface name of at most 15 characters"
     return fields.text(key, "", lambda v: bool(_IFNAME.fullmatch(v)), want) or None
+
+
+def _pf(fields: Fields) -> tuple[PfSelector, ...]:
+    want = (
+        f"a list of 1 to {MAX_PFS} PFs, such as ens1f0 or ens1f0#0-3,7 (its interface or PCI address, then VF indices)"
+    )
+    names = fields.take("pf", lambda v: isinstance(v, list) and 0 < len(v) <= MAX_PFS and all(map(_is_pf, v)), want)
+    return tuple(map(parse_pf, names or ()))
+
+
+def _is_pf(value: object) -> bool:
+    try:
+        return isinstance(value, str) and parse_pf(value) is not None
+    except ValueError:
+        return False
 
 
 def _pkey(fields: Fields) -> int | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from agent.errors import RequestInvalid
 from agent.model.allocation import VfSettings
+from agent.model.pf_selector import PfSelector
 from cni import kinds, result_fields
 from cni.fields import Fields, decode, join, shown, unicast_mac
 from cni.kinds import MAX_MTU as MAX_MTU
@@ -57,6 +58,8 @@ class NetConf:
     """The plugin's type: ours, or the one that the configuration was written for."""
     mode: str = "vf"
     """vf, nic, ipoib or macvlan. What a VF really is (Ethernet, InfiniBand, vfio) shows its device."""
+    pf: tuple[PfSelector, ...] = ()
+    """Whose VFs are a pool that CNI alone manages: without a device the first free one is taken."""
     master: str | None = None
     """Interface of the host: the parent of a child, or the one that mode nic moves."""
     guid: str | None = None
@@ -133,6 +136,7 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
         valid_attachments=_valid_attachments(fields, document),
         kind=kind,
         mode=wanted.mode,
+        pf=wanted.pf,
         master=wanted.master,
         guid=wanted.guid,
         pkey=wanted.pkey,

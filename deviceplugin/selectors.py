@@ -218,9 +218,7 @@ def _is_of_root(selector: PfSelector, candidate: Candidate) -> bool:
 
 
 def _is_named(selector: PfSelector, names: Collection[str], candidate: Candidate) -> bool:
-    if candidate.pci is None or selector.pf.lower() not in (name.lower() for name in names):
-        return False
-    return selector.vf_indices is None or candidate.pci.vf_index in selector.vf_indices
+    return candidate.pci is not None and selector.takes(names, candidate.pci.vf_index)
 
 
 def _has_vdpa(vdpa_type: str, candidate: Candidate) -> bool:

@@ -7,7 +7,6 @@ Owns the types, their defaults and their rules. Whether a selector matches anyth
 from agent.config.document import MAX_CONFIG_BYTES, Flags, describe, load, load_legible, parse
 from agent.config.endpoints import Endpoints
 from agent.config.health import HealthSettings
-from agent.config.select import parse_pf
 from agent.config.topology import Topology
 from agent.config.values import (
     BINDINGS,
@@ -20,13 +19,13 @@ from agent.config.values import (
     SHARED_MODES,
     Config,
     Network,
-    PfSelector,
     RailNic,
     Resource,
     Select,
     SharedPool,
     SriovPool,
 )
+from agent.model.pf_selector import PfSelector, parse_pf
 
 __all__ = [
     "BINDINGS",

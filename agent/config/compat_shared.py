@@ -13,8 +13,9 @@ from typing import Any
 from agent.config.compat_sriov import link_type
 from agent.config.go_json import GoReader
 from agent.config.resources import MAX_UNITS, RESOURCE_NAME
-from agent.config.select import hex_id, word
+from agent.config.select import hex_id
 from agent.config.values import Resource, Select, SharedPool
+from agent.model.pf_selector import word
 
 DEFAULT_PREFIX = "rdma"
 MODE_UNITS = 1000

@@ -12,9 +12,10 @@ from typing import Any
 
 from agent.config.go_json import GoReader
 from agent.config.resources import RESOURCE_NAME
-from agent.config.select import UNKNOWABLE, hex_id, number, parse_pf, pci_address, pkey, root_device, word
+from agent.config.select import UNKNOWABLE, hex_id, number, pci_address, pkey, root_device
 from agent.config.values import VDPA_TYPES, Resource, Select, SriovPool
 from agent.model.device import LinkLayer
+from agent.model.pf_selector import parse_pf, word
 
 DEFAULT_PREFIX = "intel.com"
 DEVICE_TYPES = ("netDevice", "accelerator")

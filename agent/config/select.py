@@ -6,8 +6,9 @@ import re
 from dataclasses import replace
 
 from agent.config.reader import Reader
-from agent.config.values import VDPA_TYPES, PfSelector, Select
+from agent.config.values import VDPA_TYPES, Select
 from agent.model.device import LinkLayer, is_pci_address
+from agent.model.pf_selector import PfSelector, parse_pf, word
 
 OF_NETWORK = {
     "pf",
@@ -144,31 +145,7 @@ def root_device(text: str) -> PfSelector:
     return PfSelector(pci_address(found.pf), found.vf_indices)
 
 
-def word(text: str) -> str:
-    if not re.fullmatch(r"[^\s/]{1,64}", text) or text in (".", ".."):
-        raise ValueError(text)
-    return text
-
-
 def pci_address(text: str) -> str:
     if not is_pci_address(text.lower()):
         raise ValueError(text)
     return text.lower()
-
-
-def parse_pf(text: str) -> PfSelector:
-    """Read `NAME` or `NAME#0-7,9`. Raises ValueError for anything else."""
-    name, sharp, ranges = text.partition("#")
-    word(name)
-    if not sharp:
-        return PfSelector(name)
-    indices: set[int] = set()
-    for part in ranges.split(","):
-        low, dash, high = part.partition("-")
-        if not part.isascii() or not low.isdecimal() or (dash and not high.isdecimal()) or len(part) > 11:
-            raise ValueError(text)
-        first, last = int(low), int(high if dash else low)
-        if not first <= last <= 65535:
-            raise ValueError(text)
-        indices.update(range(first, last + 1))
-    return PfSelector(name, frozenset(indices))

@@ -11,6 +11,7 @@ from agent.config.endpoints import Endpoints
 from agent.config.health import HealthSettings
 from agent.config.topology import Topology
 from agent.model.device import LinkLayer
+from agent.model.pf_selector import PfSelector
 
 KINDS = ("hca", "vf", "nic", "gpu", "rail", "accelerator")
 NETWORK_KINDS = ("vf", "hca", "nic", "rail")
@@ -25,14 +26,6 @@ SHARED_MODES = ("macvlan", "ipoib")
 """Modes that leave the adapter in the host, for all that share it."""
 DEFAULT_SHARES = 63
 """A RoCE port has 128 GIDs and a sharer takes two (v1 and v2): about 63 pods fit one HCA."""
-
-
-@dataclass(frozen=True, slots=True)
-class PfSelector:
-    """`ens1f0`, `ens1f0#0-7,9` or `0000:3b:00.0#0-3`: a PF and, optionally, some of its VFs."""
-
-    pf: str
-    vf_indices: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,8 @@ def test_what_is_wrong_for_this_node_is_listed_with_all_else() -> None:
         "networks:\n"
         "  - {name: n1, vlan: 9999}\n"
         "  - {name: n2, mtu: 1500}\n"
-        "  - {name: n3, deviceID: '0000:12:00.1'}\n",
+        "  - {name: n3, deviceID: '0000:12:00.1'}\n"
+        "  - {name: n4, pf: [rail0]}\n",
         "test.yaml",
     )
     with pytest.raises(ConfigError) as caught:
@@ -159,7 +160,8 @@ def test_what_is_wrong_for_this_node_is_listed_with_all_else() -> None:
     problems = caught.value.problems
     assert problems[0].startswith("networks[0]: vlan must be a whole number from 0 to 4094")
     assert problems[1] == "networks[2].deviceID: is chosen for each pod, so leave it out"
-    assert any("a/one" in p and "a/two" in p for p in problems[2:])
+    assert problems[2] == "networks[3].pf: is chosen for each pod, so leave it out"
+    assert any("a/one" in p and "a/two" in p for p in problems[3:])
 
 
 def test_a_node_without_hardware_has_no_say_in_the_configuration() -> None:

@@ -1,0 +1,113 @@
+"""A VF for a call that names PFs instead of a device: of a pool that CNI alone manages.
+
+The VFs of these PFs that no resource offers are the plugin's to give. Placement orders them: near the GPUs that the
+pod has, then of the PF with the fewest in use. What is left the books tell.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from agent.errors import DeviceBusy, HardwareError, Unavailable
+from agent.ledger import Ledger
+from agent.model.allocation import PodRef
+from agent.model.device import PciDevice, Snapshot
+from agent.model.gpu_ids import gpus_of
+from agent.model.pf_selector import PfSelector
+from agent.placement import Terrain, match_nics
+from cni.call import Call
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What the pool must know of what is not its own."""
+
+    offered: Callable[[], Collection[str]] = frozenset
+    """Lists the devices that resources offer to kubelet, which are never given here."""
+    units_of: Callable[[PodRef], Iterable[tuple[str, str]]] = lambda pod: ()
+    """Lists resource name and unit of all that kubelet gave to a pod; may raise Unavailable."""
+
+
+NO_OTHERS = Others()
+
+
+class Pool:
+    """Chooses VFs. Methods block, and may be called on many threads at once."""
+
+    def __init__(self, ledger: Ledger, snapshot: Callable[[], Snapshot], others: Others) -> None:
+        self._ledger = ledger
+        self._snapshot = snapshot
+        self._others = others
+        self._guard = threading.Lock()
+        self._chosen: dict[tuple[str, str], str] = {}
+        """Container and interface → the VF that is on its way into the books."""
+
+    def take(self, call: Call) -> str:
+        """Choose a VF for a call and keep it from others until `let_go`. A repeated call gets the one it has.
+
+        Raises DeviceBusy if none is free, HardwareError if the node has no such VF.
+        """
+        of = call.container_id, call.ifname
+        if rows := self._ledger.attachments_of(*of):
+            return rows[0].device
+        snapshot = self._snapshot()
+        gpus = self._gpus(call.pod, snapshot)  # before the guard: kubelet takes its time
+        with self._guard:
+            if of not in self._chosen:
+                self._chosen[of] = self._choose(call.conf.pf, gpus, snapshot)
+                log.info("%s is for container %s %s: the first free of its pool", self._chosen[of], *of)
+            return self._chosen[of]
+
+    def let_go(self, call: Call) -> None:
+        """End what `take` began: from here on the books say who has the VF, or nobody has."""
+        with self._guard:
+            self._chosen.pop((call.container_id, call.ifname), None)
+
+    def _gpus(self, pod: PodRef, snapshot: Snapshot) -> tuple[str, ...]:
+        """List the pod's GPUs, in the driver's order. Without them the choice is a worse one, and no failure."""
+        if not snapshot.gpus or not pod.name:
+            return ()
+        terrain = Terrain(snapshot)
+        try:
+            found = gpus_of(self._others.units_of(pod), terrain.gpu)
+        except Unavailable as error:
+            log.info("the GPUs of %s are not known, and its VF is chosen without: %s", pod, error)
+            return ()
+        return tuple(uuid for uuid in terrain.gpus if uuid in found)
+
+    def _choose(self, wanted: tuple[PfSelector, ...], gpus: tuple[str, ...], snapshot: Snapshot) -> str:
+        pool = {device.address: device for device in snapshot.devices if _is_of(device, wanted, snapshot)}
+        if not pool:
+            names = ", ".join(selector.pf for selector in wanted)
+            raise HardwareError(f"pf selects no VF of this node: look at the names ({names}) and at sriov_numvfs")
+        held = {row.device for row in self._ledger.attachments()} | set(self._chosen.values())
+        reasons = (
+            ("in pods", held),
+            ("of resources that kubelet gives", {*self._others.offered(), *(g.device for g in self._ledger.grants())}),
+            ("in quarantine", {entry.device for entry in self._ledger.quarantines()}),
+            ("without an interface in the host", {a for a, device in pool.items() if device.netdev is None}),
+        )
+        free, told = set(pool), []
+        for what, devices in reasons:
+            if lost := free & devices:
+                told.append(f"{len(lost)} {what}")
+                free -= lost
+        terrain = Terrain(snapshot)
+        found = match_nics(terrain, gpus, sorted(free), 1, Counter(map(terrain.port, held)))
+        if not found:
+            raise DeviceBusy(f"no VF is free: of the {len(pool)} that pf selects, {' and '.join(told)}")
+        return found[0]
+
+
+def _is_of(device: PciDevice, wanted: tuple[PfSelector, ...], snapshot: Snapshot) -> bool:
+    pf = snapshot.parent(device)
+    if pf is None:
+        return False
+    names = {pf.address, *(netdev.name for netdev in pf.netdevs)}
+    return any(selector.takes(names, device.vf_index) for selector in wanted)

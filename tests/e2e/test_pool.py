@@ -1,0 +1,60 @@
+"""A network as Multus calls it, with no device: the agent chooses among VFs that no resource offers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+from agent.model.topology import Locality
+from agent.placement import Terrain
+from agent.sim.stage import CONFIG, Stage, settled
+
+
+def test_a_pod_gets_a_vf_beside_its_gpu_that_no_resource_offers(stage: Stage) -> None:
+    machine = stage.build_node("h100-8gpu")
+    snapshot = machine.scan()
+    pfs = sorted({netdev.name for d in snapshot.devices if d.is_vf and (netdev := snapshot.pf_netdev(d)) is not None})
+    offered = {"name": "rdma/vf", "kind": "vf", "select": {"pf": [f"{pf}#0-2" for pf in pfs]}}
+    stage.write_config({**CONFIG, "resources": [offered, {"name": "nvidia.com/gpu", "kind": "gpu"}]})
+    stage.write_conflist()
+    stage.start_kubelet("--seed", "7")
+    stage.start_agent()
+    stage.await_ready()
+    stage.create_pod("a", {"nvidia.com/gpu": 1})
+    pod = stage.await_pod("a")
+    (gpu,) = pod["containers"][0]["devices"]["nvidia.com/gpu"]
+
+    env = {
+        **stage.relay_environment,
+        "CNI_CONTAINERID": "sandbox-of-a",
+        "CNI_NETNS": pod["netns"],
+        "CNI_IFNAME": "net7",
+        "CNI_ARGS": "K8S_POD_NAMESPACE=default;K8S_POD_NAME=a",
+        "CNI_PATH": stage.cni_path,
+    }
+    conf = {"cniVersion": "1.1.0", "name": "pool", "type": "nodefabric", "pf": pfs}
+
+    def call(command: str) -> str:
+        done = subprocess.run(
+            [stage.relay],
+            input=json.dumps(conf).encode(),
+            env={**os.environ, **env, "CNI_COMMAND": command},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout.decode()
+
+    interface = json.loads(call("ADD"))["interfaces"][0]
+    device = snapshot.by_address[interface["pciID"]]
+    assert device.vf_index is not None
+    assert device.vf_index > 2
+    assert Terrain(snapshot).distance(device.address, gpu) is Locality.PIX
+    assert device.address in {row["device"] for row in stage.status()["attachments"]}
+    before = machine.links.by_device()
+    assert device.address not in before
+    call("DEL")
+    assert settled(lambda: [row["device"] for row in stage.status()["attachments"]]) == []
+    stage.delete_pod("a")
+    stage.await_no_pod("a")
