@@ -69,8 +69,10 @@ def request_of(call: Call, conf: NetConf) -> dict[str, Any]:
     if conf.ipam is not None:
         # Leases look the same in 1.0.0 and 1.1.0 but for these, and many installed plugins know only the former.
         version = conf.cni_version if _has_newer_routes(conf.ipam) else min(conf.cni_version, "1.0.0")
-        network = {"cniVersion": version, "name": conf.name, "type": "nodefabric", "ipam": dict(conf.ipam)}
-        network |= conf.for_ipam
+        told = {"cniVersion": version, "name": conf.name, "type": conf.kind, "ipam": dict(conf.ipam)}
+        # The device that it is, not the slot or the key that stood for it: some lease by it, as nv-ipam does.
+        told |= {"deviceID": conf.device} if conf.device is not None else {}
+        network = {key: value for key, value in conf.for_ipam.items() if key.casefold() != "deviceid"} | told
     return {
         "name": call.conf.name,
         "settings": conf.settings.document(),

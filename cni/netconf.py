@@ -31,6 +31,7 @@ one, or with one for each VF, and wait for it to be read."""
 MAX_KEPT_MAC = 32
 VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 """What GC must keep. The specification has called it both; libcni says both, others the one or the other."""
+_TOLD_ANEW = frozenset(("cniversion", "name", "type", "ipam", "prevresult"))
 OF_ONE_CALL = re.compile(rb"prevResult|CNIDeviceInfoFile|cni\.dev/(?:valid-)?attachments")
 
 
@@ -50,7 +51,8 @@ class NetConf:
     mtu: int | None
     ipam: Mapping[str, Any] | None
     for_ipam: Mapping[str, Any]
-    """What the pod asks of the IPAM plugin (runtimeConfig.ips, args.cni.ips …), in the keys it came in."""
+    """All else that the configuration says, in the keys it came in: an IPAM plugin gets what the plugin got (CNI
+    specification, section 4), such as what the pod asks of it (runtimeConfig.ips, args.cni.ips)."""
     prev_result: Mapping[str, Any] | None
     valid_attachments: tuple[tuple[str, str], ...] | None
     """(container ID, interface) pairs that GC must keep; None outside GC."""
@@ -131,7 +133,7 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
         settings=wanted.settings if mac == wanted.settings.mac else replace(wanted.settings, mac=mac),
         mtu=wanted.mtu,
         ipam=ipam,
-        for_ipam={key: value for key in ("runtimeConfig", "args") if (value := fields.mapping(key)) is not None},
+        for_ipam=_for_ipam(document) if ipam is not None else {},
         prev_result=previous,
         valid_attachments=_valid_attachments(fields, document),
         kind=kind,
@@ -218,6 +220,15 @@ def _ipam(fields: Fields, kind: str, mode: str) -> Mapping[str, Any] | None:
             "ipam.type must not be dhcp, which knows no InfiniBand addresses: take host-local or the like"
         )
     return {**ipam, "type": name}
+
+
+def _for_ipam(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out what is told to an IPAM plugin in words of its own, and what came before or is for GC."""
+    return {
+        key: value
+        for key, value in document.items()
+        if value is not None and key.casefold() not in _TOLD_ANEW and not key.startswith("cni.dev/")
+    }
 
 
 def _args_mac(cni_args: Mapping[str, str]) -> str | None:

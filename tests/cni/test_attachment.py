@@ -107,9 +107,15 @@ def test_add_gives_the_addresses_and_routes_of_the_ipam_plugin(rig: Rig) -> None
 
 
 def test_the_ipam_plugin_gets_the_configuration_that_the_call_came_with(rig: Rig, tmp_path: Path) -> None:
-    """As the specification has it: nv-ipam wants the device, and plugins of cluster networks what tells of the API."""
+    """As the specification has it: nv-ipam wants the device, plugins of cluster networks what tells of the API."""
     pod, kept = rig.pod(), f"cat >{tmp_path}/$CNI_COMMAND; {stub_answer('10.9.0.2/24')}"
-    conf = {"type": "sriov", "deviceID": vf(0).upper(), "vlan": 5, "kubernetes": {"k8s_api_root": "x"}, "dns": None}
+    conf: dict[str, Any] = {
+        "type": "sriov",
+        "deviceID": vf(0).upper(),
+        "vlan": 5,
+        "kubernetes": {"k8s_api_root": "x"},
+        "dns": None,
+    }
     rig.add("c1", pod, ipam=rig.stub_ipam(kept), **conf)
     rig.delete("c1", pod)
     rig.await_back()

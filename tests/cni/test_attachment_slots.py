@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from agent.model.slots import slot_id
 from cni.attachment import Attachments
 from cni.call import Call, GrantedDevice
 from tests.cni import tiny_node
-from tests.cni.tiny_node import Rig, vf
+from tests.cni.tiny_node import Rig, stub_answer, vf
 
 SLOT, OTHER = (slot_id("rdma/vf", 0, n) for n in range(2))
 CHAINED: Mapping[str, Any] = {"prevResult": {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]}}
@@ -72,9 +73,10 @@ def test_the_devices_of_a_pods_slots_come_into_a_chained_network(rig: Rig, slots
 def test_multus_names_a_device_by_its_slot(rig: Rig, slots: Chooser) -> None:
     slots.found = [GrantedDevice(vf(n), "rdma/vf", NETWORK, slot) for n, slot in ((1, SLOT), (0, OTHER))]
     pod = rig.pod()
-    rig.add("c1", pod, deviceID=SLOT)
+    rig.add("c1", pod, deviceID=SLOT, ipam=rig.stub_ipam(f"cat >{rig.folder}/asked; {stub_answer('10.9.0.2/24')}"))
     (row,) = rig.ledger.attachments()
     assert (row.device, row.resource_name, row.ifname) == (vf(1), "rdma/vf", "net1")
+    assert json.loads((rig.folder / "asked").read_text())["deviceID"] == vf(1)
     assert rig.settings(1).vlan == 0  # Multus's own configuration counts, not the resource's network
     rig.check("c1", pod, deviceID=SLOT)
     rig.delete("c1", pod)

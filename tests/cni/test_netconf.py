@@ -268,10 +268,14 @@ def test_a_network_of_the_agents_configuration_decides_how_an_interface_is_set_u
     assert (conf.mtu, conf.settings, conf.ipam) == (9000, VfSettings(vlan=7), {"type": "static"})
 
 
-def test_what_the_pod_asks_of_the_ipam_plugin_is_kept_for_it() -> None:
+def test_the_ipam_plugin_is_told_all_that_is_not_the_plugins_own() -> None:
     asked = {"runtimeConfig": {"ips": ["10.0.0.5/24"], "mac": "02:00:00:00:00:01"}, "args": {"cni": {"ips": []}}}
-    assert read(asked).for_ipam == asked
-    assert read({"runtimeConfig": None}).for_ipam == {}
+    known = {"name": "rails", "ipam": {"type": "static"}, "prevResult": {}, "cni.dev/attachments": []}
+    assert read(known | asked | {"vlan": 5}).for_ipam == {**asked, "vlan": 5}
+    assert read(known | {"runtimeConfig": None}).for_ipam == {}
+    foreign = {"type": "sriov", "Name": "rails", "IPAM": {"type": "x"}, "PrevResult": {}, "Kubernetes": {"a": 1}}
+    assert read(foreign).for_ipam == {"Kubernetes": {"a": 1}}
+    assert read(asked).for_ipam == {}
 
 
 KINDS = ("nodefabric", "sriov", "ib-sriov", "rdma", "ipoib")
