@@ -11,6 +11,7 @@ from typing import Any
 
 from agent.errors import IpamFailed, RequestInvalid
 from cni import program, protocol, result_fields
+from cni.netconf import VALID_ATTACHMENTS
 from cni.result import Leases
 
 TIMEOUT_SECONDS = 30.0
@@ -68,7 +69,7 @@ def check(
     """
     version = document["cniVersion"]
     if _key(version) >= _key(CHECK_SINCE):
-        _run("CHECK", {**document, "prevResult": {**answered, "cniVersion": version}}, call, seconds)
+        _run("CHECK", {**document, "prevResult": result_fields.in_version(answered, version)}, call, seconds)
 
 
 def collect(
@@ -79,7 +80,7 @@ def collect(
     Raises IpamFailed.
     """
     kept = [{"containerID": container, "ifname": ifname} for container, ifname in sorted(valid)]
-    newer = {**document, "cniVersion": COLLECT_SINCE, "cni.dev/valid-attachments": kept}
+    newer = {**document, "cniVersion": COLLECT_SINCE, **dict.fromkeys(VALID_ATTACHMENTS, kept)}
     if COLLECT_SINCE in _supported(newer, call, seconds):
         _run("GC", newer, call, seconds)
 
@@ -114,7 +115,16 @@ def _run(command: str, document: Mapping[str, Any], call: IpamCall, seconds: flo
             raise IpamFailed(
                 _kind(document), f"knows CNI {', '.join(known) or 'of no version'} only: update it", error.code
             ) from error
-        return _ask(command, {**document, "cniVersion": chosen}, call, seconds)
+        if command == "CHECK" and _key(chosen) < _key(CHECK_SINCE):
+            return {}
+        return _ask(command, _in_version(document, chosen), call, seconds)
+
+
+def _in_version(document: Mapping[str, Any], version: str) -> Mapping[str, Any]:
+    told = {**document, "cniVersion": version}
+    if "prevResult" in told:
+        told["prevResult"] = result_fields.in_version(told["prevResult"], version)
+    return told
 
 
 def _supported(document: Mapping[str, Any], call: IpamCall, seconds: float) -> Sequence[str]:

@@ -282,13 +282,41 @@ def test_gc_and_status_reach_only_a_plugin_that_knows_them(
     ipam.collect(network("stub"), call, [("c2", "net1"), ("c1", "net1")])
     sent = json.loads((tmp_path / "in-GC").read_text())
     assert sent["cniVersion"] == "1.1.0"
-    assert sent["cni.dev/valid-attachments"] == [
-        {"containerID": "c1", "ifname": "net1"},
-        {"containerID": "c2", "ifname": "net1"},
-    ]
+    kept = [{"containerID": "c1", "ifname": "net1"}, {"containerID": "c2", "ifname": "net1"}]
+    assert [sent["cni.dev/valid-attachments"], sent["cni.dev/attachments"]] == [kept, kept]
     with pytest.raises(IpamFailed, match="STATUS failed: no range left") as caught:
         ipam.status(network("stub"), call)
     assert caught.value.code == 50
+
+
+def test_an_older_plugin_is_asked_to_check_a_result_of_its_own_version(
+    tmp_path: Path, plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    """Go's library takes no other: the one of the plugins of CNI 0.4.0 refuses a result that says 1.0.0."""
+    plugin(
+        f"d={tmp_path}; cat >$d/in; [ $CNI_COMMAND = VERSION ] &&"
+        ' { echo \'{"supportedVersions": ["0.4.0"]}\'; exit; };'
+        ' grep -q \'"cniVersion": "1.0.0"\' $d/in && { echo \'{"code": 1, "msg": "incompatible"}\'; exit 1; }; exit 0'
+    )
+    interfaces = [{"name": "net1", "mac": "02:00:00:00:00:01", "mtu": 1500, "pciID": "0000:3b:00.2"}]
+    answered = {"cniVersion": "1.1.0", "interfaces": interfaces, "ips": [{"address": "10.0.0.2/24", "interface": 0}]}
+    ipam.check(network("stub"), call, answered)
+    assert json.loads((tmp_path / "in").read_text())["prevResult"] == {
+        "cniVersion": "0.4.0",
+        "interfaces": [{"name": "net1", "mac": "02:00:00:00:00:01"}],
+        "ips": [{"address": "10.0.0.2/24", "interface": 0, "version": "4"}],
+    }
+
+
+def test_check_is_not_asked_of_a_plugin_from_before_there_was_one(
+    tmp_path: Path, plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    plugin(
+        f"echo $CNI_COMMAND >>{tmp_path}/calls; [ $CNI_COMMAND = VERSION ] &&"
+        ' { echo \'{"supportedVersions": ["0.3.1"]}\'; exit; }; echo \'{"code": 1, "msg": "incompatible"}\'; exit 1'
+    )
+    ipam.check(network("stub"), call, {"cniVersion": "1.0.0"})
+    assert (tmp_path / "calls").read_text().split() == ["CHECK", "VERSION"]
 
 
 def test_check_is_not_asked_of_a_network_before_there_was_one(tmp_path: Path, plugin: Callable[[str], Path]) -> None:
