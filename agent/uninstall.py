@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent import device_info
+from agent.config.labels import NFD_FILE
 from agent.errors import InstallFailed, InUse, LedgerError
 from agent.ledger import lock, reading
 from cni import chain, install, orphans, spool
@@ -28,13 +29,9 @@ OWN_SOCKETS = re.compile(r"(cni|admin)\.sock|cni\.sock\.ready|\.(cni|admin)\.soc
 """With the relay's note that the agent was ready, and sockets that were not yet in place."""
 SOCKET = re.compile(r"nodefabric-.+\.sock")
 CDI_SPEC = re.compile(r"nodefabric-(slot|pool)-.+\.json|\.nodefabric-(slot|pool)-.+\.json\.[0-9]+")
-FEATURES = re.compile(r"nodefabric|\.nodefabric\.new")
-"""The file for node-feature-discovery, and a half-written one."""
 DEVICE_INFO = device_info.FOLDER / "dp"
-NFD_FEATURES = Path("/etc/kubernetes/node-feature-discovery/features.d")
 LIBCNI = Path("/var/lib/cni")
 MADE_FOR_MOUNTS = (
-    NFD_FEATURES,
     *(DEVICE_INFO, *list(DEVICE_INFO.parents)[:2]),
     *(Path("/var/run/cdi"), Path("/etc/cdi"), Path("/var/run/cni"), LIBCNI, Path("/var/run/netns")),
 )
@@ -51,6 +48,8 @@ class Places:
     state: Path
     run: Path
     cdi: Path
+    nfd_file: Path = NFD_FILE
+    """Labels for node-feature-discovery."""
     boot_id: str = ""
     """Of the running kernel; empty if it cannot be told."""
 
@@ -113,10 +112,11 @@ def _remove_plugin(places: Places, instance: str, *, force: bool) -> Iterator[st
 
 def _remove_files(places: Places, resource_names: Iterable[str]) -> Iterator[str]:
     granted = "|".join(re.escape(name.replace("/", "-")) for name in resource_names)
+    features = re.escape(places.nfd_file.name)
     for folder, pattern in (
         (places.kubelet / "device-plugins", SOCKET),
         (places.cdi, CDI_SPEC),
-        (NFD_FEATURES, FEATURES),
+        (places.nfd_file.parent, re.compile(rf"{features}|\.{features}\.new")),  # and a half-written one
         (DEVICE_INFO, re.compile(rf"({granted})-.+-device\.json")),
         (places.run, OWN_SOCKETS),
         (places.state / SPOOL, spool.OWN),
@@ -124,7 +124,7 @@ def _remove_files(places: Places, resource_names: Iterable[str]) -> Iterator[str
         (places.state, BOOKS),
     ):
         yield from _remove_matching(places, folder, pattern)
-    for folder in (places.run, places.state / SPOOL, places.state, *MADE_FOR_MOUNTS):
+    for folder in (places.run, places.state / SPOOL, places.state, places.nfd_file.parent, *MADE_FOR_MOUNTS):
         # Is not there, not empty, or a link: then what it leads to is the host's own, and would be missed.
         with contextlib.suppress(OSError):
             (places.inside(folder.parent) / folder.name).rmdir()

@@ -31,6 +31,13 @@ def add(command: Command) -> None:
             name, type=_host_path, default=default, metavar="FOLDER", help=f"{what} (default: %(default)s)"
         )
     parser.add_argument(
+        "--nfd-file",
+        type=_host_path,
+        default=Path("/etc/kubernetes/node-feature-discovery/features.d/nodefabric"),
+        metavar="FILE",
+        help="the labels for NFD's worker (default: %(default)s)",
+    )
+    parser.add_argument(
         "--root", type=Path, default=Path("/"), metavar="FOLDER", help="where the host's own / is (default: /)"
     )
     parser.add_argument(
@@ -70,6 +77,7 @@ def _uninstall(options: argparse.Namespace) -> int:
         state=options.state_dir,
         run=options.run_dir,
         cdi=options.cdi_dir,
+        nfd_file=options.nfd_file,
         boot_id=_boot_id(options.root),
     )
     removed = uninstall(places, instance=options.instance, force=options.force)

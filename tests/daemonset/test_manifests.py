@@ -171,6 +171,7 @@ def test_what_removes_looks_where_the_base_and_its_component_put_things() -> Non
         conf.run_dir,
     )
     assert options.cdi_dir in cdi.SPEC_FOLDERS
+    assert options.nfd_file == conf.topology.labels.nfd_file
     (mount,) = remove["volumeMounts"]
     assert (mount["mountPath"], host_paths(removing())[mount["name"]]) == (str(options.root), "/")
 

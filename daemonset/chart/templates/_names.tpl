@@ -98,8 +98,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "nodefabric.nfdFolder" -}}
 {{- $labels := (.Values.config.topology).labels | default dict -}}
 {{- if eq ($labels.to | default "node") "nfd" -}}
-{{ dir ($labels.nfdFile | default "/etc/kubernetes/node-feature-discovery/features.d/nodefabric") }}
+{{ dir (include "nodefabric.nfdFile" .) }}
 {{- end -}}
+{{- end -}}
+
+{{- define "nodefabric.nfdFile" -}}
+{{ ((.Values.config.topology).labels).nfdFile | default "/etc/kubernetes/node-feature-discovery/features.d/nodefabric" }}
 {{- end -}}
 
 {{- /* The files of which labels take their values, one a line. */ -}}
