@@ -26,6 +26,7 @@ def modules(facts: Facts) -> Iterator[Finding]:
     mellanox = [d for d in facts.snapshot.devices if d.vendor == MELLANOX and not d.is_for_programs]
     if has_rdma or mellanox or _offers(facts, "hca"):
         wanted["ib_uverbs"] = "containers get no uverbs device without it"
+    if _knows_rdma_cm(facts) or mellanox or (_offers(facts, "hca") and not has_rdma):
         wanted["rdma_ucm"] = "RDMA-CM does not work without it"
     if any(d.driver == "mlx5_core" for d in mellanox):
         wanted["mlx5_ib"] = "ConnectX adapters have no RDMA device without it"
@@ -48,7 +49,7 @@ def rdma_mode(facts: Facts) -> Iterator[Finding]:
     if not any(device.rdma_devices for device in snapshot.devices):
         yield Finding("rdma-mode", Severity.FINE, "there is no RDMA device")
         return
-    if not snapshot.rdma_cm:
+    if not snapshot.rdma_cm and _knows_rdma_cm(facts):
         yield Finding(
             *("rdma-mode", Severity.ERROR, "/dev/infiniband/rdma_cm is missing, though there are RDMA devices"),
             "modprobe rdma_ucm",
@@ -246,6 +247,11 @@ def _wants_vfio(facts: Facts) -> bool:
     bound = any(d.is_for_vfio and is_network(d) for d in facts.snapshot.devices)
     resources = facts.config.resources if facts.config is not None else ()
     return bound or any("vfio-pci" in resource.select.drivers for resource in resources)
+
+
+def _knows_rdma_cm(facts: Facts) -> bool:
+    """Tell whether the RDMA-CM can do anything with one of the RDMA devices: it knows no EFA, of no type."""
+    return any(rdma.node_type != "unspecified" for device in facts.snapshot.devices for rdma in device.rdma_devices)
 
 
 def _offers(facts: Facts, kind: str) -> bool:

@@ -11,19 +11,18 @@ import os
 import re
 import socket
 import urllib.error
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from agent.clients import own_machine
 from agent.clients.cri import ContainerRuntime as RuntimeClient
-from agent.config import Config, Endpoints
+from agent.config import Config, Endpoints, Topology
 from agent.doctor import containerd_config
 from agent.doctor.facts import UNLIMITED, ContainerRuntime, Facts, NetworkFile, is_containerd_2
 from agent.errors import AgentError, Unavailable
 from agent.model.device import Snapshot
+from agent.topology.kubelet_config import KubeletConfigFile
 
 MOST_BYTES = 1 << 20
 ANSWER_SECONDS = 3.0
@@ -46,7 +45,6 @@ def collect(
 ) -> Facts:
     """Look at the node below `root`, and ask its agent unless it is another machine's root. Never raises."""
     kubelet_dir = _below(root, config.kubelet_dir if config else Path("/var/lib/kubelet"))
-    kubelet = read_yaml(kubelet_dir / "config.yaml")
     return Facts(
         snapshot=snapshot,
         config=config,
@@ -62,11 +60,22 @@ def collect(
             for path in (kubelet_dir / "device-plugins/kubelet.sock", kubelet_dir / "pod-resources/kubelet.sock")
             if _is_open(kubelet_dir)
         ),
-        topology_policy=kubelet.get("topologyManagerPolicy", "none") if kubelet is not None else None,
+        topology_policy=_topology_policy(root, kubelet_dir, config),
         plugins=_executables(root / "opt/cni/bin"),
         networks=networks(root / "etc/cni/net.d"),
         agent=agent_answers(config.endpoints) if config is not None and ask_agent else (),
     )
+
+
+def _topology_policy(root: Path, kubelet_dir: Path, config: Config | None) -> str | None:
+    """Tell kubelet's topologyManagerPolicy; None if its configuration is not to be seen, or cannot be read."""
+    named, drop_ins = kubelet_dir / "config.yaml", None
+    if config is not None and config.topology.kubelet_config != Topology().kubelet_config:
+        named = _below(root, config.topology.kubelet_config)
+    if config is not None and config.topology.kubelet_config_dir is not None:
+        drop_ins = _below(root, config.topology.kubelet_config_dir)
+    settings = KubeletConfigFile(named, drop_ins).read()
+    return settings.policy if settings.problem is None else None
 
 
 def is_read_only(folder: Path) -> bool:
@@ -92,7 +101,9 @@ def modules(root: Path) -> frozenset[str] | None:
 def runtime(root: Path, config: Config | None) -> ContainerRuntime | None:
     """Find the container runtime; None if neither its socket nor its configuration is to be seen."""
     configured = config.runtime_socket if config is not None else None
-    for name, (place, program) in RUNTIMES.items():
+    # Both may be there, containerd for Docker: kubelet's is the one that is configured.
+    likely = sorted(RUNTIMES.items(), key=lambda item: configured is None or item[1][1] not in configured.name)
+    for name, (place, program) in likely:
         socket_path = root / place
         files, problem = containerd_config.read(root) if name == "containerd" else ((), "")
         if not os.path.exists(socket_path) and not files and not problem:
@@ -209,18 +220,6 @@ def _executables(folder: Path) -> frozenset[str] | None:
     if not _is_open(folder):
         return None
     return frozenset(name for name in _names(folder) if os.access(folder / name, os.X_OK))
-
-
-def read_yaml(path: Path) -> Mapping[str, Any] | None:
-    """Read an object from a YAML file. None if it cannot be read, or is no object."""
-    text = _text(path)
-    if text is None:
-        return None
-    try:
-        document = yaml.safe_load(text)
-    except Exception:  # for a bad tag or number PyYAML raises whatever int(), date() or a lookup raise
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def _version(path: Path) -> str:

@@ -177,6 +177,15 @@ def test_missing_rdma_cm_is_found_by_its_device(node_snapshot: Snapshots) -> Non
     assert "rdma_cm is missing" in worst(list(checks_hardware.rdma_mode(facts))).text
 
 
+def test_an_adapter_that_has_nothing_of_rdma_cm_misses_nothing_of_it(node_snapshot: Snapshots) -> None:
+    facts = replace(
+        sound(replace(node_snapshot("efa"), rdma_cm=False)),
+        modules=EVERYTHING - {"rdma_ucm"},
+        config=config("resources: [{name: vpc.amazonaws.com/efa, kind: hca}]"),
+    )
+    assert worst([*checks_hardware.modules(facts), *checks_hardware.rdma_mode(facts)]).severity is Severity.FINE
+
+
 def test_vfs_that_nobody_made_are_named_with_the_command_that_makes_them(node_snapshot: Snapshots) -> None:
     snapshot = node_snapshot("h100-8gpu")
     without = replace(snapshot, devices=tuple(replace(d, vfs=()) for d in snapshot.devices if not d.is_vf))

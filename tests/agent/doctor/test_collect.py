@@ -8,14 +8,15 @@ import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
 from agent.__main__ import main
-from agent.config import Config, Endpoints
-from agent.doctor.collect import agent_answers, collect, listens, memlock, modules, networks, read_yaml, runtime
+from agent.config import Config, Endpoints, Topology
+from agent.doctor.collect import agent_answers, collect, listens, memlock, modules, networks, runtime
 from agent.doctor.facts import UNLIMITED, NetworkFile
 from agent.endpoints import EndpointServer, Pages
 from agent.model.device import Snapshot
@@ -71,7 +72,32 @@ def test_a_broken_configuration_of_the_runtime_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["topologyManagerPolicy: !!timestamp no", "[" * 20_000, "- a list"])
 def test_a_broken_configuration_of_kubelet_is_passed_over(tmp_path: Path, text: str) -> None:
-    assert read_yaml(write(tmp_path, {"config.yaml": text}) / "config.yaml") is None
+    write(tmp_path, {"var/lib/kubelet/config.yaml": text})
+    assert collect(tmp_path, Snapshot(), None, Path("c")).topology_policy is None
+
+
+def test_kubelets_policy_is_that_of_its_drop_ins_and_of_the_file_that_is_named(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "var/lib/kubelet/config.yaml": "topologyManagerPolicy: none\n",
+            "etc/kubelet.yaml": "topologyManagerPolicy: best-effort\n",
+            "etc/kubelet.d/90-numa.conf": "topologyManagerPolicy: restricted\n",
+        },
+    )
+    named = Topology(kubelet_config=Path("/etc/kubelet.yaml"))
+    with_drop_ins = replace(named, kubelet_config_dir=Path("/etc/kubelet.d"))
+    found = [
+        collect(tmp_path, Snapshot(), Config(topology=topology), Path("c"), ask_agent=False).topology_policy
+        for topology in (Topology(), named, with_drop_ins)
+    ]
+    assert found == ["none", "best-effort", "restricted"]
+
+
+def test_the_runtime_that_is_configured_is_kubelets(tmp_path: Path) -> None:
+    write(tmp_path, {"etc/containerd/config.toml": "version = 2\n", "run/crio/crio.sock": ""})
+    names = {path: runtime(tmp_path, Config(runtime_socket=path)) for path in (None, Path("/run/crio/crio.sock"))}
+    assert [found.name if found is not None else "" for found in names.values()] == ["containerd", "cri-o"]
 
 
 def answer_version(request: api_pb2.VersionRequest, context: object) -> api_pb2.VersionResponse:
