@@ -13,6 +13,12 @@ from agent.model.lldp import Neighbour, NotLldp, parse_frame
 from agent.topology.labels import fabric_nics
 from agent.topology.neighbours import Neighbours
 
+REST_SECONDS = 1.0
+"""After frames were heard nobody listens for so long; meanwhile they wait in the kernel, or are dropped."""
+FLOOD = 8
+"""A switch sends a frame in 30 s, and a few in a row when the link comes up (802.1AB, txFast and txCreditMax). So many
+within a rest must neither keep the agent busy nor be believed: what the switch said may have been dropped for them."""
+
 log = logging.getLogger(__name__)
 
 
@@ -37,6 +43,8 @@ class LeafListener:
         self._clock = clock
         self._neighbours = Neighbours()
         self._sockets: LldpSockets | None = None
+        self._resting: asyncio.TimerHandle | None = None
+        self._flooded: set[str] = set()
 
     def at(self, nic: str) -> Neighbour | None:
         """Return the switch port that an adapter (by its PCI address) ends at; None if it has not been heard yet."""
@@ -54,7 +62,7 @@ class LeafListener:
         try:
             if self._sockets is None:
                 self._sockets = LldpSockets()
-                asyncio.get_running_loop().add_reader(self._sockets.fileno(), self._hear, self._sockets)
+                self._listen(self._sockets)
             self._sockets.follow(wanted)
         except DriverUnavailable as error:
             self._complain(str(error))
@@ -63,18 +71,40 @@ class LeafListener:
 
     def close(self) -> None:
         """Stop listening. What has been heard is still known."""
+        if self._resting is not None:
+            self._resting.cancel()
         if self._sockets is not None:
             asyncio.get_running_loop().remove_reader(self._sockets.fileno())
             self._sockets.close()
             self._sockets = None
 
+    def _listen(self, sockets: LldpSockets) -> None:
+        asyncio.get_running_loop().add_reader(sockets.fileno(), self._hear, sockets)
+
     def _hear(self, sockets: LldpSockets) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(sockets.fileno())
+        self._resting = loop.call_later(REST_SECONDS, self._listen, sockets)
+        heard: dict[str, list[bytes]] = {}
         for nic, frame in sockets.read():
-            try:
-                neighbour, valid = parse_frame(frame)
-            except NotLldp as error:
-                log.debug("an LLDP frame on %s %s", nic, error)
+            heard.setdefault(nic, []).append(frame)
+        for nic, frames in heard.items():
+            if len(frames) >= FLOOD:
+                self._neighbours.disturbed(nic)
+                if nic not in self._flooded:
+                    log.warning("LLDP frames on %s come too fast to be a switch's: nothing there is believed", nic)
+                self._flooded.add(nic)
                 continue
-            if self._neighbours.heard(nic, neighbour, valid, self._clock()):
-                log.info("the link of %s ends at %s, port %s", nic, neighbour.system_name or "?", neighbour.port)
-                self._changed()
+            self._flooded.discard(nic)
+            for frame in frames:
+                self._take(nic, frame)
+
+    def _take(self, nic: str, frame: bytes) -> None:
+        try:
+            neighbour, valid = parse_frame(frame)
+        except NotLldp as error:
+            log.debug("an LLDP frame on %s %s", nic, error)
+            return
+        if self._neighbours.heard(nic, neighbour, valid, self._clock()):
+            log.info("the link of %s ends at %s, port %s", nic, neighbour.system_name or "?", neighbour.port)
+            self._changed()

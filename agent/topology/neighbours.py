@@ -49,6 +49,11 @@ class Neighbours:
         self._links[nic] = _Link(neighbour)
         return True
 
+    def disturbed(self, nic: str) -> None:
+        """Forget another neighbour that was heard: for a moment nobody could tell what the known one said."""
+        if (link := self._links.get(nic)) is not None:
+            link.rival = None
+
     def at(self, nic: str) -> Neighbour | None:
         """Return the neighbour of a NIC (by its PCI address); None if none has been heard yet."""
         link = self._links.get(nic)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -217,6 +218,27 @@ def test_the_leaf_switch_is_learnt_from_its_frames_and_stays_when_it_is_silent(t
             await asyncio.sleep(0.2)
             assert rig.server.state.counts.applies == applies
             assert rig.labels()[LEAF] == "leaf-a"
+
+    asyncio.run(scenario())
+
+
+def test_a_flood_of_frames_is_not_believed_and_what_comes_after_it_is(tmp_path: Path, cable: None) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable)
+        rig.server.state.add_node("worker-1")
+        async with rig:
+            await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
+            send("port0", *[announcement("pod")] * 200)  # in one go: the loop has not run meanwhile
+            seen = await asyncio.to_thread(told, rig)
+            assert seen == "leaf-a"
+
+    def told(rig: Rig) -> str | None:
+        for _ in range(100):
+            send("port0", announcement("leaf-a"))
+            time.sleep(0.2)
+            if found := rig.labels().get(LEAF):
+                return found
+        return None
 
     asyncio.run(scenario())
 

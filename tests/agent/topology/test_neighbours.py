@@ -39,6 +39,17 @@ def test_of_two_that_speak_on_one_link_the_first_stays() -> None:
     assert book.at(NIC) == A
 
 
+def test_after_a_disturbance_another_one_must_be_alone_from_anew() -> None:
+    book = Neighbours()
+    book.disturbed(NIC)
+    book.heard(NIC, A, 120, 0.0)
+    book.heard(NIC, B, 120, 30.0)
+    book.disturbed(NIC)
+    assert not book.heard(NIC, B, 120, 30.0 + SETTLE_SECONDS)
+    assert book.at(NIC) == A
+    assert book.heard(NIC, B, 120, 30.0 + 2 * SETTLE_SECONDS)
+
+
 def test_one_that_says_that_it_goes_away_is_no_neighbour() -> None:
     book = Neighbours()
     assert not book.heard(NIC, A, 0, 0.0)
