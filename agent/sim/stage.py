@@ -215,7 +215,7 @@ class Stage:
     def fetch(self, path: str) -> str:
         """Ask the agent's endpoints. Raises OSError."""
         url = f"http://127.0.0.1:{self.port}{path}"
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=20) as answer:
             return str(answer.read().decode())
 
     def status(self) -> dict[str, Any]:

@@ -67,9 +67,10 @@ def test_pods_keep_their_vfs_when_the_books_are_gone_and_are_cleaned_up_after(sm
         (small.folder / "state/ledger.db").write_bytes(b"no database" * 1000)
     small.start_agent()
     small.await_ready()
-    rows = wait("rows for the VFs", lambda: small.status()["attachments"] or None)
+    found = 'nodefabric_reconcile_actions_total{action="adopt",reason="found-in-pod"} 2.0'
+    wait("rows for the VFs", lambda: found in small.fetch("/metrics") or None)
+    rows = small.status()["attachments"]
     assert {(row["device"], row["pod"], row["state"]) for row in rows} == {(d, "default/a", "attached") for d in held}
-    assert 'nodefabric_reconcile_actions_total{action="adopt",reason="found-in-pod"} 2.0' in small.fetch("/metrics")
     # Another pod gets others.
     small.create_pod("b", {"rdma/vf": 1})
     small.await_pod("b")

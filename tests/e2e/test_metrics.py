@@ -16,7 +16,7 @@ ALLOWED = 'use base unit "seconds" instead of "milliseconds"'
 
 def scrape(stage: Stage, accept: str = "") -> str:
     asked = urllib.request.Request(f"http://127.0.0.1:{stage.port}/metrics", headers={"Accept": accept})
-    with urllib.request.urlopen(asked, timeout=5) as answer:
+    with urllib.request.urlopen(asked, timeout=20) as answer:
         return str(answer.read().decode())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from typing import Any
 
@@ -20,6 +21,12 @@ def in_pod(pod: dict[str, Any], *command: str) -> str:
 def units(pod: dict[str, Any], resource: str) -> list[str]:
     found: list[str] = pod["containers"][0]["devices"].get(resource, [])
     return found
+
+
+def allocatable(stage: Stage, resource: str) -> int:
+    """Tell how many units of a resource kubelet may hand out."""
+    node = json.loads((stage.folder / "pods/node.json").read_text())
+    return int(node["allocatable"].get(resource, 0))
 
 
 def test_a_pod_gets_its_devices_and_leaves_nothing_behind(node: Stage) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent.sim.stage import Stage, wait
+from tests.e2e.test_pods import allocatable
 
 VFS = {"name": "rdma/vf", "kind": "vf", "select": {"vendors": ["15b3"]}, "network": "rails"}
 HCA = {"name": "rdma/hca", "kind": "hca", "select": {"vendors": ["15b3"]}}
@@ -60,6 +61,7 @@ def test_resources_come_and_go_while_a_pod_keeps_what_it_has(configured: Stage) 
     mount(stage, {"resources": [HCA, {**VFS, "name": "rdma/other"}]})
     wait("the new resources", lambda: capacity(stage) == {"rdma/hca": 504, "rdma/other": 64} or None)
     wait("the count", lambda: metric(stage, 'nodefabric_config_reload_total{outcome="applied"} 1.0') or None)
+    wait("kubelet to know it", lambda: allocatable(stage, "rdma/other") == 63 or None)
     assert unhealthy(stage, "rdma/other") == [(held, "Held")]
     assert [(row["device"], row["state"]) for row in stage.status()["attachments"]] == [(held, "attached")]
     stage.create_pod("b", {"rdma/other": 1})
@@ -78,13 +80,13 @@ def test_a_wrong_file_changes_nothing_and_is_said_until_it_is_mended(configured:
     assert "the former one stays in effect" in said
     assert "resources[1].kind" in said
     assert capacity(stage) == {"rdma/vf": 64}
+    wait("the count", lambda: metric(stage, 'nodefabric_config_reload_total{outcome="refused"} 1.0') or None)
     assert metric(stage, "nodefabric_config_last_reload_success 0.0")
-    assert metric(stage, 'nodefabric_config_reload_total{outcome="refused"} 1.0')
     assert stage.fetch("/readyz")  # it would raise
     mount(stage, {"resources": [VFS, HCA]})
     wait("the repair", lambda: capacity(stage) == {"rdma/hca": 504, "rdma/vf": 64} or None)
-    assert "config" not in stage.status()["obstacles"]
-    assert metric(stage, "nodefabric_config_last_reload_success 1.0")
+    wait("a word of it", lambda: "config" not in stage.status()["obstacles"] or None)
+    wait("the success", lambda: metric(stage, "nodefabric_config_last_reload_success 1.0") or None)
 
 
 def test_two_resources_that_select_one_device_are_refused_while_the_agent_runs(configured: Stage) -> None:

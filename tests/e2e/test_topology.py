@@ -38,7 +38,7 @@ def start(stage: Stage) -> int:
 
 
 def get(port: int, path: str) -> Any:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
         return json.load(answer)
 
 
@@ -60,7 +60,9 @@ def test_the_object_follows_the_pods_and_rests_otherwise(stage: Stage) -> None:
     def vfs() -> list[str]:
         return available(get(port, OBJECT), "rdma/vf")
 
+    wait("the object", lambda: has(port, OBJECT) or None)
     assert settled(lambda: [] if vfs() == ["32", "32"] else [str(vfs())]) == []
+    wait("its owner", lambda: get(port, OBJECT)["metadata"].get("ownerReferences"))
     document = get(port, OBJECT)
     assert [zone["name"] for zone in document["zones"]] == ["node-0", "node-1"]
     assert document["metadata"]["ownerReferences"][0]["kind"] == "Node"
@@ -77,9 +79,12 @@ def test_the_object_follows_the_pods_and_rests_otherwise(stage: Stage) -> None:
     stage.await_pod("a")
     assert settled(lambda: [] if sorted(vfs()) == ["30", "32"] else [str(vfs())]) == []
 
-    before = get(port, "/_sim/counts")
-    time.sleep(3)
-    assert get(port, "/_sim/counts")["applies"] == before["applies"]
+    def is_at_rest() -> bool:
+        before = get(port, "/_sim/counts")["applies"]
+        time.sleep(3)
+        return bool(get(port, "/_sim/counts")["applies"] == before)
+
+    wait("no more writes", lambda: is_at_rest() or None)
 
     stage.delete_pod("a")
     stage.await_no_pod("a")
@@ -105,5 +110,5 @@ def test_an_agent_without_an_account_at_the_api_server_serves_pods_all_the_same(
     stage.start_kubelet()
     stage.start_agent("--kubeconfig", str(stage.folder / "missing"))
     stage.await_ready()
-    with urllib.request.urlopen(f"http://127.0.0.1:{stage.port}/status", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{stage.port}/status", timeout=20) as answer:
         assert "is not a usable kubeconfig" in json.load(answer)["obstacles"]["publishing"]

@@ -74,7 +74,14 @@ def test_what_a_part_leaves_running_is_ended_and_not_waited_for(tmp_path: Path) 
     left = part("print(subprocess.Popen(['sleep', '600']).pid, flush=True); tell({})")
     assert run(tmp_path, one=left) == 0
     pid = int((tmp_path / "reports/soak.log").read_text().split()[2])
-    until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
+
+    def is_dead() -> bool:
+        try:
+            return "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+        except OSError:  # gone, perhaps just now
+            return True
+
+    until(is_dead)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
