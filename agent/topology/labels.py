@@ -20,6 +20,7 @@ from agent.model.topology import locality
 
 MAX_VALUE = 63
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
+NOBODY_SEEN: Mapping[str, Seen] = MappingProxyType({})
 PCI_CLASS_3D = 0x0302
 
 _MODELS = {
@@ -60,19 +61,35 @@ class Known:
     first_line: Callable[[Path], str | None] = lambda path: None
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an adapter to the fabric was like when all of it was there."""
+
+    driver: str | None
+    netdev: str
+    """Its interface, by which it may be named."""
+
+
 def fabric_nics(
-    snapshot: Snapshot, netdevs: Sequence[str] = (), host_names: Mapping[str, str] = NO_NAMES
+    snapshot: Snapshot,
+    netdevs: Sequence[str] = (),
+    host_names: Mapping[str, str] = NO_NAMES,
+    seen: Mapping[str, Seen] = NOBODY_SEEN,
 ) -> tuple[PciDevice, ...]:
     """List the adapters to the fabric: those of the named interfaces in that order, else all with an RDMA device.
 
-    `host_names` tells the interface names, in the host, of adapters that are in pods.
+    `host_names` tells the interface names, in the host, of adapters that are in pods; `seen` those that belonged
+    here before, by address: they do so while their driver is away or starts anew, and not with another one.
     """
     adapters = [device for device in snapshot.devices if not device.is_vf]
+    away = {d.address for d in adapters if d.address in seen and d.driver in (None, seen[d.address].driver)}
     if netdevs:
-        by_name = {host_names[device.address]: device for device in adapters if device.address in host_names}
+        by_name = {seen[d.address].netdev: d for d in adapters if d.address in away and not d.netdevs}
+        by_name |= {host_names[device.address]: device for device in adapters if device.address in host_names}
         by_name |= {netdev.name: device for device in adapters for netdev in device.netdevs}
         return tuple(dict.fromkeys(by_name[name] for name in netdevs if name in by_name))
-    return tuple(sorted((d for d in adapters if d.rdma_devices), key=lambda device: device.address))
+    found = (device for device in adapters if device.rdma_devices or device.address in away)
+    return tuple(sorted(found, key=lambda device: device.address))
 
 
 def labels(rules: Iterable[LabelRule], known: Known, kept: Mapping[str, str]) -> dict[str, str]:

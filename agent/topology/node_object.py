@@ -13,7 +13,7 @@ from agent.config.topology import Topology
 from agent.errors import Unavailable
 from agent.model.device import Snapshot
 from agent.model.lldp import Neighbour
-from agent.topology.labels import NO_NAMES, Known, fabric_nics, labels
+from agent.topology.labels import NO_NAMES, Known, Seen, fabric_nics, labels
 from agent.topology.own_node import OwnNode
 
 MAX_LINE = 256
@@ -45,6 +45,8 @@ class NodeObject:
         self._host_names = host_names
         self._made: Mapping[str, str] = {}
         """The labels that were made last: newer than what is known of the Node, which is read seldom."""
+        self._seen: dict[str, Seen] = {}
+        """The adapters to the fabric so far, by address."""
 
     async def build(self, node: OwnNode) -> Mapping[str, Any] | None:
         """Build the object; None if there is nothing to say, and nothing of ours on it to take back.
@@ -70,8 +72,12 @@ class NodeObject:
 
     async def labels(self, kept: Mapping[str, str]) -> dict[str, str]:
         """Make the labels; `kept` are the present ones, for facts that are not known now."""
-        snapshot = self._snapshot()
-        nics = fabric_nics(snapshot, self._config.lldp_netdevs, self._host_names())
+        snapshot, named, host_names = self._snapshot(), self._config.lldp_netdevs, self._host_names()
+        nics = fabric_nics(snapshot, named, host_names, self._seen)
+        for nic in nics:
+            names = [netdev.name for netdev in nic.netdevs if netdev.name in named] or [host_names.get(nic.address, "")]
+            if nic.netdevs if named else nic.rdma_devices:
+                self._seen[nic.address] = Seen(nic.driver, names[0])
         known = Known(self._name, snapshot, nics, self._neighbour, self._first_line)
         self._made = await asyncio.to_thread(labels, self._config.labels.keys, known, {**kept, **self._made})
         return dict(self._made)

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent.clients.apiserver import ObjectKind
 from agent.config.labels import LabelRule, Labels
 from agent.config.topology import Topology
@@ -73,3 +75,26 @@ def test_the_switch_of_the_first_adapter_stays_the_nodes_while_its_interface_is_
     held, snapshot = {ONE.address: "ens1"}, Snapshot(devices=(replace(first, netdevs=()), second))
     assert made() == before
     assert before[COUNT] == "2"
+
+
+@pytest.mark.parametrize("named", [(), ("ens1", "ens2")])
+def test_labels_stay_while_the_driver_of_an_adapter_starts_anew(named: tuple[str, ...]) -> None:
+    first, second = (replace(nic, netdevs=(netdev(name),)) for nic, name in ((ONE, "ens1"), (TWO, "ens2")))
+    bare = replace(first, netdevs=(), rdma_devices=())
+    for_programs = replace(bare, driver="vfio-pci")
+    snapshot = Snapshot(devices=(first, second))
+    rules = [LabelRule("example.com/leaf", "leaf-switch"), LabelRule(COUNT, "hca-count")]
+    rules.append(LabelRule("example.com/guid.{nic}", "node-guid"))
+
+    def at(nic: str) -> Neighbour:
+        return Neighbour(f"chassis-{nic}", "port", f"leaf-{nic}")
+
+    topology = Topology(labels=Labels(tuple(rules)), lldp_netdevs=named)
+    node = NodeObject(topology, "n", Path("/"), lambda: snapshot, at, lambda _: None)
+    before = asyncio.run(node.labels({}))
+    assert (before[COUNT], before["example.com/leaf"], len(before)) == ("2", f"leaf-{ONE.address}".replace(":", "-"), 4)
+    for state in (replace(bare, driver=None), bare, first):
+        snapshot = Snapshot(devices=(state, second))
+        assert asyncio.run(node.labels({})) == before
+    snapshot = Snapshot(devices=(for_programs, second))
+    assert asyncio.run(node.labels({}))[COUNT] == "1"
