@@ -111,7 +111,8 @@ class Agent:
             await parts.reconciler.look_around()
             await asyncio.to_thread(parts.reconciler.heal_attachments)
             stack.enter_context(memory.set_aside())
-            await listen(parts.server.start, self.obstacles, stop)
+            # Relays have kept DELs until now, and the next may ask for what one of those has given back.
+            await listen(partial(parts.server.start, parts.replay), self.obstacles, stop)
             stack.push_async_callback(asyncio.to_thread, parts.server.close)
             self._listen_to_operator(parts, stack)
             self.obstacles.set("starting", None)

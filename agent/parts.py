@@ -155,6 +155,11 @@ class Parts:
             return None
         return {unit.unit_id: unit.device for offered in offer.units.values() for unit in offered}
 
+    def replay(self) -> None:
+        """Carry out the DELs that lie on disk, and count them. Blocks."""
+        for _ in range(self._replay()):
+            self.reconciled("replay", "spooled-del")
+
     def _replay(self) -> int:
         count = self._spool.replay(self.server.answer)
         self._around.metrics.spooled(count)

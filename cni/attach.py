@@ -22,7 +22,7 @@ from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef
 from agent.model.device import Snapshot, is_pci_address
 from agent.model.slots import is_slot_id
 from cni import netconf, result
-from cni.call import Call, GrantedDevice, Slots, request_of
+from cni.call import BEGUN, Call, GrantedDevice, Slots, request_of
 from cni.detach import Detaching
 from cni.laps import Laps
 from cni.locks import DeviceLocks
@@ -237,7 +237,7 @@ class Attaching:
                     resource_name=target.resource_name,
                     undo=planned.undo,
                     netns_path=call.netns_path,
-                    request=request_of(call, conf),
+                    request=request_of(call, conf) | {BEGUN: mark.begun},
                     durable=conf.ipam is not None,
                 )
                 rows.append(row)

@@ -71,7 +71,7 @@ class Attachments(Detaching):
 
     def delete(self, call: Call) -> None:
         """Promise to detach what this container and interface own. Nothing owned is success."""
-        if call.conf.kind != chained_rdma.KIND:
+        if call.conf.kind != chained_rdma.KIND and not self.is_out_of_date(call):
             self.finder.name_owner(call)
             super().delete(call)
             self._slots.unbind(call.container_id, call.ifname)

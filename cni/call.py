@@ -10,6 +10,9 @@ from agent.model.allocation import PodRef
 from cni import ipam
 from cni.netconf import NetConf
 
+BEGUN = "begun"
+"""Of the request in a row: when its ADD began, as time.time tells. A row that came otherwise has none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -25,6 +28,8 @@ class Call:
     conf: NetConf
     cpu: int | None = None
     """Processor on which the caller ran when it called, if that is known."""
+    spooled_at: float | None = None
+    """When a DEL was put on disk, as time.time tells; None for one that comes at this moment."""
 
 
 @dataclass(frozen=True, slots=True)

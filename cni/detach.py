@@ -26,7 +26,7 @@ from agent.model.device import Snapshot
 from cni import foreign_lock
 from cni.ailment import REBOOTED, RowFacts, ailment
 from cni.beside import Beside
-from cni.call import Call
+from cni.call import BEGUN, Call
 from cni.finding import NOBODY, UNKNOWN
 from cni.leases import LeaseBook
 from cni.locks import DeviceLocks
@@ -109,6 +109,24 @@ class Detaching:
             )
             self.leases.give_back_unbooked(call)
         self.underway.remember(call.container_id, call.ifname)
+
+    def is_out_of_date(self, call: Call) -> bool:
+        """Tell whether a DEL lay on disk while an ADD brought the same interface in anew: then it is not about that.
+
+        Raises DeviceBusy while such an ADD is under way. Of a clock that was set back between an ADD and its DEL the
+        reconciler makes amends, once the pod's namespace is gone.
+        """
+        if call.spooled_at is None:
+            return False
+        of = call.container_id, call.ifname
+        is_later = self.underway.later_add(*of, call.spooled_at)
+        if is_later is None:
+            raise DeviceBusy(f"an ADD of {call.container_id} {call.ifname} is under way that is later than this DEL")
+        rows = self._ledger.attachments_of(*of)
+        if not is_later and not any(row.request.get(BEGUN, 0.0) > call.spooled_at for row in rows):
+            return False
+        log.info("a DEL of container %s came before its interface %s was attached anew, and is let be", *of)
+        return True
 
     def _is_strange(self, call: Call) -> bool:
         """Tell whether a call without a row may be about addresses that no row and no owed lease stands for.

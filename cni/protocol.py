@@ -66,6 +66,8 @@ class Request:
     env: Mapping[str, str]
     stdin: bytes
     netns: int | None = field(default=None, compare=False)
+    spooled_at: float | None = field(default=None, compare=False)
+    """When it was put on disk, as time.time tells; None if it came over a connection."""
 
     @property
     def cpu(self) -> int | None:

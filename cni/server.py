@@ -65,8 +65,11 @@ class CniServer:
         self._ending = threading.Event()
         self._listener: socket.socket | None = None
 
-    def start(self) -> None:
-        """Listen. Raises ConfigError if another agent listens there or the folder cannot be used."""
+    def start(self, first: Callable[[], object] = lambda: None) -> None:
+        """Listen, do something first, then answer. `first` must not raise: no relay puts a DEL on disk any more.
+
+        Raises ConfigError if another agent listens there or the folder cannot be used.
+        """
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if _is_served(self._path):
@@ -75,6 +78,7 @@ class CniServer:
         except OSError as error:
             raise ConfigError(str(self._path), [f"cannot be made: {error.strerror or error}"]) from error
         self._listener = listener
+        first()
         for _ in range(WAITING_THREADS):
             self._hire(listener)
 

@@ -1,8 +1,8 @@
 """DEL requests that the relay put on disk while the agent was away.
 
 The relay writes `.<name>.tmp`, syncs it, and renames it to `<name>.del`; names begin with the time, so
-they sort by it. What is no DEL is set aside as `<name>.bad` for a person to look at. Nothing else in the
-folder is touched.
+they sort by it. The same DEL once more gives the file that is there its own time. What is no DEL is set aside
+as `<name>.bad` for a person to look at. Nothing else in the folder is touched.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from cni import protocol
@@ -29,6 +30,7 @@ TELL_EVERY = 60
 """A DEL that fails again and again is told of the first time, and then each so many."""
 
 _SPOOLED = re.compile(r"[0-9][0-9a-f-]{0,99}\.del")
+_TIMED = re.compile(r"([0-9]{20})-")
 _BAD = re.compile(r"[0-9][0-9a-f-]{0,99}\.bad")
 _UNFINISHED = re.compile(r"\.[0-9][0-9a-f-]{0,99}(\.del)?\.tmp")
 OWN = re.compile("|".join(known.pattern for known in (_SPOOLED, _BAD, _UNFINISHED)))
@@ -87,6 +89,8 @@ class Spool:
             with _tolerated(file):
                 file.rename(file.with_suffix(".bad"))
             return False
+        except FileNotFoundError:  # the same DEL has come once more just now, and has another name
+            return False
         except OSError as error:
             log.error("%s cannot be read: %s", file, error.strerror)
             return False
@@ -141,7 +145,8 @@ def _read(file: Path) -> protocol.Request:
         raise _NoDel(str(error)) from error
     if (command := request.env.get("CNI_COMMAND")) != "DEL":
         raise _NoDel(f"its command is {command!r}")
-    return request
+    timed = _TIMED.match(file.name)
+    return replace(request, spooled_at=int(timed[1]) / 1e9) if timed is not None else request
 
 
 def _code(answer: protocol.Answer) -> int | None:

@@ -154,8 +154,9 @@ static bool holds_exactly(int folder, const char *name, const struct frame *requ
 
 enum presence { ABSENT, PRESENT, CROWDED };
 
-/* Looks for the same request in the spool: a runtime repeats a DEL for as long as another plugin fails it. */
-static enum presence find_request(int folder, const char *name, const struct frame *request)
+/* Looks for the same request in the spool: a runtime repeats a DEL for as long as another plugin fails it. Fills
+ * `twin` with the name of its file. */
+static enum presence find_request(int folder, const char *name, const struct frame *request, char twin[NAME_SIZE])
 {
     int listed = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *entries = listed < 0 ? NULL : fdopendir(listed);
@@ -170,8 +171,10 @@ static enum presence find_request(int folder, const char *name, const struct fra
         if (++count > ENTRY_LIMIT)
             found = CROWDED;
         else if (strlen(entry->d_name) == NAME_SIZE - 1 && strcmp(entry->d_name + SUM_AT, name + SUM_AT) == 0 &&
-                 holds_exactly(folder, entry->d_name, request))
+                 holds_exactly(folder, entry->d_name, request)) {
+            memcpy(twin, entry->d_name, NAME_SIZE);
             found = PRESENT;
+        }
     }
     closedir(entries);
     return found;
@@ -189,11 +192,16 @@ static int open_folder(const char *path)
 
 static bool keep(int folder, const struct frame *request)
 {
-    char unfinished[1 + NAME_SIZE + 4] = ".", final[NAME_SIZE];
+    char unfinished[1 + NAME_SIZE + 4] = ".", final[NAME_SIZE], twin[NAME_SIZE];
     make_name(request, final);
-    switch (find_request(folder, final, request)) {
+    switch (find_request(folder, final, request, twin)) {
     case PRESENT:
-        return sync_fd(folder); /* whoever put it there may not have come so far */
+        /* The agent lets a DEL be that is older than an ADD of the same interface, so the later time counts; on a disk
+         * that takes none it is kept all the same. It is synced, too: whoever put it there may not have come so far.
+         * One that has gone just now is written anew. */
+        if (renameat(folder, twin, folder, final) == 0 || errno != ENOENT)
+            return sync_fd(folder);
+        break;
     case CROWDED:
         errno = EMLINK;
         return false;

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import socket
 import struct
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -32,7 +34,7 @@ from cni.netconf import SUPPORTED_VERSIONS
 from cni.protocol import Answer, Request
 from cni.readiness import ConnectivityLimited
 from cni.server import CniServer
-from tests.cni.door import CONF, ENV, NEWEST, Door, Scripted
+from tests.cni.door import CONF, ENV, NEWEST, Door, Scripted, read_all
 
 
 def test_add_is_carried_out_and_its_result_printed(door: Door) -> None:
@@ -50,6 +52,23 @@ def test_add_is_carried_out_and_its_result_printed(door: Door) -> None:
 def test_other_commands_print_nothing(door: Door, command: str) -> None:
     assert door.ask(command, NEWEST) == (0, None)
     assert [c for c, _ in door.attachments.calls] == [command]
+
+
+def test_what_is_to_be_first_comes_after_the_socket_and_before_any_call(short_folder: Path) -> None:
+    """Such as the DELs on disk: no relay adds one once somebody listens, and an ADD may be about the same pod."""
+    door = Door(short_folder / "run/cni.sock")
+    callers: list[socket.socket] = []
+
+    def first() -> None:
+        callers.append(door.connect())
+        callers[0].sendall(protocol.encode_request(Request({**ENV, "CNI_COMMAND": "DEL"}, b"{}")))
+        assert select.select(callers, [], [], 0.2)[0] == []
+
+    door.server.start(first)
+    with callers[0] as caller:
+        assert protocol.decode_answer(read_all(caller)) == Answer(0, b"")
+    assert [command for command, _ in door.attachments.calls] == ["DEL"]
+    door.server.close()
 
 
 def test_version_needs_no_configuration(door: Door) -> None:

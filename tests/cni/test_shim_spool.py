@@ -116,6 +116,17 @@ def test_the_same_del_is_kept_once(relay: Relay) -> None:
     assert [request.env["CNI_NETNS"] for request in read_spool(relay)] == [OWN_NETNS, ""]
 
 
+def test_the_same_del_once_more_counts_as_one_of_that_later_time(relay: Relay) -> None:
+    """An ADD of the same interface may have come between, and the agent lets a DEL from before that be."""
+    relay.run("DEL", b"{}", wait="0", **POD)
+    (first,) = relay.spooled()
+    relay.run("DEL", b'{"name": "other"}', wait="0", **POD)
+    relay.run("DEL", b"{}", wait="0", **POD)
+    other, again = relay.spooled()
+    assert (protocol.decode_request(other.read_bytes()).stdin, again.name > first.name) == (b'{"name": "other"}', True)
+    assert protocol.decode_request(again.read_bytes()).stdin == b"{}"
+
+
 def test_another_file_of_the_same_sum_does_not_stand_for_a_del(relay: Relay) -> None:
     assert relay.run("DEL", b"{}", wait="0", **POD).status == 0
     (path,) = relay.spooled()
@@ -182,6 +193,15 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(relay: Relay) -> No
         filler.unlink()
         assert relay.run("DEL", b" " * 9000).status == 0
         assert len(read_spool(relay)) == 1
+
+
+def test_a_del_that_is_kept_already_needs_no_disk_that_can_be_written(relay: Relay) -> None:
+    with disk(relay.spool, "size=64k"):
+        assert relay.run("DEL").status == 0
+        kept = relay.spooled()
+        subprocess.run(["mount", "-o", "remount,ro", relay.spool], check=True)
+        assert relay.run("DEL").status == 0
+        assert relay.spooled() == kept
 
 
 def test_a_read_only_disk_is_told(relay: Relay) -> None:

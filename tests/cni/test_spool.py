@@ -6,16 +6,20 @@ import contextlib
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from agent.errors import AgentError
+from agent.model.allocation import AttachmentState
 from cni import protocol, spool
 from cni.protocol import Answer, Request
 from cni.server import CniServer
 from tests.cni.relay import Relay
-from tests.cni.tiny_node import Rig
+from tests.cni.tiny_node import Rig, stub_answer, vf
+from tests.waiting import until
 
 
 def put(folder: Path, name: str, container_id: str, command: str = "DEL") -> Path:
@@ -190,13 +194,16 @@ def test_a_spool_that_cannot_be_written_stops_nothing(own_network: None, tmp_pat
     assert names(tmp_path) == ["1.del", "2.del", "3.del"]
 
 
-@pytest.fixture
-def answering(rig: Rig) -> Callable[[Request], Answer]:
-    """A CNI server over a node with VFs; nobody listens."""
-    server = CniServer(
+def server_of(rig: Rig) -> CniServer:
+    """Make a CNI server over a node with VFs; nobody listens."""
+    return CniServer(
         rig.folder / "s", rig.attachments, obstacle=lambda: None, observe=lambda _: contextlib.nullcontext()
     )
-    return server.answer
+
+
+@pytest.fixture
+def answering(rig: Rig) -> Callable[[Request], Answer]:
+    return server_of(rig).answer
 
 
 def spooled_by(relay: Relay, container_id: str, netns: str) -> None:
@@ -222,3 +229,77 @@ def test_what_the_relay_spooled_is_undone_and_never_under_the_devices_next_owner
     rig.check("c2", second)
     assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c2"]
     assert sanitized_relay.spooled() == []
+
+
+def test_a_del_from_before_a_new_add_of_the_same_interface_is_let_be(
+    rig: Rig, answering: Callable[[Request], Answer], sanitized_relay: Relay, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Interfaces are unplugged from a pod that runs and plugged in anew, under the same name in the same sandbox."""
+    pod = rig.pod()
+    rig.add("c1", pod)
+    spooled_by(sanitized_relay, "c1", str(pod))
+    rig.delete("c1", pod)  # the same, by a repeated DEL
+    rig.await_back()
+    rig.add("c1", pod, deviceID=vf(1))
+    caplog.set_level("INFO")
+    assert spool.Spool(sanitized_relay.spool).replay(answering) == 1
+    (row,) = rig.ledger.attachments()
+    assert (row.device, row.state) == (vf(1), AttachmentState.ATTACHED)
+    assert "came before" in caplog.text
+    assert sanitized_relay.spooled() == []
+    spooled_by(sanitized_relay, "c1", str(pod))
+    assert spool.Spool(sanitized_relay.spool).replay(answering) == 1
+    rig.await_back(1)
+
+
+def test_a_del_from_before_a_new_add_is_known_as_one_by_the_next_agent(rig: Rig, sanitized_relay: Relay) -> None:
+    pod = rig.pod()
+    spooled_by(sanitized_relay, "c1", str(pod))
+    rig.add("c1", pod)
+    rig.restart()
+    assert spool.Spool(sanitized_relay.spool).replay(server_of(rig).answer) == 1
+    assert [row.state for row in rig.ledger.attachments()] == [AttachmentState.ATTACHED]
+
+
+def test_a_del_from_before_an_add_that_was_answered_from_the_books_is_let_be(
+    rig: Rig, answering: Callable[[Request], Answer], sanitized_relay: Relay
+) -> None:
+    pod = rig.pod()
+    first = rig.add("c1", pod)
+    spooled_by(sanitized_relay, "c1", str(pod))
+    assert rig.add("c1", pod) == first
+    assert spool.Spool(sanitized_relay.spool).replay(answering) == 1
+    rig.check("c1", pod)
+
+
+def test_a_del_from_before_an_add_that_failed_is_carried_out(
+    rig: Rig, answering: Callable[[Request], Answer], sanitized_relay: Relay
+) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod)
+    spooled_by(sanitized_relay, "c1", str(pod))
+    with pytest.raises(AgentError, match="still being undone"):
+        rig.add("c1", pod, deviceID=vf(1))
+    assert spool.Spool(sanitized_relay.spool).replay(answering) == 1
+    rig.await_back()
+
+
+def test_a_del_from_before_an_add_that_is_under_way_waits_for_its_end(
+    rig: Rig, answering: Callable[[Request], Answer], sanitized_relay: Relay
+) -> None:
+    pod, kept = rig.pod(), spool.Spool(sanitized_relay.spool)
+    spooled_by(sanitized_relay, "c1", str(pod))
+    answers: list[int] = []
+    script = (
+        f"touch {rig.folder}/asked; until [ -e {rig.folder}/go ]; do sleep 0.05; done; {stub_answer('10.0.0.2/24')}"
+    )
+    adding = threading.Thread(target=lambda: rig.add("c1", pod, ipam=rig.stub_ipam(script)))
+    adding.start()
+    until((rig.folder / "asked").exists)
+    answers.append(kept.replay(answering))
+    assert len(sanitized_relay.spooled()) == 1
+    (rig.folder / "go").touch()
+    adding.join()
+    answers.append(kept.replay(answering))
+    assert (answers, sanitized_relay.spooled()) == ([0, 1], [])
+    rig.check("c1", pod)
