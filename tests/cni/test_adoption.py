@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -167,13 +168,24 @@ def test_a_device_that_an_old_program_works_on_waits(rig: Rig, old: OldSriov) ->
     assert adopt(rig).devices == (vf(0),)
 
 
+def opened(file: Path) -> int:
+    """Count how often this process has a file open."""
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            count += link.readlink() == file
+    return count
+
+
 def test_the_lock_is_held_while_an_adopted_device_is_brought_back(rig: Rig, old: OldSriov) -> None:
     pod = rig.pod()
     old.add(pod)
     adopt(rig)
-    descriptor = os.open(foreign.lock_of(old.state, old.run, "sriov", vf(0)), os.O_RDONLY)
+    lock = foreign.lock_of(old.state, old.run, "sriov", vf(0))
+    descriptor = os.open(lock, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     rig.delete(CONTAINER, pod)
+    until(lambda: opened(lock) == 2)  # the other one waits for it
     assert rig.in_pod(pod) is not None
     os.close(descriptor)
     rig.await_back()

@@ -155,6 +155,49 @@ def test_no_late_release_meets_a_lease_that_is_being_taken(desk: Desk) -> None:
     assert desk.leases.settle() == (1, 0)
 
 
+def test_a_release_waits_for_a_lease_of_the_same_interface_that_is_being_taken(desk: Desk) -> None:
+    """Else the plugin might free the one, and the other not be known to it yet."""
+    desk.plugin(
+        "stub",
+        f"{NOTES} [ $CNI_COMMAND = DEL ] && exit; while [ ! -e $(dirname $0)/go ]; do sleep 0.01; done;"
+        f"echo leased >>$(dirname $0)/calls; {stub_answer('10.0.0.2/24')}",
+    )
+    row = desk.row("c1")
+    taking = threading.Thread(target=desk.leases.take, args=(row,))
+    taking.start()
+    until(lambda: desk.said() == ["ADD c1"])
+    giving = threading.Thread(target=desk.leases.give_back, args=(row,))
+    giving.start()
+    giving.join(0.3)
+    assert giving.is_alive()
+    (desk.folder / "go").touch()
+    taking.join()
+    giving.join()
+    assert desk.said() == ["ADD c1", "leased", "DEL c1"]
+
+
+def test_a_lease_that_an_add_has_given_back_meanwhile_is_given_back_once(desk: Desk) -> None:
+    """`settle` has listed it, and comes to it after others that take long."""
+    desk.plugin(
+        "stub",
+        f"{NOTES} while [ $CNI_CONTAINERID = c1 ] && [ ! -e $(dirname $0)/go ]; do sleep 0.01; done;"
+        f"[ $CNI_COMMAND = DEL ] || {stub_answer('10.0.0.2/24')}",
+    )
+    desk.owe("c1")
+    desk.owe("c2")
+    settling = threading.Thread(target=desk.leases.settle)
+    settling.start()
+    until(lambda: desk.said() == ["DEL c1"])
+    row = desk.row("c2")
+    desk.leases.take(row)
+    assert desk.leases.give_back(row)
+    desk.books.finish_detach(row)
+    (desk.folder / "go").touch()
+    settling.join()
+    assert desk.said() == ["DEL c1", "DEL c2", "ADD c2", "DEL c2"]
+    assert desk.owed() == []
+
+
 def test_a_lease_that_nobody_takes_back_is_given_up_some_day(desk: Desk) -> None:
     desk.owe("c1", "missing")
     assert desk.leases.settle() == (0, 0)

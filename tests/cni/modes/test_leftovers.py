@@ -313,6 +313,43 @@ class Slow(Netlink):
         return link
 
 
+class Deaf(Netlink):
+    """An interface whose driver says that it has done what it has not."""
+
+    times = 0
+    """How often it will yet do so with an MTU."""
+
+    def move_out(self, link: Link, netns: int, change: LinkChange) -> None:
+        super().move_out(link, netns, self._heard(change))
+
+    def change(self, link: Link, change: LinkChange, netns: int | None = None) -> None:
+        super().change(link, self._heard(change), netns)
+
+    def _heard(self, change: LinkChange) -> LinkChange:
+        if change.mtu is None or not self.times:
+            return change
+        self.times -= 1
+        return replace(change, mtu=None)
+
+
+def test_what_the_driver_only_says_to_have_put_back_is_seen(own_network: None, tmp_path: Path) -> None:
+    tiny_node.create(tmp_path)
+    with closing(Deaf(device_of)) as links, open_rig(tmp_path, host=lambda m: replace(m, links=links)) as rig:
+        pod, before = rig.pod(), seen(rig)
+        rig.add("c1", pod, mtu=1400)
+        links.times = 3
+        rig.delete("c1", pod)
+        rig.await_back()
+        assert (seen(rig), links.times, rig.ledger.quarantines()) == (before, 0, ())
+        rig.add("c1", pod, mtu=1400)
+        links.times = 1 << 30
+        rig.delete("c1", pod)
+        assert "came back with MTU 1400, not 1500" in rig.await_withheld()
+        links.times = 0
+        assert rig.attachments.heal(vf(0)) == "half-detaching"
+        assert (seen(rig), rig.ledger.quarantines()) == (before, ())
+
+
 @pytest.mark.parametrize("held", [3, 100_000], ids=["soon", "never"])
 def test_a_mac_that_the_driver_sets_later_is_waited_for(own_network: None, tmp_path: Path, held: int) -> None:
     tiny_node.create(tmp_path)

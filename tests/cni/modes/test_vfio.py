@@ -149,14 +149,17 @@ def test_the_function_is_reset_before_its_settings_are(dpdk: Rig) -> None:
 
 def test_a_reset_that_fails_withholds_the_device_until_it_works(dpdk: Rig) -> None:
     reset = dpdk.machine.root / "sys/bus/pci/devices" / vf(0) / "reset"
-    pod = dpdk.pod()
+    before, pod = dpdk.settings(), dpdk.pod()
     dpdk.add("c1", pod, functionReset=True, **ASKED)
+    asked = dpdk.settings()
     reset.unlink()
     reset.mkdir()
     dpdk.delete("c1", pod)
     assert f"function-level reset of {vf(0)} failed" in dpdk.await_withheld()
+    assert dpdk.settings() == asked  # what the program may still do, it does within these
     reset.rmdir()
     assert dpdk.attachments.heal(vf(0)) == "half-detaching"
+    assert dpdk.settings() == before
     assert (dpdk.ledger.quarantines(), dpdk.ledger.attachments()) == ((), ())
 
 
