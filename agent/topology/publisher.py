@@ -165,6 +165,7 @@ class Publisher:
         self._looked = True
         self._look_at = now + self._pace.refresh
         longest = self._pace.refresh if self._publication.is_local else self._pace.retry_cap
+        document = None
         try:
             document = await self._publication.build()
             longest = self._pace.retry_cap
@@ -174,7 +175,7 @@ class Publisher:
             self._failed(error, now, longest)
         else:
             self._went_well()
-        if self._accepted is not None and not self._failures:
+        if document is not None and self._accepted is not None and not self._failures:
             self._look_at = min(self._look_at, self._check_at)
         return self._look_at
 

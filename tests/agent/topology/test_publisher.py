@@ -92,6 +92,22 @@ def test_in_an_idle_day_nothing_is_written_and_the_object_is_read_once_per_heart
     assert rig.complaints == []
 
 
+def test_what_has_nothing_to_say_any_more_is_looked_at_no_oftener_for_it() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 20)
+    node.content = None
+
+    async def steps(now: float) -> list[float]:
+        found = [now]
+        while len(found) < 200:  # past the moment at which the object would have been read
+            found.append(await rig.publisher.step(found[-1]))
+        return found
+
+    assert {later - earlier for earlier, later in pairwise(asyncio.run(steps(25.0))[1:])} == {SLOW.refresh}
+    assert api.gets <= 1
+
+
 def test_what_an_earlier_run_left_is_not_written_again() -> None:
     api, node = FakeApi(), Node(CHANGED)
     api.stored = {**CHANGED, "metadata": {"name": "worker-1", "uid": "u"}}
