@@ -241,7 +241,7 @@ class Agent:
             self._host.root,
             self._inventory,
             self._pod_resources,
-            lambda: parts.plugins.units,
+            lambda: parts.plugins.units if parts.plugins.allocator.offer.snapshot.generation else None,
             self.metrics,
             self._api,
             lambda what: self.obstacles.set("publishing", what),

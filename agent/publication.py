@@ -83,7 +83,7 @@ class Publications:
         root: Path,
         inventory: Hardware,
         kubelet: Kubelet,
-        units: Callable[[], Mapping[str, Sequence[OfferedUnit]]],
+        units: Callable[[], Mapping[str, Sequence[OfferedUnit]] | None],
         metrics: Metrics,
         api: ClusterApi | None,
         complain: Callable[[str | None], None],
@@ -91,9 +91,12 @@ class Publications:
         host_names: Callable[[], Mapping[str, str]] = lambda: NO_NAMES,
         vf_counters: Callable[[Snapshot], tuple[VfCounters, ...]] = lambda snapshot: (),
     ) -> None:
-        """`api` is None if nothing is to go to the API server. `complain` is told what is wrong, and None when
-        nothing is. `host_names` tells what the interfaces of adapters in pods are called in the host, `vf_counters`
-        what PFs count of their VFs, of each PF with one in a pod; it may take a moment."""
+        """`units` are None until it is known what is offered; `api` is None if nothing is to go to the API server.
+
+        `complain` is told what is wrong, and None when nothing is. `host_names` tells what the interfaces of
+        adapters in pods are called in the host, `vf_counters` what PFs count of their VFs, of each PF with one in a
+        pod; it may take a moment.
+        """
         self._config = config
         self._node_name = node_name
         self._root = root
@@ -255,7 +258,9 @@ class Publications:
         return await self._node_object.build(self._node)
 
     async def _state(self) -> NodeState | None:
-        """Ask kubelet what its pods hold. None as long as nothing is known of the pods that count. Raises Unavailable.
+        """Ask kubelet what its pods hold. None as long as nothing is known of the units, or of the pods that count.
+
+        Raises Unavailable.
 
         The pods by the API server are taken first: of a pod that counts, kubelet then knows what it holds.
         """
@@ -264,7 +269,9 @@ class Publications:
             fresh = min(SHARED_STATE_SECONDS, self._config.coalesce_seconds / 2)
             if self._known_state is not None and now - self._state_at < fresh:
                 return self._known_state
-            watched = self.watched
+            watched, units = self.watched, self._units()
+            if units is None:
+                return None  # a node without devices is something else
             if self._watch is not None:
                 self._note("pods", self._watch.problem)
                 if watched is None and self._watch.problem is None:
@@ -278,7 +285,7 @@ class Publications:
                 self._node_name,
                 node.uid if node is not None else None,
                 self._inventory.snapshot,
-                self._units(),
+                units,
                 settings,
                 pods,
                 allocatable,

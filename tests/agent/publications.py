@@ -92,6 +92,7 @@ class Rig:
         self.inventory = FakeInventory(hardware(h100() if root is None else sysfs.scan(root)))
         self.kubelet = FakeKubelet()
         self.units = {"rdma/vf": tuple(FakeUnit(f"u{n}", n % 2) for n in range(4))}
+        self.is_offered = True
         self.stays = server is not None
         self.server = server or ApiServerStandIn(known=known, bookmark_seconds=0.1)
         (folder / "kubeconfig").write_text(self.server.kubeconfig())
@@ -105,7 +106,7 @@ class Rig:
             self.root,
             self.inventory,
             self.kubelet,
-            lambda: self.units,
+            lambda: self.units if self.is_offered else None,
             Metrics(self.registry),
             self.client if api else None,
             self.complaints.append,

@@ -44,6 +44,21 @@ def test_the_object_follows_units_and_pods_and_belongs_to_the_node(tmp_path: Pat
     asyncio.run(scenario())
 
 
+def test_a_node_whose_devices_are_not_known_yet_is_not_told_as_one_without(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path, replace(QUICK, fingerprint=Fingerprint("podresources")))
+        rig.is_offered = False
+        async with rig:
+            rig.publications.changed()
+            await asyncio.sleep(0.3)
+            assert rig.stored() == {}
+            rig.is_offered = True
+            rig.publications.changed()
+            await until(lambda: rig.available() == ["2", "2"])
+
+    asyncio.run(scenario())
+
+
 def test_a_pod_that_waits_changes_nothing_and_rest_is_silence(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Rig(tmp_path, QUICK) as rig:
