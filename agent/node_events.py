@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from agent.errors import Refused, Unavailable
 from agent.model.reasons import text_of
 from agent.model.unit import OfferedUnit
+from agent.reload import WAITS
 from agent.topology.blocking import on_own_thread
 
 PATH = "/api/v1/namespaces/default/events"
@@ -88,6 +89,13 @@ def changes(before: Units, after: Units) -> Iterator[Saying]:
             yield Saying("DeviceHealthy", text[:MOST_MESSAGE], False)
 
 
+def of_config(problem: str | None) -> Saying:
+    """Say what became of a new configuration, given what is wrong with it."""
+    if problem is None:
+        return Saying("ConfigTaken", "the configuration is in effect", False)
+    return Saying("ConfigWaits" if problem.startswith(WAITS) else "ConfigRefused", problem[:MOST_MESSAGE], True)
+
+
 class NodeEvents:
     """Tells the API server. `run` until cancelled."""
 
@@ -129,11 +137,7 @@ class NodeEvents:
                 seen = units
             now = self._config_problem()
             if now != problem:
-                self.note(
-                    Saying("ConfigRefused", f"the old configuration stays: {now}"[:MOST_MESSAGE], True)
-                    if now is not None
-                    else Saying("ConfigTaken", "the configuration is in effect", False)
-                )
+                self.note(of_config(now))
                 problem = now
             await self._send()
             await asyncio.sleep(self._pace.look)

@@ -32,6 +32,8 @@ AT_START_ONLY = (
     "runtime_socket",
 )
 """Fields of Config that are heeded at start only."""
+WAITS = "restart the agent to put into effect what was changed of"
+"""So begins what is said of a version that is in effect but for these."""
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +118,7 @@ class Reloader:
         for warning in read.warnings:
             log.warning("%s: %s", read.source, warning)
         if waiting:
-            self._complain(f"restart the agent to put into effect what was changed of {', '.join(waiting)}")
+            self._complain(f"{WAITS} {', '.join(waiting)}")
             return "partly"
         self._complain(None)
         log.info("the new configuration is in effect")

@@ -12,7 +12,8 @@ import pytest
 from agent.clients.apiserver import ApiServer
 from agent.model.health import HEALTHY, Health, unhealthy
 from agent.model.reasons import Reason
-from agent.node_events import MOST_MESSAGE, NodeEvents, Pace, Saying, Units, changes
+from agent.node_events import MOST_MESSAGE, NodeEvents, Pace, Saying, Units, changes, of_config
+from agent.reload import WAITS
 from agent.sim.apiserver import ApiServerStandIn, Fault
 from tests.awaiting import until
 
@@ -70,6 +71,17 @@ def test_shares_of_one_hca_are_named_once() -> None:
     (told,) = changes({}, units)
     assert told.message.startswith("63 units of rdma/hca are unhealthy")
     assert told.message.endswith(": 0000:3b:00.0")
+
+
+def test_a_configuration_that_waits_for_a_restart_is_not_told_as_refused() -> None:
+    refused, waiting = "the new configuration is refused, and the former one stays in effect: x", f"{WAITS} endpoints"
+    told = [of_config(problem) for problem in (refused, waiting, None)]
+    assert [(saying.reason, saying.warning) for saying in told] == [
+        ("ConfigRefused", True),
+        ("ConfigWaits", True),
+        ("ConfigTaken", False),
+    ]
+    assert [saying.message for saying in told[:2]] == [refused, waiting]
 
 
 @pytest.fixture
