@@ -22,7 +22,7 @@ from agent.publication import ClusterApi, Publications
 from agent.sim.api_state import Fault
 from agent.sim.apiserver import ApiServerStandIn
 from agent.topology.nfd import FeatureFile
-from tests.agent.hardware.frames import announcement, run, send
+from tests.agent.hardware.frames import announcement, await_up, run, send
 from tests.agent.publications import QUICK, FakeInventory, FakeKubelet, Rig, h100
 from tests.awaiting import until
 
@@ -194,6 +194,7 @@ def cable(own_network: None) -> None:
     run("ip", "link", "add", "nic0", "type", "veth", "peer", "name", "port0")
     run("ip", "link", "set", "nic0", "up")
     run("ip", "link", "set", "port0", "up")
+    await_up("nic0", "port0")
 
 
 def with_cable(snapshot: Snapshot) -> Snapshot:

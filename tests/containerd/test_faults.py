@@ -101,7 +101,7 @@ def test_a_vf_comes_back_from_a_namespace_that_died_behind_the_runtimes_back(
     subprocess.run(["umount", "--lazy", netns], check=True)
     netns.unlink()
     assert unhealed(node, hardware, before) == []
-    assert "owner-gone" in node.stage.fetch("/metrics")
+    wait("the count", lambda: "owner-gone" in node.stage.fetch("/metrics") or None)
     node.runtime.start()
     wait("the runtime to notice", lambda: not node.runtime.cri.sandboxes()[sandbox] or None)
     node.end(sandbox)

@@ -64,7 +64,10 @@ class Peer:
 
 @contextmanager
 def peer(mode: str, environment: dict[str, str]) -> Iterator[Peer]:
-    """Start this module in a mode: `nvml`, `monitor`, or `hasty`, a monitor whose first answer waits for little."""
+    """Start this module in a mode: `nvml`, `monitor`, `impatient` or `hasty`.
+
+    An impatient monitor says soon that the driver hangs, and a hasty one does not even wait for the first reading.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.nvml.peer", mode],
         cwd=ROOT,
@@ -93,7 +96,7 @@ def main(mode: str) -> None:
         with lock:
             print(json.dumps([kind, value]), flush=True)
 
-    answer = _nvml() if mode == "nvml" else _monitor(say, 0.1 if mode == "hasty" else 10.0)
+    answer = _nvml() if mode == "nvml" else _monitor(say, mode)
     for line in sys.stdin:
         command, options = json.loads(line)
         say("answer", answer(command, options))
@@ -114,10 +117,11 @@ def _nvml() -> Callable[[str, dict[str, Any]], Any]:
     return answer
 
 
-def _monitor(say: Callable[[str, Any], None], first: float) -> Callable[[str, dict[str, Any]], Any]:
+def _monitor(say: Callable[[str, Any], None], mode: str) -> Callable[[str, dict[str, Any]], Any]:
     from agent.hardware.nvml_monitor import GpuMonitor, Pace
 
-    monitor = GpuMonitor(Pace(apart=0.05, quick=0.05, slow=0.2, first=first, overdue=0.3, absent=0.0))
+    first, overdue = {"monitor": (DEADLINE, DEADLINE), "impatient": (DEADLINE, 0.3), "hasty": (0.1, 0.3)}[mode]
+    monitor = GpuMonitor(Pace(apart=0.05, quick=0.05, slow=0.2, first=first, overdue=overdue, absent=0.0))
     monitor.follow(
         on_change=lambda what: say("changed", what),
         on_event=lambda event: say("event", asdict(event)),

@@ -7,11 +7,17 @@ import struct
 import subprocess
 
 from agent.model.lldp import GROUPS
+from tests.waiting import until
 
 
 def run(*command: str) -> str:
     """Run a program and return what it says."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def await_up(*netdevs: str) -> None:
+    """Wait until links carry frames: the kernel sees to that a moment after both ends were set up."""
+    until(lambda: all("state UP" in run("ip", "link", "show", "dev", netdev) for netdev in netdevs))
 
 
 def field(kind: int, value: bytes) -> bytes:

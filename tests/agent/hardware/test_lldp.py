@@ -13,7 +13,7 @@ import pytest
 
 from agent.hardware.lldp import LldpSockets
 from agent.model.lldp import GROUPS, Neighbour, parse_frame
-from tests.agent.hardware.frames import announcement, run, send
+from tests.agent.hardware.frames import announcement, await_up, run, send
 from tests.waiting import until
 
 
@@ -24,6 +24,7 @@ def links(own_network: None) -> None:
         run("ip", "link", "add", f"nic{n}", "type", "veth", "peer", "name", f"port{n}")
         run("ip", "link", "set", f"nic{n}", "up")
         run("ip", "link", "set", f"port{n}", "up")
+    await_up("nic0", "port0", "nic1", "port1")
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def test_an_adapter_that_was_away_for_a_moment_is_heard_again(sockets: LldpSocke
         run("nsenter", "-t", str(pod.pid), "-n", "ip", "link", "set", "nic0", "netns", str(os.getpid()))
         pod.communicate()
     run("ip", "link", "set", "nic0", "up")
+    await_up("nic0", "port0")
     assert socket.if_nametoindex("nic0") == index
     sockets.follow({f"nic{n}": (socket.if_nametoindex(f"nic{n}"), f"0000:0{n}:00.0") for n in (0, 1)})
     send("port0", announcement("leaf-a"))
@@ -102,6 +104,7 @@ def test_an_adapter_that_goes_is_given_up_and_one_that_comes_back_is_heard(socke
     run("ip", "link", "add", "nic0", "type", "veth", "peer", "name", "port0")
     run("ip", "link", "set", "nic0", "up")
     run("ip", "link", "set", "port0", "up")
+    await_up("nic0", "port0")
     sockets.follow({**wanted, "nic0": (socket.if_nametoindex("nic0"), "0000:00:00.0")})
     send("port0", announcement("leaf-a"))
     assert [nic for nic, _ in heard(sockets, 1)] == ["0000:00:00.0"]
@@ -116,4 +119,5 @@ def test_an_interface_that_is_not_there_is_left_out(links: None) -> None:
 
 def test_a_flood_is_read_in_parts(sockets: LldpSockets) -> None:
     send("port0", *[announcement(f"leaf-{n}") for n in range(200)])
+    select.select([sockets.fileno()], [], [], 30)
     assert 0 < len(list(sockets.read())) <= 64

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from http.client import HTTPConnection, RemoteDisconnected
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent.sim.apiserver import ApiServerStandIn, Counts, Fault
+from tests.waiting import until
 
 TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/worker-1"
 APPLY = "application/apply-patch+yaml"
@@ -113,10 +113,7 @@ def test_it_runs_as_a_process_and_takes_faults_over_http(tmp_path: Path) -> None
     command = [sys.executable, "-m", "agent.sim.apiserver", "--port-file", str(port_file)]
     process = subprocess.Popen([*command, "--kubeconfig", str(kubeconfig), "--node", "worker-1"])
     try:
-        deadline = time.monotonic() + 20
-        while not port_file.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(port_file.exists)
         port = int(port_file.read_text())
         assert json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["server"] == f"http://127.0.0.1:{port}"
         assert call(port, "GET", "/api/v1/nodes/worker-1")[0] == 200
@@ -127,4 +124,4 @@ def test_it_runs_as_a_process_and_takes_faults_over_http(tmp_path: Path) -> None
         assert counted == {"reads": 1, "failures": 1}
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
