@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,6 +15,18 @@ from tests.daemonset.promtool import MONITORING, ROOT, documented, promtool
 _NAME = re.compile(r"\bnodefabric_[a-z_]+")
 _HELD = "nodefabric_allocation_info{instance='a', container='main', namespace='team', "
 _COUNTED = "total{instance='a', pod='nodefabric-x', namespace='nodefabric', device='0000:18:00.1', pf='ens1', vf='0'}"
+
+
+def podmonitor() -> dict[str, Any]:
+    """Return the spec of the component's PodMonitor."""
+    spec: dict[str, Any] = yaml.safe_load((ROOT / "daemonset/components/monitor/podmonitor.yaml").read_text())["spec"]
+    return spec
+
+
+def alerts() -> list[str]:
+    """List the alerts' queries."""
+    groups = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
+    return [rule["expr"] for group in groups for rule in group["rules"]]
 
 
 def expressions() -> list[str]:
@@ -35,9 +48,7 @@ def test_every_alert_is_tested() -> None:
 
 
 def test_alerts_and_dashboard_ask_for_series_that_exist() -> None:
-    text = (MONITORING / "alerts.yaml").read_text()
-    queries = " ".join([rule["expr"] for group in yaml.safe_load(text)["groups"] for rule in group["rules"]])
-    asked = set(_NAME.findall(queries + " ".join(expressions())))
+    asked = set(_NAME.findall(" ".join(alerts() + expressions())))
     assert len(asked) > 20
     assert asked <= documented()
 
@@ -79,5 +90,12 @@ def test_traffic_of_vfs_is_told_by_pod_though_pods_have_shares_of_one_hca_too(tm
 
 
 def test_prometheus_keeps_the_names_of_pods_that_series_tell_of() -> None:
-    (written,) = yaml.safe_load_all((ROOT / "daemonset/components/monitor/podmonitor.yaml").read_text())
-    assert [endpoint["honorLabels"] for endpoint in written["spec"]["podMetricsEndpoints"]] == [True]
+    assert [endpoint["honorLabels"] for endpoint in podmonitor()["podMetricsEndpoints"]] == [True]
+
+
+def test_an_agent_that_is_away_is_told_of_whatever_the_release_is_called() -> None:
+    pods = yaml.safe_load((ROOT / "daemonset/base/daemonset.yaml").read_text())["spec"]["template"]["metadata"]
+    job = pods["labels"][podmonitor()["jobLabel"]]
+    (expression,) = [e for e in alerts() if e.startswith("up{")]
+    (wanted,) = re.findall(r'job=~"([^"]+)"', expression)
+    assert re.fullmatch(wanted, job)
