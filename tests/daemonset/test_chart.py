@@ -250,6 +250,18 @@ def test_configurations_of_replaced_device_plugins_reach_the_agent_as_they_are(k
     assert texts[options.rdma_shared_config.name] == shared
     (mounted,) = [m["mountPath"] for m in agent["volumeMounts"] if m["name"] == "config"]
     assert {str(options.sriov_config.parent), str(options.rdma_shared_config.parent)} == {mounted}
+    assert (options.resource_prefix, options.use_cdi) == ("intel.com", False)
+
+
+def test_arguments_of_replaced_device_plugins_reach_the_agent(kube: Kube) -> None:
+    from agent.__main__ import _parser
+
+    found = kube.template({"replacedConfigs": {"sriov": "{}", "resourcePrefix": "openshift.io", "useCdi": True}})
+    agent = container(pod(found), "agent")
+    options = _parser().parse_args(agent["args"])
+    assert (options.resource_prefix, options.use_cdi) == ("openshift.io", True)
+    (specs,) = [m for m in agent["volumeMounts"] if m["name"] == "cdi-dynamic"]
+    assert specs["readOnly"] is False
 
 
 def test_network_attachments_are_configurations_that_the_plugin_takes(kube: Kube) -> None:
