@@ -28,7 +28,7 @@ from cni.ailment import REBOOTED, RowFacts, ailment
 from cni.beside import Beside
 from cni.call import BEGUN, Call
 from cni.finding import NOBODY, UNKNOWN
-from cni.leases import LeaseBook
+from cni.leases import LeaseBook, goes_first
 from cni.locks import DeviceLocks
 from cni.modes.choice import mode_of
 from cni.underway import Underway
@@ -194,7 +194,10 @@ class Detaching:
         not verifiably back; the row then stays, and the device is in quarantine.
         """
         with foreign_lock.held(row):
-            if row.boot_id == self._ledger.boot_id:
+            this_boot = row.boot_id == self._ledger.boot_id
+            was_first = this_boot and goes_first(row)
+            returned = was_first and self.leases.give_back(row)
+            if this_boot:
                 try:
                     with _open_netns(row, netns) as opened:
                         lost = mode_of(row).leave(self._host, self._snapshot(), row, opened)
@@ -204,7 +207,8 @@ class Detaching:
                 for what in lost:
                     log.error("%s is back, but the host does not take back what it had there: %s", row.device, what)
                     self._tell_lost(row.device, f"not put back: {what}")
-            owed = row.request["network"] is not None and (leases_later or not self.leases.give_back(row))
+            later = leases_later or was_first
+            owed = row.request["network"] is not None and not returned and (later or not self.leases.give_back(row))
             foreign_lock.forget(row)
             if (info := row.request.get("device_info_file")) is not None:
                 device_info.remove_attached(info, row.device)

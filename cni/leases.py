@@ -35,10 +35,17 @@ ALONE_SECONDS = 35.0
 MAX_GROUPS = 8
 HUNG_SECONDS = 60.0
 """So long after a plugin has hung nobody but `settle`, and an ADD, waits for it again."""
+WITH_INTERFACE = "dhcp"
+"""Its daemon tells the server through the pod's interface, and a thread of it keeps the namespace alive until then."""
 FORGET_SECONDS = 30 * 86400.0
 MAX_OWED = 4096
 
 log = logging.getLogger(__name__)
+
+
+def goes_first(row: Attachment) -> bool:
+    """Tell whether a row's addresses are to be given back before its interface leaves the pod."""
+    return row.request["network"] is not None and row.request["network"]["ipam"]["type"] == WITH_INTERFACE
 
 
 class LeaseBook:
