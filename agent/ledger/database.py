@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,8 @@ from agent.ledger.late import LateRow
 
 JOURNAL_BYTES = 4 << 20
 """The write-ahead log is cut to this size when it begins anew; it may have grown while a reader was slow."""
+
+MODE = 0o600
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -175,6 +179,7 @@ class Database:
             self._db = self._open_file()
 
     def _open_file(self) -> sqlite3.Connection:
+        self._keep_private()
         db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         try:
             db.row_factory = sqlite3.Row
@@ -189,6 +194,20 @@ class Database:
             db.close()
             raise
         return db
+
+    def _keep_private(self) -> None:
+        """Let nobody else read it: configurations hold what IPAM plugins log in with, and kubelet may make the folder.
+
+        An open file is never opened here once more: to close it again would take SQLite its locks (fcntl(2)).
+        """
+        try:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
+        except FileExistsError:
+            for suffix in ("", "-wal", "-shm"):
+                part = f"{self.path}{suffix}"
+                with contextlib.suppress(FileNotFoundError):
+                    if stat.S_IMODE(os.stat(part).st_mode) != MODE:
+                        os.chmod(part, MODE)
 
     def _open_reader(self) -> sqlite3.Connection:
         reader = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)

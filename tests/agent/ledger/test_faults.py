@@ -314,3 +314,17 @@ def test_a_change_that_cannot_be_taken_back_does_not_block_the_next(tmp_path: Pa
         assert {grant.unit_id for grant in again.grants()} == {"u0", "u2"}
     finally:
         again.close()
+
+
+def test_nobody_else_reads_the_books_whoever_made_their_folder(tmp_path: Path) -> None:
+    """kubelet makes it readable for all. The configuration of a network may hold what its IPAM plugin logs in with."""
+    tmp_path.chmod(0o755)
+    with open_books(tmp_path) as books:
+        attach(books, VF, owner())
+        files = [path for path in tmp_path.iterdir() if path.is_file()]
+        assert {path.name: path.stat().st_mode & 0o777 for path in files} == {path.name: 0o600 for path in files}
+        assert len(files) > 2
+    books.path.chmod(0o644)
+    with open_books(tmp_path) as books:
+        attach(books, "0000:3b:00.7", owner("c2"))
+        assert [path.name for path in tmp_path.iterdir() if path.is_file() and path.stat().st_mode & 0o077] == []
