@@ -81,7 +81,7 @@ class JsonFormatter(logging.Formatter):
         }
         if trace := _traceback(self, record):
             line["traceback"] = trace
-        return json.dumps(line, default=_plain, ensure_ascii=False)
+        return _legible(json.dumps(line, default=_plain, ensure_ascii=False))
 
 
 class TextFormatter(logging.Formatter):
@@ -90,8 +90,8 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{key}={_word(value)}" for key, value in _fields(record).items())
         head = f"{_time(record)[11:23]} {record.levelname:<7} {_message(record)}"
-        line = " ".join(part for part in (head.replace("\n", "\\n"), fields) if part)
-        trace = _traceback(self, record)
+        line = _legible(" ".join(part for part in (head, fields) if part))
+        trace = "\n".join(map(_legible, _traceback(self, record).splitlines()))
         return f"{line}\n{trace}" if trace else line
 
 
@@ -139,6 +139,11 @@ def _shown(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
+
+
+def _legible(text: str) -> str:
+    """Write what is no letter as JSON does: what comes from outside must not end a line, nor steer a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _cut(text: str) -> str:

@@ -113,6 +113,28 @@ def test_text_form_is_one_readable_line() -> None:
     assert line.endswith('WARNING link is\\ndown pod=ns/a why="no carrier"')
 
 
+FORGED = "a\rb\x1b[2Jc\u2028d\x9b1me\udcff\n2026 ERROR f"
+
+
+def test_what_comes_from_outside_neither_forges_a_line_nor_steers_a_terminal() -> None:
+    with captured("text") as stream:
+        log.warning("IPAM plugin x: %s", FORGED, extra={"said": FORGED})
+        try:
+            raise ValueError(FORGED)
+        except ValueError:
+            log.exception("oh")
+    text = stream.getvalue()
+    assert [c for c in text if not c.isprintable() and c != "\n"] == []
+    first, *_ = text.split("\n")
+    assert first.endswith(r'a\rb\u001b[2Jc\u2028d\u009b1me\udcff\n2026 ERROR f"')
+    with captured() as stream:
+        log.warning("IPAM plugin x: %s", FORGED, extra={"said": FORGED})
+    text = stream.getvalue()
+    assert [c for c in text[:-1] if not c.isprintable()] == []
+    (line,) = lines(stream)
+    assert (line["message"], line["said"]) == (f"IPAM plugin x: {FORGED}", FORGED)
+
+
 def test_auto_form_is_json_unless_the_stream_is_a_terminal() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
