@@ -22,6 +22,7 @@ from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef
 from agent.model.device import Snapshot, is_pci_address
 from agent.model.slots import is_slot_id
 from cni import netconf, result
+from cni.answers import EnvironmentInvalid
 from cni.call import BEGUN, Call, GrantedDevice, Slots, request_of
 from cni.detach import Detaching
 from cni.laps import Laps
@@ -66,6 +67,7 @@ class Attaching:
         self._detaching = detaching
         self._busy_seconds = busy_seconds
         self._announcer = Announcer()
+        self._own_netns = namespaces.own()
         self._observe_steps = observe_steps
 
     def add(self, call: Call) -> Mapping[str, Any]:
@@ -79,6 +81,12 @@ class Attaching:
                 if not targets:
                     return self._passed_through(call, mark)
                 owner = Owner(call.container_id, call.ifname, call.pod, namespaces.identity(call.netns))
+                if owner.netns == self._own_netns:
+                    raise EnvironmentInvalid(
+                        f"CNI_NETNS {call.netns_path} is the namespace of the host, which must not get a pod's"
+                        " interfaces, addresses and routes: the process that it names may have ended, and another have"
+                        " its number"
+                    )
                 return self._add(call, owner, targets, mark)
             except BaseException:
                 self._let_slots_go(call)

@@ -51,3 +51,12 @@ def test_bytes_that_are_no_text_reach_no_books(rig: Rig, ask: Callable[..., Answ
     assert ask("DEL", pod, **{name: "K8S_POD_NAME=\udcff"}) == Answer(0, b"")
     rig.await_back()
     assert ask("ADD", pod, "c2").exit == 0
+
+
+def test_nothing_is_brought_into_the_namespace_of_the_host(rig: Rig, ask: Callable[..., Answer]) -> None:
+    """A path such as /proc/4711/ns/net names another process's once the pod's has ended."""
+    before = rig.found()
+    answer = ask("ADD", Path("/proc/thread-self/ns/net"))
+    assert (answer.exit, json.loads(answer.stdout)["code"]) == (1, protocol.INVALID_ENVIRONMENT)
+    assert "is the namespace of the host" in json.loads(answer.stdout)["msg"]
+    assert (rig.found(), rig.ledger.attachments()) == (before, ())
