@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from agent.model.allocation import PodRef
+from agent.model.allocation import Attachment, PodRef
 from cni import ipam
 from cni.netconf import NetConf
 
@@ -88,6 +88,15 @@ def request_of(call: Call, conf: NetConf) -> dict[str, Any]:
         "cni_args": call.cni_args,
         "cni_path": call.cni_path,
     }
+
+
+def with_path(row: Attachment, call: Call) -> Attachment:
+    """Have a row's IPAM plugin looked for where a later call says: an upgrade may have put it into another folder."""
+    before = row.request.get("cni_path", "")
+    if row.request.get("network") is None or call.cni_path in ("", before):
+        return row
+    folders = dict.fromkeys([*call.cni_path.split(":"), *before.split(":")])
+    return replace(row, request={**row.request, "cni_path": ":".join(folders)})
 
 
 def _has_newer_routes(ipam_section: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from agent.hardware import netns as namespaces
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState
-from cni.call import Call
+from cni.call import Call, with_path
 from cni.detach import Detaching
 from cni.leases import LeaseBook
 from cni.modes.choice import mode_of
@@ -99,7 +99,7 @@ def collect(ledger: Ledger, detaching: Detaching, call: Call, seconds: float = G
     ledger.begin_detach([row.attachment_id for row in dead])
     for row in dead:
         log.info("garbage: %s of container %s", row.device, row.owner.container_id)
-        detaching.start_detach(row, None)
+        detaching.start_detach(with_path(row, call), None)
     left = detaching.await_detached(dead, seconds)
     if left:
         reasons = {entry.device: entry.reason for entry in ledger.quarantines()}

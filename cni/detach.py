@@ -26,7 +26,7 @@ from agent.model.device import Snapshot
 from cni import foreign_lock
 from cni.ailment import REBOOTED, RowFacts, ailment
 from cni.beside import Beside
-from cni.call import BEGUN, Call
+from cni.call import BEGUN, Call, with_path
 from cni.finding import NOBODY, UNKNOWN
 from cni.leases import LeaseBook, goes_first
 from cni.locks import DeviceLocks
@@ -102,7 +102,7 @@ class Detaching:
         if rows:
             self._ledger.begin_detach([row.attachment_id for row in rows])
             for row in rows:
-                self.start_detach(foreign_lock.completed(row, call), call.netns)
+                self.start_detach(foreign_lock.completed(with_path(row, call), call), call.netns)
         elif self._is_strange(call):
             log.info(
                 "container %s is in no books: its addresses of %s are to be given back", call.container_id, call.ifname
