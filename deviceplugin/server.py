@@ -23,8 +23,8 @@ from deviceplugin.grants import Grants
 from deviceplugin.resources import Unit
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 
-Observe = Callable[[str], AbstractContextManager[object]]
-"""Times one operation, named by its argument; sees the exception when it fails."""
+Observe = Callable[[str, str], AbstractContextManager[object]]
+"""Times one operation of one resource, both named by its arguments; sees the exception when it fails."""
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[object, object]
 
@@ -38,7 +38,7 @@ STATUS = (
 )
 
 
-def unobserved(_operation: str) -> AbstractContextManager[object]:
+def unobserved(_operation: str, _resource: str) -> AbstractContextManager[object]:
     """Observe nothing."""
     return nullcontext()
 
@@ -155,7 +155,7 @@ class ResourceService(api_pb2_grpc.DevicePluginServicer):
 
     async def _answer(self, operation: str, context: Context, work: Awaitable[T]) -> T:
         try:
-            with self._observe(operation):
+            with self._observe(operation, self.resource_name):
                 return await work
         except AgentError as error:
             log.warning("%s failed: %s", operation, error, extra={"resource": self.resource_name})

@@ -122,7 +122,7 @@ class Metrics:
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
 
-    def observe(self, operation: str, resource: str = "") -> Observation:
+    def observe(self, operation: str, resource: str) -> Observation:
         """Time one call from kubelet. Its outcome is that of the block, unless the block names one."""
 
         def record(outcome: str, taken: float) -> None:

@@ -134,12 +134,12 @@ def test_a_full_disk_under_the_ledger_refuses_grants_and_heals(short_path: Path,
     run(work())
 
 
-def test_each_call_is_observed_with_its_error(short_path: Path) -> None:
-    seen: list[tuple[str, str]] = []
+def test_each_call_is_observed_with_its_resource_and_error(short_path: Path) -> None:
+    seen: list[tuple[str, str, str]] = []
     lock = threading.Lock()
 
     @contextlib.contextmanager
-    def observe(operation: str) -> Iterator[None]:
+    def observe(operation: str, resource: str) -> Iterator[None]:
         outcome = "ok"
         try:
             yield
@@ -148,7 +148,7 @@ def test_each_call_is_observed_with_its_error(short_path: Path) -> None:
             raise
         finally:
             with lock:
-                seen.append((operation, outcome))
+                seen.append((operation, resource, outcome))
 
     async def work() -> None:
         async with rig(short_path, resources=VF_ONLY, observe=observe) as r:
@@ -159,4 +159,8 @@ def test_each_call_is_observed_with_its_error(short_path: Path) -> None:
                     await stub.Allocate(api_pb2.AllocateRequest(container_requests=[request]))
 
     run(work())
-    assert seen == [("GetPreferredAllocation", "ok"), ("Allocate", "ok"), ("Allocate", "UnknownUnit")]
+    assert seen == [
+        ("GetPreferredAllocation", "rdma/vf", "ok"),
+        ("Allocate", "rdma/vf", "ok"),
+        ("Allocate", "rdma/vf", "UnknownUnit"),
+    ]

@@ -37,6 +37,9 @@ def test_a_scrape_is_sound_and_tells_what_a_pod_has(stage: Stage) -> None:
     assert settled(missing) == []
     text = scrape(stage)
     assert 'nodefabric_cni_duration_milliseconds_count{command="ADD",outcome="ok"} 1.0' in text
+    for resource in ("rdma/vf", "nvidia.com/gpu"):
+        labels = f'operation="Allocate",outcome="ok",resource="{resource}"'
+        assert f"nodefabric_rpc_duration_milliseconds_count{{{labels}}} 1.0" in text
     assert 'nodefabric_adapter_offered{device="' in text
     names = {line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if line.startswith("nodefabric_")}
     assert names - documented() == set()
