@@ -95,8 +95,12 @@ def with_path(row: Attachment, call: Call) -> Attachment:
     before = row.request.get("cni_path", "")
     if row.request.get("network") is None or call.cni_path in ("", before):
         return row
-    folders = dict.fromkeys([*call.cni_path.split(":"), *before.split(":")])
-    return replace(row, request={**row.request, "cni_path": ":".join(folders)})
+    return replace(row, request={**row.request, "cni_path": joined(call.cni_path, before)})
+
+
+def joined(first: str, second: str) -> str:
+    """Put the folders of one CNI_PATH behind those of another, each once."""
+    return ":".join(dict.fromkeys(filter(None, f"{first}:{second}".split(":"))))
 
 
 def _has_newer_routes(ipam_section: Mapping[str, Any]) -> bool:

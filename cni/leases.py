@@ -25,7 +25,7 @@ from agent.errors import AgentError, DeviceBusy, IpamFailed
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, OwedLease
 from cni import ipam
-from cni.call import Call, ipam_call, request_of
+from cni.call import Call, ipam_call, joined, request_of
 from cni.finding import UNKNOWN
 from cni.orphans import Orphans
 from cni.result import Leases
@@ -62,6 +62,8 @@ class LeaseBook:
         self._free = threading.Condition()
         self._hung: dict[tuple[str, str], float] = {}
         """When a plugin hung last, by its type and where it was looked for."""
+        self._newest_path = ""
+        """Where plugins are, as the last call said. An upgrade may have moved them since a row was written."""
         self._orphans = Orphans(ledger.path.parent)
         self._ending = threading.Event()
         self._beside = threading.Lock()
@@ -75,6 +77,7 @@ class LeaseBook:
     def take(self, row: Attachment) -> Leases:
         """Lease addresses for an attachment, as its network says. Raises IpamFailed."""
         container_id, ifname = row.owner.container_id, row.ifname
+        self._newest_path = row.request["cni_path"]
         with self._alone(container_id, ifname):
             for owed in self._ledger.owed_leases_of(container_id, ifname):
                 self._delete(owed)
@@ -108,6 +111,7 @@ class LeaseBook:
 
         It may be of a pod from before this plugin, or from before the books were lost. Raises LedgerError.
         """
+        self._newest_path = call.cni_path
         self._ledger.owe_lease(call.container_id, call.ifname, call.netns_path, request_of(call, call.conf))
         with self._beside:
             self._asked_again = True
@@ -269,8 +273,9 @@ class LeaseBook:
     @contextmanager
     def _call(self, row: Attachment | OwedLease) -> Iterator[ipam.IpamCall]:
         container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id
+        made = ipam_call(row.request, container_id, row.ifname, row.netns_path)
         with self._orphans.plugin() as inherited:
-            yield replace(ipam_call(row.request, container_id, row.ifname, row.netns_path), inherited=inherited)
+            yield replace(made, cni_path=joined(made.cni_path, self._newest_path), inherited=inherited)
 
     @contextmanager
     def _alone(self, container_id: str, ifname: str, seconds: float = ALONE_SECONDS) -> Iterator[None]:
