@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.errors import HardwareError
@@ -38,6 +38,8 @@ class Machine:
     rdma: RdmaNetlink
     api_server: str | None = None
     """IP address of the cluster's API server."""
+    _names: dict[str, str] = field(default_factory=dict)
+    """PCI function → name of its interface when it was last looked for, if it had but one."""
 
     @classmethod
     def open(cls, root: Path = Path("/"), api_server: str | None = None, gpu_pace: Pace = DEFAULT_PACE) -> Machine:
@@ -82,7 +84,12 @@ class Machine:
         """Find the interface of a PCI device in the host's namespace.
 
         sysfs lists a function's interfaces by itself: no netlink dump of a thousand links to find one.
+        A pod waits for it, and mostly the name is what it was.
         """
+        known = self._names.pop(device, None)
+        if known is not None and (link := self.links.find_as(known, device)) is not None:
+            self._names[device] = known
+            return link
         folder = f"{self.root}/sys/bus/pci/devices/{device}/net"
         for _ in range(_RENAMES):
             try:
@@ -95,6 +102,8 @@ class Machine:
                 names.sort(key=lambda name: (self._dev_port(name), name))
             link = self.links.find_own(names, device)
             if link is not None:
+                if len(names) == 1:
+                    self._names[device] = names[0]
                 return link
         return None
 

@@ -9,11 +9,12 @@ namespace it opens a socket of its own on a thread that entered it.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pyroute2 import IPRoute
@@ -42,11 +43,15 @@ from agent.hardware.rtnetlink import (
     IdleSockets,
     LinkMessage,
     LinkSocket,
+    decode,
     failed,
     translated,
 )
 from agent.hardware.tcx import TcxPrograms
 from agent.model.device import names_representor, uplink_rank
+
+MAX_KEPT = 512
+"""So many descriptions of links are remembered as read. A VF's is mostly the same when it is given to the next pod."""
 
 T = TypeVar("T")
 
@@ -66,6 +71,7 @@ class Netlink:
     ) -> None:
         """`device_of` names the device of a link message; a simulated node has another rule."""
         self._device_of = device_of
+        self._read = functools.lru_cache(MAX_KEPT)(self._found)
         self._host_netns = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netlink")
         self._socket: IPRoute | None = None
@@ -91,8 +97,8 @@ class Netlink:
     def find(self, name: str, netns: int | None = None) -> Link | None:
         """Look an interface up by name."""
         with self._links(netns, f"look up interface {name}") as links:
-            found = links.find(name)
-        return self._link(found) if found is not None else None
+            found = links.described(name)
+        return self._read(found).link if found is not None else None
 
     def find_device(self, device: str, netns: int | None = None) -> Link | None:
         """Look for the interface of a device, whatever its name is. Lists all interfaces there."""
@@ -103,18 +109,29 @@ class Netlink:
 
         Names that rank alike count in the order given.
         """
-        best: tuple[tuple[int, int, str], LinkMessage] | None = None
+        best: tuple[tuple[int, int, str], _Found] | None = None
         with self._links(None, f"look up the interface of {device}") as links:
             for number, name in enumerate(names):
-                found = links.find(name)
-                if found is None or found.text(IFLA_PARENT_DEV_NAME) not in (None, device):
+                described = links.described(name)
+                found = self._read(described) if described is not None else None
+                if found is None or found.parent not in (None, device):
                     continue  # the name is another's by now
-                rank = uplink_rank(found.text(IFLA_PHYS_PORT_NAME) or "", number, name)
+                rank = uplink_rank(found.port, number, name)
                 if best is None or rank < best[0]:
                     best = rank, found
-        if best is None or names_representor(best[1].text(IFLA_PHYS_PORT_NAME) or ""):
+        if best is None or names_representor(best[1].port):
             return None
-        return replace(self._link(best[1]), device=device)
+        link = best[1].link
+        return link if link.device == device else replace(link, device=device)
+
+    def find_as(self, name: str, device: str) -> Link | None:
+        """Find the interface of a device under the name that was its only one. None if that is not certain any more."""
+        with self._links(None, f"look up the interface of {device}") as links:
+            described = links.described(name)
+        if described is None:
+            return None
+        found = self._read(described)
+        return found.link if found.is_of(device) else None
 
     def listed(self, netns: int | None = None) -> tuple[Link, ...]:
         """List all interfaces there."""
@@ -244,6 +261,11 @@ class Netlink:
         with self._links(source, f"move interface {link.name}{name} to another network namespace") as links:
             links.change(link.ifindex, netns=target, **_words(change))
 
+    def _found(self, described: bytes) -> _Found:
+        message = decode(described)
+        parent, port = message.text(IFLA_PARENT_DEV_NAME), message.text(IFLA_PHYS_PORT_NAME) or ""
+        return _Found(self._link(message), parent, port)
+
     def _link(self, message: LinkMessage) -> Link:
         mtu, tx_queue, group, master, *limits = message.numbers(
             IFLA_MTU, IFLA_TXQLEN, IFLA_GROUP, IFLA_MASTER, *OFFLOAD_LIMITS
@@ -296,6 +318,20 @@ class Netlink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A link, and what tells which function's it is."""
+
+    link: Link
+    parent: str | None
+    """Bus address of the device below it, where the kernel tells."""
+    port: str
+    """IFLA_PHYS_PORT_NAME; empty where there is none."""
+
+    def is_of(self, device: str) -> bool:
+        return self.parent == self.link.device == device and not names_representor(self.port)
 
 
 class _Links:

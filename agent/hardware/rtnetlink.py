@@ -130,12 +130,17 @@ class LinkSocket:
 
     def find(self, name: str) -> LinkMessage | None:
         """Look a link up by its name, or by another name of it. Raises OSError."""
+        found = self.described(name)
+        return decode(found) if found is not None else None
+
+    def described(self, name: str) -> bytes | None:
+        """Look a link up as `find` does, and return what `decode` takes."""
         encoded = name.encode(errors="surrogateescape") + b"\0"
         kind = IFLA_IFNAME if len(encoded) <= IFNAMSIZ else IFLA_ALT_IFNAME
         self._send(RTM_GETLINK, NLM_F_REQUEST, _ANY_LINK + _attribute(kind, encoded))
         answer = self._receive(_RECEIVE_BYTES)  # one message
         if _HEADER.unpack_from(answer)[1] == RTM_NEWLINK:
-            return _decode(answer, _HEADER.size)
+            return answer[_HEADER.size :]
         try:
             _raise(answer, _HEADER.size)
         except OSError as error:
@@ -156,7 +161,7 @@ class LinkSocket:
                     if error.errno != errno.ENODEV:
                         raise
             if answer == RTM_NEWLINK:
-                return _decode(payload[: _LINK.size]).ifindex, payload[_LINK.size :]
+                return decode(payload[: _LINK.size]).ifindex, payload[_LINK.size :]
         return None
 
     def set_vf(self, ifindex: int, attribute: bytes) -> None:
@@ -276,7 +281,7 @@ class LinkSocket:
             for answer, marks, payload in messages(self._receive(_RECEIVE_BYTES)):
                 disturbed = disturbed or bool(marks & NLM_F_DUMP_INTR)
                 if answer == RTM_NEWLINK:
-                    found.append(_decode(payload))
+                    found.append(decode(payload))
                 if answer in (NLMSG_ERROR, NLMSG_DONE):
                     _raise(payload)
                     if disturbed:
@@ -357,9 +362,10 @@ def _raise(payload: bytes, start: int = 0) -> None:
         raise OSError(-negative, os.strerror(-negative))
 
 
-def _decode(payload: bytes, start: int = 0) -> LinkMessage:
-    _, _, ifindex, flags, _ = _LINK.unpack_from(payload, start)
-    return LinkMessage(ifindex, flags, attribute_table(payload, start + _LINK.size))
+def decode(payload: bytes) -> LinkMessage:
+    """Read the body of a link message."""
+    _, _, ifindex, flags, _ = _LINK.unpack_from(payload)
+    return LinkMessage(ifindex, flags, attribute_table(payload, _LINK.size))
 
 
 def _link(ifindex: int, *, flags: int = 0, change: int = 0) -> bytes:

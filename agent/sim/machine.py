@@ -208,11 +208,16 @@ class SimulatedMachine:
 
     def find_netdev(self, device: str) -> Link | None:
         """Find the link that stands for a PCI device, in the host's namespace."""
-        if self.fabric is None or not self._has_link(device):
+        port = self.fabric.ports.get(device) if self.fabric is not None else None
+        if self.fabric is None or port is None:
             return None
-        link = self.links.find(self.fabric.ports[device].netdev)
+        if not os.path.lexists(f"{self.root}/sys/bus/pci/devices/{device}"):
+            return None  # unplugged
+        link = self.links.find(port.netdev)
         if link is not None and link.device == device:
-            return link
+            return link  # which a device without a driver has not: `unbind` ends it
+        if not self._has_driver(device):
+            return None
         link = self.links.find_device(device)
         if link is None and self.fabric.revive([device]):
             link = self.links.find_device(device)

@@ -303,3 +303,19 @@ def test_an_interface_whose_name_is_no_text_is_found(links: Netlink) -> None:
     assert found.name == "p\N{REPLACEMENT CHARACTER}"
     links.change(found, LinkChange(name="p1"))
     assert links.find("p1") is not None
+
+
+def test_each_look_tells_how_an_interface_is_now(links: Netlink) -> None:
+    before = v0(links)
+    assert v0(links) is before  # said in the same bytes, read once
+    for change in ("mtu 1400", "address 02:00:00:00:00:09", "alias B", "promisc on", "txqueuelen 7", "arp off"):
+        former = v0(links)
+        run("ip", "link", "set", "v0", *change.split())
+        assert v0(links) != former
+    assert (v0(links).mtu, v0(links).mac, v0(links).device) == (1400, "02:00:00:00:00:09", "B")
+
+
+def test_an_interface_that_does_not_name_its_device_is_not_certain_to_be_of_it(links: Netlink) -> None:
+    assert links.find_own(["v0"], "A") == v0(links)
+    assert links.find_as("v0", "A") is None
+    assert links.find_as("v9", "A") is None
