@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import threading
@@ -90,8 +89,8 @@ class LateRows:
             if self._journal is None or self._stuck:
                 return False
             before = self._waiting.get(row.attachment_id)
-            lasting = self._lasting.get(row.attachment_id) or json.dumps(rows.lasting_of(row))
-            said = f"{lasting[:-1]}, {json.dumps(rows.changing_of(row))[1:]}"
+            lasting = self._lasting.get(row.attachment_id) or rows.lasting_text(row)
+            said = f"{lasting[:-1]}, {rows.changing_text(row)[1:]}"
             if not self._journal.put(row.attachment_id, said):
                 return False
             if row.result is None:

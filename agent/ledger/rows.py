@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sqlite3
@@ -22,6 +23,9 @@ from agent.model.allocation import (
     Undo,
 )
 from agent.model.known import KnownDevice
+
+MAX_KEPT = 512
+"""So many undo records are remembered as JSON: one VF's is mostly the same for one pod as for the next."""
 
 log = logging.getLogger(__name__)
 
@@ -85,11 +89,27 @@ def binding(row: sqlite3.Row) -> Binding:
 
 def said_of(row: Attachment) -> dict[str, Any]:
     """Say all of an attachment in plain values, as JSON holds them."""
-    return lasting_of(row) | changing_of(row)
+    return {**_lasting_of(row), "undo": row.undo.document(), **_changing_of(row)}
 
 
-def lasting_of(row: Attachment) -> dict[str, Any]:
-    """Say what `finish_attach` does not change."""
+def lasting_text(row: Attachment) -> str:
+    """Say what `finish_attach` does not change, as JSON. A pod waits for it."""
+    return f'{json.dumps(_lasting_of(row))[:-1]}, "undo": {_undo_text(row.undo)}}}'
+
+
+def changing_text(row: Attachment) -> str:
+    """Say what `finish_attach` changes, as JSON."""
+    if row.result is None:
+        return f'{{"state": "{row.state}", "result": null, "since": {row.since!r}}}'
+    return json.dumps(_changing_of(row))
+
+
+@functools.lru_cache(MAX_KEPT)
+def _undo_text(undo: Undo) -> str:
+    return json.dumps(undo.document())
+
+
+def _lasting_of(row: Attachment) -> dict[str, Any]:
     return {
         "container_id": row.owner.container_id,
         "cni_ifname": row.owner.cni_ifname,
@@ -102,15 +122,13 @@ def lasting_of(row: Attachment) -> dict[str, Any]:
         "ifname": row.ifname,
         "device": row.device,
         "resource_name": row.resource_name,
-        "undo": row.undo.document(),
         "request": row.request,
         "boot_id": row.boot_id,
     }
 
 
-def changing_of(row: Attachment) -> dict[str, Any]:
-    """Say what `finish_attach` changes."""
-    return {"state": row.state.value, "result": row.result, "since": row.since}
+def _changing_of(row: Attachment) -> dict[str, Any]:
+    return {"state": str(row.state), "result": row.result, "since": row.since}
 
 
 def insert_attachment(db: sqlite3.Connection, attachment_id: int, said: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 
@@ -83,7 +83,7 @@ class Owner:
     netns: NetnsId
 
 
-class AttachmentState(Enum):
+class AttachmentState(StrEnum):
     ATTACHING = "attaching"
     """Hardware may be touched in part; the undo record says how to get back."""
     ATTACHED = "attached"
@@ -144,7 +144,7 @@ class Undo:
     """Which mode brought the device in, and will bring it back."""
     rdma: str | None = None
     """The RDMA device that moved along, as it is called in the host."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """What only this mode needs; values are as JSON holds them."""
     altnames: tuple[str, ...] = ()
     promisc: bool | None = None

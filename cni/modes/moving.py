@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from agent.errors import HardwareError, NetlinkFailed
-from agent.hardware.host import Host, Link, LinkChange
+from agent.hardware.host import Host, Link, LinkChange, TcxProgram
 from agent.model.allocation import Undo
 
 SETTLE_SECONDS = 2.0
 """How long a driver may take until a change of the interface holds."""
 POLL_SECONDS = 0.02
+MAX_KEPT = 512
+"""So many records are remembered: a pod waits for its VF's, and that says mostly what it said for the pod before."""
 MAC_REFUSED = frozenset((errno.EADDRNOTAVAIL, errno.EPERM, errno.EACCES))
 """What drivers answer when their PF enforces a MAC: igbvf; ixgbevf and others; iavf."""
 
@@ -47,7 +50,11 @@ def by_address(host: Host, device: str, ifname: str) -> Whereabouts:
 
 def record(host: Host, link: Link, *, mode: str) -> Undo:
     """Keep all of an interface that a pod may change."""
-    programs = host.links.tcx_programs(link)
+    return _record(link, host.links.tcx_programs(link), mode)
+
+
+@functools.lru_cache(MAX_KEPT)
+def _record(link: Link, programs: tuple[TcxProgram, ...], mode: str) -> Undo:
     return Undo(
         netdev=link.name,
         mac=link.mac,
