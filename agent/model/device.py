@@ -25,7 +25,7 @@ _REPRESENTOR = re.compile(r"(?:c\d+)?(?:pf\d+.*|.*[vs]f\d+)")
 
 def names_representor(phys_port_name: str) -> bool:
     """Tell whether an interface of this `phys_port_name` stands for another function's port, not for its own."""
-    return _REPRESENTOR.fullmatch(phys_port_name) is not None
+    return phys_port_name != "" and _REPRESENTOR.fullmatch(phys_port_name) is not None
 
 
 def uplink_rank(phys_port_name: str, dev_port: int, name: str) -> tuple[int, int, str]:

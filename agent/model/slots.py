@@ -28,7 +28,7 @@ def slot_id(resource_name: str, numa_node: int, number: int) -> str:
 
 def is_slot_id(text: str) -> bool:
     """Tell whether a text is a slot's name, whatever its resource."""
-    return len(text) <= MAX_SLOT_ID and _SLOT.fullmatch(text) is not None
+    return text.startswith("slot-") and len(text) <= MAX_SLOT_ID and _SLOT.fullmatch(text) is not None
 
 
 def is_slot_of(resource_name: str, text: str) -> bool:
