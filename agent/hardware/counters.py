@@ -112,14 +112,16 @@ def _of_pf(files: Attributes, pf: PciDevice, vfs: list[PciDevice], ask: AskPf) -
     netdev = pf.netdev
     if netdev is None:
         return
-    own_files = files.exists(f"/sys/class/net/{netdev.name}/device/sriov")
+    folder = f"/sys/class/net/{netdev.name}/device/sriov"
+    # NVIDIA's own drivers have one text per VF in its place (MLNX_OFED); they count for rtnetlink as well.
+    own_files = files.exists(folder) and any(files.names(f"{folder}/{vf.vf_index}/stats") for vf in vfs)
     told: Mapping[int, VfTraffic] = {} if own_files else _asked(ask, netdev.name)
     for vf in vfs:
         if vf.vf_index is None:
             continue
         traffic = told.get(vf.vf_index)
         if own_files:
-            traffic = _read(files, f"/sys/class/net/{netdev.name}/device/sriov/{vf.vf_index}/stats", _OF_FILES)
+            traffic = _read(files, f"{folder}/{vf.vf_index}/stats", _OF_FILES)
         if traffic is None and vf.netdev is not None:
             traffic = _read(files, f"/sys/class/net/{vf.netdev.name}/statistics", _OF_INTERFACE)
         if traffic is not None:

@@ -122,6 +122,17 @@ def test_files_of_the_driver_come_before_netlink(root: Path) -> None:
     assert pf
 
 
+def test_a_driver_whose_files_are_no_counters_is_asked_by_netlink(root: Path) -> None:
+    snapshot = scan(root)
+    _, netdev, vfs = first_pf(snapshot)
+    folder = (root / f"sys/class/net/{netdev}/device").resolve().relative_to(root)
+    for number in (0, 1):
+        write(root, f"{folder}/sriov/{number}/stats", "tx_packets    : 5011\ntx_bytes      : 4450870")
+    found = counters.read(root, snapshot, frozenset(), lambda name: message([entry(0, {2: 7}), entry(1, {2: 9})]))
+    told = {v.device: v.traffic for v in found.vfs if v.pf == netdev}
+    assert told == {vfs[0]: VfTraffic(rx_bytes=7), vfs[1]: VfTraffic(rx_bytes=9)}
+
+
 def test_an_interface_in_the_host_tells_of_its_vf_where_the_pf_does_not(root: Path) -> None:
     snapshot = scan(root)
     _, _, (vf, *_) = first_pf(snapshot)
