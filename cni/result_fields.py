@@ -83,7 +83,9 @@ def _need(fields: Fields, key: str, ok: Callable[[Any], bool], want: str) -> Non
 
 def _is_cidr(value: Any) -> bool:
     try:
-        return isinstance(value, str) and "/" in value and "%" not in value and bool(ipaddress.ip_interface(value))
+        # Python would take a mask for a length, too, and Go's net.ParseCIDR does not.
+        is_form = isinstance(value, str) and value.rpartition("/")[2].isdecimal() and "/" in value and "%" not in value
+        return is_form and bool(ipaddress.ip_interface(value))
     except ValueError:
         return False
 
