@@ -224,17 +224,28 @@ class Stage:
         return document
 
     def await_ready(self) -> None:
-        """Wait until nothing keeps the agent from its work."""
+        """Wait until nothing keeps the agent from its work, and kubelet, if it runs, has its lists."""
 
         def look() -> bool | None:
             if self.processes["agent"].poll() is not None:
                 raise AgentError(f"the agent ended with status {self.processes['agent'].returncode}")
             try:
-                return self.status()["ready"] or None
+                status = self.status()
             except OSError:
                 return None
+            return (status["ready"] and self._is_offered(status["resources"])) or None
 
         wait("the agent to be ready", look)
+
+    def _is_offered(self, resources: Sequence[Mapping[str, Any]]) -> bool:
+        """Tell whether kubelet has read what the agent offers. That is a moment after it has opened its streams."""
+        if "kubelet" not in self.processes:
+            return True
+        try:
+            node = json.loads((self.folder / "pods/node.json").read_text())
+        except FileNotFoundError:
+            return False
+        return all(node["allocatable"].get(found["name"], 0) == found["healthy"] for found in resources)
 
 
 def manifest(name: str, limits: Mapping[str, int]) -> str:

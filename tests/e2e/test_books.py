@@ -17,6 +17,7 @@ import yaml
 from agent.demo import still_attached
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import CONFIG, Stage, settled, wait
+from tests.e2e.test_pods import allocatable
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,7 +141,7 @@ def test_a_port_that_is_taken_keeps_no_pod_from_its_network(stage: Stage) -> Non
     with closing(socket.create_server(("127.0.0.1", stage.port))):
         process = stage.start_agent()
         wait("a word about the port", lambda: "Address already in use" in stage.log("agent") or None)
-        wait("the resources", lambda: stage.log("agent").count("registered with kubelet") == 3 or None)
+        wait("the VFs with kubelet", lambda: allocatable(stage, "rdma/vf") or None)
         stage.create_pod("a", {"rdma/vf": 1})
         stage.await_pod("a")
         assert process.poll() is None

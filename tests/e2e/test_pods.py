@@ -25,7 +25,8 @@ def units(pod: dict[str, Any], resource: str) -> list[str]:
 
 def allocatable(stage: Stage, resource: str) -> int:
     """Tell how many units of a resource kubelet may hand out."""
-    node = json.loads((stage.folder / "pods/node.json").read_text())
+    file = stage.folder / "pods/node.json"
+    node = json.loads(file.read_text()) if file.exists() else {"allocatable": {}}
     return int(node["allocatable"].get(resource, 0))
 
 
