@@ -186,6 +186,14 @@ def test_the_configuration_decides_about_paths_ports_and_probes(kube: Kube) -> N
         assert (agent[probe]["httpGet"]["host"], agent[probe]["httpGet"]["port"]) == ("127.0.0.1", 9900)
 
 
+@pytest.mark.parametrize("config", [{}, {"cdiDir": "/etc/cdi"}, {"cdiDir": "/etc/cdi/"}])
+def test_no_path_is_mounted_twice_which_the_api_server_refuses(kube: Kube, config: Document) -> None:
+    spec = pod(kube.template({"config": config}))
+    paths = [mount["mountPath"].rstrip("/") for mount in container(spec, "agent")["volumeMounts"]]
+    assert len(paths) == len(set(paths))
+    assert "/etc/cdi" in paths
+
+
 @pytest.mark.parametrize(
     ("address", "host"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("127.0.0.2", "127.0.0.2"), ("::1", "::1")]
 )
