@@ -106,7 +106,8 @@ def remove(
     with locked(target, remedy="it is still in place", step=step) as folder:
         marker = _claim(folder, instance, force=force)
         changed = []
-        for name in marker.replaced:
+        linked = [name for name in kinds.REPLACED if name not in marker.replaced and _is_link(folder, name)]
+        for name in (*marker.replaced, *linked):  # or a lost marker would leave links to nothing
             has_backup = folder.read(name + BACKUP, MAX_PLUGIN_BYTES) is not None
             if _is_link(folder, name):
                 if has_backup:

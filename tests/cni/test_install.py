@@ -104,6 +104,15 @@ def test_removing_takes_away_ours_only_and_once(wanted: Installation, tmp_path: 
     assert [path.name for path in wanted.target.iterdir()] == ["bridge"]
 
 
+def test_removing_without_the_marker_leaves_no_link_to_nothing(wanted: Installation) -> None:
+    (wanted.target / "sriov").write_bytes(b"another plugin")
+    install(replace(wanted, replace=("sriov", "rdma"), force=True))
+    (wanted.target / MARKER).unlink()
+    assert remove(wanted.target) == ("sriov", "rdma", "nodefabric")
+    assert names(wanted.target) == ["sriov"]
+    assert (wanted.target / "sriov").read_bytes() == b"another plugin"
+
+
 def test_a_missing_relay_or_one_that_is_no_executable_is_refused(wanted: Installation, tmp_path: Path) -> None:
     with pytest.raises(InstallFailed, match="--relay"):
         install(replace(wanted, relay=tmp_path / "absent"))
