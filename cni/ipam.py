@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ VERSIONS = ("1.1.0", "1.0.0", "0.4.0", "0.3.1", "0.3.0")
 """What we can speak with a plugin, newest first. Before 0.3.0 a result looks otherwise."""
 CHECK_SINCE = "0.4.0"
 COLLECT_SINCE = "1.1.0"
+BUSY_TRIES, BUSY_SECONDS = 5, 1.0
 _SHOWN = 300
 
 
@@ -154,7 +157,7 @@ def _ask(command: str, document: Mapping[str, Any], call: IpamCall, seconds: flo
         "PATH": os.defpath,
     }
     try:
-        done = program.run(file, json.dumps(document).encode(), env, seconds, call.inherited)
+        done = _run_program(file, json.dumps(document).encode(), env, seconds, call.inherited)
     except program.OutOfTime as error:
         raise IpamTimedOut(kind, f"{command} did not end within {seconds:g} s and was killed") from error
     except program.TooMuchOutput as error:
@@ -174,6 +177,20 @@ def _ask(command: str, document: Mapping[str, Any], call: IpamCall, seconds: flo
             kind, f"{command} failed: {text}{_remedy(kind, text)}", code if isinstance(code, int) else None
         )
     return answer
+
+
+def _run_program(
+    file: Path, stdin: bytes, env: Mapping[str, str], seconds: float, inherited: Iterable[int]
+) -> program.Finished:
+    """Run it, once its installer has written it: many copy over the file that is there. As CNI's library does."""
+    for _ in range(BUSY_TRIES):
+        try:
+            return program.run(file, stdin, env, seconds, inherited)
+        except OSError as error:
+            if error.errno != errno.ETXTBSY:
+                raise
+        time.sleep(BUSY_SECONDS)
+    return program.run(file, stdin, env, seconds, inherited)
 
 
 def _remedy(kind: str, text: str) -> str:

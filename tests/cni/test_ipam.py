@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,15 @@ def test_a_plugin_that_cannot_be_run_is_named(plugin: Callable[[str], Path], cal
     plugin("").chmod(0o644)
     with pytest.raises(IpamFailed, match="stub cannot be run: Permission denied"):
         ipam.add(network("stub"), call)
+
+
+def test_a_plugin_that_an_installer_is_writing_is_waited_for(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    file = plugin('echo \'{"ips": [{"address": "10.0.0.2/24"}]}\'')
+    with file.open("ab") as opened:
+        done = threading.Timer(0.3, opened.close)
+        done.start()
+        assert ipam.add(network("stub"), call).addresses == ("10.0.0.2/24",)
+        done.join()
 
 
 def test_a_plugin_that_does_not_read_its_input_is_fine(plugin: Callable[[str], Path], call: IpamCall) -> None:
