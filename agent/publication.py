@@ -37,7 +37,7 @@ from agent.topology.labels import NO_NAMES
 from agent.topology.leaf import LeafListener
 from agent.topology.nfd import FeatureFile
 from agent.topology.node_object import NodeObject
-from agent.topology.own_node import MetadataApi, OwnNode
+from agent.topology.own_node import MetadataApi, NodeMetadata, OwnNode
 from agent.topology.publisher import ObjectApi, Pace, Publication, Publisher
 from agent.topology.state import NodeState, node_state
 
@@ -276,7 +276,7 @@ class Publications:
                 self._note("pods", self._watch.problem)
                 if watched is None and self._watch.problem is None:
                     return None  # it calls `changed` once the pods are listed
-            node = await self._node.read() if self._node is not None else None
+            node = await self._own_metadata()
             settings = await asyncio.to_thread(self._kubelet_config.read)
             self._note("kubelet's configuration", settings.problem)
             pods = await self._kubelet.list()
@@ -293,6 +293,14 @@ class Publications:
             )
             self._state_at = now
             return self._known_state
+
+    async def _own_metadata(self) -> NodeMetadata | None:
+        """Read the Node that owns what is published. Nobody else would miss it: the name may be another node's."""
+        if self._node is None:
+            return None
+        found = await self._node.read()
+        self._note("owner", f"what is published has no owner: {self._node.problem}" if found is None else None)
+        return found
 
     # ------------------------------------------------------------- hardware
 

@@ -59,6 +59,16 @@ def test_a_node_whose_devices_are_not_known_yet_is_not_told_as_one_without(tmp_p
     asyncio.run(scenario())
 
 
+def test_an_object_of_no_node_is_said(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Rig(tmp_path, QUICK) as rig:
+            await until(lambda: rig.server.state.counts.applies == 1)
+            assert "ownerReferences" not in rig.stored()["metadata"]
+            await until(lambda: "what is published has no owner: GET /api/v1/nodes/worker-1" in str(rig.complaints))
+
+    asyncio.run(scenario())
+
+
 def test_a_pod_that_waits_changes_nothing_and_rest_is_silence(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Rig(tmp_path, QUICK) as rig:
@@ -102,6 +112,7 @@ def test_with_podresources_nothing_is_watched(tmp_path: Path) -> None:
 def test_a_kubelet_that_is_away_is_said_and_nothing_is_published_meanwhile(tmp_path: Path) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path, replace(QUICK, fingerprint=Fingerprint("podresources")))
+        rig.server.state.add_node("worker-1")
         rig.kubelet.failing = True
         async with rig:
             await until(lambda: rig.complaints == ["NodeResourceTopology cannot be published: kubelet is away"])
@@ -116,6 +127,7 @@ def test_a_kubelet_that_is_away_is_said_and_nothing_is_published_meanwhile(tmp_p
 def test_a_policy_that_cannot_be_read_is_said_while_schedulers_are_told_the_default(tmp_path: Path) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path, QUICK)
+        rig.server.state.add_node("worker-1")
         (tmp_path / "config.yaml").write_text("topologyManagerPolicy: [")
         async with rig:
             await until(lambda: rig.stored().get("topologyPolicies") == ["None"])
@@ -132,8 +144,9 @@ def test_numatopology_goes_without_what_an_older_volcano_does_not_know(tmp_path:
     older = [d.lacking("spec", "podAllocations") if d.kind == "Numatopology" else d for d in definitions.load()]
 
     async def scenario() -> None:
-        config = replace(QUICK, publish=False, volcano=True)
-        async with Rig(tmp_path, config, known=older) as rig:
+        rig = Rig(tmp_path, replace(QUICK, publish=False, volcano=True), known=older)
+        rig.server.state.add_node("worker-1")
+        async with rig:
             await until(lambda: rig.stored("Numatopology") != {})
             spec = rig.stored("Numatopology")["spec"]
             assert "podAllocations" not in spec
