@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 
@@ -15,6 +16,6 @@ def agent_version() -> str:
         return "checkout"
 
 
-def node_name() -> str:
-    """Return the Kubernetes node name: NODE_NAME (downward API), else the host name."""
-    return os.environ.get("NODE_NAME") or socket.gethostname()
+def node_name(environ: Mapping[str, str] = os.environ, host_name: Callable[[], str] = socket.gethostname) -> str:
+    """Return the Kubernetes node name: NODE_NAME (downward API), else the host's name, as kubelet writes it."""
+    return environ.get("NODE_NAME") or host_name().strip().lower()
