@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from agent.errors import HardwareError
@@ -22,9 +23,15 @@ log = logging.getLogger(__name__)
 class PfNetlink:
     """`host.VfControl` on the real kernel."""
 
-    def __init__(self, settle_seconds: float = SETTLE_SECONDS, root: Path = Path("/")) -> None:
+    def __init__(
+        self,
+        settle_seconds: float = SETTLE_SECONDS,
+        root: Path = Path("/"),
+        open_links: Callable[[], LinkSocket] = LinkSocket,
+    ) -> None:
         self._settle_seconds = settle_seconds
         self._root = root
+        self._open_links = open_links
 
     def guids(self, pf_netdev: str, vf_index: int) -> tuple[str, str] | None:
         """Read the node and port GUID that a PF has for a VF; None if it does not tell."""
@@ -40,12 +47,12 @@ class PfNetlink:
         rtnetlink can only list all VFs of a PF at once, so this is not for the common path of
         a VF whose settings nobody asked to change.
         """
-        with translated(f"read VF {vf_index} of {pf_netdev}"), LinkSocket() as links:
+        with translated(f"read VF {vf_index} of {pf_netdev}"), self._open_links() as links:
             return _read(links, pf_netdev, vf_index)
 
     def traffic(self, pf_netdev: str) -> bytes | None:
         """Read a PF's link message with what it counted of its VFs, undecoded; None if it is gone."""
-        with translated(f"read what {pf_netdev} counts"), LinkSocket() as links:
+        with translated(f"read what {pf_netdev} counts"), self._open_links() as links:
             found = links.find_with_vfs(pf_netdev, statistics=True)
         return found[1] if found is not None else None
 
@@ -58,7 +65,7 @@ class PfNetlink:
         if settings.is_empty:
             return
         deadline = time.monotonic() + self._settle_seconds
-        with translated(f"look at VF {vf_index} of {pf_netdev}"), LinkSocket() as links:
+        with translated(f"look at VF {vf_index} of {pf_netdev}"), self._open_links() as links:
             pf = links.find(pf_netdev)
             if pf is None:
                 raise HardwareError(f"PF interface {pf_netdev} is gone")

@@ -38,6 +38,15 @@ def test_what_replaced_plugins_left_is_adopted_once_the_node_is_known(scene: Sce
     assert scene.counted == [("adopt", "replaced-plugin")] * 2
 
 
+def test_what_replaced_plugins_left_has_a_row_before_kept_dels_are_carried_out(scene: Scene) -> None:
+    """One of them may be of such a pod, and would find nothing to undo."""
+    scene.hands.adopted = Adopted(devices=(VF,))
+    before: list[tuple[str, str]] = []
+    scene.meanwhile = lambda: before.extend(scene.counted)
+    scene.reconciler.heal_attachments()
+    assert before == [("adopt", "replaced-plugin")]
+
+
 def test_books_that_cannot_be_written_at_the_start_do_not_end_the_agent(scene: Scene) -> None:
     scene.books.quarantine(VF, "clean-up failed")
     scene.books.close()

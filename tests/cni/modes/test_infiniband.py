@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from agent.errors import AttachmentError, HardwareError, RequestInvalid
-from agent.hardware.host import Link, LinkChange
+from agent.hardware.host import Link, LinkChange, VfControl
 from agent.hardware.netlink import Netlink
 from agent.model.allocation import Undo
+from agent.sim.machine import SimulatedMachine
 from cni.attachment import GrantedDevice
 from cni.modes import guid, rdma
 from tests.cni import tiny_node
@@ -68,6 +69,33 @@ def test_in_exclusive_mode_the_rdma_device_with_the_guid_is_in_the_pod(exclusive
     assert found.node_guid == NODE_GUID
     assert exclusive.in_pod(pod) is not None
     exclusive.check("c1", pod)
+
+
+class Forgetful:
+    """A PF that says that it has given a GUID, and has not."""
+
+    def __init__(self, control: VfControl) -> None:
+        self._control = control
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._control, name)
+
+    def set_guids(self, pf_netdev: str, vf_index: int, node: str, port: str) -> None:
+        return None
+
+
+def test_a_vf_that_comes_back_without_its_guid_is_told_and_brought_back(own_network: None, tmp_path: Path) -> None:
+    rdma_node.create(tmp_path, ib=True)
+
+    def forgetful(machine: SimulatedMachine) -> Any:
+        control: Any = Forgetful(machine.vf_control)
+        return replace(machine, vf_control=control)
+
+    with tiny_node.open_rig(tmp_path, host=forgetful) as rig:
+        before, pod = state(rig), rig.pod()
+        with pytest.raises(HardwareError, match=f"was bound anew for the GUID {GUID} but has "):
+            rig.add("c1", pod, guid=GUID)
+        assert (state(rig), rig.ledger.attachments(), rig.ledger.quarantines()) == (before, (), ())
 
 
 def test_a_vf_whose_guid_is_set_already_is_not_bound_anew(exclusive: Rig) -> None:

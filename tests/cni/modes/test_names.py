@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +149,17 @@ def test_altnames_that_the_pod_gave_do_not_come_back(rig: Rig, name: str, namesp
     if namespace_ends:
         rig.remove(pod)
     back(rig, None if namespace_ends else pod)
+    assert seen(rig) == before
+
+
+def test_altnames_that_a_vf_brings_home_by_itself_are_taken_from_it(rig: Rig) -> None:
+    """As real VFs do that the kernel brings back: here somebody moves it by hand."""
+    pod, before = rig.pod(), seen(rig)
+    rig.add("c1", pod)
+    rig.run_in(pod, "ip", "link", "property", "add", "dev", "net1", "altname", "strange")
+    rig.run_in(pod, "ip", "link", "set", "net1", "netns", str(os.getpid()))
+    assert seen(rig).altnames == ("strange",)
+    back(rig, pod)
     assert seen(rig) == before
 
 
