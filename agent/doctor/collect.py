@@ -22,7 +22,7 @@ from agent.doctor import containerd_config
 from agent.doctor.facts import UNLIMITED, ContainerRuntime, Facts, NetworkFile, is_containerd_2
 from agent.errors import AgentError, Unavailable
 from agent.model.device import Snapshot
-from agent.topology.kubelet_config import KubeletConfigFile
+from agent.topology import kubelet_config
 
 MOST_BYTES = 1 << 20
 ANSWER_SECONDS = 3.0
@@ -74,7 +74,7 @@ def _topology_policy(root: Path, kubelet_dir: Path, config: Config | None) -> st
         named = _below(root, config.topology.kubelet_config)
     if config is not None and config.topology.kubelet_config_dir is not None:
         drop_ins = _below(root, config.topology.kubelet_config_dir)
-    settings = KubeletConfigFile(named, drop_ins).read()
+    settings = kubelet_config.read(*kubelet_config.files_of(named, drop_ins))  # which logs nothing
     return settings.policy if settings.problem is None else None
 
 

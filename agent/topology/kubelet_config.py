@@ -62,7 +62,7 @@ class KubeletConfigFile:
 
     def read(self) -> KubeletSettings:
         """Return what the configuration says now."""
-        files = [self._path, *_listed(self._drop_ins)]
+        files = files_of(self._path, self._drop_ins)
         seen = [(path, _stamp(path)) for path in files]
         if seen != self._seen:
             self._settings, self._seen = read(*files), seen
@@ -95,12 +95,12 @@ def read(path: Path, *drop_ins: Path) -> KubeletSettings:
     return settings
 
 
-def _listed(folder: Path | None) -> list[Path]:
-    """List the drop-ins in kubelet's order."""
+def files_of(path: Path, drop_ins: Path | None) -> list[Path]:
+    """List the file, and the drop-ins of a folder, in kubelet's order."""
     try:
-        return sorted(folder.glob("*.conf"))[:MAX_DROP_INS] if folder is not None else []
+        return [path, *(sorted(drop_ins.glob("*.conf"))[:MAX_DROP_INS] if drop_ins is not None else [])]
     except OSError:
-        return []
+        return [path]
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
