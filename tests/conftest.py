@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import sandbox
 from tests.nvml import fake
@@ -24,8 +24,10 @@ _SEALED = pytest.StashKey[str]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave the machine's namespaces before any test, thread or event loop begins."""
-    # A deadline for each example is a timed assertion: it fails on a busy machine.
-    settings.register_profile("nodefabric", deadline=None)
+    # A deadline, for each example or for making them, is a timed assertion: it fails on a busy machine. And the same
+    # examples are tried in each run, so that what fails is due to the change that is tested.
+    checks = [HealthCheck.too_slow]
+    settings.register_profile("nodefabric", deadline=None, derandomize=True, suppress_health_check=checks)
     settings.load_profile("nodefabric")
     config.stash[_SEALED] = ""
     if IN_THE_MACHINE:
