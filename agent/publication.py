@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from agent.bandwidth import Bandwidth
 from agent.clients.apiserver import NODE, NUMATOPOLOGY, TOPOLOGY
 from agent.clients.kubelet import Allocatable, PodDevices
+from agent.clients.kubelet_config import KubeletConfigFile
 from agent.clients.pod_watch import PodLister, PodWatch, WatchedPod
 from agent.config.topology import Topology
 from agent.errors import AgentError, HardwareError, Refused
@@ -32,7 +33,6 @@ from agent.model.device import Snapshot
 from agent.model.unit import OfferedUnit
 from agent.node_events import EventApi
 from agent.topology import numatopology, resource
-from agent.topology.kubelet_config import KubeletConfigFile
 from agent.topology.labels import NO_NAMES
 from agent.topology.leaf import LeafListener
 from agent.topology.nfd import FeatureFile

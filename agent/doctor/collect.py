@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agent.clients import own_machine
+from agent.clients import kubelet_config, own_machine
 from agent.clients.cri import ContainerRuntime as RuntimeClient
 from agent.config import Config, Endpoints, Topology
 from agent.doctor import containerd_config
 from agent.doctor.facts import UNLIMITED, ContainerRuntime, Facts, NetworkFile, is_containerd_2
 from agent.errors import AgentError, Unavailable
 from agent.model.device import Snapshot
-from agent.topology import kubelet_config
 
 MOST_BYTES = 1 << 20
 ANSWER_SECONDS = 3.0

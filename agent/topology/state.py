@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from agent.clients import kubelet
 from agent.clients.kubelet import DeviceAssignment, MemoryBlock
+from agent.clients.kubelet_config import KubeletSettings
 from agent.clients.pod_watch import WatchedPod
 from agent.model.device import Snapshot
 from agent.model.unit import OfferedUnit
-from agent.topology.kubelet_config import KubeletSettings
 
 __all__ = ["Allocatable", "DeviceAssignment", "MemoryBlock", "NodeState", "PodUsage", "node_state"]
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.clients.kubelet_config import KubeletSettings
 from agent.model.device import NumaNode, Snapshot
 from agent.model.health import HEALTHY, unhealthy
 from agent.topology.amounts import by_zone
-from agent.topology.kubelet_config import KubeletSettings
 from agent.topology.state import Allocatable, DeviceAssignment, MemoryBlock, NodeState, PodUsage
 from tests.agent.topology.two_sockets import GIB, NODE, NOTHING_RESERVED, PAGE, FakeUnit
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.clients.kubelet_config import KubeletSettings, parse_cpus
 from agent.clients.pod_watch import WatchedPod
 from agent.hardware.sysfs_cpu import read_cpu_places
 from agent.model.cpu import CpuPlace, cpu_list
 from agent.model.device import NumaNode, Snapshot
 from agent.sim import definitions
-from agent.topology.kubelet_config import KubeletSettings, parse_cpus
 from agent.topology.numatopology import build
 from agent.topology.state import Allocatable, NodeState, PodUsage
 from tests.agent.topology.two_sockets import NODE

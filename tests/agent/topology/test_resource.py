@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from agent.clients.kubelet_config import KubeletSettings
 from agent.clients.pod_watch import WatchedPod
 from agent.model.device import NumaNode, Snapshot
 from agent.sim import definitions
 from agent.topology.content import canonical
-from agent.topology.kubelet_config import KubeletSettings
 from agent.topology.resource import build
 from agent.topology.state import NodeState, PodUsage
 from tests.agent.topology.two_sockets import GIB, NODE, TWO_SOCKETS, FakeUnit

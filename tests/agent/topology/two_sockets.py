@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent.clients.kubelet_config import KubeletSettings
 from agent.model.device import NumaNode, Snapshot
 from agent.model.health import HEALTHY, Health
-from agent.topology.kubelet_config import KubeletSettings
 from agent.topology.state import NodeState
 
 GIB = 1 << 30

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.clients import kubelet
+from agent.clients.kubelet_config import KubeletSettings
 from agent.clients.pod_watch import WatchedPod
 from agent.hardware import sysfs
 from agent.model.allocation import PodRef
 from agent.sim import recorded
-from agent.topology.kubelet_config import KubeletSettings
 from agent.topology.state import NodeState, node_state
 from tests.agent.topology.two_sockets import GIB, FakeUnit
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.topology.kubelet_config import KubeletConfigFile, KubeletSettings, parse_cpus, read
+from agent.clients.kubelet_config import KubeletConfigFile, KubeletSettings, parse_cpus, read
 
 FULL = """
 apiVersion: kubelet.config.k8s.io/v1beta1
