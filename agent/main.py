@@ -288,5 +288,8 @@ class Agent:
         return self._host.counters(busy, frozenset()).vfs if busy.devices else ()
 
     def _held(self) -> frozenset[str]:
-        """List the devices that kubelet has granted."""
-        return frozenset(g.device for g in self._parts.ledger.grants()) if self._parts is not None else frozenset()
+        """List the devices that kubelet has granted, and those that CNI brought into pods by itself."""
+        if self._parts is None:
+            return frozenset()
+        ledger = self._parts.ledger
+        return frozenset(g.device for g in ledger.grants()) | frozenset(row.device for row in ledger.attachments())

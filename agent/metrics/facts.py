@@ -165,22 +165,30 @@ def _unit_families(facts: Facts) -> Iterator[Metric]:
 
 
 def _allocations(facts: Facts) -> Metric:
-    """Tell which pod has which unit, whether a resource still offers it or not."""
+    """Tell which pod has which unit, whether a resource still offers it or not, and which device without one."""
     family = GaugeMetricFamily(
         "nodefabric_allocation_info",
-        "1 for each unit that a pod holds: join it on pod and namespace.",
+        "1 for each unit that a pod holds, and each device that CNI brought into a pod without one: join it on device.",
         labels=("namespace", "pod", "container", "resource", "unit", "device", "numa_node"),
     )
     offered = {unit.unit_id: unit for units in facts.units.values() for unit in units}
     for grant in facts.grants:
-        if (pod := grant.pod) is None:
-            continue
-        unit, device = offered.get(grant.unit_id), facts.snapshot.by_address.get(grant.device)
-        numa_node = unit.numa_node if unit is not None else device.numa_node if device is not None else NO_NUMA_NODE
-        where = pod.namespace, pod.name, facts.containers.get(grant.unit_id, "")
-        what = grant.resource_name, grant.unit_id, grant.device, str(numa_node)
-        family.add_metric((*where, *what), 1)
+        if (pod := grant.pod) is not None:
+            unit = offered.get(grant.unit_id)
+            numa_node = unit.numa_node if unit is not None else _numa_node(facts.snapshot, grant.device)
+            where = pod.namespace, pod.name, facts.containers.get(grant.unit_id, "")
+            family.add_metric((*where, grant.resource_name, grant.unit_id, grant.device, str(numa_node)), 1)
+    granted = {grant.device for grant in facts.grants}
+    for row in facts.attachments:
+        if is_pci_address(row.device) and row.device not in granted:
+            pod, numa_node = row.owner.pod, _numa_node(facts.snapshot, row.device)
+            family.add_metric((pod.namespace, pod.name, "", row.resource_name, "", row.device, str(numa_node)), 1)
     return family
+
+
+def _numa_node(snapshot: Snapshot, address: str) -> int:
+    device = snapshot.by_address.get(address)
+    return device.numa_node if device is not None else NO_NUMA_NODE
 
 
 _STATES = ("healthy", "unhealthy", "granted", "attached")

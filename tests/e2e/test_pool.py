@@ -52,6 +52,13 @@ def test_a_pod_gets_a_vf_beside_its_gpu_that_no_resource_offers(stage: Stage) ->
     assert device.vf_index > 2
     assert Terrain(snapshot).distance(device.address, gpu) is Locality.PIX
     assert device.address in {row["device"] for row in stage.status()["attachments"]}
+    scraped = stage.fetch("/metrics")
+    assert f'nodefabric_rdma_port_active{{device="{device.address}"' in scraped
+    assert any(
+        f'device="{device.address}"' in line and 'pod="a"' in line
+        for line in scraped.splitlines()
+        if line.startswith("nodefabric_allocation_info{")
+    )
     before = machine.links.by_device()
     assert device.address not in before
     call("DEL")

@@ -166,6 +166,13 @@ def test_a_unit_that_a_pod_has_of_a_former_resource_is_told_as_that_resources() 
     assert [sample.labels["resource"] for sample in family.samples] == ["rdma/vf"]
 
 
+def test_a_device_that_cni_brought_in_without_a_unit_is_told_with_its_pod() -> None:
+    registry = metrics_of(replace(FACTS, grants=(), units={}))
+    (family,) = [f for f in registry.collect() if f.name == "nodefabric_allocation_info"]
+    (told,) = family.samples
+    assert (told.labels["device"], told.labels["pod"], told.labels["unit"]) == (VF0, "trainer-0", "")
+
+
 def test_shares_of_one_hca_in_one_container_are_one_series_of_the_exporters_name() -> None:
     grants = tuple(Grant(f"guid-{i}", "rdma/hca", "0000:5e:00.0", 0.0, POD) for i in range(2))
     registry = metrics_of(Facts(Snapshot(), grants=grants, exporter_names=True))
