@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 import struct
 import threading
@@ -153,6 +154,8 @@ class CniServer:
                     return
                 request = protocol.receive_request(connection, self._receive_seconds)
                 try:
+                    if request.env.get("CNI_COMMAND") == "ADD" and _has_hung_up(connection):
+                        raise BrokenPipeError("nobody waits for this ADD any more, whose DEL may have come before it")
                     answer = self.answer(request)
                 finally:
                     if request.netns is not None:
@@ -237,6 +240,12 @@ def _listen(path: Path) -> socket.socket:
         fresh.unlink(missing_ok=True)
         raise
     return listener
+
+
+def _has_hung_up(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, 0)  # a hang-up is told in any case
+    return bool(poll.poll(0))
 
 
 def _is_served(path: Path) -> bool:

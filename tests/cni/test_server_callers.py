@@ -26,6 +26,7 @@ from cni.attachment import Call
 from cni.protocol import Request
 from cni.server import WAITING_THREADS
 from tests.cni.door import CONF, ENV, Door, read_all
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,24 @@ from tests.cni.door import CONF, ENV, Door, read_all
 def test_garbage_is_hung_up_on_and_the_next_caller_served(door: Door, frame: bytes) -> None:
     assert door.knock(frame) == b""
     assert door.ask("ADD")[0] == 0
+
+
+def test_an_add_that_nobody_waits_for_any_more_is_not_carried_out_and_a_del_is(
+    short_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They may have lain in the queue of an agent that was stuck, and the ADD's own DEL has gone another way since."""
+    door = Door(short_folder / "cni.sock")
+
+    def first() -> None:
+        for command in ("ADD", "DEL"):
+            frame = protocol.encode_request(Request({**ENV, "CNI_COMMAND": command}, json.dumps(CONF).encode()))
+            with door.connect() as caller, open("/proc/self/ns/net") as netns:
+                socket.send_fds(caller, [frame], [netns.fileno()])
+
+    door.server.start(first)
+    until(lambda: "nobody waits for this ADD" in caplog.text)
+    until(lambda: [command for command, _ in door.attachments.calls] == ["DEL"])
+    door.server.close()
 
 
 def test_a_request_with_two_descriptors_is_hung_up_on(door: Door) -> None:
