@@ -93,6 +93,13 @@ def test_prometheus_keeps_the_names_of_pods_that_series_tell_of() -> None:
     assert [endpoint["honorLabels"] for endpoint in podmonitor()["podMetricsEndpoints"]] == [True]
 
 
+def test_an_update_of_the_agent_makes_no_other_series() -> None:
+    (endpoint,) = podmonitor()["podMetricsEndpoints"]
+    dropped = [rule["regex"] for rule in endpoint["relabelings"] if rule.get("action") == "labeldrop"]
+    assert dropped == ["pod"]
+    assert "node" in [rule.get("targetLabel") for rule in endpoint["relabelings"]]
+
+
 def test_an_agent_that_is_away_is_told_of_whatever_the_release_is_called() -> None:
     pods = yaml.safe_load((ROOT / "daemonset/base/daemonset.yaml").read_text())["spec"]["template"]["metadata"]
     job = pods["labels"][podmonitor()["jobLabel"]]
