@@ -264,7 +264,7 @@ class Agent:
     def _facts(self) -> Facts:
         snapshot, parts = self._inventory.snapshot, self._parts
         if parts is None:
-            return Facts(snapshot, {})
+            return Facts(snapshot, obstacles=tuple(self.obstacles.found))
         offer, ledger = parts.plugins.allocator.offer, parts.ledger
         return Facts(
             snapshot,
