@@ -35,6 +35,23 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
+def evaluate(expression: str, series: dict[str, str], labels: str, value: float, folder: Path) -> None:
+    """Have Prometheus work out a query on series of a sample in 30 s, and expect one sample."""
+    case = {
+        "interval": "30s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f"round({expression}, 0.001)",
+                "eval_time": "9m",
+                "exp_samples": [{"labels": labels, "value": value}],
+            }
+        ],
+    }
+    (folder / "test.yaml").write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}))
+    assert "SUCCESS" in promtool("test", "rules", "test.yaml", folder=folder)
+
+
 def test_the_alert_rules_do_what_their_tests_say() -> None:
     promtool("check", "rules", "alerts.yaml")
     assert "SUCCESS" in promtool("test", "rules", "alerts-test.yaml")
@@ -74,19 +91,19 @@ def test_traffic_of_vfs_is_told_by_pod_though_pods_have_shares_of_one_hca_too(tm
         f"{_HELD}pod='p', device='0000:18:00.0', unit='hca-0', resource='rdma/hca'}}": "1x20",
         f"{_HELD}pod='q', device='0000:18:00.0', unit='hca-1', resource='rdma/hca'}}": "1x20",
     }
-    case = {
-        "interval": "30s",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "promql_expr_test": [
-            {
-                "expr": f"sum by (namespace, pod) ({expression})",
-                "eval_time": "9m",
-                "exp_samples": [{"labels": '{namespace="team", pod="p"}', "value": 2}],
-            }
-        ],
+    evaluate(f"sum by (namespace, pod) ({expression})", series, '{namespace="team", pod="p"}', 2, tmp_path)
+
+
+def test_the_steps_of_an_add_are_told_of_those_that_had_any(tmp_path: Path) -> None:
+    (expression,) = [
+        e.replace("$__rate_interval", "5m").replace("$instance", ".*") for e in expressions() if "_step_" in e
+    ]
+    series = {
+        "nodefabric_cni_step_duration_milliseconds_sum{instance='a', step='device'}": "0+40x20",
+        "nodefabric_cni_step_duration_milliseconds_count{instance='a', step='device'}": "0+2x20",
+        "nodefabric_cni_duration_milliseconds_count{instance='a', command='ADD', outcome='ok'}": "0+50x20",
     }
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}))
-    assert "SUCCESS" in promtool("test", "rules", "test.yaml", folder=tmp_path)
+    evaluate(expression, series, '{step="device"}', 20, tmp_path)
 
 
 def test_prometheus_keeps_the_names_of_pods_that_series_tell_of() -> None:
