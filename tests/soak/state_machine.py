@@ -12,6 +12,7 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.cni.tiny_node import PF
 from tests.soak.calls import Call, Pod
 from tests.soak.node import Node
 from tests.soak.scenarios import SETTINGS
@@ -23,6 +24,8 @@ RECONCILE_SECONDS = 0.5
 TRY_AGAIN_LATER = 11
 POINTS = st.integers(1, 1500)
 NUMBER = st.integers(0, 99)
+POOLED = 80
+"""From this number on a pod names no VF, and gets whichever is free."""
 KINDS = st.sampled_from(["plain", "settings", "addresses", "everything", "everything"])
 
 
@@ -294,6 +297,8 @@ class Life(RuleBasedStateMachine):
         pod = self.node.make_pod()
         self.pods.append(pod)
         conf: dict[str, Any] = {"deviceID": self.node.devices[number % len(self.node.devices)]}
+        if number >= POOLED:
+            conf = {"pf": [PF]}
         if kind in ("settings", "everything"):
             conf |= {**SETTINGS, "mac": _mac(number)}
         if kind in ("addresses", "everything"):
