@@ -45,7 +45,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     if facts.is_for_programs:
         raise HardwareError(f"{device} is bound to {facts.driver}, which gives no interface: bind it to its own driver")
     if conf.function_reset:
-        raise RequestInvalid(f"function_reset is for VFs that programs drive, and {device} has a network driver")
+        raise RequestInvalid(f"functionReset is for VFs that programs drive, and {device} has a network driver")
     if conf.guid is not None or conf.pkey is not None:
         raise RequestInvalid(guid.not_infiniband("guid" if conf.guid is not None else "pkey", device, facts.physfn))
     link = host.find_netdev(device)

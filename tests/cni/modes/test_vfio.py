@@ -178,7 +178,7 @@ def test_a_device_that_cannot_be_reset_alone_is_refused_if_that_was_asked_for(dp
 
 
 def test_a_reset_of_a_vf_with_a_network_driver_is_refused(rig: Rig) -> None:
-    with pytest.raises(RequestInvalid, match="function_reset is for VFs that programs drive"):
+    with pytest.raises(RequestInvalid, match="functionReset is for VFs that programs drive"):
         rig.add("c1", rig.pod(), functionReset=True)
 
 
