@@ -28,7 +28,8 @@ class Fleet:
         kubeconfig.write_text(server.kubeconfig())
         self.clock = Clock()
         self.cluster = Cluster(server.port)
-        config = Topology(publish=True, kubelet_config=folder / "none")
+        (folder / "kubelet.yaml").touch()
+        config = Topology(publish=True, kubelet_config=folder / "kubelet.yaml")
         self.agents = []
         for number in range(count):
             name = f"node-{number}"
