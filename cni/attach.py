@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from agent import device_info
@@ -238,6 +239,9 @@ class Attaching:
                 if target.mode == "nic":
                     self._refuse_shared(planned)
                 laps.end("plan")
+                foresee = None
+                if len(targets) == 1 and conf.ipam is None and planned.promised is not None:
+                    foresee = partial(_answer, call, [(planned.promised, result.Leases())])
                 row = self._ledger.begin_attach(
                     owner,
                     ifname=target.ifname,
@@ -247,6 +251,7 @@ class Attaching:
                     netns_path=call.netns_path,
                     request=request_of(call, conf) | {BEGUN: mark.begun},
                     durable=conf.ipam is not None,
+                    foresee=foresee,
                 )
                 rows.append(row)
                 laps.end("books")
@@ -265,11 +270,7 @@ class Attaching:
                         self._host.links.configure(target.ifname, call.netns, leases.addresses, leases.kernel_routes())
                         laps.end("addresses")
                 made.append((facts, leases))
-            answer = result.build(
-                call.conf.cni_version,
-                call.conf.prev_result,
-                [(result.Interface(f.name, f.mac, f.mtu, call.netns_path, f.pci_id or ""), got) for f, got in made],
-            )
+            answer = self._ledger.foreseen(rows[-1]) or _answer(call, made)
             if mark.close():  # from here on a DEL finds the rows
                 raise DeviceBusy(f"DEL of {owner.container_id} {owner.cni_ifname} came while its ADD was under way")
             self._ledger.finish_attach([row.attachment_id for row in rows], answer)
@@ -291,6 +292,14 @@ class Attaching:
             self._detaching.undo(row, netns)
         except AgentError as error:
             log.error("%s stays in the books as half attached: %s", row.device, error)
+
+
+def _answer(call: Call, made: Sequence[tuple[InterfaceFacts, result.Leases]]) -> Mapping[str, Any]:
+    return result.build(
+        call.conf.cni_version,
+        call.conf.prev_result,
+        [(result.Interface(f.name, f.mac, f.mtu, call.netns_path, f.pci_id or ""), leases) for f, leases in made],
+    )
 
 
 def _asks_nothing(conf: NetConf) -> bool:

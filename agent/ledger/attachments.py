@@ -70,11 +70,13 @@ class AttachmentBook(Database):
         netns_path: str,
         request: Mapping[str, Any],
         durable: bool = True,
+        foresee: Callable[[], Mapping[str, Any]] | None = None,
     ) -> Attachment:
         """Write the *attaching* row. From its return on the hardware may be touched.
 
-        With `durable`, addresses may be leased for it once `await_durable` has returned. Raises DeviceBusy if
-        any attachment of the device exists.
+        With `durable`, addresses may be leased for it once `await_durable` has returned. `foresee` makes the result
+        that `finish_attach` will most likely get; it is called on another thread, while the hardware is busy, and
+        must not block or raise. Raises DeviceBusy if any attachment of the device exists.
         """
         row = self._new(
             *(AttachmentState.ATTACHING, owner, ifname, device, resource_name, undo, netns_path, request),
@@ -84,13 +86,19 @@ class AttachmentBook(Database):
         with self._beginning:
             if self._attachments.of_device(device):
                 raise DeviceBusy(f"{device} has an attachment in the ledger already")
+            follower = (lambda: self._attached(row, foresee())) if foresee is not None else None
             with self._translated():
-                written = self._late.put(row, durable)
+                written = self._late.put(row, durable, follower)
             if written:
                 self._attachments.put([row])
             else:
                 self._insert(row, durable)
         return row
+
+    def foreseen(self, row: Attachment) -> Mapping[str, Any] | None:
+        """Return what `foresee` made of a row of `begin_attach`, if it has come to that."""
+        found = self._late.foreseen(row.attachment_id)
+        return found.result if found is not None else None
 
     def await_durable(self, row: Attachment) -> None:
         """Return once a row of `begin_attach` outlives a power cut. Raises LedgerError."""
@@ -161,15 +169,18 @@ class AttachmentBook(Database):
         self._write(write, durable, lambda _: self._attachments.put([row]))
 
     def finish_attach(self, attachment_ids: Iterable[int], result: Mapping[str, Any]) -> None:
-        """Turn *attaching* rows into *attached*, with the CNI result that will be answered."""
-        now, answer = self._clock(), dict(result)
+        """Turn *attaching* rows into *attached*, with the CNI result that will be answered.
+
+        What `foreseen` returned is written sooner.
+        """
         self._check_open()
         attached = []
         for row_id in (ids := tuple(attachment_ids)):
             row = self._attachments.get(row_id)
             if row is None or row.state is not AttachmentState.ATTACHING:
                 raise LedgerError(f"attachment {row_id} is not in state attaching")
-            attached.append(replace(row, state=AttachmentState.ATTACHED, result=answer, since=now))
+            ready = self._late.foreseen(row_id)
+            attached.append(ready if ready is not None and ready.result is result else self._attached(row, result))
         with self._translated():
             # One word for one row: several become attached together, or none does.
             written = len(attached) == 1 and self._late.put(attached[0], durable=False)
@@ -183,6 +194,9 @@ class AttachmentBook(Database):
 
         self._write(write, durable=False, then=lambda _: self._attachments.put(attached))
         self._late.forget(ids)
+
+    def _attached(self, row: Attachment, result: Mapping[str, Any]) -> Attachment:
+        return replace(row, state=AttachmentState.ATTACHED, result=dict(result), since=self._clock())
 
     def name_owner(self, row: Attachment, owner: Owner, request: Mapping[str, Any]) -> None:
         """Write down whose an adopted row is, and what its network asked for, once that is known."""

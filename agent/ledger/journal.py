@@ -18,8 +18,9 @@ import os
 import struct
 import threading
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 SUFFIX = "-journal-rows"
 PLACES = 64
@@ -65,6 +66,21 @@ def _word(half: bytes) -> tuple[int, int, dict[str, Any]] | None:
     return number, key, document
 
 
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What is to be said of one row, ready to be written."""
+
+    key: int
+    text: bytes
+    checksum: int
+
+    @classmethod
+    def of(cls, key: int, document: str) -> Self:
+        """Say a JSON object of a row."""
+        text = f"[{key}, {document}]".encode()
+        return cls(key, text, zlib.crc32(text))
+
+
 class Journal:
     """The file, open. `put` and `clear` may be called on any thread."""
 
@@ -84,12 +100,12 @@ class Journal:
         """Key → how many words its place has had."""
         self._number = 0
 
-    def put(self, key: int, document: str) -> bool:
-        """Write a row, a JSON object, in place of what was said of the same key.
+    def put(self, word: Word) -> bool:
+        """Write a row in place of what was said of the same key.
 
         False if there is no room for it. Raises OSError.
         """
-        text = f"[{key}, {document}]".encode()
+        key, text = word.key, word.text
         if len(text) > HALF_BYTES - _HEADER.size:
             return False
         with self._guard:
@@ -100,7 +116,7 @@ class Journal:
             self._number += 1
             offset = self._places[key] * _PLACE_BYTES + self._words[key] % 2 * HALF_BYTES
             try:
-                self._write(_HEADER.pack(len(text), zlib.crc32(text), self._number) + text, offset)
+                self._write(_HEADER.pack(len(text), word.checksum, self._number) + text, offset)
             except OSError:
                 if not self._words[key]:  # nobody will clear what was never said
                     self._free.append(self._places.pop(key))

@@ -35,6 +35,14 @@ class LateRow:
     """Whether the database has never heard of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Foreseen:
+    """The *attached* row that is to follow an *attaching* one, and its word for the journal."""
+
+    row: Attachment
+    word: journal.Word
+
+
 class LateRows:
     """What the database lacks, and the thread that hands it on."""
 
@@ -46,6 +54,9 @@ class LateRows:
         self._alarm: Alarm | None = None
         self._lasting: dict[int, str] = {}
         """Of each row that is *attaching* what will not change, as JSON: the end of an ADD says the same once more."""
+        self._awaited: dict[int, Callable[[], Attachment]] = {}
+        """Of each row that is *attaching* what makes the row that is to follow, until the thread has come to it."""
+        self._foreseen: dict[int, _Foreseen] = {}
         self._is_set = self._ending = False
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._path: Path | None = None
@@ -83,21 +94,30 @@ class LateRows:
                 self._alarm.close()
                 self._alarm = None
 
-    def put(self, row: Attachment, durable: bool) -> bool:
-        """Write a row into the journal. False if it must go straight into the database. Raises OSError."""
+    def put(self, row: Attachment, durable: bool, follower: Callable[[], Attachment] | None = None) -> bool:
+        """Write a row into the journal. False if it must go straight into the database. Raises OSError.
+
+        `follower` makes the row that `foreseen` may return later. It is called on another thread, and must not block.
+        """
         with self._guard:
             if self._journal is None or self._stuck:
                 return False
-            before = self._waiting.get(row.attachment_id)
-            lasting = self._lasting.get(row.attachment_id) or rows.lasting_text(row)
-            said = f"{lasting[:-1]}, {rows.changing_text(row)[1:]}"
-            if not self._journal.put(row.attachment_id, said):
+            key = row.attachment_id
+            before, foreseen = self._waiting.get(key), self._foreseen.get(key)
+            if foreseen is not None and foreseen.row is row:
+                lasting, word = "", foreseen.word
+            else:
+                lasting = self._lasting.get(key) or rows.lasting_text(row)
+                word = _word(lasting, row)
+            if not self._journal.put(word):
                 return False
             if row.result is None:
-                self._lasting[row.attachment_id] = lasting
+                self._lasting[key] = lasting
+                if follower is not None:
+                    self._awaited[key] = follower
             else:
-                self._lasting.pop(row.attachment_id, None)
-            self._waiting[row.attachment_id] = LateRow(
+                self._forget(key)
+            self._waiting[key] = LateRow(
                 row,
                 durable or (before is not None and before.durable),
                 is_new=before.is_new if before is not None else row.result is None,
@@ -110,7 +130,12 @@ class LateRows:
         """Take note that no more is to be said of these as *attaching* rows."""
         with self._guard:
             for attachment_id in attachment_ids:
-                self._lasting.pop(attachment_id, None)
+                self._forget(attachment_id)
+
+    def foreseen(self, attachment_id: int) -> Attachment | None:
+        """Return the row that is to follow an *attaching* one, if it was made meanwhile: to `put` it takes less."""
+        found = self._foreseen.get(attachment_id)
+        return found.row if found is not None else None
 
     def holds(self, attachment_id: int) -> bool:
         """Tell whether the database lacks this row, or its newest state."""
@@ -149,6 +174,10 @@ class LateRows:
             self._clear(attachment_id)
             return True
 
+    def _forget(self, key: int) -> None:
+        for known in (self._lasting, self._awaited, self._foreseen):
+            known.pop(key, None)
+
     def _clear(self, key: int) -> None:
         if self._journal is None:
             return
@@ -175,6 +204,7 @@ class LateRows:
         while True:
             alarm.wait()
             self._is_set, ending = False, self._ending  # a row that comes from here on sets it anew
+            self._foresee()
             if self._waiting:
                 try:
                     self._follow()
@@ -182,3 +212,23 @@ class LateRows:
                     log.error("%s", error)
             if ending:
                 return
+
+    def _foresee(self) -> None:
+        """Make the rows that are to follow, while the kernel moves the devices: the end of an ADD then waits less."""
+        with self._guard:
+            awaited = [(key, self._lasting[key], follower) for key, follower in self._awaited.items()]
+            self._awaited.clear()
+        for key, lasting, follower in awaited:
+            try:
+                row = follower()
+                made = _Foreseen(row, _word(lasting, row))
+            except Exception:  # the thread must live: without it the database would not follow
+                log.exception("what is to be said of attachment %d was not made beforehand", key)
+                continue
+            with self._guard:
+                if key in self._lasting:  # else the ADD was through before
+                    self._foreseen[key] = made
+
+
+def _word(lasting: str, row: Attachment) -> journal.Word:
+    return journal.Word.of(row.attachment_id, f"{lasting[:-1]}, {rows.changing_text(row)[1:]}")

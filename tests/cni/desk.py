@@ -37,7 +37,7 @@ class Desk:
         """Begin an attachment whose addresses come from a plugin."""
         self._devices += 1
         network = {"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric", "ipam": {"type": kind, **ipam}}
-        request = {"network": network, "cni_args": "", "cni_path": f"{self.folder}:{PLUGINS}"}
+        request: dict[str, Any] = {"network": network, "cni_args": "", "cni_path": f"{self.folder}:{PLUGINS}"}
         return attach(self.books, f"0000:3b:00.{self._devices}", owner(container_id), **request)
 
     def owe(self, container_id: str, kind: str = "stub") -> None:

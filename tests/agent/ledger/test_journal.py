@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from agent.ledger import journal
-from agent.ledger.journal import FILE_BYTES, HALF_BYTES, PLACES, Journal
+from agent.ledger.journal import FILE_BYTES, HALF_BYTES, PLACES, Journal, Word
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "rows"
+
+
+def put(rows: Journal, key: int, document: object) -> bool:
+    return rows.put(Word.of(key, json.dumps(document)))
 
 
 def spoil(path: Path, offset: int) -> None:
@@ -28,8 +32,8 @@ def spoil(path: Path, offset: int) -> None:
 def test_the_newest_word_about_each_row_is_read(path: Path) -> None:
     rows = Journal(path)
     for word in range(5):
-        assert rows.put(3, json.dumps({"word": word}))
-    assert rows.put(8, json.dumps({"word": "other"}))
+        assert put(rows, 3, {"word": word})
+    assert put(rows, 8, {"word": "other"})
     assert journal.read(path) == {3: {"word": 4}, 8: {"word": "other"}}
     rows.close()
 
@@ -37,8 +41,8 @@ def test_the_newest_word_about_each_row_is_read(path: Path) -> None:
 def test_a_torn_word_leaves_the_one_before(path: Path) -> None:
     rows = Journal(path)
     place = FILE_BYTES - 2 * HALF_BYTES  # the last free one is taken first
-    rows.put(3, json.dumps({"word": 0}))
-    rows.put(3, json.dumps({"word": 1}))
+    put(rows, 3, {"word": 0})
+    put(rows, 3, {"word": 1})
     spoil(path, place + HALF_BYTES + 20)
     assert journal.read(path) == {3: {"word": 0}}
     spoil(path, place + 20)
@@ -50,7 +54,7 @@ def test_a_torn_word_leaves_the_one_before(path: Path) -> None:
 def test_a_cleared_row_is_gone_whatever_was_said_of_it(path: Path, words: int) -> None:
     rows = Journal(path)
     for word in range(words):
-        rows.put(3, json.dumps({"word": word}))
+        put(rows, 3, {"word": word})
     rows.clear(3)
     rows.clear(3)
     assert journal.read(path) == {}
@@ -59,21 +63,21 @@ def test_a_cleared_row_is_gone_whatever_was_said_of_it(path: Path, words: int) -
 
 def test_a_place_that_is_free_again_says_nothing_of_the_former_row(path: Path) -> None:
     rows = Journal(path)
-    rows.put(3, json.dumps({}))
-    rows.put(3, json.dumps({}))
+    put(rows, 3, {})
+    put(rows, 3, {})
     rows.clear(3)
-    rows.put(4, json.dumps({"new": True}))
+    put(rows, 4, {"new": True})
     assert journal.read(path) == {4: {"new": True}}
     rows.close()
 
 
 def test_rows_without_room_are_refused(path: Path) -> None:
     rows = Journal(path)
-    assert not rows.put(1, json.dumps({"text": "x" * HALF_BYTES}))
-    assert all(rows.put(key, json.dumps({})) for key in range(PLACES))
-    assert not rows.put(PLACES, json.dumps({}))
+    assert not put(rows, 1, {"text": "x" * HALF_BYTES})
+    assert all(put(rows, key, {}) for key in range(PLACES))
+    assert not put(rows, PLACES, {})
     rows.clear(0)
-    assert rows.put(PLACES, json.dumps({}))
+    assert put(rows, PLACES, {})
     assert len(journal.read(path)) == PLACES
     assert path.stat().st_size == FILE_BYTES
     rows.close()
@@ -95,20 +99,20 @@ def test_a_write_that_fails_takes_no_place(path: Path) -> None:
     rows.broken = True
     for key in range(PLACES):
         with pytest.raises(OSError, match="Input/output error"):
-            rows.put(key, json.dumps({"never": "said"}))
+            put(rows, key, {"never": "said"})
     assert journal.read(path) == {}
     rows.broken = False
-    assert all(rows.put(key, json.dumps({"word": key})) for key in range(100, 100 + PLACES))
+    assert all(put(rows, key, {"word": key}) for key in range(100, 100 + PLACES))
     assert journal.read(path) == {key: {"word": key} for key in range(100, 100 + PLACES)}
     rows.close()
 
 
 def test_a_newer_word_that_fails_leaves_the_older_one_where_it_can_be_cleared(path: Path) -> None:
     rows = Failing(path)
-    assert rows.put(3, json.dumps({"word": 0}))
+    assert put(rows, 3, {"word": 0})
     rows.broken = True
     with pytest.raises(OSError, match="Input/output error"):
-        rows.put(3, json.dumps({"word": 1}))
+        put(rows, 3, {"word": 1})
     assert journal.read(path) == {3: {"word": 0}}
     rows.clear(3)
     assert journal.read(path) == {}
