@@ -126,30 +126,23 @@ class Binder(BoundSlots):
         return tuple(b for b in self._ledger.bindings() if b.container_id == call.container_id)
 
     def _containers(self, pod: PodRef, late: Collection[str]) -> tuple[Held, ...]:
-        """Ask what a pod's containers have. kubelet is not asked where the books say that nobody has any slots."""
+        """Ask what a pod's containers have. kubelet is not asked where books and checkpoint tell of no slots."""
         if not (late or self._had_slots) or not pod.name:
             return ()
-        granted = self._ledger.granted_slots()
-        if not granted and (not late or self._is_settled()):
+        # The grant of what only an init container has may have ended: nobody tells the reconciler whose it is.
+        noted = checkpoint.containers_of(self._kubelet_dir, pod.uid) if pod.uid else ()
+        if not self._ledger.granted_slots() and not _slots_of(noted) and (not late or self._is_settled()):
             return ()
         found = self._ask_kubelet(pod)
         containers = _listed(found) if found is not None else ()
-        listed = {unit for held in containers for units in held.units.values() for unit in units}
-        others = {b.unit_id for b in self._ledger.bindings() if b.pod.uid not in ("", pod.uid)}
-        waiting = granted - listed - others
-        if waiting and pod.uid:
-            containers += self._init_containers(pod, containers, waiting)
-        return containers
+        return containers + self._init_containers(pod, containers, noted)
 
-    def _init_containers(self, pod: PodRef, known: Sequence[Held], waiting: Collection[str]) -> tuple[Held, ...]:
+    def _init_containers(self, pod: PodRef, known: Sequence[Held], noted: Sequence[Held]) -> tuple[Held, ...]:
         """List the containers that PodResources does not tell of, if they have slots that nobody has else."""
         names = {held.container for held in known}
-        found = checkpoint.containers_of(self._kubelet_dir, pod.uid)
-        return tuple(
-            held
-            for held in found
-            if held.container not in names and any(set(ids) & set(waiting) for ids in held.units.values())
-        )
+        others = {b.unit_id for b in self._ledger.bindings() if b.pod.uid not in ("", pod.uid)}
+        had = _slots_of(known) | others
+        return tuple(held for held in noted if held.container not in names and _slots_of([held]) - had)
 
     def _bind(
         self, call: Call, asked: Sequence[Wish], containers: Sequence[Held], wanted: Callable[[], bool]
@@ -257,6 +250,10 @@ def _refuse_strangers(containers: Sequence[Held], late: Collection[str]) -> None
                     " name with `binding: late` any more, so no device can be chosen: put the resource back, or"
                     " recreate the pod"
                 )
+
+
+def _slots_of(containers: Sequence[Held]) -> frozenset[str]:
+    return frozenset(u for held in containers for units in held.units.values() for u in units if is_slot_id(u))
 
 
 def _listed(found: PodDevices) -> tuple[Held, ...]:

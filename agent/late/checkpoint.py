@@ -6,7 +6,8 @@ checkpoint after each Allocate, so before a pod's sandbox is made, and by UID:
     {"Data": {"PodDeviceEntries": [{"PodUID", "ContainerName", "ResourceName", "DeviceIDs": {"<NUMA>": [ID]}}]}}
 
 Before 1.20 DeviceIDs is a plain list. It is read for the slots that no pod of PodResources has, and believed for
-nothing else: where it cannot be read, or looks otherwise, init containers go without.
+nothing else: where it cannot be read, or looks otherwise, init containers go without. Of a pod that has no sandbox
+yet, or a new one, it is never out of date: kubelet takes nothing from a pod before that has ended.
 """
 
 from __future__ import annotations
@@ -38,9 +39,15 @@ class Entry:
 
 
 def containers_of(kubelet_dir: Path, pod_uid: str) -> tuple[Held, ...]:
-    """Tell what the containers of a pod were given, by the pod's UID. Nothing if that cannot be told."""
+    """Tell what the containers of a pod were given, by the pod's UID. Nothing if that cannot be told.
+
+    Each ADD asks: a pod that the file does not name costs no more than reading it.
+    """
     found: dict[str, dict[str, tuple[str, ...]]] = {}
-    for entry in entries(kubelet_dir) or ():
+    text = _read(kubelet_dir)
+    if text is None or pod_uid.encode() not in text:
+        return ()
+    for entry in _parsed(kubelet_dir, text) or ():
         if entry.pod_uid == pod_uid:
             units = found.setdefault(entry.container, {})
             name = entry.resource_name
@@ -50,17 +57,34 @@ def containers_of(kubelet_dir: Path, pod_uid: str) -> tuple[Held, ...]:
 
 def entries(kubelet_dir: Path) -> tuple[Entry, ...] | None:
     """List what the containers of all pods were given; None if that cannot be told."""
-    path = kubelet_dir / FILE
+    text = _read(kubelet_dir)
+    return _parsed(kubelet_dir, text) if text is not None else None
+
+
+def _read(kubelet_dir: Path) -> bytes | None:
     try:
-        with path.open("rb") as stream:
-            listed = json.loads(stream.read(MAX_BYTES))["Data"]["PodDeviceEntries"] or ()
+        with (kubelet_dir / FILE).open("rb") as stream:
+            return stream.read(MAX_BYTES)
+    except FileNotFoundError:
+        return None  # kubelet has given nothing to anybody yet
+    except OSError as error:
+        _say(kubelet_dir, error)
+        return None
+
+
+def _parsed(kubelet_dir: Path, text: bytes) -> tuple[Entry, ...] | None:
+    try:
         return tuple(
             Entry(str(e["PodUID"]), str(e["ContainerName"]), str(e["ResourceName"]), tuple(_ids(e["DeviceIDs"])))
-            for e in listed
+            for e in json.loads(text)["Data"]["PodDeviceEntries"] or ()
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        log.warning("what kubelet gave to init containers is not known: %s cannot be read: %s", path, error)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        _say(kubelet_dir, error)
         return None
+
+
+def _say(kubelet_dir: Path, error: Exception) -> None:
+    log.warning("what kubelet gave to init containers is not known: %s cannot be read: %s", kubelet_dir / FILE, error)
 
 
 def _ids(value: Any) -> Iterator[str]:

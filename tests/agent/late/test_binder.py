@@ -4,16 +4,45 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from dataclasses import replace
 
 import pytest
 
-from agent.clients.kubelet import DeviceAssignment, PodDevices
+from agent.clients.kubelet import ContainerDevices, DeviceAssignment, PodDevices
 from agent.errors import DeviceBusy, Unavailable
 from agent.late.checkpoint import FILE
 from agent.model.allocation import PodRef
+from agent.reconcile import UNCLAIMED_SECONDS
+from agent.reconcile.grants import Release, decide
 from tests.agent.late.binding import LATE, OTHER, POD, RESOURCES, Rig, Stock, call, slot
 from tests.deviceplugin.machines import change, gpu_uuid
+
+
+def note(rig: Rig, *entries: tuple[str, str, list[str]]) -> None:
+    """Have kubelet write into its checkpoint which container (of a pod, by UID) has which slots."""
+    listed = [
+        {"PodUID": uid, "ContainerName": name, "ResourceName": "rdma/vf", "DeviceIDs": {"0": slots}}
+        for uid, name, slots in entries
+    ]
+    (rig.folder / FILE).parent.mkdir()
+    (rig.folder / FILE).write_text(json.dumps({"Data": {"PodDeviceEntries": listed}}))
+
+
+def settle_grants(rig: Rig) -> None:
+    """Do with the grants what the reconciler does a while later."""
+    now = time.time() + UNCLAIMED_SECONDS + 1
+    for action in decide(
+        rig.ledger.grants(),
+        tuple(rig.known().claims or ()),
+        offered=None,
+        attached=(),
+        moved={},
+        asked_at=now,
+        unclaimed_before=now - UNCLAIMED_SECONDS,
+    ):
+        if isinstance(action, Release):
+            rig.ledger.release([action.unit_id])
 
 
 def test_a_pod_gets_a_device_for_each_slot_and_a_spec_that_says_what_it_is(rig: Rig) -> None:
@@ -153,21 +182,42 @@ def test_variables_for_libraries_name_all_devices_of_the_container(rig: Rig) -> 
 def test_what_only_an_init_container_has_is_bound_too(rig: Rig) -> None:
     rig.grant(POD, slot(0))
     rig.ledger.grant("rdma/vf", {slot(1): "", slot(2): ""})
-    entries = [
-        {"PodUID": uid, "ContainerName": name, "ResourceName": "rdma/vf", "DeviceIDs": {"0": ids}}
-        for uid, name, ids in (
-            (POD.uid, "worker", [slot(0)]),
-            (POD.uid, "setup", [slot(0), slot(1)]),
-            (OTHER.uid, "setup", [slot(2)]),
-        )
-    ]
-    (rig.folder / FILE).parent.mkdir()
-    (rig.folder / FILE).write_text(json.dumps({"Data": {"PodDeviceEntries": entries}}))
+    note(
+        rig,
+        (POD.uid, "worker", [slot(0)]),
+        (POD.uid, "setup", [slot(0), slot(1)]),
+        (OTHER.uid, "setup", [slot(2)]),
+    )
     assert rig.bind(call("c1")).keys() == {slot(0), slot(1)}
     # A pod of which PodResources tells nothing has slots all the same.
     assert rig.bind(call("c2", OTHER)).keys() == {slot(2)}
     # Its next sandbox, before the first one's DEL.
     assert rig.bind(call("c3")).keys() == {slot(0), slot(1)}
+
+
+@pytest.mark.parametrize("others", [(), (slot(2),)])
+def test_what_only_an_init_container_has_is_bound_in_a_sandbox_after_its_grant_has_ended(
+    rig: Rig, others: tuple[str, ...]
+) -> None:
+    """PodResources tells of no init container: to the reconciler its slot is nobody's, a minute after Allocate."""
+    rig.ledger.grant("rdma/vf", dict.fromkeys((slot(1), *others), ""))
+    rig.pods[POD] = PodDevices(POD, (ContainerDevices("worker"),))
+    note(rig, (POD.uid, "setup", [slot(1)]))
+    settle_grants(rig)
+    assert slot(1) not in rig.ledger.granted_slots()
+    if others:
+        rig.grant(OTHER, *others)
+    assert rig.bind(call("c1")).keys() == {slot(1)}
+    assert rig.spec(slot(1)) is not None
+
+
+def test_what_an_init_container_had_before_another_pod_is_left_to_that(rig: Rig) -> None:
+    rig.grant(OTHER, slot(1))
+    bound = rig.bind(call("c2", OTHER))
+    rig.pods[POD] = PodDevices(POD, (ContainerDevices("worker"),))
+    note(rig, (POD.uid, "setup", [slot(1)]))
+    assert rig.bind(call("c1")) == {}
+    assert {b.unit_id: b.device for b in rig.ledger.bindings()} == bound
 
 
 def test_an_interface_that_multus_asks_for_lets_go_of_its_own_slot(rig: Rig) -> None:
