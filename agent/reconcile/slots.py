@@ -26,6 +26,9 @@ class Slots(Protocol):
     def release(self, is_over: Callable[[Binding], bool]) -> tuple[Binding, ...]:
         """Let go of bindings whose time is over, and return them."""
 
+    def is_noted(self, binding: Binding) -> bool:
+        """Tell whether kubelet's checkpoint counts a slot to the pod that it is bound for."""
+
     def mend(self, known: Known, snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
         """Make CDI specs and bindings fit each other; tell what was done: (action, slot)."""
 
@@ -45,8 +48,12 @@ class Known:
     """What kubelet said that pods hold; None if it did not answer."""
 
 
-def is_over(binding: Binding, known: Known) -> bool:
-    """Tell whether a binding's sandbox is no more, for certain."""
+def is_over(binding: Binding, known: Known, is_noted: Callable[[Binding], bool] = lambda binding: False) -> bool:
+    """Tell whether a binding's sandbox is no more, for certain.
+
+    A kubelet that has started anew while the API server is away lists none but static pods, though the others run. It
+    strikes nothing off its checkpoint before it knows them again: `is_noted` tells what stands there.
+    """
     if binding.since >= known.asked_at:
         return False  # its ADD may have begun since
     if any((row.owner.container_id, row.device) == (binding.container_id, binding.device) for row in known.attachments):
@@ -56,6 +63,6 @@ def is_over(binding: Binding, known: Known) -> bool:
     if known.sandboxes is not None and binding.container_id:
         is_new = binding.since >= known.asked_at - SANDBOX_SECONDS
         return not is_new and all(sandbox.sandbox_id != binding.container_id for sandbox in known.sandboxes)
-    if not known.pods:
-        return False  # a kubelet that has started anew while the API server is away knows none, though they run
-    return (binding.pod.namespace, binding.pod.name) not in known.pods
+    if not known.pods or (binding.pod.namespace, binding.pod.name) in known.pods:
+        return False
+    return not is_noted(binding)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 
 import pytest
 
 from agent.errors import UnknownUnit
+from agent.late.checkpoint import FILE
 from agent.model.allocation import Binding
 from agent.reconcile.slots import Known
 from tests.agent.late.binding import LATE, OTHER, POD, RESOURCES, Rig, call, slot
@@ -75,6 +77,19 @@ def test_bindings_are_released_by_what_is_over_and_not_by_what_came_since(rig: R
     assert [b.unit_id for b in released] == [slot(0)]
     assert rig.specs.slots() == {slot(1)}
     assert rig.binder.release(lambda binding: False) == ()
+
+
+def test_what_kubelets_checkpoint_counts_to_a_pod_is_told(rig: Rig) -> None:
+    rig.grant(POD, slot(0), slot(1))
+    rig.bind(call("c1"))
+    first, second = rig.ledger.bindings()
+    assert not rig.binder.is_noted(first)
+    entry = {"PodUID": POD.uid, "ContainerName": "worker", "ResourceName": "rdma/vf", "DeviceIDs": {"0": [slot(0)]}}
+    (rig.folder / FILE).parent.mkdir()
+    (rig.folder / FILE).write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
+    assert rig.binder.is_noted(first)
+    assert not rig.binder.is_noted(second)
+    assert not rig.binder.is_noted(replace(first, pod=OTHER))
 
 
 def test_a_binding_that_a_call_makes_its_own_while_it_is_judged_keeps_its_spec(rig: Rig) -> None:

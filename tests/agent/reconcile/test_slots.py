@@ -31,6 +31,13 @@ def test_a_kubelet_that_knows_no_pods_at_all_is_not_believed() -> None:
     assert not is_over(BINDING, known(pods=set()))
 
 
+def test_a_kubelet_that_knows_none_but_static_pods_is_not_believed_while_its_checkpoint_says_otherwise() -> None:
+    static = {("kube-system", "kube-proxy-gpu-7")}
+    assert not is_over(BINDING, known(pods=static), lambda binding: True)
+    assert is_over(BINDING, known(pods=static), lambda binding: False)
+    assert is_over(BINDING, known(pods=static, sandboxes={"c2"}), lambda binding: True)  # the runtime is sure
+
+
 def test_the_runtime_knows_better_than_kubelet_which_sandboxes_live() -> None:
     assert is_over(BINDING, known(pods=NAMES, sandboxes={"c2"}))
     assert not is_over(BINDING, known(pods=set(), sandboxes={"c1"}))
