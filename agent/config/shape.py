@@ -38,8 +38,10 @@ def read_any(text: str | bytes, source: str) -> tuple[Shape, Any]:
     """Read text of any shape: the shape, and the document as that shape's reader wants it. Raises ConfigError."""
     spelled = text.decode("utf-8-sig", "replace") if isinstance(text, bytes) else text
     if spelled.lstrip().startswith("{") and any(f'"{mark}"' in spelled.lower() for mark in _MARKS):
-        document = decode(spelled, source)
-        return _shape(document), document
+        found = decode(spelled, source)
+        shape = _shape(found)
+        if shape is not Shape.OWN:  # networks of our own have a `mode`, too
+            return shape, found
     document = read_document(text, source)
     if isinstance(document, dict) and document.get("kind") == "ConfigMap" and "resources" not in document:
         return read_any(_only_text(document, source), source)

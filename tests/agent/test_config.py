@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,6 +79,14 @@ def test_every_key_is_read() -> None:
 @pytest.mark.parametrize("text", ["", "{}", "# nothing\n", "---\n", "null"])
 def test_an_empty_document_means_the_defaults(text: str) -> None:
     assert config.parse(text, "empty.yaml") == Config()
+
+
+def test_json_is_read_as_the_yaml_that_it_is() -> None:
+    document = {
+        "resources": [{"name": "rdma/hca", "kind": "hca", "network": "pods"}],
+        "networks": [{"name": "pods", "mode": "macvlan"}],
+    }
+    assert config.parse(json.dumps(document), "file") == config.parse(yaml.safe_dump(document), "file")
 
 
 def test_all_problems_are_listed_with_their_paths() -> None:
