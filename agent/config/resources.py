@@ -36,6 +36,8 @@ def read_resource(reader: Reader) -> Resource:
     )
     about = "What a unit is: a share of one HCA, a VF, a whole adapter, a GPU, a GPU with its nearest NIC, …"
     kind = reader.choice("kind", None, KINDS, about=about)
+    if name is not None and not is_extended(name):
+        reader.note("name", f"{name} is a name of Kubernetes' own, which kubelet refuses: take a domain of yours")
     for key in ("name", "kind"):
         if key not in reader.value:
             reader.note(key, "is missing")
@@ -59,6 +61,12 @@ def read_resource(reader: Reader) -> Resource:
     if kind:
         reader.done()
     return Resource(name=name or "", kind=kind or "", **found)
+
+
+def is_extended(name: str) -> bool:
+    """Tell whether kubelet takes a resource of this name from a plugin (core/v1/helper, IsExtendedResourceName)."""
+    domain = name.partition("/")[0]
+    return not domain.endswith("kubernetes.io") and not domain.startswith("requests.")
 
 
 def _network_keys(reader: Reader) -> dict[str, Any]:

@@ -245,6 +245,15 @@ def test_a_resource_name_must_be_one_that_kubelet_accepts(name: str) -> None:
     assert problem.startswith("resources[0].name: must be domain/name")
 
 
+@pytest.mark.parametrize("domain", ["kubernetes.io", "vfs.kubernetes.io", "requests.example.com"])
+def test_a_resource_name_that_kubelet_keeps_for_itself_is_refused(domain: str) -> None:
+    """It answers Register with `the ResourceName … is invalid`, each time (devicemanager/plugin/v1beta1)."""
+    (problem,) = problems_of(f"resources: [{{name: {domain}/vf, kind: vf}}]")
+    assert problem == (
+        f"resources[0].name: {domain}/vf is a name of Kubernetes' own, which kubelet refuses: take a domain of yours"
+    )
+
+
 def test_a_name_used_twice_is_refused() -> None:
     found = problems_of(
         "resources: [{name: a/b, kind: gpu}, {name: a/b, kind: vf}]\nnetworks: [{name: n}, {name: m}, {name: n}]"
