@@ -9,6 +9,8 @@ from agent.hardware.sysfs_read import Attributes
 from agent.model.device import VdpaDevice
 
 _DEVICES = "/sys/bus/vdpa/devices"
+_VHOST_NET = {"vhost-net": "vhost-net", "tun": "net/tun"}
+"""Names and nodes of the two (drivers/vhost/net.c, drivers/net/tun.c, struct miscdevice)."""
 
 
 def read_vdpa_devices(read: Attributes, function: Callable[[str | None], str | None]) -> Mapping[str, VdpaDevice]:
@@ -28,5 +30,10 @@ def read_vdpa_devices(read: Attributes, function: Callable[[str | None], str | N
 
 
 def vhost_net_present(read: Attributes) -> bool:
-    """Tell whether the kernel's virtio back end for networks, and what it needs, have their devices."""
-    return read.exists("/dev/vhost-net") and read.exists("/dev/net/tun")
+    """Tell whether the kernel's virtio back end for networks, and what it needs, have their devices.
+
+    The agent's container has a /dev of its own: there only sysfs tells, once the modules are loaded.
+    """
+    return all(
+        read.exists(f"/dev/{node}") or read.exists(f"/sys/class/misc/{name}") for name, node in _VHOST_NET.items()
+    )

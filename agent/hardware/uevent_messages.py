@@ -8,7 +8,9 @@ from agent.model.change import EVERYTHING, Change, of_function, of_netdev
 from agent.model.device import is_pci_address
 
 SUBSYSTEMS = ("pci", "net", "infiniband", "infiniband_verbs", "infiniband_mad", "vdpa", "misc")
-"""Those that a scan looks at. misc: rdma_cm comes and goes with its module."""
+"""Those that a scan looks at."""
+_MISC = frozenset({"rdma_cm", "vhost-net", "tun"})
+"""Of subsystem misc: devices that come and go with their modules."""
 _VIRTUAL_NET = "/devices/virtual/net/"
 _COMES_OR_GOES = frozenset({"add", "remove", "change", "move"})
 """What they may do to the PCI bus; `change` ends the making of VFs (drivers/pci/iov.c, sriov_enable)."""
@@ -46,6 +48,6 @@ def change_of(event: Uevent, *, virtual_links: bool = False) -> Change | None:
         if event.path.startswith(_VIRTUAL_NET) and not virtual_links:
             return None
         return of_netdev(event.name)
-    if event.subsystem == "misc" and event.name != "rdma_cm":
+    if event.subsystem == "misc" and event.name not in _MISC:
         return None
-    return EVERYTHING  # software RDMA, which belongs to the function of its interface; rdma_cm
+    return EVERYTHING  # software RDMA, which belongs to the function of its interface; a module's device

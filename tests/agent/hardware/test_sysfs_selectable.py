@@ -96,6 +96,12 @@ def test_vhost_net_needs_both_of_its_files(tmp_path: Path, files: tuple[str, ...
     assert scan(tmp_path).vhost_net is expected
 
 
+def test_vhost_net_is_known_to_an_agent_that_has_no_dev_of_the_host(tmp_path: Path) -> None:
+    for name, expected in (("vhost-net", False), ("tun", True)):
+        (tmp_path / "sys/class/misc" / name).mkdir(parents=True)
+        assert scan(tmp_path).vhost_net is expected
+
+
 def test_the_interfaces_of_default_routes_are_known_with_those_below(root: Path) -> None:
     columns = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
     row = "{}\t{}\t0100A8C0\t0003\t0\t0\t100\t{}\t0\t0\t0\n"

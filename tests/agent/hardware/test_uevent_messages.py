@@ -23,7 +23,9 @@ BRIDGE = "/devices/pci0000:3a/0000:3a:00.0"
         (Uevent("add", f"{BRIDGE}/0000:3b:00.0/infiniband_mad/umad3", "infiniband_mad"), of_function("0000:3b:00.0")),
         (Uevent("add", "/devices/virtual/infiniband/rxe0", "infiniband"), EVERYTHING),
         (Uevent("add", "/devices/virtual/misc/rdma_cm", "misc"), EVERYTHING),
-        (Uevent("add", "/devices/virtual/misc/tun", "misc"), None),
+        (Uevent("add", "/devices/virtual/misc/vhost-net", "misc"), EVERYTHING),
+        (Uevent("add", "/devices/virtual/misc/tun", "misc"), EVERYTHING),
+        (Uevent("add", "/devices/virtual/misc/kvm", "misc"), None),
         (Uevent("add", f"{BRIDGE}/0000:3b:00.1/vdpa0", "vdpa"), of_function("0000:3b:00.1")),
     ],
 )

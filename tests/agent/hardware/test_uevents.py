@@ -106,7 +106,7 @@ def test_an_event_names_the_function_it_is_about() -> None:
         uevents.emit("add", f"{bridge}/0000:3b:00.0/net/ens1f0/queues/rx-0", "queues")
         uevents.emit("move", f"{bridge}/0000:3b:00.2/virtio1/net/eth5", "net")
         uevents.emit("add", "/devices/virtual/infiniband/rxe0", "infiniband")
-        uevents.emit("add", "/devices/virtual/misc/tun", "misc")
+        uevents.emit("add", "/devices/virtual/misc/kvm", "misc")
         uevents.emit("add", "/devices/platform/soc/net/end0", "net")
         notes.until({"net add end0"}.issubset)
     finally:
