@@ -78,6 +78,7 @@ class ApiServer:
             from kubernetes.config.incluster_config import InClusterConfigLoader
 
         configuration = Configuration(retries=False)
+        configuration.keep_alive = True  # else a watch of a server that fell silent looks alive until its time is over
         loader = InClusterConfigLoader(str(account / "token"), str(account / "ca.crt"), environ=environ)  # type: ignore[no-untyped-call]
         try:
             loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
@@ -98,6 +99,7 @@ class ApiServer:
             from kubernetes.config.kube_config import load_kube_config
 
         configuration = Configuration(retries=False)
+        configuration.keep_alive = True  # else a watch of a server that fell silent looks alive until its time is over
         try:
             load_kube_config(  # type: ignore[no-untyped-call]
                 str(path), client_configuration=configuration, persist_config=False

@@ -14,6 +14,7 @@ from agent.clients.apiserver import NODE, ApiServer
 from agent.clients.apiserver import TOPOLOGY as KIND
 from agent.errors import ConfigError, Conflicted, Refused, Unavailable
 from agent.sim.apiserver import ApiServerStandIn, Fault
+from tests.waiting import until
 
 TOPOLOGY = {
     "apiVersion": "topology.node.k8s.io/v1alpha2",
@@ -94,6 +95,24 @@ def test_pods_of_the_node_are_listed_and_watched(server: ApiServerStandIn, clien
     seen = client.watch_pods("worker-1", listed["metadata"]["resourceVersion"], 30)
     events = [next(seen), next(seen)]
     assert [(e["type"], e["object"]["metadata"]["name"]) for e in events] == [("ADDED", "b"), ("DELETED", "a")]
+    seen.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_the_connection_of_a_watch_is_probed_while_nobody_says_anything(
+    server: ApiServerStandIn, client: ApiServer
+) -> None:
+    """A server that lost its power says nothing more: unprobed, its watch is taken for a quiet one for ten minutes."""
+
+    def probed() -> bool:
+        # Columns as net/ipv4/tcp_ipv4.c (get_tcp4_sock) writes them: timer 2 of a connection (state 1) is keepalive's.
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        mine = [row for row in rows if row[3] == "01" and int(row[2].rpartition(":")[2], 16) == server.port]
+        return bool(mine) and all(row[5].startswith("02:") for row in mine)
+
+    seen = client.watch_pods("worker-1", "0", 30)
+    server.state.put_pod("worker-1", "ns", "a")
+    next(seen)
+    until(probed)
     seen.close()  # type: ignore[attr-defined]  # a generator
 
 
