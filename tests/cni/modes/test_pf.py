@@ -80,6 +80,7 @@ def test_a_pf_that_cannot_be_asked_gets_back_the_usual(own_network: None, tmp_pa
         pod, before = rig.pod(), rig.settings()
         rig.add("c1", pod, vlan=100, trust="on", max_tx_rate=50)
         assert (rig.settings().vlan, rig.settings().trust, rig.settings().max_tx_rate) == (100, True, 50)
+        rig.check("c1", pod)
         rig.delete("c1", pod)
         rig.await_back()
         assert rig.settings() == before == replace(NEUTRAL, mac=before.mac)
