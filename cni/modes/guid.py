@@ -29,6 +29,8 @@ SETTLE_SECONDS = 30.0
 NONE = "00:00:00:00:00:00:00:00"
 ALL_ONES = "ff:ff:ff:ff:ff:ff:ff:ff"
 EMPTY = frozenset(rdma.digits(guid) for guid in (NONE, ALL_ONES))
+_DIGITS, _ADDRESS_DIGITS = 16, 40
+"""Of a GUID, and of the hardware address of an IPoIB interface."""
 
 T = TypeVar("T")
 
@@ -45,7 +47,7 @@ def recorded(host: Host, device: str, vf_index: int) -> dict[str, object]:
         raise HardwareError(f"{device} has no driver that could take a GUID: bind it to one")
     binding.require_writable(host.root, "binding a VF anew for its GUID")
     found = host.vf_control.guids(uplink.name, vf_index)
-    return {"guids": list(found or (NONE, NONE)), "driver": bound}
+    return {"guids": list(found or _of_vf(host, device)), "driver": bound}
 
 
 def recorded_on_pf(host: Host, snapshot: Snapshot, facts: PciDevice) -> dict[str, object]:
@@ -161,6 +163,23 @@ def differences(host: Host, device: str, undo: Undo) -> list[str]:
     if now is None or now == (wanted, wanted):
         return []
     return [f"the PF {uplink.name} has the GUIDs {' and '.join(now)}, not {wanted}"]
+
+
+def _of_vf(host: Host, device: str) -> tuple[str, str]:
+    """Read node and port GUID of the VF itself, zeros where it has none.
+
+    Its PF does not tell them on many kernels: with some dozen VFs their GUIDs have no room in its answer
+    (net/core/rtnetlink.c, rtnl_vfinfo_size).
+    """
+    found, link = host.find_rdma(device), host.find_netdev(device)
+    node = rdma.digits(found.node_guid) if found is not None else ""
+    port = rdma.digits(link.mac) if link is not None else ""
+    # IPoIB's address: four bytes of queue pair, then the port's GID, which ends with the GUID (RFC 4391, 9.1.1).
+    return _spelled(node), _spelled(port[-_DIGITS:] if len(port) == _ADDRESS_DIGITS else node)
+
+
+def _spelled(digits: str) -> str:
+    return ":".join(digits[i : i + 2] for i in range(0, _DIGITS, 2)) if len(digits) == _DIGITS else NONE
 
 
 def rebind(host: Host, device: str, driver: str) -> None:

@@ -98,6 +98,50 @@ def test_a_vf_that_comes_back_without_its_guid_is_told_and_brought_back(own_netw
         assert (state(rig), rig.ledger.attachments(), rig.ledger.quarantines()) == (before, (), ())
 
 
+class Tacit:
+    """A machine whose PF does not tell its VFs' GUIDs."""
+
+    def __init__(self, machine: SimulatedMachine) -> None:
+        self._machine = machine
+        self.vf_control = TacitControl(machine.vf_control)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._machine, name)
+
+
+class TacitControl:
+    def __init__(self, control: VfControl) -> None:
+        self._control = control
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._control, name)
+
+    def guids(self, pf_netdev: str, vf_index: int) -> None:
+        return None
+
+
+def test_a_former_guid_that_the_pf_does_not_tell_comes_back_too(own_network: None, tmp_path: Path) -> None:
+    rdma_node.create(tmp_path, ib=True)
+
+    def tacit(machine: SimulatedMachine) -> Any:
+        return Tacit(machine)
+
+    with tiny_node.open_rig(tmp_path, host=tacit) as rig:
+        former = "02:00:00:00:00:00:00:99"
+        rig.machine.vf_control.set_guids(PF_NETDEV, 0, former, former)
+        guid.rebind(rig.machine, vf(0), "mlx5_core")
+        before, pod = state(rig), rig.pod()
+        rig.add("c1", pod, guid=GUID)
+        rig.check("c1", pod)
+        rig.delete("c1", pod)
+        rig.await_back()
+        assert state(rig) == before
+        assert rig.machine.vf_control.guids(PF_NETDEV, 0) == (former, former)
+        found = rig.machine.find_rdma(vf(0))
+        assert found is not None
+        assert found.node_guid == "0200:0000:0000:0099"
+
+
 def test_a_vf_whose_guid_is_set_already_is_not_bound_anew(exclusive: Rig) -> None:
     (before,) = [d for d in exclusive.machine.rdma.devices() if d.name == "mlx5_1"]
     pod = exclusive.pod()
