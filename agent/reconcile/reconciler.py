@@ -231,7 +231,8 @@ class Reconciler:
             return
         pods = None if self._claims is None else {(c.pod.namespace, c.pod.name) for c in self._claims} | self._pods()
         known = Known(self._asked_at, self._ledger.attachments(), pods, self._sandboxes, self._claims)
-        for binding in self._slots.release(lambda binding: is_over(binding, known)):
+        is_noted = self._slots.is_noted
+        for binding in self._slots.release(lambda binding: is_over(binding, known, is_noted)):
             log.warning("%s was still bound for pod %s, which is gone", binding.unit_id, binding.pod)
             self._count("slot-release", "sandbox-gone")
         for action, slot in self._slots.mend(known, self._snapshot()):

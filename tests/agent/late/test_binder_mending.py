@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from agent.errors import UnknownUnit
+from agent.errors import Unavailable, UnknownUnit
 from agent.late.checkpoint import FILE
 from agent.model.allocation import Binding
 from agent.reconcile.slots import Known
 from tests.agent.late.binding import LATE, OTHER, POD, RESOURCES, Rig, call, slot
+from tests.agent.reconcile.scene import Scene
 
 
 def test_specs_are_made_to_fit_the_books(rig: Rig) -> None:
@@ -90,6 +91,13 @@ def test_what_kubelets_checkpoint_counts_to_a_pod_is_told(rig: Rig) -> None:
     assert rig.binder.is_noted(first)
     assert not rig.binder.is_noted(second)
     assert not rig.binder.is_noted(replace(first, pod=OTHER))
+    # The reconciler goes by it where no runtime can be asked, and kubelet lists static pods alone.
+    scene = Scene(rig.ledger, rig.binder)
+    scene.sandboxes = Unavailable("nobody listens")
+    scene.pods = frozenset({("kube-system", "kube-proxy-gpu-7")})
+    scene.now += 3600
+    scene.run_once()
+    assert rig.ledger.bindings() == (first,)
 
 
 def test_a_binding_that_a_call_makes_its_own_while_it_is_judged_keeps_its_spec(rig: Rig) -> None:

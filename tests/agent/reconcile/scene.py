@@ -13,6 +13,7 @@ from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
 from agent.model.known import KnownDevice
 from agent.reconcile import Claim, Reconciler
+from agent.reconcile.slots import Slots
 from cni.adoption import Adopted
 from cni.attachment import Attachments
 from cni.detach import PodKnown
@@ -94,7 +95,7 @@ class Hands:
 class Scene:
     """A reconciler on real books. What surrounds it is told by the test."""
 
-    def __init__(self, books: Ledger) -> None:
+    def __init__(self, books: Ledger, slots: Slots | None = None) -> None:
         self.books = books
         self.hands = Hands()
         self.claims: Sequence[Claim] | Exception = ()
@@ -120,6 +121,7 @@ class Scene:
             pods=lambda: self.pods,
             sandboxes=self._sandboxes,
             complain=self.complaints.append,
+            slots=slots,
             clock=lambda: self.now,
         )
 
