@@ -9,7 +9,10 @@ LONGEST_SECONDS = 600.0
 
 
 class Backoff:
-    """Waiting times by name, doubled at each failure. Forgets what succeeds."""
+    """Waiting times by name, doubled at each failure. Forgets what succeeds.
+
+    The clock may be set back: nothing is left alone for longer than the longest time for that.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -18,7 +21,7 @@ class Backoff:
 
     def is_due(self, name: str) -> bool:
         """Tell whether it may be tried now."""
-        return self._failures.get(name, (0, 0.0))[1] <= self._clock()
+        return self._left(self._failures.get(name, (0, 0.0))[1]) == 0
 
     def failed(self, name: str) -> None:
         """Leave it alone for longer than the last time."""
@@ -36,4 +39,8 @@ class Backoff:
 
     def next_due(self) -> float | None:
         """Return in how many seconds something is due; None if nothing has failed."""
-        return max(0.0, min(due for _, due in self._failures.values()) - self._clock()) if self._failures else None
+        return min((self._left(due) for _, due in self._failures.values()), default=None)
+
+    def _left(self, due: float) -> float:
+        seconds = due - self._clock()
+        return seconds if 0 < seconds <= LONGEST_SECONDS else 0.0

@@ -101,6 +101,19 @@ def test_what_failed_is_left_alone_for_longer_each_time(scene: Scene) -> None:
     assert scene.hands.healed == [VF]
 
 
+def test_a_clock_that_is_set_back_keeps_nothing_waiting(scene: Scene) -> None:
+    """At boot it may be wrong by years, until the first server of time is heard."""
+    attach(scene.books, VF, owner())
+    scene.hands.errors[VF] = HardwareError("stuck")
+    scene.run_once()
+    del scene.hands.errors[VF]
+    scene.complaints.clear()
+    scene.now -= 365 * 86400
+    scene.run_once()
+    assert scene.hands.healed == [VF]
+    assert scene.complaints == [None]
+
+
 def test_books_that_can_be_written_again_are_told(scene: Scene) -> None:
     scene.run_once()
     assert scene.complaints == [None]
