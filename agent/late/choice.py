@@ -6,6 +6,7 @@ own NUMA node, where kubelet has put the container's CPUs; only if that has none
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,7 @@ def choose(
     if sum(len(wish.slots) for wish in wishes) > len(free):
         return None
     left = {unit.device: unit.numa_node for unit in free}
+    load = Counter(load)
     chosen: dict[Wish, tuple[str, ...]] = {}
     # One GPU each: all containers at once, so that none takes what is another's nearest.
     even = [wish for wish in wishes if len(wish.slots) == len(wish.gpus)]
@@ -46,11 +48,13 @@ def choose(
     )
     for wish in even:
         chosen[wish], found = found[: len(wish.slots)], found[len(wish.slots) :]
+        load.update(map(terrain.port, chosen[wish]))
     for wish in wishes:
         if wish not in chosen:
             taken = {device for devices in chosen.values() for device in devices}
             rest = {device: node for device, node in left.items() if device not in taken}
             chosen[wish] = _for_container(terrain, wish, rest, load)
+            load.update(map(terrain.port, chosen[wish]))
     return tuple(Choice(wish, _by_numa(wish.slots, chosen[wish], left)) for wish in wishes)
 
 

@@ -65,6 +65,13 @@ def test_without_gpus_the_least_loaded_port_is_taken() -> None:
     assert found[0].devices == (vf(1).device,)
 
 
+def test_what_a_container_of_the_pod_has_taken_loads_its_port_for_the_next_one() -> None:
+    free = [vf(rail, index) for rail in range(2) for index in range(2)]
+    for gpus in ((), (2, 3)):  # none, or two that are equally far from both ports
+        found = chosen([wish("a", "0-0", gpus=gpus), wish("b", "0-1", gpus=gpus)], free)
+        assert {TERRAIN.port(choice.devices[0]) for choice in found} == {TERRAIN.port(vf(n).device) for n in range(2)}
+
+
 def test_more_slots_than_gpus_are_shared_out_among_the_gpus() -> None:
     free = [vf(rail, index) for rail in range(4) for index in range(2)]
     (choice,) = chosen([wish("a", "0-0", "0-1", "0-2", "0-3", gpus=(0, 1))], free)
