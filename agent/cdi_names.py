@@ -89,6 +89,8 @@ def _of_yaml(text: bytes) -> Spec:
             depth -= 1
             keys.pop()
             is_key = True  # a value has ended; in a sequence no scalar is asked about
+        elif isinstance(event, yaml.AliasEvent):
+            is_key = True  # it stood for a value: PyYAML writes one for edits that two devices share
         elif isinstance(event, yaml.ScalarEvent) and depth in (1, 3):
             if is_key:
                 keys[depth] = event.value

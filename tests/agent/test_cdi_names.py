@@ -49,10 +49,29 @@ containerEdits:
     env:
         - NVIDIA_VISIBLE_DEVICES=void
 """
+WITH_ALIASES = """\
+cdiVersion: 0.5.0
+containerEdits: &common
+  env: [A=1]
+devices:
+- annotations: *common
+  containerEdits: &id001
+    env: [B=1]
+  name: "0"
+- containerEdits: *id001
+  name: all
+other: *common
+kind: nvidia.com/gpu
+"""
 
 
 @pytest.mark.parametrize(
-    ("text", "names"), [(OLD_TOOLKIT, {"0", "GPU-8a2c1e7f", "all"}), (NEW_TOOLKIT, {"0:1", "all"})]
+    ("text", "names"),
+    [
+        (OLD_TOOLKIT, {"0", "GPU-8a2c1e7f", "all"}),
+        (NEW_TOOLKIT, {"0:1", "all"}),
+        (WITH_ALIASES, {"0", "all"}),
+    ],
 )
 def test_the_devices_of_a_yaml_spec_are_named(tmp_path: Path, text: str, names: set[str]) -> None:
     (tmp_path / "nvidia.yaml").write_text(text)
