@@ -71,13 +71,12 @@ def _representor(snapshot: Snapshot, device: PciDevice) -> str | None:
 
 def write_attached(path: str, document: Mapping[str, Any]) -> None:
     """Write an attachment's file, unless Multus has copied it there already. Never raises."""
-    file = Path(path)
     if not _is_attached(path):
         log.warning(
             "the device-info file %s is not written: such files are in a folder .../%s", path, "/".join(ATTACHED)
         )
-    elif not file.exists():
-        _write(file, document)
+    elif not os.path.exists(path):  # Path's own raises for a name that is too long
+        _write(Path(path), document)
 
 
 def remove_attached(path: str, address: str) -> None:

@@ -175,6 +175,15 @@ def test_an_attachments_file_is_written_unless_it_is_there(tmp_path: Path) -> No
     assert not path.exists()
 
 
+def test_an_attachments_file_whose_name_no_disk_takes_keeps_no_pod_from_starting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Multus calls it by network, container and interface: the name of a network alone may have 253 characters."""
+    (tmp_path / ATTACHED).mkdir(parents=True)
+    write_attached(str(tmp_path / ATTACHED / ("n" * 253 + "-c1_net1")), DOCUMENT)
+    assert "is not written: File name too long" in caplog.text
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "5", '{"pci": 5}', '{"pci": {}}', '{"pci": {"pci-address": "0000:00:00.0"}}', "[" * 5000]
 )
