@@ -36,14 +36,14 @@ class FeatureFile:
 
         Raises HardwareError where that is not possible.
         """
-        if self.read() == dict(labels) and (labels or not self._path.exists()):
+        text = render(labels).encode()
+        if self._says(text) or (not labels and not self._path.exists()):
             return False
-        text = render(labels)
-        if len(text.encode()) > MAX_BYTES:
+        if len(text) > MAX_BYTES:
             raise HardwareError(f"{self._path}: {len(labels)} labels do not fit {MAX_BYTES} bytes")
         temporary = self._path.with_name(f".{self._path.name}.new")
         try:
-            with temporary.open("w") as file:
+            with temporary.open("wb") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
@@ -54,6 +54,13 @@ class FeatureFile:
                 f"{self._path} cannot be written ({error.strerror}): mount the folder of NFD's features, writable"
             ) from error
         return True
+
+    def _says(self, text: bytes) -> bool:
+        try:
+            with self._path.open("rb") as file:
+                return file.read(MAX_BYTES + 1) == text
+        except OSError:
+            return False
 
     def withdraw(self) -> bool:
         """Remove the file, if it is of `write`'s making. Tells whether it was there. Raises HardwareError."""

@@ -34,6 +34,7 @@ def test_the_last_label_goes_away_too_and_no_file_is_made_for_none(tmp_path: Pat
     file.write(LABELS)
     assert file.write({})
     assert file.read() == {}
+    assert not file.write({})  # each time it would wake nfd's worker
 
 
 def test_what_was_written_is_withdrawn_and_nothing_else(tmp_path: Path) -> None:
