@@ -63,7 +63,9 @@ class Offers:
             return self._with_slots(resources, snapshot, books.held)
         if self._ground[1:2] != (resources,):
             self._units, self._missing = {}, NOBODY_MISSED
-        self._ground, self._look, self._held, self._slots = ground, look, books.holders, books.held
+        # By the snapshot that is kept: another could come to stand where one stood that nobody keeps.
+        self._ground = (id(snapshot), *ground[1:])
+        self._look, self._held, self._slots = look, books.holders, books.held
         final = assign(resources, snapshot, books.host_names, strays) if strays else self._natural
         terms = self._health.terms()
         listed = list_all(resources, final, snapshot, books.quarantined, books.held, terms, books.kept, strays)

@@ -48,6 +48,22 @@ def test_a_vf_that_goes_into_a_pod_and_comes_back_leaves_the_lists_as_they_are()
     assert third.units == first.units
 
 
+def test_a_change_is_not_missed_because_a_snapshot_of_before_has_left_its_place_in_memory() -> None:
+    made = offers()
+    before = node()
+    made.make(RESOURCES, before, FILES, BOOKS)
+    away, down = in_a_pod(before), change(in_a_pod(before), PF, driver=None)
+    made.make(RESOURCES, away, FILES, Reading(quarantined={"0000:22:00.1": "dirty"}))
+    place = id(before)
+    del before
+    others = [replace(down)]
+    while id(others[-1]) != place and len(others) < 10_000:
+        others.append(replace(down))
+    offer = made.make(RESOURCES, others[-1], FILES, Reading(quarantined={"0000:22:00.1": "dirty"}))
+    assert offer is not None
+    assert offer.by_id[VF].health.reason == "ParentDown"
+
+
 def test_a_selector_that_asks_for_names_has_its_lists_made_anew() -> None:
     made = offers()
     by_name = (Resource("rdma/vf", "vf", select=Select(netdevs=("rail0v0",))),)
