@@ -28,6 +28,7 @@ class Offers:
     def __init__(self, health: HealthBook, clock: Callable[[], float]) -> None:
         self._health = health
         self._clock = clock
+        self._resources: tuple[Resource, ...] = ()
         self._ground: tuple[object, ...] = ()
         """What the last assignment was made of."""
         self._look: tuple[object, ...] = ()
@@ -61,8 +62,11 @@ class Offers:
                 return self._renewed(snapshot)
             self._slots = books.held
             return self._with_slots(resources, snapshot, books.held)
-        if self._ground[1:2] != (resources,):
-            self._units, self._missing = {}, NOBODY_MISSED
+        if self._resources != resources:
+            # What a resource lost because it selects something else now is not missed.
+            same = {resource.name for resource in resources if resource in self._resources}
+            self._units = {name: units for name, units in self._units.items() if name in same}
+            self._resources = resources
         # By the snapshot that is kept: another could come to stand where one stood that nobody keeps.
         self._ground = (id(snapshot), *ground[1:])
         self._look, self._held, self._slots = look, books.holders, books.held

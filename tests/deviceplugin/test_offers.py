@@ -96,6 +96,20 @@ def test_only_interfaces_of_vfs_are_beside_the_point(other: Snapshot, is_beside_
     assert differs_in_pods_only(before, shared) is is_beside_the_point
 
 
+def test_a_device_that_is_gone_stays_listed_though_slices_of_a_gpu_make_another_resource() -> None:
+    made, later = Offers(HealthBook(), time.monotonic), without(SMALL, VF)
+    made.make(RESOURCES, SMALL, FILES, BOOKS)
+    slices = Resource("nvidia.com/mig-1g.10gb", "gpu", mig_profile="1g.10gb", derived_from="nvidia.com/gpu")
+    for resources in (RESOURCES, (*RESOURCES, slices)):
+        offer = made.make(resources, later, FILES, BOOKS)
+        assert offer is not None
+        assert offer.by_id[VF].health.reason == "DeviceGone"
+    other = (RESOURCES[0], Resource("rdma/vf", "vf", select=Select(vendors=(0x15B3,))))
+    offer = made.make(other, later, FILES, BOOKS)
+    assert offer is not None
+    assert VF not in offer.by_id
+
+
 @pytest.mark.parametrize(
     ("nic", "later", "reason"),
     [
