@@ -120,7 +120,7 @@ def _add_driver(device: PciDevice, unit: Unit, resource: Resource, info: Info, n
     if device.is_for_vfio:
         if device.iommu_group is None:
             raise UnitUnhealthy(
-                f"unit {unit.unit_id} of {resource.name}: {device.address} is bound to vfio-pci but has no IOMMU"
+                f"unit {unit.unit_id} of {resource.name}: {device.address} is bound to {device.driver} but has no IOMMU"
                 " group: enable the IOMMU in the firmware and on the kernel command line"
             )
         path = f"/dev/vfio/{device.iommu_group}"

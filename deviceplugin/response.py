@@ -71,7 +71,7 @@ def _paths(resource: Resource, unit: Unit, device: PciDevice) -> Iterator[str]:
     if device.is_for_vfio:
         if device.iommu_group is None:
             raise UnitUnhealthy(
-                f"unit {unit.unit_id} of {resource.name}: {device.address} is bound to vfio-pci but has no IOMMU"
+                f"unit {unit.unit_id} of {resource.name}: {device.address} is bound to {device.driver} but has no IOMMU"
                 " group: enable the IOMMU in the firmware and on the kernel command line"
             )
         yield "/dev/vfio/vfio"

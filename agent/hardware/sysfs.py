@@ -22,7 +22,7 @@ from agent.hardware.sysfs_rdma import (
 )
 from agent.hardware.sysfs_read import Attributes
 from agent.hardware.sysfs_vdpa import read_vdpa_devices, vhost_net_present
-from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot, drives_for_programs, is_pci_address
+from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot, drives_for_programs, is_pci_address, is_vfio
 
 PCI_DEVICES = "/sys/bus/pci/devices"
 _BASE_CLASSES = frozenset({0x02, 0x03, 0x12})
@@ -93,8 +93,8 @@ def read_function(read: Attributes, address: str, classes: Classes, vf_indices: 
     vfs = _vfs(read, folder, totalvfs)
     vf_indices.update(vfs)
     driver = sys.intern(os.path.basename(read.link(f"{folder}/driver") or "")) or None
-    is_vfio = driver == "vfio-pci"
-    uio = read.names(f"{folder}/uio") if drives_for_programs(driver) and not is_vfio else []
+    for_vfio = is_vfio(driver)
+    uio = read.names(f"{folder}/uio") if drives_for_programs(driver) and not for_vfio else []
     return PciDevice(
         address=address,
         path=_path(target),
@@ -120,7 +120,7 @@ def read_function(read: Attributes, address: str, classes: Classes, vf_indices: 
         acpi_index="" if physfn else read.text(f"{folder}/acpi_index") or "",
         uio=uio[0] if uio else "",
         # drivers/vfio/group.c: such a group is called so, and its device file noiommu-N.
-        noiommu=is_vfio and read.text(f"{folder}/iommu_group/name") == "vfio-noiommu",
+        noiommu=for_vfio and read.text(f"{folder}/iommu_group/name") == "vfio-noiommu",
         vdpa=classes.vdpa.get(address),
     )
 

@@ -46,9 +46,14 @@ def is_pci_address(text: str) -> bool:
     return _PCI_ADDRESS.fullmatch(text) is not None
 
 
+def is_vfio(driver: str | None) -> bool:
+    """Tell whether a driver is vfio-pci or a variant of it for single adapters, such as mlx5_vfio_pci."""
+    return driver is not None and driver.replace("_", "-").endswith("vfio-pci")
+
+
 def drives_for_programs(driver: str | None) -> bool:
     """Tell whether a driver hands its devices to programs, and gives them no interface."""
-    return driver is not None and (driver.replace("_", "-").endswith("vfio-pci") or driver in _UIO_DRIVERS)
+    return is_vfio(driver) or driver in _UIO_DRIVERS
 
 
 _UIO_DRIVERS = frozenset(("uio_pci_generic", "igb_uio"))
@@ -188,11 +193,11 @@ class PciDevice:
     @property
     def is_for_vfio(self) -> bool:
         """Handed to a program as it is (DPDK, a virtual machine): the kernel gives it no interface."""
-        return self.driver == "vfio-pci"
+        return is_vfio(self.driver)
 
     @property
     def is_for_programs(self) -> bool:
-        """Driven by a program in the pod, through vfio (its variants for single adapters too) or uio."""
+        """Driven by a program in the pod, through vfio or uio."""
         return drives_for_programs(self.driver)
 
     @property

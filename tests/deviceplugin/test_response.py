@@ -68,8 +68,9 @@ def test_a_vf_brings_its_own_rdma_device() -> None:
     assert paths(grants) == ["/dev/infiniband/uverbs7", "/dev/infiniband/rdma_cm"]
 
 
-def test_a_vf_bound_to_vfio_brings_its_iommu_group() -> None:
-    snapshot = change(node(rails=1), "0000:12:00.1", driver="vfio-pci", iommu_group=42, netdevs=())
+@pytest.mark.parametrize("driver", ["vfio-pci", "mlx5_vfio_pci"])
+def test_a_vf_bound_to_vfio_brings_its_iommu_group(driver: str) -> None:
+    snapshot = change(node(rails=1), "0000:12:00.1", driver=driver, iommu_group=42, netdevs=())
     grants = build(VF, some(VF, snapshot, 0), snapshot, NOTHING)
     assert paths(grants) == ["/dev/vfio/vfio", "/dev/vfio/42"]
 

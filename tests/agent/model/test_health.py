@@ -59,6 +59,7 @@ def test_a_word_that_is_none_of_ours_has_no_sentence() -> None:
         (function(PF), ""),
         (function(PF, driver=None), "NoDriver"),
         (function(PF, driver="vfio-pci", iommu_group=None), "NoIommuGroup"),
+        (function(PF, driver="mlx5_vfio_pci", iommu_group=None), "NoIommuGroup"),
         (function(PF, driver="vfio-pci"), ""),
         (function(PF, netdevs=(netdev(True),)), ""),
         (function(PF, netdevs=(netdev(None),)), ""),
