@@ -157,8 +157,14 @@ class Trouble:
 
     xid: int
     kind: XidClass
+    """What it meant by the policy of its time."""
     at: float
     enumeration: int
+
+    def means(self, policy: GpuPolicy) -> XidClass:
+        """Tell what it means by another policy, which may excuse what happened but makes nothing graver of it."""
+        now = policy.classify(self.xid)
+        return self.kind if now is FATAL else now
 
     @property
     def text(self) -> str:
@@ -182,7 +188,8 @@ class Troubles:
         if not uuid or kind not in XID_REASONS:
             return self
         old = self.by_uuid.get(uuid)
-        if old is not None and old.kind is FATAL and kind is TRANSIENT and old.enumeration >= event.enumeration:
+        is_graver = old is not None and old.means(policy) is FATAL and old.enumeration >= event.enumeration
+        if is_graver and kind is TRANSIENT:
             return self
         fresh = Trouble(event.xid, kind, event.at, event.enumeration)
         return Troubles(MappingProxyType({**self.by_uuid, uuid: fresh}))
@@ -194,9 +201,9 @@ class Troubles:
             return False
         uuid = event.mig_uuid or event.gpu_uuid
         was, now = old.get(uuid), after[uuid]
-        if was is None or (was.kind, was.enumeration) != (now.kind, now.enumeration):
+        if was is None or (was.means(policy), was.enumeration) != (now.kind, now.enumeration):
             return True
-        return was.kind is TRANSIENT and max(now.at, looked_at) >= was.at + policy.quiet_seconds
+        return now.kind is TRANSIENT and max(now.at, looked_at) >= was.at + policy.quiet_seconds
 
 
 NO_TROUBLES = Troubles()
@@ -206,7 +213,7 @@ def trouble_of(gpu: Gpu, troubles: Troubles, now: float, policy: GpuPolicy, mig_
     """Return the error that counts now against a GPU, or against a slice of it."""
     found = [troubles.by_uuid.get(uuid) for uuid in (gpu.uuid, mig_uuid) if uuid]
     counting = [t for t in found if t is not None and _counts(t, gpu, now, policy)]
-    return min(counting, key=lambda t: (t.kind is not FATAL, -t.at), default=None)
+    return min(counting, key=lambda t: (t.means(policy) is not FATAL, -t.at), default=None)
 
 
 def judge_gpu(
@@ -224,12 +231,12 @@ def judge_gpu(
         if word in gpu.ailments:
             return unhealthy(word)
     trouble = trouble_of(gpu, troubles, now, policy, mig_uuid)
-    return HEALTHY if trouble is None else unhealthy(XID_REASONS[trouble.kind])
+    return HEALTHY if trouble is None else unhealthy(XID_REASONS[trouble.means(policy)])
 
 
 def next_recovery(troubles: Troubles, now: float, policy: GpuPolicy = DEFAULT_POLICY) -> float | None:
     """Tell when the next transient error ends by itself; None if there is none. In seconds of the monotonic clock."""
-    ends = (t.at + policy.quiet_seconds for t in troubles.by_uuid.values() if t.kind is TRANSIENT)
+    ends = (t.at + policy.quiet_seconds for t in troubles.by_uuid.values() if t.means(policy) is TRANSIENT)
     return min((end for end in ends if end > now), default=None)
 
 
@@ -250,4 +257,5 @@ def slice_of(gpu: Gpu, gpu_instance: int, compute_instance: int) -> str:
 def _counts(trouble: Trouble, gpu: Gpu, now: float, policy: GpuPolicy) -> bool:
     if gpu.enumeration > trouble.enumeration:
         return False
-    return trouble.kind is FATAL or now < trouble.at + policy.quiet_seconds
+    kind = trouble.means(policy)
+    return kind is FATAL or (kind is TRANSIENT and now < trouble.at + policy.quiet_seconds)

@@ -131,6 +131,16 @@ def test_errors_can_be_ignored() -> None:
     assert (node.asked, node.look_at_gpu()) == (0, "")
 
 
+def test_an_error_that_is_ignored_from_now_on_counts_no_more() -> None:
+    node = Node()
+    node.book.gpu_event(GpuEvent(xid=119, at=100.0, gpu_uuid=GPU))
+    assert node.look_at_gpu(at=1.0) == "XidFatal"
+    node.book.settings = HealthSettings(xid_quiet_seconds=60.0, ignored_xids=frozenset({119}))
+    assert (node.look_at_gpu(at=2.0), node.asked) == ("", 2)
+    node.book.gpu_event(GpuEvent(xid=79, at=102.5, gpu_uuid=GPU))
+    assert (node.look_at_gpu(at=3.0), node.asked) == ("XidFatal", 3)
+
+
 def test_withholding_all_asks_for_a_look_once() -> None:
     node = Node()
     for _ in range(2):

@@ -149,6 +149,25 @@ def test_the_configuration_decides_before_the_table(policy: GpuPolicy, xid: int,
     assert policy.classify(xid) is expected
 
 
+@pytest.mark.parametrize(
+    ("xid", "before", "after", "reason"),
+    [
+        (79, GpuPolicy(), GpuPolicy(ignored_xids=frozenset({79})), ""),
+        (74, GpuPolicy(), GpuPolicy(ignored_xids=frozenset({EVERY_XID})), ""),
+        (74, GpuPolicy(fatal_xids=frozenset({74})), GpuPolicy(), "XidTransient"),
+        (74, GpuPolicy(), GpuPolicy(fatal_xids=frozenset({74})), "XidTransient"),
+    ],
+    ids=["excused", "all excused", "no longer fatal", "fatal from the next one on"],
+)
+def test_another_policy_may_excuse_an_error_and_makes_nothing_graver_of_it(
+    xid: int, before: GpuPolicy, after: GpuPolicy, reason: str
+) -> None:
+    troubles = NO_TROUBLES.noted(event(xid), before)
+    assert judge_gpu(GPU, troubles, NOW + 1, after).reason == reason
+    assert (next_recovery(troubles, NOW + 1, after) is not None) == (reason == "XidTransient")
+    assert judge_gpu(GPU, troubles, NOW + QUIET_SECONDS, after) == HEALTHY
+
+
 def test_the_quiet_time_is_the_configurations() -> None:
     policy = GpuPolicy(quiet_seconds=10)
     troubles = NO_TROUBLES.noted(event(74), policy)
