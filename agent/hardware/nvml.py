@@ -9,7 +9,7 @@ the GPUs stay as they were last seen: that the monitor failed says nothing about
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,8 @@ class Nvml:
         let go when it changes: the library keeps its view of the GPUs until nobody uses it."""
         self._sessions = 0
         self._known: dict[str, _Known] = {}
+        self._bound: set[str] = set()
+        """Where a driver was bound to a known GPU that could not be read since."""
 
     def read(self, *, slow: bool = True, bound: Sequence[str] = ()) -> Reading:
         """Read all GPUs, and what could not be read. Never raises.
@@ -74,6 +76,7 @@ class Nvml:
         # pynvml costs memory that a node without GPUs need not pay.
         import pynvml
 
+        self._bound.update({known.gpu.pci_address for known in self._known.values()}.intersection(bound))
         try:
             if not self.session:
                 pynvml.nvmlInit()
@@ -82,7 +85,7 @@ class Nvml:
             count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
             return self._unanswered(error)
-        return self._look(count, slow, frozenset(bound))
+        return self._look(count, slow)
 
     def close(self) -> None:
         """Let go of the driver, so that it can be unloaded."""
@@ -114,7 +117,7 @@ class Nvml:
             text += "; the GPUs are shown as they were last seen"
         return Reading(gpus, (Problem("nvml", text),), unavailable=text)
 
-    def _look(self, count: int, slow: bool, bound: frozenset[str]) -> Reading:
+    def _look(self, count: int, slow: bool) -> Reading:
         import pynvml
 
         from agent.hardware import nvml_facts
@@ -133,9 +136,11 @@ class Nvml:
         fresh: dict[str, _Known] = {}
         for gpu in seen:
             try:
-                fresh[gpu.uuid] = self._details(gpu, handles[gpu.index], addresses, is_full, bound)
+                fresh[gpu.uuid] = self._details(gpu, handles[gpu.index], addresses, is_full)
             except pynvml.NVMLError as error:
                 failed[gpu.index] = error
+            else:
+                self._bound.discard(gpu.pci_address)
         problems = [Problem(f"nvml/gpu{i}", f"cannot be read: {error}") for i, error in sorted(failed.items())]
         missing = self._missing(fresh, failed)
         everyone = {**fresh, **missing}
@@ -149,9 +154,7 @@ class Nvml:
             self.close()
         return Reading(tuple(sorted((k.gpu for k in self._known.values()), key=lambda gpu: gpu.index)), tuple(problems))
 
-    def _details(
-        self, gpu: Gpu, handle: pynvml.c_nvmlDevice_t, addresses: Sequence[str], slow: bool, bound: frozenset[str]
-    ) -> _Known:
+    def _details(self, gpu: Gpu, handle: pynvml.c_nvmlDevice_t, addresses: Sequence[str], slow: bool) -> _Known:
         from agent.hardware import nvml_facts
 
         last = self._known.get(gpu.uuid)
@@ -176,7 +179,7 @@ class Nvml:
                 mig_mode=is_cut,
                 mig_devices=nvml_facts.mig_devices(handle, gpu.memory_bytes) if is_cut else (),
                 ailments=ailments,
-                enumeration=enumeration + (last is not None and _was_reset(last, gpu, now, bound)),
+                enumeration=enumeration + (last is not None and _was_reset(last, gpu, now, self._bound)),
             ),
             links,
             corrupt,
@@ -216,7 +219,7 @@ def is_installed() -> bool:
     return True
 
 
-def _was_reset(last: _Known, gpu: Gpu, now: Condition, bound: frozenset[str]) -> bool:
+def _was_reset(last: _Known, gpu: Gpu, now: Condition, bound: Set[str]) -> bool:
     return (
         last.away
         or gpu.pci_address in bound

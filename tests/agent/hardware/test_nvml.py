@@ -181,6 +181,18 @@ def test_memory_errors_are_told_by_what_the_gpu_can_do_about_them(nvml: Peer, dr
     )
     assert ailments(nvml) == {
         "GPU-contains": [],
+def test_a_gpu_bound_anew_is_found_anew_by_the_first_reading_that_succeeds(nvml: Peer, driver: FakeDriver) -> None:
+    driver.show(A, B)
+    assert [g["enumeration"] for g in read(nvml).values()] == [0, 0]
+    driver.change("GPU-aaaa", error=UNKNOWN)
+    read(nvml, bound=["0000:1b:00.0"])  # it takes its time after a reset
+    nvml.ask("close")
+    driver.show(A, B, init=UNKNOWN)
+    read(nvml, bound=["0000:3d:00.0"])
+    driver.show(A, B)
+    assert [[g["enumeration"] for g in read(nvml).values()] for _ in range(2)] == [[1, 1], [1, 1]]
+
+
         "GPU-cannot": ["EccUncorrectable"],
         "GPU-retires": ["PageRetirementPending"],
         "GPU-pending": ["RowRemapPending"],
