@@ -1,8 +1,8 @@
 """The driver's events about GPUs (XIDs), waited for on the calling thread.
 
-An event set watches the GPUs that were there when it was made. It is made anew with each session of
-the reader (`agent.hardware.nvml`), and the library is let go in between, so that it sees what a
-reset or a hot plug has changed.
+An event set is made anew with each session of the reader (`agent.hardware.nvml`), and the library is let go in
+between, so that it sees what a reset or a hot plug has changed. It watches the GPUs that the newest reading shows:
+one that could not be read at first joins when it can.
 """
 
 from __future__ import annotations
@@ -82,9 +82,14 @@ def _follow_session(watched: Watched, session: int, tell: Callable[[GpuEvent], N
     try:
         events = pynvml.nvmlEventSetCreate()
         try:
-            watched.registered(count := _register(events, watched.gpus()))
+            seen: tuple[Gpu, ...] | None = None
+            has_events: dict[str, bool] = {}
             while not ending.is_set() and watched.session == session:
-                if not count:  # GPUs that have none: before Kepler, or of a virtual machine
+                if (gpus := watched.gpus()) is not seen:
+                    seen = gpus
+                    _register(events, gpus, has_events)
+                    watched.registered(sum(has_events.values()))
+                if not any(has_events.values()):  # GPUs that have none: before Kepler, or of a virtual machine
                     watched.await_session(session, RETRY_SECONDS)
                     continue
                 try:
@@ -104,24 +109,27 @@ def _follow_session(watched: Watched, session: int, tell: Callable[[GpuEvent], N
             log.debug("the NVIDIA driver did not close: %s", error)
 
 
-def _register(events: pynvml.c_nvmlEventSet_t, gpus: tuple[Gpu, ...]) -> int:
-    """Ask for the events of all GPUs that have any, and return how many these are."""
+def _register(events: pynvml.c_nvmlEventSet_t, gpus: tuple[Gpu, ...], has_events: dict[str, bool]) -> None:
+    """Ask for the events of GPUs that are not asked yet, and note of each whether it has any."""
     import pynvml
 
     wanted = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
-    count = 0
-    for gpu in gpus:
-        if "GpuLost" in gpu.ailments:
+    here = [gpu.uuid for gpu in gpus if "GpuLost" not in gpu.ailments]
+    for uuid in has_events.keys() - set(here):
+        del has_events[uuid]  # what comes back is asked again
+    for uuid in here:
+        if has_events.get(uuid):
             continue
         try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             kinds = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & wanted
             if kinds:
                 pynvml.nvmlDeviceRegisterEvents(handle, kinds, events)
-                count += 1
+            has_events[uuid] = bool(kinds)
         except pynvml.NVMLError as error:
-            log.warning("errors of this GPU are not watched: %s", error, extra={"device": gpu.uuid})
-    return count
+            if uuid not in has_events:
+                log.warning("errors of this GPU are not watched: %s", error, extra={"device": uuid})
+            has_events[uuid] = False  # until a later reading
 
 
 def _take(data: pynvml.c_nvmlEventData_t, watched: Watched, tell: Callable[[GpuEvent], None]) -> None:

@@ -64,9 +64,10 @@ class Peer:
 
 @contextmanager
 def peer(mode: str, environment: dict[str, str]) -> Iterator[Peer]:
-    """Start this module in a mode: `nvml`, `monitor`, `impatient` or `hasty`.
+    """Start this module in a mode: `nvml`, `monitor`, `impatient`, `hasty` or `patient`.
 
-    An impatient monitor says soon that the driver hangs, and a hasty one does not even wait for the first reading.
+    An impatient monitor says soon that the driver hangs, and a hasty one does not even wait for the first reading. A
+    patient one reads all but once, unless it is asked to.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.nvml.peer", mode],
@@ -120,8 +121,9 @@ def _nvml() -> Callable[[str, dict[str, Any]], Any]:
 def _monitor(say: Callable[[str, Any], None], mode: str) -> Callable[[str, dict[str, Any]], Any]:
     from agent.hardware.nvml_monitor import GpuMonitor, Pace
 
-    first, overdue = {"monitor": (DEADLINE, DEADLINE), "impatient": (DEADLINE, 0.3), "hasty": (0.1, 0.3)}[mode]
-    monitor = GpuMonitor(Pace(apart=0.05, quick=0.05, slow=0.2, first=first, overdue=overdue, absent=0.0))
+    first, overdue = {"impatient": (DEADLINE, 0.3), "hasty": (0.1, 0.3)}.get(mode, (DEADLINE, DEADLINE))
+    slow = 3600.0 if mode == "patient" else 0.2
+    monitor = GpuMonitor(Pace(apart=0.05, quick=0.05, slow=slow, first=first, overdue=overdue, absent=0.0))
     monitor.follow(
         on_change=lambda what: say("changed", what),
         on_event=lambda event: say("event", asdict(event)),

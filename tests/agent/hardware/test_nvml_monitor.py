@@ -15,7 +15,7 @@ from agent.hardware.nvml import Reading
 from agent.hardware.nvml_monitor import GpuMonitor, Pace
 from agent.model.device import Gpu
 from agent.model.gpu_health import NO_INSTANCE
-from tests.nvml.fake import DRIVER_NOT_LOADED, GPU_IS_LOST, FakeDriver, FakeGpu, FakeMig, environment
+from tests.nvml.fake import DRIVER_NOT_LOADED, GPU_IS_LOST, UNKNOWN, FakeDriver, FakeGpu, FakeMig, environment
 from tests.nvml.peer import DEADLINE, Peer, peer
 
 A = FakeGpu("GPU-aaaa", bus="00000000:1B:00.0")
@@ -127,6 +127,16 @@ def test_a_gpu_that_is_lost_is_found_and_comes_back_with_events(monitor: Peer, d
     driver.change("GPU-aaaa", error=0)
     monitor.until("latest", lambda r: ailments(r)["GPU-aaaa"] == [] and r["gpus"][0]["enumeration"] == 1)
     assert told(monitor, driver, "GPU-aaaa", 48)["enumeration"] == 1
+
+
+def test_a_gpu_that_can_be_read_only_later_is_watched_too(nvml_library: Path, driver: FakeDriver) -> None:
+    driver.show(A, B).change("GPU-aaaa", error=UNKNOWN)
+    with peer("patient", environment(nvml_library, driver)) as monitor:
+        monitor.ask("latest")
+        told(monitor, driver, "GPU-bbbb", 13)
+        driver.change("GPU-aaaa", error=0)
+        monitor.until("latest", lambda r: ailments(r) == {"GPU-aaaa": [], "GPU-bbbb": []})
+        assert told(monitor, driver, "GPU-aaaa", 48)["gpu_uuid"] == "GPU-aaaa"
 
 
 @pytest.mark.parametrize("call", ["DeviceGetCount", "DeviceGetUUID", "DeviceGetFieldValues"])
