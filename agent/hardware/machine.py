@@ -23,6 +23,9 @@ from agent.model.counters import Counters
 from agent.model.device import Gpu, Problem, Snapshot
 from agent.model.gpu_health import GpuEvent
 
+GPU_DRIVER = "nvidia"
+_DISPLAY = 0x03
+"""Base class of GPUs; NVSwitches, which have a driver of that family, are bridges."""
 _RENAMES = 3
 """How often an interface may be renamed (by udev) between the list of names and the look at it."""
 
@@ -57,14 +60,14 @@ class Machine:
             except HardwareError as error:
                 problems = (Problem("/sys/class/infiniband", f"taken for shared by namespaces: {error}"),)
         snapshot = replace(snapshot, rdma_exclusive=mode == "exclusive", problems=snapshot.problems + problems)
-        return with_gpus(self._with_default_ways(snapshot), self.gpus.latest())
+        return with_newest_gpus(self._with_default_ways(snapshot), self.gpus)
 
     def rescan(self, old: Snapshot, change: Change) -> Snapshot:
         """Bring a snapshot up to date. The mode of RDMA has no event, so a full scan alone looks at it."""
         if change.everything:
             return self.scan()
         snapshot = sysfs_changes.rescan(self.root, old, change)
-        return with_gpus(self._with_default_ways(snapshot), self.gpus.latest())
+        return with_newest_gpus(self._with_default_ways(snapshot), self.gpus)
 
     def _with_default_ways(self, snapshot: Snapshot) -> Snapshot:
         """Add the interfaces of a default route with several ways: /proc/net/route shows the first one only."""
@@ -170,6 +173,12 @@ def passing_on(on_event: OnEvent, gpus: GpuMonitor) -> OnEvent:
     return seen
 
 
+def with_newest_gpus(snapshot: Snapshot, monitor: GpuMonitor) -> Snapshot:
+    """Put the newest reading of the GPUs into a snapshot, and tell who reads them where the snapshot has some."""
+    monitor.expect([d.address for d in snapshot.devices if d.driver == GPU_DRIVER and d.pci_class >> 16 == _DISPLAY])
+    return with_gpus(snapshot, monitor.latest())
+
+
 def with_gpus(snapshot: Snapshot, reading: Reading) -> Snapshot:
     """Put a reading of the GPUs into a snapshot, in place of an earlier one."""
     problems = [p for p in snapshot.problems if not p.path.startswith("nvml")]
@@ -183,7 +192,7 @@ def still_there(gpus: Sequence[Gpu], snapshot: Snapshot) -> tuple[Gpu, ...]:
         gpu
         for gpu in gpus
         if "GpuLost" not in gpu.ailments
-        or ((device := snapshot.by_address.get(gpu.pci_address)) is not None and device.driver == "nvidia")
+        or ((device := snapshot.by_address.get(gpu.pci_address)) is not None and device.driver == GPU_DRIVER)
     )
 
 

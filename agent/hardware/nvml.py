@@ -9,7 +9,7 @@ the GPUs stay as they were last seen: that the monitor failed says nothing about
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -64,18 +64,22 @@ class Nvml:
         self._known: dict[str, _Known] = {}
         self._bound: set[str] = set()
         """Where a driver was bound to a known GPU that could not be read since."""
+        self._sought: frozenset[str] = frozenset()
+        """Where GPUs are that the library did not show, and for whose sake it was opened anew."""
 
-    def read(self, *, slow: bool = True, bound: Sequence[str] = ()) -> Reading:
+    def read(self, *, slow: bool = True, bound: Sequence[str] = (), expected: Collection[str] = ()) -> Reading:
         """Read all GPUs, and what could not be read. Never raises.
 
         `slow` says to read also what seldom changes and takes long: links, fabric, inforom.
-        `bound` are PCI addresses at which a driver was bound since the last reading.
+        `bound` are PCI addresses at which a driver was bound since the last reading, `expected` those at which the
+        kernel shows GPUs that have their driver.
         """
         if not is_installed():
             return Reading(unavailable=f"{LIBRARY} is not on this node")
         # pynvml costs memory that a node without GPUs need not pay.
         import pynvml
 
+        self._sought -= frozenset(bound)
         self._bound.update({known.gpu.pci_address for known in self._known.values()}.intersection(bound))
         try:
             if not self.session:
@@ -85,7 +89,7 @@ class Nvml:
             count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
             return self._unanswered(error)
-        return self._look(count, slow)
+        return self._look(count, slow, frozenset(expected))
 
     def close(self) -> None:
         """Let go of the driver, so that it can be unloaded."""
@@ -117,7 +121,7 @@ class Nvml:
             text += "; the GPUs are shown as they were last seen"
         return Reading(gpus, (Problem("nvml", text),), unavailable=text)
 
-    def _look(self, count: int, slow: bool) -> Reading:
+    def _look(self, count: int, slow: bool, expected: frozenset[str]) -> Reading:
         import pynvml
 
         from agent.hardware import nvml_facts
@@ -148,10 +152,13 @@ class Nvml:
         self._known = {
             uuid: replace(known, gpu=replace(known.gpu, nvlinks=matrix[uuid])) for uuid, known in everyone.items()
         }
-        if failed and slow:
-            # A library opened before a GPU was reset or replaced keeps its old view. To open it takes long, so not at
-            # each look at a GPU that shows itself and cannot be read.
+        unseen = expected.difference(addresses)
+        if slow and (failed or not unseen <= self._sought):
+            # A library opened before a GPU was reset, replaced or bound to the driver keeps its old view. To open it
+            # takes long, so not at each look at a GPU that shows itself and cannot be read, nor for one that it hides.
+            self._sought = unseen
             self.close()
+        self._sought &= unseen
         return Reading(tuple(sorted((k.gpu for k in self._known.values()), key=lambda gpu: gpu.index)), tuple(problems))
 
     def _details(self, gpu: Gpu, handle: pynvml.c_nvmlDevice_t, addresses: Sequence[str], slow: bool) -> _Known:

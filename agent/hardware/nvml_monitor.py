@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -60,7 +60,7 @@ class Reader(Protocol):
     def session(self) -> int:
         """Number of the session with the driver, 0 while there is none."""
 
-    def read(self, *, slow: bool = True, bound: tuple[str, ...] = ()) -> Reading:
+    def read(self, *, slow: bool = True, bound: tuple[str, ...] = (), expected: Collection[str] = ()) -> Reading:
         """Read all GPUs. May take for ever."""
 
     def close(self) -> None:
@@ -108,6 +108,7 @@ class GpuMonitor:
         self._waited = False
         self._eager_until = self._paused_until = -math.inf
         self._bound: set[str] = set()
+        self._expected: frozenset[str] = frozenset()
         self._slow_asked = False
         self._threads: list[threading.Thread] = []
         self._looked_at: float | None = None
@@ -164,6 +165,15 @@ class GpuMonitor:
                 self._bound.add(address)
             self._slow_asked = True
             self._eager_until = self._clock() + self._pace.slow
+        self._asked.set()
+
+    def expect(self, addresses: Collection[str]) -> None:
+        """Take note of where the kernel shows GPUs with their driver: the library may be older than one of them."""
+        with self._lock:
+            before, self._expected = self._expected, frozenset(addresses)
+            if self._expected <= before or not self._threads:
+                return
+            self._slow_asked = True
         self._asked.set()
 
     def pause(self, seconds: float, addresses: Sequence[str]) -> bool:
@@ -243,6 +253,7 @@ class GpuMonitor:
                 if not pausing:  # what was asked for in a pause is for the reading after it
                     bound, self._bound = tuple(sorted(self._bound)), set()
                     slow, self._slow_asked = self._slow_asked or self._clock() >= slow_at, False
+                    expected = self._expected
             if pausing:
                 self._nvml.close()
                 with self._turn:
@@ -255,7 +266,7 @@ class GpuMonitor:
                 # Opened while in use for events, the library would show the GPUs of before. Those may hang, though.
                 self._let_go.wait(self._pace.let_go)
             self._began = self._clock()
-            reading = self._read(slow, bound)
+            reading = self._read(slow, bound, expected)
             self._began = None
             if slow:
                 slow_at = self._clock() + self._pace.slow
@@ -290,9 +301,9 @@ class GpuMonitor:
         # Without a session, because a GPU failed, the errors of the others are not heard.
         return self._pace.quick if self._nvml.session else self._pace.settle
 
-    def _read(self, slow: bool, bound: tuple[str, ...]) -> Reading:
+    def _read(self, slow: bool, bound: tuple[str, ...], expected: Collection[str]) -> Reading:
         try:
-            return self._nvml.read(slow=slow, bound=bound)
+            return self._nvml.read(slow=slow, bound=bound, expected=expected)
         except Exception as error:  # the thread must live on: nobody else would ever look again
             log.exception("the GPUs could not be read")
             text = (

@@ -13,7 +13,7 @@ from pathlib import Path
 from agent.errors import HardwareError
 from agent.hardware import counters, sysfs, sysfs_changes
 from agent.hardware.host import Link, RdmaLink, Watch
-from agent.hardware.machine import passing_on, with_gpus
+from agent.hardware.machine import passing_on, with_newest_gpus
 from agent.hardware.netlink import Netlink
 from agent.hardware.nvml_monitor import GpuMonitor, GpuWatch, Pace
 from agent.hardware.rtnetlink import IFLA_IFALIAS
@@ -140,7 +140,7 @@ class SimulatedMachine:
         exclusive = self.rdma.mode() == "exclusive"  # first: it shows again what came back
         snapshot = replace(sysfs.scan(self.root), gpus=self.gpus, rdma_exclusive=exclusive)
         if self.monitor is not None:
-            snapshot = with_gpus(snapshot, self.monitor.latest())
+            snapshot = with_newest_gpus(snapshot, self.monitor)
         self._recorded[:] = [snapshot]
         if self.fabric is None:
             return snapshot
@@ -167,7 +167,7 @@ class SimulatedMachine:
         before = self._recorded[0]
         snapshot = replace(sysfs_changes.rescan(self.root, before, change), rdma_exclusive=exclusive)
         if self.monitor is not None:
-            snapshot = with_gpus(snapshot, self.monitor.latest())
+            snapshot = with_newest_gpus(snapshot, self.monitor)
         self._recorded[:] = [snapshot]
         if self.fabric is None:
             return snapshot

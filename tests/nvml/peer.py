@@ -134,6 +134,8 @@ def _monitor(say: Callable[[str, Any], None], mode: str) -> Callable[[str, dict[
             return monitor.close()
         if command == "pci":
             return monitor.pci_event(**options)
+        if command == "expect":
+            return monitor.expect(**options)
         if command == "pause":
             return monitor.pause(**options)
         return {

@@ -151,6 +151,16 @@ def test_a_gpu_that_is_new_and_cannot_be_read_does_not_open_the_library_again_an
     assert ailments(nvml) == {"GPU-aaaa": [], "GPU-bbbb": []}
 
 
+def test_a_gpu_that_the_library_hides_does_not_open_it_again_and_again(nvml: Peer, driver: FakeDriver) -> None:
+    driver.show(A)
+    both = ["0000:1b:00.0", "0000:3d:00.0"]
+    assert nvml.ask("read", slow=True, expected=both)["session"] == 0
+    opened = nvml.ask("read", slow=True, expected=both)["session"]
+    assert opened
+    assert nvml.ask("read", slow=True, expected=both)["session"] == opened
+    assert nvml.ask("read", slow=True, expected=both, bound=["0000:3d:00.0"])["session"] == 0
+
+
 def test_a_gpu_that_must_be_reset_says_so(nvml: Peer, driver: FakeDriver) -> None:
     driver.show(A, B)
     nvml.ask("read")
@@ -171,16 +181,6 @@ def test_a_driver_bound_anew_and_counters_that_fell_show_a_reset(nvml: Peer, dri
     assert [g["enumeration"] for g in read(nvml, bound=["0000:3d:00.0"]).values()] == [1, 1]
 
 
-def test_memory_errors_are_told_by_what_the_gpu_can_do_about_them(nvml: Peer, driver: FakeDriver) -> None:
-    driver.show(
-        FakeGpu("GPU-contains", ecc=3),
-        FakeGpu("GPU-cannot", bus=B.bus, ecc=3, rows="-"),
-        FakeGpu("GPU-retires", bus=C.bus, rows="-pending"),
-        FakeGpu("GPU-pending", bus="00000000:5E:00.0", rows="1,0"),
-        FakeGpu("GPU-failed", bus="00000000:6E:00.0", rows="0,1", corrupt=True),
-    )
-    assert ailments(nvml) == {
-        "GPU-contains": [],
 def test_a_gpu_bound_anew_is_found_anew_by_the_first_reading_that_succeeds(nvml: Peer, driver: FakeDriver) -> None:
     driver.show(A, B)
     assert [g["enumeration"] for g in read(nvml).values()] == [0, 0]
@@ -193,6 +193,16 @@ def test_a_gpu_bound_anew_is_found_anew_by_the_first_reading_that_succeeds(nvml:
     assert [[g["enumeration"] for g in read(nvml).values()] for _ in range(2)] == [[1, 1], [1, 1]]
 
 
+def test_memory_errors_are_told_by_what_the_gpu_can_do_about_them(nvml: Peer, driver: FakeDriver) -> None:
+    driver.show(
+        FakeGpu("GPU-contains", ecc=3),
+        FakeGpu("GPU-cannot", bus=B.bus, ecc=3, rows="-"),
+        FakeGpu("GPU-retires", bus=C.bus, rows="-pending"),
+        FakeGpu("GPU-pending", bus="00000000:5E:00.0", rows="1,0"),
+        FakeGpu("GPU-failed", bus="00000000:6E:00.0", rows="0,1", corrupt=True),
+    )
+    assert ailments(nvml) == {
+        "GPU-contains": [],
         "GPU-cannot": ["EccUncorrectable"],
         "GPU-retires": ["PageRetirementPending"],
         "GPU-pending": ["RowRemapPending"],

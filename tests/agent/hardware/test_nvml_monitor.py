@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.hardware.machine import with_newest_gpus
 from agent.hardware.nvml import Reading
 from agent.hardware.nvml_monitor import GpuMonitor, Pace
 from agent.model.device import Gpu
 from agent.model.gpu_health import NO_INSTANCE
+from tests.deviceplugin.machines import change, node
 from tests.nvml.fake import DRIVER_NOT_LOADED, GPU_IS_LOST, UNKNOWN, FakeDriver, FakeGpu, FakeMig, environment
 from tests.nvml.peer import DEADLINE, Peer, peer
 
@@ -182,6 +184,17 @@ def test_a_driver_that_is_loaded_and_bound_is_found_at_once(monitor: Peer, drive
     assert monitor.until("latest", lambda r: r["gpus"])["gpus"][0]["uuid"] == "GPU-aaaa"
 
 
+def test_a_gpu_that_is_bound_after_others_is_found_and_watched(monitor: Peer, driver: FakeDriver) -> None:
+    driver.show(A)
+    monitor.ask("latest")
+    told(monitor, driver, "GPU-aaaa", 13)
+    driver.show(A, B)  # the library was opened before
+    monitor.ask("pci", action="bind", address="0000:3d:00.0")
+    monitor.ask("expect", addresses=["0000:1b:00.0", "0000:3d:00.0"])
+    monitor.until("latest", lambda r: ailments(r) == {"GPU-aaaa": [], "GPU-bbbb": []})
+    assert told(monitor, driver, "GPU-bbbb", 79)["gpu_uuid"] == "GPU-bbbb"
+
+
 def test_a_gpu_bound_anew_has_a_new_enumeration(monitor: Peer, driver: FakeDriver) -> None:
     driver.show(A, B)
     monitor.ask("latest")
@@ -231,7 +244,7 @@ class Surprising:
     def __init__(self) -> None:
         self.reads = 0
 
-    def read(self, *, slow: bool = True, bound: tuple[str, ...] = ()) -> Reading:
+    def read(self, *, slow: bool = True, bound: tuple[str, ...] = (), expected: Collection[str] = ()) -> Reading:
         self.reads += 1
         if self.reads == 2:
             raise TypeError("surprise")
@@ -239,6 +252,24 @@ class Surprising:
 
     def close(self) -> None:
         pass
+
+
+class Attentive(Surprising):
+    """A reader that keeps what it is told."""
+
+    def read(self, *, slow: bool = True, bound: tuple[str, ...] = (), expected: Collection[str] = ()) -> Reading:
+        self.expected = set(expected)
+        return Reading()
+
+
+def test_a_scan_tells_where_the_kernel_has_gpus_with_their_driver() -> None:
+    reader, snapshot = Attentive(), change(node(rails=3), "0000:24:00.0", driver="vfio-pci")
+    monitor = GpuMonitor(Pace(first=10), reader=reader, is_installed=lambda: True)
+    try:
+        with_newest_gpus(snapshot, monitor)
+        assert reader.expected == {"0000:14:00.0", "0000:34:00.0"}
+    finally:
+        monitor.close()
 
 
 def test_an_error_that_nobody_foresaw_ends_nothing() -> None:
