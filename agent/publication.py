@@ -39,13 +39,15 @@ from agent.topology.nfd import FeatureFile
 from agent.topology.node_object import NodeObject
 from agent.topology.own_node import MetadataApi, NodeMetadata, OwnNode
 from agent.topology.publisher import ObjectApi, Pace, Publication, Publisher
-from agent.topology.state import NodeState, node_state
+from agent.topology.state import NodeState, node_state, unlisted
 
 SHARED_STATE_SECONDS = 0.5
 """Objects that are built within so short a time are made of one answer of kubelet."""
 FACTS_SECONDS = 60.0
 """What labels are made of is looked at this often, even if nothing told of a change: a file, a GPU's fabric."""
 
+FORGETFUL_SECONDS = 60.0
+"""How long kubelet may list fewer pods than run: for a moment after its start it knows the static ones alone."""
 LISTEN_SECONDS = 60.0
 """How long an adapter that was away for a moment may go unheard."""
 
@@ -113,6 +115,7 @@ class Publications:
         self._state_lock = asyncio.Lock()
         self._state_at = 0.0
         self._known_state: NodeState | None = None
+        self._forgetful_since: float | None = None
         self._features = FeatureFile(root / config.labels.nfd_file.relative_to("/"))
         self._features_changed = asyncio.Event()
         self._node = OwnNode(api, node_name, config.heartbeat_seconds, clock) if api is not None else None
@@ -260,7 +263,7 @@ class Publications:
     async def _state(self) -> NodeState | None:
         """Ask kubelet what its pods hold. None as long as nothing is known of the units, or of the pods that count.
 
-        Raises Unavailable.
+        Also while kubelet itself does not know all pods yet that run. Raises Unavailable.
 
         The pods by the API server are taken first: of a pod that counts, kubelet then knows what it holds.
         """
@@ -280,6 +283,8 @@ class Publications:
             settings = await asyncio.to_thread(self._kubelet_config.read)
             self._note("kubelet's configuration", settings.problem)
             pods = await self._kubelet.list()
+            if self._is_forgetful(unlisted(watched or (), pods), now):
+                return None  # or what pods hold would be told as free
             allocatable = await self._kubelet.allocatable()
             self._known_state = node_state(
                 self._node_name,
@@ -293,6 +298,20 @@ class Publications:
             )
             self._state_at = now
             return self._known_state
+
+    def _is_forgetful(self, missing: Sequence[WatchedPod], now: float) -> bool:
+        """Tell whether kubelet has still to hear of pods that run."""
+        if not missing:
+            self._forgetful_since = None
+            return False
+        if self._forgetful_since is None:
+            self._forgetful_since = now
+            log.info(
+                "kubelet does not list %s/%s, which runs: it may have just started",
+                missing[0].namespace,
+                missing[0].name,
+            )
+        return now - self._forgetful_since < FORGETFUL_SECONDS
 
     async def _own_metadata(self) -> NodeMetadata | None:
         """Read the Node that owns what is published. Nobody else would miss it: the name may be another node's."""

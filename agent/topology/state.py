@@ -12,7 +12,7 @@ from agent.clients.pod_watch import WatchedPod
 from agent.model.device import Snapshot
 from agent.model.unit import OfferedUnit
 
-__all__ = ["Allocatable", "DeviceAssignment", "MemoryBlock", "NodeState", "PodUsage", "node_state"]
+__all__ = ["Allocatable", "DeviceAssignment", "MemoryBlock", "NodeState", "PodUsage", "node_state", "unlisted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,16 @@ def node_state(
         kubelet=settings,
         node_uid=node_uid,
         watched=watched,
+    )
+
+
+def unlisted(watched: Iterable[WatchedPod], pods: Iterable[kubelet.PodDevices]) -> tuple[WatchedPod, ...]:
+    """List the running pods that ask for something of their own, and of which kubelet tells nothing."""
+    known = {(pod.pod.namespace, pod.pod.name) for pod in pods}
+    return tuple(
+        pod
+        for pod in watched
+        if pod.phase == "Running" and (pod.extended or pod.exclusive_native) and (pod.namespace, pod.name) not in known
     )
 
 

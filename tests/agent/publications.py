@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
@@ -86,6 +87,7 @@ class Rig:
         root: Path | None = None,
         server: ApiServerStandIn | None = None,
         vf_counters: Callable[[Snapshot], tuple[VfCounters, ...]] = lambda snapshot: (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`hardware` changes what the node has; `server` is a cluster that is there already, and stays."""
         self.root = root or folder
@@ -111,6 +113,7 @@ class Rig:
             self.client if api else None,
             self.complaints.append,
             vf_counters=vf_counters,
+            clock=clock,
         )
 
     async def __aenter__(self) -> Rig:

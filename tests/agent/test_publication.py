@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -13,6 +14,7 @@ from agent.config.topology import Bandwidth, Fingerprint
 from agent.model.allocation import PodRef
 from agent.model.counters import VfCounters, VfTraffic
 from agent.model.device import Snapshot
+from agent.publication import FORGETFUL_SECONDS
 from agent.sim import definitions, recorded
 from agent.sim.apiserver import ApiServerStandIn, Fault
 from agent.topology.fingerprint import fingerprint
@@ -53,6 +55,40 @@ def test_a_node_whose_devices_are_not_known_yet_is_not_told_as_one_without(tmp_p
             await asyncio.sleep(0.3)
             assert rig.stored() == {}
             rig.is_offered = True
+            rig.publications.changed()
+            await until(lambda: rig.available() == ["2", "2"])
+
+    asyncio.run(scenario())
+
+
+def test_what_pods_hold_is_not_told_as_free_by_a_kubelet_that_has_just_started(tmp_path: Path) -> None:
+    """It knows static pods first. With a watch of pods the fingerprint would be right, and the scheduler believe it."""
+    asking = {"spec": {"containers": [{"resources": {"requests": {"rdma/vf": "1"}}}]}}
+    later = 0.0
+
+    async def scenario() -> None:
+        nonlocal later
+        async with Rig(tmp_path, QUICK, clock=lambda: time.monotonic() + later) as rig:
+            rig.server.state.add_node("worker-1")
+            rig.kubelet.pods = (holding("a", "u0"),)
+            rig.server.state.put_pod("worker-1", "ns", "a", "Running", **asking)
+            await until(lambda: rig.available() == ["1", "2"])
+            rig.kubelet.pods = (PodDevices(PodRef("kube-system", "proxy")),)
+            lists = rig.kubelet.lists
+            rig.publications.changed()
+            await until(lambda: rig.kubelet.lists > lists)
+            await asyncio.sleep(0.2)
+            assert rig.available() == ["1", "2"]
+            rig.kubelet.pods = (holding("a", "u0"), holding("b", "u1"))
+            rig.publications.changed()
+            await until(lambda: rig.available() == ["1", "1"])
+            # Which of the two is right, if they never agree, nobody can tell: kubelet gives out the devices.
+            rig.kubelet.pods = ()
+            rig.publications.changed()
+            await until(lambda: rig.kubelet.lists > lists)
+            await asyncio.sleep(0.2)
+            assert rig.available() == ["1", "1"]
+            later = FORGETFUL_SECONDS
             rig.publications.changed()
             await until(lambda: rig.available() == ["2", "2"])
 
