@@ -108,21 +108,24 @@ def _rate(read: Attributes, path: str) -> float:
 
 
 def silent_changes(root: Path, snapshot: Snapshot) -> Change:
-    """Name the functions with an InfiniBand port that is in another state than the snapshot shows.
+    """Name the functions with a port that is in another state than the snapshot shows, and that nothing tells of.
 
-    No kernel event tells of that, where no IPoIB interface does. Only the states are read.
+    No kernel event tells of an InfiniBand port, where no IPoIB interface does. A RoCE port is as its interface is; in a
+    bond it is as the bond (drivers/infiniband/hw/mlx5/main.c, mlx5_query_port_roce), which takes its time to follow
+    the links below it, and is no hardware whose events are heard. Only the states are read.
     """
     read, changed = Attributes(root), NOTHING
     for device in snapshot.devices:
-        if not device.is_vf and any(_is_stale(read, rdma) for rdma in device.rdma_devices):
+        in_bond = any(netdev.is_enslaved for netdev in device.netdevs)
+        if not device.is_vf and any(_is_stale(read, rdma, in_bond) for rdma in device.rdma_devices):
             changed |= of_function(device.address)
     return changed
 
 
-def _is_stale(read: Attributes, rdma: RdmaDevice) -> bool:
-    """Tell whether an InfiniBand port of a device is in another state by now."""
+def _is_stale(read: Attributes, rdma: RdmaDevice, in_bond: bool) -> bool:
+    """Tell whether a port of a device, of InfiniBand or in a bond, is in another state by now."""
     for port in rdma.ports:
-        if port.link_layer is LinkLayer.INFINIBAND:
+        if in_bond or port.link_layer is LinkLayer.INFINIBAND:
             state = _word(read.text(f"/sys/class/infiniband/{rdma.name}/ports/{port.number}/state"))
             if state and state != port.state:
                 return True

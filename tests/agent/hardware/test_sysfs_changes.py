@@ -348,6 +348,21 @@ def test_a_port_of_infiniband_that_changed_without_a_word_is_found(tmp_path: Pat
     assert silent_changes(tmp_path, rescan(tmp_path, before, change)) == NOTHING
 
 
+def test_a_port_of_roce_that_follows_its_bond_is_found(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for function in PFS:
+        for entry in node.entries("infiniband", function):
+            (entry / "ports/1/link_layer").write_text("Ethernet\n")
+    (node.entries("net", PFS[1])[0] / "master").symlink_to("../bond0")
+    (tmp_path / "sys/class/net/bond0").mkdir()
+    before = scan(tmp_path)
+    for function in PFS:  # events tell of the other one
+        node.set_port(function, "1: DOWN")
+    change = silent_changes(tmp_path, before)
+    assert change == of_function(PFS[1])
+    assert silent_changes(tmp_path, rescan(tmp_path, before, change)) == NOTHING
+
+
 def test_names_that_are_no_text_become_some(tmp_path: Path) -> None:
     """A pod may call what it has anything, and that name comes back to the host with it."""
     node = Node(tmp_path)
