@@ -56,7 +56,7 @@ def test_what_was_known_before_a_reboot_says_nothing_about_now() -> None:
 def test_a_vf_without_an_interface_is_missing_unless_its_driver_gives_none() -> None:
     snapshot = tiny_snapshot(3, in_pods=[0, 1, 2])
     assert survey(snapshot, {vf(2)}, KNOWN, ALL).missing == (vf(0), vf(1))
-    for driver in ("vfio-pci", None, "uio_pci_generic"):
+    for driver in ("vfio-pci", "mlx5_vfio_pci", None, "uio_pci_generic"):
         changed = replace(
             snapshot, devices=tuple(replace(d, driver=driver) if d.is_vf else d for d in snapshot.devices)
         )
