@@ -87,6 +87,7 @@ class Parts:
             slots=slots,
             tell_lost=self._lost,
             others=Others(self._our_vfs, self.granted.units),
+            verbs_node=lambda device: self.plugins.allocator.verbs_nodes.get(device),
         )
         self.server = CniServer(
             config.cni_socket, self.attachments, obstacle=self._unable_to_attach, observe=around.metrics.observe_cni

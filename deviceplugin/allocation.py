@@ -127,6 +127,9 @@ class Allocator:
         """The newest offer. Replace it to change what is granted."""
         self.resources = {resource.name: resource for resource in resources}
         """By name. Replace them together with the offer."""
+        self.verbs_nodes: dict[str, str] = {}
+        """Device → its verbs node in the last answer about it. An answer stays with its pod, whatever becomes of the
+        number; those of an earlier process are not known."""
         self._book = book
         self._preference = Preference(clock, has_pod)
         # A thread of its own: the loop's common pool may be full of slow scans.
@@ -154,6 +157,8 @@ class Allocator:
         granted = {unit.unit_id: "" if unit.is_slot else unit.device for unit in listed}
         if granted:
             await self._record(resource_name, granted)
+            for units, answer in zip(wanted, answers, strict=True):
+                self._note_nodes(units, answer, offer.snapshot)
             self._preference.granted(resource, listed)
         return answers
 
@@ -185,6 +190,15 @@ class Allocator:
                 " behind is not cleaned up yet; recreate the pod"
             )
         return unit
+
+    def _note_nodes(self, units: Sequence[Unit], answer: Grants, snapshot: Snapshot) -> None:
+        told = {node.path for node in answer.devices}
+        for unit in units:
+            self.verbs_nodes.pop(unit.device, None)
+            device = snapshot.by_address.get(unit.device)
+            nodes = [c.path for r in device.rdma_devices for c in r.char_device("uverbs")] if device is not None else []
+            if len(nodes) == 1 and nodes[0] in told:
+                self.verbs_nodes[unit.device] = nodes[0]
 
     async def _record(self, resource_name: str, granted: Mapping[str, str]) -> None:
         loop = asyncio.get_running_loop()

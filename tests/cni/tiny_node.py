@@ -260,11 +260,12 @@ def open_rig(
     boot_id: str = "boot",
     heal_seconds: float = HEAL_SECONDS,
     busy_seconds: float = 0.3,
+    verbs_node: Callable[[str], str | None] = lambda device: None,
 ) -> Iterator[Rig]:
     """Open the agent's parts on a node that was created before, as at an agent's start.
 
     `host` may put something between the machine and what attaches; `heal_seconds` is how long healing waits,
-    `busy_seconds` how long an ADD waits for the device's former owner.
+    `busy_seconds` how long an ADD waits for the device's former owner, `verbs_node` what kubelet was told of a device.
     """
     machine = SimulatedMachine.open(folder)
     snapshot = machine.scan()
@@ -281,6 +282,7 @@ def open_rig(
             busy_seconds=busy_seconds,
             foreign_folders=foreign,
             heal_seconds=heal_seconds,
+            verbs_node=verbs_node,
         )
         return ledger, attachments
 

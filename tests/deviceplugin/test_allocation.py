@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from agent.config import Resource
 from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
 from agent.ledger import Ledger
-from agent.model.device import Snapshot
+from agent.model.device import CharDevice, Snapshot
 from deviceplugin.allocation import Allocator, Offer
 from deviceplugin.resources import list_units
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
@@ -86,6 +87,19 @@ def test_several_containers_are_answered_one_by_one(allocator: Allocator, ledger
         "0000:22:00.1,0000:22:00.2",
     ]
     assert len(ledger.grants()) == 3
+
+
+def test_the_verbs_node_of_the_last_answer_about_a_device_is_remembered(allocator: Allocator) -> None:
+    of_pf = node().by_address["0000:12:00.0"].rdma_devices
+    for number in (5, 8):
+        verbs = CharDevice("uverbs", f"/dev/infiniband/uverbs{number}")
+        with_rdma = change(node(), "0000:12:00.1", rdma_devices=(replace(of_pf[0], char_devices=(verbs,)),))
+        allocator.offer = offer(with_rdma)
+        allocate(allocator, "rdma/vf", "0000:12:00.1")
+        assert allocator.verbs_nodes == {"0000:12:00.1": verbs.path}
+    allocator.offer = offer(node())
+    allocate(allocator, "rdma/vf", "0000:12:00.1")
+    assert allocator.verbs_nodes == {}
 
 
 @pytest.mark.parametrize("unit_id", ["nonsense", "0000:12:00.1", ""])

@@ -194,6 +194,24 @@ def test_several_vfs_of_a_pod_do_not_get_one_guid(node: Rig, where: str) -> None
     assert node.machine.vf_control.guids(PF_NETDEV, 0) == (GUID, GUID)
 
 
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_a_sandbox_made_anew_does_not_make_up_for_another_number(own_network: None, tmp_path: Path, mode: str) -> None:
+    """kubelet asks Allocate once for a pod: its container gets the file of the first number in any sandbox."""
+    rdma_node.create(tmp_path, mode=mode, ib=True)
+    promised = {vf(1): "/dev/infiniband/uverbs1"}
+    with tiny_node.open_rig(tmp_path, verbs_node=promised.get) as rig:
+        rig.ledger.grant("rdma/ib", {vf(1): vf(1)})
+        rig.machine.unbind(vf(0))  # uverbs0 is free: whatever is bound anew, or moves, takes it
+        for attempt in range(3):
+            pod = rig.pod(f"sandbox-{attempt}")
+            with pytest.raises(HardwareError, match=r"came with /dev/infiniband/uverbs1 and has .*uverbs0 in the pod"):
+                rig.add(f"c{attempt}", pod, deviceID=vf(1), guid=GUID)
+            rig.delete(f"c{attempt}", pod)
+            rig.await_back(1)
+        promised[vf(1)] = "/dev/infiniband/uverbs0"  # another pod's grant
+        rig.add("c9", rig.pod("other"), deviceID=vf(1), guid=GUID)
+
+
 def test_a_vf_without_any_guid_is_refused_with_what_to_do(exclusive: Rig) -> None:
     exclusive.machine.unbind(vf(0))
     exclusive.machine.bind(vf(0), "mlx5_core")

@@ -199,6 +199,22 @@ def test_a_device_that_comes_out_with_another_number_is_no_success(own_network: 
         assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
 
 
+def test_a_device_that_another_pod_had_at_the_grant_must_have_the_number_of_then(
+    own_network: None, tmp_path: Path
+) -> None:
+    rdma_node.create(tmp_path)
+    told = "/dev/infiniband/uverbs7"
+    with tiny_node.open_rig(tmp_path, verbs_node=lambda device: told) as node:
+        node.add("c1", node.pod())  # of a device that kubelet has given to nobody, nobody was told
+        node.ledger.grant("rdma/vf", {vf(1): vf(1)})
+        pod = node.pod("other")
+        with pytest.raises(HardwareError, match=r"came with /dev/infiniband/uverbs7 and has /dev/infiniband/uverbs1"):
+            node.add("c2", pod, deviceID=vf(1))
+        node.await_back(1)
+        assert node.in_pod(pod) is None
+        assert "mlx5_2" in outside(node)
+
+
 def test_pods_that_come_and_go_at_once_get_the_devices_of_their_own_vfs(node: Rig) -> None:
     pods = [node.pod(f"p{i}") for i in range(3)]
     with ThreadPoolExecutor(3) as threads:
