@@ -203,7 +203,8 @@ class LateRows:
         alarm = self._alarm
         while True:
             alarm.wait()
-            self._is_set, ending = False, self._ending  # a row that comes from here on sets it anew
+            with self._guard:  # or whoever has just set it would say so after it has gone off, and nobody set it again
+                self._is_set, ending = False, self._ending
             self._foresee()
             if self._waiting:
                 try:

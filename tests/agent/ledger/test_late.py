@@ -16,6 +16,7 @@ import pytest
 
 from agent.errors import DeviceBusy, LedgerError
 from agent.ledger import Ledger, journal, reading
+from agent.ledger.alarm import Alarm
 from agent.ledger.late import LateRows
 from agent.model.allocation import Attachment, AttachmentState, Undo
 from tests.agent.books import VF, attach, open_books, owner
@@ -290,6 +291,24 @@ def test_a_database_that_takes_nothing_more_is_told_before_the_next_pod(tmp_path
         books.finish_attach([row.attachment_id], {})
         assert in_database(tmp_path)
         assert seen(books.attachments()) == [(OTHER, "attached")]
+
+
+def test_the_database_follows_though_the_timer_goes_off_before_it_is_noted_as_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Alarm):
+        def set(self) -> bool:
+            done = super().set()
+            time.sleep(0.05)
+            return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agent.ledger.late.Alarm", Slow)
+        with open_books(tmp_path) as books:
+            for number, device in enumerate((VF, OTHER)):
+                attach(books, device, owner(f"c{number}"))
+                until_empty(tmp_path)
+            assert in_database(tmp_path) == [(VF, "attaching"), (OTHER, "attaching")]
 
 
 # ------------------------------------------------------------ what is to follow
