@@ -27,6 +27,10 @@ class AttachmentBook(Database):
         self._late = LateRows(lambda: self._write(lambda: None, durable=False))
         self._beginning = threading.Lock()
         """Held until a new row is in the mirror, which alone keeps the journal from taking another of its device."""
+        self._turning = threading.Lock()
+        """Held while a row becomes *attached* by the journal, which knows nothing of writes that are under way."""
+        self._promised: list[int] = []
+        """Rows that are being marked *detaching*."""
         self._ids = itertools.count(1)
 
     def _load(self) -> None:
@@ -174,26 +178,31 @@ class AttachmentBook(Database):
         What `foreseen` returned is written sooner.
         """
         self._check_open()
-        attached = []
-        for row_id in (ids := tuple(attachment_ids)):
-            row = self._attachments.get(row_id)
-            if row is None or row.state is not AttachmentState.ATTACHING:
-                raise LedgerError(f"attachment {row_id} is not in state attaching")
-            ready = self._late.foreseen(row_id)
-            attached.append(ready if ready is not None and ready.result is result else self._attached(row, result))
-        with self._translated():
+        ids = tuple(attachment_ids)
+        with self._turning, self._translated():
+            attached = [self._turned(row_id, result) for row_id in ids]
             # One word for one row: several become attached together, or none does.
-            written = len(attached) == 1 and self._late.put(attached[0], durable=False)
-        if written:
-            self._attachments.put(attached)
-            return
+            if len(attached) == 1 and self._late.put(attached[0], durable=False):
+                self._attachments.put(attached)
+                return
 
         def write() -> None:
             for row in attached:
+                self._attaching(row.attachment_id)  # still: nobody else writes from here on
                 rows.put_attachment(self._db, row.attachment_id, rows.said_of(row))
 
         self._write(write, durable=False, then=lambda _: self._attachments.put(attached))
         self._late.forget(ids)
+
+    def _turned(self, row_id: int, result: Mapping[str, Any]) -> Attachment:
+        row, ready = self._attaching(row_id), self._late.foreseen(row_id)
+        return ready if ready is not None and ready.result is result else self._attached(row, result)
+
+    def _attaching(self, row_id: int) -> Attachment:
+        row = self._attachments.get(row_id)
+        if row is None or row.state is not AttachmentState.ATTACHING or row_id in self._promised:
+            raise LedgerError(f"attachment {row_id} is not in state attaching")
+        return row
 
     def _attached(self, row: Attachment, result: Mapping[str, Any]) -> Attachment:
         return replace(row, state=AttachmentState.ATTACHED, result=dict(result), since=self._clock())
@@ -231,13 +240,20 @@ class AttachmentBook(Database):
             )
             return now
 
-        self._write(
-            write,
-            durable=False,
-            then=lambda now: self._attachments.put(
-                replace(row, state=AttachmentState.DETACHING, since=now) for row in self._rows(ids)
-            ),
-        )
+        with self._turning:  # what became attached until here is written before; nothing does from here on
+            self._promised += ids
+        try:
+            self._write(
+                write,
+                durable=False,
+                then=lambda now: self._attachments.put(
+                    replace(row, state=AttachmentState.DETACHING, since=now) for row in self._rows(ids)
+                ),
+            )
+        finally:
+            with self._turning:
+                for attachment_id in ids:
+                    self._promised.remove(attachment_id)
 
     def finish_detach(self, row: Attachment, *, lease_owed: bool = False) -> None:
         """Drop the row of a device that is back, and end its quarantine.

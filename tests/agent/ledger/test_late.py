@@ -311,6 +311,66 @@ def test_the_database_follows_though_the_timer_goes_off_before_it_is_noted_as_se
             assert in_database(tmp_path) == [(VF, "attaching"), (OTHER, "attaching")]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_row_whose_end_is_being_promised_does_not_become_attached_any_more(tmp_path: Path, count: int) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with open_books(folder) as books:
+        ids = [attach(books, device, owner()).attachment_id for device in (VF, OTHER)[:count]]
+        until_empty(folder)
+        promising = threading.Thread(target=books.begin_detach, args=[ids])
+        with busy(folder):
+            promising.start()
+            promising.join(0.2)
+            with pytest.raises(LedgerError, match="not in state attaching"):
+                books.finish_attach(ids, {})
+        promising.join(10)
+        expected = books.attachments()
+        assert {state for _, state in seen(expected)} == {"detaching"}
+        die(folder, tmp_path / "grave")
+    with open_books(tmp_path / "grave") as books:
+        assert books.attachments() == expected
+
+
+def test_rows_that_wait_for_a_promise_to_be_written_do_not_become_attached_after_it(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        ids = [attach(books, device, owner()).attachment_id for device in (VF, OTHER)]
+        until_empty(tmp_path)
+        books._writing.acquire()
+        failed: list[LedgerError] = []
+
+        def finish() -> None:
+            try:
+                books.finish_attach(ids, {})
+            except LedgerError as error:
+                failed.append(error)
+
+        finishing = threading.Thread(target=finish)
+        finishing.start()
+        finishing.join(0.2)
+        promising = threading.Thread(target=books.begin_detach, args=[ids])
+        promising.start()
+        promising.join(0.2)
+        books._writing.release()
+        finishing.join(10)
+        promising.join(10)
+        assert len(failed) == 1
+        assert {state for _, state in seen(books.attachments())} == {"detaching"}
+        assert {state for _, state in in_database(tmp_path)} == {"detaching"}
+
+
+def test_a_row_becomes_attached_though_a_promise_of_its_end_could_not_be_written(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        row = attach(books, VF, owner())
+        until_empty(tmp_path)
+        books._db.execute("PRAGMA query_only = ON")
+        with pytest.raises(LedgerError):
+            books.begin_detach([row.attachment_id])
+        books._db.execute("PRAGMA query_only = OFF")
+        books.finish_attach([row.attachment_id], {})
+        assert seen(books.attachments()) == [(VF, "attached")]
+
+
 # ------------------------------------------------------------ what is to follow
 
 
