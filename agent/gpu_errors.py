@@ -14,7 +14,7 @@ from agent.health import HealthBook
 from agent.model.gpu_health import UNKNOWN_XID, XID_REASONS, XIDS, GpuEvent
 
 SAME_SECONDS = 60.0
-"""The same error of a GPU is logged once in so long; all are counted."""
+"""The same error of a GPU is logged and noted once in so long; all are counted."""
 MOST_REMEMBERED = 1000
 
 log = logging.getLogger(__name__)
@@ -44,12 +44,15 @@ class GpuErrors:
         subject = event.mig_uuid or event.gpu_uuid or "a GPU that the driver does not name"
         text = f"XID {event.xid} ({kind.value}): {XIDS.get(event.xid, UNKNOWN_XID)[1]}"
         is_serious = kind in XID_REASONS
-        self._events.note("health", subject, text, warning=is_serious)
         if self._is_news(subject, event):
+            self._events.note("health", subject, text, warning=is_serious)
             log.log(logging.ERROR if is_serious else logging.INFO, "%s", text, extra={"device": subject})
 
     def _is_news(self, subject: str, event: GpuEvent) -> bool:
-        """Tell whether an error is worth a line: a program that fails may cause hundreds a second."""
+        """Tell whether an error is worth a line: a program that fails may cause hundreds a second, on all GPUs in turn.
+
+        They would be the only recent events left.
+        """
         last = self._logged.get((subject, event.xid))
         if last is not None and event.at < last + SAME_SECONDS:
             return False

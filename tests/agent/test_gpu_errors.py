@@ -22,6 +22,16 @@ def test_the_same_error_again_and_again_is_logged_once_a_minute(caplog: pytest.L
     assert registry.get_sample_value("nodefabric_gpu_errors_total", {"xid": "79", "class": "fatal"}) == 121
 
 
+def test_a_program_that_fails_on_all_gpus_leaves_other_events_in_memory() -> None:
+    events = Events()
+    errors = GpuErrors(HealthBook(), CollectorRegistry(), events)
+    events.note("grant", "0000:3b:02.1", "rdma/vf to default/trainer-0")
+    for channel in range(50):
+        for gpu in range(8):
+            errors.take(GpuEvent(45, channel / 100, f"GPU-{gpu}"))
+    assert [e.kind for e in events.listed()] == [*["health"] * 8, "grant"]
+
+
 def test_errors_are_judged_counted_by_a_bounded_number_of_labels_and_noted() -> None:
     registry, events = CollectorRegistry(), Events()
     book = HealthBook(HealthSettings(fatal_xids=frozenset({31})))
