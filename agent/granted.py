@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from agent.clients.kubelet import PodDevices, PodResources
-from agent.config import Config, Resource, SharedPool
+from agent.config import Config, Network, Resource, SharedPool
 from agent.errors import DeviceGone, Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
@@ -112,7 +112,7 @@ class Granted:
             return None
         network = self._config.network(resource.network) if resource.network is not None else None
         if network is not None:
-            return {**network.netconf, "name": network.name}
+            return document_for(resource, network)
         return {"mode": "nic"} if _nic_kind(resource) == "nic" else None
 
     async def claims(self) -> Sequence[Claim]:
@@ -150,6 +150,19 @@ class Granted:
         except concurrent.futures.TimeoutError as error:
             asked.cancel()
             raise Unavailable(f"kubelet did not say what {pod} holds within {PODRESOURCES_SECONDS:g} s") from error
+
+
+def document_for(resource: Resource, network: Network) -> dict[str, Any]:
+    """Return the CNI configuration of a network for a resource's devices.
+
+    One that names no mode takes whole adapters as such: the usual mode is for VFs, and for what programs drive.
+    """
+    is_whole = _nic_kind(resource) == "nic" and not any(network.netconf.get(key) for key in _OF_PROGRAMS)
+    return {**({"mode": "nic"} if is_whole else {}), **network.netconf, "name": network.name}
+
+
+_OF_PROGRAMS = ("vfio", "functionReset")
+"""Keys that mode nic does not have."""
 
 
 def _is_for_network(resource: Resource) -> bool:

@@ -18,6 +18,7 @@ from agent.config import Config, Endpoints, load_legible
 from agent.config.sources import Sources
 from agent.endpoints import EndpointServer, Pages
 from agent.errors import ConfigError, RequestInvalid
+from agent.granted import document_for
 from agent.metrics import Metrics
 from agent.model.device import Snapshot
 from agent.status.cached import served
@@ -51,6 +52,7 @@ def network_problems(config: Config, snapshot: Snapshot) -> list[str]:
         except RequestInvalid as error:
             problems.append(f"networks[{i}]: {error}")
             continue
+        problems += _problems_of_users(config, i)
         for key, names in (("deviceID", parsed.device), ("pf", parsed.pf)):
             if names:
                 problems.append(f"networks[{i}].{key}: is chosen for each pod, so leave it out")
@@ -58,6 +60,19 @@ def network_problems(config: Config, snapshot: Snapshot) -> list[str]:
         for key, value in (("mac", parsed.mac), ("guid", parsed.guid)):
             if value is not None and vfs > 1:
                 problems.append(f"networks[{i}].{key}: {vfs} VFs would get the same one, so leave it out")
+    return problems
+
+
+def _problems_of_users(config: Config, number: int) -> list[str]:
+    """List what is wrong with a network for the devices of some resource alone."""
+    network = config.networks[number]
+    problems = []
+    for resource in config.resources:
+        if resource.network == network.name:
+            try:
+                netconf.from_document(document_for(resource, network))
+            except RequestInvalid as error:
+                problems.append(f"networks[{number}], for {resource.name}: {error}")
     return problems
 
 

@@ -19,11 +19,13 @@ MODES: Mapping[str, Mode] = MappingProxyType(
 
 def name_for(conf: NetConf, snapshot: Snapshot) -> str:
     """Choose the mode for a configuration: the asked one, or what the VF shows to be."""
-    if conf.mode != "vf":
+    if conf.mode not in ("vf", "nic"):
         return conf.mode
     facts = snapshot.by_address.get(conf.device or "")
     if conf.vfio or (conf.vfio is None and facts is not None and facts.is_for_programs):
         return "vfio"  # whose `plan` refuses any other driver
+    if conf.mode == "nic":
+        return conf.mode
     uplink = snapshot.pf_netdev(facts) if facts is not None else None
     if uplink is not None and uplink.link_layer is LinkLayer.INFINIBAND:
         return "infiniband"

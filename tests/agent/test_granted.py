@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from agent.clients.kubelet import ContainerDevices, DeviceAssignment, PodDevices, PodResources
-from agent.config import Config, Network, Resource
+from agent.config import Config, Network, RailNic, Resource
 from agent.granted import Granted
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
@@ -57,6 +61,28 @@ def test_a_pod_gets_the_vf_that_kubelet_gave_it(tmp_path: Path) -> None:
 def test_a_vf_from_before_its_resource_was_bound_late_comes_into_a_new_sandbox_of_its_pod(tmp_path: Path) -> None:
     expected = GrantedDevice(VF, "rdma/vf", {"mode": "vf", "name": "rails"})
     assert told(tmp_path, Kubelet(VF, SLOT), "late", **{VF: VF, SLOT: OTHER}) == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("netconf", "mode"),
+    [
+        ({}, "nic"),
+        ({"mtu": 9000}, "nic"),
+        ({"mode": "vf"}, "vf"),
+        ({"vfio": True}, None),
+        ({"functionReset": True}, None),
+    ],
+)
+@pytest.mark.parametrize("kind", ["nic", "rail"])
+def test_a_whole_adapter_joins_a_network_as_such(
+    tmp_path: Path, kind: str, netconf: dict[str, Any], mode: str | None
+) -> None:
+    resource = Resource("rdma/nic", kind, network="rails", nic=RailNic("nic"))
+    config = Config(resources=(resource,), networks=(Network("rails", netconf),))
+    with open_books(tmp_path) as books, contextlib.closing(asyncio.new_event_loop()) as loop:
+        granted = Granted(config, books, Kubelet(), loop, unit=lambda _: None, is_settled=lambda: True)
+        wanted = {**netconf, "name": "rails"} | ({"mode": mode} if mode is not None else {})
+        assert granted.network_of("rdma/nic") == wanted
 
 
 def test_kubelet_is_not_asked_where_all_that_is_granted_are_slots(tmp_path: Path) -> None:

@@ -164,6 +164,13 @@ def test_what_is_wrong_for_this_node_is_listed_with_all_else() -> None:
     assert any("a/one" in p and "a/two" in p for p in problems[3:])
 
 
+def test_a_network_of_whole_adapters_must_suit_them() -> None:
+    text = "resources: [{name: rdma/nic, kind: nic, network: n}]\nnetworks: [{name: n, mtu: 9000%s}]\n"
+    startup.check(config.parse(text % "", "good.yaml"), node())
+    with pytest.raises(ConfigError, match=r"networks\[0\], for rdma/nic: vlan has no effect in mode nic"):
+        startup.check(config.parse(text % ", vlan: 7", "bad.yaml"), node())
+
+
 def test_a_node_without_hardware_has_no_say_in_the_configuration() -> None:
     startup.check(config.parse(GOOD, "test.yaml"), replace(Snapshot(), generation=1))
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.errors import AttachmentError, DeviceBusy, HardwareError, RequestInvalid
+from cni import netconf
+from cni.modes import choice
 from tests.cni import tiny_node
 from tests.cni.tiny_node import Rig, open_rig, vf
 from tests.waiting import until
@@ -214,3 +217,12 @@ def test_a_vfio_vf_that_was_bound_to_the_kernel_in_the_pod_gets_its_settings_bac
     dpdk.delete("c1", pod)
     dpdk.await_back()
     assert (dpdk.settings(), dpdk.ledger.quarantines()) == (before, ())
+
+
+@pytest.mark.parametrize("mode", ["vf", "nic"])
+@pytest.mark.parametrize(("driver", "expected"), [("vfio-pci", "vfio"), ("mlx5_core", None)])
+def test_a_whole_adapter_that_programs_drive_shows_itself_too(mode: str, driver: str, expected: str | None) -> None:
+    snapshot = tiny_node.tiny_snapshot(0)
+    adapter = replace(snapshot.devices[0], driver=driver)
+    conf = netconf.from_document({"cniVersion": "1.1.0", "name": "n", "mode": mode, "deviceID": adapter.address})
+    assert choice.name_for(conf, replace(snapshot, devices=(adapter,))) == (expected or mode)
