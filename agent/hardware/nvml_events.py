@@ -114,14 +114,15 @@ def _register(events: pynvml.c_nvmlEventSet_t, gpus: tuple[Gpu, ...], has_events
     import pynvml
 
     wanted = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
-    here = [gpu.uuid for gpu in gpus if "GpuLost" not in gpu.ailments]
-    for uuid in has_events.keys() - set(here):
+    here = {gpu.uuid: gpu.pci_address for gpu in gpus if "GpuLost" not in gpu.ailments}
+    for uuid in has_events.keys() - here.keys():
         del has_events[uuid]  # what comes back is asked again
-    for uuid in here:
+    for uuid, address in here.items():
         if has_events.get(uuid):
             continue
         try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            # By UUID no GPU would be found while any has fallen off the bus (nvml.h, nvmlDeviceGetHandleByUUID).
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(address)
             kinds = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & wanted
             if kinds:
                 pynvml.nvmlDeviceRegisterEvents(handle, kinds, events)

@@ -229,11 +229,15 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **out)
 	return end(visible[index]->here ? visible[index]->error : GPU_IS_LOST);
 }
 
-int nvmlDeviceGetHandleByUUID(const char *uuid, struct device **out)
+int nvmlDeviceGetHandleByPciBusId_v2(const char *address, struct device **out)
 {
-	BEGIN("DeviceGetHandleByUUID", NULL);
+	unsigned asked[4], found[4];
+	if (sscanf(address, "%x:%x:%x.%x", asked, asked + 1, asked + 2, asked + 3) != 4)
+		return INVALID_ARGUMENT;
+	BEGIN("DeviceGetHandleByPciBusId", NULL);
 	for (int i = 0; i < visible_count; i++)
-		if (!strcmp(visible[i]->uuid, uuid)) {
+		if (sscanf(visible[i]->bus, "%x:%x:%x.%x", found, found + 1, found + 2, found + 3) == 4 &&
+		    !memcmp(asked, found, sizeof asked)) {
 			*out = visible[i];
 			return end(visible[i]->here ? visible[i]->error : GPU_IS_LOST);
 		}

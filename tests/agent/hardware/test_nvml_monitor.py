@@ -131,6 +131,16 @@ def test_a_gpu_that_is_lost_is_found_and_comes_back_with_events(monitor: Peer, d
     assert told(monitor, driver, "GPU-aaaa", 48)["enumeration"] == 1
 
 
+def test_the_other_gpus_are_watched_while_one_is_lost(nvml_library: Path, driver: FakeDriver) -> None:
+    driver.show(A, B)
+    with peer("patient", environment(nvml_library, driver)) as monitor:
+        monitor.ask("latest")
+        driver.change("GPU-aaaa", error=GPU_IS_LOST)
+        monitor.ask("pci", action="change", address="0000:1b:00.0")  # so that the library is opened anew
+        monitor.until("latest", lambda r: r["session"] == 2)
+        assert told(monitor, driver, "GPU-bbbb", 48)["gpu_uuid"] == "GPU-bbbb"
+
+
 def test_a_gpu_that_can_be_read_only_later_is_watched_too(nvml_library: Path, driver: FakeDriver) -> None:
     driver.show(A, B).change("GPU-aaaa", error=UNKNOWN)
     with peer("patient", environment(nvml_library, driver)) as monitor:
