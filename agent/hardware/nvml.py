@@ -129,6 +129,7 @@ class Nvml:
         handles: dict[int, pynvml.c_nvmlDevice_t] = {}
         seen: list[Gpu] = []
         failed: dict[int, pynvml.NVMLError | ValueError] = {}
+        errors: dict[str, pynvml.NVMLError] = {}
         for index in range(count):
             try:
                 handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -142,11 +143,11 @@ class Nvml:
             try:
                 fresh[gpu.uuid] = self._details(gpu, handles[gpu.index], addresses, is_full)
             except pynvml.NVMLError as error:
-                failed[gpu.index] = error
+                failed[gpu.index] = errors[gpu.uuid] = error
             else:
                 self._bound.discard(gpu.pci_address)
         problems = [Problem(f"nvml/gpu{i}", f"cannot be read: {error}") for i, error in sorted(failed.items())]
-        missing = self._missing(fresh, failed)
+        missing = self._missing(fresh, errors)
         everyone = {**fresh, **missing}
         matrix = nvml_facts.matrix([k.gpu for k in everyone.values()], {u: k.links for u, k in everyone.items()})
         self._known = {
@@ -194,10 +195,12 @@ class Nvml:
             hot,
         )
 
-    def _missing(
-        self, fresh: Mapping[str, _Known], failed: Mapping[int, pynvml.NVMLError | ValueError]
-    ) -> dict[str, _Known]:
-        """Keep GPUs known before that this reading did not show, with what can be said of them."""
+    def _missing(self, fresh: Mapping[str, _Known], errors: Mapping[str, pynvml.NVMLError]) -> dict[str, _Known]:
+        """Keep GPUs known before that this reading did not show, with what can be said of them.
+
+        `errors` are those of GPUs that said who they are, by UUID. The others are asked by their address: numbers
+        change when a GPU is gone.
+        """
         import pynvml
 
         places = {known.gpu.pci_address for known in fresh.values()}
@@ -205,8 +208,8 @@ class Nvml:
         for uuid, known in self._known.items():
             if uuid in fresh or known.gpu.pci_address in places:
                 continue
-            error = failed.get(known.gpu.index)
-            if error is None or isinstance(error, pynvml.NVMLError_GpuIsLost):
+            error = errors.get(uuid) or _error_at(known.gpu.pci_address)
+            if isinstance(error, pynvml.NVMLError_GpuIsLost | pynvml.NVMLError_NotFound):
                 ailments = ("GpuLost",)
             elif isinstance(error, pynvml.NVMLError_ResetRequired):
                 ailments = ("ResetRequired",)
@@ -224,6 +227,17 @@ def is_installed() -> bool:
     except OSError:
         return False
     return True
+
+
+def _error_at(address: str) -> pynvml.NVMLError | None:
+    """Ask the GPU at a PCI address who it is, and return why it does not say; None if it does."""
+    import pynvml
+
+    try:
+        pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByPciBusId(address))
+    except pynvml.NVMLError as error:
+        return error
+    return None
 
 
 def _was_reset(last: _Known, gpu: Gpu, now: Condition, bound: Set[str]) -> bool:

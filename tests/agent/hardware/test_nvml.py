@@ -130,6 +130,16 @@ def test_a_gpu_that_is_listed_no_more_is_lost_and_one_in_its_place_replaces_it(n
     assert ailments(nvml) == {"GPU-new": [], "GPU-bbbb": []}
 
 
+def test_who_is_lost_is_told_from_who_cannot_be_read_though_their_numbers_have_changed(
+    nvml: Peer, driver: FakeDriver
+) -> None:
+    driver.show(A, B, C)
+    read(nvml)
+    nvml.ask("close")
+    driver.show(B, C).change("GPU-bbbb", error=UNKNOWN)
+    assert ailments(nvml) == {"GPU-aaaa": ["GpuLost"], "GPU-bbbb": [], "GPU-cccc": []}
+
+
 def test_a_gpu_that_cannot_be_read_for_some_other_reason_stays_as_it_was(nvml: Peer, driver: FakeDriver) -> None:
     driver.show(A, B)
     before = nvml.ask("read")["gpus"]
