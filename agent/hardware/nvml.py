@@ -166,7 +166,8 @@ class Nvml:
         from agent.hardware import nvml_facts
 
         last = self._known.get(gpu.uuid)
-        now = nvml_facts.condition(handle)
+        is_cut = nvml_facts.mig_mode(handle)
+        now = nvml_facts.condition(handle, is_cut, last.gpu.ailments if last else ())
         hot = (last.hot if last else 0) + 1 if now.hot else 0
         if slow or last is None:
             clique, links = nvml_facts.fabric_clique(handle), nvml_facts.links(handle, addresses)
@@ -178,7 +179,6 @@ class Nvml:
             *(("InforomCorrupted",) if corrupt else ()),
             *(("ThermalSlowdown",) if hot >= HOT_READINGS else ()),
         )
-        is_cut = nvml_facts.mig_mode(handle)
         enumeration = last.gpu.enumeration if last else 0
         return _Known(
             replace(

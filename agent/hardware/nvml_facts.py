@@ -8,7 +8,7 @@ All functions raise pynvml's other errors; `agent.hardware.nvml` deals with thes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -192,8 +192,11 @@ def _fabric_info(handle: Handle) -> pynvml.c_nvmlGpuFabricInfo_t | pynvml.c_nvml
     return newer
 
 
-def condition(handle: Handle) -> Condition:
-    """Read what ails a GPU now. The words are those of `agent.model.gpu_health`."""
+def condition(handle: Handle, is_cut: bool, before: Collection[str] = ()) -> Condition:
+    """Read what ails a GPU now, which is cut into slices or not. The words are those of `agent.model.gpu_health`.
+
+    `before` is what the last reading showed.
+    """
     ecc_errors = supported(
         lambda: int(
             pynvml.nvmlDeviceGetTotalEccErrors(
@@ -203,6 +206,9 @@ def condition(handle: Handle) -> Condition:
         0,
     )
     rows = supported(lambda: pynvml.nvmlDeviceGetRemappedRows(handle), None)
+    if rows is None and is_cut:
+        # A GPU with slices does not tell (nvml.h, nvmlDeviceGetRemappedRows). All that can be cut do remap rows.
+        rows = (0, 0, int("RowRemapPending" in before), int("RowRemapFailed" in before))
     return Condition(tuple(_ailments(handle, ecc_errors, rows)), ecc_errors, _is_slowed_for_heat(handle))
 
 

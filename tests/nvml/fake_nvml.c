@@ -395,6 +395,9 @@ int nvmlDeviceGetRemappedRows(struct device *d, unsigned *corrected, unsigned *u
 			      unsigned *failed)
 {
 	BEGIN("DeviceGetRemappedRows", d);
+	for (int i = 0; i < device_count; i++)
+		if (devices[i].here && devices[i].parent == d)
+			return end(NOT_SUPPORTED);
 	*corrected = *uncorrected = 0;
 	return end(sscanf(d->rows, "%u,%u", pending, failed) == 2 ? SUCCESS : NOT_SUPPORTED);
 }

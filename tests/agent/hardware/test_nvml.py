@@ -220,6 +220,24 @@ def test_memory_errors_are_told_by_what_the_gpu_can_do_about_them(nvml: Peer, dr
     }
 
 
+def test_a_gpu_that_has_slices_and_so_tells_of_no_rows_has_the_ailments_that_it_had(
+    nvml: Peer, driver: FakeDriver
+) -> None:
+    driver.show(
+        FakeGpu("GPU-aaaa", ecc=3, rows="1,1", mig=()), FakeGpu("GPU-bbbb", bus=B.bus, mig=(FakeMig("MIG-2", 7),))
+    )
+    assert ailments(nvml) == {"GPU-aaaa": ["RowRemapFailed", "RowRemapPending"], "GPU-bbbb": []}
+    driver.change("GPU-aaaa", mig=(FakeMig("MIG-1", 7),)).change("GPU-bbbb", ecc=1)  # which it can contain
+    found = read(nvml)
+    assert {uuid: gpu["ailments"] for uuid, gpu in found.items()} == {
+        "GPU-aaaa": ["RowRemapFailed", "RowRemapPending"],
+        "GPU-bbbb": [],
+    }
+    assert [gpu["enumeration"] for gpu in found.values()] == [0, 0]
+    driver.change("GPU-aaaa", mig=None, rows="0,1")
+    assert [(g["ailments"], g["enumeration"]) for g in read(nvml).values()] == [(["RowRemapFailed"], 1), ([], 0)]
+
+
 def test_one_hot_moment_is_no_ailment_and_lasting_heat_is(nvml: Peer, driver: FakeDriver) -> None:
     driver.show(FakeGpu("GPU-aaaa", hot=True))
     seen = [ailments(nvml, slow=False)["GPU-aaaa"] for _ in range(3)]
