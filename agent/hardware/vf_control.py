@@ -70,7 +70,9 @@ class PfNetlink:
             if pf is None:
                 raise HardwareError(f"PF interface {pf_netdev} is gone")
             if not vf_settings.is_complete(settings):
-                settings = vf_settings.completed(settings, _read(links, pf_netdev, vf_index))
+                before = _read_back(links, pf_netdev, vf_index)
+                if before is not None:  # else what is lacking counts as 0
+                    settings = vf_settings.completed(settings, before)
             wrong = tuple(VfSettings.__dataclass_fields__)
             while wrong:
                 for what, names, attribute in vf_settings.changes(vf_index, settings):

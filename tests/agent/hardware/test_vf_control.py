@@ -71,6 +71,20 @@ def control(driver: Driver, settle_seconds: float = 30.0) -> PfNetlink:
     return PfNetlink(settle_seconds, open_links=lambda: driver)  # type: ignore[arg-type, return-value]
 
 
+class Crowded(Driver):
+    """A PF with so many VFs that the kernel has no room for them in its answer."""
+
+    def find_with_vfs(self, name: str) -> tuple[int, bytes]:
+        raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+
+
+@pytest.mark.parametrize("settings", [VfSettings(vlan=7), VfSettings(max_tx_rate=50), VfSettings(trust=True)])
+def test_a_pf_that_cannot_be_asked_can_be_told(settings: VfSettings) -> None:
+    driver = Crowded()
+    control(driver).apply("ens1f0", 0, settings)
+    assert driver.asked == 1
+
+
 def test_what_a_driver_forgets_is_set_until_it_holds() -> None:
     driver = Driver(ignores=2)
     control(driver).apply("ens1f0", 0, VfSettings(trust=True))
