@@ -28,6 +28,7 @@ from agent.model.names import is_left_over, is_strange, usual_name
 from cni import netconf
 from cni.call import Call, request_of
 from cni.locks import DeviceLocks
+from cni.modes.moving import EVERYBODY
 
 UNKNOWN = "?"
 """Stands for a container, an interface of a call and a network that nobody remembers: no request can name it."""
@@ -249,6 +250,8 @@ class Finder:
             arp=True,
             multicast=True,
             group=0,
+            broadcast=EVERYBODY if len(link.broadcast) == len(EVERYBODY) else None,
+            link_mode=0,
             xdp=0,
         )
 

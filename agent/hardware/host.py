@@ -45,6 +45,10 @@ class Link:
     """Length of the transmit queue in packets."""
     group: int = 0
     alias: str = ""
+    broadcast: str = ""
+    """The hardware address that reaches everybody."""
+    link_mode: int = 0
+    """Whether carrier alone makes it usable (IF_LINK_MODE_*); 0 if it does."""
     limits: tuple[int, ...] = ()
     """Of segmentation and receive offload (`rtnetlink.OFFLOAD_LIMITS`); 0 for one that the kernel does not know."""
     xdp: int = 0
@@ -80,6 +84,8 @@ class LinkChange:
     tx_queue: int | None = None
     group: int | None = None
     alias: str | None = None
+    broadcast: str | None = None
+    link_mode: int | None = None
     limits: tuple[int, ...] | None = None
 
 

@@ -33,7 +33,8 @@ RTM_NEWLINKPROP, RTM_DELLINKPROP = 108, 109
 NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x100, 0x200, 0x400
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x1, 0x4, 0x10, 0x300
 NLA_F_NESTED = 0x8000
-IFLA_ADDRESS, IFLA_MTU, IFLA_MASTER, IFLA_TXQLEN, IFLA_IFALIAS, IFLA_GROUP, IFLA_NET_NS_FD = 1, 4, 10, 13, 20, 27, 28
+IFLA_ADDRESS, IFLA_BROADCAST, IFLA_MTU, IFLA_MASTER, IFLA_TXQLEN, IFLA_LINKMODE = 1, 2, 4, 10, 13, 17
+IFLA_IFALIAS, IFLA_GROUP, IFLA_NET_NS_FD = 20, 27, 28
 IFLA_EXT_MASK, IFLA_PHYS_PORT_NAME, IFLA_XDP, IFLA_PROP_LIST, IFLA_ALT_IFNAME = 29, 38, 43, 52, 53
 OFFLOAD_LIMITS = (41, 40, 58, 63, 64)
 """IFLA_{GSO_MAX_SIZE,GSO_MAX_SEGS,GRO_MAX_SIZE,GSO_IPV4_MAX_SIZE,GRO_IPV4_MAX_SIZE}: the kernel takes them so."""
@@ -192,6 +193,8 @@ class LinkSocket:
         tx_queue: int | None = None,
         group: int | None = None,
         alias: str | None = None,
+        broadcast: str | None = None,
+        link_mode: int | None = None,
         limits: tuple[int, ...] | None = None,
         netns: int | None = None,
     ) -> None:
@@ -221,6 +224,10 @@ class LinkSocket:
             request += _attribute(IFLA_GROUP, _WORD.pack(group))
         if alias is not None:
             request += _attribute(IFLA_IFALIAS, alias.encode())
+        if broadcast is not None:
+            request += _attribute(IFLA_BROADCAST, bytes.fromhex(broadcast.replace(":", "")))
+        if link_mode is not None:
+            request += _attribute(IFLA_LINKMODE, bytes((link_mode,)))
         for kind, limit in zip(OFFLOAD_LIMITS, limits or (), strict=False):
             if limit:
                 request += _attribute(kind, _WORD.pack(limit))

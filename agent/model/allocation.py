@@ -154,6 +154,10 @@ class Undo:
     tx_queue: int | None = None
     group: int | None = None
     alias: str | None = None
+    broadcast: str | None = None
+    """The hardware address that reaches everybody; None on InfiniBand, where it changes with the partition."""
+    link_mode: int | None = None
+    """Whether carrier alone makes it usable (IF_LINK_MODE_*)."""
     limits: tuple[int, ...] | None = None
     """Of segmentation and receive offload."""
     xdp: int | None = None

@@ -1,9 +1,9 @@
 """An interface on its way back from a pod, made as it was and verified.
 
 What a move does not touch stays with the interface, and is put back: name, MAC, MTU, flags, alternative
-names, queue length, group, alias, offload limits, XDP and tcx programs. Addresses, routes and queueing
-disciplines, clsact among them, end with the move (net/core/dev.c, __dev_change_net_namespace). All works from any
-point in between, and may be repeated.
+names, queue length, group, alias, broadcast address, link mode, offload limits, XDP and tcx programs. Addresses,
+routes and queueing disciplines, clsact among them, end with the move (net/core/dev.c, __dev_change_net_namespace). All
+works from any point in between, and may be repeated.
 
 A program that is attached through a bpf_link cannot be detached: it stays for as long as a process has the link open
 (kernel/bpf/tcx.c, net/core/dev.c). While the pod's namespace lives that process may be the pod's, and the device is
@@ -212,7 +212,14 @@ def _differences(undo: Undo, link: Link) -> list[str]:
     return [f"{_WORDS.get(name, name)} {value}" + _instead(undo, name) for name, value in found.items()]
 
 
-_WORDS = {"mac": "MAC", "mtu": "MTU", "arp": "ARP", "tx_queue": "transmit queue length"}
+_WORDS = {
+    "mac": "MAC",
+    "mtu": "MTU",
+    "arp": "ARP",
+    "tx_queue": "transmit queue length",
+    "broadcast": "broadcast address",
+    "link_mode": "link mode",
+}
 
 
 def _instead(undo: Undo, name: str) -> str:

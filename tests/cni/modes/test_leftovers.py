@@ -61,6 +61,8 @@ def flags(rig: Rig) -> set[str]:
         "link set net1 multicast off",
         "link set net1 txqueuelen 77",
         "link set net1 group 5",
+        "link set net1 broadcast 02:00:00:00:00:98",
+        "link set net1 mode dormant",
         "link set net1 gso_max_size 4000 gso_max_segs 7",
         "link set net1 gro_max_size 5000",
         "link set net1 mtu 1234",
