@@ -28,7 +28,7 @@ from cni.call import BEGUN, Call, GrantedDevice, Slots, request_of
 from cni.detach import Detaching
 from cni.laps import Laps
 from cni.locks import DeviceLocks
-from cni.modes import choice
+from cni.modes import choice, rdma
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.netconf import NetConf
 from cni.pool import Pool
@@ -57,6 +57,7 @@ class Attaching:
         *,
         busy_seconds: float,
         observe_steps: Callable[[Mapping[str, float]], None],
+        verbs_node: Callable[[str], str | None],
     ) -> None:
         self._host = host
         self._ledger = ledger
@@ -70,6 +71,7 @@ class Attaching:
         self._announcer = Announcer()
         self._own_netns = namespaces.own()
         self._observe_steps = observe_steps
+        self._verbs_node = verbs_node
 
     def add(self, call: Call) -> Mapping[str, Any]:
         """Attach the call's devices and return the CNI result. The same ADD again answers the same."""
@@ -256,6 +258,7 @@ class Attaching:
                 rows.append(row)
                 laps.end("books")
                 facts = mode.enter(self._host, planned, call.netns)
+                self._require_promised_node(row, call.netns)
                 laps.end("device")
                 if conf.device_info_file is not None and facts.pci_id == row.device:
                     about = device_info.describe(self._snapshot(), row.device, filter(None, [row.undo.rdma]))
@@ -284,6 +287,16 @@ class Attaching:
             if facts.in_kernel and leases.ips:
                 self._announcer.start(call.netns, facts.name, leases.addresses)
         return answer
+
+    def _require_promised_node(self, row: Attachment, netns: int) -> None:
+        """Raise HardwareError for a device with another verbs node than its container was promised.
+
+        A mode sees to it for its own steps. But numbers change at other pods' moves and failed ADDs, too, and kubelet
+        keeps to what Allocate answered once, however often it makes the pod's sandbox anew.
+        """
+        promised = self._verbs_node(row.device)
+        if promised is not None and any(not is_slot_id(unit) for unit in self._ledger.granted_units(row.device)):
+            rdma.require_node(self._host, row, netns, promised)
 
     def _undo_failed_add(self, row: Attachment, netns: int) -> None:
         # The row is not marked first: it may be a full disk that brought us here, and an *attaching*

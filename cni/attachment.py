@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.errors import HardwareError
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
-from agent.model.slots import is_slot_id
 from cni import chained_rdma, check, foreign, readiness
 from cni.adoption import Adopter
 from cni.attach import BUSY_SECONDS, Attaching
@@ -19,7 +17,6 @@ from cni.call import Call, GrantedDevice, NoSlots, Slots
 from cni.detach import HEAL_SECONDS, Detaching, PodKnown, Tell, tell_nobody
 from cni.finding import NETNS_FOLDERS, Finder
 from cni.locks import DeviceLocks
-from cni.modes import rdma
 from cni.pool import NO_OTHERS, Others, Pool
 from cni.release import Wish, release
 
@@ -57,7 +54,6 @@ class Attachments(Detaching):
         """
         locks = DeviceLocks()
         self._slots = slots or NoSlots()
-        self._verbs_node = verbs_node
         super().__init__(host, ledger, snapshot, locks, tell_lost, heal_seconds)
         self.finder = Finder(host, ledger, locks, snapshot, netns_folders=netns_folders, network_of=network_of)
         state, run = foreign_folders
@@ -66,32 +62,14 @@ class Attachments(Detaching):
             *(host, ledger, snapshot, granted, self._slots, Pool(ledger, snapshot, others), locks, self),
             busy_seconds=busy_seconds,
             observe_steps=observe_steps,
+            verbs_node=verbs_node,
         )
 
     def add(self, call: Call) -> Mapping[str, Any]:
         """Attach the call's devices and return the CNI result. The same ADD again answers the same."""
         if call.conf.kind == chained_rdma.KIND:
             return chained_rdma.add(self._ledger, self._snapshot(), call)
-        answer = self._attaching.add(call)
-        try:
-            self._require_promised_nodes(call)
-        except HardwareError:
-            self.delete(call)
-            raise
-        return answer
-
-    def _require_promised_nodes(self, call: Call) -> None:
-        """Raise HardwareError for a device with another verbs node than its container was promised.
-
-        A mode sees to it for its own steps. But numbers change at other pods' moves and failed ADDs, too, and kubelet
-        keeps to what Allocate answered once, however often it makes the pod's sandbox anew.
-        """
-        for row in self._ledger.attachments_of(call.container_id, call.ifname):
-            promised = self._verbs_node(row.device)
-            if promised is None or call.netns is None:
-                continue
-            if any(not is_slot_id(unit) for unit in self._ledger.granted_units(row.device)):
-                rdma.require_node(self._host, row, call.netns, promised)
+        return self._attaching.add(call)
 
     def delete(self, call: Call) -> None:
         """Promise to detach what this container and interface own. Nothing owned is success."""
