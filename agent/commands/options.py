@@ -93,9 +93,8 @@ def open_looked_at(options: argparse.Namespace) -> Iterator[Host]:
     from agent.sim.machine import SimulatedMachine
 
     with tempfile.TemporaryDirectory(prefix="nodefabric-") as folder:
-        is_path = "/" in options.node or options.node.endswith(".json")
-        path = Path(options.node) if is_path else recorded.find(options.node)
-        SimulatedMachine.create(Path(folder) / "node", recorded.load(path), with_links=False)
+        node = recorded.load(recorded.named(options.node))
+        SimulatedMachine.create(Path(folder) / "node", node, with_links=False)
         simulated = SimulatedMachine.open(Path(folder) / "node")
         try:
             yield simulated

@@ -19,11 +19,14 @@ from pathlib import Path
 
 from pyroute2 import IPRoute
 
+from agent.errors import AgentError
 from agent.hardware import netns as namespaces
 from agent.hardware.rtnetlink import IFLA_ADDRESS, IFLA_IFALIAS, LinkMessage, LinkSocket
 from agent.model.device import LinkLayer, Netdev, Snapshot
 
 BRIDGE = "fabric"
+MOST_PORTS = 1023
+"""What a bridge of the kernel joins: BR_MAX_PORTS in net/bridge/br_private.h, without port 0."""
 
 
 def device_of(message: LinkMessage) -> str | None:
@@ -58,16 +61,21 @@ class Fabric:
 
     @classmethod
     def build(cls, folder: Path, snapshot: Snapshot) -> Fabric:
-        """Make the fabric and a link for every Ethernet interface of the snapshot."""
-        (folder / "fabric.netns").touch()
-        subprocess.run(
-            ["/usr/bin/unshare", f"--net={folder / 'fabric.netns'}", "true"], check=True, stdin=subprocess.DEVNULL
-        )
+        """Make the fabric and a link for every Ethernet interface of the snapshot. Raises AgentError for too many."""
         ports = {
             device.address: Port(device.address, netdev.name, netdev.mac, netdev.mtu, f"port{number}")
             for number, device in enumerate(snapshot.devices)
             if (netdev := device.netdev) is not None and _can_be_simulated(netdev)
         }
+        if len(ports) > MOST_PORTS:
+            raise AgentError(
+                f"a node with {len(ports)} Ethernet interfaces is too large to be simulated on real links: "
+                f"the kernel joins {MOST_PORTS} at most"
+            )
+        (folder / "fabric.netns").touch()
+        subprocess.run(
+            ["/usr/bin/unshare", f"--net={folder / 'fabric.netns'}", "true"], check=True, stdin=subprocess.DEVNULL
+        )
         (folder / "links.json").write_text(json.dumps({d: asdict(p) for d, p in ports.items()}, indent=1))
         fabric = cls(folder)
         with fabric._open() as netns:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.errors import ConfigError
+from agent.errors import AgentError, ConfigError
 from agent.model.device import Gpu
 from agent.sim import recorded_gpus
 
@@ -92,8 +92,19 @@ def dump(node: Node) -> str:
 
 
 def unpack(node: Node, directory: Path) -> None:
-    """Lay the node's tree out in an existing folder. Nothing is written outside of it."""
-    _unpack(node.tree, os.fspath(directory))
+    """Lay the node's tree out in an existing folder. Nothing is written outside of it. Raises AgentError."""
+    try:
+        _unpack(node.tree, os.fspath(directory))
+    except OSError as error:
+        raise AgentError(
+            f"{directory}: node {node.name} cannot be laid out there: {error.strerror}: "
+            "make room, or name another folder in the environment's TMPDIR"
+        ) from error
+
+
+def named(text: str) -> Path:
+    """Find a node file by name or path, as the option `--node` takes them. Raises ConfigError as `find` does."""
+    return Path(text) if "/" in text or text.endswith(".json") else find(text)
 
 
 def find(name: str) -> Path:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.errors import ConfigError
+from agent.errors import AgentError, ConfigError
 from agent.model.device import Gpu, MigDevice
 from agent.sim import recorded, recorded_gpus
 from agent.sim.recorded import Node
@@ -56,6 +57,13 @@ def test_a_tree_is_laid_out_with_files_folders_and_links(tmp_path: Path) -> None
     recorded.unpack(Node("node", "", tree), tmp_path)
     assert (tmp_path / "sys/class/net/eth0/mtu").read_text() == "1500\n"
     assert (tmp_path / "sys/class/net/eth0").is_symlink()
+
+
+def test_a_full_disk_is_named_with_the_remedy(own_network: None, tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(tmp_path)], check=True)
+    tree = {"sys": {str(number): "x" * 4096 for number in range(4)}}
+    with pytest.raises(AgentError, match=r"node big cannot .*: No space left on device: make room.*TMPDIR"):
+        recorded.unpack(Node("big", "", tree), tmp_path)
 
 
 def test_dump_and_load_give_the_same_node(tmp_path: Path) -> None:
