@@ -22,12 +22,16 @@ from agent.errors import AgentError
 from agent.hardware.host import Link
 from agent.model.device import Snapshot
 from agent.model.topology import locality
+from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import CNI_FOLDERS, Stage, manifest, settled
 
 UNSHARE = "/usr/bin/unshare"
 PODS = ("trainer-0", "trainer-1", "trainer-2")
 LIMITS = {"rdma/hca": 1, "rdma/vf": 1, "nvidia.com/gpu": 1}
+LONGEST_SOCKET = "kubelet/device-plugins/nodefabric-nvidia-com-gpu-00000000.sock"
+MAX_SOCKET_PATH = 107
+"""sun_path of sockaddr_un is 108 bytes, with a zero at the end (unix(7))."""
 SHOWN_METRICS = ("nodefabric_units{", "nodefabric_attachments{", "nodefabric_cni_duration_milliseconds_count")
 
 
@@ -54,27 +58,42 @@ def run(node: str, relay: Path) -> int:
     for name in ("ptp", "host-local"):
         if not any((folder / name).is_file() for folder in CNI_FOLDERS):
             raise AgentError(f"the CNI plugin {name} is missing: install containernetworking-plugins")
+    file = recorded.named(node)
     with tempfile.TemporaryDirectory(prefix="nodefabric-demo-") as folder:
+        refuse_long(Path(folder))
         stage = Stage(Path(folder), relay)
         try:
-            return _play(stage, node)
+            return _play(stage, file)
         except BaseException:
-            say(stage.log_ends())
+            if logs := stage.log_ends():
+                say(logs)
             raise
         finally:
             stage.close()
 
 
-def _play(stage: Stage, node: str) -> int:
+def refuse_long(folder: Path) -> None:
+    """Raise AgentError if the paths of sockets would be longer in this folder than the kernel takes."""
+    excess = len(os.fsencode(folder / LONGEST_SOCKET)) - MAX_SOCKET_PATH
+    if excess > 0:
+        raise AgentError(
+            f"{folder.parent}: is too long a name by {excess} bytes: paths of sockets may have {MAX_SOCKET_PATH}. "
+            "Name a shorter folder in the environment: TMPDIR=/tmp"
+        )
+
+
+def _play(stage: Stage, file: Path) -> int:
     started = time.monotonic()
-    say(f"A simulated node: {node}")
-    machine = stage.build_node(node)
+    say(f"A simulated node: {file.stem}")
+    machine = stage.build_node(file)
     before = machine.links.by_device()
     snapshot = machine.scan()
     say(f"  {len(snapshot.gpus)} GPUs, {sum(d.is_pf for d in snapshot.devices)} SR-IOV adapters,")
     say(f"  {sum(d.is_vf for d in snapshot.devices)} VFs, each a real kernel link in a namespace of its own")
     if min(len(snapshot.gpus), sum(d.is_vf for d in snapshot.devices)) < len(PODS):
-        raise AgentError(f"{node} is too small: each of the {len(PODS)} pods asks for a GPU and a VF. Try h100-8gpu")
+        raise AgentError(
+            f"{file.stem} is too small: each of the {len(PODS)} pods asks for a GPU and a VF. Try h100-8gpu"
+        )
     say("Starting the kubelet stand-in and the agent, as two processes")
     stage.write_config()
     stage.write_conflist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from agent.commands.options import Command
@@ -17,7 +18,7 @@ def add(command: Command) -> None:
         "--node",
         default="h100-8gpu",
         metavar="NODE",
-        help="recorded node with GPUs and VFs to simulate (default: %(default)s)",
+        help="recorded node with GPUs and VFs to simulate: its name, or a file (default: %(default)s)",
     )
     text = "the CNI relay (default: %(default)s)"
     parser.add_argument("--relay", type=Path, default=DEFAULT_RELAY, metavar="FILE", help=text)
@@ -32,6 +33,8 @@ def _demo(options: argparse.Namespace) -> int:
             str(options.relay),
             ["is not there: `make demo` builds the CNI relay and names it; else name it with --relay"],
         )
+    if not os.access(options.relay, os.X_OK):
+        raise ConfigError(str(options.relay), ["is no program: name the CNI relay with --relay"])
     if not options.inside:
         demo.enter_namespaces(["--node", options.node, "--relay", str(options.relay)])
     return demo.run(options.node, options.relay)
