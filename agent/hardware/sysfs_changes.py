@@ -149,6 +149,24 @@ class _Look:
         self._affected |= {d.address for d in old.devices if d.vdpa != self._vdpa.get(d.address)}
 
     def snapshot(self) -> Snapshot:
+        fresh, indices = self._functions()
+        # A VF may have been seen before it was linked to its PF, and may say no more (drivers/pci/iov.c: after
+        # device_add, and without a bind where sriov_drivers_autoprobe is off).
+        unlinked = {a for a in indices.keys() - fresh.keys() if (d := self._old.by_address.get(a)) and not d.is_vf}
+        if unlinked:
+            self._affected |= unlinked
+            fresh, indices = self._functions()
+        return replace(
+            self._old,
+            devices=self._devices(fresh, indices),
+            rdma_cm=rdma_cm_present(self._read),
+            vhost_net=vhost_net_present(self._read),
+            default_routes=read_default_routes(self._read),
+            problems=self._problems(),
+        )
+
+    def _functions(self) -> tuple[dict[str, PciDevice | None], dict[str, int]]:
+        """Read all functions that must be, and the indices that PFs among them tell of their VFs."""
         self._settle()
         affected = self._affected
         classes = Classes(
@@ -159,15 +177,7 @@ class _Look:
             vdpa=self._vdpa,
         )
         indices: dict[str, int] = {}
-        fresh = {address: read_function(self._read, address, classes, indices) for address in sorted(affected)}
-        return replace(
-            self._old,
-            devices=self._devices(fresh, indices),
-            rdma_cm=rdma_cm_present(self._read),
-            vhost_net=vhost_net_present(self._read),
-            default_routes=read_default_routes(self._read),
-            problems=self._problems(),
-        )
+        return {a: read_function(self._read, a, classes, indices) for a in sorted(affected)}, indices
 
     def _settle(self) -> None:
         """Find all functions that must be read, until none draws in another."""

@@ -331,6 +331,21 @@ def test_nothing_is_read_of_functions_that_no_event_named(tmp_path: Path) -> Non
     assert rescan(tmp_path, after, of_function(PFS[0])) == scan(tmp_path)
 
 
+def test_a_vf_that_was_seen_before_it_was_linked_to_its_pf_is_one_of_its_pf(tmp_path: Path) -> None:
+    """The last word of a kernel that binds no VFs itself (sriov_drivers_autoprobe) is about the PF."""
+    Node(tmp_path)
+    pf = (tmp_path / "sys/bus/pci/devices" / PFS[0]).resolve()
+    index, vf = next((i, link.resolve()) for i in range(64) if (link := pf / f"virtfn{i}").is_symlink())
+    links = [(folder / name, os.readlink(folder / name)) for folder, name in ((vf, "physfn"), (pf, f"virtfn{index}"))]
+    for link, _ in links:
+        link.unlink()
+    early = scan(tmp_path)
+    assert not early.by_address[vf.name].is_vf
+    for link, target in links:
+        link.symlink_to(target)
+    assert rescan(tmp_path, early, of_function(PFS[0], bus=True)) == scan(tmp_path)
+
+
 def test_a_name_that_no_interface_has_any_more_is_no_trouble(tmp_path: Path) -> None:
     Node(tmp_path)
     before = scan(tmp_path)
