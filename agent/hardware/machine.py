@@ -26,6 +26,8 @@ from agent.model.gpu_health import GpuEvent
 GPU_DRIVER = "nvidia"
 _DISPLAY = 0x03
 """Base class of GPUs; NVSwitches, which have a driver of that family, are bridges."""
+_NETWORK_CLASSES = ("0x02", "0x0c06")
+"""Network and InfiniBand controllers, as sysfs begins to spell them."""
 _RENAMES = 3
 """How often an interface may be renamed (by udev) between the list of names and the look at it."""
 
@@ -142,7 +144,7 @@ class Machine:
     def watch(self, on_event: OnEvent) -> Watch:
         """Call `on_event` at kernel events about PCI, network and RDMA devices, and when a GPU's state changed."""
         self.gpus.follow(on_change=lambda what: on_event(what, GPUS))
-        return Uevents(passing_on(on_event, self.gpus))
+        return Uevents(passing_on(on_event, self.gpus, self.root))
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
         """Call `on_event` at the driver's errors (XIDs)."""
@@ -160,17 +162,28 @@ class Machine:
         self.gpus.close()
 
 
-def passing_on(on_event: OnEvent, gpus: GpuMonitor) -> OnEvent:
-    """Tell the monitor of GPUs, too, what happens on the PCI bus."""
+def passing_on(on_event: OnEvent, gpus: GpuMonitor, root: Path) -> OnEvent:
+    """Tell the monitor of GPUs, too, what happens on the PCI bus, but for what happens to network adapters.
+
+    A VF that is bound anew for a pod is no reason to read all GPUs. What is gone from sysfs may have been one.
+    """
 
     def seen(what: str, change: Change) -> None:
         subsystem, _, rest = what.partition(" ")
         if subsystem == "pci":
             action, _, address = rest.partition(" ")
-            gpus.pci_event(action, address)
+            if not _is_network_adapter(root, address):
+                gpus.pci_event(action, address)
         on_event(what, change)
 
     return seen
+
+
+def _is_network_adapter(root: Path, address: str) -> bool:
+    try:
+        return (root / "sys/bus/pci/devices" / address / "class").read_text().startswith(_NETWORK_CLASSES)
+    except OSError:
+        return False
 
 
 def with_newest_gpus(snapshot: Snapshot, monitor: GpuMonitor) -> Snapshot:

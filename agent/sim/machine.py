@@ -269,7 +269,7 @@ class SimulatedMachine:
         heard = on_event
         if self.monitor is not None:
             self.monitor.follow(on_change=lambda what: on_event(what, GPUS))
-            heard = passing_on(on_event, self.monitor)
+            heard = passing_on(on_event, self.monitor, self.root)
         return Uevents(heard, virtual_links=True, device_attribute=IFLA_IFALIAS)
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
