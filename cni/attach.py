@@ -7,6 +7,7 @@ The *attaching* row is written before anything is touched; whatever fails afterw
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -72,6 +73,8 @@ class Attaching:
         self._own_netns = namespaces.own()
         self._observe_steps = observe_steps
         self._verbs_node = verbs_node
+        self._beginning = threading.Lock()
+        """Held from a look at the rows of other devices until the own is there."""
 
     def add(self, call: Call) -> Mapping[str, Any]:
         """Attach the call's devices and return the CNI result. The same ADD again answers the same."""
@@ -205,14 +208,21 @@ class Attaching:
                 " the chained plugin or Multus attach the pod's VFs, not both"
             )
 
-    def _refuse_shared(self, planned: Planned) -> None:
+    def _refuse_shared(self, owner: Owner, target: Target, planned: Planned) -> None:
         """Refuse to take an adapter away that pods have a part of: its VFs, or what was made upon its interface.
 
         From another namespace it could not give back what it enforces on VFs, and the pod with it would rule them.
-        The kernel shows an interface's uppers in its own namespace only.
+        The kernel shows an interface's uppers in its own namespace only. So a VF waits, too, while another pod has
+        its adapter.
         """
-        assert planned.link is not None
         devices = self._snapshot().by_address
+        own = devices.get(planned.device)
+        pf_row = self._ledger.attachment_on(own.physfn) if own is not None and own.physfn is not None else None
+        if pf_row is not None and pf_row.undo.mode == "nic" and pf_row.owner.container_id != owner.container_id:
+            raise DeviceBusy(f"{planned.device} is ruled by {pf_row.device}, which pod {pf_row.owner.pod} has")
+        if target.mode != "nic":
+            return
+        assert planned.link is not None
         for row in self._ledger.attachments():
             facts = devices.get(row.device)
             is_vf = facts is not None and facts.physfn == planned.device
@@ -238,23 +248,23 @@ class Attaching:
             for target in targets:
                 conf, mode = target.conf, choice.named(target.mode)
                 planned = mode.plan(self._host, self._snapshot(), target)
-                if target.mode == "nic":
-                    self._refuse_shared(planned)
                 laps.end("plan")
                 foresee = None
                 if len(targets) == 1 and conf.ipam is None and planned.promised is not None:
                     foresee = partial(_answer, call, [(planned.promised, result.Leases())])
-                row = self._ledger.begin_attach(
-                    owner,
-                    ifname=target.ifname,
-                    device=planned.device,
-                    resource_name=target.resource_name,
-                    undo=planned.undo,
-                    netns_path=call.netns_path,
-                    request=request_of(call, conf) | {BEGUN: mark.begun},
-                    durable=conf.ipam is not None,
-                    foresee=foresee,
-                )
+                with self._beginning:
+                    self._refuse_shared(owner, target, planned)
+                    row = self._ledger.begin_attach(
+                        owner,
+                        ifname=target.ifname,
+                        device=planned.device,
+                        resource_name=target.resource_name,
+                        undo=planned.undo,
+                        netns_path=call.netns_path,
+                        request=request_of(call, conf) | {BEGUN: mark.begun},
+                        durable=conf.ipam is not None,
+                        foresee=foresee,
+                    )
                 rows.append(row)
                 laps.end("books")
                 facts = mode.enter(self._host, planned, call.netns)

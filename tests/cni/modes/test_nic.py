@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.errors import AttachmentError, DeviceBusy, DeviceGone, HardwareError, RequestInvalid
+from agent.errors import AgentError, AttachmentError, DeviceBusy, DeviceGone, HardwareError, RequestInvalid
 from agent.hardware.host import Link
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
 from tests.waiting import until
@@ -279,3 +281,38 @@ def test_a_route_that_leads_to_the_gateway_of_another_comes_back_whichever_was_f
     lab.delete("c1", pod)
     until(lambda: lab.ledger.attachments() == ())
     assert set(lab.machine.links.routes(None, "lab0")) == before
+
+
+def test_a_vf_of_an_adapter_that_another_pod_has_is_refused(rig: Rig) -> None:
+    """That pod would rule what the VF may do."""
+    add(rig, rig.pod(), deviceID=PF)
+    with pytest.raises(DeviceBusy, match=f"{vf(0)} is ruled by {PF}, which pod default/pod-of-c1 has"):
+        rig.add("c0", rig.pod("other"))
+    assert rig.machine.find_netdev(vf(0)) is not None
+    rig.delete("c1", None)
+    until(lambda: rig.ledger.attachments() == ())
+    rig.add("c0", rig.pod("again"))
+
+
+def test_an_adapter_and_its_vf_that_come_at_once_do_not_both_go_to_pods(rig: Rig) -> None:
+    refused: list[AgentError] = []
+    pods = rig.pod("a"), rig.pod("b")
+    calls = (lambda: add(rig, pods[0], deviceID=PF), lambda: rig.add("c0", pods[1]))
+
+    def work(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except AgentError as error:
+            refused.append(error)
+
+    for _ in range(5):
+        refused.clear()
+        threads = [threading.Thread(target=work, args=[call]) for call in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(refused) == 1
+        for container in ("c0", "c1"):
+            rig.delete(container, None)
+        until(lambda: rig.ledger.attachments() == ())
