@@ -390,3 +390,19 @@ def test_everything_still_works_when_the_folder_of_leases_is_gone(rig: Rig) -> N
     rig.delete("c1", pod)
     rig.await_back()
     assert rig.ledger.owed_leases() == ()
+
+
+def test_a_device_that_no_thread_can_be_started_for_is_withheld_until_one_can(rig: Rig) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.add("c1", pod)
+    former = threading.stack_size(1 << 46)  # more than there is
+    try:
+        rig.delete("c1", pod)
+        with pytest.raises(HardwareError, match="can't start new thread"):
+            rig.attachments.heal(vf(0))
+        [withheld] = rig.ledger.quarantines()
+        assert withheld.device == vf(0)
+    finally:
+        threading.stack_size(former)
+    assert rig.attachments.heal(vf(0)) == "half-detaching"
+    assert (rig.found(), rig.ledger.attachments(), rig.ledger.quarantines()) == (before, (), ())

@@ -84,3 +84,13 @@ def test_a_namespace_is_known_by_device_and_inode_and_not_by_its_path(other: int
     assert not netns.is_at(others, str(tmp_path / "missing"))
     assert not netns.is_at(others, "")
     assert str(others) == f"{others.device}:{others.inode}"
+
+
+def test_a_process_that_gets_no_thread_is_told_so_as_of_any_failure(other: int) -> None:
+    former = threading.stack_size(1 << 46)  # more than there is, so no thread can be started
+    try:
+        with pytest.raises(HardwareError, match="cannot enter the network namespace: can't start new thread"):
+            netns.run_in(other, inode)
+    finally:
+        threading.stack_size(former)
+    assert netns.run_in(other, inode) == os.fstat(other).st_ino
