@@ -167,7 +167,7 @@ class Nvml:
 
         last = self._known.get(gpu.uuid)
         is_cut = nvml_facts.mig_mode(handle)
-        now = nvml_facts.condition(handle, is_cut, last.gpu.ailments if last else ())
+        now = nvml_facts.condition(handle, is_cut, _lasting(last, gpu, self._bound) if last else ())
         hot = (last.hot if last else 0) + 1 if now.hot else 0
         if slow or last is None:
             clique, links = nvml_facts.fabric_clique(handle), nvml_facts.links(handle, addresses)
@@ -240,10 +240,19 @@ def _error_at(address: str) -> pynvml.NVMLError | None:
     return None
 
 
+def _lasting(last: _Known, gpu: Gpu, bound: Set[str]) -> Set[str]:
+    """Tell what ailed a GPU, but for what has ended since if it was found anew: it may not say so itself."""
+    ailments = frozenset(last.gpu.ailments)
+    return ailments - _GONE_AFTER_RESET if _is_found_anew(last, gpu, bound) else ailments
+
+
+def _is_found_anew(last: _Known, gpu: Gpu, bound: Set[str]) -> bool:
+    return last.away or gpu.pci_address in bound
+
+
 def _was_reset(last: _Known, gpu: Gpu, now: Condition, bound: Set[str]) -> bool:
     return (
-        last.away
-        or gpu.pci_address in bound
+        _is_found_anew(last, gpu, bound)
         or now.ecc_errors < last.ecc_errors
         or bool(_GONE_AFTER_RESET & (set(last.gpu.ailments) - set(now.ailments)))
     )

@@ -195,7 +195,7 @@ def _fabric_info(handle: Handle) -> pynvml.c_nvmlGpuFabricInfo_t | pynvml.c_nvml
 def condition(handle: Handle, is_cut: bool, before: Collection[str] = ()) -> Condition:
     """Read what ails a GPU now, which is cut into slices or not. The words are those of `agent.model.gpu_health`.
 
-    `before` is what the last reading showed.
+    `before` is what the last reading showed and no reset has ended since.
     """
     ecc_errors = supported(
         lambda: int(

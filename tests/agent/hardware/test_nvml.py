@@ -238,6 +238,17 @@ def test_a_gpu_that_has_slices_and_so_tells_of_no_rows_has_the_ailments_that_it_
     assert [(g["ailments"], g["enumeration"]) for g in read(nvml).values()] == [(["RowRemapFailed"], 1), ([], 0)]
 
 
+def test_a_reset_ends_what_waits_for_one_though_slices_were_made_before_the_next_reading(
+    nvml: Peer, driver: FakeDriver
+) -> None:
+    driver.show(FakeGpu("GPU-aaaa", rows="1,1", mig=()))
+    assert ailments(nvml) == {"GPU-aaaa": ["RowRemapFailed", "RowRemapPending"]}
+    driver.change("GPU-aaaa", rows="0,1", mig=(FakeMig("MIG-1", 7),))
+    found = read(nvml, bound=["0000:1b:00.0"])["GPU-aaaa"]
+    assert (found["ailments"], found["enumeration"]) == (["RowRemapFailed"], 1)
+    assert ailments(nvml) == {"GPU-aaaa": ["RowRemapFailed"]}
+
+
 def test_one_hot_moment_is_no_ailment_and_lasting_heat_is(nvml: Peer, driver: FakeDriver) -> None:
     driver.show(FakeGpu("GPU-aaaa", hot=True))
     seen = [ailments(nvml, slow=False)["GPU-aaaa"] for _ in range(3)]
