@@ -67,7 +67,7 @@ def candidates(kind: str, snapshot: Snapshot, host_names: Mapping[str, str] = NO
     elif kind == "hca":
         yield from (_hca(d, r) for d in snapshot.devices if not d.is_vf for r in d.rdma_devices if not r.absent)
     elif kind == "vf":
-        yield from (_function(d, snapshot, host_names) for d in snapshot.devices if d.is_vf and _is_network(d))
+        yield from (_function(d, snapshot, host_names) for d in snapshot.devices if _is_spare_vf(d, snapshot))
     elif kind == "nic":
         yield from (_function(d, snapshot, host_names) for d in snapshot.devices if _is_whole_adapter(d, snapshot))
     elif kind == "accelerator":
@@ -235,6 +235,11 @@ def _is_whole_adapter(device: PciDevice, snapshot: Snapshot) -> bool:
     if device.is_vf or device.vfs or not _is_network(device):
         return False
     return not any(n.is_enslaved or n.name in snapshot.default_routes for n in device.netdevs)
+
+
+def _is_spare_vf(device: PciDevice, snapshot: Snapshot) -> bool:
+    """Tell whether a VF is not the host's own way out. One way of several comes by itself where VFs are up."""
+    return device.is_vf and _is_network(device) and not any(snapshot.is_only_way(n.name) for n in device.netdevs)
 
 
 def _own_netdevs(device: PciDevice) -> frozenset[str]:

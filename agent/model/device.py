@@ -292,6 +292,10 @@ class Snapshot:
     def gpu_by_uuid(self) -> Mapping[str, Gpu]:
         return MappingProxyType({g.uuid: g for g in self.gpus})
 
+    def is_only_way(self, netdev: str) -> bool:
+        """Tell whether the host has no default route but through this interface."""
+        return netdev in self.default_routes and self.default_routes <= {netdev, "lo"}
+
     def parent(self, device: PciDevice) -> PciDevice | None:
         """The PF of a VF; None for anything else."""
         return self.by_address.get(device.physfn) if device.physfn else None

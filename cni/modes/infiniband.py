@@ -56,6 +56,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
             f"{device} has no interface in the host (driver {pf.driver(host, device) or 'none'}):"
             " it needs its driver and ib_ipoib, or sits in another namespace"
         )
+    moving.refuse_needed(snapshot, link)
     undo = replace(moving.record(host, link, mode="infiniband"), vf_index=facts.vf_index)
     if not conf.settings.is_empty:
         undo = pf.with_settings(host, facts, undo, conf.settings)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.host import Host, Link, LinkChange, TcxProgram
 from agent.model.allocation import Undo
+from agent.model.device import Snapshot
 
 SETTLE_SECONDS = 2.0
 """How long a driver may take until a change of the interface holds."""
@@ -48,6 +49,18 @@ def by_address(host: Host, device: str, ifname: str) -> Whereabouts:
         return link
 
     return Whereabouts(device, lambda: host.find_netdev(device), there)
+
+
+def refuse_needed(snapshot: Snapshot, link: Link) -> None:
+    """Raise HardwareError for the interface of a VF that the host itself uses: the move would cut it off."""
+    if link.master is not None:
+        raise HardwareError(
+            f"{link.name} is a port of a bond, bridge or the like: take it out first, or choose another"
+        )
+    if snapshot.is_only_way(link.name):
+        raise HardwareError(
+            f"{link.name} alone carries the default route: without it this node would be cut off; choose another VF"
+        )
 
 
 def record(host: Host, link: Link, *, mode: str) -> Undo:

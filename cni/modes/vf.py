@@ -54,6 +54,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
             f"{device} has no interface in the host (driver {pf.driver(host, device) or 'none'}):"
             " it needs a network driver, or sits in another namespace"
         )
+    moving.refuse_needed(snapshot, link)
     change = LinkChange(name=target.ifname, mac=conf.settings.mac, mtu=conf.mtu, up=True)
     undo = moving.record(host, link, mode="vf")
     if not conf.settings.is_empty:
