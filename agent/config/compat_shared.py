@@ -12,7 +12,7 @@ from typing import Any
 
 from agent.config.compat_sriov import link_type
 from agent.config.go_json import GoReader
-from agent.config.resources import MAX_UNITS, RESOURCE_NAME, is_extended
+from agent.config.resources import KUBELETS_OWN, MAX_UNITS, RESOURCE_NAME, is_extended
 from agent.config.select import hex_id
 from agent.config.values import Resource, Select, SharedPool
 from agent.model.pf_selector import word
@@ -62,8 +62,10 @@ def _of_mode(top: GoReader, use_cdi: bool) -> tuple[Resource, ...]:
 def _pool(reader: GoReader, use_cdi: bool) -> Resource:
     name, prefix = reader.text("resourceName"), reader.text("resourcePrefix") or DEFAULT_PREFIX
     full_name = f"{prefix}/{name}"
-    if not _NAME.fullmatch(name) or not RESOURCE_NAME.fullmatch(full_name) or not is_extended(full_name):
+    if not _NAME.fullmatch(name) or not RESOURCE_NAME.fullmatch(full_name):
         reader.note("resourceName", f"must be a name of letters, digits and _, is {name!r} (in full {full_name!r})")
+    elif not is_extended(full_name):
+        reader.note("resourcePrefix", f"{full_name} {KUBELETS_OWN}")
     most = reader.whole("rdmaHcaMax")
     if not 0 <= most <= MAX_UNITS:
         reader.note("rdmaHcaMax", f"must be from 0 to {MAX_UNITS}, is {most}")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent.config.go_json import GoReader
-from agent.config.resources import RESOURCE_NAME, is_extended
+from agent.config.resources import KUBELETS_OWN, RESOURCE_NAME, is_extended
 from agent.config.select import UNKNOWABLE, hex_id, number, pci_address, pkey, root_device
 from agent.config.values import VDPA_TYPES, Resource, Select, SriovPool
 from agent.model.device import LinkLayer
@@ -48,8 +48,10 @@ def read_sriov(
 def _pool(reader: GoReader, default_prefix: str, use_cdi: bool) -> Resource:
     name, prefix = reader.text("resourceName"), reader.text("resourcePrefix") or default_prefix
     full_name = f"{prefix}/{name}"
-    if not _NAME.fullmatch(name) or not RESOURCE_NAME.fullmatch(full_name) or not is_extended(full_name):
+    if not _NAME.fullmatch(name) or not RESOURCE_NAME.fullmatch(full_name):
         reader.note("resourceName", f"must be a name of letters, digits, - and _, is {name!r} (in full {full_name!r})")
+    elif not is_extended(full_name):
+        reader.note("resourcePrefix", f"{full_name} {KUBELETS_OWN}")
     device_type = reader.text("deviceType") or "netDevice"
     if device_type == "auxNetDevice":
         reader.note("deviceType", f"auxNetDevice: {UNKNOWABLE['auxTypes']}")

@@ -26,6 +26,7 @@ RESOURCE_NAME = re.compile(
     r"(?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]*[a-z0-9])?/"
     r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 )
+KUBELETS_OWN = "is a name of Kubernetes' own, which kubelet refuses: take a domain of yours"
 MAX_UNITS = 10_000
 
 
@@ -37,7 +38,7 @@ def read_resource(reader: Reader) -> Resource:
     about = "What a unit is: a share of one HCA, a VF, a whole adapter, a GPU, a GPU with its nearest NIC, …"
     kind = reader.choice("kind", None, KINDS, about=about)
     if name is not None and not is_extended(name):
-        reader.note("name", f"{name} is a name of Kubernetes' own, which kubelet refuses: take a domain of yours")
+        reader.note("name", f"{name} {KUBELETS_OWN}")
     for key in ("name", "kind"):
         if key not in reader.value:
             reader.note(key, "is missing")

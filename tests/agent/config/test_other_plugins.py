@@ -121,6 +121,14 @@ def test_unknown_keys_are_overlooked_with_a_warning() -> None:
         ('{"resourceList": [7]}', "resourceList[0]: must be an object, is 7"),
         ('{"resourceList": [{"resourceName": 7}]}', "resourceList[0].resourceName: must be text, is 7"),
         ('{"resourceList": [{"resourceName": "_a"}]}', "resourceList[0].resourceName: must be a name"),
+        (
+            '{"resourceList": [{"resourceName": "a", "resourcePrefix": "vfs.kubernetes.io"}]}',
+            "resourceList[0].resourcePrefix: vfs.kubernetes.io/a is a name of Kubernetes' own",
+        ),
+        (
+            '{"configList": [{"resourceName": "a", "resourcePrefix": "requests.b", "rdmaHcaMax": 1}]}',
+            "configList[0].resourcePrefix: requests.b/a is a name of Kubernetes' own",
+        ),
         ('{"resourceList": [{"resourceName": "a", "selectors": "x"}]}', "resourceList[0].selectors: must be an object"),
         (
             '{"configList": [{"resourceName": "a", "rdmaHcaMax": 1.5}]}',
