@@ -83,6 +83,10 @@ class Offers:
         self._offer = Offer(snapshot, units, gpu_files, overlaps=final.overlaps, pools=listed.pools)
         return self._offer
 
+    def withdraw(self) -> None:
+        """Take note that the last offer was not made known: the next one is due in any case."""
+        self._ground = ()
+
     def _bearing(self, resources: tuple[Resource, ...], snapshot: Snapshot) -> Snapshot:
         """Return the snapshot that the lists were made of, if another makes the same."""
         made_of = self._made_of

@@ -272,7 +272,7 @@ class DevicePlugins:
             books = await self._read_books(resources, books)
             offer = await asyncio.to_thread(self._make, offers, resources, snapshot, files, books)
             if resources is not self._resources:
-                offers = Offers(self._health, self._clock)
+                offers.withdraw()
                 continue
             if offer is not None:
                 self._post(resources, offer)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent.config import Config, RailNic, Resource, Select, parse_pf
+from agent.config import Config, HealthSettings, RailNic, Resource, Select, parse_pf
+from agent.health import HealthBook
 from agent.model.allocation import Binding, PodRef
+from agent.model.terms import Terms
 from agent.sim.pods import Container
 from tests.awaiting import until
-from tests.deviceplugin.machines import change, node
+from tests.deviceplugin.machines import change, node, without
 from tests.deviceplugin.rig import RESOURCES, Rig, rig, run
 
 HCA, VF, GPU = RESOURCES
@@ -79,6 +82,38 @@ def test_a_changed_selector_changes_the_list(short_path: Path) -> None:
             await reconfigure(r, vfs("rdma/vf", "rail0#0", "rail1"), replace(HCA, shares=3))
             await until(lambda: r.allocatable() == {"rdma/hca": 12, "rdma/vf": 5})
             assert len(r.calls("Register")) == 2
+
+    run(work())
+
+
+class Interrupted(HealthBook):
+    """Lets something happen while lists are made."""
+
+    during: Callable[[], None] | None = None
+
+    def terms(self) -> Terms:
+        happens, self.during = self.during, None
+        if happens is not None:
+            happens()
+        return super().terms()
+
+
+def test_a_device_that_leaves_while_the_configuration_changes_stays_listed(short_path: Path) -> None:
+    async def work() -> None:
+        health, loop = Interrupted(HealthSettings(0, 0, 300)), asyncio.get_running_loop()
+        async with rig(short_path, resources=(VF,), health=health) as r:
+            gone = r.plugins.units["rdma/vf"][0].device
+            changing: list[asyncio.Task[None]] = []
+
+            async def begin() -> None:
+                changing.append(asyncio.create_task(reconfigure(r, VF, HCA)))
+                await asyncio.sleep(0)  # until it has the new resources
+
+            health.during = lambda: asyncio.run_coroutine_threadsafe(begin(), loop).result(10)
+            await r.inventory.publish(without(node(), gone))
+            await until(lambda: bool(changing))
+            await changing[0]
+            await until(lambda: reasons(r, "rdma/vf") == {gone: "DeviceGone"})
 
     run(work())
 
