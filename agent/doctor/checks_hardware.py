@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from agent.chart.tree import is_gpu, is_nic
 from agent.doctor.facts import Facts
 from agent.doctor.findings import Finding, Severity
-from agent.model.device import PciDevice
+from agent.model.device import PciDevice, is_vfio
 
 MOST_NAMED = 4
 MELLANOX = 0x15B3
@@ -30,8 +30,8 @@ def modules(facts: Facts) -> Iterator[Finding]:
         wanted["rdma_ucm"] = "RDMA-CM does not work without it"
     if any(d.driver == "mlx5_core" for d in mellanox):
         wanted["mlx5_ib"] = "ConnectX adapters have no RDMA device without it"
-    if _wants_vfio(facts):
-        wanted["vfio_pci"] = "VFs for DPDK and virtual machines are bound to it"
+    for driver in _vfio_drivers(facts):  # a variant of vfio-pci for single adapters does without it
+        wanted[driver.replace("-", "_")] = "VFs for DPDK and virtual machines are bound to it"
     missing = [name for name in wanted if name not in facts.modules]
     for name in missing:
         yield Finding(
@@ -79,7 +79,7 @@ def iommu(facts: Facts) -> Iterator[Finding]:
     """The IOMMU, which vfio needs and which slows GPUs' peer-to-peer traffic where it translates."""
     line = set(facts.command_line)
     ungrouped = [d.address for d in facts.snapshot.devices if d.is_for_vfio and d.iommu_group is None]
-    if ungrouped or (_wants_vfio(facts) and not facts.has_iommu):
+    if ungrouped or (_vfio_drivers(facts) and not facts.has_iommu):
         who = f"{_some(ungrouped)}: bound to vfio-pci, " if ungrouped else "a resource selects vfio-pci, "
         yield Finding(
             *("iommu", Severity.ERROR, f"{who}and the IOMMU is off"),
@@ -180,7 +180,7 @@ def names(facts: Facts) -> Iterator[Finding]:
 def hugepages(facts: Facts) -> Iterator[Finding]:
     """DPDK programs take their memory from hugepages, of the NUMA node of their VF."""
     drivers = [d for d in facts.snapshot.devices if d.is_for_programs and is_network(d)]
-    if not drivers and not _wants_vfio(facts):
+    if not drivers and not _vfio_drivers(facts):
         yield Finding("hugepages", Severity.FINE, "nothing here is driven by programs")
         return
     wanted = {d.numa_node for d in drivers}
@@ -243,10 +243,12 @@ def _too_large_networks(facts: Facts) -> list[str]:
     ]
 
 
-def _wants_vfio(facts: Facts) -> bool:
-    bound = any(d.is_for_vfio and is_network(d) for d in facts.snapshot.devices)
+def _vfio_drivers(facts: Facts) -> list[str]:
+    """Name vfio-pci and its variants, as far as adapters are bound to them or resources select them."""
+    bound = {d.driver for d in facts.snapshot.devices if is_network(d)}
     resources = facts.config.resources if facts.config is not None else ()
-    return bound or any("vfio-pci" in resource.select.drivers for resource in resources)
+    selected = {driver for resource in resources for driver in resource.select.drivers}
+    return sorted(driver for driver in bound | selected if driver is not None and is_vfio(driver))
 
 
 def _knows_rdma_cm(facts: Facts) -> bool:

@@ -186,6 +186,16 @@ def test_an_adapter_that_has_nothing_of_rdma_cm_misses_nothing_of_it(node_snapsh
     assert worst([*checks_hardware.modules(facts), *checks_hardware.rdma_mode(facts)]).severity is Severity.FINE
 
 
+def test_vfs_on_a_variant_of_vfio_pci_need_its_module_alone(node_snapshot: Snapshots) -> None:
+    snapshot = edited(
+        node_snapshot("h100-8gpu"), lambda d: replace(d, driver="mlx5_vfio_pci", iommu_group=7) if d.is_vf else d
+    )
+    facts = replace(sound(snapshot), modules=EVERYTHING - {"vfio_pci"} | {"mlx5_vfio_pci"})
+    assert worst(list(checks_hardware.modules(facts))).severity is Severity.FINE
+    found = worst(list(checks_hardware.modules(replace(facts, config=DPDK))))
+    assert (found.severity, "vfio_pci is not loaded" in found.text) == (Severity.ERROR, True)
+
+
 def test_vfs_that_nobody_made_are_named_with_the_command_that_makes_them(node_snapshot: Snapshots) -> None:
     snapshot = node_snapshot("h100-8gpu")
     without = replace(snapshot, devices=tuple(replace(d, vfs=()) for d in snapshot.devices if not d.is_vf))
