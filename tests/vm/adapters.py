@@ -16,10 +16,15 @@ SECONDS = 30.0
 """How long to wait for the emulated kernel and its drivers."""
 
 
+class ProgramFailed(AssertionError):
+    """A program ended with an error."""
+
+
 def run(*argv: str) -> str:
     """Run a program; its words are in the error if it fails."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(argv)}: {done.stdout}{done.stderr}"
+    if done.returncode != 0:
+        raise ProgramFailed(f"{' '.join(argv)}: {done.stdout}{done.stderr}")
     return done.stdout
 
 
@@ -34,6 +39,14 @@ def wait_until(what: str, condition: Callable[[], Any], seconds: float = SECONDS
         assert time.monotonic() < end, f"{what}: not within {seconds:.0f} s"
         time.sleep(0.05)
     return result
+
+
+def shows(look: Callable[[], Any], expected: Any) -> bool:
+    """Tell whether a look at interfaces shows what is expected; one that a new name disturbed does not, yet."""
+    try:
+        return bool(look() == expected)
+    except ProgramFailed:
+        return False
 
 
 def netdevs(address: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from tests.soak import observe
 from tests.soak.agent import Agent
 from tests.soak.points import Point, distinct
 from tests.soak.small_agent import Options
-from tests.vm.adapters import Pf, link, netdevs, wait_until
+from tests.vm.adapters import Pf, link, netdevs, shows, wait_until
 from tests.vm.node import RELAY, ROOT
 
 FOLDER = Path("/run/crash")
@@ -124,7 +124,7 @@ class Bench:
         assert (row.device, row.state, row.container_id) == (self.device, "attached", netns)
 
     def expect_nothing_left(self) -> None:
-        wait_until("everything as before", lambda: self.look() == self.before, 120)
+        wait_until("everything as before", lambda: shows(self.look, self.before), 120)
         books = observe.Books(FOLDER / "state/ledger.db")
         assert (books.rows, books.quarantine, books.damage) == ((), {}, None)
 

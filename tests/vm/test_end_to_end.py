@@ -14,7 +14,7 @@ import pytest
 
 from tests.containerd.cri import sandbox_config
 from tests.containerd.runtime import Containerd
-from tests.vm.adapters import Pf, ip, link, netdevs, run, wait_until
+from tests.vm.adapters import Pf, ip, link, netdevs, run, shows, wait_until
 from tests.vm.node import NETNS, Node, configuration, in_netns, ping
 
 ALL_UNITS = {"rdma/hca": 8, "rdma/storage": 1, "rdma/vf": 2}
@@ -29,7 +29,7 @@ class Hardware:
     before: dict[str, Any]
 
     def is_as_before(self) -> bool:
-        return look(self.pfs) == self.before
+        return shows(lambda: look(self.pfs), self.before)
 
 
 def look(pfs: tuple[Pf, ...]) -> dict[str, Any]:
