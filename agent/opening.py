@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from agent.config import Config
-from agent.errors import ConfigError, LedgerError
+from agent.errors import ConfigError, HardwareError, LedgerError
 from agent.inventory import Inventory
 from agent.ledger import Ledger
 from agent.ledger.lock import claim
@@ -24,10 +24,18 @@ RETRY_SECONDS = 1.0
 
 async def learn_boot_id(inventory: Inventory, obstacles: Obstacles, root: Path, stop: asyncio.Event) -> str:
     """Scan until the boot ID can be read: without it every row would look like one of an earlier boot."""
-    while not (boot_id := (await inventory.scan_now()).boot_id) and not stop.is_set():
-        obstacles.set("hardware", f"{root}/proc/sys/kernel/random/boot_id cannot be read: mount /proc")
+    boot_id = ""
+    while not stop.is_set():
+        try:
+            boot_id = (await inventory.scan_now()).boot_id
+        except HardwareError as error:
+            obstacles.set("hardware", str(error))
+        else:
+            if boot_id:
+                obstacles.set("hardware", None)
+                break
+            obstacles.set("hardware", f"{root}/proc/sys/kernel/random/boot_id cannot be read: mount /proc")
         await _pause(stop)
-    obstacles.set("hardware", None)
     return boot_id
 
 

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from agent.config import Config, Endpoints, load_legible
 from agent.config.sources import Sources
 from agent.endpoints import EndpointServer, Pages
-from agent.errors import ConfigError, RequestInvalid
+from agent.errors import ConfigError, HardwareError, RequestInvalid
 from agent.granted import document_for
 from agent.metrics import Metrics
 from agent.model.device import Snapshot
@@ -109,7 +109,11 @@ async def await_config(sources: Sources, scan: Callable[[], Snapshot], stop: asy
 
 def _load(sources: Sources, scan: Callable[[], Snapshot]) -> Config:
     config = sources.load()
-    check(config, scan())
+    try:
+        found = scan()
+    except HardwareError as error:
+        raise ConfigError(config.source, [f"cannot be compared with the node: {error}"]) from error
+    check(config, found)
     return config
 
 

@@ -286,10 +286,13 @@ class Host(Protocol):
         """The node's RDMA devices."""
 
     def scan(self) -> Snapshot:
-        """Read the hardware. What cannot be read is named in the snapshot's problems."""
+        """Read the hardware. What cannot be read is named in the snapshot's problems.
+
+        Raises HardwareError where nothing can be read, for want of descriptors say.
+        """
 
     def rescan(self, old: Snapshot, change: Change) -> Snapshot:
-        """Bring an earlier snapshot of this host up to date, reading what changed and no more."""
+        """Bring an earlier snapshot of this host up to date: read what changed, and no more. Raises as `scan` does."""
 
     def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
         """Read what the adapters of a snapshot count. `held` are the VFs (PCI addresses) in pods."""

@@ -35,9 +35,10 @@ _MAX_VFS = 65535
 
 
 def scan(root: Path) -> Snapshot:
-    """Read the node's hardware below root. Never raises: what cannot be read is in `problems`.
+    """Read the node's hardware below root. What cannot be read is in `problems`.
 
-    A device that vanishes meanwhile is left out without a problem.
+    A device that vanishes meanwhile is left out without a problem. Raises HardwareError where no descriptor is left
+    to read with: all that is there would seem to be gone.
     """
     read = Attributes(root)
     char_devices = read_char_devices(read)
@@ -57,7 +58,7 @@ def scan(root: Path) -> Snapshot:
     for address, index in vf_indices.items():
         if address in devices:
             devices[address] = replace(devices[address], vf_index=index)
-    return Snapshot(
+    found = Snapshot(
         devices=tuple(devices.values()),
         numa_nodes=read_numa_nodes(read),
         rdma_cm=rdma_cm_present(read),
@@ -66,6 +67,8 @@ def scan(root: Path) -> Snapshot:
         boot_id=read.text("/proc/sys/kernel/random/boot_id") or "",
         problems=read.problems,
     )
+    read.check_complete()
+    return found
 
 
 def read_function(read: Attributes, address: str, classes: Classes, vf_indices: dict[str, int]) -> PciDevice | None:

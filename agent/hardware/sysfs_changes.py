@@ -25,8 +25,14 @@ from agent.model.device import CharDevice, PciDevice, Problem, Snapshot, is_pci_
 
 
 def rescan(root: Path, old: Snapshot, change: Change) -> Snapshot:
-    """Bring a snapshot of this root up to date. Never raises: what cannot be read is in `problems`."""
-    return _Look(Attributes(root), old, change).snapshot()
+    """Bring a snapshot of this root up to date. What cannot be read is in `problems`.
+
+    Raises HardwareError where no descriptor is left to read with, as the full scan does.
+    """
+    read = Attributes(root)
+    found = _Look(read, old, change).snapshot()
+    read.check_complete()
+    return found
 
 
 class _Entries:

@@ -2,15 +2,17 @@
 
 Kernel attributes come and go with their devices, refuse to answer while a link is down, and on
 broken hardware fail with EIO. Here is decided which of these is a fact (None) and which is a
-`Problem`; the readers of single subsystems build on that.
+`Problem`; the readers of single subsystems build on that. A process that has no descriptor left learns
+no fact at all.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from errno import EINVAL, ENODEV, ENOENT, ENOTDIR, ENXIO, EOPNOTSUPP
+from errno import EINVAL, EMFILE, ENFILE, ENODEV, ENOENT, ENOTDIR, ENXIO, EOPNOTSUPP
 
+from agent.errors import HardwareError
 from agent.model.device import Problem
 
 ATTRIBUTE_BYTES = 4096
@@ -21,6 +23,8 @@ LONG_READ_BYTES = 1 << 16
 _NO_ANSWER = frozenset({ENOENT, ENOTDIR, ENODEV, ENXIO, EINVAL, EOPNOTSUPP})
 """Absent, just removed, or not applicable now: `carrier` of an interface that is down gives
 EINVAL, `phys_port_name` without driver support EOPNOTSUPP (net/core/net-sysfs.c)."""
+
+_NO_DESCRIPTOR = frozenset({EMFILE, ENFILE})
 
 
 def shown(name: str) -> str:
@@ -38,11 +42,18 @@ class Attributes:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = os.fspath(root).rstrip("/")
         self._noted: dict[str, str] = {}
+        self._blinded = ""
+        """The first path that no descriptor was left for, and why."""
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """List what could not be read so far, by path."""
         return tuple(Problem(shown(path), text) for path, text in sorted(self._noted.items()))
+
+    def check_complete(self) -> None:
+        """Raise HardwareError if something was taken for absent only because no descriptor was left to look with."""
+        if self._blinded:
+            raise HardwareError(self._blinded)
 
     def note(self, path: str, text: str) -> None:
         """Remember a problem. The first one of a path stays."""
@@ -142,5 +153,7 @@ class Attributes:
             self.note(f"{folder}/{attribute}", "is missing; the device is left out")
 
     def _failed(self, path: str, error: OSError) -> None:
+        if error.errno in _NO_DESCRIPTOR:
+            self._blinded = self._blinded or f"{path} cannot be read: {error.strerror}"
         if error.errno not in _NO_ANSWER:
             self.note(path, f"cannot be read: {error.strerror}")

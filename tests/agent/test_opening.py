@@ -7,10 +7,13 @@ import contextlib
 from pathlib import Path
 from typing import cast
 
+from agent.errors import HardwareError
+from agent.inventory import Inventory
 from agent.obstacles import Obstacles
-from agent.opening import listen
+from agent.opening import learn_boot_id, listen
 from cni.attachment import Attachments
 from cni.server import CniServer
+from tests.agent.scanned import FakeHost
 from tests.awaiting import until
 
 
@@ -56,5 +59,18 @@ def test_who_is_stopped_waits_no_longer(short_folder: Path) -> None:
         await until(lambda: "cni" in obstacles.found)
         stop.set()
         await waiting
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_cannot_be_read_is_told_and_waited_for() -> None:
+    host, obstacles = FakeHost(error=HardwareError("/sys cannot be read: Too many open files")), Obstacles()
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(learn_boot_id(Inventory(host, 60), obstacles, Path("/"), asyncio.Event()))
+        await until(lambda: "Too many open files" in obstacles.found.get("hardware", ""))
+        host.error = None
+        assert await waiting == "a"
+        assert "hardware" not in obstacles.found
 
     asyncio.run(scenario())

@@ -17,7 +17,7 @@ import pytest
 
 from agent import config, startup
 from agent.config.sources import Sources
-from agent.errors import ConfigError
+from agent.errors import ConfigError, HardwareError
 from agent.model.device import Snapshot
 from tests.deviceplugin.machines import node
 
@@ -125,6 +125,24 @@ def test_a_file_that_is_missing_is_waited_for(own_network: None, tmp_path: Path)
         path.write_text(GOOD)
 
     assert await_config(path, look) is not None
+
+
+def test_a_node_that_cannot_be_read_is_waited_for(own_network: None, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(GOOD)
+    errors = [HardwareError("/sys/class/net cannot be read: Too many open files")]
+
+    def scan() -> Snapshot:
+        if errors:
+            raise errors.pop()
+        return node()
+
+    async def run() -> config.Config | None:
+        async with asyncio.timeout(30):
+            return await startup.await_config(Sources(path), scan, asyncio.Event())
+
+    assert asyncio.run(run()) is not None
+    assert not errors
 
 
 def test_being_stopped_ends_the_wait(own_network: None, tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.errors import HardwareError
 from agent.hardware.sysfs import scan
 from agent.model.device import CharDevice, LinkLayer, Netdev, NumaNode, PciDevice, RdmaPort, Snapshot
 from agent.sim import recorded
 from hack.node_tree import Ids, NodeTree
+from tests import descriptors
 
 Root = Callable[[str], Path]
 Snapshots = Callable[[str], Snapshot]
@@ -244,6 +246,13 @@ def test_an_unreadable_attribute_is_a_problem_and_the_device_stays(tmp_path: Pat
     snapshot = scan(root)
     assert problems(snapshot) == {"/sys/class/net/enp1s0/mtu": "cannot be read: Input/output error"}
     assert snapshot.devices[0].netdevs[0].mtu == 0
+
+
+def test_who_has_no_descriptor_left_does_not_take_the_node_for_empty(tmp_path: Path) -> None:
+    root = laid_out("one-nic", tmp_path)
+    with descriptors.none_left(), pytest.raises(HardwareError, match=r"/sys/.* cannot be read: Too many open files"):
+        scan(root)
+    assert len(scan(root).devices) == 1
 
 
 def test_a_device_without_its_identity_is_left_out_and_named(tmp_path: Path) -> None:

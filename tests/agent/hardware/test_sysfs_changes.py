@@ -12,12 +12,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from agent.errors import HardwareError
 from agent.hardware.sysfs import scan
 from agent.hardware.sysfs_changes import rescan
 from agent.hardware.sysfs_rdma import silent_changes
 from agent.model.change import NOTHING, Change, of_function, of_netdev
 from agent.sim import recorded
 from hack.node_tree import Ids, NodeTree, guid, mac
+from tests import descriptors
 
 PORT = Ids("060400", "8086", "a110", driver="pcieport")
 NIC = Ids("020000", "15b3", "1021", "15b3:0023", "mlx5_core")
@@ -392,3 +394,13 @@ def test_names_that_are_no_text_become_some(tmp_path: Path) -> None:
     assert [(r.name, r.absent) for r in vf.rdma_devices] == [("mlx\N{REPLACEMENT CHARACTER}", False)]
     assert rescan(tmp_path, before, changed) == found
     assert rescan(tmp_path, found, of_function(FUNCTIONS[2])) == found
+
+
+@pytest.mark.parametrize("change", [of_function(FUNCTIONS[2]), of_function(FUNCTIONS[2], bus=True), of_netdev("eth1")])
+def test_who_has_no_descriptor_left_does_not_take_devices_for_gone(tmp_path: Path, change: Change) -> None:
+    """A device in quarantine that is off the bus counts as reset, and goes to the next pod."""
+    root = Node(tmp_path).root
+    before = scan(root)
+    with descriptors.none_left(), pytest.raises(HardwareError, match="cannot be read: Too many open files"):
+        rescan(root, before, change)
+    assert rescan(root, before, change) == before
