@@ -14,7 +14,7 @@ XID but six for fatal and for ever, which takes good GPUs away (k8s-device-plugi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -174,25 +174,22 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Troubles:
-    """All errors that count or counted. Bounded by the number of GPUs and slices."""
+    """All errors that count or counted, the newest of each number. Bounded by the GPUs and slices, and by XIDs."""
 
-    by_uuid: Mapping[str, Trouble] = field(default_factory=lambda: MappingProxyType({}))
+    by_uuid: Mapping[str, tuple[Trouble, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def noted(self, event: GpuEvent, policy: GpuPolicy = DEFAULT_POLICY) -> Troubles:
         """Take an event in. One that leaves GPUs healthy, or names none, changes nothing.
 
-        A transient error does not hide a fatal one of the same enumeration.
+        No error takes the place of another: the policy may excuse one of them later.
         """
         kind = policy.classify(event.xid)
         uuid = event.mig_uuid or event.gpu_uuid
         if not uuid or kind not in XID_REASONS:
             return self
-        old = self.by_uuid.get(uuid)
-        is_graver = old is not None and old.means(policy) is FATAL and old.enumeration >= event.enumeration
-        if is_graver and kind is TRANSIENT:
-            return self
         fresh = Trouble(event.xid, kind, event.at, event.enumeration)
-        return Troubles(MappingProxyType({**self.by_uuid, uuid: fresh}))
+        kept = (t for t in self.by_uuid.get(uuid, ()) if t.xid != fresh.xid and t.enumeration >= fresh.enumeration)
+        return Troubles(MappingProxyType({**self.by_uuid, uuid: (*kept, fresh)}))
 
     def is_news(self, event: GpuEvent, looked_at: float, policy: GpuPolicy = DEFAULT_POLICY) -> bool:
         """Tell whether an event makes something else of a GPU than the last look did or will. A repeat does not."""
@@ -200,10 +197,11 @@ class Troubles:
         if after is old:
             return False
         uuid = event.mig_uuid or event.gpu_uuid
-        was, now = old.get(uuid), after[uuid]
-        if was is None or (was.means(policy), was.enumeration) != (now.kind, now.enumeration):
+        was, now = _gravest(old.get(uuid, ()), policy), _gravest(after[uuid], policy)
+        assert now is not None
+        if was is None or (was.means(policy), was.enumeration) != (now.means(policy), now.enumeration):
             return True
-        return now.kind is TRANSIENT and max(now.at, looked_at) >= was.at + policy.quiet_seconds
+        return now.means(policy) is TRANSIENT and max(now.at, looked_at) >= was.at + policy.quiet_seconds
 
 
 NO_TROUBLES = Troubles()
@@ -211,9 +209,8 @@ NO_TROUBLES = Troubles()
 
 def trouble_of(gpu: Gpu, troubles: Troubles, now: float, policy: GpuPolicy, mig_uuid: str = "") -> Trouble | None:
     """Return the error that counts now against a GPU, or against a slice of it."""
-    found = [troubles.by_uuid.get(uuid) for uuid in (gpu.uuid, mig_uuid) if uuid]
-    counting = [t for t in found if t is not None and _counts(t, gpu, now, policy)]
-    return min(counting, key=lambda t: (t.means(policy) is not FATAL, -t.at), default=None)
+    found = (t for uuid in (gpu.uuid, mig_uuid) if uuid for t in troubles.by_uuid.get(uuid, ()))
+    return _gravest((t for t in found if _counts(t, gpu, now, policy)), policy)
 
 
 def judge_gpu(
@@ -236,7 +233,8 @@ def judge_gpu(
 
 def next_recovery(troubles: Troubles, now: float, policy: GpuPolicy = DEFAULT_POLICY) -> float | None:
     """Tell when the next transient error ends by itself; None if there is none. In seconds of the monotonic clock."""
-    ends = (t.at + policy.quiet_seconds for t in troubles.by_uuid.values() if t.means(policy) is TRANSIENT)
+    every = (t for found in troubles.by_uuid.values() for t in found)
+    ends = (t.at + policy.quiet_seconds for t in every if t.means(policy) is TRANSIENT)
     return min((end for end in ends if end > now), default=None)
 
 
@@ -252,6 +250,12 @@ def slice_of(gpu: Gpu, gpu_instance: int, compute_instance: int) -> str:
     if compute_instance != NO_INSTANCE:
         inside = [m for m in inside if m.compute_instance == compute_instance]
     return inside[0].uuid if len(inside) == 1 else ""
+
+
+def _gravest(found: Iterable[Trouble], policy: GpuPolicy) -> Trouble | None:
+    """Return the gravest of several errors, and of such the newest; None if all are excused."""
+    counting = [t for t in found if t.means(policy) in XID_REASONS]
+    return min(counting, key=lambda t: (t.means(policy) is not FATAL, -t.at), default=None)
 
 
 def _counts(trouble: Trouble, gpu: Gpu, now: float, policy: GpuPolicy) -> bool:

@@ -168,6 +168,22 @@ def test_another_policy_may_excuse_an_error_and_makes_nothing_graver_of_it(
     assert judge_gpu(GPU, troubles, NOW + QUIET_SECONDS, after) == HEALTHY
 
 
+@pytest.mark.parametrize(
+    ("xids", "ignored", "reason"),
+    [
+        ((79, 119), 119, "XidFatal"),
+        ((119, 79), 119, "XidFatal"),
+        ((119, 74), 119, "XidTransient"),
+        ((74,), 79, "XidTransient"),
+    ],
+)
+def test_an_error_that_is_excused_leaves_the_others(xids: tuple[int, ...], ignored: int, reason: str) -> None:
+    troubles = NO_TROUBLES
+    for number, xid in enumerate(xids):
+        troubles = troubles.noted(event(xid, NOW + number))
+    assert judge_gpu(GPU, troubles, NOW + 2, GpuPolicy(ignored_xids=frozenset({ignored}))).reason == reason
+
+
 def test_the_quiet_time_is_the_configurations() -> None:
     policy = GpuPolicy(quiet_seconds=10)
     troubles = NO_TROUBLES.noted(event(74), policy)
@@ -200,3 +216,4 @@ def test_a_reset_ends_everything_that_was_before_it(told: list[tuple[int, str, b
     assert judge_gpu(revived, troubles, at) == HEALTHY
     assert judge_gpu(revived, troubles, at, mig_uuid="MIG-8") == HEALTHY
     assert len(troubles.by_uuid) <= 3
+    assert all(len({t.xid for t in found}) == len(found) for found in troubles.by_uuid.values())
