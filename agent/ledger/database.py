@@ -86,6 +86,7 @@ class Database:
         Nobody waits for the disk: a full one refuses the write itself.
         """
         with self._writing, self._usable():
+            self._reopen_if_stuck()  # or nobody would: while this fails no unit is offered, and nothing written
             version = schema.version_of(self._db)
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._is_durable = False

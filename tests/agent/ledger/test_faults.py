@@ -316,6 +316,34 @@ def test_a_change_that_cannot_be_taken_back_does_not_block_the_next(tmp_path: Pa
         again.close()
 
 
+class BooksOnABrokenDisk(FailingBooks):
+    """Books whose file cannot be opened again while the disk is broken."""
+
+    is_broken: ClassVar[bool] = False
+
+    def _open_file(self) -> sqlite3.Connection:
+        if self.is_broken:
+            raise sqlite3.OperationalError("disk I/O error")
+        return super()._open_file()
+
+
+def test_a_probe_finds_a_disk_repaired_whose_change_could_not_be_taken_back(tmp_path: Path) -> None:
+    """Nothing else is written meanwhile: books that cannot be written keep pods away from the node."""
+    BooksOnABrokenDisk.failures = 1
+    books = BooksOnABrokenDisk.open(tmp_path / "ledger.db", "boot")
+    try:
+        BooksOnABrokenDisk.is_broken = True
+        with pytest.raises(LedgerError):
+            books.grant("rdma/vf", {"u1": cast(str, None)})  # refused by the schema
+        with pytest.raises(LedgerError, match="disk I/O error"):
+            books.probe()
+        BooksOnABrokenDisk.is_broken = False
+        books.probe()
+    finally:
+        BooksOnABrokenDisk.is_broken = False
+        books.close()
+
+
 def test_nobody_else_reads_the_books_whoever_made_their_folder(tmp_path: Path) -> None:
     """kubelet makes it readable for all. The configuration of a network may hold what its IPAM plugin logs in with."""
     tmp_path.chmod(0o755)
