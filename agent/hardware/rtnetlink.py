@@ -250,8 +250,16 @@ class LinkSocket:
         self._ask(RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, body)
 
     def put_route(self, body: bytes) -> None:
-        """Make a route, in place of one to the same destination: a body of `address_messages`. Raises OSError."""
-        self._ask(RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, body)
+        """Make a route: a body of `address_messages`. One that is there is success. Raises OSError.
+
+        Before those to the same destination through other interfaces, not in their place: what is bound to one of
+        these, as RDMA-CM is by its address, needs its own. As the library of the CNI plugins does.
+        """
+        try:
+            self._ask(RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE, body)
+        except OSError as error:
+            if error.errno != errno.EEXIST:
+                raise
 
     def default_ways(self) -> tuple[int, ...]:
         """List the interfaces that the default route of IPv4 goes through, by number. Raises OSError."""

@@ -235,6 +235,29 @@ def test_what_a_route_may_say_more_reaches_the_kernel(links: Netlink, pod: int, 
 
 
 @pytest.mark.usefixtures("net1")
+def test_a_route_goes_before_another_interfaces_and_does_not_take_it_away(
+    links: Netlink, pod: int, tmp_path: Path
+) -> None:
+    """Whoever binds to an interface, as RDMA-CM does, needs the one through it: each rail has its own."""
+
+    def ip(*words: str) -> str:
+        return run("nsenter", f"--net={tmp_path}/pod", "ip", *words)
+
+    ip("link", "add", "net0", "up", "type", "veth", "peer", "name", "lab0")
+    ip("link", "set", "lab0", "up")
+    both = ("10.9.0.0/16", "10.0.0.1"), ("fd09::/64", "fd00::1")
+    links.configure("net0", pod, ("10.0.0.3/24", "fd00::3/64"), tuple(Route(*one) for one in both))
+    for _ in range(2):
+        configure(links, pod, ("10.0.0.2/24", "fd00::2/64"), *(Route(*one) for one in both))
+    for name in ("net0", "net1"):
+        assert f"via 10.0.0.1 dev {name}" in ip("route", "get", "10.9.0.1", "oif", name)
+        assert f"via fd00::1 dev {name}" in ip("route", "get", "fd09::1", "oif", name)
+    assert "dev net1" in ip("route", "get", "10.9.0.1")
+    assert ip("route", "show", "10.9.0.0/16").count("via") == 2
+    assert ip("-6", "route", "show", "fd09::/64").count("via") == 2
+
+
+@pytest.mark.usefixtures("net1")
 def test_what_the_kernel_refuses_is_told_with_address_or_route(links: Netlink, pod: int) -> None:
     with pytest.raises(NetlinkFailed, match=r"add route 10\.9\.0\.0/16 via 192\.168\.0\.1"):
         configure(links, pod, ("10.0.0.2/24",), Route("10.9.0.0/16", "192.168.0.1"))
