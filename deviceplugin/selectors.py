@@ -239,7 +239,7 @@ def _is_whole_adapter(device: PciDevice, snapshot: Snapshot) -> bool:
 
 def _is_spare_vf(device: PciDevice, snapshot: Snapshot) -> bool:
     """Tell whether a VF is not the host's own way out. One way of several comes by itself where VFs are up."""
-    return device.is_vf and _is_network(device) and not any(snapshot.is_only_way(n.name) for n in device.netdevs)
+    return device.is_vf and _is_network(device) and not any(n.name in snapshot.only_ways for n in device.netdevs)
 
 
 def _own_netdevs(device: PciDevice) -> frozenset[str]:

@@ -14,7 +14,7 @@ from agent.hardware.netlink import Netlink
 from agent.hardware.nvml import Reading
 from agent.hardware.nvml_monitor import DEFAULT_PACE, GpuMonitor, GpuWatch, Pace
 from agent.hardware.rdma_netlink import RdmaNetlink
-from agent.hardware.sysfs_netdev import with_lower
+from agent.hardware.sysfs_netdev import LOOPBACK, only_ways, with_lower
 from agent.hardware.sysfs_read import Attributes
 from agent.hardware.uevents import Uevents
 from agent.hardware.vf_control import PfNetlink
@@ -76,10 +76,16 @@ class Machine:
         if self.root != Path("/"):
             return snapshot  # another machine's files
         try:
-            ways = with_lower(Attributes(self.root), self.links.default_ways())
+            names = self.links.default_ways()
         except HardwareError:
             return snapshot
-        return replace(snapshot, default_routes=snapshot.default_routes | ways)
+        if not names:
+            return snapshot
+        read = Attributes(self.root)
+        only = only_ways(read, names)
+        if snapshot.default_routes - {LOOPBACK}:
+            only &= snapshot.only_ways
+        return replace(snapshot, default_routes=snapshot.default_routes | with_lower(read, names), only_ways=only)
 
     def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
         """Read what the adapters of a snapshot count. `held` are the VFs (PCI addresses) in pods."""

@@ -58,12 +58,14 @@ def scan(root: Path) -> Snapshot:
     for address, index in vf_indices.items():
         if address in devices:
             devices[address] = replace(devices[address], vf_index=index)
+    default_routes, only_ways = read_default_routes(read)
     found = Snapshot(
         devices=tuple(devices.values()),
         numa_nodes=read_numa_nodes(read),
         rdma_cm=rdma_cm_present(read),
         vhost_net=vhost_net_present(read),
-        default_routes=read_default_routes(read),
+        default_routes=default_routes,
+        only_ways=only_ways,
         boot_id=read.text("/proc/sys/kernel/random/boot_id") or "",
         problems=read.problems,
     )

@@ -162,12 +162,14 @@ class _Look:
         if unlinked:
             self._affected |= unlinked
             fresh, indices = self._functions()
+        default_routes, only_ways = read_default_routes(self._read)
         return replace(
             self._old,
             devices=self._devices(fresh, indices),
             rdma_cm=rdma_cm_present(self._read),
             vhost_net=vhost_net_present(self._read),
-            default_routes=read_default_routes(self._read),
+            default_routes=default_routes,
+            only_ways=only_ways,
             problems=self._problems(),
         )
 

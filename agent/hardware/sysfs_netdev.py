@@ -9,6 +9,8 @@ from agent.model.device import LinkLayer, Netdev
 
 _LINK_LAYER_OF_TYPE = {"1": LinkLayer.ETHERNET, "32": LinkLayer.INFINIBAND}
 """ARPHRD_ETHER and ARPHRD_INFINIBAND (include/uapi/linux/if_arp.h)."""
+LOOPBACK = "lo"
+"""What an IPv6 table without a default route names in its place."""
 _MOST_LOWER = 64
 _MOST_ROUTES = 16 << 20
 """Bytes: more than 100,000 routes."""
@@ -17,8 +19,11 @@ _MAX_SPEED = 1 << 31
 """Above it stands SPEED_UNKNOWN, which some kernels print unsigned."""
 
 
-def read_default_routes(read: Attributes) -> frozenset[str]:
-    """List the interfaces of the host's default routes, and those below them: of a VLAN, a bond, a bridge."""
+def read_default_routes(read: Attributes) -> tuple[frozenset[str], frozenset[str]]:
+    """List the interfaces of the host's default routes, with those below them: of a VLAN, a bond, a bridge.
+
+    And those that all of these routes go through.
+    """
     # Columns as net/ipv4/fib_trie.c (fib_route_seq_show) and net/ipv6/route.c (rt6_info_route) write them: interface,
     # destination, … , mask eighth; and destination, prefix length, … , interface last. Of IPv4 default routes come
     # first, of IPv6 behind all others of their table, which may be thousands.
@@ -27,7 +32,18 @@ def read_default_routes(read: Attributes) -> frozenset[str]:
     six = "\n" + (read.long_text("/proc/net/ipv6_route", _MOST_ROUTES) or "")
     rows = [rest.partition("\n")[0].split() for rest in six.split(_IPV6_DEFAULT)[1:]]
     found |= {row[7] for row in rows if len(row) == 8}
-    return with_lower(read, found)
+    return with_lower(read, found), only_ways(read, found)
+
+
+def only_ways(read: Attributes, names: Iterable[str]) -> frozenset[str]:
+    """List what each of these interfaces goes through: all that it is, or stands upon. `lo` leads nowhere."""
+    common: frozenset[str] | None = None
+    for name in set(names) - {LOOPBACK}:
+        below = with_lower(read, [name])
+        common = below if common is None else common & below
+        if not common:
+            break  # there may be a route through each of a thousand VFs
+    return common or frozenset()
 
 
 def with_lower(read: Attributes, names: Iterable[str]) -> frozenset[str]:

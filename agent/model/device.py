@@ -279,6 +279,8 @@ class Snapshot:
     """/dev/vhost-net and /dev/net/tun exist."""
     default_routes: frozenset[str] = frozenset()
     """Interfaces of the host's default routes, and those below them."""
+    only_ways: frozenset[str] = frozenset()
+    """Those of them that all default routes go through: without one of these the host has none."""
     boot_id: str = ""
     problems: tuple[Problem, ...] = ()
     generation: int = field(default=0, compare=False)
@@ -291,10 +293,6 @@ class Snapshot:
     @cached_property
     def gpu_by_uuid(self) -> Mapping[str, Gpu]:
         return MappingProxyType({g.uuid: g for g in self.gpus})
-
-    def is_only_way(self, netdev: str) -> bool:
-        """Tell whether the host has no default route but through this interface."""
-        return netdev in self.default_routes and self.default_routes <= {netdev, "lo"}
 
     def parent(self, device: PciDevice) -> PciDevice | None:
         """The PF of a VF; None for anything else."""

@@ -57,7 +57,7 @@ def refuse_needed(snapshot: Snapshot, link: Link) -> None:
         raise HardwareError(
             f"{link.name} is a port of a bond, bridge or the like: take it out first, or choose another"
         )
-    if snapshot.is_only_way(link.name):
+    if link.name in snapshot.only_ways:
         raise HardwareError(
             f"{link.name} alone carries the default route: without it this node would be cut off; choose another VF"
         )

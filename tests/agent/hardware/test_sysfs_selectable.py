@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.hardware.machine import Machine
 from agent.hardware.sysfs import scan
+from agent.hardware.sysfs_changes import rescan
 from agent.model.change import of_netdev
 from agent.model.device import VdpaDevice
 from agent.sim import recorded
@@ -120,6 +122,35 @@ def test_the_interfaces_of_default_routes_are_known_with_those_below(root: Path)
     assert scan(root).default_routes == {"br0", "bond0.7", "bond0", "eno1", "ens2f0np0"}
 
 
+@pytest.mark.parametrize(
+    ("ways", "only"),
+    [
+        ((), set()),
+        (("lo",), set()),
+        (("eno1",), {"eno1"}),
+        (("lo", "eno1"), {"eno1"}),
+        (("eno1", "eno2"), set()),
+        (("eno1.7",), {"eno1.7", "eno1"}),
+        (("eno1.7", "eno1"), {"eno1"}),
+        (("eno1.7", "eno2"), set()),
+        (("br0",), {"br0", "bond0", "eno1", "eno2"}),
+        (("br0", "eno1.7"), {"eno1"}),
+    ],
+)
+def test_what_all_default_routes_go_through_is_known(tmp_path: Path, ways: tuple[str, ...], only: set[str]) -> None:
+    columns = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+    rows = (f"{name}\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n" for name in ways)
+    (tmp_path / "proc/net").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "proc/net/route").write_text(columns + "".join(rows))
+    for upper, lower in (("eno1.7", "eno1"), ("br0", "bond0"), ("bond0", "eno1"), ("bond0", "eno2")):
+        folder = tmp_path / "sys/class/net" / upper
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"lower_{lower}").symlink_to(f"../{lower}")
+    found = scan(tmp_path)
+    assert found.only_ways == only
+    assert rescan(tmp_path, replace(found, only_ways=frozenset()), of_netdev("eno1")) == found
+
+
 def test_this_machines_default_routes_are_those_that_the_kernel_shows() -> None:
     rows = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
     assert scan(Path("/")).default_routes >= {row[0] for row in rows if row[1] == "00000000" and row[7] == "00000000"}
@@ -149,10 +180,11 @@ def test_a_default_route_with_several_ways_goes_through_all_of_them(own_network:
         run("ip", "route", "add", "default", *ways.split())
         snapshot = machine.scan()
         assert snapshot.default_routes >= {"nic0", "nic1"}
+        assert snapshot.only_ways == set()
         assert machine.rescan(snapshot, of_netdev("nic1")).default_routes >= {"nic0", "nic1"}
         run("ip", "route", "replace", "default", "via", "10.0.1.1")
         run("ip", "route", "add", "192.0.2.0/24", "via", "10.0.0.1")
-        assert machine.scan().default_routes - {"lo"} == {"nic1"}
+        assert machine.scan().default_routes - {"lo"} == machine.scan().only_ways == {"nic1"}
         run("ip", "route", "replace", "unreachable", "default", "metric", "0")
         run("ip", "route", "delete", "192.0.2.0/24")
         assert machine.links.default_ways() == ()

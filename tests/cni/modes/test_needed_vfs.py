@@ -38,6 +38,19 @@ def test_a_vf_that_is_the_hosts_only_way_out_is_refused(own_network: None, tmp_p
         rig.add("c1", rig.pod("other"), deviceID=vf(1))
 
 
+def test_a_vf_below_a_vlan_that_is_the_hosts_only_way_out_is_refused(own_network: None, tmp_path: Path) -> None:
+    tiny_node.create(tmp_path)
+    default_routes(tmp_path, "storage.7")
+    vlan = tmp_path / "root/sys/class/net/storage.7"
+    vlan.mkdir()
+    (vlan / f"lower_{netdev(0)}").symlink_to(f"../{netdev(0)}")
+    with (
+        tiny_node.open_rig(tmp_path) as rig,
+        pytest.raises(HardwareError, match=f"{netdev(0)} alone carries the default route"),
+    ):
+        rig.add("c1", rig.pod())
+
+
 def test_a_vf_is_taken_that_has_a_default_route_among_others(own_network: None, tmp_path: Path) -> None:
     """A router gives one to every interface that is up."""
     tiny_node.create(tmp_path)
