@@ -24,6 +24,9 @@ REPLACED = ("sriov", "ib-sriov", "rdma", "ipoib")
 KINDS = (OWN, *REPLACED)
 WITH_MAC = (OWN, "sriov")
 """The others do not look at the MAC that a pod asks for, and Multus hands it to all plugins of a chain."""
+WITH_DEVICE = (OWN, "sriov", "ib-sriov")
+"""The others take no device by what Multus calls it besides deviceID: it may be a share of an adapter, such as 17, or a
+subfunction."""
 MODES = ("vf", "nic", "ipoib", "macvlan")
 MACVLAN_MODES = ("bridge", "private", "vepa", "passthru")
 LINK_STATES = ("auto", "enable", "disable")
@@ -45,7 +48,10 @@ _FOREIGN = frozenset(
 )
 # Those that the replaced plugins know themselves and that have no effect, there or here.
 _EFFECTLESS = frozenset(
-    ("mtu", "pkey", "master", "vfid", "dpdkmode", "contifnames", "vlan_trunk", "ibkubernetesenabled")
+    (
+        *("mtu", "pkey", "master", "vfid", "dpdkmode", "contifnames", "vlan_trunk", "ibkubernetesenabled"),
+        *("deviceid", "pcibusid"),
+    )
 )
 _HEEDED_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -113,8 +113,9 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
     runtime = fields.inside("runtimeConfig")
     args = fields.inside("args").inside("cni")
     wanted = kinds.read(kind, fields, runtime, args)
-    # All are read before one is chosen: Multus gives deviceID and pciBusID at once.
-    devices = wanted.device, fields.device("pciBusID"), runtime.device("deviceID")
+    devices: tuple[str | None, ...] = (wanted.device,)
+    if kind in kinds.WITH_DEVICE:  # all are read before one is chosen: Multus gives deviceID and pciBusID at once
+        devices += fields.device("pciBusID"), runtime.device("deviceID")
     macs: tuple[str | None, ...] = ()
     if kind in kinds.WITH_MAC:
         macs = runtime.mac("mac"), _args_mac(cni_args or {}), wanted.settings.mac
