@@ -29,10 +29,11 @@ from cni.call import BEGUN, Call, GrantedDevice, Slots, request_of
 from cni.detach import Detaching
 from cni.laps import Laps
 from cni.locks import DeviceLocks
-from cni.modes import choice, rdma
+from cni.modes import choice, nic, rdma
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.netconf import NetConf
 from cni.pool import Pool
+from cni.ruled import ruler
 from cni.underway import Mark
 
 BUSY_SECONDS = 5.0
@@ -213,16 +214,19 @@ class Attaching:
 
         From another namespace it could not give back what it enforces on VFs, and the pod with it would rule them.
         The kernel shows an interface's uppers in its own namespace only. So a VF waits, too, while another pod has
-        its adapter.
+        its adapter, and so does what is to be made upon an interface that is about to move.
         """
-        devices = self._snapshot().by_address
-        own = devices.get(planned.device)
-        pf_row = self._ledger.attachment_on(own.physfn) if own is not None and own.physfn is not None else None
-        if pf_row is not None and pf_row.undo.mode == "nic" and pf_row.owner.container_id != owner.container_id:
-            raise DeviceBusy(f"{planned.device} is ruled by {pf_row.device}, which pod {pf_row.owner.pod} has")
+        row = ruler(self._ledger, self._snapshot(), planned.device, owner.container_id)
+        if row is not None:
+            raise DeviceBusy(f"{planned.device} is ruled by {row.device}, which pod {row.owner.pod} has")
+        if "kind" in planned.undo.extra and planned.link is not None:
+            row = self._ledger.attachment_on(nic.device_of(planned.link))
+            if row is not None and row.state is not AttachmentState.DETACHING:
+                raise DeviceBusy(f"{planned.link.name} is on its way into pod {row.owner.pod}")
         if target.mode != "nic":
             return
         assert planned.link is not None
+        devices = self._snapshot().by_address
         for row in self._ledger.attachments():
             facts = devices.get(row.device)
             is_vf = facts is not None and facts.physfn == planned.device

@@ -36,6 +36,11 @@ def key(host: Host, conf: NetConf, container_id: str, ifname: str) -> str:
     link = host.links.find(conf.master)
     if link is None:
         return conf.master  # in a pod, or gone: `plan` says so
+    return device_of(link)
+
+
+def device_of(link: Link) -> str:
+    """Name the PCI device of an interface of the host, or else itself."""
     return link.device if link.device is not None and is_pci_address(link.device) else link.name
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent.errors import AttachmentError, DeviceBusy, DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
-from agent.hardware.host import Child, Link
+from agent.hardware.host import Child, Link, LinkChange
 from agent.hardware.netlink import Netlink
 from agent.hardware.rtnetlink import LinkMessage
 from agent.sim.fabric import device_of
@@ -36,6 +36,11 @@ class Kernel(Netlink):
         self.refuse_elsewhere: int | None = None
         """errno for a child in another namespace."""
         self.made: list[Child] = []
+        self.before_move: Callable[[], None] = lambda: None
+
+    def move_in(self, link: Link, netns: int, change: LinkChange, cpu: int | None = None) -> None:
+        self.before_move()
+        super().move_in(link, netns, change, cpu)
 
     def create(self, child: Child, parent: Link, netns: int | None) -> None:
         if netns is not None and self.refuse_elsewhere is not None:
@@ -167,6 +172,25 @@ def test_a_del_that_names_another_namespace_removes_it_from_its_own(macvlans: tu
     rig.delete("c1", other)
     until(lambda: rig.ledger.attachments() == ())
     assert looked_up(rig, kernel, pod) is None
+
+
+def test_nothing_is_made_upon_a_parent_that_is_on_its_way_into_a_pod(macvlans: tuple[Rig, Kernel]) -> None:
+    """That pod would have the interface of the other below its own."""
+    rig, kernel = macvlans
+    refused: list[DeviceBusy] = []
+    pods = [rig.pod("a"), rig.pod("b")]
+
+    def meanwhile() -> None:
+        try:
+            rig.add("c1", pods[0], mode="macvlan", deviceID=None, master=PF_NETDEV)
+        except DeviceBusy as error:
+            refused.append(error)
+
+    kernel.before_move = meanwhile
+    rig.add("c2", pods[1], mode="nic", deviceID=PF)
+    assert [str(error) for error in refused] == [f"{PF_NETDEV} is on its way into pod default/pod-of-c2"]
+    assert kernel.made == []
+    rig.check("c2", pods[1], mode="nic", deviceID=PF)
 
 
 def test_a_parent_with_children_in_pods_is_not_taken_away(macvlans: tuple[Rig, Kernel]) -> None:
