@@ -31,6 +31,7 @@ SCRAPE_WAIT_SECONDS = 5.0
 MOST_WAITING_SCRAPES = 4
 GIVE_WAY_SECONDS = 1.0
 POLL_SECONDS = 0.1
+ACCEPT_PAUSE_SECONDS = 0.1
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
@@ -236,6 +237,7 @@ class _Server(HTTPServer):
         """Connection → when it is cut; the oldest first."""
         self._answering: set[socket.socket] = set()
         """Those that wait for us, not for their reader."""
+        self._is_short = False
         super().__init__(address, _Connection)
 
     def server_bind(self) -> None:
@@ -244,6 +246,19 @@ class _Server(HTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Take a connection. Out of descriptors or memory whoever waits goes on waiting, and we rest before we look."""
+        try:
+            taken = super().get_request()
+        except OSError as error:
+            if not self._is_short:
+                log.error("readers of the endpoints have to wait: %s", error)
+            self._is_short = True
+            time.sleep(ACCEPT_PAUSE_SECONDS)
+            raise
+        self._is_short = False
+        return taken
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._slots.acquire(blocking=False) and not self._made_room():

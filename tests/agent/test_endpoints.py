@@ -19,6 +19,8 @@ from agent import endpoints, page
 from agent.endpoints import Check, EndpointServer, Pages, names_this_machine
 from agent.errors import ConfigError, LedgerError
 from agent.status.cached import Served, served
+from tests import descriptors
+from tests.waiting import until
 
 
 def up(accept: str) -> tuple[str, bytes]:
@@ -295,3 +297,22 @@ def test_readers_who_get_no_thread_leave_their_places_to_others() -> None:
         finally:
             threading.stack_size(former)
         assert ask(server, "/healthz")[0].status == 200
+
+
+def test_readers_for_whom_no_descriptor_is_left_cost_no_time_and_are_answered_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving(pages()) as server, socket.socket() as reader:
+        reader.settimeout(30)
+        (thread,) = (each for each in threading.enumerate() if each.name == "endpoints")
+        clock = time.pthread_getcpuclockid(thread.ident or 0)
+        with descriptors.none_left():
+            reader.connect(("127.0.0.1", server.port))
+            until(lambda: "readers of the endpoints have to wait: [Errno 24] Too many open files" in caplog.text)
+            used, began = time.clock_gettime(clock), time.monotonic()
+            time.sleep(1)
+            used, passed = time.clock_gettime(clock) - used, time.monotonic() - began
+        assert used < 0.1 * passed
+        assert len(caplog.records) == 1
+        reader.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert reader.recv(100).startswith(b"HTTP/1.0 200 OK")
