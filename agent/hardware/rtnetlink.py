@@ -87,12 +87,15 @@ class LinkMessage:
 
     @property
     def altnames(self) -> tuple[str, ...]:
-        """The other names the link answers to, in the kernel's order."""
+        """The other names the link answers to, in the kernel's order.
+
+        They may be any bytes, and whoever takes one away must say the same ones.
+        """
         content = self.attributes.get(IFLA_PROP_LIST)
         if content is None:
             return ()
         return tuple(
-            value.rstrip(b"\0").decode("utf-8", "replace")
+            value.rstrip(b"\0").decode("utf-8", "surrogateescape")
             for kind, value in attributes(content)
             if kind == IFLA_ALT_IFNAME
         )

@@ -81,6 +81,28 @@ def test_what_a_pod_changed_is_as_it_was(rig: Rig, change: str, namespace_ends: 
     assert (seen(rig), flags(rig), rig.ledger.quarantines()) == (before, flags_before, ())
 
 
+@pytest.mark.parametrize("namespace_ends", [False, True], ids=["moved", "left alone"])
+def test_names_that_a_pod_gave_are_gone_whatever_their_bytes(rig: Rig, namespace_ends: bool) -> None:
+    """The kernel takes any (net/core/rtnetlink.c, rtnl_alt_ifname)."""
+    pod, before = rig.pod(), seen(rig)
+    rig.add("c1", pod)
+    for name in ("no\udcff\udcfetext", "second\nline", "50%d"):
+        with open(pod) as netns, rtnetlink.LinkSocket(netns.fileno()) as links:
+            found = links.find("net1")
+            assert found is not None
+            links.add_altname(found.ifindex, name)
+    link = rig.in_pod(pod)
+    assert link is not None
+    assert len(link.altnames) == 3
+    if namespace_ends:  # where an interface of hardware keeps its other names
+        with open(pod) as netns:
+            rig.machine.links.move_out(link, netns.fileno(), LinkChange())
+        rig.remove(pod)
+    rig.delete("c1", None if namespace_ends else pod)
+    rig.await_healed() if namespace_ends else rig.await_back()
+    assert (seen(rig), rig.ledger.quarantines()) == (before, ())
+
+
 def test_an_interface_that_was_up_or_promiscuous_before_is_so_again(rig: Rig) -> None:
     subprocess.run(["ip", "link", "set", netdev(0), "up", "promisc", "on"], check=True)
     pod, before = rig.pod(), seen(rig)
