@@ -62,7 +62,8 @@ _ERROR = struct.Struct("=i")
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 """There is none, or one that refuses: unreachable, prohibit, blackhole."""
 _DUMP_TRIES = 20
-_RECEIVE_BYTES = 1 << 16
+_RECEIVE_BYTES = 96 << 10
+"""A link may have 64 KiB of other names (net/core/rtnetlink.c, rtnl_alt_ifname), and its device is told after them."""
 _MOST_IDLE = 4
 _RECEIVE_BYTES_WITH_VFS = 1 << 20
 """More than 4,000 VFs take; a longer answer would be cut, and VFs that are cut off are not found."""

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.hardware.rtnetlink import IFF_UP, IFLA_ADDRESS, IFLA_IFALIAS, IFLA_MTU, IdleSockets, LinkMessage, LinkSocket
+from agent.hardware.rtnetlink import (
+    IFF_UP,
+    IFLA_ADDRESS,
+    IFLA_IFALIAS,
+    IFLA_MTU,
+    IFLA_PROP_LIST,
+    IdleSockets,
+    LinkMessage,
+    LinkSocket,
+)
+from tests.agent.hardware.many_names import NAMES, give_all_names
 
 
 def run(*command: str) -> None:
@@ -65,6 +75,22 @@ def test_a_list_of_many_links_is_whole(own_network: None) -> None:
     subprocess.run(["ip", "-batch", "-"], input=script, text=True, check=True)
     with LinkSocket() as links:
         assert len({link.ifindex for link in links.all()}) == 201
+
+
+def test_a_link_with_as_many_other_names_as_it_can_have_is_read_to_its_end(own_network: None) -> None:
+    """What tells the device below it comes after the names."""
+    run("ip", "link", "add", "v0", "type", "veth", "peer", "name", "p0")
+    with LinkSocket() as links:
+        bare = links.find("v0")
+        give_all_names("v0")
+        found = links.find("v0")
+        assert bare is not None
+        assert found is not None
+        assert len(found.altnames) == NAMES
+        assert found.attributes.keys() - {IFLA_PROP_LIST} == bare.attributes.keys()
+        (listed,) = (link for link in links.all() if link.ifindex == found.ifindex)
+        assert listed.altnames == found.altnames
+        assert listed.attributes.keys() == found.attributes.keys()
 
 
 def test_a_socket_stays_in_the_namespace_it_was_opened_for(own_network: None, tmp_path: Path) -> None:
