@@ -172,7 +172,8 @@ class Finder:
             with _opened(path) as descriptor:
                 if namespaces.identity(descriptor.fileno()) != netns:
                     return set()
-                return {link.device for link in self._host.links.listed(descriptor.fileno()) if link.device in lost}
+                found = self._host.links.listed(descriptor.fileno(), lambda link: link.device in lost)
+                return {link.device for link in found if link.device is not None}
         except FileNotFoundError:  # its last process has ended since it was listed
             return set()
         except (AgentError, OSError) as error:

@@ -135,7 +135,7 @@ class Links(Protocol):
         """Look an interface up by name, in the host or in the namespace of a descriptor."""
 
     def find_device(self, device: str, netns: int | None = None) -> Link | None:
-        """Look for the interface of a device, whatever its name is. Lists all interfaces there."""
+        """Look for the interface of a device, whatever its name is. Looks at all interfaces there."""
 
     def move_in(self, link: Link, netns: int, change: LinkChange, cpu: int | None = None) -> None:
         """Move a host interface into a namespace and apply the change, in one request if it can be.
@@ -172,8 +172,8 @@ class Links(Protocol):
         Return what stays because another bpf_link holds it.
         """
 
-    def listed(self, netns: int | None = None) -> tuple[Link, ...]:
-        """List all interfaces there."""
+    def listed(self, netns: int | None = None, wanted: Callable[[Link], bool] = lambda link: True) -> tuple[Link, ...]:
+        """List the interfaces there that are wanted: of a pod, which may have thousands, no more than is needed."""
 
     def configure(self, ifname: str, netns: int | None, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
         """Give an interface its addresses (CIDR) and routes. Repeating it is harmless."""

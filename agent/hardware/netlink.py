@@ -54,6 +54,8 @@ from agent.model.device import names_representor, uplink_rank
 
 MAX_KEPT = 512
 """So many descriptions of links are remembered as read. A VF's is mostly the same when it is given to the next pod."""
+MAX_KEPT_BYTES = 4096
+"""Each of at most so many bytes: in a pod an interface may have 64 KiB of other names."""
 
 T = TypeVar("T")
 
@@ -73,7 +75,7 @@ class Netlink:
     ) -> None:
         """`device_of` names the device of a link message; a simulated node has another rule."""
         self._device_of = device_of
-        self._read = functools.lru_cache(MAX_KEPT)(self._found)
+        self._kept = functools.lru_cache(MAX_KEPT)(self._found)
         self._host_netns = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netlink")
         self._socket: IPRoute | None = None
@@ -103,8 +105,10 @@ class Netlink:
         return self._read(found).link if found is not None else None
 
     def find_device(self, device: str, netns: int | None = None) -> Link | None:
-        """Look for the interface of a device, whatever its name is. Lists all interfaces there."""
-        return self.by_device(netns).get(device)
+        """Look for the interface of a device, whatever its name is. Looks at all interfaces there."""
+        with self._links(netns, f"look for the interface of {device}") as links:
+            found = links.chosen(lambda link: self._link(link) if self._device_of(link) == device else None)
+        return found[-1] if found else None
 
     def find_own(self, names: list[str], device: str) -> Link | None:
         """Find, among the names that sysfs lists for a function, its own interface: no VF's representor.
@@ -135,10 +139,14 @@ class Netlink:
         found = self._read(described)
         return found.link if found.is_of(device) else None
 
-    def listed(self, netns: int | None = None) -> tuple[Link, ...]:
-        """List all interfaces there."""
+    def listed(self, netns: int | None = None, wanted: Callable[[Link], bool] = lambda link: True) -> tuple[Link, ...]:
+        """List the interfaces there that are wanted."""
+
+        def read(message: LinkMessage) -> Link | None:
+            return link if wanted(link := self._link(message)) else None
+
         with self._links(netns, "list interfaces") as links:
-            return tuple(map(self._link, links.all()))
+            return tuple(links.chosen(read))
 
     def by_device(self, netns: int | None = None) -> dict[str, Link]:
         """List the interfaces that have a device below them, by its bus address."""
@@ -262,6 +270,9 @@ class Netlink:
         name = f" as {change.name}" if change.name else ""
         with self._links(source, f"move interface {link.name}{name} to another network namespace") as links:
             links.change(link.ifindex, netns=target, **_words(change))
+
+    def _read(self, described: bytes) -> _Found:
+        return self._kept(described) if len(described) <= MAX_KEPT_BYTES else self._found(described)
 
     def _found(self, described: bytes) -> _Found:
         message = decode(described)

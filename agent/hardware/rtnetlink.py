@@ -12,8 +12,9 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from agent.errors import NetlinkFailed
 from agent.hardware import netns as namespaces
@@ -67,6 +68,8 @@ _RECEIVE_BYTES = 96 << 10
 _MOST_IDLE = 4
 _RECEIVE_BYTES_WITH_VFS = 1 << 20
 """More than 4,000 VFs take; a longer answer would be cut, and VFs that are cut off are not found."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +178,29 @@ class LinkSocket:
 
     def all(self) -> list[LinkMessage]:
         """List all links. Raises OSError."""
+        return self.chosen(lambda link: link)
+
+    def chosen(self, read: Callable[[LinkMessage], T | None]) -> list[T]:
+        """List what is made of the links, but None. Raises OSError.
+
+        Nothing else is kept: a pod may have made thousands of links, each of 64 KiB.
+        """
         for _ in range(_DUMP_TRIES):
             try:
-                return self._ask(RTM_GETLINK, NLM_F_DUMP, _ANY_LINK)
+                return self._chosen(read)
             except InterruptedError:
                 continue  # links came or went meanwhile, and some may be missing
         raise OSError(errno.EAGAIN, "the list of interfaces changes all the time")
+
+    def _chosen(self, read: Callable[[LinkMessage], T | None]) -> list[T]:
+        found: list[T] = []
+
+        def take(link: LinkMessage) -> None:
+            if (made := read(link)) is not None:
+                found.append(made)
+
+        self._ask(RTM_GETLINK, NLM_F_DUMP, _ANY_LINK, take)
+        return found
 
     def change(
         self,
@@ -292,20 +312,19 @@ class LinkSocket:
             nothing = _attribute(IFLA_XDP_FD, _ERROR.pack(-1)) + _attribute(IFLA_XDP_FLAGS, _WORD.pack(flag))
             self._ask(RTM_NEWLINK, NLM_F_ACK, _link(ifindex) + _attribute(IFLA_XDP | NLA_F_NESTED, nothing))
 
-    def _ask(self, kind: int, flags: int, body: bytes) -> list[LinkMessage]:
+    def _ask(self, kind: int, flags: int, body: bytes, take: Callable[[LinkMessage], None] = lambda link: None) -> None:
         self._send(kind, NLM_F_REQUEST | flags, body)
-        found: list[LinkMessage] = []
         disturbed = False
         while True:
             for answer, marks, payload in messages(self._receive(_RECEIVE_BYTES)):
                 disturbed = disturbed or bool(marks & NLM_F_DUMP_INTR)
                 if answer == RTM_NEWLINK:
-                    found.append(decode(payload))
+                    take(decode(payload))
                 if answer in (NLMSG_ERROR, NLMSG_DONE):
                     _raise(payload)
                     if disturbed:
                         raise InterruptedError(errno.EINTR, "the list was disturbed")
-                    return found
+                    return
 
     def _receive(self, most: int) -> bytes:
         """Receive what the kernel says. What a process sends, a pod's for one, is dropped."""

@@ -94,7 +94,7 @@ def find(host: Host, attachment: Attachment, netns: int) -> Link | None:
         return found
     if not undo.mac:
         return None
-    return next((link for link in host.links.listed(netns) if link.kind == kind and link.mac == undo.mac), None)
+    return next(iter(host.links.listed(netns, lambda link: (link.kind, link.mac) == (kind, undo.mac))), None)
 
 
 def away(attachment: Attachment) -> bool:

@@ -141,15 +141,15 @@ def _where(host: Host, device: str, ifname: str, undo: Undo) -> Whereabouts:
     names = {undo.netdev, ifname, returning.spare_name(device)}
 
     def home() -> Link | None:
-        return _known(host.links.listed(), undo, names)
+        return _known(host, None, undo, names)
 
     def there(netns: int) -> Link | None:
-        return _known(host.links.listed(netns), undo, names)
+        return _known(host, netns, undo, names)
 
     return Whereabouts(device, home, there)
 
 
-def _known(links: Sequence[Link], undo: Undo, names: Collection[str]) -> Link | None:
+def _known(host: Host, netns: int | None, undo: Undo, names: Collection[str]) -> Link | None:
     """Find an interface that has no PCI device to know it by.
 
     The pod may have renamed it, or changed its MAC, and in another namespace it may have another index; another
@@ -167,8 +167,7 @@ def _known(links: Sequence[Link], undo: Undo, names: Collection[str]) -> Link | 
             return 0
         return sum((link.name in names, link.mac in undo.extra["macs"], link.ifindex == index))
 
-    best = max(links, key=alike, default=None)
-    return best if best is not None and alike(best) >= 2 else None
+    return max(host.links.listed(netns, lambda link: alike(link) >= 2), key=alike, default=None)
 
 
 def away(host: Host, attachment: Attachment) -> bool:

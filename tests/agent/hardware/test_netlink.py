@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from agent.hardware.cpus import Processors
 from agent.hardware.host import Link, LinkChange, Route
 from agent.hardware.netlink import Netlink
 from agent.hardware.rtnetlink import IFLA_IFALIAS, LinkMessage
+from tests.agent.hardware.many_names import give_all_names
 
 
 def run(*command: str) -> str:
@@ -72,6 +74,38 @@ def test_an_interface_is_found_by_name_and_by_device(links: Netlink) -> None:
     assert links.by_device() == {"A": link}
     assert links.find("nothing") is None
     assert links.find_device("B") is None
+
+
+def test_what_else_a_pod_has_made_is_not_kept_while_an_interface_is_looked_for(
+    links: Netlink, pod: int, tmp_path: Path
+) -> None:
+    """A pod may make thousands, and each may take 64 KiB to tell of: more memory than the agent may have."""
+    script = "".join(f"link add b{number} type bridge\n" for number in range(24)) + "link set b7 alias B\n"
+    subprocess.run(["nsenter", f"--net={tmp_path / 'pod'}", "ip", "-batch", "-"], input=script, text=True, check=True)
+    for number in range(24):
+        give_all_names(f"b{number}", pod)
+    tracemalloc.start()
+    try:
+        found = links.find_device("B", pod)
+        assert found is not None
+        assert found.name == "b7"
+        found = None
+        assert [link.name for link in links.listed(pod, lambda link: link.device == "B")] == ["b7"]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_long_to_tell_of_an_interface_is_not_remembered(links: Netlink) -> None:
+    give_all_names("v0")
+    tracemalloc.start()
+    try:
+        for length in range(100, 130):
+            run("ip", "link", "set", "v0", "txqueuelen", str(length))
+            assert v0(links).tx_queue == length
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_carrier_is_told(links: Netlink) -> None:

@@ -118,7 +118,7 @@ class Igb:
         assert (programs, links) == ((), ())
         return ()
 
-    def listed(self, netns: int | None = None) -> tuple[Link, ...]:
+    def listed(self, netns: int | None = None, wanted: Callable[[Link], bool] = lambda link: True) -> tuple[Link, ...]:
         raise AssertionError("not used")
 
     def configure(self, ifname: str, netns: int | None, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
