@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,9 @@ CHECK_SINCE = "0.4.0"
 COLLECT_SINCE = "1.1.0"
 BUSY_TRIES, BUSY_SECONDS = 5, 1.0
 _SHOWN = 300
+_HAS_NO_CHECK = "CHECK method is not implemented"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,18 @@ def check(
 ) -> None:
     """Ask whether the addresses of an answer are still leased. Raises IpamFailed if not.
 
-    CHECK came with CNI 0.4.0; a network of an earlier version has none.
+    CHECK came with CNI 0.4.0; a network of an earlier version has none. Nor have some plugins, whatever the version
+    (whereabouts, cmd/whereabouts.go): that is no word about the addresses.
     """
     version = document["cniVersion"]
-    if _key(version) >= _key(CHECK_SINCE):
+    if _key(version) < _key(CHECK_SINCE):
+        return
+    try:
         _run("CHECK", {**document, "prevResult": result_fields.in_version(answered, version)}, call, seconds)
+    except IpamFailed as error:
+        if _HAS_NO_CHECK not in str(error):
+            raise
+        log.debug("%s", error)
 
 
 def collect(

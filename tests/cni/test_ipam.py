@@ -329,6 +329,15 @@ def test_check_is_not_asked_of_a_plugin_from_before_there_was_one(
     assert (tmp_path / "calls").read_text().split() == ["CHECK", "VERSION"]
 
 
+def test_a_plugin_that_has_no_check_finds_nothing_wrong(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    """As whereabouts answers. CRI-O asks each pod right after its ADD, and would start none."""
+    plugin('echo \'{"code": 999, "msg": "CNI CHECK method is not implemented"}\'; exit 1')
+    ipam.check(network("stub"), call, {"cniVersion": "1.0.0"})
+    plugin('echo \'{"code": 999, "msg": "10.0.0.2 is not leased"}\'; exit 1')
+    with pytest.raises(IpamFailed, match=r"CHECK failed: 10\.0\.0\.2 is not leased"):
+        ipam.check(network("stub"), call, {"cniVersion": "1.0.0"})
+
+
 def test_check_is_not_asked_of_a_network_before_there_was_one(tmp_path: Path, plugin: Callable[[str], Path]) -> None:
     plugin(f"cat >{tmp_path}/in; exit 0")
     call = IpamCall("c1", "net1", "/x", "", str(tmp_path))
