@@ -24,6 +24,8 @@ from deviceplugin.unit import Unit
 POOL_PREFIX = f"{OWN_PREFIX}pool-"
 VARIABLE = "NODEFABRIC_DEVICE"
 
+Stamp = tuple[int, int, int]
+
 log = logging.getLogger(__name__)
 
 
@@ -81,22 +83,44 @@ class PoolSpecs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._kept: Mapping[str, str] | None = None
+        self._wanted: Mapping[str, str] | None = None
+        self._written: dict[str, tuple[str, Stamp | None]] = {}
+        """Name → text, and what the file was like when it said this."""
+        self._is_tidy = True
+        """Whether there is no file of ours that nobody wants."""
+        self._problem = ""
+
+    @property
+    def is_watched(self) -> bool:
+        """Tell whether `mend` may have something to do though nothing else happens."""
+        return bool(self._wanted) or not self._is_tidy
 
     def keep(self, wanted: Mapping[str, str]) -> None:
         """Have exactly these of our pools' files. What is there already as it should be stays untouched."""
-        if wanted == self._kept:
-            return
+        if wanted != self._wanted:
+            self._wanted, self._is_tidy = dict(wanted), False
+        self.mend()
+
+    def mend(self) -> None:
+        """Write what somebody has removed, or what could not be written before: no container starts without."""
+        wanted = self._wanted or {}
         try:
             for name, text in wanted.items():
-                self._write(self.folder / name, text)
-            for path in self.folder.glob(f"{POOL_PREFIX}*.json"):
-                if path.name not in wanted:
-                    path.unlink(missing_ok=True)
+                path = self.folder / name
+                if self._written.get(name) != (text, _stamp(path)):
+                    self._write(path, text)
+                    self._written[name] = text, _stamp(path)
+            if not self._is_tidy:
+                for path in self.folder.glob(f"{POOL_PREFIX}*.json"):
+                    if path.name not in wanted:
+                        path.unlink(missing_ok=True)
+                self._is_tidy = True
         except OSError as error:
-            log.error("CDI specs of pools cannot be written to %s: %s", self.folder, error.strerror)
+            if error.strerror != self._problem:
+                log.error("CDI specs of pools cannot be written to %s: %s", self.folder, error.strerror)
+            self._problem = str(error.strerror)
         else:
-            self._kept = dict(wanted)
+            self._problem = ""
 
     def _write(self, path: Path, text: str) -> None:
         try:
@@ -108,3 +132,11 @@ class PoolSpecs:
         fresh = path.with_name(f".{path.name}.{os.getpid()}")  # whose suffix no runtime reads
         fresh.write_text(text)
         fresh.rename(path)
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

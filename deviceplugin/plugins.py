@@ -40,7 +40,8 @@ from deviceplugin.unit import Unit
 SETTLE_SECONDS = 0.05
 """Ledger changes come in bursts; the lists follow the last one."""
 FILES_SECONDS = 5.0
-"""Between two looks at what GPUs are passed by: their toolkit may write its CDI spec long after the driver came."""
+"""Between two looks at what GPUs are passed by: their toolkit may write its CDI spec long after the driver came.
+And at our own specs, which another program may remove, or a full disk refuse."""
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +280,9 @@ class DevicePlugins:
             self._serve(tasks)
             self._offered.set()
             await self._inform()
-            newer = await self._next(snapshot, offers.seconds_to_look(), self._seconds_to_files(snapshot, looked_at))
+            specs = self._files_seconds if self._pool_specs.is_watched else None
+            files_due = self._seconds_to_files(snapshot, looked_at)
+            newer = await self._next(snapshot, offers.seconds_to_look(), files_due, specs)
             if newer is not snapshot or self._seconds_to_files(snapshot, looked_at) == 0:
                 looked_at = self._clock()
                 snapshot, files = newer, await asyncio.to_thread(self._gpu_files)
@@ -297,6 +300,8 @@ class DevicePlugins:
         offer = offers.make(resources, snapshot, files, books)
         if offer is not None:
             self._pool_specs.keep(pool_specs(resources, offer.units, snapshot))
+        else:
+            self._pool_specs.mend()
         return offer
 
     async def _inform(self) -> None:

@@ -137,6 +137,25 @@ def test_cdi_names_follow_the_hardware_and_go_with_the_pool(short_path: Path) ->
     run(work())
 
 
+def test_cdi_specs_that_could_not_be_written_or_were_removed_come_by_themselves(short_path: Path) -> None:
+    pool, folder = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}, short_path / "cdi"
+    folder.write_text("in the way")
+
+    async def work() -> None:
+        async with rig(short_path, snapshot=node(rails=1, vfs=1), resources=sriov(pool, use_cdi=True)):
+            folder.unlink()
+            await until(lambda: folder.is_dir() and [path for path in folder.iterdir() if path.suffix == ".json"])
+            (spec,) = folder.iterdir()
+            text = spec.read_text()
+            assert VF in text
+            spec.unlink()
+            await until(spec.exists)
+            spec.write_text("{}")
+            await until(lambda: spec.read_text() == text)
+
+    run(work())
+
+
 def test_rdma_files_come_only_where_the_pool_asks_for_rdma() -> None:
     found = granted(sriov({"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}), rdma_vf(node(rails=1)))
     assert files(found) == []
