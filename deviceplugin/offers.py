@@ -131,12 +131,18 @@ def _withheld(units: Mapping[str, tuple[Unit, ...]], reason: Reason | None) -> M
 def differs_in_pods_only(old: Snapshot, new: Snapshot) -> bool:
     """Tell whether nothing happened but that interfaces of VFs went into pods or came back.
 
-    No list depends on that, unless a selector asks for names: a VF's link is that of its PF. On a large
-    node each pod would have all lists made anew twice.
+    No list depends on that, unless a selector asks for names, or one is a port of the host's: a VF's link is that of
+    its PF. On a large node each pod would have all lists made anew twice.
     """
     if len(old.devices) != len(new.devices) or replace(old, devices=new.devices, problems=new.problems) != new:
         return False
     return all(
-        before is now or (now.is_vf and now.physfn in new.by_address and before == replace(now, netdevs=before.netdevs))
+        before is now
+        or (
+            now.is_vf
+            and now.physfn in new.by_address
+            and before == replace(now, netdevs=before.netdevs)
+            and not any(n.is_enslaved for n in (*before.netdevs, *now.netdevs))
+        )
         for before, now in zip(old.devices, new.devices, strict=True)
     )

@@ -238,8 +238,13 @@ def _is_whole_adapter(device: PciDevice, snapshot: Snapshot) -> bool:
 
 
 def _is_spare_vf(device: PciDevice, snapshot: Snapshot) -> bool:
-    """Tell whether a VF is not the host's own way out. One way of several comes by itself where VFs are up."""
-    return device.is_vf and _is_network(device) and not any(n.name in snapshot.only_ways for n in device.netdevs)
+    """Tell whether ADD may take a VF: one that the host itself uses, it refuses.
+
+    One default route of several is no such use: it comes by itself where VFs are up.
+    """
+    if not device.is_vf or not _is_network(device):
+        return False
+    return not any(n.is_enslaved or n.name in snapshot.only_ways for n in device.netdevs)
 
 
 def _own_netdevs(device: PciDevice) -> frozenset[str]:

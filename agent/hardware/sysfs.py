@@ -114,9 +114,7 @@ def read_function(read: Attributes, address: str, classes: Classes, vf_indices: 
         physfn=os.path.basename(physfn) if physfn else None,
         vfs=tuple(vfs),
         sriov_totalvfs=totalvfs,
-        netdevs=tuple(
-            n for name in classes.netdevs.get(address, ()) if (n := read_netdev(read, name, is_vf=bool(physfn)))
-        ),
+        netdevs=tuple(n for name in classes.netdevs.get(address, ()) if (n := read_netdev(read, name))),
         rdma_devices=tuple(
             r for name in classes.rdma.get(address, ()) if (r := read_rdma_device(read, name, classes.char_devices))
         )

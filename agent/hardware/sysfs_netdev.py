@@ -59,7 +59,7 @@ def with_lower(read: Attributes, names: Iterable[str]) -> frozenset[str]:
     return frozenset(map(shown, found))
 
 
-def read_netdev(read: Attributes, name: str, *, is_vf: bool = False) -> Netdev | None:
+def read_netdev(read: Attributes, name: str) -> Netdev | None:
     """Read one interface; None if it went away meanwhile."""
     folder = f"/sys/class/net/{name}"
     ifindex = read.whole(f"{folder}/ifindex", 0)
@@ -80,7 +80,7 @@ def read_netdev(read: Attributes, name: str, *, is_vf: bool = False) -> Netdev |
         speed_mbps=_speed(read, folder) if carrier == "1" else None,
         phys_port_name=read.text(f"{folder}/phys_port_name") or "",
         dev_port=read.whole(f"{folder}/dev_port", 0),
-        is_enslaved=not is_vf and read.exists(f"{folder}/master"),
+        is_enslaved=read.exists(f"{folder}/master"),
     )
 
 

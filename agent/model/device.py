@@ -86,7 +86,7 @@ class Netdev:
     dev_port: int = 0
     """Number of the port, on a function that has several."""
     is_enslaved: bool = False
-    """It is part of a bond, bridge or the like. Looked at only where the function is no VF."""
+    """It is part of a bond, bridge or the like."""
 
     @property
     def is_representor(self) -> bool:

@@ -89,6 +89,14 @@ def test_a_vf_that_alone_carries_the_hosts_default_route_is_not_offered() -> Non
     assert devices(assign([vfs("rdma/vf")], snapshot), "rdma/vf") == ["0000:12:00.1", "0000:12:00.3"]
 
 
+def test_a_vf_that_is_a_port_of_the_hosts_bond_is_not_offered() -> None:
+    """ADD would refuse it to each pod that kubelet gives it to."""
+    snapshot = node(rails=1, vfs=3)
+    port = replace(snapshot.by_address["0000:12:00.2"].netdevs[0], is_enslaved=True)
+    snapshot = change(snapshot, "0000:12:00.2", netdevs=(port,))
+    assert devices(assign([vfs("rdma/vf")], snapshot), "rdma/vf") == ["0000:12:00.1", "0000:12:00.3"]
+
+
 def test_pools_of_another_project_share_out_in_order_and_that_is_no_mistake() -> None:
     resources = [vfs("intel.com/a", "rail0#0-1", compat=POOL), vfs("intel.com/b", "rail0", compat=POOL)]
     found = assign(resources, node(rails=1, vfs=3))

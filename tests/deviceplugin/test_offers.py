@@ -79,6 +79,7 @@ def test_a_selector_that_asks_for_names_has_its_lists_made_anew() -> None:
     [
         (in_a_pod(node()), True),
         (change(in_a_pod(node()), "0000:22:00.2", netdevs=(netdev("net1"),)), True),
+        (change(node(), VF, netdevs=(replace(netdev("rail0v0"), is_enslaved=True),)), False),
         (change(node(), PF, netdevs=()), False),
         (change(node(), VF, driver=None), False),
         (change(node(), VF, rdma_devices=node().by_address[PF].rdma_devices), False),

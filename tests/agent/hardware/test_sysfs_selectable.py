@@ -199,3 +199,9 @@ def test_an_interface_of_a_bond_is_enslaved(root: Path) -> None:
     devices = scan(root).by_address
     assert [n.is_enslaved for n in devices[PF].netdevs] == [True]
     assert [n.is_enslaved for n in devices["0000:3a:00.0"].netdevs] == [False]
+
+
+def test_a_vf_that_is_a_port_of_a_bridge_is_enslaved(root: Path) -> None:
+    folder = next((function(root, VF) / "net").iterdir())
+    (folder / "master").symlink_to(os.path.relpath(root / "sys/devices/virtual/net/br0", folder))
+    assert [n.is_enslaved for n in scan(root).by_address[VF].netdevs] == [True]
