@@ -20,6 +20,7 @@ from agent.model.gpu_ids import gpus_of
 from agent.model.pf_selector import PfSelector
 from agent.placement import Terrain, match_nics
 from cni.call import Call
+from cni.ruled import ruler
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Pool:
         gpus = self._gpus(call.pod, snapshot)  # before the guard: kubelet takes its time
         with self._guard:
             if of not in self._chosen:
-                self._chosen[of] = self._choose(call.conf.pf, gpus, snapshot)
+                self._chosen[of] = self._choose(call, gpus, snapshot)
                 log.info("%s is for container %s %s: the first free of its pool", self._chosen[of], *of)
             return self._chosen[of]
 
@@ -81,7 +82,8 @@ class Pool:
             return ()
         return tuple(uuid for uuid in terrain.gpus if uuid in found)
 
-    def _choose(self, wanted: tuple[PfSelector, ...], gpus: tuple[str, ...], snapshot: Snapshot) -> str:
+    def _choose(self, call: Call, gpus: tuple[str, ...], snapshot: Snapshot) -> str:
+        wanted = call.conf.pf
         pool = {device.address: device for device in snapshot.devices if _is_of(device, wanted, snapshot)}
         if not pool:
             names = ", ".join(selector.pf for selector in wanted)
@@ -92,6 +94,12 @@ class Pool:
             ("of resources that kubelet gives", {*self._others.offered(), *(g.device for g in self._ledger.grants())}),
             ("in quarantine", {entry.device for entry in self._ledger.quarantines()}),
             ("without an interface in the host", {a for a, device in pool.items() if device.netdev is None}),
+            # ADD would refuse these, and the next call be given the same.
+            ("that the host itself uses", {a for a, device in pool.items() if _is_needed(device, snapshot)}),
+            (
+                "of an adapter that a pod has",
+                {a for a in pool if ruler(self._ledger, snapshot, a, call.container_id) is not None},
+            ),
         )
         free, told = set(pool), []
         for what, devices in reasons:
@@ -103,6 +111,10 @@ class Pool:
         if not found:
             raise DeviceBusy(f"no VF is free: of the {len(pool)} that pf selects, {' and '.join(told)}")
         return found[0]
+
+
+def _is_needed(device: PciDevice, snapshot: Snapshot) -> bool:
+    return any(netdev.is_enslaved or netdev.name in snapshot.only_ways for netdev in device.netdevs)
 
 
 def _is_of(device: PciDevice, wanted: tuple[PfSelector, ...], snapshot: Snapshot) -> bool:

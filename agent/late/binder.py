@@ -29,6 +29,7 @@ from agent.model.device import Snapshot
 from agent.model.slots import is_slot_id, is_slot_of
 from agent.placement import Terrain
 from cni.call import Call, GrantedDevice
+from cni.ruled import ruler
 from deviceplugin.unit import Unit
 
 BUSY_SECONDS = 5.0
@@ -166,11 +167,16 @@ class Binder(BoundSlots):
         chosen: list[Choice] = []
         for name in dict.fromkeys(wish.resource_name for wish in asked):
             here = [wish for wish in asked if wish.resource_name == name]
-            free = self._free(stock.pools.get(name, ()), mine)
+            pool = stock.pools.get(name, ())
+            free = [
+                unit
+                for unit in self._free(pool, mine)
+                if ruler(self._ledger, stock.snapshot, unit.device, call.container_id) is None  # ADD would refuse it
+            ]
             found = choose(stock.terrain, here, free, self._load(stock.terrain))
             if found is None:
                 count = sum(len(wish.slots) for wish in here)
-                return self._shortage(name, count, free, stock.pools.get(name, ()))
+                return self._shortage(name, count, free, pool)
             chosen += found
         units = {unit.device: unit for choice in chosen for unit in stock.pools[choice.wish.resource_name]}
         try:

@@ -14,7 +14,7 @@ import pytest
 
 from agent.errors import AgentError, AttachmentError, DeviceBusy, HardwareError, IpamFailed, RequestInvalid, Unavailable
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef
+from agent.model.allocation import PodRef, Undo
 from agent.model.device import Snapshot
 from cni import netconf
 from cni.call import Call
@@ -160,6 +160,32 @@ def test_what_others_give_is_never_taken(tmp_path: Path) -> None:
         )
         pool.let_go(call_for("c1", "rail0"))
         assert pool.take(call_for("c2", "rail0")) == free[5]
+
+
+def test_a_vf_that_could_not_be_attached_is_passed_over(tmp_path: Path) -> None:
+    """Else each call would choose it anew, and fail, while others are free."""
+    snapshot = node(rails=2, vfs=3)
+    first, second, third = (device for device in snapshot.devices if device.physfn == "0000:12:00.0")
+    port = replace(first, netdevs=(replace(first.netdevs[0], is_enslaved=True),))
+    devices = tuple(port if d is first else d for d in snapshot.devices)
+    snapshot = replace(snapshot, devices=devices, only_ways=frozenset({second.netdevs[0].name}))
+    with opened(tmp_path, snapshot, Others()) as (pool, books):
+        assert pool.take(call_for("c1", "rail0")) == third.address
+        with pytest.raises(DeviceBusy, match="of the 3 that pf selects, 1 in pods and 2 that the host itself uses"):
+            pool.take(call_for("c2", "rail0"))
+        undo = Undo("rail1", "02:00:00:00:00:09", 1500, up=True, mode="nic")
+        books.begin_attach(
+            *(owner("c9"),),
+            ifname="net1",
+            device="0000:22:00.0",
+            resource_name="",
+            undo=undo,
+            netns_path="/",
+            request={},
+        )
+        with pytest.raises(DeviceBusy, match="of the 3 that pf selects, 3 of an adapter that a pod has"):
+            pool.take(call_for("c2", "rail1"))
+        assert pool.take(call_for("c9", "rail1")).startswith("0000:22:")
 
 
 def test_the_vf_is_near_the_pods_gpu_and_else_of_the_pf_with_the_fewest_in_use(tmp_path: Path) -> None:

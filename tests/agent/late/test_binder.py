@@ -12,11 +12,11 @@ import pytest
 from agent.clients.kubelet import ContainerDevices, DeviceAssignment, PodDevices
 from agent.errors import DeviceBusy, Unavailable
 from agent.late.checkpoint import FILE
-from agent.model.allocation import PodRef
+from agent.model.allocation import NetnsId, Owner, PodRef, Undo
 from agent.reconcile import UNCLAIMED_SECONDS
 from agent.reconcile.grants import Release, decide
 from tests.agent.late.binding import LATE, OTHER, POD, RESOURCES, Rig, Stock, call, slot
-from tests.deviceplugin.machines import change, gpu_uuid
+from tests.deviceplugin.machines import change, gpu_uuid, node
 
 
 def note(rig: Rig, *entries: tuple[str, str, list[str]]) -> None:
@@ -116,6 +116,22 @@ def test_a_device_that_died_since_the_grant_is_passed_over(rig: Rig) -> None:
     expected = rig.vfs[0]
     rig.stock = Stock(change(rig.stock.snapshot, expected, driver=None))
     assert rig.bind(call("c1"))[slot(0)] == rig.vfs[1]
+
+
+def test_a_device_whose_adapter_another_pod_has_is_passed_over(rig: Rig) -> None:
+    """ADD would refuse it, and the next choice be the same."""
+    rig.stock = Stock(node(rails=2, vfs=2))
+    rig.ledger.begin_attach(
+        Owner("c9", "net1", OTHER, NetnsId(1, 1)),
+        ifname="net1",
+        device="0000:12:00.0",
+        resource_name="",
+        undo=Undo("rail0", "02:00:00:00:00:09", 1500, up=True, mode="nic"),
+        netns_path="/nowhere",
+        request={"name": "net", "network": None},
+    )
+    rig.grant(POD, slot(0), gpus=(gpu_uuid(0),))
+    assert rig.bind(call("c1"))[slot(0)].startswith("0000:22:")
 
 
 def test_devices_in_use_are_waited_for_and_then_told(rig: Rig) -> None:
