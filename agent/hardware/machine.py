@@ -15,7 +15,7 @@ from agent.hardware.nvml import Reading
 from agent.hardware.nvml_monitor import DEFAULT_PACE, GpuMonitor, GpuWatch, Pace
 from agent.hardware.rdma_netlink import RdmaNetlink
 from agent.hardware.sysfs_netdev import LOOPBACK, only_ways, with_lower
-from agent.hardware.sysfs_read import Attributes
+from agent.hardware.sysfs_read import Attributes, shown
 from agent.hardware.uevents import Uevents
 from agent.hardware.vf_control import PfNetlink
 from agent.model.change import GPUS, Change, OnEvent
@@ -132,8 +132,8 @@ class Machine:
             software = f"{self.root}/sys/class/infiniband"
             names = {name for name in _entries(software) if netdevs and _parent(f"{software}/{name}") in netdevs}
         if len(names) > 1:
-            raise HardwareError(f"{device} has more than one RDMA device: {', '.join(sorted(names))}")
-        return next((found for found in self.rdma.devices() if found.name in names), None) if names else None
+            raise HardwareError(f"{device} has more than one RDMA device: {', '.join(sorted(map(shown, names)))}")
+        return self.rdma.find(names) if names else None
 
     def lifelines(self) -> Mapping[str, str]:
         """Tell which interfaces the node itself lives by, and why: name to reason."""

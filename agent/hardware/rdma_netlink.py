@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 from agent.errors import DriverUnavailable, HardwareError, NetlinkFailed
@@ -95,6 +95,10 @@ def _text(found: Attributes, kind: int) -> str:
     return found.get(kind, b"").rstrip(b"\0").decode("utf-8", "replace")
 
 
+def _name(found: Attributes) -> bytes:
+    return found.get(DEV_NAME, b"").rstrip(b"\0")
+
+
 def _guid(number: int) -> str:
     digits = f"{number:016x}"
     return ":".join(digits[i : i + 4] for i in range(0, 16, 4))  # as sysfs node_guid spells it
@@ -136,8 +140,14 @@ class RdmaNetlink:
 
     def devices(self, netns: int | None = None) -> tuple[RdmaLink, ...]:
         """List the RDMA devices that are seen in a namespace, by index."""
-        found = self._ask("list RDMA devices", netns, encode(CMD_GET, NLM_F_DUMP))
-        return tuple(sorted(map(decode_device, found), key=lambda device: device.index))
+        return tuple(sorted(map(decode_device, self._all(netns)), key=lambda device: device.index))
+
+    def find(self, names: Collection[str]) -> RdmaLink | None:
+        """Find a device of the host by its name, as a folder is listed: a pod may have called it anything."""
+        for found in self._all(None):
+            if os.fsdecode(_name(found)) in names:
+                return decode_device(found)
+        return None
 
     def char_device(
         self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None
@@ -172,6 +182,9 @@ class RdmaNetlink:
         request = encode(CMD_SET, NLM_F_ACK, (DEV_INDEX, device.index), (NET_NS_FD, target))
         with self._renumbering.held(device.name):
             self._ask(f"move RDMA device {device.name} to another network namespace", source, request)
+
+    def _all(self, netns: int | None) -> list[Attributes]:
+        return self._ask("list RDMA devices", netns, encode(CMD_GET, NLM_F_DUMP))
 
     def _ask_one(self, action: str, netns: int | None, request: bytes) -> Attributes:
         found = self._ask(action, netns, request)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +17,9 @@ from agent.errors import DeviceBusy, DriverUnavailable, HardwareError, NetlinkFa
 from agent.hardware import rdma_netlink
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.hardware.link_messages import attributes, messages
+from agent.hardware.machine import Machine
+from agent.hardware.netlink import Netlink
+from agent.hardware.nvml_monitor import GpuMonitor
 from agent.hardware.rdma_netlink import (
     CMD_GET,
     CMD_GET_CHARDEV,
@@ -35,6 +41,7 @@ from agent.hardware.rdma_netlink import (
     encode,
     exchange,
 )
+from agent.hardware.vf_control import PfNetlink
 
 NLDEV_GET = 5 << 10 | CMD_GET
 SAMPLE = RdmaLink(0, "rxe0", "5054:00ff:fe12:3456", "", 1, "roce")
@@ -80,10 +87,10 @@ def attribute(kind: int, payload: bytes) -> bytes:
     return struct.pack("=HH", 4 + len(payload), kind) + payload + bytes(-len(payload) % 4)
 
 
-def device(index: int, name: str, guid: int, ports: int = 1, protocol: str = "roce") -> bytes:
+def device(index: int, name: str | bytes, guid: int, ports: int = 1, protocol: str = "roce") -> bytes:
     return (
         attribute(1, struct.pack("=I", index))
-        + attribute(2, name.encode() + b"\0")
+        + attribute(2, (name if isinstance(name, bytes) else name.encode()) + b"\0")
         + attribute(3, struct.pack("=I", ports))
         + attribute(5, b"28.39.1002\0")
         + attribute(6, struct.pack("=Q", guid))
@@ -142,6 +149,25 @@ def test_a_list_goes_on_until_its_end() -> None:
     found = exchange(encode(CMD_GET, NLM_F_DUMP), kernel)
     assert [decode_device(item).name for item in found] == ["mlx5_0", "mlx5_1", "mlx5_2"]
     assert kernel.asked() == encode(CMD_GET, NLM_F_DUMP)
+
+
+def test_a_device_that_came_back_under_a_name_that_is_no_text_is_found(tmp_path: Path) -> None:
+    """A pod may call its device anything, and no two of these are the same."""
+    functions = {b"mlx5_\xff": "0000:3b:00.2", b"mlx5_\xfe": "0000:3b:00.3"}
+    packets = [message(NLDEV_GET, device(n, name, n)) for n, name in enumerate(functions)]
+    for name, address in functions.items():
+        os.makedirs(os.fsencode(tmp_path / "sys/bus/pci/devices" / address / "infiniband") + b"/" + name)
+    found = []
+    for address in functions.values():
+        kernel = Kernel(*packets, ended(NLMSG_DONE, 0))
+        with closing(through(kernel)) as rdma, closing(Netlink()) as links:
+            machine = Machine(tmp_path, links, PfNetlink(root=tmp_path), GpuMonitor(is_installed=lambda: False), rdma)
+            seen = machine.find_rdma(address)
+            assert seen is not None
+            found.append(seen.index)
+            assert seen.name.encode()  # the books take it
+        kernel.theirs.close()
+    assert found == [0, 1]
 
 
 def test_a_single_answer_needs_no_end() -> None:
