@@ -38,6 +38,8 @@ HUNG_SECONDS = 60.0
 WITH_INTERFACE = "dhcp"
 """Its daemon tells the server through the pod's interface, and a thread of it keeps the namespace alive until then."""
 FORGET_SECONDS = 30 * 86400.0
+TRY_SECONDS = 86400.0
+"""An agent tries for so long in any case: the node may have been off for a month, or its clock stepped."""
 MAX_OWED = 4096
 
 log = logging.getLogger(__name__)
@@ -52,12 +54,18 @@ class LeaseBook:
     """Leases of this node's interfaces. Methods block and may run on many threads at once."""
 
     def __init__(
-        self, ledger: Ledger, *, seconds: float = ipam.TIMEOUT_SECONDS, clock: Callable[[], float] = time.time
+        self,
+        ledger: Ledger,
+        *,
+        seconds: float = ipam.TIMEOUT_SECONDS,
+        clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = time.monotonic,
     ) -> None:
         """`seconds` is what one call of a plugin may take."""
         self._ledger = ledger
         self._seconds = seconds
         self._clock = clock
+        self._uptime, self._began = uptime, uptime()
         self._taken: set[tuple[str, str]] = set()
         self._free = threading.Condition()
         self._hung: dict[tuple[str, str], float] = {}
@@ -251,7 +259,8 @@ class LeaseBook:
     def _give_up(self) -> int:
         """Forget leases that nobody has taken back for a month, or beyond what the books should hold."""
         owed = self._ledger.owed_leases()
-        before = self._clock() - FORGET_SECONDS
+        has_tried = self._uptime() - self._began >= TRY_SECONDS
+        before = self._clock() - FORGET_SECONDS if has_tried else 0.0
         dropped = [lease for i, lease in enumerate(owed) if lease.since < before or i < len(owed) - MAX_OWED]
         for lease in dropped:
             log.error(

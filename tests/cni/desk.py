@@ -22,8 +22,8 @@ class Desk:
     def __init__(self, folder: Path, books: Ledger, seconds: float = 30.0) -> None:
         self.folder = folder
         self.books = books
-        self.leases = LeaseBook(books, seconds=seconds, clock=lambda: self.now)
         self.now = time.time()
+        self.leases = LeaseBook(books, seconds=seconds, clock=lambda: self.now, uptime=lambda: self.now)
         self._devices = 0
 
     def plugin(self, name: str, script: str) -> None:

@@ -18,7 +18,7 @@ from agent.errors import AttachmentError, IpamFailed
 from agent.model.allocation import Attachment
 from cni.call import GrantedDevice
 from cni.finding import Finder
-from cni.leases import FORGET_SECONDS, HUNG_SECONDS, MAX_OWED
+from cni.leases import FORGET_SECONDS, HUNG_SECONDS, MAX_OWED, LeaseBook
 from cni.locks import DeviceLocks
 from cni.orphans import ORPHAN_SECONDS, Orphans
 from tests.cni.desk import PLUGINS, Desk, open_desk
@@ -204,6 +204,18 @@ def test_a_lease_that_nobody_takes_back_is_given_up_some_day(desk: Desk) -> None
     desk.now += FORGET_SECONDS + 60
     assert desk.leases.settle() == (0, 1)
     assert desk.owed() == []
+
+
+def test_who_was_off_for_a_month_tries_for_a_while_before_giving_up(desk: Desk) -> None:
+    desk.owe("c1")
+    desk.plugin("stub", "exit 1")  # its API server cannot be reached yet
+    desk.now += FORGET_SECONDS + 60
+    started = LeaseBook(desk.books, clock=lambda: desk.now, uptime=lambda: desk.now)
+    assert started.settle() == (0, 0)
+    desk.plugin("stub", NOTES)
+    assert started.settle() == (1, 0)
+    assert desk.owed() == []
+    started.close()
 
 
 def test_the_number_of_owed_leases_is_bounded(desk: Desk) -> None:
