@@ -141,15 +141,11 @@ class Inventory:
         self._loop = asyncio.get_running_loop()
         with self._guard:
             self._told = NOTHING  # the first scan sees it
-        watch = None
         tasks: list[asyncio.Task[None]] = []
         try:
-            try:
-                watch = self._host.watch(self.rescan_soon)
-            except HardwareError as error:
-                log.error("changes are found by the timer alone, every %g s: %s", self.rescan_seconds, error)
             full = asyncio.Event()
             tasks = [
+                asyncio.create_task(self._listen(), name="kernel events"),  # the first scan comes after its first step
                 asyncio.create_task(self._scan_all(full), name="full scans"),
                 asyncio.create_task(self._follow(full), name="small looks"),
                 asyncio.create_task(self._poll(), name="silent changes"),
@@ -162,8 +158,26 @@ class Inventory:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if watch is not None:
-                await asyncio.to_thread(watch.close)
+
+    async def _listen(self) -> None:
+        """Have the host call at events. Where that is not possible now, try again with each turn of the timer."""
+        said = ""
+        while True:
+            try:
+                watch = self._host.watch(self.rescan_soon)
+                break
+            except HardwareError as error:
+                if str(error) != said:
+                    log.error("changes are found by the timer alone, every %g s: %s", self.rescan_seconds, error)
+                said = str(error)
+            await asyncio.sleep(self.rescan_seconds)
+        try:
+            if said:
+                log.info("the kernel's events are heard from now on")
+                self.rescan_soon("events were not heard before")
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await asyncio.to_thread(watch.close)
 
     async def _scan_all(self, wanted: asyncio.Event) -> None:
         """Scan at once, then when it is wanted and on the timer."""

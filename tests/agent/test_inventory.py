@@ -212,6 +212,29 @@ def test_the_timer_finds_what_no_event_told() -> None:
     asyncio.run(scenario())
 
 
+def test_events_that_could_not_be_heard_are_heard_later(caplog: pytest.LogCaptureFixture) -> None:
+    """No descriptor was left at the start, say: a lost link must not take the timer's time for ever."""
+
+    async def scenario() -> None:
+        host = FakeHost(watch_error=DriverUnavailable("too many open files"))
+        inventory = Inventory(host, 0.05)
+        task = await running(inventory)
+        await until(lambda: host.scans >= 4)
+        assert caplog.text.count("found by the timer alone") == 1
+        host.watch_error = None
+        await until(lambda: host.on_event is not None)
+        inventory.rescan_seconds = 600
+        assert host.on_event is not None
+        await asyncio.sleep(0.2)
+        host.now = Snapshot(boot_id="b")
+        host.on_event("link eth0 changed", EVERYTHING)
+        await learns(inventory, "b")
+        await stopped(task)
+        assert host.watched.closed
+
+    asyncio.run(scenario())
+
+
 def test_a_failing_scan_does_not_end_the_following() -> None:
     async def scenario() -> None:
         host = FakeHost(error=HardwareError("broken"))
