@@ -15,7 +15,7 @@ import json
 import logging
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,6 +33,11 @@ from cni.result import Leases
 ALONE_SECONDS = 35.0
 """Longer than a plugin may take."""
 MAX_GROUPS = 8
+MAX_AT_WORK = 4
+"""So many plugins of one type run at once, however many VFs come back when a job ends: they share the memory that the
+agent may have, and one that talks to the API server takes tens of megabytes of it."""
+TURN_SECONDS, RELEASE_TURN_SECONDS = 30.0, 10.0
+"""How long to wait for that; what is to be given back may be owed instead."""
 HUNG_SECONDS = 60.0
 """So long after a plugin has hung nobody but `settle`, and an ADD, waits for it again."""
 WITH_INTERFACE = "dhcp"
@@ -43,6 +48,10 @@ TRY_SECONDS = 86400.0
 MAX_OWED = 4096
 
 log = logging.getLogger(__name__)
+
+
+class _NoTurn(DeviceBusy):
+    """As many plugins of a type are at work as may be."""
 
 
 def goes_first(row: Attachment) -> bool:
@@ -67,6 +76,8 @@ class LeaseBook:
         self._clock = clock
         self._uptime, self._began = uptime, uptime()
         self._taken: set[tuple[str, str]] = set()
+        self._at_work: Counter[str] = Counter()
+        """By type of plugin."""
         self._free = threading.Condition()
         self._hung: dict[tuple[str, str], float] = {}
         """When a plugin hung last, by its type and where it was looked for."""
@@ -93,7 +104,7 @@ class LeaseBook:
             with self._call(row) as call:
                 return ipam.add(row.request["network"], call, self._seconds)
 
-    def give_back(self, row: Attachment) -> bool:
+    def give_back(self, row: Attachment, turn_seconds: float = RELEASE_TURN_SECONDS) -> bool:
         """Give an attachment's addresses back, if it has any. False if they are still to be given back."""
         if row.request["network"] is None:
             return True
@@ -106,7 +117,7 @@ class LeaseBook:
             return False
         try:
             with self._alone(row.owner.container_id, row.ifname):
-                self._delete(row)
+                self._delete(row, turn_seconds)
         except (IpamFailed, DeviceBusy) as error:
             if isinstance(error, ipam.IpamTimedOut):
                 self._hung[plugin] = self._clock()
@@ -238,6 +249,8 @@ class LeaseBook:
                     self._delete(lease)
                     self._ledger.settle_lease(lease.lease_id)
                     settled += 1
+            except _NoTurn:
+                break
             except DeviceBusy:
                 continue
             except IpamFailed as error:
@@ -274,17 +287,32 @@ class LeaseBook:
             self._ledger.settle_lease(lease.lease_id)
         return len(dropped)
 
-    def _delete(self, row: Attachment | OwedLease) -> None:
+    def _delete(self, row: Attachment | OwedLease, turn_seconds: float = TURN_SECONDS) -> None:
         if row.request["network"] is not None:
-            with self._call(row) as call:
+            with self._call(row, turn_seconds) as call:
                 ipam.delete(row.request["network"], call, self._seconds)
 
     @contextmanager
-    def _call(self, row: Attachment | OwedLease) -> Iterator[ipam.IpamCall]:
+    def _call(self, row: Attachment | OwedLease, turn_seconds: float = TURN_SECONDS) -> Iterator[ipam.IpamCall]:
         container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id
         made = ipam_call(row.request, container_id, row.ifname, row.netns_path)
-        with self._orphans.plugin() as inherited:
+        with self._turn(row.request["network"]["ipam"]["type"], turn_seconds), self._orphans.plugin() as inherited:
             yield replace(made, cni_path=joined(made.cni_path, self._newest_path), inherited=inherited)
+
+    @contextmanager
+    def _turn(self, kind: str, seconds: float) -> Iterator[None]:
+        with self._free:
+            if not self._free.wait_for(lambda: self._at_work[kind] < MAX_AT_WORK, seconds):
+                raise _NoTurn(
+                    f"{MAX_AT_WORK} IPAM plugins {kind} have been at work for {seconds:g} s: the next must wait"
+                )
+            self._at_work[kind] += 1
+        try:
+            yield
+        finally:
+            with self._free:
+                self._at_work[kind] -= 1
+                self._free.notify_all()
 
     @contextmanager
     def _alone(self, container_id: str, ifname: str, seconds: float = ALONE_SECONDS) -> Iterator[None]:

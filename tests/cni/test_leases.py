@@ -18,7 +18,7 @@ from agent.errors import AttachmentError, IpamFailed
 from agent.model.allocation import Attachment
 from cni.call import GrantedDevice
 from cni.finding import Finder
-from cni.leases import FORGET_SECONDS, HUNG_SECONDS, MAX_OWED, LeaseBook
+from cni.leases import FORGET_SECONDS, HUNG_SECONDS, MAX_AT_WORK, MAX_OWED, LeaseBook
 from cni.locks import DeviceLocks
 from cni.orphans import ORPHAN_SECONDS, Orphans
 from tests.cni.desk import PLUGINS, Desk, open_desk
@@ -116,6 +116,41 @@ def test_many_that_go_at_once_do_not_each_wait_for_a_plugin_that_hangs(tmp_path:
         desk.plugin("hangs", NOTES)
         desk.now += HUNG_SECONDS
         assert desk.leases.give_back(rows[1])
+
+
+def test_few_of_a_plugin_are_at_work_at_once_however_many_go(desk: Desk) -> None:
+    """They share the agent's memory, and one that talks to the API server takes tens of megabytes."""
+    on = desk.folder / "on"
+    on.mkdir()
+    desk.plugin("stub", f"touch {on}/$$; ls {on} | wc -l >>{desk.folder}/calls; sleep 0.1; rm {on}/$$")
+    rows = [desk.row(f"c{number}") for number in range(4 * MAX_AT_WORK)]
+    done: list[bool] = []
+    threads = [threading.Thread(target=lambda row=row: done.append(desk.leases.give_back(row))) for row in rows]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done == [True] * len(rows)
+    assert len(desk.said()) == len(rows)
+    assert max(map(int, desk.said())) <= MAX_AT_WORK
+
+
+def test_who_waits_too_long_for_its_turn_owes_its_lease(desk: Desk) -> None:
+    desk.plugin("stub", f"touch {desk.folder}/on.$$; while ! [ -e {desk.folder}/go ]; do sleep 0.05; done")
+    desk.plugin("other", NOTES)
+    threads = [
+        threading.Thread(target=desk.leases.give_back, args=(desk.row(f"c{number}"),)) for number in range(MAX_AT_WORK)
+    ]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(list(desk.folder.glob("on.*"))) == MAX_AT_WORK)
+    late = desk.row("late")
+    assert not desk.leases.give_back(late, turn_seconds=0.1)
+    assert desk.leases.give_back(desk.row("c", "other"))  # another plugin's turn is its own
+    (desk.folder / "go").touch()
+    for thread in threads:
+        thread.join()
+    assert desk.leases.give_back(late)
 
 
 def test_one_lease_that_is_refused_keeps_no_other(desk: Desk) -> None:
