@@ -38,7 +38,7 @@ from agent.model.device import Snapshot
 from agent.model.unit import OfferedUnit
 from agent.node_events import NodeEvents
 from agent.obstacles import NO_POD_NEEDS
-from agent.opening import learn_boot_id, listen, open_ledger
+from agent.opening import keep_listening, learn_boot_id, listen, open_ledger
 from agent.overview import Overview
 from agent.parts import Parts, Surroundings
 from agent.publication import ClusterApi, Publications
@@ -144,6 +144,9 @@ class Agent:
                 tasks.create_task(self._inventory.run(), name="inventory"),
                 tasks.create_task(parts.reconciler.run(hardware_changed), name="reconciler"),
                 tasks.create_task(self._watch_registration(parts.plugins), name="registration"),
+                tasks.create_task(
+                    keep_listening(parts.server.stands, parts.server.listen_anew, self.obstacles), name="CNI socket"
+                ),
                 tasks.create_task(self._heartbeat.run(), name="heartbeat"),
                 tasks.create_task(memory.settle(), name="memory"),
                 tasks.create_task(lasting(self._overview.run, "recent events"), name="recent events"),

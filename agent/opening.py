@@ -75,6 +75,20 @@ async def listen(start: Callable[[], None], obstacles: Obstacles, stop: asyncio.
             return
 
 
+async def keep_listening(stands: Callable[[], bool], again: Callable[[], None], obstacles: Obstacles) -> None:
+    """Open the socket for pods again whenever it does not stand any more: no relay would ever find it."""
+    while True:
+        if not stands():
+            obstacles.set("cni", "somebody has removed the socket: it is made anew")
+            try:
+                await asyncio.to_thread(again)
+            except ConfigError as error:
+                obstacles.set("cni", str(error))
+            else:
+                obstacles.set("cni", None)
+        await asyncio.sleep(RETRY_SECONDS)
+
+
 async def _pause(stop: asyncio.Event) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(RETRY_SECONDS):

@@ -65,12 +65,39 @@ class CniServer:
         self._told: set[tuple[str, str, tuple[str, ...]]] = set()
         self._ending = threading.Event()
         self._listener: socket.socket | None = None
+        self._identity: tuple[int, int] | None = None
+        """Of the socket's file."""
+        self._opening = threading.Lock()
+        """Held while the listener becomes another one, or none."""
 
     def start(self, first: Callable[[], object] = lambda: None) -> None:
         """Listen, do something first, then answer. `first` must not raise: no relay puts a DEL on disk any more.
 
         Raises ConfigError if another agent listens there or the folder cannot be used.
         """
+        with self._opening:
+            self._listener = self._open()
+        first()
+        for _ in range(WAITING_THREADS):
+            self._hire()
+
+    def stands(self) -> bool:
+        """Tell whether relays still find this server: somebody may empty the folder of its socket."""
+        return _identity(self._path) == self._identity
+
+    def listen_anew(self) -> None:
+        """Listen at the path again, and no longer where nobody finds it. Requests under way go on.
+
+        Raises ConfigError as `start` does.
+        """
+        with self._opening:
+            before = self._listener
+            if before is None:
+                return  # the end has come
+            self._listener = self._open()
+        _end(before)  # those who wait there come to the new one
+
+    def _open(self) -> socket.socket:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if _is_served(self._path):
@@ -78,10 +105,8 @@ class CniServer:
             listener = _listen(self._path)
         except OSError as error:
             raise ConfigError(str(self._path), [f"cannot be made: {error.strerror or error}"]) from error
-        self._listener = listener
-        first()
-        for _ in range(WAITING_THREADS):
-            self._hire(listener)
+        self._identity = _identity(self._path)
+        return listener
 
     def close(self, seconds: float = END_SECONDS) -> None:
         """Stop listening, and wait a bounded time for requests under way.
@@ -89,30 +114,31 @@ class CniServer:
         One that is not done by then, or that fails for want of what was closed, gets no answer: its
         relay asks the next agent, as if this one had been killed.
         """
-        if self._listener is None:
-            return
-        self._ending.set()
-        self._path.unlink(missing_ok=True)
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._listener = None
+        with self._opening:
+            listener, self._listener = self._listener, None
+            if listener is None:
+                return
+            self._ending.set()
+            if self.stands():  # else it is another agent's
+                self._path.unlink(missing_ok=True)
+            _end(listener)
         deadline = time.monotonic() + seconds
         for _ in range(MAX_CONNECTIONS):
             if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
                 return
 
-    def _hire(self, listener: socket.socket) -> None:
+    def _hire(self) -> None:
         try:
-            threading.Thread(target=self._work, args=(listener,), name="cni", daemon=True).start()
+            threading.Thread(target=self._work, name="cni", daemon=True).start()
         except RuntimeError as error:  # no more threads: those there are carry on
             log.error("CNI requests have to wait for each other: %s", error)
 
-    def _work(self, listener: socket.socket) -> None:
+    def _work(self) -> None:
         """Serve one connection after the other, for as long as threads are needed that wait for one."""
         while self._is_needed():
             self._slots.acquire()
             try:
-                connection = self._take(listener)
+                connection = self._take()
                 if connection is None:
                     return
                 self._serve(connection)
@@ -126,23 +152,27 @@ class CniServer:
             self._waiting += 1
             return True
 
-    def _take(self, listener: socket.socket) -> socket.socket | None:
+    def _take(self) -> socket.socket | None:
         """Wait for a connection, and see that somebody waits for the next. None at the end."""
-        while True:
+        while (listener := self._listener) is not None:
             try:
                 connection = listener.accept()[0]
                 break
             except OSError as error:
                 if self._ending.is_set():
                     return None
+                if listener is not self._listener:
+                    continue
                 # Out of descriptors or memory: nobody else would serve this socket, so carry on.
                 log.error("a CNI connection cannot be taken: %s", error)
                 self._ending.wait(ACCEPT_PAUSE_SECONDS)
+        else:
+            return None
         with self._guard:
             self._waiting -= 1
             is_last = self._waiting == 0
         if is_last:
-            self._hire(listener)
+            self._hire()
         return connection
 
     def _serve(self, connection: socket.socket) -> None:
@@ -240,6 +270,20 @@ def _listen(path: Path) -> socket.socket:
         fresh.unlink(missing_ok=True)
         raise
     return listener
+
+
+def _end(listener: socket.socket) -> None:
+    """Close a listener, and wake those who wait there."""
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _has_hung_up(connection: socket.socket) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from pathlib import Path
 from typing import cast
 
 from agent.errors import HardwareError
 from agent.inventory import Inventory
 from agent.obstacles import Obstacles
-from agent.opening import learn_boot_id, listen
+from agent.opening import keep_listening, learn_boot_id, listen
 from cni.attachment import Attachments
 from cni.server import CniServer
 from tests.agent.scanned import FakeHost
@@ -61,6 +62,27 @@ def test_who_is_stopped_waits_no_longer(short_folder: Path) -> None:
         await waiting
 
     asyncio.run(scenario())
+
+
+def test_a_socket_that_somebody_removes_is_made_anew(short_folder: Path) -> None:
+    run, obstacles = short_folder / "run", Obstacles()
+    server = server_in(run)
+    server.start()
+
+    async def scenario() -> None:
+        keeping = asyncio.create_task(keep_listening(server.stands, server.listen_anew, obstacles))
+        shutil.rmtree(run)
+        run.write_text("in the way")
+        await until(lambda: f"{run}/cni.sock: cannot be made: " in obstacles.found.get("cni", ""))
+        run.unlink()
+        await until((run / "cni.sock").is_socket)
+        await until(lambda: "cni" not in obstacles.found)
+        keeping.cancel()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.close()
 
 
 def test_a_node_that_cannot_be_read_is_told_and_waited_for() -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent.errors import LedgerError
+from agent.errors import ConfigError, LedgerError
 from cni import protocol
 from cni.attachment import Attachments, Call
 from cni.server import WAITING_THREADS, CniServer
@@ -104,6 +104,38 @@ def test_a_server_without_a_free_descriptor_serves_again_once_there_is_one(
             with pytest.raises(TimeoutError):
                 early[-1].recv(1)
         assert b"supportedVersions" in answer_of(ask(short_folder, "VERSION"))
+
+
+def test_a_server_whose_socket_was_removed_is_found_again(short_folder: Path) -> None:
+    attaching, threads = Attaching(), threading.active_count()
+    with served(short_folder, attaching) as server:
+        under_way = ask(short_folder, "ADD")
+        assert attaching.begun.wait(10)
+        assert server.stands()
+        for _ in range(3):
+            (short_folder / "s").unlink()
+            assert not server.stands()
+            server.listen_anew()
+            assert server.stands()
+            for _ in range(2 * WAITING_THREADS):
+                assert b"supportedVersions" in answer_of(ask(short_folder, "VERSION"))
+        attaching.go_on.set()
+        assert b'"cniVersion"' in answer_of(under_way)
+    assert not (short_folder / "s").exists()
+    server.listen_anew()  # late: the end has come
+    assert not (short_folder / "s").exists()
+    until(lambda: threading.active_count() <= threads)
+
+
+def test_a_socket_that_another_agent_has_taken_is_left_to_it(short_folder: Path) -> None:
+    with served(short_folder, Attaching()) as server:
+        (short_folder / "s").unlink()
+        with served(short_folder, Attaching()) as other:
+            with pytest.raises(ConfigError, match="another agent serves this socket"):
+                server.listen_anew()
+            server.close()
+            assert b"supportedVersions" in answer_of(ask(short_folder, "VERSION"))
+            assert other.stands()
 
 
 def test_the_end_waits_for_a_request_that_is_nearly_done(short_folder: Path) -> None:
