@@ -119,6 +119,19 @@ def differences(host: Host, attachment: Attachment) -> list[str]:
     return found
 
 
+def given_mac(host: Host, facts: PciDevice) -> str:
+    """Tell which MAC a PF has given to its VF; empty where it has given none, or does not tell."""
+    pf = interface(host, facts.address)
+    if facts.vf_index is None or pf is None:
+        return ""
+    try:
+        mac = host.vf_control.read(pf.name, facts.vf_index).mac
+    except HardwareError as error:
+        log.info("the MAC of %s is not known: %s", facts.address, error)
+        return ""
+    return mac if mac is not None and mac != NO_MAC else ""
+
+
 def interface(host: Host, device: str) -> Link | None:
     """Find the interface of a VF's PF, whatever it is called now."""
     address = _target(host, device, "physfn")

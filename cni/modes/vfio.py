@@ -15,7 +15,7 @@ from agent.hardware import binding
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host
 from agent.model.allocation import Attachment, Undo
-from agent.model.device import PciDevice, Snapshot, drives_for_programs
+from agent.model.device import LinkLayer, PciDevice, Snapshot, drives_for_programs
 from cni.modes import guid, pf
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.modes.vf import key as key
@@ -63,7 +63,8 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     if conf.guid is not None and not _is_passed_over(facts, conf):
         extra = {**undo.extra, **guid.recorded_on_pf(host, snapshot, facts), "rdma_guid": conf.guid}
         undo = replace(undo, vf_index=facts.vf_index, extra=extra)
-    return Planned(device, target.ifname, undo, device, settings=conf.settings)
+    mac = conf.settings.mac or ("" if _is_infiniband(snapshot, facts) else pf.given_mac(host, facts))
+    return Planned(device, target.ifname, undo, device, settings=conf.settings, facts=mac)
 
 
 def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
@@ -72,8 +73,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     pf.apply(host, planned.device, undo, planned.settings)
     if "guids" in undo.extra:
         guid.set_on_pf(host, planned.device, undo, str(undo.extra["rdma_guid"]))
-    mac = planned.settings.mac or ""
-    return InterfaceFacts(planned.ifname, mac, 0, planned.pci_id, in_kernel=False)
+    return InterfaceFacts(planned.ifname, planned.facts, 0, planned.pci_id, in_kernel=False)
 
 
 def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
@@ -106,6 +106,11 @@ def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -
     if not drives_for_programs(bound):
         found.append(f"{attachment.device} is bound to {bound or 'no driver'} now: no program can drive it")
     return found
+
+
+def _is_infiniband(snapshot: Snapshot, facts: PciDevice) -> bool:
+    uplink = snapshot.pf_netdev(facts)
+    return uplink is not None and uplink.link_layer is LinkLayer.INFINIBAND
 
 
 def _is_whole_and_old(facts: PciDevice, conf: NetConf) -> bool:

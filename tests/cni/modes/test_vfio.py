@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent.errors import AttachmentError, DeviceBusy, HardwareError, RequestInvalid
+from agent.model.allocation import VfSettings
 from cni import netconf
 from cni.modes import choice
 from tests.cni import tiny_node
@@ -79,6 +80,22 @@ def test_the_answer_names_the_device_and_what_was_set(dpdk: Rig) -> None:
     dpdk.delete("c1", None)
     dpdk.await_back()
     assert dpdk.settings() == before
+
+
+def test_the_answer_names_the_mac_that_the_pf_has_given(dpdk: Rig) -> None:
+    """The program takes it, and the pod reads it in network-status: as sriov-cni answers."""
+    pod = dpdk.pod()
+    (entry,) = dpdk.add("c1", pod, type="sriov")["interfaces"]
+    assert "mac" not in entry
+    dpdk.delete("c1", None)
+    dpdk.await_back()
+    dpdk.machine.vf_control.apply(tiny_node.PF_NETDEV, 0, VfSettings(mac="02:00:00:00:00:88"))
+    for vlan in (None, 100):
+        (entry,) = dpdk.add("c1", pod, type="sriov", vlan=vlan)["interfaces"]
+        assert entry["mac"] == "02:00:00:00:00:88"
+        dpdk.delete("c1", None)
+        dpdk.await_back()
+    assert dpdk.settings().mac == "02:00:00:00:00:88"
 
 
 def test_addresses_are_leased_for_the_program_and_not_set(dpdk: Rig) -> None:
