@@ -67,6 +67,8 @@ class CniServer:
         self._listener: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
         """Of the socket's file."""
+        self._is_short = False
+        """No connection can be taken, which was said."""
         self._opening = threading.Lock()
         """Held while the listener becomes another one, or none."""
 
@@ -157,6 +159,7 @@ class CniServer:
         while (listener := self._listener) is not None:
             try:
                 connection = listener.accept()[0]
+                self._is_short = False
                 break
             except OSError as error:
                 if self._ending.is_set():
@@ -164,7 +167,9 @@ class CniServer:
                 if listener is not self._listener:
                     continue
                 # Out of descriptors or memory: nobody else would serve this socket, so carry on.
-                log.error("a CNI connection cannot be taken: %s", error)
+                if not self._is_short:
+                    log.error("a CNI connection cannot be taken: %s", error)
+                self._is_short = True
                 self._ending.wait(ACCEPT_PAUSE_SECONDS)
         else:
             return None

@@ -17,7 +17,7 @@ import pytest
 from agent.errors import ConfigError, LedgerError
 from cni import protocol
 from cni.attachment import Attachments, Call
-from cni.server import WAITING_THREADS, CniServer
+from cni.server import ACCEPT_PAUSE_SECONDS, WAITING_THREADS, CniServer
 from tests.waiting import until
 
 CONF = b'{"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric"}'
@@ -103,6 +103,9 @@ def test_a_server_without_a_free_descriptor_serves_again_once_there_is_one(
             early[-1].settimeout(0.1)
             with pytest.raises(TimeoutError):
                 early[-1].recv(1)
+            threading.Event().wait(10 * ACCEPT_PAUSE_SECONDS)
+            # Each thread may say it once: it goes on for hours, maybe.
+            assert caplog.text.count("cannot be taken") <= WAITING_THREADS
         assert b"supportedVersions" in answer_of(ask(short_folder, "VERSION"))
 
 
