@@ -53,7 +53,7 @@ class Machine:
 
     def scan(self) -> Snapshot:
         """Read the hardware."""
-        snapshot = sysfs.scan(self.root)
+        snapshot = sysfs.scan(self.root, self._is_own)
         problems: tuple[Problem, ...] = ()
         mode = None
         if os.path.isdir(f"{self.root}/sys/class/infiniband"):
@@ -68,7 +68,7 @@ class Machine:
         """Bring a snapshot up to date. The mode of RDMA has no event, so a full scan alone looks at it."""
         if change.everything:
             return self.scan()
-        snapshot = sysfs_changes.rescan(self.root, old, change)
+        snapshot = sysfs_changes.rescan(self.root, old, change, self._is_own)
         return with_newest_gpus(self._with_default_ways(snapshot), self.gpus)
 
     def _with_default_ways(self, snapshot: Snapshot) -> Snapshot:
@@ -130,10 +130,15 @@ class Machine:
         if not names:
             netdevs = _entries(f"{self.root}/sys/bus/pci/devices/{device}/net")
             software = f"{self.root}/sys/class/infiniband"
-            names = {name for name in _entries(software) if netdevs and _parent(f"{software}/{name}") in netdevs}
+            over = {name for name in _entries(software) if netdevs and _parent(f"{software}/{name}") in netdevs}
+            names = set(filter(self._is_own, over))
         if len(names) > 1:
             raise HardwareError(f"{device} has more than one RDMA device: {', '.join(sorted(map(shown, names)))}")
         return self.rdma.find(names) if names else None
+
+    def _is_own(self, rdma: str) -> bool:
+        """Tell whether a software RDMA device runs over an interface of the host, and not over a pod's of that name."""
+        return self.root != Path("/") or self.rdma.is_over_own_interface(rdma)  # another machine's files
 
     def lifelines(self) -> Mapping[str, str]:
         """Tell which interfaces the node itself lives by, and why: name to reason."""

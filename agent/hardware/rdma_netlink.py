@@ -7,6 +7,7 @@ netlink header at once, there is no family header. Numbers: include/uapi/rdma/rd
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import struct
@@ -21,8 +22,8 @@ from agent.hardware.renumbering import WAIT_SECONDS, Renumbering
 
 NETLINK_RDMA = 20
 RDMA_NL_NLDEV = 5
-CMD_GET, CMD_SET, CMD_SYS_GET, CMD_SYS_SET, CMD_GET_CHARDEV = 1, 2, 6, 7, 15
-DEV_INDEX, DEV_NAME, PORT_INDEX, FW_VERSION, NODE_GUID = 1, 2, 3, 5, 6
+CMD_GET, CMD_SET, CMD_PORT_GET, CMD_SYS_GET, CMD_SYS_SET, CMD_GET_CHARDEV = 1, 2, 5, 6, 7, 15
+DEV_INDEX, DEV_NAME, PORT_INDEX, FW_VERSION, NODE_GUID, NETDEV_INDEX = 1, 2, 3, 5, 6, 50
 NETNS_MODE, DEV_PROTOCOL, NET_NS_FD = 66, 67, 68
 CHARDEV_TYPE, CHARDEV_NAME, CHARDEV_ABI, CHARDEV = 69, 70, 71, 72
 MODES = ("exclusive", "shared")  # RDMA_NLDEV_SYS_ATTR_NETNS_MODE: 0 exclusive, 1 shared
@@ -38,6 +39,8 @@ _RECEIVE_BYTES = 1 << 16
 _ABSENT = (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT)
 
 Attributes = Mapping[int, bytes]
+
+log = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------------------ codec
@@ -148,6 +151,22 @@ class RdmaNetlink:
             if os.fsdecode(_name(found)) in names:
                 return decode_device(found)
         return None
+
+    def is_over_own_interface(self, name: str) -> bool:
+        """Tell whether a device, named as a folder is listed, runs over an interface of the host.
+
+        The kernel names a port's interface to its own namespace only (drivers/infiniband/core/nldev.c,
+        fill_port_info), while sysfs spells the name of any. Who cannot be asked about is not taken for one.
+        """
+        try:
+            found = self.find({name})
+            if found is None:
+                return False
+            request = encode(CMD_PORT_GET, 0, (DEV_INDEX, found.index), (PORT_INDEX, 1))
+            return NETDEV_INDEX in self._ask_one(f"look up the interface of RDMA device {found.name}", None, request)
+        except HardwareError as error:
+            log.warning("an RDMA device of software is left out: %s", error)
+            return False
 
     def char_device(
         self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None

@@ -11,7 +11,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from agent.hardware.sysfs_classes import INFINIBAND, NET, Classes, absent_rdma, function_in, names_by_function
+from agent.hardware.sysfs_classes import (
+    INFINIBAND,
+    NET,
+    Classes,
+    IsOwn,
+    absent_rdma,
+    all_own,
+    function_in,
+    names_by_function,
+)
 from agent.hardware.sysfs_netdev import read_default_routes, read_netdev
 from agent.hardware.sysfs_numa import read_numa_nodes
 from agent.hardware.sysfs_rdma import (
@@ -34,8 +43,10 @@ _MAX_VFS = 65535
 """TotalVFs is 16 bits wide (PCIe base specification, SR-IOV capability)."""
 
 
-def scan(root: Path) -> Snapshot:
+def scan(root: Path, is_own: IsOwn = all_own) -> Snapshot:
     """Read the node's hardware below root. What cannot be read is in `problems`.
+
+    `is_own` tells software RDMA devices of this namespace from those of pods.
 
     A device that vanishes meanwhile is left out without a problem. Raises HardwareError where no descriptor is left
     to read with: all that is there would seem to be gone.
@@ -44,7 +55,7 @@ def scan(root: Path) -> Snapshot:
     char_devices = read_char_devices(read)
     classes = Classes(
         netdevs=names_by_function(read, NET),
-        rdma=names_by_function(read, INFINIBAND),
+        rdma=names_by_function(read, INFINIBAND, is_own),
         char_devices=char_devices,
         absent=absent_rdma(read, char_devices),
         vdpa=read_vdpa_devices(read, function_in),

@@ -15,7 +15,18 @@ from pathlib import Path
 from posixpath import basename
 
 from agent.hardware.sysfs import PCI_DEVICES, read_function
-from agent.hardware.sysfs_classes import INFINIBAND, MAD, NET, VERBS, Classes, Names, function_below, function_in
+from agent.hardware.sysfs_classes import (
+    INFINIBAND,
+    MAD,
+    NET,
+    VERBS,
+    Classes,
+    IsOwn,
+    Names,
+    all_own,
+    function_below,
+    function_in,
+)
 from agent.hardware.sysfs_netdev import read_default_routes
 from agent.hardware.sysfs_rdma import in_order, rdma_cm_present, read_char_device
 from agent.hardware.sysfs_read import Attributes, shown
@@ -24,13 +35,14 @@ from agent.model.change import Change
 from agent.model.device import CharDevice, PciDevice, Problem, Snapshot, is_pci_address
 
 
-def rescan(root: Path, old: Snapshot, change: Change) -> Snapshot:
+def rescan(root: Path, old: Snapshot, change: Change, is_own: IsOwn = all_own) -> Snapshot:
     """Bring a snapshot of this root up to date. What cannot be read is in `problems`.
 
-    Raises HardwareError where no descriptor is left to read with, as the full scan does.
+    `is_own` is what the full scan was given. Raises HardwareError where no descriptor is left to read with, as that
+    does.
     """
     read = Attributes(root)
-    found = _Look(read, old, change).snapshot()
+    found = _Look(read, old, change, is_own).snapshot()
     read.check_complete()
     return found
 
@@ -38,8 +50,16 @@ def rescan(root: Path, old: Snapshot, change: Change) -> Snapshot:
 class _Entries:
     """The entries of one class folder, and the function each hangs on: looked up where that may be another now."""
 
-    def __init__(self, read: Attributes, folder: str, known: Mapping[str, str], told: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        read: Attributes,
+        folder: str,
+        known: Mapping[str, str],
+        told: Collection[str] = (),
+        is_own: IsOwn = all_own,
+    ) -> None:
         self._read = read
+        self._is_own = is_own
         self._folder = folder
         self._known = known
         self._told = told
@@ -63,7 +83,7 @@ class _Entries:
             told = before is None or name in self._told
             if name not in self._looked and (told or owner in affected):
                 self._looked.add(name)
-                self._owners[name] = now = function_below(self._read, self._folder, name)
+                self._owners[name] = now = function_below(self._read, self._folder, name, self._is_own)
                 if now != before or told:
                     yield from (address for address in (before, now) if address is not None)
 
@@ -138,7 +158,7 @@ class _CharDevices:
 class _Look:
     """One small scan."""
 
-    def __init__(self, read: Attributes, old: Snapshot, change: Change) -> None:
+    def __init__(self, read: Attributes, old: Snapshot, change: Change, is_own: IsOwn) -> None:
         self._read = read
         self._old = old
         self._affected = {address for address in change.functions if is_pci_address(address)}
@@ -149,7 +169,7 @@ class _Look:
         netdevs = {n.name: d.address for d in old.devices for n in d.netdevs}
         rdma = {r.name: d.address for d in old.devices for r in d.rdma_devices if not r.absent}
         self._netdevs = _Entries(read, NET, netdevs, change.netdevs)
-        self._rdma = _Entries(read, INFINIBAND, rdma)
+        self._rdma = _Entries(read, INFINIBAND, rdma, is_own=is_own)
         self._char_devices = _CharDevices(read, old)
         self._vdpa = read_vdpa_devices(read, function_in)
         self._affected |= {d.address for d in old.devices if d.vdpa != self._vdpa.get(d.address)}

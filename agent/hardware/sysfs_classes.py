@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from posixpath import basename
 
@@ -17,6 +17,14 @@ VERBS = "/sys/class/infiniband_verbs"
 MAD = "/sys/class/infiniband_mad"
 
 Names = Mapping[str, list[str]]
+IsOwn = Callable[[str], bool]
+"""Tells whether a software RDMA device runs over an interface of this namespace. Pods may make some over their own,
+which are seen by all, and every pod has an eth0."""
+
+
+def all_own(name: str) -> bool:
+    """Take every software RDMA device for one of this namespace, where there is nobody to ask."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,7 @@ def function_in(target: str | None) -> str | None:
     return None
 
 
-def function_below(read: Attributes, folder: str, name: str) -> str | None:
+def function_below(read: Attributes, folder: str, name: str, is_own: IsOwn = all_own) -> str | None:
     """Find the PCI function that an entry of a class folder hangs on; None if it hangs on none.
 
     The class link tells it in one call, and sees an interface below a virtio device as well. A
@@ -50,14 +58,16 @@ def function_below(read: Attributes, folder: str, name: str) -> str | None:
         parent = read.text(f"{folder}/{name}/parent") or read.text(f"{folder}/{name}/ports/1/gid_attrs/ndevs/0")
         if parent and "/" not in parent:
             address = function_in(read.link(f"{NET}/{parent}"))
+            if address is not None and not is_own(name):
+                return None
     return address
 
 
-def names_by_function(read: Attributes, folder: str) -> Names:
+def names_by_function(read: Attributes, folder: str, is_own: IsOwn = all_own) -> Names:
     """Group the entries of a class folder by the PCI function they hang on."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in read.names(folder):
-        address = function_below(read, folder, name)
+        address = function_below(read, folder, name, is_own)
         if address is not None:
             found[address].append(name)
     return found

@@ -10,6 +10,7 @@ import errno
 import functools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from agent.hardware.machine import Machine
 from agent.hardware.rdma_netlink import RdmaNetlink
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
+from agent.model.change import of_function
 from cni import netconf
 from cni.attachment import Attachments, Call
 from tests.vm.adapters import Pf, ip, netdevs, run, wait_until
@@ -169,6 +171,24 @@ def test_devices_and_their_char_devices_are_found(rdma: RdmaNetlink, pfs: tuple[
     rdma.rename(found, "other0")
     assert [device.name for device in rdma.devices()] == ["other0"]
     rdma.rename(found, name)
+
+
+def test_soft_roce_that_a_pod_made_is_not_the_hosts(pfs: tuple[Pf, ...], rxe: Any, netns: Callable[[], str]) -> None:
+    """All see it, with the name of the interface that it is over; and pods call theirs as they like."""
+    own, pod, (pf, _) = rxe(pfs[0].netdev), netns(), pfs
+    ip("-n", pod, "link", "add", pf.netdev, "type", "dummy")
+    run("ip", "netns", "exec", pod, "rdma", "link", "add", "another", "type", "rxe", "netdev", pf.netdev)
+    try:
+        assert Path(RXE, "another/parent").read_text().strip() == pf.netdev
+        with closing(Machine.open()) as machine:
+            snapshot = machine.scan()
+            for seen in (snapshot, machine.rescan(snapshot, of_function(pf.address))):
+                assert [rdma.name for rdma in seen.by_address[pf.address].rdma_devices] == [own]
+            found = machine.find_rdma(pf.address)
+            assert found is not None
+            assert found.name == own
+    finally:
+        run("rdma", "link", "delete", "another")
 
 
 def test_the_stock_driver_moves_nothing(

@@ -23,6 +23,7 @@ from agent.hardware.nvml_monitor import GpuMonitor
 from agent.hardware.rdma_netlink import (
     CMD_GET,
     CMD_GET_CHARDEV,
+    CMD_PORT_GET,
     CMD_SET,
     CMD_SYS_GET,
     CMD_SYS_SET,
@@ -34,6 +35,7 @@ from agent.hardware.rdma_netlink import (
     NLM_F_DUMP,
     NLMSG_DONE,
     NLMSG_ERROR,
+    PORT_INDEX,
     RdmaNetlink,
     decode_char_device,
     decode_device,
@@ -168,6 +170,31 @@ def test_a_device_that_came_back_under_a_name_that_is_no_text_is_found(tmp_path:
             assert seen.name.encode()  # the books take it
         kernel.theirs.close()
     assert found == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("told", "is_own"),
+    [
+        (attribute(50, struct.pack("=I", 7)) + attribute(51, b"eth0\0"), True),
+        (attribute(3, struct.pack("=I", 1)), False),
+    ],
+    ids=["the host's", "a pod's"],
+)
+def test_the_kernel_names_an_interface_to_its_own_namespace_only(told: bytes, is_own: bool) -> None:
+    devices = Kernel(message(NLDEV_GET, device(4, "rxe0", 1)), ended(NLMSG_DONE, 0))
+    port = Kernel(message(5 << 10 | CMD_PORT_GET, told))
+    kernels = iter((devices, port))
+    with closing(RdmaNetlink(connect=lambda: next(kernels)())) as rdma:
+        assert rdma.is_over_own_interface("rxe0") == is_own
+    assert devices.asked() == encode(CMD_GET, NLM_F_DUMP)
+    assert port.asked() == encode(CMD_PORT_GET, 0, (DEV_INDEX, 4), (PORT_INDEX, 1))
+
+
+def test_a_device_that_is_gone_or_refused_is_over_no_interface_of_the_host() -> None:
+    for kernel in (Kernel(ended(NLMSG_DONE, 0)), Kernel(ended(NLMSG_ERROR, errno.EPERM))):
+        with closing(through(kernel)) as rdma:
+            assert not rdma.is_over_own_interface("rxe0")
+        kernel.theirs.close()
 
 
 def test_a_single_answer_needs_no_end() -> None:

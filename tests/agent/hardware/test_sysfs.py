@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from agent.errors import HardwareError
 from agent.hardware.sysfs import scan
+from agent.hardware.sysfs_changes import rescan
+from agent.model.change import of_function
 from agent.model.device import CharDevice, LinkLayer, Netdev, NumaNode, PciDevice, RdmaPort, Snapshot
 from agent.sim import recorded
 from hack.node_tree import Ids, NodeTree
@@ -192,9 +195,18 @@ def test_software_rdma_belongs_to_the_function_of_its_interface(tmp_path: Path, 
     tree.link("/sys/class/infiniband/rxe0", rxe)
     tree.files("/sys/devices/virtual/infiniband_verbs/uverbs0", ibdev="rxe0", dev="231:192")
     tree.link("/sys/class/infiniband_verbs/uverbs0", "/sys/devices/virtual/infiniband_verbs/uverbs0")
-    (device,) = scan(built(tree, tmp_path)).devices
+    root = built(tree, tmp_path)
+    found = scan(root)
+    (device,) = found.devices
     (rdma,) = device.rdma_devices
     assert (rdma.name, [c.path for c in rdma.char_devices]) == ("rxe0", ["/dev/infiniband/uverbs0"])
+    # A pod's, over its own interface of that name.
+    without = (replace(device, rdma_devices=()),)
+    assert scan(root, lambda name: name != "rxe0").devices == without
+    assert (
+        rescan(root, replace(found, devices=without), of_function(device.address), lambda _: False).devices == without
+    )
+    assert rescan(root, replace(found, devices=without), of_function(device.address)).devices == found.devices
 
 
 def test_software_rdma_on_a_bridge_belongs_to_nothing(tmp_path: Path) -> None:
