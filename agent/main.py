@@ -45,6 +45,7 @@ from agent.publication import ClusterApi, Publications
 from agent.reload import Reloader
 from agent.republication import Republication
 from agent.startup import check
+from agent.volumes import Volumes
 from deviceplugin.plugins import DevicePlugins
 from deviceplugin.resources import adapters_of
 
@@ -88,6 +89,8 @@ class Agent:
         self.obstacles = self._overview.obstacles
         self._gpu_errors = GpuErrors(self._health, self.registry, self._overview.events)
         self._heartbeat = Heartbeat()
+        sockets = (config.kubelet_dir / "device-plugins", config.kubelet_dir / "pod-resources", config.run_dir)
+        self._volumes = Volumes((*sockets, config.state_dir, config.cdi_dir))
         self.port = 0
         """Port of the endpoints, once open."""
 
@@ -204,7 +207,7 @@ class Agent:
         pages = Pages(
             metrics=self.metrics.render,
             status=self._overview.served,
-            health={"loop": self._heartbeat.stopped},
+            health={"loop": self._heartbeat.stopped, "volumes": self._volumes.lost},
             ready=checks,
             files=page.load(),
         )
