@@ -20,6 +20,7 @@ from agent.ledger.alarm import Alarm
 from agent.ledger.late import LateRows
 from agent.model.allocation import Attachment, AttachmentState, Undo
 from tests.agent.books import VF, attach, open_books, owner
+from tests.waiting import until
 
 OTHER = "0000:3b:00.3"
 
@@ -321,7 +322,7 @@ def test_a_row_whose_end_is_being_promised_does_not_become_attached_any_more(tmp
         promising = threading.Thread(target=books.begin_detach, args=[ids])
         with busy(folder):
             promising.start()
-            promising.join(0.2)
+            until(lambda: books._promised)
             with pytest.raises(LedgerError, match="not in state attaching"):
                 books.finish_attach(ids, {})
         promising.join(10)
@@ -350,7 +351,7 @@ def test_rows_that_wait_for_a_promise_to_be_written_do_not_become_attached_after
         finishing.join(0.2)
         promising = threading.Thread(target=books.begin_detach, args=[ids])
         promising.start()
-        promising.join(0.2)
+        until(lambda: books._promised)
         books._writing.release()
         finishing.join(10)
         promising.join(10)
