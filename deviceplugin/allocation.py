@@ -15,12 +15,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from agent import workers
 from agent.clients.kubelet import PodDevices
 from agent.config import Resource
 from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
@@ -133,7 +133,7 @@ class Allocator:
         self._book = book
         self._preference = Preference(clock, has_pod)
         # A thread of its own: the loop's common pool may be full of slow scans.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grant")
+        self._thread = workers.started(1, "grant")
 
     def close(self) -> None:
         """Take no more grants."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent import config as configuration
-from agent import logs
+from agent import logs, workers
 from agent.commands.exits import DONE, FAILED
 from agent.commands.options import Command, add_config, add_host, open_host
 from agent.commands.sources import add_sources, sources
@@ -59,6 +59,7 @@ def _run(options: argparse.Namespace) -> int:
     async def serve() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(workers.of_loop())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _stop, stop)
         host = open_host(options)
