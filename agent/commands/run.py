@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ def add(command: Command) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     logs.configure(sys.stderr, options.log_level, options.log_format)
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC's core writes past Python's logging
+    settle_grpc(os.environ)
     # A scan computes on a thread of its own. With the usual 5 ms an ADD beside it would wait that long after each
     # of its system calls.
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -77,6 +77,14 @@ def _run(options: argparse.Namespace) -> int:
 
     run_bounded(serve())
     return DONE
+
+
+def settle_grpc(environment: MutableMapping[str, str]) -> None:
+    """Say how gRPC's core is to behave, before it is imported. What an administrator has said stays."""
+    environment.setdefault("GRPC_VERBOSITY", "ERROR")  # it writes past Python's logging
+    # Else it ends its threads at each fork(2), and aborts the process if it cannot have them again. An IPAM plugin is
+    # started by vfork(2), but by fork where that fails (_posixsubprocess): on a node without a thread to spare.
+    environment.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def run_bounded(work: Coroutine[Any, Any, None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -34,3 +35,39 @@ def test_an_error_that_nobody_expected_is_said_before_threads_are_waited_for() -
     said = end_by("ValueError").stderr
     assert "the agent ends by an error that nobody expected" in said
     assert "ValueError: 0000:3b:00.2" in said
+
+
+FORKS = """
+import asyncio, os
+from agent.commands.run import settle_grpc
+settle_grpc(os.environ)
+import grpc.aio
+
+def threads():
+    return set(os.listdir("/proc/self/task"))
+
+async def work():
+    server = grpc.aio.server()
+    server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    before = threads()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(len(before), len(before - threads()))
+    await server.stop(None)
+
+asyncio.run(work())
+"""
+
+
+def test_a_fork_takes_no_thread_from_grpc() -> None:
+    """It would need new ones then, and abort the agent on a node that has run out of threads."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    threads, ended = map(int, done.stdout.split())
+    assert threads > 1
+    assert ended == 0
