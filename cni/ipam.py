@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ CHECK_SINCE = "0.4.0"
 COLLECT_SINCE = "1.1.0"
 BUSY_TRIES, BUSY_SECONDS = 5, 1.0
 _SHOWN = 300
+_CRASH = re.compile(r"^(runtime|fatal error|panic): ", re.MULTILINE)
 _HAS_NO_CHECK = "CHECK method is not implemented"
 
 log = logging.getLogger(__name__)
@@ -182,12 +184,19 @@ def _ask(command: str, document: Mapping[str, Any], call: IpamCall, seconds: flo
     if not isinstance(answer, dict):
         answer = {}
     if done.status != 0:
-        text = str(answer.get("msg") or done.stderr.decode(errors="replace").strip() or "no message")[-_SHOWN:]
+        text = str(answer.get("msg") or "")[-_SHOWN:] or _last_words(done.stderr) or "no message"
         code = answer.get("code")
         raise IpamFailed(
             kind, f"{command} failed: {text}{_remedy(kind, text)}", code if isinstance(code, int) else None
         )
     return answer
+
+
+def _last_words(stderr: bytes) -> str:
+    """Return what a plugin said last. A Go program that crashes says why first, and lists its registers last."""
+    text = stderr.decode(errors="replace").strip()
+    crash = _CRASH.search(text)
+    return text[crash.start() :].partition("\n\n")[0][:_SHOWN] if crash else text[-_SHOWN:]
 
 
 def _run_program(

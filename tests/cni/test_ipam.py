@@ -112,6 +112,11 @@ def test_a_plugin_that_is_not_on_the_path_is_named(path: str) -> None:
     [
         ("""echo '{"code": 11, "msg": "no more addresses", "details": "x"}'; exit 1""", "no more addresses", 11),
         ("echo broken >&2; exit 1", "broken", None),
+        (
+            "(echo 'runtime: no new OS thread'; echo 'fatal error: x'; echo; seq 1 2000) >&2; exit 2",
+            "runtime: no new OS thread\nfatal error: x",
+            None,
+        ),
         ("exit 3", "no message", None),
         ("echo garbage; exit 1", "no message", None),
         ("""echo '["list"]'; exit 1""", "no message", None),
