@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agent.errors import RequestInvalid
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
+from agent.model.shares import is_share_id
 from cni import chained_rdma, check, foreign, readiness
 from cni.adoption import Adopter
 from cni.attach import BUSY_SECONDS, Attaching
@@ -69,7 +72,17 @@ class Attachments(Detaching):
         """Attach the call's devices and return the CNI result. The same ADD again answers the same."""
         if call.conf.kind == chained_rdma.KIND:
             return chained_rdma.add(self._ledger, self._snapshot(), call)
-        return self._attaching.add(call)
+        return self._attaching.add(self._upon_adapter(call))
+
+    def _upon_adapter(self, call: Call) -> Call:
+        """Put an adapter in the place of the share of it by which Multus names it: the share is what kubelet gave."""
+        share = call.conf.device
+        if share is None or not is_share_id(share):
+            return call
+        adapter = next((grant.device for grant in self._ledger.grants() if grant.unit_id == share), None)
+        if adapter is None and call.conf.master is None:
+            raise RequestInvalid(f"deviceID {share} is a share that kubelet has given to no pod")
+        return replace(call, conf=replace(call.conf, device=adapter))
 
     def delete(self, call: Call) -> None:
         """Promise to detach what this container and interface own. Nothing owned is success."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from agent.errors import RequestInvalid
 from agent.model.device import is_pci_address
+from agent.model.shares import is_share_id
 from agent.model.slots import is_slot_id
 
 MAX_BYTES = 1 << 20
@@ -227,10 +228,13 @@ class Fields:
         value = self.take(key, lambda v: isinstance(v, str) and (v == "" or is_pci_address(v.lower())), want)
         return value.lower() if value else None
 
-    def device(self, key: str) -> str | None:
-        """Read a device as kubelet knows it: its PCI address, or the slot that it was chosen for."""
+    def device(self, key: str, *, shares: bool = False) -> str | None:
+        """Read a device as kubelet knows it: its PCI address, or the slot that it was chosen for.
+
+        With `shares` it may also be an adapter of which the pod has a share.
+        """
         want = "a PCI address such as 0000:3b:02.1, or a slot such as slot-rdma:vf-0-3"
-        value = self.take(key, lambda v: isinstance(v, str) and (v == "" or _is_device(v)), want)
+        value = self.take(key, lambda v: isinstance(v, str) and (v == "" or _is_device(v, shares)), want)
         if not value:
             return None
         return str(value) if is_slot_id(value) else str(value).lower()
@@ -243,8 +247,8 @@ class Fields:
         return tuple(key for key in self.document if key not in self.asked)
 
 
-def _is_device(text: str) -> bool:
-    return is_pci_address(text.lower()) or is_slot_id(text)
+def _is_device(text: str, shares: bool) -> bool:
+    return is_pci_address(text.lower()) or is_slot_id(text) or (shares and is_share_id(text))
 
 
 def unicast_mac(text: str) -> str | None:

@@ -28,6 +28,8 @@ WITH_DEVICE = (OWN, "sriov", "ib-sriov")
 """The others take no device by what Multus calls it besides deviceID: it may be a share of an adapter, such as 17, or a
 subfunction."""
 MODES = ("vf", "nic", "ipoib", "macvlan")
+OF_SHARES = ("ipoib", "macvlan")
+"""Modes that build upon an adapter, and so for who has a share of it."""
 MACVLAN_MODES = ("bridge", "private", "vepa", "passthru")
 LINK_STATES = ("auto", "enable", "disable")
 MAX_MTU = 65520
@@ -111,9 +113,10 @@ def passed_over(fields: Fields) -> tuple[str, ...]:
 
 def _own(fields: Fields, runtime: Fields, args: Fields) -> Wanted:
     guids = runtime.guid("infinibandGUID"), args.guid("guid"), fields.guid("guid")
+    mode = fields.word("mode", MODES) or "vf"
     found = Wanted(
-        mode=fields.word("mode", MODES) or "vf",
-        device=fields.device("deviceID"),
+        mode=mode,
+        device=fields.device("deviceID", shares=mode in OF_SHARES),
         settings=_settings(fields, fields.switch),
         mtu=fields.whole("mtu", 68, MAX_MTU),
         guid=next(filter(None, guids), None),

@@ -46,7 +46,7 @@ class NetConf:
     cni_version: str
     name: str
     device: str | None
-    """PCI address, or a slot; None to take the pod's granted devices."""
+    """PCI address, a slot, or a share of an adapter; None to take the pod's granted devices."""
     settings: VfSettings
     mtu: int | None
     ipam: Mapping[str, Any] | None
@@ -115,7 +115,8 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
     wanted = kinds.read(kind, fields, runtime, args)
     devices: tuple[str | None, ...] = (wanted.device,)
     if kind in kinds.WITH_DEVICE:  # all are read before one is chosen: Multus gives deviceID and pciBusID at once
-        devices += fields.device("pciBusID"), runtime.device("deviceID")
+        shares = wanted.mode in kinds.OF_SHARES
+        devices += fields.device("pciBusID", shares=shares), runtime.device("deviceID", shares=shares)
     macs: tuple[str | None, ...] = ()
     if kind in kinds.WITH_MAC:
         macs = runtime.mac("mac"), _args_mac(cni_args or {}), wanted.settings.mac

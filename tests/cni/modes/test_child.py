@@ -131,6 +131,24 @@ def test_a_parent_can_be_named_by_its_pci_address(macvlans: tuple[Rig, Kernel]) 
     rig.check("c1", pod, mode="macvlan", deviceID=PF)
 
 
+def test_a_share_stands_for_the_adapter_that_it_is_of(macvlans: tuple[Rig, Kernel]) -> None:
+    """Multus names what kubelet gave for the network's resourceName."""
+    rig, kernel = macvlans
+    pod, share = rig.pod(), "hca-946dae0300000000-7"
+    named: dict[str, Any] = {"mode": "macvlan", "deviceID": share, "pciBusID": share}
+    with pytest.raises(RequestInvalid, match=f"{share} is a share that kubelet has given to no pod"):
+        rig.add("c1", pod, **named)
+    rig.ledger.grant("rdma/hca", {"hca-946dae0300000000-6": tiny_node.vf(0), share: PF})
+    answer = rig.add("c1", pod, **named)
+    assert looked_up(rig, kernel, pod) is not None
+    assert rig.add("c1", pod, **named) == answer
+    rig.check("c1", pod, **named)
+    rig.delete("c1", pod, **named)
+    until(lambda: not rig.ledger.attachments())
+    with pytest.raises(RequestInvalid, match="deviceID must be a PCI address"):
+        rig.add("c1", pod, mode="nic", deviceID=share)
+
+
 def test_it_is_found_and_removed_after_a_rename_in_the_pod(macvlans: tuple[Rig, Kernel]) -> None:
     rig, kernel = macvlans
     pod = rig.pod()
