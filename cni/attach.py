@@ -306,10 +306,16 @@ class Attaching:
         """Raise HardwareError for a device with another verbs node than its container was promised.
 
         A mode sees to it for its own steps. But numbers change at other pods' moves and failed ADDs, too, and kubelet
-        keeps to what Allocate answered once, however often it makes the pod's sandbox anew.
+        keeps to what Allocate answered once, however often it makes the pod's sandbox anew. What a slot was bound to
+        was chosen by a scan, which may be of before such a change.
         """
         promised = self._verbs_node(row.device)
-        if promised is not None and any(not is_slot_id(unit) for unit in self._ledger.granted_units(row.device)):
+        binding = self._ledger.binding_on(row.device)
+        if binding is not None and binding.container_id == row.owner.container_id:
+            promised = rdma.node_of_edits(binding.edits)
+        elif promised is not None and all(map(is_slot_id, self._ledger.granted_units(row.device))):
+            promised = None
+        if promised is not None:
             rdma.require_node(self._host, row, netns, promised)
 
     def _undo_failed_add(self, row: Attachment, netns: int) -> None:

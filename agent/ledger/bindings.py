@@ -84,6 +84,11 @@ class BindingBook(GrantBook):
         self._check_open()
         return self._bindings.get(unit_id)
 
+    def binding_on(self, device: str) -> Binding | None:
+        """Return the binding of a device."""
+        self._check_open()
+        return next(iter(self._bindings.of_device(device)), None)
+
     def _drop(self, bindings: Sequence[Binding]) -> None:
         if not bindings:
             return

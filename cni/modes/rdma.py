@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from agent.errors import DeviceBusy, DriverUnavailable, HardwareError, NetlinkFailed
 from agent.hardware.host import Host, RdmaLink
@@ -120,6 +121,13 @@ def require_node(host: Host, row: Attachment, netns: int, promised: str) -> None
         given = node(host, found) if found is not None else None
     if found is not None:
         refuse_other_node(row.device, found, promised, given)
+
+
+def node_of_edits(edits: Mapping[str, Any]) -> str | None:
+    """Name the verbs node of the host that a slot's CDI spec promises; None if it is not one."""
+    files = (str(each.get("hostPath") or each.get("path", "")) for each in edits.get("deviceNodes", ()))
+    found = [file for file in files if file.startswith("/dev/infiniband/uverbs")]
+    return found[0] if len(found) == 1 else None
 
 
 def node(host: Host, device: RdmaLink, netns: int | None = None) -> str | None:
