@@ -17,6 +17,9 @@ CLONE_NEWNET = 0x40000000
 MAX_LOOKED_AT = 100_000
 """So many processes and bound namespaces are looked at to find a lost one."""
 
+FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""PROC_PID_INIT_INO in include/linux/proc_ns.h"""
+
 T = TypeVar("T")
 
 
@@ -103,10 +106,17 @@ def is_hidden(netns: NetnsId, path: str) -> bool:
     """Tell whether nobody here can say if a namespace still is at its path.
 
     Gone, in a folder that is seen, means that the runtime has removed it. A plain file there is one whose mount
-    did not reach this process (mount propagation is off).
+    did not reach this process (mount propagation is off). A path in /proc, as of Docker, is in the host's: a container
+    has its own, with other processes under these numbers.
     """
     bound = Path(path)
+    if bound.parts[:2] == ("/", "proc") and not _sees_all_processes():
+        return True
     try:
         return bound.stat().st_dev != netns.device
     except OSError:
         return not bound.parent.exists() and bound.parts[:2] != ("/", "proc")
+
+
+def _sees_all_processes() -> bool:
+    return os.stat("/proc/self/ns/pid").st_ino == FIRST_PID_NAMESPACE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,3 +95,13 @@ def test_a_process_that_gets_no_thread_is_told_so_as_of_any_failure(other: int) 
     finally:
         threading.stack_size(former)
     assert netns.run_in(other, inode) == os.fstat(other).st_ino
+
+
+def test_a_process_of_the_host_is_hidden_from_a_container(own_network: None) -> None:
+    """Docker names namespaces by processes, and a container has others under these numbers, or none."""
+    script = "from agent.hardware import netns; print(netns.is_hidden(netns.own(), '/proc/4194305/ns/net'))"
+    program = [sys.executable, "-c", script]
+    apart = ["unshare", "--pid", "--fork", *program]
+    assert subprocess.run(apart, check=True, capture_output=True, text=True).stdout == "True\n"
+    if os.stat("/proc/self/ns/pid").st_ino == netns.FIRST_PID_NAMESPACE:
+        assert subprocess.run(program, check=True, capture_output=True, text=True).stdout == "False\n"
