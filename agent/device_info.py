@@ -34,6 +34,7 @@ MODE = 0o444
 MAX_BYTES = 65536
 ATTACHED = ("k8s.cni.cncf.io", "devinfo", "cni")
 """How the path of the folder ends that attachments' files are in, wherever the host is mounted."""
+_PLACES = (f"{FOLDER}/cni", "/run/k8s.cni.cncf.io/devinfo/cni")
 _SUFFIX = "-device.json"
 _PCI_ADDRESS = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 
@@ -76,7 +77,8 @@ def write_attached(path: str, document: Mapping[str, Any]) -> None:
             "the device-info file %s is not written: such files are in a folder .../%s", path, "/".join(ATTACHED)
         )
     elif not os.path.exists(path):  # Path's own raises for a name that is too long
-        _write(Path(path), document)
+        # Elsewhere than where it belongs no more than the last folder is made, which nobody takes away again.
+        _write(Path(path), document, parents=os.path.dirname(path) in _PLACES)
 
 
 def remove_attached(path: str, address: str) -> None:
@@ -172,14 +174,14 @@ def _dashed(resource_name: str) -> str:
     return resource_name.replace("/", "-")
 
 
-def _write(file: Path, document: Mapping[str, Any]) -> None:
+def _write(file: Path, document: Mapping[str, Any], *, parents: bool = True) -> None:
     """Put a file in its place whole. With few system calls: a container with eight VFs waits for eight files."""
     path, fresh = str(file), str(file.with_name(f".{file.name}.{os.getpid()}"))
     try:
         try:
             descriptor = _create(fresh)
         except FileNotFoundError:
-            file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            file.parent.mkdir(mode=0o755, parents=parents, exist_ok=True)
             descriptor = _create(fresh)
         except FileExistsError:  # of a process that was killed, and had this one's number
             os.unlink(fresh)

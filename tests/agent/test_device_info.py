@@ -78,6 +78,7 @@ def test_a_vdpa_device_is_described_as_one(vdpa: VdpaDevice, more: dict[str, str
     told = {"pci-address": VF, "parent-device": "vdpa0", "pf-pci-address": PF, **more}
     assert document == {"type": "vdpa", "version": "1.1.0", "vdpa": told}
     file = tmp_path / ATTACHED / "attached.json"
+    file.parent.mkdir(parents=True)
     write_attached(str(file), document)
     remove_attached(str(file), VF)
     assert not file.exists()
@@ -166,6 +167,7 @@ def test_a_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
 
 def test_an_attachments_file_is_written_unless_it_is_there(tmp_path: Path) -> None:
     path = tmp_path / ATTACHED / "net-c1_net1"
+    path.parent.parent.mkdir(parents=True)
     write_attached(str(path), DOCUMENT)
     assert json.loads(path.read_text()) == DOCUMENT
     write_attached(str(path), {**DOCUMENT, "x": 1})
@@ -196,7 +198,11 @@ def test_a_file_that_tells_of_another_device_or_of_none_stays(tmp_path: Path, te
 
 
 @pytest.mark.parametrize(
-    "place", ["networks/rails/10.0.0.5", "spool/1.del", "devinfo/cni/x", f"{ATTACHED}/x/y", f"{ATTACHED}.d/x"]
+    "place",
+    [
+        *("networks/rails/10.0.0.5", "spool/1.del", "devinfo/cni/x", f"{ATTACHED}/x/y", f"{ATTACHED}.d/x"),
+        *(f"{ATTACHED}/x", f"as/many/folders/as/a/tenant/likes/{ATTACHED}/x"),
+    ],
 )
 def test_an_attachments_file_is_made_and_removed_nowhere_but_in_the_folder_for_it(tmp_path: Path, place: str) -> None:
     """Who may write networks of a namespace says where it is, and the agent is root."""
@@ -206,4 +212,4 @@ def test_an_attachments_file_is_made_and_removed_nowhere_but_in_the_folder_for_i
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(DOCUMENT))
     remove_attached(str(path), VF)
-    assert path.exists()
+    assert path.exists() != place.endswith(f"{ATTACHED}/x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ CHAINED = {"prevResult": {"cniVersion": "1.1.0", "interfaces": [{"name": "eth0"}
 
 
 def asked(path: Path) -> dict[str, Any]:
-    """Ask for a file, as Multus does."""
+    """Ask for a file, as Multus does, whose folder is there."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
     return {"runtimeConfig": {"CNIDeviceInfoFile": str(path)}}
 
 
