@@ -15,6 +15,12 @@ from cni.call import Call
 COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 """Commands that did not exist from the start, and the version that brought them."""
+MAX_CONF = 64 << 10
+"""Bytes of a configuration with prevResult, but of GC's, which lists all attachments of a node.
+
+A namespace's users may write networks. What an ADD says is kept while its pod lives, and decoded it may take twenty
+times as much memory; many come at once.
+"""
 
 _CONTAINER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _IFNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
@@ -30,7 +36,7 @@ def read(command: str, request: protocol.Request) -> Call:
     """
     args = _cni_args(command, _text(command, request, "CNI_ARGS"))
     try:
-        conf = netconf.parse(request.stdin, args)
+        conf = _conf(command, request.stdin, args)
     except RequestInvalid as error:
         if command != "DEL":
             raise
@@ -48,9 +54,18 @@ def read(command: str, request: protocol.Request) -> Call:
 def version_of(request: protocol.Request) -> str:
     """Tell in which version an error should be told: the configuration's, if it can be read at all."""
     try:
-        return netconf.version_in(request.stdin)
+        return netconf.version_in(request.stdin if len(request.stdin) <= MAX_CONF else b"")
     except RequestInvalid:
         return netconf.SUPPORTED_VERSIONS[-1]
+
+
+def _conf(command: str, text: bytes, args: Mapping[str, str]) -> netconf.NetConf:
+    if command != "GC" and len(text) > MAX_CONF:
+        raise RequestInvalid(
+            f"the network configuration has {len(text)} bytes with prevResult, and {MAX_CONF} are allowed: make it"
+            " smaller"
+        )
+    return netconf.parse(text, args)
 
 
 def _call(command: str, request: protocol.Request, conf: netconf.NetConf, args: Mapping[str, str]) -> Call:

@@ -62,7 +62,8 @@ class CniServer:
         self._guard = threading.Lock()
         self._waiting = 0
         """How many threads wait for a connection."""
-        self._told: set[tuple[str, str, tuple[str, ...]]] = set()
+        self._told: set[tuple[str, str, int]] = set()
+        """Type, name and keys, which may be thousands, of networks that were told of."""
         self._ending = threading.Event()
         self._listener: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
@@ -246,7 +247,7 @@ class CniServer:
         conf = call.conf
         if not conf.ignored:
             return
-        said = conf.kind, conf.name, conf.ignored
+        said = conf.kind, conf.name, hash(conf.ignored)
         if said not in self._told and len(self._told) < MAX_TOLD:
             self._told.add(said)
             log.warning(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import socket
 import struct
+import tracemalloc
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -155,6 +157,20 @@ def test_keys_without_effect_are_told_of_once(door: Door, caplog: pytest.LogCapt
     assert told == ["network rails of type sriov has keys that mean nothing: SelectorObj"]
 
 
+def test_what_keys_have_no_effect_is_not_kept(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    """A network may have thousands, and another the next time."""
+    caplog.set_level(logging.ERROR, "cni.server")
+    tracemalloc.start()
+    try:
+        for first in range(40):
+            keys = {f"{first:02}{number:03}": 0 for number in range(1000)}
+            assert door.ask("ADD", {**CONF, "type": "sriov", "deviceID": "0000:3b:00.2", **keys})[0] == 0
+            door.attachments.calls.clear()
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize(
     ("error", "code", "reason"),
     [
@@ -241,6 +257,19 @@ def test_a_wrong_configuration_has_its_code_and_does_not_stop_a_del(door: Door, 
     assert door.ask("DEL", conf, netns=False, CNI_NETNS="") == (0, None)
     ((command, call),) = door.attachments.calls
     assert (command, call.container_id, call.netns) == ("DEL", "c1", None)
+
+
+def test_a_configuration_that_is_too_long_to_be_kept_is_refused_and_does_not_stop_a_del(door: Door) -> None:
+    long = {**NEWEST, "args": {"cni": {"x": "y" * (64 << 10)}}}
+    for command in ("ADD", "CHECK", "STATUS"):
+        status, document = door.ask(command, long)
+        assert (status, document["code"], document["cniVersion"]) == (1, 7, "1.1.0")
+        assert "bytes with prevResult, and 65536 are allowed" in document["msg"]
+    assert door.attachments.calls == []
+    assert door.ask("DEL", long) == (0, None)
+    kept = [{"containerID": f"{number:064x}", "ifname": "net1"} for number in range(2000)]
+    assert door.ask("GC", {**NEWEST, "cni.dev/valid-attachments": kept}) == (0, None)
+    assert [command for command, _ in door.attachments.calls] == ["DEL", "GC"]
 
 
 def test_arguments_that_cannot_be_read_do_not_stop_a_del(door: Door) -> None:
