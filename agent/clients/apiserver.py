@@ -13,14 +13,14 @@ import importlib.util
 import json
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from agent.clients.api_answers import body_of, decoded, lines_of, refusal, translated
+from agent.clients.api_answers import body_of, decoded, lines_of, listed, refusal, translated
 from agent.clients.cutoff import Cutoff
 from agent.errors import AgentError, ConfigError, Refused, Unavailable
 
@@ -142,10 +142,16 @@ class ApiServer:
         """Create an object in the collection of this path. Raises Unavailable."""
         return self._call("POST", f"{path}?{urlencode({'fieldManager': FIELD_MANAGER})}", document)
 
-    def list_pods(self, node_name: str) -> dict[str, Any]:
-        """List the pods bound to a node, as fresh as the server's cache. Raises Unavailable."""
+    def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], object] = lambda pod: pod) -> dict[str, Any]:
+        """List what `read` makes of the pods bound to a node, as fresh as the server's cache. Raises Unavailable."""
         query = urlencode({"fieldSelector": f"spec.nodeName={node_name}", "resourceVersion": "0"})
-        return self._call("GET", f"/api/v1/pods?{query}")
+        path, where = f"/api/v1/pods?{query}", "GET /api/v1/pods"
+        with self._one_at_a_time, self._answer("GET", path, None, "application/json", READ_SECONDS) as response:
+            with translated(where):
+                if response.status == 200:
+                    return listed(response, read, where)
+                data = body_of(response)
+            raise refusal(response.status, response.headers.get("Retry-After"), data, where)
 
     def watch_pods(
         self, node_name: str, since: str, seconds: int, cutoff: Cutoff | None = None

@@ -53,7 +53,7 @@ class PodLister(Protocol):
     A watch that is cut off comes back at once, and raises nothing.
     """
 
-    def list_pods(self, node_name: str) -> dict[str, Any]: ...
+    def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], object]) -> dict[str, Any]: ...
 
     def watch_pods(
         self, node_name: str, since: str, seconds: int, cutoff: Cutoff | None = None
@@ -134,10 +134,10 @@ class PodWatch:
         self._pause(self._chance() * rest)
 
     def _list(self) -> None:
-        answer = self._api.list_pods(self._node_name)
+        answer = self._api.list_pods(self._node_name, read_pod)
         if self._stopped.is_set():
             return
-        found = [read_pod(item) for item in answer.get("items") or () if isinstance(item, dict)]
+        found: list[WatchedPod] = answer.get("items") or []
         self._version = str(answer.get("metadata", {}).get("resourceVersion", "0"))
         self._pods = {pod.uid: pod for pod in found}
         self._well()

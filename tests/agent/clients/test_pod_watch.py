@@ -51,10 +51,10 @@ class Script:
             raise answer
         return answer
 
-    def list_pods(self, node_name: str) -> dict[str, Any]:
+    def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         self.calls.append(("list", node_name))
         version, items = self.take()
-        return {"metadata": {"resourceVersion": version}, "items": items}
+        return {"metadata": {"resourceVersion": version}, "items": list(map(read, items))}
 
     def watch_pods(
         self, node_name: str, since: str, seconds: int, cutoff: Cutoff | None = None

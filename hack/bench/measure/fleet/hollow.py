@@ -90,9 +90,9 @@ class CountedApi:
         self.writes += 1
         return self._client.create(path, document)
 
-    def list_pods(self, node_name: str) -> dict[str, Any]:
+    def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """As the client's."""
-        return self._client.list_pods(node_name)
+        return self._client.list_pods(node_name, read)
 
     def watch_pods(
         self, node_name: str, since: str, seconds: int, cutoff: Cutoff | None = None
