@@ -19,6 +19,9 @@ from cni.netconf import VALID_ATTACHMENTS
 from cni.result import Leases
 
 TIMEOUT_SECONDS = 30.0
+ADD_SECONDS = 125.0
+"""whereabouts gives itself two minutes for an address (AddTimeLimit), and needs them where a job starts on a hundred
+nodes at once (k8snetworkplumbingwg/whereabouts#313)."""
 VERSIONS = ("1.1.0", "1.0.0", "0.4.0", "0.3.1", "0.3.0")
 """What we can speak with a plugin, newest first. Before 0.3.0 a result looks otherwise."""
 CHECK_SINCE = "0.4.0"
@@ -52,7 +55,7 @@ class IpamMissing(IpamFailed):
     """The plugin is not installed, or cannot be run."""
 
 
-def add(document: Mapping[str, Any], call: IpamCall, seconds: float = TIMEOUT_SECONDS) -> Leases:
+def add(document: Mapping[str, Any], call: IpamCall, seconds: float = ADD_SECONDS) -> Leases:
     """Ask for addresses. Raises IpamFailed; then nothing was leased that `delete` would not return."""
     result = _run("ADD", document, call, seconds)
     try:

@@ -31,13 +31,14 @@ from cni.orphans import Orphans
 from cni.result import Leases
 
 ALONE_SECONDS = 35.0
-"""Longer than a plugin may take."""
+"""Longer than a release may take."""
 MAX_GROUPS = 8
 MAX_AT_WORK = 4
 """So many plugins of one type run at once, however many VFs come back when a job ends: they share the memory that the
 agent may have, and one that talks to the API server takes tens of megabytes of it."""
-TURN_SECONDS, RELEASE_TURN_SECONDS = 30.0, 10.0
-"""How long to wait for that; what is to be given back may be owed instead."""
+TURN_SECONDS, ADD_TURN_SECONDS, RELEASE_TURN_SECONDS = 30.0, 90.0, 10.0
+"""How long to wait for that; what is to be given back may be owed instead. With the plugin's own time an ADD stays
+below what the relay waits for (cni/shim/relay.c), and that below kubelet's four minutes for a sandbox."""
 HUNG_SECONDS = 60.0
 """So long after a plugin has hung nobody but `settle`, and an ADD, waits for it again."""
 WITH_INTERFACE = "dhcp"
@@ -67,12 +68,13 @@ class LeaseBook:
         ledger: Ledger,
         *,
         seconds: float = ipam.TIMEOUT_SECONDS,
+        add_seconds: float = ipam.ADD_SECONDS,
         clock: Callable[[], float] = time.time,
         uptime: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`seconds` is what one call of a plugin may take."""
+        """`seconds` is what one call of a plugin may take, `add_seconds` one that asks for addresses."""
         self._ledger = ledger
-        self._seconds = seconds
+        self._seconds, self._add_seconds = seconds, add_seconds
         self._clock = clock
         self._uptime, self._began = uptime, uptime()
         self._taken: set[tuple[str, str]] = set()
@@ -101,8 +103,8 @@ class LeaseBook:
             for owed in self._ledger.owed_leases_of(container_id, ifname):
                 self._delete(owed)
                 self._ledger.settle_lease(owed.lease_id)
-            with self._call(row) as call:
-                return ipam.add(row.request["network"], call, self._seconds)
+            with self._call(row, ADD_TURN_SECONDS) as call:
+                return ipam.add(row.request["network"], call, self._add_seconds)
 
     def give_back(self, row: Attachment, turn_seconds: float = RELEASE_TURN_SECONDS) -> bool:
         """Give an attachment's addresses back, if it has any. False if they are still to be given back."""

@@ -19,8 +19,8 @@ from pathlib import Path
 PATTERN = "ipam-*.lock"
 OWN = re.compile(r"ipam-[0-9a-f]{8}\.lock")
 """Every such file, and no other program's."""
-ORPHAN_SECONDS = 60.0
-"""After so long what still holds a file is a daemon that some plugin left behind, not the plugin."""
+ORPHAN_SECONDS = 130.0
+"""Longer than a plugin may take: what still holds a file then is a daemon that it left behind."""
 
 log = logging.getLogger(__name__)
 

@@ -52,9 +52,10 @@ struct command {
     int64_t stream_ms; /* wait for the runtime to end its input, and to take our output */
 };
 
-/* STATUS: kubelet asks every 5 s on a loop that also tells whether the runtime lives, so it is answered at once. */
+/* ADD: kubelet gives a sandbox four minutes, and addresses may take most of them: cni/leases.py.
+ * STATUS: kubelet asks every 5 s on a loop that also tells whether the runtime lives, so it is answered at once. */
 static const struct command commands[] = {
-    {"ADD", NAMESPACE_NEEDED, TELL, true, TRY_AGAIN_LATER, 10000, 90000, STREAM_WAIT_MS},
+    {"ADD", NAMESPACE_NEEDED, TELL, true, TRY_AGAIN_LATER, 10000, 230000, STREAM_WAIT_MS},
     {"DEL", NAMESPACE_IF_THERE, KEEP, false, TRY_AGAIN_LATER, 100, 20000, STREAM_WAIT_MS},
     {"CHECK", NAMESPACE_NEEDED, TELL, true, TRY_AGAIN_LATER, 10000, 90000, STREAM_WAIT_MS},
     {"GC", NO_NAMESPACE, TELL, true, TRY_AGAIN_LATER, 10000, 90000, STREAM_WAIT_MS},

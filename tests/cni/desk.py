@@ -19,11 +19,17 @@ PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 class Desk:
     """A lease book on real books, and plugins made of shell scripts."""
 
-    def __init__(self, folder: Path, books: Ledger, seconds: float = 30.0) -> None:
+    def __init__(self, folder: Path, books: Ledger, seconds: float = 30.0, add_seconds: float | None = None) -> None:
         self.folder = folder
         self.books = books
         self.now = time.time()
-        self.leases = LeaseBook(books, seconds=seconds, clock=lambda: self.now, uptime=lambda: self.now)
+        self.leases = LeaseBook(
+            books,
+            seconds=seconds,
+            add_seconds=add_seconds or seconds,
+            clock=lambda: self.now,
+            uptime=lambda: self.now,
+        )
         self._devices = 0
 
     def plugin(self, name: str, script: str) -> None:
@@ -55,9 +61,9 @@ class Desk:
 
 
 @contextmanager
-def open_desk(folder: Path, seconds: float = 30.0) -> Iterator[Desk]:
+def open_desk(folder: Path, seconds: float = 30.0, add_seconds: float | None = None) -> Iterator[Desk]:
     with open_books(folder) as books:
-        desk = Desk(folder, books, seconds)
+        desk = Desk(folder, books, seconds, add_seconds)
         try:
             yield desk
         finally:

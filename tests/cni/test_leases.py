@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,8 @@ from agent.errors import AttachmentError, IpamFailed
 from agent.model.allocation import Attachment
 from cni.call import GrantedDevice
 from cni.finding import Finder
-from cni.leases import FORGET_SECONDS, HUNG_SECONDS, MAX_AT_WORK, MAX_OWED, LeaseBook
+from cni.ipam import ADD_SECONDS
+from cni.leases import ADD_TURN_SECONDS, FORGET_SECONDS, HUNG_SECONDS, MAX_AT_WORK, MAX_OWED, LeaseBook
 from cni.locks import DeviceLocks
 from cni.orphans import ORPHAN_SECONDS, Orphans
 from tests.cni.desk import PLUGINS, Desk, open_desk
@@ -151,6 +153,23 @@ def test_who_waits_too_long_for_its_turn_owes_its_lease(desk: Desk) -> None:
     for thread in threads:
         thread.join()
     assert desk.leases.give_back(late)
+
+
+def test_an_address_may_take_longer_than_its_release(tmp_path: Path) -> None:
+    with open_desk(tmp_path, seconds=1, add_seconds=60) as desk:
+        desk.plugin("stub", f"[ $CNI_COMMAND = ADD ] || exec sleep 1000; sleep 2; {stub_answer('10.0.0.2/24')}")
+        row = desk.row("c1")
+        assert desk.leases.take(row).addresses == ("10.0.0.2/24",)
+        assert not desk.leases.give_back(row)
+
+
+def test_the_relay_waits_for_an_address_and_kubelet_for_the_relay() -> None:
+    relay = (Path(__file__).parents[2] / "cni/shim/relay.c").read_text()
+    found = re.search(r'\{"ADD", [A-Za-z_, ]+, [0-9]+, ([0-9]+), ', relay)
+    assert found is not None
+    relay_seconds = int(found[1]) / 1000
+    assert ADD_TURN_SECONDS + ADD_SECONDS < relay_seconds < 4 * 60
+    assert ADD_SECONDS < ORPHAN_SECONDS
 
 
 def test_one_lease_that_is_refused_keeps_no_other(desk: Desk) -> None:
