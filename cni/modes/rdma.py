@@ -110,13 +110,14 @@ def refuse_other_node(device: str, found: RdmaLink, promised: str | None, given:
 def require_node(host: Host, row: Attachment, netns: int, promised: str) -> None:
     """Raise HardwareError if an attached device came to another verbs node than `promised`.
 
-    Only moves and binding anew give another; a device that did neither is not looked at.
+    Only moves and binding anew give another; a device that did neither is not looked at. A VF of InfiniBand may have
+    been bound anew for its former pod's GUID.
     """
     undo, found = row.undo, None
     if undo.rdma is not None:
         found = next((d for d in host.rdma.devices(netns) if _is_it(d, undo)), None)
         given = node(host, found, netns) if found is not None else None
-    elif "guids" in undo.extra:
+    elif "guids" in undo.extra or undo.mode == "infiniband":
         found = host.find_rdma(row.device)
         given = node(host, found) if found is not None else None
     if found is not None:

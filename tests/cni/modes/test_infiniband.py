@@ -212,6 +212,28 @@ def test_a_sandbox_made_anew_does_not_make_up_for_another_number(own_network: No
         rig.add("c9", rig.pod("other"), deviceID=vf(1), guid=GUID)
 
 
+def test_a_vf_that_its_former_pod_had_bound_anew_since_the_grant_is_looked_at(
+    own_network: None, tmp_path: Path
+) -> None:
+    """The next pod asks for no GUID, so that its own ADD binds nothing anew."""
+    rdma_node.create(tmp_path, mode="shared", ib=True)
+    promised: dict[str, str] = {}
+    with tiny_node.open_rig(tmp_path, verbs_node=promised.get) as rig:
+        machine, pod, own = rig.machine, rig.pod(), "02:00:00:00:00:00:00:77"
+        machine.vf_control.set_guids(PF_NETDEV, 1, own, own)
+        for step in (machine.unbind, lambda device: machine.bind(device, "mlx5_core")):
+            step(vf(1))
+        rig.add("c1", pod, deviceID=vf(1), guid=GUID)
+        rig.ledger.grant("rdma/ib", {vf(1): vf(1)})
+        promised[vf(1)] = "/dev/infiniband/uverbs1"
+        machine.unbind(vf(0))  # uverbs0 is free
+        rig.delete("c1", pod)
+        rig.await_back(1)
+        with pytest.raises(HardwareError, match=r"came with /dev/infiniband/uverbs1 and has .*uverbs0 in the pod"):
+            rig.add("c2", rig.pod("next"), deviceID=vf(1))
+        rig.await_back(1)
+
+
 def test_a_vf_without_any_guid_is_refused_with_what_to_do(exclusive: Rig) -> None:
     exclusive.machine.unbind(vf(0))
     exclusive.machine.bind(vf(0), "mlx5_core")
