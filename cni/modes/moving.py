@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.host import Host, Link, LinkChange, TcxProgram
-from agent.model.allocation import Undo
+from agent.model.allocation import Attachment, Undo
 from agent.model.device import Snapshot
+from cni.netconf import NetConf
 
 SETTLE_SECONDS = 2.0
 """How long a driver may take until a change of the interface holds."""
@@ -165,6 +166,13 @@ def fetch_mac(host: Host, link: Link, change: LinkChange, netns: int | None) -> 
     found = host.links.find(change.name or link.name, netns)
     if found is None or found.mac != change.mac:
         raise HardwareError(f"{link.name} takes no MAC {change.mac}: its PF gives it {found.mac if found else 'none'}")
+
+
+def expected_mac(attachment: Attachment, conf: NetConf) -> str:
+    """Tell which MAC a pod's interface should have: a plugin later in the chain may have changed it, and says so."""
+    interfaces = (conf.prev_result or {}).get("interfaces") or []
+    told = next((entry.get("mac") for entry in interfaces if entry.get("name") == attachment.ifname), None)
+    return str(told or attachment.request["settings"].get("mac") or attachment.undo.mac).lower()
 
 
 def link_differences(link: Link | None, ifname: str, mac: str, mtu: int, altnames: tuple[str, ...]) -> list[str]:

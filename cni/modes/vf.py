@@ -118,6 +118,6 @@ def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -
     """Tell what about an attached VF is not as it was set up. Empty: all is well."""
     request, undo = attachment.request, attachment.undo
     link = moving.by_address(host, attachment.device, attachment.ifname).there(netns)
-    mac, mtu = request["settings"].get("mac") or undo.mac, request["mtu"] or undo.mtu
+    mac, mtu = moving.expected_mac(attachment, conf), request["mtu"] or undo.mtu
     found = moving.link_differences(link, attachment.ifname, mac, mtu, tuple(request.get("altnames", ())))
     return found + pf.differences(host, attachment) + rdma.differences(host, attachment, netns)

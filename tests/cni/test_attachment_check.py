@@ -90,6 +90,18 @@ def test_a_mac_and_an_mtu_that_nobody_asked_for_count_too(rig: Rig) -> None:
     assert differences(rig, pod) == ["net1 has MTU 1300, not 1500", f"net1 has MAC 02:00:00:00:00:99, not {own}"]
 
 
+def test_the_mac_that_a_plugin_later_in_the_chain_gave_counts(rig: Rig) -> None:
+    """As tuning does, which says so in its result."""
+    pod = rig.pod()
+    answer = dict(rig.add("c1", pod))
+    rig.run_in(pod, "ip", "link", "set", "net1", "address", "02:00:00:00:00:99")
+    assert differences(rig, pod, deviceID=vf(0), prevResult=answer) == [
+        f"net1 has MAC 02:00:00:00:00:99, not {tiny_node.mac_of(0)}"
+    ]
+    (entry,) = answer["interfaces"]
+    rig.check("c1", pod, deviceID=vf(0), prevResult={**answer, "interfaces": [{**entry, "mac": "02:00:00:00:00:99"}]})
+
+
 def test_another_namespace_than_that_of_the_add_is_told(rig: Rig) -> None:
     rig.add("c1", rig.pod())
     assert "was attached to namespace" in differences(rig, rig.pod("other"))[0]
