@@ -269,10 +269,8 @@ class AttachmentBook(Database):
             self._db.execute("DELETE FROM attachments WHERE attachment_id = ?", (row.attachment_id,))
             self._db.execute("DELETE FROM quarantine WHERE device = ?", (row.device,))
             if lease_owed:
-                self._db.execute(
-                    "INSERT INTO owed_leases (container_id, ifname, netns_path, request, since) VALUES (?, ?, ?, ?, ?)",
-                    (row.owner.container_id, row.ifname, row.netns_path, json.dumps(dict(row.request)), self._clock()),
-                )
+                of = row.owner.container_id, row.ifname
+                rows.owe_lease(self._db, *of, row.netns_path, row.request, self._clock())
 
         self._write(write, durable=False, then=lambda _: self._attachments.remove([row.attachment_id]))
 

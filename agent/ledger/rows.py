@@ -27,6 +27,10 @@ from agent.model.known import KnownDevice
 MAX_KEPT = 512
 """So many undo records are remembered as JSON: one VF's is mostly the same for one pod as for the next."""
 
+MAX_OWED_BYTES = 4 << 20
+"""Of all that is kept of owed leases. It is read each minute, and decoded may take twenty times as much; a network may
+say whatever its author likes, and owes for each sandbox that its IPAM plugin fails."""
+
 log = logging.getLogger(__name__)
 
 
@@ -163,6 +167,23 @@ def put_said(db: sqlite3.Connection, said: Mapping[int, Mapping[str, Any]]) -> N
 def quarantine(row: sqlite3.Row) -> Quarantine:
     """Read a row of `quarantine`."""
     return Quarantine(row["device"], row["reason"], row["since"], row["boot_id"])
+
+
+def owe_lease(
+    db: sqlite3.Connection, container_id: str, ifname: str, netns_path: str, request: Mapping[str, Any], since: float
+) -> None:
+    """Write a row of `owed_leases`, unless those that are there take too much room."""
+    done = db.execute(
+        "INSERT INTO owed_leases (container_id, ifname, netns_path, request, since) SELECT ?, ?, ?, ?, ?"
+        " WHERE (SELECT total(length(request)) FROM owed_leases) < ?",
+        (container_id, ifname, netns_path, json.dumps(dict(request)), since, MAX_OWED_BYTES),
+    )
+    if not done.rowcount:
+        log.error(
+            "the addresses of %s in container %s will not be given back: what is owed takes %d bytes already; see why"
+            " (nodefabric status), and free them in the IPAM plugin by hand",
+            *(ifname, container_id, MAX_OWED_BYTES),
+        )
 
 
 def owed_lease(row: sqlite3.Row) -> OwedLease:

@@ -5,7 +5,6 @@ All of it is bounded: one row per device, and leases that nobody takes back are 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -53,14 +52,9 @@ class UpkeepBook(Database):
         """
 
         def write() -> None:
-            self._db.execute(
-                "INSERT INTO owed_leases (container_id, ifname, netns_path, request, since) SELECT ?, ?, ?, ?, ?"
-                " WHERE NOT EXISTS (SELECT * FROM owed_leases WHERE container_id = ? AND ifname = ?)",
-                (
-                    *(container_id, ifname, netns_path, json.dumps(dict(request)), self._clock()),
-                    *(container_id, ifname),
-                ),
-            )
+            query = "SELECT 1 FROM owed_leases WHERE container_id = ? AND ifname = ?"
+            if self._db.execute(query, (container_id, ifname)).fetchone() is None:
+                rows.owe_lease(self._db, container_id, ifname, netns_path, request, self._clock())
 
         self._write(write)
 

@@ -200,6 +200,24 @@ def test_owed_leases_outlive_their_device_until_they_are_settled(tmp_path: Path)
         assert books.owed_leases() == ()
 
 
+def test_what_is_owed_takes_no_more_than_so_much_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All of it is read each minute, and after each start."""
+    long = {"network": {"ipam": {"type": "stub", "x": "y" * 65_000}}}
+    with open_books(tmp_path) as books:
+        for number in range(80):
+            books.owe_lease(f"c{number}", "net1", "/netns", long)
+        owed = books.owed_leases()
+        assert 60 < len(owed) < 70
+        row = attach(books, VF, owner("c99"))
+        books.finish_detach(row, lease_owed=True)
+        assert (books.attachments(), books.owed_leases()) == ((), owed)
+        assert "the addresses of net1 in container c99 will not be given back: what is owed takes" in caplog.text
+        for lease in owed[:5]:
+            books.settle_lease(lease.lease_id)
+        books.owe_lease("c100", "net1", "/netns", long)
+        assert len(books.owed_leases()) == len(owed) - 4
+
+
 def test_leases_without_a_row_are_owed_once_however_often_that_is_promised(tmp_path: Path) -> None:
     request = {"network": {"ipam": {"type": "stub"}}}
     with open_books(tmp_path) as books:
