@@ -130,8 +130,11 @@ def _packets(source: socket.socket) -> Iterator[bytes]:
 
 def _taken_error(descriptor: int) -> int:
     """Take the error that waits off a socket, and return its number; 0 if none does."""
-    with socket.socket(fileno=os.dup(descriptor)) as same:
+    same = socket.socket(fileno=descriptor)  # no descriptor more: there may be none left
+    try:
         return same.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    finally:
+        same.detach()
 
 
 def _open_monitor() -> Any:

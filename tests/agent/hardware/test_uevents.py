@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
@@ -13,6 +14,7 @@ from agent.hardware.rtnetlink import IFLA_IFALIAS
 from agent.hardware.uevents import Uevents
 from agent.model.change import EVERYTHING, Change, of_function, of_netdev
 from agent.sim import uevents
+from tests import descriptors
 
 DEADLINE = 20.0
 
@@ -140,7 +142,10 @@ def test_a_link_message_names_the_function_below_it() -> None:
 
 
 @pytest.mark.usefixtures("own_network")
-def test_events_that_were_lost_are_told_and_the_next_ones_are_seen() -> None:
+@pytest.mark.parametrize("shortage", [nullcontext, descriptors.none_left])
+def test_events_that_were_lost_are_told_and_the_next_ones_are_seen(
+    shortage: Callable[[], AbstractContextManager[None]],
+) -> None:
     notes, reached, goes_on = Notes(), threading.Event(), threading.Event()
 
     def note(what: str, change: Change) -> None:
@@ -156,8 +161,9 @@ def test_events_that_were_lost_are_told_and_the_next_ones_are_seen() -> None:
         assert reached.wait(DEADLINE)
         for _ in range(10_000):
             uevents.emit("bind", f"{bridge}/0000:3b:00.1", "pci")
-        goes_on.set()
-        notes.until({"kernel events were lost"}.issubset)
+        with shortage():
+            goes_on.set()
+            notes.until({"kernel events were lost"}.issubset)
         uevents.emit("add", f"{bridge}/0000:3b:00.2", "pci")
         notes.until({"pci add 0000:3b:00.2"}.issubset)
     finally:
