@@ -61,11 +61,11 @@ class BoundSlots:
             return self._let_go(over)
 
     def is_noted(self, binding: Binding) -> bool:
-        """Tell whether kubelet's checkpoint counts a slot to the pod that it is bound for."""
-        return any(
-            binding.unit_id in entry.unit_ids and binding.pod.uid in ("", entry.pod_uid)
-            for entry in checkpoint.entries(self._kubelet_dir) or ()
-        )
+        """Tell whether kubelet's checkpoint counts a slot to the pod that it is bound for. Yes if it cannot be read."""
+        noted = checkpoint.entries(self._kubelet_dir)
+        if noted is None:
+            return (self._kubelet_dir / checkpoint.FILE).exists()
+        return any(binding.unit_id in entry.unit_ids and binding.pod.uid in ("", entry.pod_uid) for entry in noted)
 
     def mend(self, known: Known, snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
         """Write the specs that are missing or say something else, and settle those that no binding stands behind.

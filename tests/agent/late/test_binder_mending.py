@@ -12,6 +12,7 @@ from agent.errors import Unavailable, UnknownUnit
 from agent.late.checkpoint import FILE
 from agent.model.allocation import Binding
 from agent.reconcile.slots import Known
+from tests import descriptors
 from tests.agent.late.binding import LATE, OTHER, POD, RESOURCES, Rig, call, slot
 from tests.agent.reconcile.scene import Scene
 
@@ -91,6 +92,8 @@ def test_what_kubelets_checkpoint_counts_to_a_pod_is_told(rig: Rig) -> None:
     assert rig.binder.is_noted(first)
     assert not rig.binder.is_noted(second)
     assert not rig.binder.is_noted(replace(first, pod=OTHER))
+    with descriptors.none_left():
+        assert rig.binder.is_noted(second)  # for all that can be told
     # The reconciler goes by it where no runtime can be asked, and kubelet lists static pods alone.
     scene = Scene(rig.ledger, rig.binder)
     scene.sandboxes = Unavailable("nobody listens")
