@@ -339,6 +339,7 @@ class Reconciler:
         # Not by the clock of now: healing may have taken minutes, in which pods were granted units.
         before = self._asked_at - UNCLAIMED_SECONDS
         try:
+            self._date_anew()
             for action in grants.decide(
                 self._ledger.grants(),
                 self._claims,
@@ -353,6 +354,19 @@ class Reconciler:
             log.error("grants are not settled: %s", error)
         else:
             self.settled = self.settled or offered is not None
+
+    def _date_anew(self) -> None:
+        """Grant once more what was granted at a time to come: the clock was set back.
+
+        Until that time kubelet's word on it would be taken for older than the grant.
+        """
+        latest = self._clock() + UNCLAIMED_SECONDS
+        for grant in self._ledger.grants():
+            if grant.granted_at > latest:
+                log.warning("the clock was set back since %s was granted", grant.unit_id)
+                self._ledger.grant(grant.resource_name, {grant.unit_id: grant.device})
+                if grant.pod is not None:
+                    self._ledger.bind([grant.unit_id], grant.pod)
 
     def _carry_out(self, action: grants.Action, unclaimed_before: float) -> None:
         match action:

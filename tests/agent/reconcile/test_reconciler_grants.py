@@ -34,6 +34,29 @@ def test_a_grant_that_is_new_to_kubelets_word_stays_however_long_healing_took(sc
     assert [grant.unit_id for grant in scene.books.grants()] == [VF]
 
 
+def test_a_clock_that_is_set_back_leaves_no_grant_for_the_time_between(tmp_path: Path) -> None:
+    """One that ran by local time is hours ahead until the first server of time is heard."""
+    scene: Scene
+    with open_books(tmp_path, clock=lambda: scene.now) as books:
+        scene = Scene(books)
+        scene.offered = {VF: VF, OTHER_VF: OTHER_VF}
+        books.grant("rdma/vf", {VF: VF, OTHER_VF: OTHER_VF})
+        books.bind([OTHER_VF], POD)
+        scene.now -= 8 * 3600
+        scene.claims = [Claim(POD, "rdma/vf", VF), Claim(POD, "rdma/vf", OTHER_VF)]
+        scene.run_once()
+        assert books.pod_of(OTHER_VF) == POD
+        scene.now += 1
+        scene.run_once()
+        assert [books.pod_of(unit) for unit in (VF, OTHER_VF)] == [POD, POD]
+        scene.claims = [Claim(POD, "rdma/vf", OTHER_VF)]
+        scene.run_once()
+        assert len(books.grants()) == 2
+        scene.now += UNCLAIMED_SECONDS + 1
+        scene.run_once()
+        assert [grant.unit_id for grant in books.grants()] == [OTHER_VF]
+
+
 def test_the_grant_of_a_device_in_a_pod_stays_whatever_kubelet_has_forgotten(scene: Scene) -> None:
     scene.books.grant("rdma/vf", {VF: VF, OTHER_VF: OTHER_VF})
     attach(scene.books, VF, owner())
