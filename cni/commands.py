@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from agent import logs
 from agent.errors import ConfigError, InstallFailed, Unavailable
+from agent.volumes import Volumes
 from cni import chain, install, kinds
 from cni.folder_changes import FolderChanges
 from cni.install import Installation
@@ -126,14 +127,26 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace, wanted: Installation) -> NoReturn:
-    """Keep the relay, and the chain if asked, for ever. Only the end of the process ends it."""
+    """Keep the relay, and the chain if asked, for ever. Only the end of the process ends it.
+
+    Raises InstallFailed where it would work for nobody: in a folder of the host that another has taken the place of.
+    """
+    volumes = Volumes([wanted.target, options.conf_dir])
+    said = ""
 
     def keep_relay() -> None:
+        nonlocal said
+        if lost := volumes.lost():
+            raise InstallFailed(lost)
         try:
             if changed := install.install(wanted):
                 log.warning("%s: put back: %s", wanted.target, ", ".join(changed))
-        except InstallFailed as error:
-            log.error("%s", error)
+        except (ConfigError, InstallFailed) as error:
+            if str(error) != said:
+                log.error("%s", error)
+            said = str(error)
+        else:
+            said = ""
 
     if options.chain:
         chain.keep(options.conf_dir, FolderChanges(options.conf_dir), keep_relay)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -170,6 +171,50 @@ def test_the_watch_puts_back_what_others_take_away_until_it_is_ended(host: Host,
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+
+
+def test_the_watch_outlasts_a_plugin_folder_that_is_away_for_a_while(host: Host, tmp_path: Path) -> None:
+    host.network.write_text(CONFLIST)
+    log = tmp_path / "log"
+    with log.open("wb") as stderr:
+        arguments = [sys.executable, "-m", "agent", *host.arguments("install-cni", "--chain", "--watch")]
+        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=stderr)
+    try:
+        until(lambda: len(host.types) == 2)
+        shutil.rmtree(host.bin)
+        for _ in range(2):
+            host.network.write_text(CONFLIST)  # and so it looks
+            until(lambda: len(host.types) == 2)
+        until(lambda: f"{host.bin}: is no folder" in log.read_text())
+        assert log.read_text().count("is no folder") == 1
+        host.bin.mkdir()
+        until(lambda: (host.bin / "nodefabric").exists())
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_the_watch_ends_where_its_folder_was_deleted_beneath_it(own_network: None, host: Host, tmp_path: Path) -> None:
+    """A container that begins anew sees the folder that has come in its place."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    subprocess.run(["mount", "--bind", host.net_d, seen], check=True)
+    try:
+        host.network.write_text(CONFLIST)
+        arguments = host.arguments("install-cni", "--chain", "--watch", "--conf-dir", str(seen))
+        command = [sys.executable, "-m", "agent", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                until(lambda: len(host.types) == 2)
+                shutil.rmtree(host.net_d)
+                host.net_d.mkdir()
+                _, said = process.communicate(timeout=60)
+            finally:
+                process.kill()
+        assert process.returncode == 1
+        assert f"deleted on the host, where this container does not see what has come instead: {seen}" in said
+    finally:
+        subprocess.run(["umount", seen], check=True)
 
 
 def test_the_default_instance_can_come_from_the_environment(host: Host) -> None:
