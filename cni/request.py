@@ -76,6 +76,8 @@ def _call(command: str, request: protocol.Request, conf: netconf.NetConf, args: 
             raise EnvironmentInvalid(f"CNI_CONTAINERID must be letters, digits, '.', '_' or '-', is {container_id!r}")
         if not _IFNAME.fullmatch(ifname):
             raise EnvironmentInvalid(f"CNI_IFNAME must be an interface name of at most 15 characters, is {ifname!r}")
+        if command == "ADD" and "%" in ifname:  # net/core/dev.c, dev_alloc_name
+            raise EnvironmentInvalid(f"CNI_IFNAME must not have a %, which the kernel makes a number of, is {ifname!r}")
     netns_path = _text(command, request, "CNI_NETNS")
     if command in ("ADD", "CHECK") and (request.netns is None or not netns_path):
         raise EnvironmentInvalid(f"{command} needs CNI_NETNS, is {netns_path!r}")

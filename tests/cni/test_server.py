@@ -217,6 +217,7 @@ def test_each_error_has_its_code(door: Door, error: Exception, code: int, reason
             for command in ("ADD", "CHECK")
             for value in ("", ".", "..", "a b", "a/b", "a:b", "x" * 16, "ü", "a\n")
         ],
+        ("ADD", {"CNI_IFNAME": "net%d"}),
         ("ADD", {"CNI_NETNS": ""}),
         ("CHECK", {"CNI_NETNS": ""}),
         ("ADD", {"CNI_ARGS": "nothing"}),
