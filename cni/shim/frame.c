@@ -17,6 +17,7 @@ static const char *const variables[] = {
 };
 
 static unsigned char request_bytes[FRAME_HEAD + REQUEST_LIMIT + 1]; /* one more shows that there is more */
+static size_t input_at;                                             /* where the network configuration begins */
 
 static bool fail(struct trouble *trouble, int code, const char *msg, const char *thing, const char *why)
 {
@@ -87,23 +88,34 @@ static bool put_input(size_t *at, int64_t deadline, struct trouble *trouble)
     }
 }
 
+static void end_request(struct frame *request, size_t at)
+{
+    size_t body = at - FRAME_HEAD;
+    for (size_t i = 0; i < 4; i++)
+        request_bytes[4 + i] = (unsigned char)(body >> (24 - 8 * i));
+    *request = (struct frame){.bytes = request_bytes, .length = at};
+}
+
 bool compose_request(struct frame *request, enum input_need need, int64_t deadline, struct trouble *trouble)
 {
     size_t at = FRAME_HEAD;
     if (!put_environment(&at, trouble))
         return false;
-    size_t input = at;
+    input_at = at;
     if (!put_input(&at, deadline, trouble)) {
         if (need == INPUT_NEEDED)
             return false;
-        at = input;
+        at = input_at;
     }
-    size_t body = at - FRAME_HEAD;
     memcpy(request_bytes, magic, sizeof magic);
-    for (size_t i = 0; i < 4; i++)
-        request_bytes[4 + i] = (unsigned char)(body >> (24 - 8 * i));
-    *request = (struct frame){.bytes = request_bytes, .length = at};
+    end_request(request, at);
     return true;
+}
+
+void shorten_request(struct frame *request)
+{
+    if (request->length - input_at > INPUT_KEPT)
+        end_request(request, input_at);
 }
 
 enum answer_state examine_answer(const struct frame *received)

@@ -13,6 +13,7 @@ enum {
     REQUEST_LIMIT = 1 << 20, /* what may follow the head */
     ANSWER_LIMIT = 4 << 20,
     VALUE_LIMIT = 64 << 10, /* one environment variable */
+    INPUT_KEPT = 64 << 10,  /* of a network configuration that waits on disk: cni/request.py reads no more of a DEL's */
 };
 
 /* One frame; `length` counts the head too. */
@@ -31,6 +32,9 @@ enum input_need {
  * processor it runs.
  * Waits for the input until the deadline. Fills `trouble` and returns false if they cannot be had. */
 bool compose_request(struct frame *request, enum input_need need, int64_t deadline, struct trouble *trouble);
+
+/* Leaves the network configuration out of the request that was composed, if it is too long to be kept. */
+void shorten_request(struct frame *request);
 
 /* How far the bytes received so far are an answer. */
 enum answer_state { ANSWER_PARTIAL, ANSWER_COMPLETE, ANSWER_MALFORMED };

@@ -138,6 +138,7 @@ static int relay(const struct command *command, const struct sockaddr_un *agent)
         return EXIT_SUCCESS;
     if (command->fallback == KEEP) {
         const char *spool = variable("NODEFABRIC_CNI_SPOOL", "/var/lib/nodefabric/spool");
+        shorten_request(&request);
         return spool_request(spool, &request, &trouble) ? EXIT_SUCCESS : report(&trouble);
     }
     bound_output(command);

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cni import protocol
+from cni.request import MAX_CONF
 from tests.cni.relay import OWN_NETNS, Agent, Behaviour, Outcome, Relay, hang_up, serve
 from tests.cni.small_disk import disk
 
@@ -149,7 +150,14 @@ def test_a_spool_that_nobody_reads_fills_up_to_a_limit(relay: Relay) -> None:
     assert len(relay.spooled()) == 20_000
 
 
-@pytest.mark.parametrize("stdin", [b" " * (2 << 20), None], ids=["too long", "endless"])
+def test_a_del_is_kept_with_as_much_configuration_as_the_agent_reads(relay: Relay) -> None:
+    assert relay.run("DEL", b" " * MAX_CONF, **POD).status == 0
+    assert [len(request.stdin) for request in read_spool(relay)] == [MAX_CONF]
+
+
+@pytest.mark.parametrize(
+    "stdin", [b" " * (2 << 20), b" " * (MAX_CONF + 1), None], ids=["too long", "too long to keep", "endless"]
+)
 def test_a_del_is_kept_without_its_configuration_when_that_cannot_be_had(relay: Relay, stdin: bytes | None) -> None:
     """What it undoes is in the agent's books; refused, the pod would never go."""
     process = relay.start("DEL", wait="0.2", **POD)
