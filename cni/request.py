@@ -15,11 +15,11 @@ from cni.call import Call
 COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 """Commands that did not exist from the start, and the version that brought them."""
-MAX_CONF = 64 << 10
-"""Bytes of a configuration with prevResult, but of GC's, which lists all attachments of a node.
+MAX_CONF, MAX_VALUES = 64 << 10, 4096
+"""Bytes of a configuration with prevResult, and values, about; but of GC's, which lists all attachments of a node.
 
-A namespace's users may write networks. What an ADD says is kept while its pod lives, and decoded it may take twenty
-times as much memory; many come at once.
+A namespace's users may write networks. What an ADD says is kept while its pod lives, and decoded small values take
+twenty times as much memory; many come at once.
 """
 
 _CONTAINER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
@@ -64,6 +64,10 @@ def _conf(command: str, text: bytes, args: Mapping[str, str]) -> netconf.NetConf
         raise RequestInvalid(
             f"the network configuration has {len(text)} bytes with prevResult, and {MAX_CONF} are allowed: make it"
             " smaller"
+        )
+    if command != "GC" and sum(map(text.count, (b"{", b"[", b","))) > MAX_VALUES:
+        raise RequestInvalid(
+            f"the network configuration has more than {MAX_VALUES} values with prevResult: leave some out"
         )
     return netconf.parse(text, args)
 

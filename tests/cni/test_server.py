@@ -262,10 +262,12 @@ def test_a_wrong_configuration_has_its_code_and_does_not_stop_a_del(door: Door, 
 
 def test_a_configuration_that_is_too_long_to_be_kept_is_refused_and_does_not_stop_a_del(door: Door) -> None:
     long = {**NEWEST, "args": {"cni": {"x": "y" * (64 << 10)}}}
+    many = {**NEWEST, "args": {"cni": {"x": [{}] * 4096}}}
     for command in ("ADD", "CHECK", "STATUS"):
-        status, document = door.ask(command, long)
-        assert (status, document["code"], document["cniVersion"]) == (1, 7, "1.1.0")
-        assert "bytes with prevResult, and 65536 are allowed" in document["msg"]
+        for conf, why in ((long, "bytes with prevResult, and 65536 are allowed"), (many, "more than 4096 values")):
+            status, document = door.ask(command, conf)
+            assert (status, document["code"], document["cniVersion"]) == (1, 7, "1.1.0")
+            assert why in document["msg"]
     assert door.attachments.calls == []
     assert door.ask("DEL", long) == (0, None)
     kept = [{"containerID": f"{number:064x}", "ifname": "net1"} for number in range(2000)]
