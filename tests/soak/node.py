@@ -242,10 +242,8 @@ class Node:
         """End IPAM plugins that outlived their agent."""
         for path in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
-                if (
-                    f"CNI_PATH={self.folder}/bin" in path.read_text()
-                    and (path.parent / "exe").readlink().name == "sleep"
-                ):
+                ours = os.fsencode(f"CNI_PATH={self.folder}/bin") in path.read_bytes()  # others' may be no text
+                if ours and (path.parent / "exe").readlink().name == "sleep":
                     os.kill(int(path.parent.name), signal.SIGKILL)
 
     @staticmethod
