@@ -86,7 +86,8 @@ class CniServer:
 
     def stands(self) -> bool:
         """Tell whether relays still find this server: somebody may empty the folder of its socket."""
-        return _identity(self._path) == self._identity
+        found = _identity(self._path)
+        return found is not None and found == self._identity
 
     def listen_anew(self) -> None:
         """Listen at the path again, and no longer where nobody finds it. Requests under way go on.

@@ -130,6 +130,13 @@ def test_a_server_whose_socket_was_removed_is_found_again(short_folder: Path) ->
     until(lambda: threading.active_count() <= threads)
 
 
+def test_a_server_without_a_socket_stands_nowhere(short_folder: Path) -> None:
+    """Its socket may be gone again before it was looked at."""
+    attachments = cast(Attachments, Attaching())
+    server = CniServer(short_folder / "s", attachments, obstacle=lambda: None, observe=lambda _: nullcontext())
+    assert not server.stands()
+
+
 def test_a_socket_that_another_agent_has_taken_is_left_to_it(short_folder: Path) -> None:
     with served(short_folder, Attaching()) as server:
         (short_folder / "s").unlink()
