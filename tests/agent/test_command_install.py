@@ -181,7 +181,7 @@ def test_the_watch_outlasts_a_plugin_folder_that_is_away_for_a_while(host: Host,
         process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
         until(lambda: len(host.types) == 2)
-        shutil.rmtree(host.bin)
+        host.bin.rename(tmp_path / "away")  # in one step: the watch may be writing there just now
         for _ in range(2):
             host.network.write_text(CONFLIST)  # and so it looks
             until(lambda: len(host.types) == 2)
