@@ -18,7 +18,8 @@ from collections.abc import Sequence
 
 from agent.errors import HardwareError
 from agent.hardware import netns as namespaces
-from agent.hardware.rtnetlink import IFF_LOWER_UP, IFLA_ADDRESS, LinkSocket
+from agent.hardware.link_messages import IFF_LOWER_UP, IFLA_ADDRESS
+from agent.hardware.rtnetlink import LinkSocket
 
 CARRIER_SECONDS = 1.0
 MAX_AT_ONCE = 32

@@ -24,8 +24,8 @@ from agent.hardware import address_messages, addressing, child_messages
 from agent.hardware import netns as namespaces
 from agent.hardware.cpus import Processors
 from agent.hardware.host import Child, Link, LinkChange, Route, TcxProgram
-from agent.hardware.link_messages import IFLA_IFNAME, IFLA_PARENT_DEV_NAME
-from agent.hardware.rtnetlink import (
+from agent.hardware.idle_sockets import IdleSockets
+from agent.hardware.link_messages import (
     IFF_ALLMULTI,
     IFF_LOWER_UP,
     IFF_MULTICAST,
@@ -36,19 +36,18 @@ from agent.hardware.rtnetlink import (
     IFLA_BROADCAST,
     IFLA_GROUP,
     IFLA_IFALIAS,
+    IFLA_IFNAME,
     IFLA_LINKMODE,
     IFLA_MASTER,
     IFLA_MTU,
+    IFLA_PARENT_DEV_NAME,
     IFLA_PHYS_PORT_NAME,
     IFLA_TXQLEN,
     OFFLOAD_LIMITS,
-    IdleSockets,
     LinkMessage,
-    LinkSocket,
     decode,
-    failed,
-    translated,
 )
+from agent.hardware.rtnetlink import LinkSocket, failed, translated
 from agent.hardware.tcx import TcxPrograms
 from agent.model.device import names_representor, uplink_rank
 

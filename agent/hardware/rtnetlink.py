@@ -11,21 +11,39 @@ import errno
 import os
 import socket
 import struct
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TypeVar
 
 from agent.errors import NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.address_messages import RTM_GETROUTE, RTM_NEWADDR, RTM_NEWROUTE, default_question, default_ways
 from agent.hardware.link_messages import (
+    IFF_ALLMULTI,
+    IFF_MULTICAST,
+    IFF_NOARP,
+    IFF_PROMISC,
+    IFF_UP,
+    IFLA_ADDRESS,
+    IFLA_ALT_IFNAME,
+    IFLA_BROADCAST,
+    IFLA_EXT_MASK,
+    IFLA_GROUP,
+    IFLA_IFALIAS,
     IFLA_IFNAME,
-    IFLA_LINKINFO,
+    IFLA_LINKMODE,
+    IFLA_MTU,
+    IFLA_NET_NS_FD,
+    IFLA_PROP_LIST,
+    IFLA_TXQLEN,
+    IFLA_XDP,
+    IFLA_XDP_FD,
+    IFLA_XDP_FLAGS,
+    IFNAMSIZ,
+    OFFLOAD_LIMITS,
     RTM_DELLINK,
     RTM_NEWLINK,
-    attribute_table,
-    attributes,
+    LinkMessage,
+    decode,
     messages,
 )
 
@@ -34,22 +52,7 @@ RTM_NEWLINKPROP, RTM_DELLINKPROP = 108, 109
 NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x100, 0x200, 0x400
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x1, 0x4, 0x10, 0x300
 NLA_F_NESTED = 0x8000
-IFLA_ADDRESS, IFLA_BROADCAST, IFLA_MTU, IFLA_MASTER, IFLA_TXQLEN, IFLA_LINKMODE = 1, 2, 4, 10, 13, 17
-IFLA_IFALIAS, IFLA_GROUP, IFLA_NET_NS_FD = 20, 27, 28
-IFLA_EXT_MASK, IFLA_PHYS_PORT_NAME, IFLA_XDP, IFLA_PROP_LIST, IFLA_ALT_IFNAME = 29, 38, 43, 52, 53
-OFFLOAD_LIMITS = (41, 40, 58, 63, 64)
-"""IFLA_{GSO_MAX_SIZE,GSO_MAX_SEGS,GRO_MAX_SIZE,GSO_IPV4_MAX_SIZE,GRO_IPV4_MAX_SIZE}: the kernel takes them so."""
-IFLA_INFO_KIND = 1
-IFNAMSIZ = 16
-"""With the zero at its end: only alternative names may be longer, and are asked for as such."""
-IFLA_XDP_FD, IFLA_XDP_ATTACHED, IFLA_XDP_FLAGS = 1, 2, 3
 RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS = 1, 8
-IFF_UP = 0x1
-IFF_NOARP = 0x80
-IFF_PROMISC = 0x100
-IFF_ALLMULTI = 0x200
-IFF_MULTICAST = 0x1000
-IFF_LOWER_UP = 0x10000
 
 _XDP_FLAGS = {1: (4,), 2: (2,), 3: (8,), 4: (2, 4, 8)}
 """XDP_ATTACHED_{DRV,SKB,HW,MULTI} to XDP_FLAGS_{DRV,SKB,HW}_MODE: the kernel detaches in the mode that is named."""
@@ -58,65 +61,16 @@ _HEADER = struct.Struct("=IHHII")
 _LINK = struct.Struct("=BxHiII")
 _ATTRIBUTE = struct.Struct("=HH")
 _WORD = struct.Struct("=I")
-_ZERO = bytes(_WORD.size)
 _ERROR = struct.Struct("=i")
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 """There is none, or one that refuses: unreachable, prohibit, blackhole."""
 _DUMP_TRIES = 20
 _RECEIVE_BYTES = 96 << 10
 """A link may have 64 KiB of other names (net/core/rtnetlink.c, rtnl_alt_ifname), and its device is told after them."""
-_MOST_IDLE = 4
 _RECEIVE_BYTES_WITH_VFS = 1 << 20
 """More than 4,000 VFs take; a longer answer would be cut, and VFs that are cut off are not found."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class LinkMessage:
-    """What the kernel says of one link."""
-
-    ifindex: int
-    flags: int
-    attributes: Mapping[int, bytes]
-
-    def text(self, kind: int) -> str | None:
-        """Return a textual attribute, None if it is absent or empty."""
-        return self.attributes.get(kind, b"").rstrip(b"\0").decode("utf-8", "replace") or None
-
-    def numbers(self, *kinds: int) -> list[int]:
-        """Return 32-bit attributes, 0 for one that is absent."""
-        get, unpack = self.attributes.get, _WORD.unpack
-        return [unpack(get(kind, _ZERO))[0] for kind in kinds]
-
-    @property
-    def altnames(self) -> tuple[str, ...]:
-        """The other names the link answers to, in the kernel's order.
-
-        They may be any bytes, and whoever takes one away must say the same ones.
-        """
-        content = self.attributes.get(IFLA_PROP_LIST)
-        if content is None:
-            return ()
-        return tuple(
-            value.rstrip(b"\0").decode("utf-8", "surrogateescape")
-            for kind, value in attributes(content)
-            if kind == IFLA_ALT_IFNAME
-        )
-
-    @property
-    def kind(self) -> str:
-        """The kind of a link of software, such as macvlan; empty for hardware."""
-        content = self.attributes.get(IFLA_LINKINFO)
-        if content is None:
-            return ""
-        found = attribute_table(content)
-        return found.get(IFLA_INFO_KIND, b"").rstrip(b"\0").decode("utf-8", "replace")
-
-    @property
-    def xdp(self) -> int:
-        """How an XDP program is attached (XDP_ATTACHED_*); 0 if none is."""
-        return attribute_table(self.attributes.get(IFLA_XDP, b"")).get(IFLA_XDP_ATTACHED, b"\0")[0]
 
 
 class LinkSocket:
@@ -358,38 +312,6 @@ class translated:
             raise failed(self._action, error) from error
 
 
-class IdleSockets:
-    """Sockets in the process's namespace that are kept between questions: to open one takes as long as to ask."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._idle: list[LinkSocket] = []
-        self._closed = False
-
-    def close(self) -> None:
-        """Close those that wait, and those in use once they are given back."""
-        with self._guard:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for links in idle:
-            links.close()
-
-    def take(self) -> LinkSocket:
-        """Lend a socket to one thread. Raises OSError."""
-        with self._guard:
-            links = self._idle.pop() if self._idle else None
-        return links or LinkSocket()
-
-    def give_back(self, links: LinkSocket, *, sound: bool) -> None:
-        """Take a socket back. One that is not sound is not lent again: an answer may still be on its way."""
-        with self._guard:
-            kept = sound and not self._closed and len(self._idle) < _MOST_IDLE
-            if kept:
-                self._idle.append(links)
-        if not kept:
-            links.close()
-
-
 def _open() -> socket.socket:
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
 
@@ -398,12 +320,6 @@ def _raise(payload: bytes, start: int = 0) -> None:
     (negative,) = _ERROR.unpack_from(payload, start)
     if negative < 0:
         raise OSError(-negative, os.strerror(-negative))
-
-
-def decode(payload: bytes) -> LinkMessage:
-    """Read the body of a link message."""
-    _, _, ifindex, flags, _ = _LINK.unpack_from(payload)
-    return LinkMessage(ifindex, flags, attribute_table(payload, _LINK.size))
 
 
 def _link(ifindex: int, *, flags: int = 0, change: int = 0) -> bytes:

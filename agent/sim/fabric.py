@@ -21,7 +21,8 @@ from pyroute2 import IPRoute
 
 from agent.errors import AgentError
 from agent.hardware import netns as namespaces
-from agent.hardware.rtnetlink import IFLA_ADDRESS, IFLA_IFALIAS, LinkMessage, LinkSocket
+from agent.hardware.link_messages import IFLA_ADDRESS, IFLA_IFALIAS, LinkMessage
+from agent.hardware.rtnetlink import LinkSocket
 from agent.model.device import LinkLayer, Netdev, Snapshot
 
 BRIDGE = "fabric"

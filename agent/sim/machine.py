@@ -13,10 +13,10 @@ from pathlib import Path
 from agent.errors import HardwareError
 from agent.hardware import counters, sysfs, sysfs_changes
 from agent.hardware.host import Link, RdmaLink, Watch
+from agent.hardware.link_messages import IFLA_IFALIAS
 from agent.hardware.machine import passing_on, with_newest_gpus
 from agent.hardware.netlink import Netlink
 from agent.hardware.nvml_monitor import GpuMonitor, GpuWatch, Pace
-from agent.hardware.rtnetlink import IFLA_IFALIAS
 from agent.hardware.uevents import Uevents
 from agent.model.allocation import VfSettings
 from agent.model.change import GPUS, Change, OnEvent

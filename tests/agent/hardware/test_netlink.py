@@ -19,8 +19,8 @@ import pytest
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.cpus import Processors
 from agent.hardware.host import Link, LinkChange, Route
+from agent.hardware.link_messages import IFLA_IFALIAS, LinkMessage
 from agent.hardware.netlink import Netlink
-from agent.hardware.rtnetlink import IFLA_IFALIAS, LinkMessage
 from tests.agent.hardware.many_names import give_all_names
 
 

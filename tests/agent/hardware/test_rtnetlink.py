@@ -10,16 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.hardware.rtnetlink import (
-    IFF_UP,
-    IFLA_ADDRESS,
-    IFLA_IFALIAS,
-    IFLA_MTU,
-    IFLA_PROP_LIST,
-    IdleSockets,
-    LinkMessage,
-    LinkSocket,
-)
+from agent.hardware.idle_sockets import IdleSockets
+from agent.hardware.link_messages import IFF_UP, IFLA_ADDRESS, IFLA_IFALIAS, IFLA_MTU, IFLA_PROP_LIST, LinkMessage
+from agent.hardware.rtnetlink import LinkSocket
 from tests.agent.hardware.many_names import NAMES, give_all_names
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from agent.hardware.rtnetlink import IFLA_IFALIAS
+from agent.hardware.link_messages import IFLA_IFALIAS
 from agent.hardware.uevents import Uevents
 from agent.model.change import EVERYTHING, Change, of_function, of_netdev
 from agent.sim import uevents

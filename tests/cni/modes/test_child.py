@@ -17,8 +17,8 @@ import pytest
 
 from agent.errors import AttachmentError, DeviceBusy, DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware.host import Child, Link, LinkChange
+from agent.hardware.link_messages import LinkMessage
 from agent.hardware.netlink import Netlink
-from agent.hardware.rtnetlink import LinkMessage
 from agent.sim.fabric import device_of
 from agent.sim.machine import SimulatedMachine
 from cni.modes import ipoib

@@ -166,7 +166,7 @@ def attach_xdp(pod: Path, program: int) -> None:
             content = rtnetlink._attribute(1, struct.pack("=i", program)) + rtnetlink._attribute(
                 3, struct.pack("=I", XDP_FLAGS_SKB_MODE)
             )
-            xdp = rtnetlink._attribute(rtnetlink.IFLA_XDP | rtnetlink.NLA_F_NESTED, content)
+            xdp = rtnetlink._attribute(link_messages.IFLA_XDP | rtnetlink.NLA_F_NESTED, content)
             links._ask(link_messages.RTM_NEWLINK, rtnetlink.NLM_F_ACK, rtnetlink._link(link.ifindex) + xdp)
 
     with open(pod) as netns:
