@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from agent.errors import AttachmentError, RequestInvalid
 from agent.model.allocation import VfSettings
 from cni import check
 from tests.cni import tiny_node
-from tests.cni.tiny_node import PF_NETDEV, Rig, netdev, stub_answer, vf
+from tests.cni.tiny_node import ASKED, PF_NETDEV, Rig, netdev, stub_answer, vf
 from tests.waiting import until
 
 ROUTES = [{"dst": "10.7.0.0/16", "gw": "10.0.0.9"}, {"dst": "10.8.0.0/16"}, {"dst": "fd07::/64", "gw": "FD00:0::1"}]
@@ -25,6 +27,64 @@ def differences(rig: Rig, pod: Any, **conf: Any) -> list[str]:
     with pytest.raises(AttachmentError) as caught:
         rig.check("c1", pod, **conf)
     return str(caught.value).split("; ")
+
+
+def spoiled(rig: Rig, pod: Path, spoil: Callable[[], object], **conf: Any) -> str:
+    rig.add("c1", pod, **conf)
+    rig.check("c1", pod, deviceID=vf(0))
+    spoil()
+    with pytest.raises(AttachmentError) as caught:
+        rig.check("c1", pod, deviceID=vf(0))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("ip link set net1 down", "net1 is down"),
+        ("ip link set net1 mtu 1300", "net1 has MTU 1300, not 1400"),
+        ("ip link set net1 address 02:00:00:00:00:99", "net1 has MAC 02:00:00:00:00:99, not 02:00:00:00:00:77"),
+        ("ip address delete 10.9.0.2/24 dev net1", "net1 lacks address 10.9.0.2/24"),
+        ("ip address delete fd09::2/64 dev net1", "net1 lacks address fd09::2/64"),
+        ("ip link set net1 name other", "interface net1 is not in the pod: it is called other there"),
+    ],
+)
+def test_check_tells_what_was_changed_in_the_pod(rig: Rig, command: str, text: str) -> None:
+    pod = rig.pod()
+    found = spoiled(rig, pod, lambda: rig.run_in(pod, *command.split()), ipam=rig.ipam(), **ASKED)
+    assert text in found.split("; ")
+
+
+def test_check_tells_what_was_changed_on_the_pf(rig: Rig) -> None:
+    pod = rig.pod()
+    change = VfSettings(vlan=7, trust=False)
+    found = spoiled(rig, pod, lambda: rig.machine.vf_control.apply("ens1f0", 0, change), **ASKED)
+    assert found == "the PF ens1f0 has vlan 7, not 100; the PF ens1f0 has trust False, not True"
+
+
+def test_check_of_an_address_that_is_written_in_another_way_is_fine(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod, ipam=rig.stub_ipam(stub_answer("FD00:0:0::2/64")))
+    rig.check("c1", pod)
+
+
+def test_check_of_a_device_that_is_not_attached_is_an_error(rig: Rig) -> None:
+    pod = rig.pod()
+    with pytest.raises(AttachmentError, match="is not attached for container c1"):
+        rig.check("c1", pod, deviceID=vf(0))
+    for mode in ("nic", "macvlan", "ipoib"):
+        with pytest.raises(AttachmentError, match="lab0 is not attached for container c1"):
+            rig.check("c1", pod, mode=mode, master="lab0")
+    rig.check("c1", pod)  # chained, in a pod without our devices
+
+
+def test_check_of_a_half_done_attachment_is_an_error(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod)
+    (row,) = rig.ledger.attachments()
+    rig.ledger.begin_detach([row.attachment_id])
+    with pytest.raises(AttachmentError, match=r"0000:3b:00\.2 is detaching"):
+        rig.check("c1", pod)
 
 
 def test_addresses_and_routes_of_the_result_are_found_however_they_are_written(rig: Rig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,6 @@ import pytest
 
 from agent.errors import (
     AgentError,
-    AttachmentError,
     DeviceGone,
     HardwareError,
     IpamFailed,
@@ -311,64 +310,6 @@ def test_kubelet_that_does_not_answer_fails_the_add_untouched(rig: Rig) -> None:
 def test_add_that_names_no_device_and_is_not_chained_is_invalid(rig: Rig) -> None:
     with rig.call("c1", rig.pod(), {}) as call, pytest.raises(RequestInvalid, match="deviceID is missing"):
         rig.attachments.add(call)
-
-
-def differences(rig: Rig, pod: Path, spoil: Callable[[], object], **conf: Any) -> str:
-    rig.add("c1", pod, **conf)
-    rig.check("c1", pod, deviceID=vf(0))
-    spoil()
-    with pytest.raises(AttachmentError) as caught:
-        rig.check("c1", pod, deviceID=vf(0))
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("command", "text"),
-    [
-        ("ip link set net1 down", "net1 is down"),
-        ("ip link set net1 mtu 1300", "net1 has MTU 1300, not 1400"),
-        ("ip link set net1 address 02:00:00:00:00:99", "net1 has MAC 02:00:00:00:00:99, not 02:00:00:00:00:77"),
-        ("ip address delete 10.9.0.2/24 dev net1", "net1 lacks address 10.9.0.2/24"),
-        ("ip address delete fd09::2/64 dev net1", "net1 lacks address fd09::2/64"),
-        ("ip link set net1 name other", "interface net1 is not in the pod: it is called other there"),
-    ],
-)
-def test_check_tells_what_was_changed_in_the_pod(rig: Rig, command: str, text: str) -> None:
-    pod = rig.pod()
-    found = differences(rig, pod, lambda: rig.run_in(pod, *command.split()), ipam=rig.ipam(), **ASKED)
-    assert text in found.split("; ")
-
-
-def test_check_tells_what_was_changed_on_the_pf(rig: Rig) -> None:
-    pod = rig.pod()
-    change = VfSettings(vlan=7, trust=False)
-    found = differences(rig, pod, lambda: rig.machine.vf_control.apply("ens1f0", 0, change), **ASKED)
-    assert found == "the PF ens1f0 has vlan 7, not 100; the PF ens1f0 has trust False, not True"
-
-
-def test_check_of_an_address_that_is_written_in_another_way_is_fine(rig: Rig) -> None:
-    pod = rig.pod()
-    rig.add("c1", pod, ipam=rig.stub_ipam(stub_answer("FD00:0:0::2/64")))
-    rig.check("c1", pod)
-
-
-def test_check_of_a_device_that_is_not_attached_is_an_error(rig: Rig) -> None:
-    pod = rig.pod()
-    with pytest.raises(AttachmentError, match="is not attached for container c1"):
-        rig.check("c1", pod, deviceID=vf(0))
-    for mode in ("nic", "macvlan", "ipoib"):
-        with pytest.raises(AttachmentError, match="lab0 is not attached for container c1"):
-            rig.check("c1", pod, mode=mode, master="lab0")
-    rig.check("c1", pod)  # chained, in a pod without our devices
-
-
-def test_check_of_a_half_done_attachment_is_an_error(rig: Rig) -> None:
-    pod = rig.pod()
-    rig.add("c1", pod)
-    (row,) = rig.ledger.attachments()
-    rig.ledger.begin_detach([row.attachment_id])
-    with pytest.raises(AttachmentError, match=r"0000:3b:00\.2 is detaching"):
-        rig.check("c1", pod)
 
 
 def test_a_node_whose_pf_went_away_frees_its_vfs_without_settings(rig: Rig) -> None:

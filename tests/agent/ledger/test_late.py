@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,48 +16,12 @@ from agent.errors import DeviceBusy, LedgerError
 from agent.ledger import Ledger, journal, reading
 from agent.ledger.alarm import Alarm
 from agent.ledger.late import LateRows
-from agent.model.allocation import Attachment, AttachmentState, Undo
+from agent.model.allocation import AttachmentState, Undo
 from tests.agent.books import VF, attach, open_books, owner
+from tests.agent.ledger.on_disk import busy, die, in_database, path_of, seen, until_empty
 from tests.waiting import until
 
 OTHER = "0000:3b:00.3"
-
-
-def path_of(folder: Path) -> Path:
-    return journal.path_of(folder / "ledger.db")
-
-
-@contextlib.contextmanager
-def busy(folder: Path) -> Iterator[None]:
-    """Keep the database from being written."""
-    with contextlib.closing(sqlite3.connect(folder / "ledger.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        yield
-        other.execute("ROLLBACK")
-
-
-def in_database(folder: Path) -> list[tuple[str, str]]:
-    """Read devices and states from the database alone."""
-    with contextlib.closing(sqlite3.connect(folder / "ledger.db")) as other:
-        return list(other.execute("SELECT device, state FROM attachments ORDER BY device"))
-
-
-def die(folder: Path, grave: Path) -> None:
-    """Copy what is on the disk at this moment, as a death leaves it."""
-    grave.mkdir()
-    for file in folder.glob("ledger.db*"):
-        (grave / file.name).write_bytes(file.read_bytes())
-
-
-def until_empty(folder: Path) -> None:
-    deadline = time.monotonic() + 30
-    while journal.read(path_of(folder)):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def seen(rows: tuple[Attachment, ...]) -> list[tuple[str, str]]:
-    return [(row.device, row.state.value) for row in rows]
 
 
 @pytest.mark.parametrize("state", [AttachmentState.ATTACHING, AttachmentState.ATTACHED])
@@ -370,78 +332,3 @@ def test_a_row_becomes_attached_though_a_promise_of_its_end_could_not_be_written
         books._db.execute("PRAGMA query_only = OFF")
         books.finish_attach([row.attachment_id], {})
         assert seen(books.attachments()) == [(VF, "attached")]
-
-
-# ------------------------------------------------------------ what is to follow
-
-
-def until_foreseen(books: Ledger, row: Attachment) -> Mapping[str, Any]:
-    deadline = time.monotonic() + 30
-    while (found := books.foreseen(row)) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return found
-
-
-def test_a_result_that_was_foreseen_is_kept_as_any_other(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    folder.mkdir()
-    threads: list[str] = []
-
-    def foresee() -> Mapping[str, Any]:
-        threads.append(threading.current_thread().name)
-        return {"cniVersion": "1.0.0", "interfaces": [{"name": "net1"}]}
-
-    with open_books(folder) as books:
-        row = attach(books, VF, owner(), foresee)
-        answer = until_foreseen(books, row)
-        assert seen(books.attachments()) == [(VF, "attaching")]
-        with busy(folder):
-            books.finish_attach([row.attachment_id], answer)
-            die(folder, tmp_path / "grave")
-        expected = books.attachments()
-        assert books.foreseen(row) is None
-    assert threads == ["ledger"]
-    assert seen(expected) == [(VF, "attached")]
-    assert expected[0].result == {"cniVersion": "1.0.0", "interfaces": [{"name": "net1"}]}
-    with open_books(tmp_path / "grave") as books:
-        assert books.attachments() == expected
-
-
-def test_a_result_that_comes_otherwise_than_foreseen_is_what_is_kept(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        row = attach(books, VF, owner(), lambda: {"foreseen": True})
-        until_foreseen(books, row)
-        books.finish_attach([row.attachment_id], {"foreseen": False})
-        until_empty(tmp_path)
-    with open_books(tmp_path) as books:
-        assert [row.result for row in books.attachments()] == [{"foreseen": False}]
-
-
-def test_what_was_foreseen_of_a_row_that_goes_is_forgotten(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        row = attach(books, VF, owner(), dict)
-        until_foreseen(books, row)
-        books.finish_detach(row)
-        assert books.foreseen(row) is None
-        again = attach(books, VF, owner("c2"))
-        books.finish_attach([again.attachment_id], {"of": "c2"})
-        assert books.foreseen(again) is None
-        assert [row.result for row in books.attachments()] == [{"of": "c2"}]
-
-
-def test_a_result_that_cannot_be_foreseen_does_not_keep_the_database_from_following(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def foresee() -> Mapping[str, Any]:
-        raise KeyError("nothing")
-
-    with open_books(tmp_path) as books:
-        row = attach(books, VF, owner(), foresee)
-        until_empty(tmp_path)
-        assert in_database(tmp_path) == [(VF, "attaching")]
-        assert books.foreseen(row) is None
-        books.finish_attach([row.attachment_id], {})
-        until_empty(tmp_path)
-        assert in_database(tmp_path) == [(VF, "attached")]
-    assert caplog.messages == [f"what is to be said of attachment {row.attachment_id} was not made beforehand"]
