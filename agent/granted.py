@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from agent.clients.kubelet import PodDevices, PodResources
 from agent.config import Config, Network, Resource, SharedPool
-from agent.errors import DeviceGone, Unavailable
+from agent.errors import DeviceGone, Unavailable, UnknownUnit
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
+from agent.model.device import is_pci_address
+from agent.model.shares import is_share_id
 from agent.model.slots import is_slot_id, is_slot_of
 from agent.reconcile import Claim
 from cni.call import GrantedDevice
@@ -77,18 +79,21 @@ class Granted:
         resource that is bound late now, those from before. Slots are the binder's.
         Once the grants agree with kubelet and none of them is such a device's, none is this pod's either, and
         kubelet need not be asked. Until then kubelet is the authority: the ledger may be a new one.
-        Raises Unavailable if kubelet does not answer, DeviceGone for a unit that nobody knows.
+        Raises Unavailable if kubelet does not answer, DeviceGone for a unit that nobody knows, and UnknownUnit for a
+        device of a resource that is configured no more: what is to be done with it, nobody knows.
         """
         wanted = {r.name: _nic_kind(r) for r in self._config.resources if _is_for_network(r)}
         granted = self._ledger.granted_devices(wanted)
         if any(r.binding == "late" for r in self._config.resources):
             granted = {unit: device for unit, device in granted.items() if not is_slot_id(unit)}
-        if not wanted or (self._is_settled() and not granted):
+        strange = self._of_no_resource(pod)
+        if not strange and (not wanted or (self._is_settled() and not granted)):
             return ()
         found = self.ask_kubelet(pod)
         if found is None:
             return ()
         self._ledger.bind(found.all_device_ids, pod)
+        _refuse(strange, found)
         mine = []
         for name in sorted(wanted):
             conf = self.network_of(name)
@@ -104,6 +109,16 @@ class Granted:
                 is_whole = conf is None and offered is not None and offered.kind == "nic"
                 mine.append(GrantedDevice(device, name, {"mode": "nic"} if is_whole else conf))
         return mine
+
+    def _of_no_resource(self, pod: PodRef) -> Set[tuple[str, str]]:
+        """List resource name and unit of the network devices that may be the pod's, whose resource is gone."""
+        return {
+            (grant.resource_name, grant.unit_id)
+            for grant in self._ledger.grants_beyond(resource.name for resource in self._config.resources)
+            if is_pci_address(grant.device)
+            and not (is_share_id(grant.unit_id) or is_slot_id(grant.unit_id))
+            and (grant.pod is None or (grant.pod.namespace, grant.pod.name) == (pod.namespace, pod.name))
+        }
 
     def network_of(self, resource_name: str) -> Mapping[str, Any] | None:
         """Return the CNI configuration that a resource's devices are set up with in a chained call."""
@@ -150,6 +165,16 @@ class Granted:
         except concurrent.futures.TimeoutError as error:
             asked.cancel()
             raise Unavailable(f"kubelet did not say what {pod} holds within {PODRESOURCES_SECONDS:g} s") from error
+
+
+def _refuse(strange: Set[tuple[str, str]], found: PodDevices) -> None:
+    for claim in _claims_of([found]):
+        if (claim.resource_name, claim.unit_id) in strange:
+            raise UnknownUnit(
+                f"container {claim.container} has {claim.unit_id} of {claim.resource_name}, and the configuration has"
+                " no resource of this name any more, so it cannot come into the pod: put the resource back, or"
+                " recreate the pod"
+            )
 
 
 def document_for(resource: Resource, network: Network) -> dict[str, Any]:

@@ -122,6 +122,12 @@ class GrantBook(Database):
         names = frozenset(resource_names)
         return {grant.unit_id: grant.device for grant in self._grants.all() if grant.resource_name in names}
 
+    def grants_beyond(self, resource_names: Iterable[str]) -> tuple[Grant, ...]:
+        """List the grants of all resources but these."""
+        self._check_open()
+        names = frozenset(resource_names)
+        return tuple(grant for grant in self._grants.all() if grant.resource_name not in names)
+
     def granted_slots(self) -> frozenset[str]:
         """List the granted slots."""
         self._check_open()

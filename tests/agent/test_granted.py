@@ -11,6 +11,7 @@ import pytest
 
 from agent.clients.kubelet import ContainerDevices, DeviceAssignment, PodDevices, PodResources
 from agent.config import Config, Network, RailNic, Resource
+from agent.errors import UnknownUnit
 from agent.granted import Granted
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
@@ -83,6 +84,46 @@ def test_a_whole_adapter_joins_a_network_as_such(
         granted = Granted(config, books, Kubelet(), loop, unit=lambda _: None, is_settled=lambda: True)
         wanted = {**netconf, "name": "rails"} | ({"mode": mode} if mode is not None else {})
         assert granted.network_of("rdma/nic") == wanted
+
+
+@pytest.mark.parametrize(
+    ("resource_name", "unit", "device"),
+    [
+        ("rdma/vf", VF, VF),
+        ("rdma/rail", "rail-GPU-1", VF),
+        ("rdma/hca", "hca-0c42a10300651234-7", VF),
+        ("rdma/late", SLOT, VF),
+        ("nvidia.com/gpu", "GPU-1", "GPU-1"),
+    ],
+)
+@pytest.mark.parametrize("holder", [None, POD, PodRef("default", "other", "uid-o")])
+def test_a_device_whose_resource_is_gone_is_missed_by_the_pod_that_has_it(
+    tmp_path: Path, resource_name: str, unit: str, device: str, holder: PodRef | None
+) -> None:
+    class Former(Kubelet):
+        async def get(self, pod: PodRef) -> PodDevices | None:
+            self.asked += 1
+            return PodDevices(pod, (ContainerDevices("main", (DeviceAssignment(resource_name, (unit,)),)),))
+
+    kubelet = Former()
+
+    async def work(books: Ledger) -> tuple[GrantedDevice, ...]:
+        config = Config(resources=(Resource("rdma/new", "vf"),))
+        loop = asyncio.get_running_loop()
+        found = Granted(config, books, kubelet, loop, unit=lambda _: None, is_settled=lambda: True)
+        return tuple(await asyncio.to_thread(found.devices, POD))
+
+    with open_books(tmp_path) as books:
+        books.grant(resource_name, {unit: device})
+        if holder is not None:
+            books.bind([unit], holder)
+        if resource_name in ("rdma/vf", "rdma/rail") and holder in (None, POD):
+            with pytest.raises(UnknownUnit, match=f"main has {unit} of {resource_name}, .* put the resource back"):
+                asyncio.run(work(books))
+            books.grant(resource_name, {unit: device})
+            kubelet.get = Kubelet("another").get  # type: ignore[method-assign]
+        assert asyncio.run(work(books)) == ()
+        assert kubelet.asked <= 1
 
 
 def test_kubelet_is_not_asked_where_all_that_is_granted_are_slots(tmp_path: Path) -> None:
