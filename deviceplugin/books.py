@@ -61,6 +61,8 @@ class Reading:
 
     quarantined: Mapping[str, str] = field(default_factory=dict)
     """Device → reason."""
+    rulers: frozenset[str] = frozenset()
+    """Whole adapters that pods have, mode nic: no other pod gets a VF of one."""
     host_names: Mapping[str, str] = field(default_factory=dict)
     """Device in a pod → name of its interface in the host; empty if nobody asks."""
     holders: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -84,6 +86,7 @@ def read(books: Books, *, with_names: bool, with_slots: bool) -> Reading:
     ours = {a.device: a.resource_name for a in attached if a.resource_name and is_pci_address(a.device)}
     return Reading(
         quarantined={q.device: q.reason for q in books.quarantines()},
+        rulers=frozenset(a.device for a in attached if a.undo.mode == "nic"),
         host_names={a.device: a.undo.netdev for a in attached} if with_names else {},
         holders={device: g.resource_name for g in grants for device in _devices_of(g)} | ours,
         attached=frozenset(ours),

@@ -72,7 +72,9 @@ class Offers:
         self._look, self._held, self._slots = look, books.holders, books.held
         final = assign(resources, snapshot, books.host_names, strays) if strays else self._natural
         terms = self._health.terms()
-        listed = list_all(resources, final, snapshot, books.quarantined, books.held, terms, books.kept, strays)
+        listed = list_all(
+            *(resources, final, snapshot, books.quarantined, books.held, terms, books.kept, strays, books.rulers)
+        )
         kept = self._health.settings.gone_seconds
         self._missing = miss(
             resources, self._units, listed.units, self._missing, snapshot, books.holders.keys(), now, kept

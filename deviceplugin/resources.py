@@ -82,11 +82,13 @@ def list_all(
     terms: Terms = PLAIN_TERMS,
     kept: Mapping[str, str] = NOTHING_KEPT,
     strays: Collection[str] = (),
+    rulers: Collection[str] = (),
 ) -> Listed:
     """List every resource's units, and the devices behind slots.
 
     `held` is what the books say of slots, `terms` tell what of the facts counts, `kept` which NICs rails were
-    granted with; `strays` are slices of GPUs that pods hold under another name than they would be offered by.
+    granted with; `strays` are slices of GPUs that pods hold under another name than they would be offered by. `rulers`
+    are adapters that pods have whole.
     """
     guids = _shared_guids(snapshot)
     units: dict[str, tuple[Unit, ...]] = {}
@@ -107,7 +109,7 @@ def list_all(
             unit
             for taken in mine
             if taken.kind != "gpu"
-            for unit in _units(as_nics, taken, snapshot, quarantined, terms, guids)
+            for unit in _units(as_nics, taken, snapshot, quarantined, terms, guids, rulers)
         )
         found = (*gpus, *others)
         if resource.kind == "rail":
@@ -153,9 +155,15 @@ def _units(
     quarantined: Mapping[str, str],
     terms: Terms,
     shared_guids: frozenset[str],
+    rulers: Collection[str],
 ) -> Iterable[Unit]:
     candidate = taken.candidate
-    health = unhealthy(Reason.HELD) if taken.held_for else judge(candidate, snapshot, quarantined, terms)
+    if taken.held_for:
+        health = unhealthy(Reason.HELD)
+    elif candidate.pci is not None and candidate.pci.physfn in rulers:
+        health = unhealthy(Reason.PARENT_DOWN)  # ADD would refuse it, for as long as that pod lives
+    else:
+        health = judge(candidate, snapshot, quarantined, terms)
     numa_node = _place(resource, snapshot, taken)
     if resource.kind == "hca":
         prefix = hca_prefix(candidate, shared_guids)

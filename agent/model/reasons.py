@@ -36,7 +36,7 @@ class Reason(StrEnum):
     BOOKS_UNWRITABLE = "BooksUnwritable", "the agent cannot write its books, so no container could be given it"
     DEVICE_GONE = "DeviceGone", "it is no longer on the node: VFs were removed, or the adapter or GPU has left the bus"
     NO_FREE_DEVICE = "NoFreeDevice", "no device of its resource is left to stand behind this slot"
-    PARENT_DOWN = "ParentDown", "its PF has no driver, or is gone"
+    PARENT_DOWN = "ParentDown", "its PF has no driver, is gone, or is in a pod"
     NO_DRIVER = "NoDriver", "no driver is bound to it"
     WRONG_DRIVER = "WrongDriver", "another driver is bound to it than its resource selects"
     HELD = "Held", "a pod holds it under a name that it is no longer offered by: the configuration has changed"

@@ -48,6 +48,19 @@ def test_a_vf_that_goes_into_a_pod_and_comes_back_leaves_the_lists_as_they_are()
     assert third.units == first.units
 
 
+def test_vfs_of_an_adapter_that_a_pod_has_whole_are_for_no_other_pod() -> None:
+    made, snapshot = offers(), node(rails=2, vfs=1)
+    before = made.make(RESOURCES, snapshot, FILES, BOOKS)
+    during = made.make(RESOURCES, snapshot, FILES, Reading(rulers=frozenset({PF})))
+    assert before is not None
+    assert during is not None
+    changed = {unit: (now.health.reason) for unit, now in during.by_id.items() if now != before.by_id[unit]}
+    assert changed == {VF: "ParentDown"}
+    after = made.make(RESOURCES, snapshot, FILES, BOOKS)
+    assert after is not None
+    assert after.units == before.units
+
+
 def test_a_change_is_not_missed_because_a_snapshot_of_before_has_left_its_place_in_memory() -> None:
     made = offers()
     before = node()
