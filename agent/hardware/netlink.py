@@ -56,6 +56,9 @@ MAX_KEPT = 512
 MAX_KEPT_BYTES = 4096
 """Each of at most so many bytes: in a pod an interface may have 64 KiB of other names."""
 
+_IPV6_OFF = {errno.EACCES: "IPv6 is off there (sysctl net.ipv6.conf.*.disable_ipv6): turn it on, or lease IPv4 only"}
+"""No other address is refused so (net/ipv6/addrconf.c, addrconf_add_dev)."""
+
 T = TypeVar("T")
 
 
@@ -231,7 +234,7 @@ class Netlink:
                     f"interface {ifname} is not in {'the host' if netns is None else 'the pod'}'s namespace"
                 )
             for cidr in addresses:
-                with translated(f"add address {cidr} to {ifname}"):
+                with translated(f"add address {cidr} to {ifname}", _IPV6_OFF):
                     links.put_address(address_messages.address(found.ifindex, cidr))
             for route in routes:
                 with translated(f"add route {route.destination} via {route.gateway or ifname}"):

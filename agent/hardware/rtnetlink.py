@@ -11,7 +11,8 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 from agent.errors import NetlinkFailed
@@ -69,6 +70,8 @@ _RECEIVE_BYTES = 96 << 10
 """A link may have 64 KiB of other names (net/core/rtnetlink.c, rtnl_alt_ifname), and its device is told after them."""
 _RECEIVE_BYTES_WITH_VFS = 1 << 20
 """More than 4,000 VFs take; a longer answer would be cut, and VFs that are cut off are not found."""
+
+NO_REMEDIES: Mapping[int, str] = MappingProxyType({})
 
 T = TypeVar("T")
 
@@ -291,25 +294,27 @@ class LinkSocket:
         self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, 1, 0) + body)
 
 
-def failed(action: str, error: OSError) -> NetlinkFailed:
-    """Say what was attempted when an error came."""
-    return NetlinkFailed(action, error.errno or 0, error.strerror or str(error))
+def failed(action: str, error: OSError, remedies: Mapping[int, str] = NO_REMEDIES) -> NetlinkFailed:
+    """Say what was attempted when an error came, and what helps against one of this number."""
+    number, text = error.errno or 0, error.strerror or str(error)
+    return NetlinkFailed(action, number, f"{text}: {remedies[number]}" if number in remedies else text)
 
 
 class translated:
-    """Raise NetlinkFailed, with what was attempted, for an OSError."""
+    """Raise NetlinkFailed, with what was attempted and what may help, for an OSError."""
 
-    __slots__ = ("_action",)
+    __slots__ = ("_action", "_remedies")
 
-    def __init__(self, action: str) -> None:
+    def __init__(self, action: str, remedies: Mapping[int, str] = NO_REMEDIES) -> None:
         self._action = action
+        self._remedies = remedies
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, OSError):
-            raise failed(self._action, error) from error
+            raise failed(self._action, error, self._remedies) from error
 
 
 def _open() -> socket.socket:

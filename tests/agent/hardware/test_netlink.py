@@ -297,6 +297,14 @@ def test_what_the_kernel_refuses_is_told_with_address_or_route(links: Netlink, p
         configure(links, pod, ("10.0.0.2/24",), Route("10.9.0.0/16", "192.168.0.1"))
 
 
+def test_a_pod_without_ipv6_is_told_from_other_refusals(links: Netlink, pod: int) -> None:
+    within = (f"--net=/proc/{os.getpid()}/fd/{pod}", "sh", "-c")
+    run("nsenter", *within, "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6")
+    links.move_in(v0(links), pod, LinkChange(name="net1", up=True))
+    with pytest.raises(NetlinkFailed, match=r"add address fd00::2/64 to net1: .*IPv6 is off there .*: turn it on"):
+        configure(links, pod, ("10.0.0.2/24", "fd00::2/64"))
+
+
 def test_an_interface_that_is_not_there_cannot_be_configured(links: Netlink, pod: int) -> None:
     with pytest.raises(HardwareError, match="interface net1 is not in the pod's namespace"):
         configure(links, pod, ("10.0.0.2/24",))
