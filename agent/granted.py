@@ -51,9 +51,12 @@ class Granted:
         loop: asyncio.AbstractEventLoop,
         *,
         unit: Callable[[str], KnownUnit | None],
+        may_be_nic: Callable[[str], bool],
         is_settled: Callable[[], bool],
     ) -> None:
         """`unit` finds an offered unit by its ID; `is_settled` tells whether the grants agree with kubelet.
+
+        `may_be_nic` tells a PCI device that may come into a network from another, such as an accelerator.
 
         `kubelet` is called on `loop` only.
         """
@@ -62,6 +65,7 @@ class Granted:
         self._kubelet = kubelet
         self._loop = loop
         self._unit = unit
+        self._may_be_nic = may_be_nic
         self._is_settled = is_settled
         self.pods: frozenset[tuple[str, str]] = frozenset()
         """Namespace and name of all pods that kubelet knew when it was last asked for claims."""
@@ -116,6 +120,7 @@ class Granted:
             (grant.resource_name, grant.unit_id)
             for grant in self._ledger.grants_beyond(resource.name for resource in self._config.resources)
             if is_pci_address(grant.device)
+            and self._may_be_nic(grant.device)
             and not (is_share_id(grant.unit_id) or is_slot_id(grant.unit_id))
             and (grant.pod is None or (grant.pod.namespace, grant.pod.name) == (pod.namespace, pod.name))
         }

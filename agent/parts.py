@@ -29,6 +29,7 @@ from deviceplugin.assignment import assign
 from deviceplugin.gpu_files import GpuFilesOf
 from deviceplugin.plugins import DevicePlugins
 from deviceplugin.resources import list_all, vfs_of
+from deviceplugin.selectors import may_be_nic
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Parts:
             around.kubelet,
             asyncio.get_running_loop(),
             unit=lambda unit_id: self.plugins.unit(unit_id),
+            may_be_nic=lambda device: may_be_nic(device, around.inventory.snapshot),
             is_settled=lambda: self.reconciler.settled,
         )
         slots = Binder(

@@ -226,6 +226,12 @@ def _has_vdpa(vdpa_type: str, candidate: Candidate) -> bool:
     return vdpa is not None and vdpa.vdpa_type == vdpa_type
 
 
+def may_be_nic(address: str, snapshot: Snapshot) -> bool:
+    """Tell whether a device is an adapter or a VF of one. What is not on the node may have been."""
+    device = snapshot.by_address.get(address)
+    return device is None or _is_network(device)
+
+
 def _is_network(device: PciDevice) -> bool:
     return device.pci_class >> 16 == NETWORK_CLASS
 

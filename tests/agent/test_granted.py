@@ -23,6 +23,11 @@ from tests.agent.books import open_books
 POD = PodRef("default", "p", "uid-p")
 VF, OTHER, SLOT = "0000:12:00.1", "0000:12:00.2", "slot-rdma:vf-0-0"
 RAILS = Network("rails", {"mode": "vf"})
+ACCELERATOR = "0000:6b:00.1"
+
+
+def may_be_nic(device: str) -> bool:
+    return device != ACCELERATOR
 
 
 class Kubelet(PodResources):
@@ -45,7 +50,9 @@ def told(folder: Path, kubelet: Kubelet, binding: str, **granted: str) -> tuple[
     async def work(books: Ledger) -> tuple[GrantedDevice, ...]:
         loop = asyncio.get_running_loop()
         config = Config(resources=(resource,), networks=(RAILS,))
-        found = Granted(config, books, kubelet, loop, unit=lambda _: None, is_settled=lambda: True)
+        found = Granted(
+            config, books, kubelet, loop, unit=lambda _: None, may_be_nic=may_be_nic, is_settled=lambda: True
+        )
         return tuple(await asyncio.to_thread(found.devices, POD))
 
     with open_books(folder) as books:
@@ -81,7 +88,9 @@ def test_a_whole_adapter_joins_a_network_as_such(
     resource = Resource("rdma/nic", kind, network="rails", nic=RailNic("nic"))
     config = Config(resources=(resource,), networks=(Network("rails", netconf),))
     with open_books(tmp_path) as books, contextlib.closing(asyncio.new_event_loop()) as loop:
-        granted = Granted(config, books, Kubelet(), loop, unit=lambda _: None, is_settled=lambda: True)
+        granted = Granted(
+            config, books, Kubelet(), loop, unit=lambda _: None, may_be_nic=may_be_nic, is_settled=lambda: True
+        )
         wanted = {**netconf, "name": "rails"} | ({"mode": mode} if mode is not None else {})
         assert granted.network_of("rdma/nic") == wanted
 
@@ -94,6 +103,7 @@ def test_a_whole_adapter_joins_a_network_as_such(
         ("rdma/hca", "hca-0c42a10300651234-7", VF),
         ("rdma/late", SLOT, VF),
         ("nvidia.com/gpu", "GPU-1", "GPU-1"),
+        ("intel.com/accelerator", ACCELERATOR, ACCELERATOR),
     ],
 )
 @pytest.mark.parametrize("holder", [None, POD, PodRef("default", "other", "uid-o")])
@@ -110,7 +120,9 @@ def test_a_device_whose_resource_is_gone_is_missed_by_the_pod_that_has_it(
     async def work(books: Ledger) -> tuple[GrantedDevice, ...]:
         config = Config(resources=(Resource("rdma/new", "vf"),))
         loop = asyncio.get_running_loop()
-        found = Granted(config, books, kubelet, loop, unit=lambda _: None, is_settled=lambda: True)
+        found = Granted(
+            config, books, kubelet, loop, unit=lambda _: None, may_be_nic=may_be_nic, is_settled=lambda: True
+        )
         return tuple(await asyncio.to_thread(found.devices, POD))
 
     with open_books(tmp_path) as books:
@@ -145,7 +157,7 @@ def test_slices_that_pods_had_from_another_plugin_are_claimed_though_no_resource
         config = Config(resources=(Resource("nvidia.com/gpu", "gpu", mig="mixed"),))
         loop = asyncio.get_running_loop()
         known = {"MIG-1": slices}
-        found = Granted(config, books, Others(), loop, unit=known.get, is_settled=lambda: True)
+        found = Granted(config, books, Others(), loop, unit=known.get, may_be_nic=may_be_nic, is_settled=lambda: True)
         return [(claim.resource_name, claim.unit_id) for claim in await found.claims()]
 
     with open_books(tmp_path) as books:

@@ -10,7 +10,7 @@ from agent.config import PfSelector, Resource, Select
 from agent.model.device import CharDevice, LinkLayer, PciDevice, RdmaDevice, RdmaPort, Snapshot, VdpaDevice
 from deviceplugin.resources import list_units
 from deviceplugin.response import build
-from deviceplugin.selectors import alternative, candidates, choice, conditions, takes
+from deviceplugin.selectors import ACCELERATOR_CLASS, alternative, candidates, choice, conditions, may_be_nic, takes
 from tests.deviceplugin.machines import change, node
 
 PF, VF = "0000:12:00.0", "0000:12:00.2"
@@ -104,3 +104,10 @@ def test_uio_and_vdpa_devices_come_with_their_files() -> None:
 def test_a_vfio_group_without_an_iommu_has_another_name_in_the_host() -> None:
     vfio = change(node(rails=1, vfs=2), "0000:12:00.1", driver="vfio-pci", iommu_group=7, noiommu=True)
     assert given(vfio, Select()) == [("/dev/vfio/vfio", ""), ("/dev/vfio/7", "/dev/vfio/noiommu-7")]
+
+
+def test_an_accelerator_is_told_from_adapters_and_from_what_has_left_the_node() -> None:
+    snapshot = change(node(rails=1, vfs=1), "0000:12:00.1", pci_class=ACCELERATOR_CLASS << 16)
+    assert may_be_nic("0000:12:00.0", snapshot)
+    assert not may_be_nic("0000:12:00.1", snapshot)
+    assert may_be_nic("0000:7f:00.0", snapshot)
