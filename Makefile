@@ -1,6 +1,10 @@
 # Every target may be run first: each prepares what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup shim demo test check bench bench-alignment bench-fleet soak vm lock clean
+WORKERS := $(shell echo $$(( 2 * $$(nproc) )))
+PYTEST := .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal
+# What needs more of a machine: an image, containerd, a browser, helm, minutes of crashes, a virtual machine.
+SYSTEM := tests/containerd tests/browser tests/daemonset tests/hack tests/soak
+.PHONY: help setup shim demo test test-system check bench bench-alignment bench-fleet soak vm lock clean
 NATIVE := hack/build-shim native
 
 help: ## this list
@@ -16,15 +20,22 @@ demo: setup ## a simulated node with GPUs and VFs, the agent, and pods that come
 	@$(NATIVE)
 	@.venv/bin/nodefabric demo --relay build/shim/native/nodefabric-cni
 
-test: check ## every check and every test, with those in the virtual machine
+test: check ## every check, and all tests that need no more than this machine: minutes
 	@hack/setup --tests
+	@$(NATIVE)
+	@hack/fetch-promtool >/dev/null
+	@mkdir -p build/reports
+	$(PYTEST) --ignore tests/vm $(SYSTEM:%=--ignore %) --junit-xml build/reports/tests.xml
+
+test-system: setup ## tests with the image, containerd, a browser, helm, crashes and the virtual machine
+	@hack/setup --system
 	@$(NATIVE)
 	@hack/fetch-containerd
 	@hack/fetch-kube >/dev/null
 	@hack/fetch-promtool >/dev/null
 	@hack/build-image --twice
 	@mkdir -p build/reports
-	.venv/bin/python -m pytest --ignore tests/vm --junit-xml build/reports/tests.xml
+	$(PYTEST) $(SYSTEM) --junit-xml build/reports/system.xml
 	hack/vm/run-tests
 
 check: setup ## format, lint, types, import contracts, generated code

@@ -7,7 +7,7 @@ forbids namespaces; it then has a network namespace to itself. All other tests s
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
         sandbox.seal()
     except OSError as error:
         config.stash[_SEALED] = f"this machine lets nobody make namespaces ({error})"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Have what a test has printed and logged be text: reports of parallel processes cannot carry lone surrogates."""
+    report = yield
+    report.sections = [(name, content.encode(errors="replace").decode()) for name, content in report.sections]
+    return report
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ def find_browser() -> str:
     """Name the browser's program, or skip the test that needs it."""
     found = program()
     if found is None:
-        pytest.skip("the status page is looked at with no browser: install chromium (hack/setup --tests)")
+        pytest.skip("the status page is looked at with no browser: install chromium (hack/setup --system)")
     return found
 
 

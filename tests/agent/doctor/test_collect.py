@@ -187,20 +187,20 @@ def test_the_agent_is_asked_for_what_is_in_its_way() -> None:
     assert "nobody answers" in wrong
 
 
-def test_a_whole_root_is_collected(tmp_path: Path, node_root: Callable[[str], Path]) -> None:
+def test_a_whole_root_is_collected(short_folder: Path, node_root: Callable[[str], Path]) -> None:
     write(
-        tmp_path,
+        short_folder,
         {
             "proc/cmdline": "ro iommu=pt quiet\n",
             "var/lib/kubelet/config.yaml": "topologyManagerPolicy: best-effort\n",
             "sys/class/iommu/dmar0": "",
         },
     )
-    plugin = tmp_path / "opt/cni/bin/nodefabric"
+    plugin = short_folder / "opt/cni/bin/nodefabric"
     plugin.parent.mkdir(parents=True)
     plugin.touch(mode=0o755)
     (plugin.parent / "notes.txt").touch(mode=0o644)
-    facts = collect(tmp_path, Snapshot(), None, Path("/c.yaml"), ("is bad",))
+    facts = collect(short_folder, Snapshot(), None, Path("/c.yaml"), ("is bad",))
     assert facts.command_line == ("ro", "iommu=pt", "quiet")
     assert facts.has_iommu
     assert facts.topology_policy == "best-effort"
@@ -209,9 +209,9 @@ def test_a_whole_root_is_collected(tmp_path: Path, node_root: Callable[[str], Pa
     assert (facts.config_problems, facts.config_path, facts.agent) == (("is bad",), "/c.yaml", ())
 
 
-def test_a_folder_for_cdi_specs_that_is_mounted_read_only_is_seen(own_network: None, tmp_path: Path) -> None:
+def test_a_folder_for_cdi_specs_that_is_mounted_read_only_is_seen(own_network: None, short_folder: Path) -> None:
     """With own_network the mounts are the test's own too."""
-    root, config = tmp_path / "root", Config(cdi_dir=Path("/cdi"))
+    root, config = short_folder / "root", Config(cdi_dir=Path("/cdi"))
     assert not collect(root, Snapshot(), config, Path("c"), ask_agent=False).cdi_read_only
     (root / "cdi").mkdir(parents=True)
     assert not collect(root, Snapshot(), config, Path("c"), ask_agent=False).cdi_read_only
@@ -222,10 +222,10 @@ def test_a_folder_for_cdi_specs_that_is_mounted_read_only_is_seen(own_network: N
         subprocess.run(["umount", root / "cdi"], check=True)
 
 
-def test_doctor_ends_with_status_1_if_it_finds_something(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "sys").mkdir()
-    missing = tmp_path / "none.yaml"
-    assert main(["doctor", "--root", str(tmp_path), "--config", str(missing)]) == 1
+def test_doctor_ends_with_status_1_if_it_finds_something(short_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (short_folder / "sys").mkdir()
+    missing = short_folder / "none.yaml"
+    assert main(["doctor", "--root", str(short_folder), "--config", str(missing)]) == 1
     assert f"error    config       {missing}: cannot be read" in capsys.readouterr().out
-    assert main(["doctor", "--root", str(tmp_path), "--config", str(missing), "-o", "json"]) == 1
+    assert main(["doctor", "--root", str(short_folder), "--config", str(missing), "-o", "json"]) == 1
     assert json.loads(capsys.readouterr().out)["sound"] is False
