@@ -90,6 +90,11 @@ def request_of(call: Call, conf: NetConf) -> dict[str, Any]:
     }
 
 
+def network_name(network: Mapping[str, Any]) -> str:
+    """Name a network of `request_of`, or a plugin's document, where it counts whose calls wait."""
+    return f"{network['name']} (addresses from {network['ipam']['type']})"
+
+
 def with_path(row: Attachment, call: Call) -> Attachment:
     """Have a row's IPAM plugin looked for where a later call says: an upgrade may have put it into another folder."""
     before = row.request.get("cni_path", "")

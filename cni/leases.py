@@ -15,7 +15,7 @@ import json
 import logging
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,22 +25,27 @@ from agent.errors import AgentError, DeviceBusy, IpamFailed
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, OwedLease
 from cni import ipam
-from cni.call import Call, ipam_call, joined, request_of
+from cni.call import Call, ipam_call, joined, network_name, request_of
 from cni.finding import UNKNOWN
 from cni.orphans import Orphans
+from cni.places import NoPlace, Places, Rules
 from cni.result import Leases
 
 ALONE_SECONDS = 35.0
 """Longer than a release may take."""
 MAX_GROUPS = 8
 MAX_AT_WORK = 4
-"""So many plugins of one type run at once, however many VFs come back when a job ends: they share the memory that the
-agent may have, and one that talks to the API server takes tens of megabytes of it."""
+"""So many plugins run at once, however many VFs come back when a job ends: they share the memory that the agent may
+have, and one that talks to the API server takes tens of megabytes of it."""
+ADDING, RETURNING, ASKING = "ADD", "DEL", "STATUS"
+"""What a plugin may be at work for. For an address and for what is given back one place is kept, whatever hangs."""
 TURN_SECONDS, ADD_TURN_SECONDS, RELEASE_TURN_SECONDS = 30.0, 90.0, 10.0
 """How long to wait for that; what is to be given back may be owed instead. With the plugin's own time an ADD stays
 below what the relay waits for (cni/shim/relay.c), and that below kubelet's four minutes for a sandbox."""
+STATUS_SECONDS = 0.4
+"""For a plugin to say its versions, and then its status: the relay waits a second for both (cni/shim/relay.c)."""
 HUNG_SECONDS = 60.0
-"""So long after a plugin has hung nobody but `settle`, and an ADD, waits for it again."""
+"""So long after a network's plugin has hung nobody but `settle`, and an ADD, waits for it again."""
 WITH_INTERFACE = "dhcp"
 """Its daemon tells the server through the pod's interface, and a thread of it keeps the namespace alive until then."""
 FORGET_SECONDS = 30 * 86400.0
@@ -49,10 +54,6 @@ TRY_SECONDS = 86400.0
 MAX_OWED = 4096
 
 log = logging.getLogger(__name__)
-
-
-class _NoTurn(DeviceBusy):
-    """As many plugins of a type are at work as may be."""
 
 
 def goes_first(row: Attachment) -> bool:
@@ -69,20 +70,23 @@ class LeaseBook:
         *,
         seconds: float = ipam.TIMEOUT_SECONDS,
         add_seconds: float = ipam.ADD_SECONDS,
+        status_seconds: float = STATUS_SECONDS,
         clock: Callable[[], float] = time.time,
         uptime: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`seconds` is what one call of a plugin may take, `add_seconds` one that asks for addresses."""
+        """`seconds` is what one call of a plugin may take, `add_seconds` one that asks for addresses.
+
+        `status_seconds` is what each call may take by which STATUS asks.
+        """
         self._ledger = ledger
-        self._seconds, self._add_seconds = seconds, add_seconds
+        self._seconds, self._add_seconds, self._status_seconds = seconds, add_seconds, status_seconds
         self._clock = clock
         self._uptime, self._began = uptime, uptime()
         self._taken: set[tuple[str, str]] = set()
-        self._at_work: Counter[str] = Counter()
-        """By type of plugin."""
         self._free = threading.Condition()
-        self._hung: dict[tuple[str, str], float] = {}
-        """When a plugin hung last, by its type and where it was looked for."""
+        self._hung: dict[str, float] = {}
+        """When a network's plugin hung, for those that have not answered since. However many, they count as one."""
+        self._places = Places("IPAM plugins at work", Rules(MAX_AT_WORK, (ADDING, RETURNING), self._hung))
         self._newest_path = ""
         """Where plugins are, as the last call said. An upgrade may have moved them since a row was written."""
         self._orphans = Orphans(ledger.path.parent)
@@ -103,7 +107,7 @@ class LeaseBook:
             for owed in self._ledger.owed_leases_of(container_id, ifname):
                 self._delete(owed)
                 self._ledger.settle_lease(owed.lease_id)
-            with self._call(row, ADD_TURN_SECONDS) as call:
+            with self._call(row, ADD_TURN_SECONDS, ADDING) as call:
                 return ipam.add(row.request["network"], call, self._add_seconds)
 
     def give_back(self, row: Attachment, turn_seconds: float = RELEASE_TURN_SECONDS) -> bool:
@@ -113,16 +117,14 @@ class LeaseBook:
         if self._orphans.may_live():
             log.warning("the addresses of %s are given back once earlier plugins have ended", row.ifname)
             return False
-        plugin = row.request["network"]["ipam"]["type"], row.request["cni_path"]
-        if 0 <= self._clock() - self._hung.get(plugin, -HUNG_SECONDS) < HUNG_SECONDS:
-            log.warning("the addresses of %s are given back later: IPAM plugin %s has hung", row.ifname, plugin[0])
+        network = network_name(row.request["network"])
+        if self._has_hung(network):
+            log.warning("the addresses of %s are given back later: the plugin of %s has hung", row.ifname, network)
             return False
         try:
             with self._alone(row.owner.container_id, row.ifname):
                 self._delete(row, turn_seconds)
         except (IpamFailed, DeviceBusy) as error:
-            if isinstance(error, ipam.IpamTimedOut):
-                self._hung[plugin] = self._clock()
             log.error("the addresses of %s in container %s stay leased: %s", row.ifname, row.owner.container_id, error)
             return False
         return True
@@ -182,14 +184,23 @@ class LeaseBook:
         nameless = {row.ifname for row in rows if row.owner.container_id == UNKNOWN}
         kept |= {(container_id, ifname) for container_id, _ in valid for ifname in nameless}
         for document in _networks(call, rows):
-            with self._orphans.plugin() as inherited:
+            with self._turn(document, TURN_SECONDS, RETURNING) as inherited:
                 ipam.collect(document, _bare(call, inherited), kept, self._seconds)
 
     def status(self, call: Call) -> None:
-        """STATUS: raise IpamFailed if the call's IPAM plugin says that it could lease nothing now."""
+        """STATUS: raise IpamFailed if the call's IPAM plugin says that it could lease nothing now.
+
+        A runtime that hears of a failure calls the whole node not ready. So a plugin that does not say in time, or
+        whose network has all its places, counts as well, unless it has just hung over what was to be given back.
+        """
         for document in _networks(call, ()):
-            with self._orphans.plugin() as inherited:
-                ipam.status(document, _bare(call, inherited), self._seconds)
+            try:
+                with self._turn(document, 0.0, ASKING) as inherited:
+                    ipam.status(document, _bare(call, inherited), self._status_seconds)
+            except (NoPlace, ipam.IpamTimedOut) as error:
+                if self._has_hung(network_name(document)):
+                    raise
+                log.debug("whether addresses can be had is not known: %s", error)
 
     def settle(self) -> tuple[int, int]:
         """Try again to give back what is owed. Returns how many were given back, and how many given up.
@@ -251,7 +262,7 @@ class LeaseBook:
                     self._delete(lease)
                     self._ledger.settle_lease(lease.lease_id)
                     settled += 1
-            except _NoTurn:
+            except NoPlace:
                 break
             except DeviceBusy:
                 continue
@@ -295,26 +306,36 @@ class LeaseBook:
                 ipam.delete(row.request["network"], call, self._seconds)
 
     @contextmanager
-    def _call(self, row: Attachment | OwedLease, turn_seconds: float = TURN_SECONDS) -> Iterator[ipam.IpamCall]:
+    def _call(
+        self, row: Attachment | OwedLease, turn_seconds: float = TURN_SECONDS, work: str = RETURNING
+    ) -> Iterator[ipam.IpamCall]:
         container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id
         made = ipam_call(row.request, container_id, row.ifname, row.netns_path)
-        with self._turn(row.request["network"]["ipam"]["type"], turn_seconds), self._orphans.plugin() as inherited:
+        with self._turn(row.request["network"], turn_seconds, work) as inherited:
             yield replace(made, cni_path=joined(made.cni_path, self._newest_path), inherited=inherited)
 
     @contextmanager
-    def _turn(self, kind: str, seconds: float) -> Iterator[None]:
-        with self._free:
-            if not self._free.wait_for(lambda: self._at_work[kind] < MAX_AT_WORK, seconds):
-                raise _NoTurn(
-                    f"{MAX_AT_WORK} IPAM plugins {kind} have been at work for {seconds:g} s: the next must wait"
-                )
-            self._at_work[kind] += 1
-        try:
-            yield
-        finally:
-            with self._free:
-                self._at_work[kind] -= 1
-                self._free.notify_all()
+    def _turn(self, network: Mapping[str, Any], seconds: float, work: str) -> Iterator[tuple[int, ...]]:
+        """Wait for one of the places where plugins are at work, and yield what the plugin must inherit."""
+        name = network_name(network)
+        with self._places.hold(work, name, seconds=seconds), self._orphans.plugin() as inherited:
+            try:
+                yield inherited
+            except ipam.IpamTimedOut:
+                if work != ASKING:
+                    self._hung[name] = self._clock()
+                raise
+            except IpamFailed:
+                self._has_answered(name, work)
+                raise
+            self._has_answered(name, work)
+
+    def _has_answered(self, network: str, work: str) -> None:
+        if work != ASKING:  # a plugin may hang over addresses, and say all the same what versions it knows
+            self._hung.pop(network, None)
+
+    def _has_hung(self, network: str) -> bool:
+        return 0 <= self._clock() - self._hung.get(network, -HUNG_SECONDS) < HUNG_SECONDS
 
     @contextmanager
     def _alone(self, container_id: str, ifname: str, seconds: float = ALONE_SECONDS) -> Iterator[None]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment
-from cni.leases import LeaseBook
+from cni.leases import STATUS_SECONDS, LeaseBook
 from tests.agent.books import attach, open_books, owner
 
 PLUGINS = "/opt/cni/bin:/usr/lib/cni"
@@ -19,7 +19,14 @@ PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 class Desk:
     """A lease book on real books, and plugins made of shell scripts."""
 
-    def __init__(self, folder: Path, books: Ledger, seconds: float = 30.0, add_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        books: Ledger,
+        seconds: float = 30.0,
+        add_seconds: float | None = None,
+        status_seconds: float = STATUS_SECONDS,
+    ) -> None:
         self.folder = folder
         self.books = books
         self.now = time.time()
@@ -27,6 +34,7 @@ class Desk:
             books,
             seconds=seconds,
             add_seconds=add_seconds or seconds,
+            status_seconds=status_seconds,
             clock=lambda: self.now,
             uptime=lambda: self.now,
         )
@@ -39,10 +47,10 @@ class Desk:
         fresh.chmod(0o755)
         fresh.rename(self.folder / name)
 
-    def row(self, container_id: str, kind: str = "stub", **ipam: Any) -> Attachment:
+    def row(self, container_id: str, kind: str = "stub", *, network_name: str = "rails", **ipam: Any) -> Attachment:
         """Begin an attachment whose addresses come from a plugin."""
         self._devices += 1
-        network = {"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric", "ipam": {"type": kind, **ipam}}
+        network = {"cniVersion": "1.0.0", "name": network_name, "type": "nodefabric", "ipam": {"type": kind, **ipam}}
         request: dict[str, Any] = {"network": network, "cni_args": "", "cni_path": f"{self.folder}:{PLUGINS}"}
         return attach(self.books, f"0000:3b:00.{self._devices}", owner(container_id), **request)
 
@@ -61,9 +69,11 @@ class Desk:
 
 
 @contextmanager
-def open_desk(folder: Path, seconds: float = 30.0, add_seconds: float | None = None) -> Iterator[Desk]:
+def open_desk(
+    folder: Path, seconds: float = 30.0, add_seconds: float | None = None, status_seconds: float = STATUS_SECONDS
+) -> Iterator[Desk]:
     with open_books(folder) as books:
-        desk = Desk(folder, books, seconds, add_seconds)
+        desk = Desk(folder, books, seconds, add_seconds, status_seconds)
         try:
             yield desk
         finally:
