@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
@@ -22,6 +23,8 @@ from agent.reconcile import Claim
 from cni.call import GrantedDevice
 
 PODRESOURCES_SECONDS = 5.0
+MAX_ASKING = 64
+"""So many calls wait for kubelet at once."""
 
 
 class KnownUnit(Protocol):
@@ -67,6 +70,7 @@ class Granted:
         self._unit = unit
         self._may_be_nic = may_be_nic
         self._is_settled = is_settled
+        self._asking = threading.BoundedSemaphore(MAX_ASKING)
         self.pods: frozenset[tuple[str, str]] = frozenset()
         """Namespace and name of all pods that kubelet knew when it was last asked for claims."""
         self.containers: Mapping[str, str] = {}
@@ -164,12 +168,16 @@ class Granted:
 
         Raises Unavailable.
         """
-        asked = asyncio.run_coroutine_threadsafe(self._kubelet.get(pod), self._loop)
+        if not self._asking.acquire(blocking=False):
+            raise Unavailable(f"{MAX_ASKING} calls wait for kubelet to say what their pods hold: try again later")
         try:
+            asked = asyncio.run_coroutine_threadsafe(self._kubelet.get(pod), self._loop)
             return asked.result(PODRESOURCES_SECONDS)
         except concurrent.futures.TimeoutError as error:
             asked.cancel()
             raise Unavailable(f"kubelet did not say what {pod} holds within {PODRESOURCES_SECONDS:g} s") from error
+        finally:
+            self._asking.release()
 
 
 def _refuse(strange: Set[tuple[str, str]], found: PodDevices) -> None:

@@ -10,8 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from agent import device_info
@@ -25,13 +26,14 @@ from agent.model.device import Snapshot, is_pci_address
 from agent.model.slots import is_slot_id
 from cni import netconf, result
 from cni.answers import EnvironmentInvalid
-from cni.call import BEGUN, Call, GrantedDevice, Slots, request_of
+from cni.call import BEGUN, Call, GrantedDevice, Slots, network_name, request_of
 from cni.detach import Detaching
 from cni.laps import Laps
 from cni.locks import DeviceLocks
 from cni.modes import choice, nic, rdma
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.netconf import NetConf
+from cni.places import Places, Rules
 from cni.pool import Pool
 from cni.ruled import ruler
 from cni.underway import Mark
@@ -39,6 +41,12 @@ from cni.underway import Mark
 BUSY_SECONDS = 5.0
 """How long ADD waits for the device's former owner to let go."""
 POLL_SECONDS = 0.05
+MAX_ADDING = 96
+"""So many ADDs that have a device, or wait for one, are under way at once; those of one network at most half of it.
+
+Any may take minutes: for an address, a device, another's work on it, a driver. Others of pods that have nothing of ours
+need none of these places.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +66,7 @@ class Attaching:
         detaching: Detaching,
         *,
         busy_seconds: float,
+        max_adding: int,
         observe_steps: Callable[[Mapping[str, float]], None],
         verbs_node: Callable[[str], str | None],
     ) -> None:
@@ -70,6 +79,7 @@ class Attaching:
         self._locks = locks
         self._detaching = detaching
         self._busy_seconds = busy_seconds
+        self._places = Places("ADDs under way", Rules(max_adding))
         self._announcer = Announcer()
         self._own_netns = namespaces.own()
         self._observe_steps = observe_steps
@@ -94,7 +104,8 @@ class Attaching:
                         " interfaces, addresses and routes: the process that it names may have ended, and another have"
                         " its number"
                     )
-                return self._add(call, owner, targets, mark)
+                with self._places.hold("ADD", *{_network_of(target.conf) for target in targets}):
+                    return self._add(call, owner, targets, mark)
             except BaseException:
                 self._let_slots_go(call)
                 raise
@@ -152,7 +163,7 @@ class Attaching:
         taken = {i.get("name") for i in conf.prev_result.get("interfaces") or []} | {call.ifname}
         names = (name for n in range(1, 1000) if (name := f"net{n}") not in taken)
         targets = []
-        for found in (*self._granted(call.pod), *self._slots.bind(call, lambda: not mark.overtaken)):
+        for found in (*self._granted(call.pod), *self._bound(call, mark)):
             # A MAC or a file in the call is meant for the interface of the call, not for each VF that comes along.
             settings = replace(conf.settings, mac=None)
             own = replace(conf, device=found.device, settings=settings, device_info_file=None)
@@ -166,10 +177,21 @@ class Attaching:
 
     def _behind_slot(self, call: Call, slot: str, mark: Mark) -> GrantedDevice:
         """Find the device of a slot that Multus names: for it, kubelet's unit is the device."""
-        for found in self._slots.bind(call, lambda: not mark.overtaken):
+        for found in self._bound(call, mark):
             if found.unit_id == slot:
                 return found
         raise RequestInvalid(f"deviceID {slot} is a slot that kubelet has not given to pod {call.pod}")
+
+    def _bound(self, call: Call, mark: Mark) -> Sequence[GrantedDevice]:
+        """List the devices of the pod's slots. Who has to wait for them needs a place, as who has a device does."""
+        with ExitStack() as place:
+
+            @cache
+            def take_place() -> bool:
+                place.enter_context(self._places.hold("ADD", call.conf.name))
+                return True
+
+            return self._slots.bind(call, lambda: not mark.overtaken and take_place())
 
     def _target(self, call: Call, conf: NetConf, resource_name: str | None, ifname: str) -> Target:
         """Tell what becomes of a device. Without `resource_name` the books say whose it was granted as."""
@@ -325,6 +347,11 @@ class Attaching:
             self._detaching.undo(row, netns)
         except AgentError as error:
             log.error("%s stays in the books as half attached: %s", row.device, error)
+
+
+def _network_of(conf: NetConf) -> str:
+    """Name the network that a device joins, where it counts whose calls wait."""
+    return conf.name if conf.ipam is None else network_name({"name": conf.name, "ipam": conf.ipam})
 
 
 def _answer(call: Call, made: Sequence[tuple[InterfaceFacts, result.Leases]]) -> Mapping[str, Any]:

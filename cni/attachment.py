@@ -15,7 +15,7 @@ from agent.model.device import Snapshot
 from agent.model.shares import is_share_id
 from cni import chained_rdma, check, foreign, readiness
 from cni.adoption import Adopter
-from cni.attach import BUSY_SECONDS, Attaching
+from cni.attach import BUSY_SECONDS, MAX_ADDING, Attaching
 from cni.call import Call, GrantedDevice, NoSlots, Slots
 from cni.detach import HEAL_SECONDS, Detaching, PodKnown, Tell, tell_nobody
 from cni.finding import NETNS_FOLDERS, Finder
@@ -37,6 +37,7 @@ class Attachments(Detaching):
         granted: Callable[[PodRef], Sequence[GrantedDevice]],
         *,
         busy_seconds: float = BUSY_SECONDS,
+        max_adding: int = MAX_ADDING,
         netns_folders: Sequence[Path] = NETNS_FOLDERS,
         foreign_folders: tuple[Path, Path] = (foreign.STATE, foreign.RUN),
         network_of: Callable[[str], Mapping[str, Any] | None] = lambda resource_name: None,
@@ -54,6 +55,7 @@ class Attachments(Detaching):
         `observe_steps` is told what each of `laps.STEPS` took of an ADD that succeeded, `tell_lost` what the host does
         not take back with a device. `heal_seconds` is how long `heal` waits for a device, `others` what a pool of CNI's
         own must know. `verbs_node` tells which one kubelet was told of a device when it was granted, if that is known.
+        `max_adding` is how many ADDs with a device may be under way at once.
         """
         locks = DeviceLocks()
         self._slots = slots or NoSlots()
@@ -64,6 +66,7 @@ class Attachments(Detaching):
         self._attaching = Attaching(
             *(host, ledger, snapshot, granted, self._slots, Pool(ledger, snapshot, others), locks, self),
             busy_seconds=busy_seconds,
+            max_adding=max_adding,
             observe_steps=observe_steps,
             verbs_node=verbs_node,
         )

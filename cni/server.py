@@ -2,11 +2,14 @@
 
 Only root (or whoever runs the agent, in a user namespace) is heard; frames and time are bounded.
 Each connection has a thread to itself: what a request does
-is kernel and disk work that blocks.
+is kernel and disk work that blocks. What may take long is counted where it begins to: `cni.attach` has places for ADDs
+that have a device, `agent.granted` for those that ask kubelet, and this module for CHECK and GC. All these together are
+far fewer than connections, so STATUS, DEL and the ADD of a pod that has nothing of ours find one at any time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -22,11 +25,16 @@ from agent.errors import AgentError, ConfigError, Unavailable
 from cni import netconf, protocol
 from cni.answers import NEWEST, EnvironmentInvalid, failed, printed
 from cni.attachment import Attachments, Call
+from cni.places import Places, Rules
 from cni.request import COMMANDS, version_of
 from cni.request import read as request_of
 from cni.result_fields import in_version
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 256
+MAX_UNREAD = 32
+"""So many connections have not said all yet. For one more the oldest is hung up on, whose relay comes again."""
+MAX_SLOW = 8
+"""So many CHECKs and GCs are under way at once: either may wait for devices and plugins for a minute."""
 WAITING_THREADS = 4
 """To start a thread for a request takes longer than to read it, and makes work for the kernel that an ADD waits for."""
 RECEIVE_SECONDS = 10.0
@@ -59,7 +67,10 @@ class CniServer:
         self._observe = observe
         self._receive_seconds = receive_seconds
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._slow = Places("CHECKs and GCs under way", Rules(MAX_SLOW))
         self._guard = threading.Lock()
+        self._unread: dict[socket.socket, None] = {}
+        """Connections whose request has not come whole, the oldest first."""
         self._waiting = 0
         """How many threads wait for a connection."""
         self._told: set[tuple[str, str, int]] = set()
@@ -178,18 +189,24 @@ class CniServer:
         with self._guard:
             self._waiting -= 1
             is_last = self._waiting == 0
+            self._unread[connection] = None
+            if len(self._unread) > MAX_UNREAD:
+                self._hang_up(next(iter(self._unread)))
         if is_last:
             self._hire()
         return connection
 
+    def _hang_up(self, silent: socket.socket) -> None:
+        """End a connection that a thread of its own waits for. The caller holds the guard, so nobody closes it."""
+        del self._unread[silent]
+        log.warning("%d CNI connections say nothing: the one that has been silent longest is ended", MAX_UNREAD + 1)
+        with contextlib.suppress(OSError):
+            silent.shutdown(socket.SHUT_RDWR)
+
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-                if uid != os.geteuid():
-                    log.warning("refused a CNI request of user %d", uid)
-                    return
-                request = protocol.receive_request(connection, self._receive_seconds)
+                request = self._receive(connection)
                 try:
                     if request.env.get("CNI_COMMAND") == "ADD" and _has_hung_up(connection):
                         raise BrokenPipeError("nobody waits for this ADD any more, whose DEL may have come before it")
@@ -201,6 +218,16 @@ class CniServer:
                     protocol.send_answer(connection, answer, self._receive_seconds)
         except (OSError, protocol.FrameInvalid) as error:
             log.warning("a CNI connection ended early: %s", error)
+
+    def _receive(self, connection: socket.socket) -> protocol.Request:
+        try:
+            uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+            if uid != os.geteuid():
+                raise PermissionError(f"refused a CNI request of user {uid}")
+            return protocol.receive_request(connection, self._receive_seconds)
+        finally:
+            with self._guard:
+                self._unread.pop(connection, None)
 
     def answer(self, request: protocol.Request) -> protocol.Answer:
         """Do what a request asks for, whatever comes: every error becomes a CNI error object."""
@@ -234,9 +261,11 @@ class CniServer:
         if command == "DEL":
             self._attachments.delete(call)
         elif command == "CHECK":
-            self._attachments.check(call)
+            with self._slow.hold(command, call.conf.name):
+                self._attachments.check(call)
         elif command == "GC":
-            self._attachments.collect(call)
+            with self._slow.hold(command, call.conf.name):
+                self._attachments.collect(call)
         else:
             if (obstacle := self._obstacle()) is not None:
                 raise Unavailable(obstacle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,15 @@ import pytest
 
 from agent.clients.kubelet import ContainerDevices, DeviceAssignment, PodDevices, PodResources
 from agent.config import Config, Network, RailNic, Resource
-from agent.errors import UnknownUnit
-from agent.granted import Granted
+from agent.errors import Unavailable, UnknownUnit
+from agent.granted import MAX_ASKING, Granted
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.health import HEALTHY
 from cni.call import GrantedDevice
 from deviceplugin.unit import Unit
 from tests.agent.books import open_books
+from tests.awaiting import until
 
 POD = PodRef("default", "p", "uid-p")
 VF, OTHER, SLOT = "0000:12:00.1", "0000:12:00.2", "slot-rdma:vf-0-0"
@@ -162,3 +164,30 @@ def test_slices_that_pods_had_from_another_plugin_are_claimed_though_no_resource
 
     with open_books(tmp_path) as books:
         assert asyncio.run(work(books)) == [("nvidia.com/mig-1g.10gb", "MIG-1")]
+
+
+def test_few_calls_wait_at_once_for_a_kubelet_that_does_not_answer(tmp_path: Path) -> None:
+    answers = asyncio.Event()
+
+    class Stuck(Kubelet):
+        async def get(self, pod: PodRef) -> PodDevices | None:
+            self.asked += 1
+            await answers.wait()
+            return None
+
+    kubelet = Stuck()
+
+    async def work(books: Ledger) -> None:
+        loop = asyncio.get_running_loop()
+        granted = Granted(Config(), books, kubelet, loop, unit=lambda _: None, may_be_nic=may_be_nic, is_settled=bool)
+        with concurrent.futures.ThreadPoolExecutor(MAX_ASKING + 1) as threads:
+            waiting = [loop.run_in_executor(threads, granted.ask_kubelet, POD) for _ in range(MAX_ASKING)]
+            await until(lambda: kubelet.asked == MAX_ASKING)
+            with pytest.raises(Unavailable, match=f"^{MAX_ASKING} calls wait for kubelet"):
+                await loop.run_in_executor(threads, granted.ask_kubelet, POD)
+            answers.set()
+            assert await asyncio.gather(*waiting) == [None] * MAX_ASKING
+            assert await loop.run_in_executor(threads, granted.ask_kubelet, POD) is None
+
+    with open_books(tmp_path) as books:
+        asyncio.run(work(books))

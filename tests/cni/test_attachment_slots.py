@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,27 @@ def test_a_pod_without_slots_passes_through(rig: Rig, slots: Chooser) -> None:
 def test_calls_for_a_device_by_its_address_ask_for_no_slots(rig: Rig, slots: Chooser) -> None:
     rig.add("c1", rig.pod(), deviceID=vf(0))
     assert slots.asked == []
+
+
+def test_few_pods_wait_at_once_for_the_devices_of_their_slots(rig: Rig, slots: Chooser) -> None:
+    rig.attachments.close()
+    rig.attachments = Attachments(
+        *(rig.machine, rig.ledger, rig.machine.scan, lambda pod: ()), slots=slots, max_adding=2
+    )
+    waits, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        assert go.wait(30)
+
+    slots.during = wait
+    pod, answers = rig.pod(), list[Mapping[str, Any]]()
+    first = threading.Thread(target=lambda: answers.append(rig.add("c1", pod, "eth0", **CHAINED)))
+    first.start()
+    assert waits.wait(30)
+    with pytest.raises(DeviceBusy, match="network rails has 1 ADDs under way"):
+        rig.add("c2", pod, "eth0", **CHAINED)
+    go.set()
+    first.join()
+    assert answers == [CHAINED["prevResult"]]
+    assert rig.add("c2", pod, "eth0", **CHAINED) == CHAINED["prevResult"]

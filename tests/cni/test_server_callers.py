@@ -21,11 +21,13 @@ import pytest
 from agent.errors import (
     ConfigError,
 )
+from agent.granted import MAX_ASKING
 from cni import protocol
+from cni.attach import MAX_ADDING
 from cni.attachment import Call
 from cni.protocol import Request
-from cni.server import WAITING_THREADS
-from tests.cni.door import CONF, ENV, Door, read_all
+from cni.server import MAX_CONNECTIONS, MAX_SLOW, MAX_UNREAD, WAITING_THREADS
+from tests.cni.door import CONF, ENV, NEWEST, Door, read_all
 from tests.waiting import until
 
 
@@ -121,11 +123,64 @@ def test_a_caller_that_goes_away_harms_nobody(door: Door) -> None:
     assert door.ask("ADD")[0] == 0
 
 
-def test_a_crowd_of_silent_callers_delays_others_no_longer_than_they_may_stay(impatient: Door) -> None:
+def test_a_crowd_of_silent_callers_delays_nobody_and_ends_nothing_under_way(door: Door) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def wait(call: Call) -> Mapping[str, Any]:
+        begun.set()
+        assert go.wait(30)
+        return {}
+
+    answers: list[tuple[int, Any]] = []
+    under_way = threading.Thread(target=lambda: answers.append(door.ask("ADD")))
+    door.attachments.does = wait
+    under_way.start()
+    assert begun.wait(30)
+    door.attachments.does = lambda call: {"cniVersion": "1.0.0"}
+    threads = threading.active_count()
     with ExitStack() as stack:
-        for _ in range(100):
-            stack.enter_context(impatient.connect())
-        assert impatient.ask("ADD")[0] == 0
+        crowd = [stack.enter_context(door.connect()) for _ in range(3 * MAX_UNREAD)]
+        for caller in crowd:
+            with suppress(OSError):
+                caller.send(b"NFC1")
+            assert door.ask("ADD")[0] == 0
+        assert all(read_all(early) == b"" for early in crowd[:MAX_UNREAD])
+        assert threading.active_count() <= threads + MAX_UNREAD + WAITING_THREADS
+        go.set()
+        under_way.join()
+    assert answers == [(0, {"cniVersion": "1.0.0"})]
+
+
+@pytest.mark.parametrize(("command", "other"), [("CHECK", "GC"), ("GC", "CHECK")])
+def test_few_checks_and_collections_wait_at_once_and_of_one_network_half_of_them(
+    door: Door, command: str, other: str
+) -> None:
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    def wait(call: Call) -> Mapping[str, Any]:
+        begun.release()
+        assert go.wait(30)
+        return {}
+
+    door.attachments.does = wait
+    answers: list[tuple[int, Any]] = []
+    threads = [threading.Thread(target=lambda: answers.append(door.ask(command, NEWEST))) for _ in range(MAX_SLOW // 2)]
+    for thread in threads:
+        thread.start()
+        assert begun.acquire(timeout=30)
+    status, error = door.ask(command, NEWEST)
+    assert (status, error["code"]) == (1, 11)
+    assert error["msg"].startswith(f"network rails has {MAX_SLOW // 2} CHECKs and GCs under way ")
+    go.set()
+    assert door.ask(other, NEWEST) == (0, None)
+    for thread in threads:
+        thread.join()
+    assert answers == [(0, None)] * len(threads)
+    assert door.ask(command, NEWEST) == (0, None)
+
+
+def test_whatever_may_take_long_leaves_connections_to_what_does_not() -> None:
+    assert MAX_UNREAD + MAX_SLOW + MAX_ADDING + MAX_ASKING < MAX_CONNECTIONS - 50
 
 
 def test_calls_run_side_by_side(door: Door) -> None:

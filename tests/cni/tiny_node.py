@@ -20,6 +20,7 @@ from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
 from agent.sim.machine import SimulatedMachine
 from agent.sim.recorded import Node
 from cni import netconf
+from cni.attach import MAX_ADDING
 from cni.attachment import Attachments, Call, GrantedDevice
 from cni.detach import HEAL_SECONDS
 from tests.waiting import until
@@ -260,12 +261,14 @@ def open_rig(
     boot_id: str = "boot",
     heal_seconds: float = HEAL_SECONDS,
     busy_seconds: float = 0.3,
+    max_adding: int = MAX_ADDING,
     verbs_node: Callable[[str], str | None] = lambda device: None,
 ) -> Iterator[Rig]:
     """Open the agent's parts on a node that was created before, as at an agent's start.
 
     `host` may put something between the machine and what attaches; `heal_seconds` is how long healing waits,
-    `busy_seconds` how long an ADD waits for the device's former owner, `verbs_node` what kubelet was told of a device.
+    `busy_seconds` how long an ADD waits for the device's former owner, `max_adding` how many ADDs with a device may be
+    under way, `verbs_node` what kubelet was told of a device.
     """
     machine = SimulatedMachine.open(folder)
     snapshot = machine.scan()
@@ -280,6 +283,7 @@ def open_rig(
         attachments = Attachments(
             *(host(machine), ledger, lambda: snapshot, granted_to),
             busy_seconds=busy_seconds,
+            max_adding=max_adding,
             foreign_folders=foreign,
             heal_seconds=heal_seconds,
             verbs_node=verbs_node,
