@@ -59,6 +59,10 @@ class FrameInvalid(ValueError):
     """The bytes are not a frame of ours."""
 
 
+class NothingSaid(FrameInvalid):
+    """The connection ended before its first byte: somebody has looked whether anybody listens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the runtime gave the relay. `netns` is an open descriptor the receiver must close."""
@@ -197,5 +201,5 @@ def _receive_with_descriptor(connection: socket.socket, how: int) -> tuple[bytes
     if not data or len(received) > 1 or flags & _CUT:
         for fd in received:
             os.close(fd)
-        raise FrameInvalid("empty" if not data else "more than one descriptor came")
+        raise FrameInvalid("more than one descriptor came") if data else NothingSaid("empty")
     return data, received[0] if received else None

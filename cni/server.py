@@ -216,6 +216,8 @@ class CniServer:
                         os.close(request.netns)
                 if answer.exit == 0 or not self._ending.is_set():
                     protocol.send_answer(connection, answer, self._receive_seconds)
+        except protocol.NothingSaid as error:
+            log.debug("a CNI connection ended early: %s", error)
         except (OSError, protocol.FrameInvalid) as error:
             log.warning("a CNI connection ended early: %s", error)
 

@@ -151,6 +151,18 @@ def test_a_crowd_of_silent_callers_delays_nobody_and_ends_nothing_under_way(door
     assert answers == [(0, {"cniVersion": "1.0.0"})]
 
 
+def test_who_only_looks_whether_somebody_listens_is_not_worth_a_word(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    """install-cni does, and an agent that starts."""
+    for _ in range(3):
+        door.connect().close()
+    with door.connect() as rude:
+        rude.send(b"NFC1")
+    until(lambda: "ended early: the connection ended inside a frame" in caplog.text)
+    assert caplog.text.count("ended early") == 1
+
+
 @pytest.mark.parametrize(("command", "other"), [("CHECK", "GC"), ("GC", "CHECK")])
 def test_few_checks_and_collections_wait_at_once_and_of_one_network_half_of_them(
     door: Door, command: str, other: str
