@@ -222,7 +222,9 @@ def test_a_folder_for_cdi_specs_that_is_mounted_read_only_is_seen(own_network: N
         subprocess.run(["umount", root / "cdi"], check=True)
 
 
-def test_doctor_ends_with_status_1_if_it_finds_something(short_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_ends_with_status_1_if_it_finds_something(
+    short_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (short_folder / "sys").mkdir()
     missing = short_folder / "none.yaml"
     assert main(["doctor", "--root", str(short_folder), "--config", str(missing)]) == 1
