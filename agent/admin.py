@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.errors import AgentError, ConfigError, Unavailable
+from agent import unix_socket
+from agent.errors import AgentError, Unavailable
 
 MAX_REQUEST = 16 << 10
 MAX_ANSWER = 64 << 10
@@ -49,28 +50,21 @@ class AdminServer:
         self._receive_seconds = receive_seconds
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._listener: socket.socket | None = None
+        self._identity: tuple[int, int] | None = None
+        """Of the socket's file."""
 
     def start(self) -> None:
-        """Listen. Raises ConfigError if the socket cannot be made."""
-        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        """Listen. Raises ConfigError if another agent listens there, or the socket cannot be made."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fresh.unlink(missing_ok=True)
-            listener.bind(str(fresh))
-            os.chmod(fresh, 0o600)
-            listener.listen(MAX_CONNECTIONS)
-            os.rename(fresh, self._path)
-        except OSError as error:
-            listener.close()
-            raise ConfigError(str(self._path), [f"cannot be made: {error.strerror or error}"]) from error
+        self._identity = unix_socket.listen(listener, self._path, MAX_CONNECTIONS)
         self._listener = listener
         threading.Thread(target=self._accept, args=(listener,), name="admin", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening. A request under way is carried on, and its answer may be lost."""
         if self._listener is not None:
-            self._path.unlink(missing_ok=True)
+            if unix_socket.identity(self._path) == self._identity:  # else it is another agent's
+                self._path.unlink(missing_ok=True)
             listener, self._listener = self._listener, None
             listener.shutdown(socket.SHUT_RDWR)
             listener.close()

@@ -21,7 +21,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from agent.errors import AgentError, ConfigError, Unavailable
+from agent import unix_socket
+from agent.errors import AgentError, Unavailable
 from cni import netconf, protocol
 from cni.answers import NEWEST, EnvironmentInvalid, failed, printed
 from cni.attachment import Attachments, Call
@@ -43,6 +44,7 @@ END_SECONDS = 0.5
 """How long the end of the agent waits for requests under way."""
 ACCEPT_PAUSE_SECONDS = 0.1
 MAX_TOLD = 256
+BACKLOG = 128
 
 log = logging.getLogger(__name__)
 Observe = Callable[[str], AbstractContextManager[object]]
@@ -97,7 +99,7 @@ class CniServer:
 
     def stands(self) -> bool:
         """Tell whether relays still find this server: somebody may empty the folder of its socket."""
-        found = _identity(self._path)
+        found = unix_socket.identity(self._path)
         return found is not None and found == self._identity
 
     def listen_anew(self) -> None:
@@ -113,14 +115,8 @@ class CniServer:
         _end(before)  # those who wait there come to the new one
 
     def _open(self) -> socket.socket:
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if _is_served(self._path):
-                raise ConfigError(str(self._path), ["another agent serves this socket: stop it, or set runDir"])
-            listener = _listen(self._path)
-        except OSError as error:
-            raise ConfigError(str(self._path), [f"cannot be made: {error.strerror or error}"]) from error
-        self._identity = _identity(self._path)
+        listener = _Listener(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._identity = unix_socket.listen(listener, self._path, BACKLOG)
         return listener
 
     def close(self, seconds: float = END_SECONDS) -> None:
@@ -294,47 +290,13 @@ class _Listener(socket.socket):
     type = socket.SOCK_STREAM
 
 
-def _listen(path: Path) -> socket.socket:
-    listener = _Listener(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        fresh.unlink(missing_ok=True)
-        listener.bind(str(fresh))
-        os.chmod(fresh, 0o600)
-        listener.listen(128)
-        os.rename(fresh, path)  # so that a relay finds either the old socket or a served one
-    except OSError:
-        listener.close()
-        fresh.unlink(missing_ok=True)
-        raise
-    return listener
-
-
 def _end(listener: socket.socket) -> None:
     """Close a listener, and wake those who wait there."""
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 def _has_hung_up(connection: socket.socket) -> bool:
     poll = select.poll()
     poll.register(connection, 0)  # a hang-up is told in any case
     return bool(poll.poll(0))
-
-
-def _is_served(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True

@@ -160,3 +160,27 @@ def test_an_operator_who_gets_no_thread_ends_the_socket_for_nobody_else(door: Do
     finally:
         threading.stack_size(former)
     assert ask(door.path, {"command": "release"}, 10) == "it is done"
+
+
+def test_a_second_agent_does_not_take_the_socket_of_one_that_serves(door: Door) -> None:
+    second = AdminServer(door.path, lambda request: "by the second")
+    with pytest.raises(ConfigError, match="another agent serves this socket"):
+        second.start()
+    second.close()
+    assert ask(door.path, {}) == "it is done"
+    assert os.listdir(door.path.parent) == ["admin.sock"]
+
+
+def test_an_agent_that_ends_leaves_the_socket_that_another_has_put_in_place_of_its_own(short_folder: Path) -> None:
+    path = short_folder / "admin.sock"
+    first = AdminServer(path, lambda request: "by the first")
+    second = AdminServer(path, lambda request: "by the second")
+    first.start()
+    path.unlink()  # somebody has removed it, so that the second finds the place free
+    second.start()
+    try:
+        first.close()
+        assert ask(path, {}) == "by the second"
+    finally:
+        second.close()
+    assert not path.exists()
