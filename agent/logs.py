@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, TextIO
 
 from agent.errors import AgentError
+from agent.model.masking import MASK, is_secret, masked
 
 MAX_TEXT = 4096
 """Characters kept of one text; a CNI request or a peer's answer must not flood the node's log."""
@@ -29,7 +30,6 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 _bound: ContextVar[Mapping[str, Any]] = ContextVar("nodefabric_log_fields", default=_NONE)
 _FIXED = ("time", "level", "logger", "message")
 _RECORD_KEYS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_SECRET = re.compile(r"token|password|passwd|secret|authorization|credential|private_?key", re.IGNORECASE)
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     if isinstance(error, AgentError):
         fields.setdefault("reason", error.reason)
     return {
-        (f"field_{key}" if key in _FIXED else key): "[not shown]" if _SECRET.search(key) else _shown(value)
+        (f"field_{key}" if key in _FIXED else key): MASK if is_secret(key) else _shown(masked(value))
         for key, value in fields.items()
         if value is not None
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from agent.errors import RequestInvalid
 from agent.model.device import is_pci_address
+from agent.model.masking import masked
 from agent.model.shares import is_share_id
 from agent.model.slots import is_slot_id
 
@@ -275,8 +276,8 @@ def _folded(key: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Write a value for an error."""
-    return shortened(repr(value))
+    """Write a value for an error, without secrets."""
+    return shortened(repr(masked(value)))
 
 
 def shortened(text: str) -> str:

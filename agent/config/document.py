@@ -20,6 +20,7 @@ from agent.config.topology import read_topology
 from agent.config.values import SHARED_MODES, Config, Network, Resource
 from agent.errors import ConfigError
 from agent.model.device import LinkLayer, drives_for_programs
+from agent.model.masking import masked
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RESCAN_SECONDS = 3600
@@ -96,7 +97,7 @@ def _of_others(shape: Shape, document: Any, problems: list[str], source: str, fl
 
 
 def describe(config: Config) -> str:
-    """Return the configuration in effect, defaults included, as one line of JSON.
+    """Return the configuration in effect, defaults included, as one line of JSON, without secrets.
 
     Of resources and networks only what says something: most of a selector is empty.
     """
@@ -109,7 +110,7 @@ def describe(config: Config) -> str:
             return sorted(value)
         return value.value if isinstance(value, LinkLayer) else str(value)
 
-    return json.dumps(document, default=plain)
+    return json.dumps(masked(document), default=plain)
 
 
 def _telling(value: Any) -> Any:

@@ -60,7 +60,7 @@ class GoReader:
             return default
         if ok(value):
             return value  # type: ignore[no-any-return]
-        self.note(key, f"must be {want}, is {_shown(value)}")
+        self.note(key, f"must be {want}, is {shown(plain(value), key)}")
         return default
 
     def text(self, key: str) -> str:

@@ -22,7 +22,7 @@ def read_network(reader: Reader) -> Network:
     netconf = {k: v for k, v in reader.value.items() if k != "name"}
     for key, value in netconf.items():
         if not _is_json(value):
-            reader.note(key, f"must be plain JSON values, not dates or the like, is {shown(value)}")
+            reader.note(key, f"must be plain JSON values, not dates or the like, is {shown(value, key)}")
     return Network(name or "", netconf)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from agent.errors import ConfigError
+from agent.model.masking import MASK, is_secret, masked_text
 
 PATH = re.compile(r"(?:/(?!\.\.(?:/|$))[^/\0\n]*)+")
 
@@ -20,12 +21,25 @@ def read_document(text: str | bytes, source: str) -> Any:
     try:
         return yaml.load(text, _Loader)  # noqa: S506 -- a SafeLoader that also refuses repeated keys
     except Exception as error:  # for a bad tag or number PyYAML raises whatever int(), date() or a lookup raise
-        said = (
-            " ".join(str(error).split())
-            .replace(' in "<byte string>",', " in")
-            .replace(' in "<unicode string>",', " in")
-        )
-        raise ConfigError(source, [f"is not YAML: {said or type(error).__name__}"]) from error
+        raise ConfigError(source, [f"is not YAML: {_said(error)}"]) from error
+
+
+def _said(error: Exception) -> str:
+    """Tell what PyYAML says, which shows the line that it stumbled over, unless that line may hold a secret."""
+    for mark in (getattr(error, "problem_mark", None), getattr(error, "context_mark", None)):
+        if mark is not None and is_secret(_line_at(mark)):
+            return (
+                f"line {mark.line + 1}, column {mark.column + 1} (not shown, for it may be a secret): put it in quotes"
+            )
+    text = " ".join(str(error).split())
+    text = text.replace(' in "<byte string>",', " in").replace(' in "<unicode string>",', " in")
+    return masked_text(text) or type(error).__name__
+
+
+def _line_at(mark: yaml.Mark) -> str:
+    text = mark.buffer or ""
+    end = text.find("\n", mark.pointer)
+    return text[text.rfind("\n", 0, mark.pointer) + 1 : end if end >= 0 else len(text)]
 
 
 class _Loader(yaml.SafeLoader):
@@ -80,7 +94,7 @@ class Reader:
         value = self.value[key]
         if ok(value):
             return value
-        self.note(key, f"must be {want}, is {shown(value)}{_unquoted(value, schema)}")
+        self.note(key, f"must be {want}, is {shown(value, key)}{_unquoted(value, schema)}")
         return default
 
     def text(
@@ -198,13 +212,23 @@ def _unquoted(value: Any, schema: Mapping[str, Any] | None) -> str:
     return ""
 
 
-def shown(value: Any) -> str:
-    """Show a value of the document in at most 80 characters."""
-    # Aliases can make a short document endless when written out, hence not repr().
-    short = reprlib.Repr()
-    short.maxlevel, short.maxstring, short.maxother = 2, 80, 80
+class _Short(reprlib.Repr):
+    """Writes a value in short, without secrets. Aliases can make a short document endless when written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 2, 80, 80
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        return super().repr_dict({k: MASK if is_secret(str(k)) else v for k, v in x.items()}, level)
+
+
+def shown(value: Any, key: str = "") -> str:
+    """Show a value of the document, which stands at `key`, in at most 80 characters, without secrets."""
+    if is_secret(key):
+        return MASK
     try:
-        text = short.repr(value)
+        text = masked_text(_Short().repr(value))
     except ValueError:
         return "a number too long to show"
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,96 @@
+"""What networks hold as secrets is neither logged nor told in errors, and does reach IPAM plugins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent import config
+from agent.config.schema import json_schema
+from agent.errors import ConfigError, RequestInvalid
+from agent.model.masking import MASK, is_secret
+from cni.fields import Fields
+
+NETWORKS = """
+networks:
+  - name: rails
+    mode: vf
+    ipam:
+      type: infoblox
+      server: https://admin:s3cret@grid.example/wapi
+      credentials: {user: admin, password: s3cret}
+      tokens: [s3cret]
+"""
+ADDITIONAL = {"resourceList": [{"resourceName": "vf", "additionalInfo": {"*": {"token": "s3cret", "rail": "a"}}}]}
+WRONG = (
+    "networks: [{name: rails, ipam: {password: s3cret, since: 2024-01-01}}]",
+    "networks: [{name: rails, password: 2024-01-01 00:00:01.0031337}]",
+    "networks: {name: rails, ipam: {password: s3cret}}",
+    "networks: [{name: {password: s3cret}}]",
+    "resources: {password: s3cret}",
+    "password: s3cret\n",
+    "networks:\n- name: rails\n  ipam: {type: x, password: @s3cret}\n",
+    "networks:\n- name: rails\n  ipam:\n    password: *s3cret\n",
+    "networks:\n- name: rails\n  ipam:\n    password: !s3cret x\n",
+    "networks:\n- name: rails\n  ipam:\n    password: a: s3cret\n",
+    json.dumps({"resourceList": [{"resourceName": "vf", "additionalInfo": [{"token": "s3cret"}]}]}),
+    json.dumps({"resourceList": [{"resourceName": "vf", "additionalInfo": {"*": {"token": ["s3cret"]}}}]}),
+)
+
+
+def keys_of(schema: Any) -> Iterator[str]:
+    """List the keys that a JSON Schema names, at any depth."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", {})
+        for inner in schema.values():
+            yield from keys_of(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from keys_of(inner)
+
+
+def test_the_configuration_in_effect_is_told_without_secrets() -> None:
+    read = config.parse(NETWORKS, "test.yaml")
+    told = config.describe(read)
+    assert "s3cret" not in told
+    (network,) = json.loads(told)["networks"]
+    assert network["netconf"]["ipam"] == {
+        "type": "infoblox",
+        "server": f"https://admin:{MASK}@grid.example/wapi",
+        "credentials": MASK,
+        "tokens": MASK,
+    }
+    assert read.networks[0].netconf["ipam"]["credentials"] == {"user": "admin", "password": "s3cret"}
+
+
+def test_what_other_plugins_configurations_hold_as_secrets_is_not_told_either() -> None:
+    told = config.describe(config.parse(json.dumps(ADDITIONAL), "config.json"))
+    assert json.loads(told)["resources"][0]["compat"]["additional_info"] == {"*": {"token": MASK, "rail": "a"}}
+
+
+def test_no_key_of_the_configuration_itself_is_taken_for_a_secret() -> None:
+    keys = set(keys_of(json_schema()))
+    assert len(keys) > 50
+    assert {key for key in keys if is_secret(key)} == set()
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_errors_of_the_configuration_tell_no_secret(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.parse(text, "test.yaml")
+    assert "s3cret" not in str(caught.value)
+    assert "31337" not in str(caught.value)
+
+
+def test_the_place_of_what_is_not_shown_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"is not YAML: line 2, column 13 \(not shown, .* put it in quotes"):
+        config.parse("networks:\n  password: @s3cret\n", "test.yaml")
+
+
+def test_errors_of_a_network_tell_no_secret() -> None:
+    with pytest.raises(RequestInvalid, match="ipam must be an object") as caught:
+        Fields({"ipam": [{"password": "s3cret"}]}).mapping("ipam")
+    assert "s3cret" not in str(caught.value)
