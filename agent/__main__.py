@@ -25,6 +25,7 @@ from agent.commands import (
 from agent.commands.exits import EXIT_STATUSES, FAILED, IN_USE, INTERRUPTED, NO_ANSWER, WRONG_INPUT
 from agent.commands.options import DEFAULT_CONFIG, Run
 from agent.errors import AgentError, ConfigError, InUse, RequestInvalid, Unavailable
+from agent.model.printable import one_line
 from cni import commands as commands_of_cni
 
 __all__ = ["DEFAULT_CONFIG", "main"]
@@ -37,33 +38,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except ConfigError as error:
         for problem in error.problems:
-            print(f"{error.source}: {problem}", file=sys.stderr)
+            _complain(f"{error.source}: {problem}")
         if error.source == str(DEFAULT_CONFIG) and not os.access(DEFAULT_CONFIG, os.R_OK):
-            print(
-                "the agent's own is looked for there: run this as root on its node, or name one with --config",
-                file=sys.stderr,
-            )
+            _complain("the agent's own is looked for there: run this as root on its node, or name one with --config")
         return WRONG_INPUT
     except Unavailable as error:
-        print(f"nodefabric: {error}", file=sys.stderr)
+        _complain(f"nodefabric: {error}")
         return NO_ANSWER
     except InUse as error:
-        print(f"nodefabric: {error}", file=sys.stderr)
+        _complain(f"nodefabric: {error}")
         return IN_USE
     except RequestInvalid as error:
-        print(f"nodefabric: {error}", file=sys.stderr)
+        _complain(f"nodefabric: {error}")
         return WRONG_INPUT
     except AgentError as error:
-        print(f"nodefabric: {error}", file=sys.stderr)
+        _complain(f"nodefabric: {error}")
         return FAILED
     except PermissionError as error:
-        print(f"nodefabric: {error.filename}: {error.strerror}: run this as root", file=sys.stderr)
+        _complain(f"nodefabric: {error.filename}: {error.strerror}: run this as root")
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # who read us has read enough
         return FAILED
+
+
+def _complain(text: str) -> None:
+    print(one_line(text), file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,6 +23,7 @@ from typing import Any
 
 from agent import page
 from agent.errors import AgentError, ConfigError
+from agent.model.printable import joined, one_line
 from agent.status.cached import Served
 
 MAX_CONNECTIONS = 16
@@ -213,7 +214,7 @@ def _checked(checks: Mapping[str, Check]) -> Reply:
     results = run_checks(checks)
     lines = [f"{name}: {' '.join((wrong or 'ok').split())}" for name, wrong in results.items()]
     failed = any(wrong is not None for wrong in results.values())
-    return _text(HTTPStatus.SERVICE_UNAVAILABLE if failed else HTTPStatus.OK, "\n".join(lines) or "ok")
+    return _text(HTTPStatus.SERVICE_UNAVAILABLE if failed else HTTPStatus.OK, joined(lines) or "ok")
 
 
 def _text(status: HTTPStatus, text: str) -> Reply:
@@ -345,7 +346,7 @@ class _Connection(BaseHTTPRequestHandler):
             try:
                 reply = answer(asked, self.server.pages, self.server.scrapes, is_local=self.server.is_local)
             except AgentError as error:
-                reply = _text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error.reason}: {error}")
+                reply = _text(HTTPStatus.SERVICE_UNAVAILABLE, one_line(f"{error.reason}: {error}"))
             except Exception:
                 log.exception("the endpoint failed", extra={"path": self.path})
                 reply = _text(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the agent's log tells more")

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from agent.errors import Refused, Unavailable
+from agent.model.printable import one_line
 from agent.model.reasons import text_of
 from agent.model.unit import OfferedUnit
 from agent.reload import WAITS
@@ -186,7 +187,7 @@ class NodeEvents:
             },
             "type": "Warning" if saying.warning else "Normal",
             "reason": saying.reason,
-            "message": saying.message,
+            "message": one_line(saying.message)[:MOST_MESSAGE],
             "count": count,
             "firstTimestamp": _rfc3339(first),
             "lastTimestamp": _rfc3339(last),

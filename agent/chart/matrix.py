@@ -8,6 +8,7 @@ from typing import Any
 
 from agent.chart.tree import cpu_list, is_nic
 from agent.model.device import NO_NUMA_NODE, Gpu, PciDevice, Snapshot
+from agent.model.printable import joined
 from agent.model.topology import Locality, locality
 
 _MEANING = {
@@ -99,7 +100,7 @@ def as_text(snapshot: Snapshot, *, with_vfs: bool = False) -> str:
             f"{f'GPU{gpu.index}':<{width}}  {_listed(nics, place, label_of)}" for gpu, nics, place in rails(snapshot)
         ]
     drawn += ["", *_legend(seen)]
-    return "\n".join(drawn)
+    return joined(drawn)
 
 
 def as_document(snapshot: Snapshot, *, with_vfs: bool = False) -> dict[str, Any]:

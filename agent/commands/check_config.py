@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agent.commands.exits import DONE, MATCHES_NOTHING, WRONG_INPUT
 from agent.commands.options import Command, add_hardware, add_output, scanned, show
 from agent.commands.sources import add_sources, sources
+from agent.model.printable import joined
 
 if TYPE_CHECKING:
     from deviceplugin.explanation import Explanation
@@ -44,7 +45,7 @@ def _check_config(options: argparse.Namespace) -> int:
         "overlaps": [asdict(overlap) for overlap in found.overlaps],
         "resources": [asdict(resource) for resource in found.resources],
     }
-    show(options, document, "\n".join(_lines(config.source, document, found.resources)))
+    show(options, document, joined(_lines(config.source, document, found.resources)))
     if problems:
         return WRONG_INPUT
     return MATCHES_NOTHING if any(not (r.devices and r.units) for r in found.resources) else DONE

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agent.errors import ConfigError
+from agent.model.printable import joined
 
 if TYPE_CHECKING:
     from agent.hardware.host import Host
@@ -110,15 +111,8 @@ def scanned(options: argparse.Namespace) -> Iterator[Snapshot]:
 
 
 def show(options: argparse.Namespace, document: Any, text: str) -> None:
-    """Answer in the form that `add_output`'s option asks for."""
-    print(json.dumps(document, indent=1) if options.output == "json" else harmless(text))
-
-
-def harmless(text: str) -> str:
-    """Spell out what a terminal would obey: a pod may have it in the name of an interface, a plugin in an error."""
-    if text.isascii() and text.replace("\n", "").isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    """Answer in the form that `add_output`'s option asks for; `text` is made of lines by `joined`, or is one."""
+    print(json.dumps(document, indent=1) if options.output == "json" else joined(text.split("\n")))
 
 
 def _address(text: str) -> str | None:

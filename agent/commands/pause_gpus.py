@@ -10,6 +10,7 @@ from agent import logs
 from agent.commands.exits import DONE
 from agent.commands.options import Command, add_config, add_output, show
 from agent.errors import Unavailable
+from agent.model.printable import one_line
 
 
 def add(command: Command) -> None:
@@ -38,5 +39,5 @@ def _pause(options: argparse.Namespace) -> int:
         if wrong is not None:  # a running agent may have refused it
             raise wrong from error
         raise
-    show(options, {"gpus": options.gpus, "seconds": options.seconds, "done": done}, done)
+    show(options, {"gpus": options.gpus, "seconds": options.seconds, "done": done}, one_line(done))
     return DONE

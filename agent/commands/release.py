@@ -9,6 +9,7 @@ from agent import config as configuration
 from agent import logs
 from agent.commands.exits import DONE
 from agent.commands.options import Command, add_config, add_host, add_output, open_host, show
+from agent.model.printable import one_line
 
 
 def add(command: Command) -> None:
@@ -30,5 +31,5 @@ def _release(options: argparse.Namespace) -> int:
     config, wrong = configuration.load_legible(options.config)
     wish = Wish(options.device, options.reason, options.force)
     done = release(config, wish, lambda: open_host(options), wrong=wrong)
-    show(options, {"device": options.device, "done": done}, done)
+    show(options, {"device": options.device, "done": done}, one_line(done))
     return DONE

@@ -9,6 +9,7 @@ from pathlib import Path
 from agent.commands.exits import DONE
 from agent.commands.options import Command, add_output, show
 from agent.errors import ConfigError
+from agent.model.printable import joined
 from cni.commands import DEFAULT_CONFIGURATIONS, DEFAULT_TARGET
 from cni.install import DEFAULT_INSTANCE
 
@@ -81,5 +82,5 @@ def _uninstall(options: argparse.Namespace) -> int:
         boot_id=_boot_id(options.root),
     )
     removed = uninstall(places, instance=options.instance, force=options.force)
-    show(options, {"removed": removed}, "\n".join(f"removed {what}" for what in removed) or "there was nothing")
+    show(options, {"removed": removed}, joined(f"removed {what}" for what in removed) or "there was nothing")
     return DONE

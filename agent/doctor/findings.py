@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any
 
+from agent.model.printable import joined
+
 
 class Severity(IntEnum):
     """From bad to good."""
@@ -46,7 +48,7 @@ def as_text(findings: Sequence[Finding]) -> str:
             lines.append(f"{'':<22}{finding.remedy}")
     counts = {severity: sum(f.severity is severity for f in findings) for severity in Severity}
     told = [f"{count} {_word(severity, count)}" for severity, count in counts.items() if count]
-    return "\n".join([*lines, "", ", ".join(told)])
+    return joined([*lines, "", ", ".join(told)])
 
 
 def as_document(findings: Sequence[Finding]) -> dict[str, Any]:

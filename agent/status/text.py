@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from agent.model.printable import joined, one_line
+
 UNKNOWN_POD = "(not known yet)"
 SHOWN_ID = 12
 MOST_UNITS = 8
@@ -31,7 +33,7 @@ def text(document: Mapping[str, Any], now: float) -> str:
     lines += _block(("QUARANTINED", "FOR", "REASON"), held)
     lines += _block(("LEASES OWED: CONTAINER", "INTERFACE", "PLUGIN", "FOR", "PROBLEM"), _owed(document, now))
     lines += [f"cannot read {problem['path']}: {problem['text']}" for problem in document["problems"]]
-    return "\n".join(lines)
+    return joined(lines)
 
 
 def events_text(events: Sequence[Mapping[str, Any]], now: float) -> str:
@@ -40,7 +42,7 @@ def events_text(events: Sequence[Mapping[str, Any]], now: float) -> str:
         (ago(now - e["at"]), "!" if e["warning"] else "", e["kind"], e["subject"], e["text"] + _times(e["count"]))
         for e in events
     ]
-    return "\n".join(table(("AGO", "", "KIND", "WHAT", "EVENT"), rows)) if rows else "nothing has happened yet"
+    return joined(table(("AGO", "", "KIND", "WHAT", "EVENT"), rows)) if rows else "nothing has happened yet"
 
 
 def ago(seconds: float) -> str:
@@ -53,7 +55,7 @@ def ago(seconds: float) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Lay out rows in columns as wide as their content."""
-    cells = [list(head), *([str(cell) for cell in row] for row in rows)]
+    cells = [list(head), *([one_line(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 

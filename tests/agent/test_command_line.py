@@ -130,3 +130,12 @@ def test_release_leaves_a_host_alone_that_never_had_an_agent(
     assert list(tmp_path.iterdir()) == [path]
     assert main(["release", "0000:00:00.0", "--reason", " ", "--config", str(path)]) == 2
     assert "reason must say why" in capsys.readouterr().err
+
+
+def test_an_error_is_one_line_whatever_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text('"a\\nb\\e[2K": 1')
+    assert main(["check-config", "--node", "one-nic", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"{path}: a\\nb\\x1b[2K: is not a known key")
+    assert len(told.splitlines()) == 1

@@ -66,12 +66,12 @@ def test_metrics_come_with_their_content_type_and_security_headers() -> None:
 
 
 def test_readiness_has_a_line_for_each_check_and_fails_with_any() -> None:
-    checks: dict[str, Check] = {"ledger": lambda: None, "kubelet": lambda: "rdma/vf has\nno open stream"}
+    checks: dict[str, Check] = {"ledger": lambda: None, "kubelet": lambda: "rdma/vf has\nno open stream\x1b[2K"}
     with serving(pages(ready=checks)) as server:
         ready, body = ask(server, "/readyz")
         alive, _ = ask(server, "/healthz")
     assert ready.status == 503
-    assert body == b"ledger: ok\nkubelet: rdma/vf has no open stream\n"
+    assert body == b"ledger: ok\nkubelet: rdma/vf has no open stream\\x1b[2K\n"
     assert alive.status == 200
 
 

@@ -309,3 +309,32 @@ def test_time_is_told_in_its_largest_unit() -> None:
         "2h",
         "2d",
     ]
+
+
+FORGED = "failed\nrdma/vf  vf  64  64  0  0\x1b[2K"
+
+
+def test_what_comes_from_outside_forges_no_row() -> None:
+    facts = replace(
+        FACTS,
+        quarantines=(Quarantine(OTHER, FORGED, 1.0),),
+        owed_leases=(replace(FACTS.owed_leases[0], problem=FORGED),),
+        snapshot=replace(FACTS.snapshot, problems=(Problem("/sys/x\ny", FORGED),)),
+    )
+    honest = replace(
+        facts,
+        quarantines=(Quarantine(OTHER, "failed", 1.0),),
+        owed_leases=(replace(FACTS.owed_leases[0], problem="failed"),),
+        snapshot=replace(FACTS.snapshot, problems=(Problem("/sys/x", "failed"),)),
+    )
+    told = status.text(document(facts, ledger=FORGED), 10.0)
+    assert len(told.splitlines()) == len(status.text(document(honest, ledger="failed"), 10.0).splitlines())
+    assert told.replace("\n", "").isprintable()
+    assert told.count("failed\\nrdma/vf  vf  64  64  0  0\\x1b[2K") == 4
+
+
+def test_an_event_is_one_row_whatever_is_in_it() -> None:
+    event = {"number": 1, "at": 1.0, "kind": "agent", "subject": "a\nb", "text": FORGED, "warning": True, "count": 2}
+    assert status.events_text([event], 2.0).splitlines()[1:] == [
+        "1s   !  agent  a\\nb  failed\\nrdma/vf  vf  64  64  0  0\\x1b[2K (2 times)"
+    ]

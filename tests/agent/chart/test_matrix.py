@@ -106,3 +106,12 @@ def test_the_cpus_beside_a_device_are_told(node_snapshot: Snapshots) -> None:
 def test_devices_of_a_host_without_numa_are_on_one_node(node_snapshot: Snapshots) -> None:
     places = as_document(node_snapshot("one-numa-node"))["locality"]
     assert (places["GPU0"]["NIC0"], places["GPU1"]["NIC0"]) == ("PIX", "NODE")
+
+
+def test_the_name_of_an_interface_forges_no_line(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("one-nic")
+    (nic,) = (device for device in snapshot.devices if device.netdevs)
+    forged = replace(nic, netdevs=(replace(nic.netdevs[0], name="x\nGPU9  0000:00:00.0"),))
+    told = as_text(replace(snapshot, devices=tuple(forged if d is nic else d for d in snapshot.devices)))
+    assert len(told.splitlines()) == len(as_text(snapshot).splitlines())
+    assert "x\\nGPU9  0000:00:00.0" in told

@@ -61,13 +61,13 @@ def test_so_is_one_that_is_to_do_something(
 ) -> None:
     path = short_folder / "config.yaml"
     path.write_text(f"{{stateDir: {short_folder}/state, runDir: {short_folder}, resources: [{{kind: vff}}]}}")
-    server = AdminServer(short_folder / "admin.sock", lambda asked: f"did {asked['command']}")
+    server = AdminServer(short_folder / "admin.sock", lambda asked: f"did {asked['command']}, though: no\nline\x1b[2K")
     server.start()
     try:
         assert main([*command, "--config", str(path)]) == 0
     finally:
         server.close()
-    assert capsys.readouterr().out == f"did {command[0]}\n"
+    assert capsys.readouterr().out == f"did {command[0]}, though: no\\nline\\x1b[2K\n"
 
 
 @pytest.mark.parametrize(

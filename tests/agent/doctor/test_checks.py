@@ -276,3 +276,12 @@ def test_findings_are_laid_out_worst_first_and_counted() -> None:
     document = json.loads(json.dumps(as_document(found)))
     assert document["sound"] is False
     assert document["findings"][1] == {"check": "b", "severity": "warning", "text": "odd", "remedy": "do this"}
+
+
+def test_what_comes_from_outside_forges_no_finding() -> None:
+    told = as_text([Finding("a", Severity.ERROR, "broken\nfine     b            well", "do\x1b[2K this")])
+    assert told.splitlines()[:3] == [
+        "error    a            broken\\nfine     b            well",
+        "                      do\\x1b[2K this",
+        "",
+    ]
