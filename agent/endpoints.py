@@ -1,6 +1,7 @@
 """HTTP for probes, Prometheus and people: /metrics, /healthz, /readyz, /status, and the status page at /.
 
-Read-only, on loopback unless told otherwise. Runs on threads of its own, so that a busy event loop
+Read-only, on loopback unless told otherwise; who holds what is told on the node itself alone, unless told otherwise,
+too, since nobody has to log in. Runs on threads of its own, so that a busy event loop
 still answers and a slow reader cannot delay kubelet: at most MAX_CONNECTIONS at a time, each cut
 off after CONNECTION_SECONDS. Where all are taken, the oldest that waits for its reader gives way: a crowd
 that sends nothing, or reads nothing, keeps no probe out. Checks and suppliers are called on these threads.
@@ -24,6 +25,7 @@ from typing import Any
 from agent import page
 from agent.errors import AgentError, ConfigError
 from agent.model.printable import joined, one_line
+from agent.model.readers import is_from_here, names_this_machine
 from agent.status.cached import Served
 
 MAX_CONNECTIONS = 16
@@ -66,6 +68,8 @@ class Pages:
     """Must hold for the agent to do all of its work."""
     files: Mapping[str, page.File] = field(default_factory=lambda: MappingProxyType({}))
     """The status page: address → file."""
+    everywhere: bool = False
+    """Whether status and page are for all who reach the address; else for those on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class Asked:
     """If-None-Match: the document that the reader has."""
     encodings: str = ""
     host: str = ""
+    is_from_here: bool = True
+    """Asked on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,7 @@ class Turns:
 
 
 def answer(asked: Asked, pages: Pages, scrapes: Turns, *, is_local: bool = False) -> Reply:
-    """Build the reply to a GET. `is_local`: only this machine can ask, so that names of elsewhere are no good."""
+    """Build the reply to a GET. `is_local`: the address is of loopback."""
     path = asked.path.partition("?")[0]
     match path:
         case "/healthz":
@@ -162,8 +168,11 @@ def answer(asked: Asked, pages: Pages, scrapes: Turns, *, is_local: bool = False
                     return _text(HTTPStatus.SERVICE_UNAVAILABLE, "another scrape is still running")
                 content_type, body = pages.metrics(asked.accept)
             return Reply(HTTPStatus.OK, content_type, body)
+    is_private = is_local or not pages.everywhere
+    if is_private and not asked.is_from_here:
+        return _text(HTTPStatus.FORBIDDEN, "for readers on the node alone (endpoints.status in the configuration)")
     # A page of elsewhere whose name was made to point here (DNS rebinding) must not read who holds what.
-    if is_local and not names_this_machine(asked.host):
+    if is_private and not names_this_machine(asked.host):
         return _text(HTTPStatus.MISDIRECTED_REQUEST, "ask for localhost, or for an address")
     if path == "/status":
         return _status(pages.status(), asked)
@@ -173,19 +182,6 @@ def answer(asked: Asked, pages: Pages, scrapes: Turns, *, is_local: bool = False
     if file is None:
         return _text(HTTPStatus.NOT_FOUND, "not found")
     return Reply(HTTPStatus.OK, file.content_type, file.body, policy=page.POLICY if path == "/" else CLOSED_POLICY)
-
-
-def names_this_machine(host: str) -> bool:
-    """Tell whether a Host header names localhost or an address; an HTTP/1.0 client may send none."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    name = name.strip("[]").lower()
-    if not name or name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _status(found: Served, asked: Asked) -> Reply:
@@ -340,8 +336,14 @@ class _Connection(BaseHTTPRequestHandler):
     timeout = CONNECTION_SECONDS
 
     def do_GET(self) -> None:
-        names = ("Accept", "If-None-Match", "Accept-Encoding", "Host")
-        asked = Asked(self.path, *(self.headers.get(name, "") for name in names))
+        asked = Asked(
+            self.path,
+            accept=self.headers.get("Accept", ""),
+            known_tag=self.headers.get("If-None-Match", ""),
+            encodings=self.headers.get("Accept-Encoding", ""),
+            host=self.headers.get("Host", ""),
+            is_from_here=is_from_here(self.client_address[0], self.connection.getsockname()[0]),
+        )
         with self.server.answering(self.connection):
             try:
                 reply = answer(asked, self.server.pages, self.server.scrapes, is_local=self.server.is_local)

@@ -210,6 +210,7 @@ class Agent:
             health={"loop": self._heartbeat.stopped, "volumes": self._volumes.lost},
             ready=checks,
             files=page.load(),
+            everywhere=self.config.endpoints.status == "everywhere",
         )
         wanted = self.config.endpoints
         while True:

@@ -133,6 +133,7 @@ def _explain(stack: ExitStack, wrong: Sequence[str], endpoints: Endpoints) -> No
         metrics=metrics.render,
         status=lambda: served({"ready": False, "obstacles": {"config": "; ".join(wrong)}}),
         ready={"config": lambda: "; ".join(wrong)},
+        everywhere=endpoints.status == "everywhere",
     )
     try:
         stack.callback(EndpointServer.open(endpoints.address, endpoints.port, pages).close)

@@ -33,7 +33,7 @@ resources:
   - {name: nvidia.com/gpu, kind: gpu}
 networks:
   - {name: rails, mode: vf, mtu: 9000, ipam: {type: host-local}}
-endpoints: {address: "::", port: 0}
+endpoints: {address: "::", port: 0, status: everywhere}
 topology: {publish: true, coalesceSeconds: 1, heartbeatSeconds: 60.5, kubeletConfig: /etc/kubelet.yaml}
 kubeletDir: /k
 stateDir: /s
@@ -65,7 +65,7 @@ def test_every_key_is_read() -> None:
     network = read.network("rails")
     assert network is not None
     assert network.netconf == {"mode": "vf", "mtu": 9000, "ipam": {"type": "host-local"}}
-    assert (read.endpoints.address, read.endpoints.port) == ("::", 0)
+    assert (read.endpoints.address, read.endpoints.port, read.endpoints.status) == ("::", 0, "everywhere")
     assert read.topology.publish
     assert (read.topology.coalesce_seconds, read.topology.heartbeat_seconds) == (1.0, 60.5)
     assert read.topology.kubelet_config == Path("/etc/kubelet.yaml")

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import select
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,12 @@ from typing import Any
 import pytest
 
 from agent import endpoints, page
-from agent.endpoints import Check, EndpointServer, Pages, names_this_machine
+from agent.endpoints import Check, EndpointServer, Pages
 from agent.errors import ConfigError, LedgerError
+from agent.hardware.netns import run_in
+from agent.model.readers import is_from_here, names_this_machine
 from agent.status.cached import Served, served
-from tests import descriptors
+from tests import descriptors, sandbox
 from tests.waiting import until
 
 
@@ -37,16 +42,18 @@ def pages(
 
 
 @contextmanager
-def serving(shown: Pages) -> Iterator[EndpointServer]:
-    server = EndpointServer.open("127.0.0.1", 0, shown)
+def serving(shown: Pages, address: str = "127.0.0.1") -> Iterator[EndpointServer]:
+    server = EndpointServer.open(address, 0, shown)
     try:
         yield server
     finally:
         server.close()
 
 
-def ask(server: EndpointServer, path: str, method: str = "GET", **headers: str) -> tuple[HTTPResponse, bytes]:
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+def ask(
+    server: EndpointServer, path: str, method: str = "GET", *, to: str = "127.0.0.1", **headers: str
+) -> tuple[HTTPResponse, bytes]:
+    connection = HTTPConnection(to, server.port, timeout=10)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         response = connection.getresponse()
@@ -147,6 +154,58 @@ def test_a_name_of_elsewhere_that_points_here_reads_nothing(path: str) -> None:
         assert ask(server, path, Host=f"rebound.example:{server.port}")[0].status == 421
         assert ask(server, path, Host=f"localhost:{server.port}")[0].status == 200
         assert ask(server, "/metrics", Host="nodefabric.example")[0].status == 200
+
+
+@pytest.fixture
+def elsewhere(own_network: None) -> Iterator[int]:
+    """Give the network namespace of another machine, on a link to this one: 10.77.0.2, and 10.77.0.1 here."""
+    with ExitStack() as stack:
+        with sandbox.network():
+            other = os.open(sandbox.OWN_NETNS, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, other)
+        peer = ("peer", "name", "out0", "netns", f"/proc/{os.getpid()}/fd/{other}")
+        run("ip", "link", "add", "node0", "type", "veth", *peer)
+        run("ip", "address", "add", "10.77.0.1/24", "dev", "node0")
+        run("ip", "link", "set", "node0", "up")
+        run_in(other, lambda: run("ip", "address", "add", "10.77.0.2/24", "dev", "out0"))
+        run_in(other, lambda: run("ip", "link", "set", "out0", "up"))
+        yield other
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.77.0.1"])
+def test_who_holds_what_is_told_on_the_node_alone_unless_said_otherwise(elsewhere: int, address: str) -> None:
+    def outcomes(server: EndpointServer, to: str) -> list[int]:
+        paths = ("/metrics", "/healthz", "/readyz", "/status", "/", "/page/main.js", "/nosuch")
+        return [ask(server, path, to=to)[0].status for path in paths]
+
+    with serving(pages(), address) as server:
+        assert outcomes(server, "10.77.0.1") == [200, 200, 200, 200, 200, 200, 404]
+        if address != "10.77.0.1":
+            assert outcomes(server, "127.0.0.1") == [200, 200, 200, 200, 200, 200, 404]
+        assert ask(server, "/status", to="10.77.0.1", Host="rebound.example")[0].status == 421
+        assert run_in(elsewhere, lambda: outcomes(server, "10.77.0.1")) == [200, 200, 200, 403, 403, 403, 403]
+        _, told = run_in(elsewhere, lambda: ask(server, "/status", to="10.77.0.1"))
+    assert told == b"for readers on the node alone (endpoints.status in the configuration)\n"
+    with serving(replace(pages(), everywhere=True), address) as server:
+        assert run_in(elsewhere, lambda: outcomes(server, "10.77.0.1")) == [200, 200, 200, 200, 200, 200, 404]
+        by_name = run_in(elsewhere, lambda: ask(server, "/status", to="10.77.0.1", Host="node1.example:9808"))
+        assert by_name[0].status == 200
+
+
+def test_the_ends_of_a_connection_tell_whether_it_is_of_this_machine() -> None:
+    here = (
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "::1"),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1"),
+        ("127.0.0.9", "10.0.0.1"),
+    )
+    same = (("10.0.0.1", "10.0.0.1"), ("::ffff:10.0.0.1", "::ffff:10.0.0.1"), ("fe80::1%eth0", "fe80::1%eth0"))
+    assert all(is_from_here(*ends) for ends in (*here, *same))
+    assert not any(is_from_here(*ends) for ends in (("10.0.0.2", "10.0.0.1"), ("::ffff:10.0.0.2", "::ffff:10.0.0.1")))
 
 
 def test_names_of_this_machine_are_known() -> None:

@@ -10,12 +10,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent import config, startup
+from agent.config import Endpoints
 from agent.config.sources import Sources
 from agent.errors import ConfigError, HardwareError
 from agent.model.device import Snapshot
@@ -114,6 +116,26 @@ def test_probes_find_the_agent_where_a_wrong_configuration_has_its_endpoints(own
 
     assert await_config(path, look) is not None
     assert "\nnodefabric_config_last_reload_success 0.0\n" in seen[0]
+
+
+@pytest.mark.parametrize(("status", "answered"), [("node", 421), ("everywhere", 200)])
+def test_what_is_wrong_is_told_to_those_who_may_read_the_status(
+    own_network: None, tmp_path: Path, status: str, answered: int
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"endpoints: {{address: 0.0.0.0, status: {status}}}\n{BAD}")
+    seen: list[int] = []
+
+    def look() -> None:
+        until_served()
+        connection = HTTPConnection("127.0.0.1", Endpoints().port, timeout=10)
+        connection.request("GET", "/status", headers={"Host": "rebound.example"})
+        seen.append(connection.getresponse().status)
+        connection.close()
+        path.write_text(GOOD)
+
+    assert await_config(path, look) is not None
+    assert seen == [answered]
 
 
 def test_a_file_that_is_missing_is_waited_for(own_network: None, tmp_path: Path) -> None:

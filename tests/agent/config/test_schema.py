@@ -25,10 +25,12 @@ EXAMPLES = """
   - {name: a/c, kind: hca, select: {pf: [a]}, environment: [nccl]}
 - {resources: [{name: a/b, kind: rail, nic: {kind: nic}}, {name: a/c, kind: accelerator, excludeTopology: true}]}
 - {endpoints: {address: "::", port: 0}, rescanSeconds: 1.5, stateDir: /s, netnsDirs: [/n], health: {link: ignore}}
+- {endpoints: {address: 0.0.0.0, status: everywhere}}
 - {topology: {publish: true, coalesceSeconds: 1, kubeletConfig: /k}}
 """
 WRONG = """
 - {resourcs: []}
+- {endpoints: {status: anywhere}}
 - {resources: [{name: rdma/hca, kind: hcas}]}
 - {resources: [{kind: hca}]}
 - {resources: [{name: rdma/hca, kind: hca, binding: late}]}
