@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
-NO_POD_NEEDS = frozenset({"publishing", "config", "overlap"})
+NO_POD_NEEDS = frozenset({"publishing", "config", "overlap", "damage"})
 """Obstacles that people should know of, and that make neither the agent nor the node unready: an API server that is
-away, a new configuration that is wrong, a device that two resources select."""
+away, a new configuration that is wrong, a device that two resources select, a damaged ledger that was set aside."""
 
 log = logging.getLogger(__name__)
 

@@ -133,6 +133,14 @@ class Parts:
         return self._around.obstacles.first(besides=("kubelet", "endpoints", "admin", *NO_POD_NEEDS))
 
     def _tell_of_books(self, what: str | None) -> None:
+        copies = ", ".join(map(str, self.ledger.damaged_copies()))
+        self._around.obstacles.set(
+            "damage",
+            f"{self.ledger.path} was damaged, and is replaced; what was damaged is kept as {copies}: see to the disk,"
+            " then remove that"
+            if copies
+            else None,
+        )
         self._around.obstacles.set("ledger", what)
         self._around.health.withhold(Reason.BOOKS_UNWRITABLE if what is not None else None)
 

@@ -44,6 +44,11 @@ class AttachmentBook(Database):
         self._ids = itertools.count((last or 0) + 1)
         self._late.open(path)
 
+    def _restore(self, db: sqlite3.Connection) -> None:
+        super()._restore(db)
+        for row in self._attachments.all():
+            rows.insert_attachment(db, row.attachment_id, rows.said_of(row))
+
     def close(self) -> None:
         """Finish what is under way and close the file. Whoever comes later gets a LedgerError."""
         self._late.end()

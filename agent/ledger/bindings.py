@@ -17,6 +17,8 @@ from agent.ledger import mirror, rows
 from agent.ledger.grants import GrantBook
 from agent.model.allocation import Binding
 
+INSERT = "INSERT INTO bindings VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
 
 class BindingBook(GrantBook):
     """Which device stands behind a slot, and for which sandbox."""
@@ -31,6 +33,10 @@ class BindingBook(GrantBook):
         self._bindings.put(binding for binding in found if binding.boot_id == self.boot_id)
         self._name_devices({binding.unit_id: "" for binding in found if binding.boot_id != self.boot_id})
 
+    def _restore(self, db: sqlite3.Connection) -> None:
+        super()._restore(db)
+        db.executemany(INSERT, map(_row, self._bindings.all()))
+
     def bind_slots(self, bindings: Sequence[Binding]) -> tuple[Binding, ...]:
         """Record the devices of some slots, in place of what these slots were bound to before.
 
@@ -44,9 +50,7 @@ class BindingBook(GrantBook):
             self._db.execute("DELETE FROM bindings WHERE boot_id <> ?", (self.boot_id,))
             self._db.executemany("DELETE FROM bindings WHERE unit_id = ?", [(b.unit_id,) for b in made])
             try:
-                self._db.executemany(
-                    "INSERT INTO bindings VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_row, made)
-                )
+                self._db.executemany(INSERT, map(_row, made))
             except sqlite3.IntegrityError as error:
                 devices = ", ".join(b.device for b in made)
                 raise DeviceBusy(f"one of {devices} is bound to another slot in the ledger already") from error

@@ -1,4 +1,8 @@
-"""The file itself: opened, set aside if damaged, read and written, one change at a time."""
+"""The file itself: opened, set aside if damaged, read and written, one change at a time.
+
+A file that turns out to be damaged while it is open is set aside, too, and written anew from memory, which has all
+grants, attachments and bindings; the rest as it can still be read, or else as it was at the last look.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,15 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from agent.errors import LedgerError
-from agent.ledger import rows, schema
+from agent.ledger import damage, rows, schema
 from agent.ledger.late import LateRow
 
 JOURNAL_BYTES = 4 << 20
 """The write-ahead log is cut to this size when it begins anew; it may have grown while a reader was slow."""
 
 MODE = 0o600
+MOST_REWRITES = 3
+"""A file that is damaged more often is on a disk that will go on doing so."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -47,6 +53,9 @@ class Database:
         """What `PRAGMA synchronous` was set to last: to set it once more is a statement that a pod waits for."""
         self._is_stuck = False
         """The connection is in a transaction that it cannot end."""
+        self._is_loaded = False
+        self._rewrites = 0
+        """How often the file was written anew from memory."""
 
     @classmethod
     def open(cls, path: Path, boot_id: str, clock: Callable[[], float] = time.time) -> Self:
@@ -62,8 +71,9 @@ class Database:
                 ledger._connect()
                 ledger._connections.callback(lambda: ledger._db.close())  # whichever it is by then
                 ledger._reader = ledger._open_reader()
-                ledger._connections.callback(ledger._reader.close)
+                ledger._connections.callback(lambda: ledger._reader.close())
                 ledger._load()
+                ledger._is_loaded = True
         except BaseException:
             ledger.close()  # whoever tries again each second must not gather threads and descriptors
             raise
@@ -81,10 +91,22 @@ class Database:
         self._listeners.append(listener)
 
     def probe(self) -> None:
-        """Find out whether a change can be written now. Changes nothing; raises LedgerError.
+        """Find out whether the file is sound, and a change can be written now. Changes nothing; raises LedgerError.
 
         Nobody waits for the disk: a full one refuses the write itself.
         """
+        self._mended(self._probe_content)
+        self._mended(self._probe_writing)
+
+    def damaged_copies(self) -> tuple[Path, ...]:
+        """List the damaged files that were set aside, now or earlier, and that nobody has removed yet."""
+        return damage.copies(self.path)
+
+    def _probe_content(self) -> None:
+        with self._usable(), damage.checked(self.path) as db:
+            self._remember(db)
+
+    def _probe_writing(self) -> None:
         with self._writing, self._usable():
             self._reopen_if_stuck()  # or nobody would: while this fails no unit is offered, and nothing written
             version = schema.version_of(self._db)
@@ -99,12 +121,71 @@ class Database:
         if not self._is_open:
             raise LedgerError(f"{self.path} is closed: the agent is ending")
 
+    def _remember(self, db: sqlite3.Connection) -> None:
+        """Keep in memory, from a sound file, what `_restore` may need and is not there anyway."""
+
+    def _restore(self, db: sqlite3.Connection) -> None:
+        """Write what is kept in memory, and what can still be read, into an empty file. Each book adds its own."""
+
     def _read(self, sql: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
+        return self._mended(lambda: self._read_once(sql, values))
+
+    def _read_once(self, sql: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
         with self._reading, self._usable():
             return self._reader.execute(sql, values).fetchall()
 
     def _write(self, work: Callable[[], T], durable: bool = True, then: Callable[[T], None] | None = None) -> T:
         """Do `work` in a transaction of its own, and `then` with its result once it holds."""
+        return self._mended(lambda: self._write_once(work, durable, then))
+
+    def _mended(self, work: Callable[[], T]) -> T:
+        """Do `work`, and once more with the file written anew from memory if that turns out to be damaged."""
+        rewrites = self._rewrites
+        try:
+            return work()
+        except LedgerError as error:
+            if not (self._is_loaded and damage.is_damage(error.__cause__)):
+                raise
+            self._write_anew(rewrites, str(error.__cause__))
+        return work()
+
+    def _write_anew(self, rewrites: int, why: str) -> None:
+        """Set the file aside, and put one in its place with all that is in memory. Raises LedgerError.
+
+        The new one is complete before anything else is touched. `rewrites` is the number of them when the damage was
+        met: another thread may have been faster.
+        """
+        with self._writing, self._reading, self._usable():
+            if self._rewrites != rewrites:
+                return
+            if rewrites >= MOST_REWRITES:
+                raise LedgerError(f"{self.path} is damaged again and again, now: {why}: see to its disk")
+            late = self._late_rows()
+            fresh = self._made_from_memory(late)
+            self._is_stuck = True  # until the new one is open
+            self._db.close()
+            self._reader.close()
+            aside = damage.set_aside(self.path, self._clock())
+            fresh.rename(self.path)
+            self._reopen_if_stuck()
+            self._reader = self._open_reader()
+            self._rewrites += 1
+            self._settled(late)
+            log.error("%s was damaged (%s): it is set aside as %s, and written anew", self.path, why, aside)
+
+    def _made_from_memory(self, late: tuple[LateRow, ...]) -> Path:
+        fresh = self.path.with_name(f"{self.path.name}.new")
+        for suffix in damage.PARTS:  # of an attempt that failed
+            fresh.with_name(fresh.name + suffix).unlink(missing_ok=True)
+        with contextlib.closing(self._open_file(fresh)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            self._restore(db)
+            for one in late:
+                rows.put_attachment(db, one.row.attachment_id, rows.said_of(one.row))
+            db.execute("COMMIT")
+        return fresh
+
+    def _write_once(self, work: Callable[[], T], durable: bool, then: Callable[[T], None] | None) -> T:
         with self._writing, self._usable():
             self._reopen_if_stuck()
             late = self._late_rows()
@@ -143,7 +224,7 @@ class Database:
         """Open the file anew after a transaction that would not end. SQLite takes it back then, as after a crash."""
         if self._is_stuck:
             self._db.close()
-            self._db = self._open_file()
+            self._db = self._open_file(self.path)
             self._is_durable, self._is_stuck = True, False
 
     def _late_rows(self) -> tuple[LateRow, ...]:
@@ -165,56 +246,51 @@ class Database:
 
     def _connect(self) -> None:
         try:
-            self._db = self._open_file()
+            self._db = self._open_file(self.path)
         except sqlite3.OperationalError:
             raise  # the folder or the disk, not the content
         except sqlite3.DatabaseError as error:
-            aside = self.path.with_name(f"{self.path.name}.damaged-{int(self._clock())}")
+            self.recovered_from = aside = damage.set_aside(self.path, self._clock())
             log.error("the ledger is damaged; it is set aside and begun anew", extra={"path": str(aside)})
             log.error("damage: %s", error)
-            for suffix in ("", "-wal", "-shm"):  # without its log the file could look sound, and be older
-                part = self.path.with_name(self.path.name + suffix)
-                if part.exists():
-                    part.rename(aside.with_name(aside.name + suffix))
-            self.recovered_from = aside
-            self._db = self._open_file()
+            self._db = self._open_file(self.path)
 
-    def _open_file(self) -> sqlite3.Connection:
-        self._keep_private()
-        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+    def _open_file(self, path: Path) -> sqlite3.Connection:
+        _keep_private(path)
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             db.row_factory = sqlite3.Row
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             db.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
-            if (state := db.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
-                raise sqlite3.DatabaseError(state)
+            damage.check(db)
             self.is_new = schema.version_of(db) == 0
-            schema.bring_up_to_date(db, self.path)
+            schema.bring_up_to_date(db, path)
         except BaseException:
             db.close()
             raise
         return db
-
-    def _keep_private(self) -> None:
-        """Let nobody else read it: configurations hold what IPAM plugins log in with, and kubelet may make the folder.
-
-        An open file is never opened here once more: to close it again would take SQLite its locks (fcntl(2)).
-        """
-        try:
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
-        except FileExistsError:
-            for suffix in ("", "-wal", "-shm"):
-                part = f"{self.path}{suffix}"
-                with contextlib.suppress(FileNotFoundError):
-                    if stat.S_IMODE(os.stat(part).st_mode) != MODE:
-                        os.chmod(part, MODE)
 
     def _open_reader(self) -> sqlite3.Connection:
         reader = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         reader.row_factory = sqlite3.Row
         reader.execute("PRAGMA query_only = ON")
         return reader
+
+
+def _keep_private(path: Path) -> None:
+    """Let nobody else read it: configurations hold what IPAM plugins log in with, and kubelet may make the folder.
+
+    An open file is never opened here once more: to close it again would take SQLite its locks (fcntl(2)).
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
+    except FileExistsError:
+        for suffix in damage.PARTS:
+            part = f"{path}{suffix}"
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_IMODE(os.stat(part).st_mode) != MODE:
+                    os.chmod(part, MODE)
 
 
 class _Translated:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,20 @@ class GrantBook(Database):
     def _load(self) -> None:
         super()._load()
         self._grants.put(map(rows.grant, self._read("SELECT * FROM grants ORDER BY granted_at, unit_id")))
+
+    def _restore(self, db: sqlite3.Connection) -> None:
+        super()._restore(db)
+        pods = [(g, g.pod) for g in self._grants.all()]
+        db.executemany(
+            "INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    *(g.unit_id, g.resource_name, g.device, g.granted_at),
+                    *((pod.namespace, pod.name, pod.uid) if pod is not None else (None, None, None)),
+                )
+                for g, pod in pods
+            ],
+        )
 
     def watch_grants(self, watcher: Callable[[Grant | None, Grant | None], None]) -> None:
         """Call `watcher` with each grant before and after a change. It must not block or raise."""

@@ -5,7 +5,12 @@ All of it is bounded: one row per device, and leases that nobody takes back are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agent.ledger import rows
@@ -13,9 +18,45 @@ from agent.ledger.database import Database
 from agent.model.allocation import OwedLease, Quarantine
 from agent.model.known import KnownDevice
 
+TABLES: Mapping[str, Callable[[sqlite3.Row], object]] = MappingProxyType(
+    {"quarantine": rows.quarantine, "owed_leases": rows.owed_lease, "known_devices": rows.known_device}
+)
+
+log = logging.getLogger(__name__)
+
 
 class UpkeepBook(Database):
     """Devices withheld, addresses still leased, and what VFs are called when no pod has them."""
+
+    def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
+        super().__init__(path, boot_id, clock)
+        self._last: Mapping[str, Sequence[sqlite3.Row]] = {}
+        """What the tables held when the file was last looked through."""
+
+    def _load(self) -> None:
+        super()._load()
+        self._remember(self._reader)
+
+    def _remember(self, db: sqlite3.Connection) -> None:
+        super()._remember(db)
+        self._last = {name: _all_of(db, name) for name in TABLES}
+
+    def _restore(self, db: sqlite3.Connection) -> None:
+        """Do a little of what was done already, rather than forget what is left to do: it may be done twice."""
+        super()._restore(db)
+        for name, read in TABLES.items():
+            for row in self._still_readable(name):
+                with contextlib.suppress(sqlite3.Error, ValueError):  # what only looks like a row
+                    read(row)
+                    marks = ", ".join("?" * len(row))
+                    db.execute(f"INSERT INTO {name} VALUES ({marks})", tuple(row))  # noqa: S608 -- one of TABLES
+
+    def _still_readable(self, name: str) -> Sequence[sqlite3.Row]:
+        try:
+            return _all_of(self._reader, name)
+        except sqlite3.Error as error:
+            log.warning("%s of the damaged ledger cannot be read, and are as at the last look: %s", name, error)
+            return self._last[name]
 
     def quarantine(self, device: str, reason: str) -> None:
         """Withhold a device. A device that is withheld already keeps its first reason."""
@@ -89,3 +130,7 @@ class UpkeepBook(Database):
             )
 
         self._write(write, durable=False)
+
+
+def _all_of(db: sqlite3.Connection, name: str) -> list[sqlite3.Row]:
+    return db.execute(f"SELECT * FROM {name}").fetchall()  # noqa: S608 -- one of TABLES

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from agent.events import Events
 from agent.health import HealthBook
 from agent.inventory import Inventory
 from agent.metrics import Metrics
-from agent.obstacles import Obstacles
+from agent.obstacles import NO_POD_NEEDS, Obstacles
 from agent.parts import Parts, Surroundings
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
@@ -24,42 +26,68 @@ from tests.awaiting import until
 from tests.deviceplugin.rig import new_kubelet
 
 
+@contextlib.asynccontextmanager
+async def parts_on(folder: Path, obstacles: Obstacles, *resources: Resource) -> AsyncIterator[Parts]:
+    """Put the parts together on a recorded node, with a kubelet and books in the same folder."""
+    SimulatedMachine.create(folder / "node", recorded.load(recorded.find("one-nic")), with_links=False)
+    config = Config(resources=resources, kubelet_dir=folder, state_dir=folder, run_dir=folder, cdi_dir=folder)
+    async with contextlib.AsyncExitStack() as stack:
+        kubelet, asked = new_kubelet(folder), PodResources.of_kubelet(folder)
+        await kubelet.start()
+        stack.push_async_callback(kubelet.close)
+        stack.push_async_callback(asked.close)
+        host = SimulatedMachine.open(folder / "node")
+        stack.callback(host.close)
+        inventory = Inventory(host, 60.0)
+        await inventory.scan_now()
+        books = stack.enter_context(open_books(folder, boot_id=inventory.snapshot.boot_id))
+        health, metrics = HealthBook(HealthSettings()), Metrics(CollectorRegistry())
+        around = Surroundings(
+            *(lambda: config, host, inventory, asked, health, metrics),
+            *(obstacles, Events()),
+        )
+        parts = Parts(around, books)
+        stack.callback(parts.attachments.close)
+        yield parts
+
+
 @pytest.mark.parametrize("resources", [(), (Resource("rdma/hca", "hca"),)])
 def test_grants_are_settled_once_there_is_an_offer_even_of_nothing(
     short_folder: Path, resources: tuple[Resource, ...]
 ) -> None:
     """Else kubelet would be asked each second for as long as nothing is configured."""
-    SimulatedMachine.create(short_folder / "node", recorded.load(recorded.find("one-nic")), with_links=False)
-    here = short_folder
-    config = Config(resources=resources, kubelet_dir=here, state_dir=here, run_dir=here, cdi_dir=here)
 
     async def scenario() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            kubelet, asked = new_kubelet(short_folder), PodResources.of_kubelet(short_folder)
-            await kubelet.start()
-            stack.push_async_callback(kubelet.close)
-            stack.push_async_callback(asked.close)
-            host = SimulatedMachine.open(short_folder / "node")
-            stack.callback(host.close)
-            inventory = Inventory(host, 60.0)
-            await inventory.scan_now()
-            books = stack.enter_context(open_books(short_folder, boot_id=inventory.snapshot.boot_id))
-            health, metrics = HealthBook(HealthSettings()), Metrics(CollectorRegistry())
-            around = Surroundings(
-                *(lambda: config, host, inventory, asked, health, metrics),
-                *(Obstacles(), Events()),
-            )
-            parts = Parts(around, books)
-            stack.callback(parts.attachments.close)
+        async with parts_on(short_folder, Obstacles(), *resources) as parts:
             await parts.reconciler.run_once()
             assert not parts.reconciler.settled
             serving = asyncio.create_task(parts.plugins.run())
-            stack.callback(serving.cancel)
-            await until(lambda: parts.plugins.allocator.offer.snapshot.generation > 0)
-            await parts.reconciler.run_once()
-            is_settled = parts.reconciler.settled
-            await parts.plugins.close()
-            await serving
+            try:
+                await until(lambda: parts.plugins.allocator.offer.snapshot.generation > 0)
+                await parts.reconciler.run_once()
+                is_settled = parts.reconciler.settled
+                await parts.plugins.close()
+                await serving
+            finally:
+                serving.cancel()
             assert is_settled
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_ledger_that_was_set_aside_is_told_and_keeps_nobody_from_anything(short_folder: Path) -> None:
+    obstacles = Obstacles()
+
+    async def scenario() -> None:
+        async with parts_on(short_folder, obstacles) as parts:
+            await parts.reconciler.run_once()
+            assert "damage" not in obstacles.found
+        (damaged := short_folder / "ledger.db.damaged-1").touch()
+        (short_folder / "ledger.db.damaged-1-wal").touch()
+        shutil.rmtree(short_folder / "node")
+        async with parts_on(short_folder, obstacles) as parts:
+            await parts.reconciler.run_once()
+            assert f"is kept as {damaged}: see to the disk" in obstacles.found["damage"]
+            assert obstacles.first(besides=("starting", "kubelet", *NO_POD_NEEDS)) is None
 
     asyncio.run(scenario())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -85,6 +86,40 @@ def test_pods_keep_their_vfs_when_the_books_are_gone_and_are_cleaned_up_after(sm
     assert {d: names.get(d) for d in held} == {d: before[d].name for d in held}
     assert leases(small) == []
     machine.close()
+
+
+def test_books_that_are_damaged_under_the_running_agent_are_written_anew(small: Stage) -> None:
+    path = small.folder / "state/ledger.db"
+    small.create_pod("a", {"rdma/vf": 2})
+    small.await_pod("a")
+    wait("grants with their pod", lambda: [g for g in small.status()["grants"] if g["pod"]] or None)
+    before = small.status()
+    assert "damage" not in before["obstacles"]
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with path.open("r+b") as file:
+        file.write(b"\xa5" * path.stat().st_size)
+    told = wait("a word about the damage", lambda: small.status()["obstacles"].get("damage"), seconds=120)
+    (copy,) = [each for each in path.parent.glob("ledger.db.damaged-*") if not each.name.endswith(("-wal", "-shm"))]
+    assert told == (
+        f"{path} was damaged, and is replaced; what was damaged is kept as {copy}: see to the disk, then remove that"
+    )
+    after = small.status()
+    assert after["ready"]
+    assert after["attachments"] == before["attachments"]
+    assert after["grants"] == before["grants"]
+    assert "found-in-pod" not in small.fetch("/metrics")
+    small.create_pod("b", {"rdma/vf": 1})
+    small.await_pod("b")
+    small.end("agent", signal.SIGKILL)
+    small.start_agent()
+    small.await_ready()
+    assert len(small.status()["attachments"]) == 3
+    small.delete_pod("a")
+    small.delete_pod("b")
+    small.await_no_pod("a", "b")
+    assert settled(lambda: still_attached(small)) == []
+    assert leases(small) == []
 
 
 def test_status_and_release_work_with_and_without_the_agent(small: Stage) -> None:

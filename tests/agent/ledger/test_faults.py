@@ -288,8 +288,8 @@ class FailingBooks(Ledger):
 
     failures: ClassVar[int] = 1
 
-    def _open_file(self) -> sqlite3.Connection:
-        opened = super()._open_file()
+    def _open_file(self, path: Path) -> sqlite3.Connection:
+        opened = super()._open_file(path)
         if self.failures == 0:
             return opened
         type(self).failures -= 1
@@ -321,10 +321,10 @@ class BooksOnABrokenDisk(FailingBooks):
 
     is_broken: ClassVar[bool] = False
 
-    def _open_file(self) -> sqlite3.Connection:
+    def _open_file(self, path: Path) -> sqlite3.Connection:
         if self.is_broken:
             raise sqlite3.OperationalError("disk I/O error")
-        return super()._open_file()
+        return super()._open_file(path)
 
 
 def test_a_probe_finds_a_disk_repaired_whose_change_could_not_be_taken_back(tmp_path: Path) -> None:
