@@ -18,6 +18,8 @@ REST_SECONDS = 1.0
 FLOOD = 8
 """A switch sends a frame in 30 s, and a few in a row when the link comes up (802.1AB, txFast and txCreditMax). So many
 within a rest must neither keep the agent busy nor be believed: what the switch said may have been dropped for them."""
+SHOWN = 3
+MOST_NAME = 40
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +36,8 @@ class LeafListener:
     ) -> None:
         """`netdevs` are those to listen on; none: each adapter with an RDMA device.
 
-        `changed` is called when an adapter's neighbour is another one, `complain` when it is not possible to listen,
-        and with None when it is.
+        `changed` is called when an adapter's neighbour is another one, `complain` when it is not possible to listen
+        or to tell which of several is the switch, and with None when it is.
         """
         self._netdevs = netdevs
         self._changed = changed
@@ -45,9 +47,11 @@ class LeafListener:
         self._sockets: LldpSockets | None = None
         self._resting: asyncio.TimerHandle | None = None
         self._flooded: set[str] = set()
+        self._unable: str | None = None
+        """Why it is not possible to listen."""
 
     def at(self, nic: str) -> Neighbour | None:
-        """Return the switch port that an adapter (by its PCI address) ends at; None if it has not been heard yet."""
+        """Return the switch port that an adapter (by its PCI address) ends at; None until that is certain."""
         return self._neighbours.at(nic)
 
     def follow(self, snapshot: Snapshot) -> None:
@@ -65,9 +69,10 @@ class LeafListener:
                 self._listen(self._sockets)
             self._sockets.follow(wanted)
         except DriverUnavailable as error:
-            self._complain(str(error))
+            self._unable = str(error)
         else:
-            self._complain(None)
+            self._unable = None
+        self._tell()
 
     def close(self) -> None:
         """Stop listening. What has been heard is still known."""
@@ -98,6 +103,13 @@ class LeafListener:
             self._flooded.discard(nic)
             for frame in frames:
                 self._take(nic, frame)
+        self._tell()
+
+    def _tell(self) -> None:
+        contested = sorted(self._neighbours.contested(self._clock()).items())
+        told = [f"on the link of {nic} ({', '.join(map(_named, found[:SHOWN]))})" for nic, found in contested]
+        several = f"several speak LLDP {' and '.join(told[:SHOWN])}: its labels stay as they are until one is alone"
+        self._complain(self._unable or (several if told else None))
 
     def _take(self, nic: str, frame: bytes) -> None:
         try:
@@ -108,3 +120,7 @@ class LeafListener:
         if self._neighbours.heard(nic, neighbour, valid, self._clock()):
             log.info("the link of %s ends at %s, port %s", nic, neighbour.system_name or "?", neighbour.port)
             self._changed()
+
+
+def _named(neighbour: Neighbour) -> str:
+    return f"{(neighbour.system_name or neighbour.chassis)[:MOST_NAME]}, port {neighbour.port[:MOST_NAME]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +22,7 @@ from agent.model.device import LinkLayer, Netdev, Snapshot
 from agent.publication import ClusterApi, Publications
 from agent.sim.api_state import Fault
 from agent.sim.apiserver import ApiServerStandIn
+from agent.topology.leaf import REST_SECONDS
 from agent.topology.nfd import FeatureFile
 from tests.agent.hardware.frames import announcement, await_up, run, send
 from tests.agent.publications import QUICK, FakeInventory, FakeKubelet, Rig, h100
@@ -205,14 +207,34 @@ def with_cable(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, devices=devices)
 
 
+class Switch:
+    """What speaks at the other end of the cable, and a clock on which half a minute passes with each word."""
+
+    def __init__(self) -> None:
+        self._passed = 0.0
+
+    def now(self) -> float:
+        return time.monotonic() + self._passed
+
+    async def speak(self, *names: str, until_told: Callable[[], bool]) -> None:
+        """Announce names in turn, until something is told."""
+        async with asyncio.timeout(60):
+            while not until_told():
+                for name in names:
+                    send("port0", b"\x01\x80\xc2\x00\x00\x0e" + b"\x02" * 6 + b"\x88\xcc" + b"nonsense")
+                    send("port0", announcement(name))
+                self._passed += 30
+                await asyncio.sleep(REST_SECONDS)
+
+
 def test_the_leaf_switch_is_learnt_from_its_frames_and_stays_when_it_is_silent(tmp_path: Path, cable: None) -> None:
     async def scenario() -> None:
-        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable)
+        switch = Switch()
+        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable, clock=switch.now)
         rig.server.state.add_node("worker-1")
         async with rig:
             await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
-            send("port0", b"\x01\x80\xc2\x00\x00\x0e" + b"\x02" * 6 + b"\x88\xcc" + b"nonsense", announcement("leaf-a"))
-            await until(lambda: rig.labels().get(LEAF) == "leaf-a")
+            await switch.speak("leaf-a", until_told=lambda: rig.labels().get(LEAF) == "leaf-a")
             rig.inventory.change(replace(rig.inventory.snapshot, devices=()))  # the adapter went into a pod
             await until(lambda: "01:80:c2:00:00:0e" not in run("ip", "maddress", "show", "dev", "nic0"))
             applies = rig.server.state.counts.applies
@@ -225,21 +247,38 @@ def test_the_leaf_switch_is_learnt_from_its_frames_and_stays_when_it_is_silent(t
 
 def test_a_flood_of_frames_is_not_believed_and_what_comes_after_it_is(tmp_path: Path, cable: None) -> None:
     async def scenario() -> None:
-        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable)
+        switch = Switch()
+        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable, clock=switch.now)
         rig.server.state.add_node("worker-1")
         async with rig:
             await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
             send("port0", *[announcement("pod")] * 200)  # in one go: the loop has not run meanwhile
-            seen = await asyncio.to_thread(told, rig)
-            assert seen == "leaf-a"
+            await switch.speak("leaf-a", until_told=lambda: LEAF in rig.labels())
+            assert rig.labels()[LEAF] == "leaf-a"
 
-    def told(rig: Rig) -> str | None:
-        for _ in range(100):
-            send("port0", announcement("leaf-a"))
-            time.sleep(0.2)
-            if found := rig.labels().get(LEAF):
-                return found
-        return None
+    asyncio.run(scenario())
+
+
+def test_whoever_speaks_first_after_a_restart_changes_no_label_and_two_in_turn_are_told(
+    tmp_path: Path, cable: None
+) -> None:
+    async def scenario() -> None:
+        switch = Switch()
+        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable, clock=switch.now)
+        rig.server.state.add_node("worker-1")
+        rig.server.state.apply(
+            "Node", "worker-1", {"metadata": {"labels": {LEAF: "leaf-a"}}}, "nodefabric", force=False
+        )
+        async with rig:
+            await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
+            changes = iter(range(6))
+            await switch.speak("pod", "leaf-a", until_told=lambda: next(changes, None) is None)
+            assert rig.labels()[LEAF] == "leaf-a"
+            told = rig.complaints[-1] or ""
+            assert "several speak LLDP on the link of 0000:18:00.0 (" in told
+            assert "pod, port eth1" in told
+            await switch.speak("leaf-b", until_told=lambda: rig.labels()[LEAF] == "leaf-b")
+            assert rig.complaints[-1] is None
 
     asyncio.run(scenario())
 
