@@ -1,7 +1,7 @@
 # Every target may be run first: each prepares what it needs.
 .DEFAULT_GOAL := help
 WORKERS := $(shell echo $$(( 2 * $$(nproc) )))
-PYTEST := .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST := .venv/bin/python -m pytest --tx '$(WORKERS)*popen//python=hack/test-worker' --dist worksteal
 # What needs more of a machine: an image, containerd, a browser, helm, minutes of crashes, a virtual machine.
 SYSTEM := tests/containerd tests/browser tests/daemonset tests/hack tests/soak
 .PHONY: help setup shim demo test test-system check bench bench-alignment bench-fleet soak vm lock clean
