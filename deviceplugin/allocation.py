@@ -150,7 +150,8 @@ class Allocator:
         resource = self.resources.get(resource_name)
         if resource is None:
             raise UnknownUnit(f"{resource_name} is not configured any more: recreate the pod")
-        wanted = [[self._unit(offer, resource_name, i) for i in dict.fromkeys(ids)] for ids in containers]
+        # As ADD numbers net1, net2 …, so that PCIDEVICE_* and its like name them in the same order.
+        wanted = [[self._unit(offer, resource_name, i) for i in sorted(set(ids))] for ids in containers]
         answers = tuple(build(resource, units, offer.snapshot, offer.gpu_files) for units in wanted)
         # A slot's new life begins without a device, whatever its former pod had.
         listed = [unit for units in wanted for unit in units if not is_counted(unit)]

@@ -95,3 +95,12 @@ def test_a_pod_with_several_vfs_gets_as_many_interfaces(node: Stage) -> None:
     node.delete_pod("many")
     node.await_no_pod("many")
     assert settled(lambda: still_attached(node)) == []
+
+
+def test_the_variable_lists_vfs_in_the_order_of_their_interfaces(node: Stage) -> None:
+    node.create_pod("many", {"rdma/vf": 6})
+    pod = node.await_pod("many")
+    interfaces = [row for row in node.status()["attachments"] if row["pod"] == "default/many"]
+    by_name = {row["ifname"]: row["device"] for row in interfaces}
+    listed = pod["containers"][0]["envs"]["PCIDEVICE_RDMA_VF"].split(",")
+    assert listed == [by_name[f"net{number}"] for number in range(1, 7)]
