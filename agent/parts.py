@@ -89,6 +89,7 @@ class Parts:
             slots=slots,
             tell_lost=self._lost,
             others=Others(self._our_vfs, self.granted.units),
+            pod_ended=lambda pod, spooled_at: self.reconciler.ended.note(pod, spooled_at),
             verbs_node=lambda device: self.plugins.allocator.verbs_nodes.get(device),
         )
         self.server = CniServer(

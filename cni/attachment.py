@@ -46,6 +46,7 @@ class Attachments(Detaching):
         tell_lost: Tell = tell_nobody,
         heal_seconds: float = HEAL_SECONDS,
         others: Others = NO_OTHERS,
+        pod_ended: Callable[[PodRef, float | None], None] = lambda pod, spooled_at: None,
         verbs_node: Callable[[str], str | None] = lambda device: None,
     ) -> None:
         """`granted` lists the VFs that kubelet gave to a pod; it may raise Unavailable. `slots` chooses devices late.
@@ -54,11 +55,13 @@ class Attachments(Detaching):
         plugins keep their state and their locks. `network_of` tells which network a resource's VFs join.
         `observe_steps` is told what each of `laps.STEPS` took of an ADD that succeeded, `tell_lost` what the host does
         not take back with a device. `heal_seconds` is how long `heal` waits for a device, `others` what a pool of CNI's
-        own must know. `verbs_node` tells which one kubelet was told of a device when it was granted, if that is known.
-        `max_adding` is how many ADDs with a device may be under way at once.
+        own must know. `pod_ended` is told of each DEL, and since when it lay on disk, if it did. `verbs_node` tells
+        which one kubelet was told of a device when it was granted, if that is known. `max_adding` is how many ADDs
+        with a device may be under way at once.
         """
         locks = DeviceLocks()
         self._slots = slots or NoSlots()
+        self._pod_ended = pod_ended
         super().__init__(host, ledger, snapshot, locks, tell_lost, heal_seconds)
         self.finder = Finder(host, ledger, locks, snapshot, netns_folders=netns_folders, network_of=network_of)
         state, run = foreign_folders
@@ -93,6 +96,8 @@ class Attachments(Detaching):
             self.finder.name_owner(call)
             super().delete(call)
             self._slots.unbind(call.container_id, call.ifname)
+            if call.pod.name:
+                self._pod_ended(call.pod, call.spooled_at)
 
     def check(self, call: Call) -> None:
         """Compare what was set up with what is. Raises AttachmentError that lists the differences."""

@@ -24,6 +24,15 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """A pod of which a sandbox's network was taken down."""
+
+    pod: PodRef
+    at: float
+    """When its DEL came, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
 class TakeOver:
     """A pod has a unit that is not in the books."""
 
@@ -66,13 +75,15 @@ def decide(
     moved: Mapping[str, str],
     asked_at: float,
     unclaimed_before: float,
+    ended: Sequence[Ended] = (),
 ) -> tuple[Action, ...]:
     """Compare the grants with kubelet's word, which is the authority on who holds a unit.
 
     `offered` maps unit IDs to devices, None before the first offer; `attached` are devices in pods, whose
     grants stay whatever kubelet has forgotten: one that has restarted while the API server is away knows
     no pods, though they run. `moved` maps addresses of the last boot to where those VFs are now. Kubelet was asked
-    at `asked_at`: of what was granted since it has said nothing.
+    at `asked_at`: of what was granted since it has said nothing. What it does not count to a pod any more is free if
+    the grant is old, or known to be that of a pod that has `ended`: of a new one kubelet may tell late.
     """
     granted = {grant.unit_id: grant for grant in grants}
     actions: list[Action] = []
@@ -88,7 +99,9 @@ def decide(
     gone = {
         grant.unit_id
         for grant in grants
-        if grant.unit_id not in claimed and grant.granted_at < unclaimed_before and grant.device not in attached
+        if grant.unit_id not in claimed
+        and grant.device not in attached
+        and (grant.granted_at < unclaimed_before or any(_is_of(grant, one, asked_at) for one in ended))
     }
     actions += [Release(unit) for unit in sorted(gone)]
     if offered is not None:
@@ -121,6 +134,13 @@ def _moves(
             taken.add(target)
             moves.append(Move(grant.unit_id, target, "renumbered"))
     return moves
+
+
+def _is_of(grant: Grant, ended: Ended, asked_at: float) -> bool:
+    """Tell whether a grant was a pod's that ended before kubelet was asked. Its name may be another pod's by now."""
+    if grant.pod is None or _differs(grant.pod, ended.pod) or not grant.granted_at < ended.at <= asked_at:
+        return False
+    return "" in (grant.pod.uid, ended.pod.uid) or grant.pod.uid == ended.pod.uid
 
 
 def _differs(known: PodRef, claimed: PodRef) -> bool:

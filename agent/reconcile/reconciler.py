@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Protocol
 
 from agent.clients.cri import Sandbox
 from agent.errors import AgentError, LedgerError, Unavailable
@@ -14,9 +13,11 @@ from agent.ledger import Ledger
 from agent.model.allocation import Attachment, PodRef
 from agent.model.device import Snapshot
 from agent.model.known import KnownDevice, moved
-from agent.reconcile import grants, vfs
+from agent.reconcile import vfs
 from agent.reconcile.backoff import Backoff
-from agent.reconcile.grants import UNCLAIMED_SECONDS, Claim
+from agent.reconcile.ended import EndedPods
+from agent.reconcile.grants import Claim
+from agent.reconcile.settling import Count, GrantSettling
 from agent.reconcile.slots import Known, Slots, is_over
 from cni.attachment import Attachments
 
@@ -31,11 +32,6 @@ UNSETTLED_SECONDS = 1.0
 """How soon kubelet's word is compared again if it could not be: at the start the device lists may come later."""
 
 log = logging.getLogger(__name__)
-
-
-class Count(Protocol):
-    def __call__(self, action: str, reason: str) -> None:
-        """Count an action and why it was taken."""
 
 
 def _nothing_scanned() -> Snapshot:
@@ -92,6 +88,11 @@ class Reconciler:
         self._slots = slots
         self._clock = clock
         self._backoff = Backoff(clock)
+        self._settling = GrantSettling(ledger, count, clock)
+        self.ended = EndedPods(ledger, clock)
+        """Pods whose DEL has come: tell it of them."""
+        self._turn = asyncio.Lock()
+        """Held while what was asked is gone by."""
         self._missing: Sequence[str] = ()
         self._probe_at = 0.0
         self._claims: Sequence[Claim] | None = None
@@ -115,6 +116,7 @@ class Reconciler:
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._heal_for_ever(changed, seconds), name="healing")
             loops.create_task(self._settle_leases_for_ever(seconds), name="leases")
+            loops.create_task(self._free_ended_for_ever(), name="ended pods")
 
     async def run_once(self) -> None:
         """Compare everything once, and heal what can be healed. Leases come last."""
@@ -160,10 +162,11 @@ class Reconciler:
 
     async def _heal_for_ever(self, changed: Callable[[], Awaitable[object]], seconds: float) -> None:
         while True:
-            await self.look_around()
-            await asyncio.to_thread(self._probe)
-            await asyncio.to_thread(self.heal_attachments)
-            await asyncio.to_thread(self._settle_grants)
+            async with self._turn:
+                await self.look_around()
+                await asyncio.to_thread(self._probe)
+                await asyncio.to_thread(self.heal_attachments)
+                await asyncio.to_thread(self._settle_grants)
             due = [seconds, self._backoff.next_due(), None if self._probe_at else REPAIR_SECONDS]
             if self._is_too_early:
                 due.append(UNSETTLED_SECONDS)
@@ -180,6 +183,16 @@ class Reconciler:
         while True:
             await asyncio.to_thread(self._settle_leases)
             await asyncio.sleep(seconds)
+
+    async def _free_ended_for_ever(self) -> None:
+        """Free what ended pods had as soon as kubelet lists them no more: nothing else tells of that."""
+        while True:
+            await self.ended.due()
+            async with self._turn:
+                await self.look_around()
+                await asyncio.to_thread(self._settle_grants)
+            self.ended.looked()
+            await asyncio.sleep(PAUSE_SECONDS)
 
     def _probe(self) -> None:
         """Find out now and then whether the books can be written: pods that start would find out for good."""
@@ -336,53 +349,9 @@ class Reconciler:
             return
         offered = self._devices_of_units()
         self._is_too_early = offered is None
-        # Not by the clock of now: healing may have taken minutes, in which pods were granted units.
-        before = self._asked_at - UNCLAIMED_SECONDS
         try:
-            self._date_anew()
-            for action in grants.decide(
-                self._ledger.grants(),
-                self._claims,
-                offered=offered,
-                attached={row.device for row in self._ledger.attachments()},
-                moved=self._moved or {},
-                asked_at=self._asked_at,
-                unclaimed_before=before,
-            ):
-                self._carry_out(action, before)
+            self._settling.settle(self._claims, offered, self._moved or {}, self._asked_at, self.ended.pods())
         except AgentError as error:
             log.error("grants are not settled: %s", error)
         else:
             self.settled = self.settled or offered is not None
-
-    def _date_anew(self) -> None:
-        """Grant once more what was granted at a time to come: the clock was set back.
-
-        Until that time kubelet's word on it would be taken for older than the grant.
-        """
-        latest = self._clock() + UNCLAIMED_SECONDS
-        for grant in self._ledger.grants():
-            if grant.granted_at > latest:
-                log.warning("the clock was set back since %s was granted", grant.unit_id)
-                self._ledger.grant(grant.resource_name, {grant.unit_id: grant.device})
-                if grant.pod is not None:
-                    self._ledger.bind([grant.unit_id], grant.pod)
-
-    def _carry_out(self, action: grants.Action, unclaimed_before: float) -> None:
-        match action:
-            case grants.TakeOver(claim, device):
-                log.warning("%s of %s was not in the ledger; taken over", claim.unit_id, claim.pod)
-                self._ledger.grant(claim.resource_name, {claim.unit_id: device})
-                self._ledger.bind([claim.unit_id], claim.pod)
-                self._count("grant-adopt", "claimed")
-            case grants.Bind(claim):
-                self._ledger.bind([claim.unit_id], claim.pod)
-                self._count("grant-bind", "claimed")
-            case grants.Release(unit_id):
-                log.info("%s is free again: kubelet counts it to no pod", unit_id)
-                self._ledger.release([unit_id], granted_before=unclaimed_before)
-                self._count("grant-release", "unclaimed")
-            case grants.Move(unit_id, device, reason):
-                log.warning("unit %s stands for %s now: %s", unit_id, device, reason)
-                self._ledger.move_grants({unit_id: device})
-                self._count("grant-move", reason)

@@ -97,6 +97,16 @@ def test_a_pod_with_several_vfs_gets_as_many_interfaces(node: Stage) -> None:
     assert settled(lambda: still_attached(node)) == []
 
 
+def test_what_a_pod_had_is_free_for_people_to_see_soon_after_its_end(node: Stage) -> None:
+    node.create_pod("a", ALL)
+    node.await_pod("a")
+    assert len(node.status()["grants"]) == 3
+    node.delete_pod("a")
+    node.await_no_pod("a")
+    assert settled(lambda: [grant["unit"] for grant in node.status()["grants"]]) == []
+    assert [resource["granted"] for resource in node.status()["resources"]] == [0, 0, 0]
+
+
 def test_the_variable_lists_vfs_in_the_order_of_their_interfaces(node: Stage) -> None:
     node.create_pod("many", {"rdma/vf": 6})
     pod = node.await_pod("many")

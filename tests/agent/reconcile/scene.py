@@ -109,6 +109,8 @@ class Scene:
         self.complaints: list[str | None] = []
         self.meanwhile: Callable[[], object] = lambda: None
         """What happens after kubelet was asked, while devices are healed."""
+        self.on_claims: Callable[[], object] = lambda: None
+        """What happens when kubelet is asked."""
         self.reconciler = Reconciler(
             books,
             cast(Attachments, self.hands),
@@ -135,6 +137,7 @@ class Scene:
         return self.sandboxes
 
     async def _claims(self) -> Sequence[Claim]:
+        self.on_claims()
         if isinstance(self.claims, Exception):
             raise self.claims
         return self.claims

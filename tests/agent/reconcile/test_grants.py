@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from agent.model.allocation import Grant, PodRef
-from agent.reconcile.grants import Action, Bind, Claim, Move, Release, TakeOver, decide
+from agent.reconcile.grants import Action, Bind, Claim, Ended, Move, Release, TakeOver, decide
 
 A, B, C = "0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.4"
 POD, NEXT = PodRef("default", "a", "uid"), PodRef("default", "b")
@@ -29,9 +30,16 @@ def decided(
     offered: Mapping[str, str] | None = None,
     attached: Collection[str] = (),
     moved: Mapping[str, str] | None = None,
+    ended: Sequence[Ended] = (),
 ) -> tuple[Action, ...]:
     return decide(
-        grants, claims, offered=offered, attached=attached, moved=moved or {}, asked_at=160.0, unclaimed_before=100.0
+        *(grants, claims),
+        offered=offered,
+        attached=attached,
+        moved=moved or {},
+        asked_at=160.0,
+        unclaimed_before=100.0,
+        ended=ended,
     )
 
 
@@ -56,6 +64,34 @@ def test_what_kubelet_said_before_a_unit_was_granted_anew_is_of_another_pod() ->
 
 def test_an_old_grant_that_no_pod_has_is_freed() -> None:
     assert decided([grant(A), grant(B, at=150.0)]) == (Release(A),)
+
+
+def test_a_new_grant_is_freed_with_the_end_of_the_pod_that_had_it() -> None:
+    new, other = grant(A, at=140.0), grant(B, at=140.0, pod=NEXT)
+    assert decided([new, other], ended=[Ended(POD, 150.0)]) == (Release(A),)
+    assert decided([new, other], ended=[Ended(PodRef("default", "a"), 150.0)]) == (Release(A),)
+
+
+@pytest.mark.parametrize(
+    ("held", "ended"),
+    [
+        (grant(A, at=140.0), Ended(NEXT, 150.0)),
+        (grant(A, at=140.0), Ended(PodRef("default", "a", "uid of the pod before"), 150.0)),
+        (grant(A, at=140.0, pod=None), Ended(POD, 150.0)),
+        (grant(A, at=155.0), Ended(POD, 150.0)),  # the next pod of this name
+        (grant(A, at=140.0), Ended(POD, 165.0)),  # after kubelet was asked
+    ],
+)
+def test_a_new_grant_stays_unless_its_pod_ended_after_it_and_before_kubelet_was_asked(
+    held: Grant, ended: Ended
+) -> None:
+    assert decided([held], ended=[ended]) == ()
+
+
+def test_what_kubelet_counts_to_an_ended_pod_or_a_pod_has_attached_stays() -> None:
+    new, ended = grant(A, at=140.0), Ended(POD, 150.0)
+    assert decided([new], [claim(A)], ended=[ended]) == ()
+    assert decided([new], attached=[A], ended=[ended]) == ()
 
 
 def test_the_grant_of_a_device_in_a_pod_stays() -> None:

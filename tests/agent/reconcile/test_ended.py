@@ -1,0 +1,98 @@
+"""Grants of pods that have ended: free within seconds, and not before kubelet lists the pod no more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from agent.model.allocation import PodRef
+from agent.reconcile import Claim
+from agent.reconcile.ended import PAUSES, EndedPods
+from tests.agent.books import POD, VF, open_books
+from tests.agent.reconcile.scene import OTHER_VF, Scene
+from tests.awaiting import until
+
+NEXT = PodRef("default", "next")
+
+
+def reconciling(scene: Scene, work: Callable[[], Awaitable[None]]) -> None:
+    """Do something while the reconciler runs, to which nothing else happens for an hour."""
+
+    async def scenario() -> None:
+        running = asyncio.create_task(scene.reconciler.run(lambda: asyncio.sleep(3600), seconds=3600))
+        await until(lambda: scene.reconciler.settled)
+        await work()
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(scenario())
+
+
+def end(scene: Scene, pod: PodRef) -> None:
+    """Have a DEL come on a thread of CNI's, a moment later."""
+    scene.now += 1
+    caller = threading.Thread(target=scene.reconciler.ended.note, args=(pod,))
+    caller.start()
+    caller.join()
+    scene.now += 1
+
+
+def test_a_grant_is_free_soon_after_its_pods_end(scene: Scene) -> None:
+    scene.books.grant("rdma/vf", {VF: VF, OTHER_VF: OTHER_VF})
+    scene.books.bind([VF], POD)
+    scene.books.bind([OTHER_VF], NEXT)
+    scene.claims = [Claim(POD, "rdma/vf", VF)]
+
+    async def work() -> None:
+        end(scene, POD)
+        scene.claims = []
+        await until(lambda: [grant.unit_id for grant in scene.books.grants()] == [OTHER_VF])
+
+    reconciling(scene, work)
+    assert ("grant-release", "unclaimed") in scene.counted
+
+
+def test_kubelet_is_asked_again_while_it_still_lists_the_pod(scene: Scene) -> None:
+    scene.books.grant("rdma/vf", {VF: VF})
+    scene.claims = [Claim(POD, "rdma/vf", VF)]
+    scene.now += 1
+    asked = 0
+
+    def meanwhile() -> None:
+        nonlocal asked
+        asked += 1
+
+    scene.on_claims = meanwhile
+
+    async def work() -> None:
+        assert scene.books.pod_of(VF) is not None  # as kubelet has told
+        end(scene, POD)
+        before = asked
+        await until(lambda: asked > before)
+        assert len(scene.books.grants()) == 1
+        scene.claims = []
+        await until(lambda: not scene.books.grants())
+
+    reconciling(scene, work)
+
+
+def test_pods_are_asked_about_a_few_times_and_those_without_grants_once(tmp_path: Path) -> None:
+    now = 0.0
+    with open_books(tmp_path) as books:
+        ended = EndedPods(books, clock=lambda: 1000.0 + now, uptime=lambda: now)
+        books.grant("rdma/vf", {VF: VF})
+        books.bind([VF], POD)
+        ended.note(NEXT)
+        ended.note(POD)
+        ended.note(PodRef("default", "spooled"), 900.0)
+        assert [one.at for one in ended.pods()] == [1000.0, 1000.0, 900.0]
+        left = []
+        for pause in PAUSES:
+            ended.looked()  # too early
+            now += pause
+            asyncio.run(asyncio.wait_for(ended.due(), 10))
+            ended.looked()
+            left.append([one.pod for one in ended.pods()])
+        assert left == [[POD]] * (len(PAUSES) - 1) + [[]]
