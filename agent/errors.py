@@ -11,6 +11,7 @@
     │   └── UnitUnhealthy
     ├── AttachmentError         a device cannot enter or leave a pod
     │   ├── RequestInvalid      the CNI request or its netconf is wrong
+    │   │   └── NotAllowed      it names a device that its pod may not have
     │   ├── DeviceBusy          another pod or call holds the device; trying again may help
     │   ├── InUse               an operator's release would take the device from a pod
     │   ├── UnknownDevice       nobody holds the device
@@ -110,6 +111,12 @@ class RequestInvalid(AttachmentError):
     """The CNI request or its network configuration is wrong; repeating it cannot help."""
 
     reason = "RequestInvalid"
+
+
+class NotAllowed(RequestInvalid):
+    """The request names a device that its pod may not have: kubelet gave it to no pod, or to another, or must not."""
+
+    reason = "NotAllowed"
 
 
 class DeviceBusy(AttachmentError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from agent.clients.kubelet import PodDevices, PodResources
@@ -21,6 +21,7 @@ from agent.model.shares import is_share_id
 from agent.model.slots import is_slot_id, is_slot_of
 from agent.reconcile import Claim
 from cni.call import GrantedDevice
+from cni.others import Holding
 
 PODRESOURCES_SECONDS = 5.0
 MAX_ASKING = 64
@@ -56,10 +57,12 @@ class Granted:
         unit: Callable[[str], KnownUnit | None],
         may_be_nic: Callable[[str], bool],
         is_settled: Callable[[], bool],
+        adapters: Callable[[str], Collection[str]] = lambda resource_name: (),
     ) -> None:
         """`unit` finds an offered unit by its ID; `is_settled` tells whether the grants agree with kubelet.
 
-        `may_be_nic` tells a PCI device that may come into a network from another, such as an accelerator.
+        `may_be_nic` tells a PCI device that may come into a network from another, such as an accelerator; `adapters`
+        lists those of a pool each of whose units is all of them.
 
         `kubelet` is called on `loop` only.
         """
@@ -69,6 +72,7 @@ class Granted:
         self._loop = loop
         self._unit = unit
         self._may_be_nic = may_be_nic
+        self._adapters = adapters
         self._is_settled = is_settled
         self._asking = threading.BoundedSemaphore(MAX_ASKING)
         self.pods: frozenset[tuple[str, str]] = frozenset()
@@ -162,6 +166,32 @@ class Granted:
         """List resource name and unit of all that a pod holds, of any plugin. Not on the loop; raises Unavailable."""
         found = self.ask_kubelet(pod)
         return [(claim.resource_name, claim.unit_id) for claim in _claims_of([found])] if found is not None else []
+
+    def holding(self, pod: PodRef) -> Holding | None:
+        """Ask which PCI devices a pod holds; None if kubelet does not know it. Not on the loop; raises Unavailable."""
+        found = self.ask_kubelet(pod)
+        if found is None:
+            return None
+        resources = {resource.name: resource for resource in self._config.resources}
+        whole, shared = set[str](), set[str]()
+        for claim in _claims_of([found]):
+            resource = resources.get(claim.resource_name)
+            is_shared = is_share_id(claim.unit_id) or (resource is not None and _nic_kind(resource) == "hca")
+            (shared if is_shared else whole).update(self._behind(claim, resource))
+        return Holding(frozenset(whole), frozenset(shared))
+
+    def _behind(self, claim: Claim, resource: Resource | None) -> Collection[str]:
+        """List the devices that a unit of a pod stands for."""
+        if resource is not None and isinstance(resource.compat, SharedPool):
+            return self._adapters(claim.resource_name)
+        if is_slot_id(claim.unit_id):
+            bound = self._ledger.binding_of(claim.unit_id)
+            mine = bound is not None and (bound.pod.namespace, bound.pod.name) == (claim.pod.namespace, claim.pod.name)
+            return {bound.device} if bound is not None and mine else set()
+        granted = self._ledger.granted_devices([claim.resource_name]).get(claim.unit_id)
+        offered = self._unit(claim.unit_id)
+        is_offered = offered is not None and offered.resource_name == claim.resource_name
+        return {granted or (offered.device if offered is not None and is_offered else claim.unit_id)}
 
     def ask_kubelet(self, pod: PodRef) -> PodDevices | None:
         """Ask what a pod holds, of any resource; None if kubelet does not know it. Not on the loop.

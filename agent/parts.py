@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agent import cdi, device_info
@@ -23,12 +23,12 @@ from agent.obstacles import NO_POD_NEEDS, Obstacles
 from agent.reconcile import Reconciler
 from cni import spool
 from cni.attachment import Attachments
-from cni.pool import Others
+from cni.others import Others
 from cni.server import CniServer
 from deviceplugin.assignment import assign
 from deviceplugin.gpu_files import GpuFilesOf
 from deviceplugin.plugins import DevicePlugins
-from deviceplugin.resources import list_all, vfs_of
+from deviceplugin.resources import Listed, adapters_behind, list_all, network_devices, vfs_of
 from deviceplugin.selectors import may_be_nic
 
 
@@ -66,6 +66,7 @@ class Parts:
             unit=lambda unit_id: self.plugins.unit(unit_id),
             may_be_nic=lambda device: may_be_nic(device, around.inventory.snapshot),
             is_settled=lambda: self.reconciler.settled,
+            adapters=self._adapters,
         )
         slots = Binder(
             config.kubelet_dir,
@@ -88,7 +89,7 @@ class Parts:
             foreign_folders=(host.root / "var/lib/cni", host.root / "var/run/cni"),
             slots=slots,
             tell_lost=self._lost,
-            others=Others(self._our_vfs, self.granted.units),
+            others=Others(self._offered, self.granted.units, self.granted.holding, lambda: around.config().cni),
             pod_ended=lambda pod, spooled_at: self.reconciler.ended.note(pod, spooled_at),
             verbs_node=lambda device: self.plugins.allocator.verbs_nodes.get(device),
         )
@@ -151,14 +152,29 @@ class Parts:
 
     def _our_vfs(self) -> frozenset[str]:
         """List the VFs that resources offer, before the first offer too."""
-        snapshot = self._around.inventory.snapshot
+        listed = self._listed()
+        return vfs_of(listed.units, listed.pools, self._around.inventory.snapshot)
+
+    def _offered(self) -> Mapping[str, str]:
+        """Map the PCI devices that resources offer to their resources, before the first offer too."""
         offer = self.plugins.allocator.offer
         if offer.units:
-            return vfs_of(offer.units, offer.pools, snapshot)
-        resources = self._around.config().resources
+            return offer.network_devices
+        listed = self._listed()
+        return network_devices(listed.units, listed.pools, self._around.inventory.snapshot)
+
+    def _adapters(self, resource_name: str) -> frozenset[str]:
+        """List the adapters of a pool each of whose units is all of them."""
+        units = self._listed().units.get(resource_name, ())
+        return frozenset(adapters_behind(units, self._around.inventory.snapshot))
+
+    def _listed(self) -> Listed:
+        offer = self.plugins.allocator.offer
+        if offer.units:
+            return Listed(offer.units, offer.pools)
+        snapshot, resources = self._around.inventory.snapshot, self._around.config().resources
         names = {k.device: k.netdev for k in self.ledger.known_devices()}
-        listed = list_all(resources, assign(resources, snapshot, names), snapshot)
-        return vfs_of(listed.units, listed.pools, snapshot)
+        return list_all(resources, assign(resources, snapshot, names), snapshot)
 
     def _devices_of_units(self) -> dict[str, str] | None:
         """Map the offered units to devices; None before the first offer, which may be one of nothing."""

@@ -33,6 +33,7 @@ from cni.locks import DeviceLocks
 from cni.modes import choice, nic, rdma
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.netconf import NetConf
+from cni.permission import Permission
 from cni.places import Places, Rules
 from cni.pool import Pool
 from cni.ruled import ruler
@@ -62,6 +63,7 @@ class Attaching:
         granted: Callable[[PodRef], Sequence[GrantedDevice]],
         slots: Slots,
         pool: Pool,
+        permission: Permission,
         locks: DeviceLocks,
         detaching: Detaching,
         *,
@@ -76,6 +78,7 @@ class Attaching:
         self._granted = granted
         self._slots = slots
         self._pool = pool
+        self._permission = permission
         self._locks = locks
         self._detaching = detaching
         self._busy_seconds = busy_seconds
@@ -194,9 +197,13 @@ class Attaching:
             return self._slots.bind(call, lambda: not mark.overtaken and take_place())
 
     def _target(self, call: Call, conf: NetConf, resource_name: str | None, ifname: str) -> Target:
-        """Tell what becomes of a device. Without `resource_name` the books say whose it was granted as."""
+        """Tell what becomes of a device that kubelet gave for a resource, or that the call names.
+
+        Without `resource_name` the books say whose it was granted as. Raises NotAllowed.
+        """
         mode = choice.name_for(conf, self._snapshot())
         device = choice.named(mode).key(self._host, conf, call.container_id, ifname)
+        self._permission.check(call, conf, mode, device, is_granted=resource_name is not None)
         if resource_name is None:
             resource_name = self._ledger.granted_resource(device) or ""
         return Target(device, resource_name, call.container_id, ifname, mode, conf, call.cpu)

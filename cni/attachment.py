@@ -20,7 +20,9 @@ from cni.call import Call, GrantedDevice, NoSlots, Slots
 from cni.detach import HEAL_SECONDS, Detaching, PodKnown, Tell, tell_nobody
 from cni.finding import NETNS_FOLDERS, Finder
 from cni.locks import DeviceLocks
-from cni.pool import NO_OTHERS, Others, Pool
+from cni.others import NO_OTHERS, Others
+from cni.permission import Permission
+from cni.pool import Pool
 from cni.release import Wish, release
 
 __all__ = ["Attachments", "Call", "GrantedDevice"]
@@ -54,10 +56,10 @@ class Attachments(Detaching):
         `netns_folders` are where the runtime binds its pods' namespaces, `foreign_folders` where the replaced
         plugins keep their state and their locks. `network_of` tells which network a resource's VFs join.
         `observe_steps` is told what each of `laps.STEPS` took of an ADD that succeeded, `tell_lost` what the host does
-        not take back with a device. `heal_seconds` is how long `heal` waits for a device, `others` what a pool of CNI's
-        own must know. `pod_ended` is told of each DEL, and since when it lay on disk, if it did. `verbs_node` tells
-        which one kubelet was told of a device when it was granted, if that is known. `max_adding` is how many ADDs
-        with a device may be under way at once.
+        not take back with a device. `heal_seconds` is how long `heal` waits for a device, `others` tells what resources
+        offer and kubelet gave. `pod_ended` is told of each DEL, and since when it lay on disk, if it did. `verbs_node`
+        tells which one kubelet was told of a device when it was granted, if that is known. `max_adding` is how many
+        ADDs with a device may be under way at once.
         """
         locks = DeviceLocks()
         self._slots = slots or NoSlots()
@@ -67,7 +69,8 @@ class Attachments(Detaching):
         state, run = foreign_folders
         self.adopter = Adopter(host, ledger, locks, snapshot, state=state, run=run, netns_folders=netns_folders)
         self._attaching = Attaching(
-            *(host, ledger, snapshot, granted, self._slots, Pool(ledger, snapshot, others), locks, self),
+            *(host, ledger, snapshot, granted, self._slots, Pool(ledger, snapshot, others)),
+            *(Permission(host, ledger, snapshot, others), locks, self),
             busy_seconds=busy_seconds,
             max_adding=max_adding,
             observe_steps=observe_steps,

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from agent.errors import DeviceBusy, HardwareError, Unavailable
 from agent.ledger import Ledger
@@ -20,22 +19,11 @@ from agent.model.gpu_ids import gpus_of
 from agent.model.pf_selector import PfSelector
 from agent.placement import Terrain, match_nics
 from cni.call import Call
+from cni.others import Others
+from cni.permission import names_of
 from cni.ruled import ruler
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Others:
-    """What the pool must know of what is not its own."""
-
-    offered: Callable[[], Collection[str]] = frozenset
-    """Lists the devices that resources offer to kubelet, which are never given here."""
-    units_of: Callable[[PodRef], Iterable[tuple[str, str]]] = lambda pod: ()
-    """Lists resource name and unit of all that kubelet gave to a pod; may raise Unavailable."""
-
-
-NO_OTHERS = Others()
 
 
 class Pool:
@@ -89,8 +77,10 @@ class Pool:
             names = ", ".join(selector.pf for selector in wanted)
             raise HardwareError(f"pf selects no VF of this node: look at the names ({names}) and at sriov_numvfs")
         held = {row.device for row in self._ledger.attachments()} | set(self._chosen.values())
+        protected = frozenset(self._others.settings().protect)
         reasons = (
             ("in pods", held),
+            ("of adapters that cni.protect names", {a for a, d in pool.items() if protected & names_of(d, snapshot)}),
             ("of resources that kubelet gives", {*self._others.offered(), *(g.device for g in self._ledger.grants())}),
             ("in quarantine", {entry.device for entry in self._ledger.quarantines()}),
             ("without an interface in the host", {a for a, device in pool.items() if device.netdev is None}),

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Protocol
 
@@ -33,7 +34,7 @@ from deviceplugin.compat_units import counted_unit, is_counted
 from deviceplugin.gpu_response import NO_GPU_FILES, GpuFiles
 from deviceplugin.grants import Grants
 from deviceplugin.preference import Preference
-from deviceplugin.resources import Unit
+from deviceplugin.resources import Unit, network_devices
 from deviceplugin.response import build
 
 LEDGER_SECONDS = 5.0
@@ -91,6 +92,11 @@ class Offer:
         }
         object.__setattr__(made, "layouts", MappingProxyType({**self.layouts, **changed}))
         return made
+
+    @cached_property
+    def network_devices(self) -> Mapping[str, str]:
+        """The PCI devices that resources offer, with the resource's name. Slots bring none to those of their pools."""
+        return network_devices(self.units, self.pools, self.snapshot)
 
     def find(self, resource_name: str, unit_id: str) -> Unit | None:
         """Find a unit of a resource."""

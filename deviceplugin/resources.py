@@ -18,7 +18,7 @@ from functools import partial
 from types import MappingProxyType
 
 from agent.config import Resource, SharedPool
-from agent.model.device import NO_NUMA_NODE, RdmaDevice, Snapshot
+from agent.model.device import NO_NUMA_NODE, RdmaDevice, Snapshot, is_pci_address
 from agent.model.health import HEALTHY, Health, unhealthy
 from agent.model.nic_health import judge_nic
 from agent.model.reasons import Reason
@@ -133,6 +133,30 @@ def vfs_of(
     )
 
 
+def network_devices(
+    units: Mapping[str, Sequence[Unit]], pools: Mapping[str, Sequence[Unit]], snapshot: Snapshot
+) -> Mapping[str, str]:
+    """Map the PCI devices that resources offer, as units, behind slots or as shares, to the resource that does.
+
+    A VF among the adapters of a pool that is shared as a whole is nobody's by that.
+    """
+    found: dict[str, str] = {}
+    for name, mine in (*units.items(), *pools.items()):
+        if any(map(is_counted, mine)):
+            devices = {a for a in adapters_behind(mine, snapshot) if not snapshot.by_address[a].is_vf}
+        else:
+            devices = {unit.device for unit in mine if is_pci_address(unit.device)}
+        for device in devices:
+            found.setdefault(device, name)
+    return MappingProxyType(found)
+
+
+def adapters_behind(units: Sequence[Unit], snapshot: Snapshot) -> set[str]:
+    """List the adapters of a pool each of whose units is all of them."""
+    rdma = {name for unit in units[:1] for name in unit.rdma_devices}
+    return {d.address for d in snapshot.devices if any(r.name in rdma for r in d.rdma_devices)}
+
+
 def adapters_of(
     units: Mapping[str, Sequence[Unit]], pools: Mapping[str, Sequence[Unit]], snapshot: Snapshot
 ) -> frozenset[tuple[str, str]]:
@@ -140,9 +164,8 @@ def adapters_of(
     found: set[tuple[str, str]] = set()
     for name, mine in (*units.items(), *pools.items()):
         addresses = {unit.device for unit in mine}
-        if any(map(is_counted, mine)):  # all units of such a pool are all of its adapters
-            rdma = set(mine[0].rdma_devices)
-            addresses = {d.address for d in snapshot.devices if any(r.name in rdma for r in d.rdma_devices)}
+        if any(map(is_counted, mine)):
+            addresses = adapters_behind(mine, snapshot)
         devices = (snapshot.by_address.get(address) for address in addresses)
         found |= {(name, device.physfn or device.address) for device in devices if device is not None}
     return frozenset(found)

@@ -80,6 +80,13 @@ def offered_candidates(
     resource: Resource, kind: str, snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES
 ) -> Iterator[tuple[str, Candidate]]:
     """List what a resource could take as this kind, selectors aside, with the kind that each is."""
+    found, kept = _of_kind(resource, kind, snapshot, host_names), resource.protected
+    return ((each, c) for each, c in found if c.netdevs.isdisjoint(kept) and c.device not in kept) if kept else found
+
+
+def _of_kind(
+    resource: Resource, kind: str, snapshot: Snapshot, host_names: Mapping[str, str]
+) -> Iterator[tuple[str, Candidate]]:
     if isinstance(resource.compat, SriovPool) and kind != "accelerator":
         kinds: tuple[str, ...] = ("vf", "nic")
     elif resource.compat is not None and kind == "hca":

@@ -14,6 +14,7 @@ from agent.commands.sources import add_sources, sources
 from agent.model.printable import joined
 
 if TYPE_CHECKING:
+    from agent.model.device import Snapshot
     from deviceplugin.explanation import Explanation
 
 SHOWN_DEVICES = 8
@@ -37,6 +38,7 @@ def _check_config(options: argparse.Namespace) -> int:
     with scanned(options) as snapshot:
         problems = network_problems(config, snapshot)
         found = explain_all(config.resources, snapshot)
+        protected = {entry: _called(entry, snapshot) for entry in config.cni.protect}
     problems += [str(overlap) for overlap in found.mistakes]
     document = {
         "sound": not problems,
@@ -44,11 +46,17 @@ def _check_config(options: argparse.Namespace) -> int:
         "warnings": list(config.warnings),
         "overlaps": [asdict(overlap) for overlap in found.overlaps],
         "resources": [asdict(resource) for resource in found.resources],
+        "protected": protected,
     }
     show(options, document, joined(_lines(config.source, document, found.resources)))
     if problems:
         return WRONG_INPUT
     return MATCHES_NOTHING if any(not (r.devices and r.units) for r in found.resources) else DONE
+
+
+def _called(name: str, snapshot: Snapshot) -> list[str]:
+    """List the adapters and VFs of this name, or at this address."""
+    return [d.address for d in snapshot.devices if name in (d.address, *(n.name for n in d.netdevs))]
 
 
 def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanation]) -> list[str]:
@@ -70,6 +78,8 @@ def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanatio
                 f"  {owner} has already {_some([lost.device for lost in resource.lost if lost.owner == owner])}"
             )
         lines.append(f"  takes {_some(resource.devices)}")
+    for name, devices in document["protected"].items():
+        lines.append(f"cni.protect {name}: {_some(devices) if devices else 'no adapter of this node'}")
     if not resources:
         lines.append("it has no resources: the agent would offer nothing")
     return lines

@@ -4,6 +4,7 @@ Owns the types, their defaults and their rules. Whether a selector matches anyth
 `deviceplugin.resources`' business.
 """
 
+from agent.config.cni import CniSettings
 from agent.config.document import MAX_CONFIG_BYTES, Flags, describe, load, load_legible, parse
 from agent.config.endpoints import Endpoints
 from agent.config.health import HealthSettings
@@ -37,6 +38,7 @@ __all__ = [
     "NETWORK_KINDS",
     "PASS_BY",
     "SHARED_MODES",
+    "CniSettings",
     "Config",
     "Endpoints",
     "Flags",

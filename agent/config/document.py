@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agent.config.cni import read_cni
 from agent.config.compat_shared import read_shared
 from agent.config.compat_sriov import DEFAULT_PREFIX, read_sriov
 from agent.config.covering import covered
 from agent.config.endpoints import read_endpoints
 from agent.config.health import read_health
 from agent.config.networks import read_network
+from agent.config.protecting import contradictions
 from agent.config.reader import PATH, Reader
 from agent.config.resources import read_resource
 from agent.config.shape import Shape, read_any
@@ -144,13 +146,18 @@ def read_config(top: Reader, source: str) -> Config:
         top.section("endpoints", about="Where the agent answers HTTP"),
         top.section("topology", about="What is told to schedulers"),
         top.section("health", about="How patient the agent is with ill devices"),
+        top.section("cni", about="Which devices networks may name"),
     ]
+    cni = read_cni(sections[3])
+    for path, text in contradictions(cni.protect, resources, networks):
+        top.note(path, text)
     config = Config(
         resources=resources,
         networks=networks,
         endpoints=read_endpoints(sections[0]),
         topology=read_topology(sections[1]),
         health=read_health(sections[2]),
+        cni=cni,
         kubelet_dir=top.path_to("kubeletDir", plain.kubelet_dir, about="The kubelet's folder"),
         state_dir=top.path_to("stateDir", plain.state_dir, about="Where the agent keeps its books; survives a reboot"),
         run_dir=top.path_to("runDir", plain.run_dir, about="Where the agent's sockets are; empty after a reboot"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agent.config.cni import CniSettings
 from agent.config.endpoints import Endpoints
 from agent.config.health import HealthSettings
 from agent.config.topology import Topology
@@ -126,6 +127,8 @@ class Resource:
     """Well-known variables that tell libraries which devices are theirs: nccl, ucx …"""
     exclude_topology: bool = False
     """Tell kubelet no NUMA node, so that its topology manager does not mind where the device is."""
+    protected: tuple[str, ...] = ()
+    """Not configured here: what `cni.protect` names, and no resource takes."""
     compat: SriovPool | SharedPool | None = None
     """Behave as another project's device plugin does: the resource comes from its configuration."""
 
@@ -145,6 +148,7 @@ class Config:
     endpoints: Endpoints = field(default_factory=Endpoints)
     topology: Topology = field(default_factory=Topology)
     health: HealthSettings = field(default_factory=HealthSettings)
+    cni: CniSettings = field(default_factory=CniSettings)
     kubelet_dir: Path = Path("/var/lib/kubelet")
     state_dir: Path = Path("/var/lib/nodefabric")
     run_dir: Path = Path("/run/nodefabric")
@@ -158,6 +162,11 @@ class Config:
     source: str = field(default="defaults", compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
     """What was overlooked in it."""
+
+    def __post_init__(self) -> None:
+        kept = self.cni.protect
+        resources = tuple(r if r.protected == kept else replace(r, protected=kept) for r in self.resources)
+        object.__setattr__(self, "resources", resources)
 
     def network(self, name: str) -> Network | None:
         return next((n for n in self.networks if n.name == name), None)

@@ -33,6 +33,16 @@ def test_check_config_names_all_devices_in_json(tmp_path: Path, capsys: pytest.C
     assert len(json.loads(capsys.readouterr().out)["resources"][0]["devices"]) == 64
 
 
+def test_check_config_says_what_is_protected_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text('{cni: {protect: ["0000:18:00.0", typo0]}, resources: [{name: rdma/hca, kind: hca}]}')
+    assert main(["check-config", "--node", "h100-8gpu", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "takes 0000:3a:00.0 (mlx5_1)" in shown
+    assert "cni.protect 0000:18:00.0: 0000:18:00.0\n" in shown
+    assert "cni.protect typo0: no adapter of this node" in shown
+
+
 def test_check_config_says_that_a_file_offers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("")

@@ -18,7 +18,8 @@ from agent.model.allocation import PodRef, Undo
 from agent.model.device import Snapshot
 from cni import netconf
 from cni.call import Call
-from cni.pool import Others, Pool
+from cni.others import Others
+from cni.pool import Pool
 from cni.readiness import ConnectivityLimited
 from tests.agent.books import attach, open_books, owner
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
@@ -146,7 +147,7 @@ def test_what_others_give_is_never_taken(tmp_path: Path) -> None:
     snapshot = node(rails=1, vfs=6)
     free = [device.address for device in snapshot.devices if device.is_vf]
     moved = tuple(replace(d, netdevs=()) if d.address == free[4] else d for d in snapshot.devices)
-    others = Others(offered=lambda: {free[0]})
+    others = Others(offered=lambda: {free[0]: "rdma/vf"})
     with opened(tmp_path, replace(snapshot, devices=moved), others) as (pool, books):
         books.grant("former/resource", {"unit": free[1]})
         books.quarantine(free[2], "reason")

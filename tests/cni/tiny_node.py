@@ -23,6 +23,7 @@ from cni import netconf
 from cni.attach import MAX_ADDING
 from cni.attachment import Attachments, Call, GrantedDevice
 from cni.detach import HEAL_SECONDS
+from cni.others import NO_OTHERS, Others
 from tests.waiting import until
 
 PF = "0000:3b:00.0"
@@ -263,12 +264,13 @@ def open_rig(
     busy_seconds: float = 0.3,
     max_adding: int = MAX_ADDING,
     verbs_node: Callable[[str], str | None] = lambda device: None,
+    others: Others = NO_OTHERS,
 ) -> Iterator[Rig]:
     """Open the agent's parts on a node that was created before, as at an agent's start.
 
     `host` may put something between the machine and what attaches; `heal_seconds` is how long healing waits,
     `busy_seconds` how long an ADD waits for the device's former owner, `max_adding` how many ADDs with a device may be
-    under way, `verbs_node` what kubelet was told of a device.
+    under way, `verbs_node` what kubelet was told of a device, `others` what resources offer and kubelet gave.
     """
     machine = SimulatedMachine.open(folder)
     snapshot = machine.scan()
@@ -287,6 +289,7 @@ def open_rig(
             foreign_folders=foreign,
             heal_seconds=heal_seconds,
             verbs_node=verbs_node,
+            others=others,
         )
         return ledger, attachments
 

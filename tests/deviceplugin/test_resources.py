@@ -11,7 +11,15 @@ from agent.errors import ConfigError
 from agent.model.device import LinkLayer, Snapshot
 from deviceplugin.assignment import assign, check_overlaps
 from deviceplugin.explanation import explain
-from deviceplugin.resources import MAX_UNIT_ID, Unit, adapters_of, list_all, list_units
+from deviceplugin.resources import (
+    MAX_UNIT_ID,
+    Unit,
+    adapters_behind,
+    adapters_of,
+    list_all,
+    list_units,
+    network_devices,
+)
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, rdma, without
 
 HCA = Resource("rdma/hca", "hca", shares=3)
@@ -232,3 +240,21 @@ def test_the_adapters_of_slots_and_of_shared_pools_are_all_that_stand_behind_the
     assert offered(snapshot, replace(VF, binding="late")) == {("rdma/vf", pf) for pf in pfs}
     pool = replace(HCA, compat=SharedPool(hca_max=5))
     assert offered(snapshot, pool) == {("rdma/hca", pf) for pf in pfs}
+
+
+def test_every_pci_device_that_is_offered_is_known_with_its_resource() -> None:
+    snapshot = node(rails=2)
+    pfs = {"0000:12:00.0", "0000:22:00.0"}
+    vfs = {device.address for device in snapshot.devices if device.is_vf}
+
+    def found(*resources: Resource) -> dict[str, str]:
+        listed = list_all(resources, assign(resources, snapshot), snapshot)
+        return dict(network_devices(listed.units, listed.pools, snapshot))
+
+    late = replace(VF, binding="late")
+    assert found(HCA, late, GPU) == dict.fromkeys(pfs, "rdma/hca") | dict.fromkeys(vfs, "rdma/vf")
+    pool = replace(HCA, compat=SharedPool(hca_max=5))
+    assert found(pool).keys() == pfs
+    snapshot = change(snapshot, "0000:22:00.1", rdma_devices=(rdma(9, "1:2:3:4"),))
+    assert found(pool).keys() == pfs
+    assert adapters_behind(units(pool, snapshot), snapshot) == {*pfs, "0000:22:00.1"}

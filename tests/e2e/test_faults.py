@@ -181,7 +181,13 @@ def test_a_bad_configuration_is_said_and_its_repair_noticed(stage: Stage) -> Non
     stage.await_ready()
 
 
-def test_a_vf_that_vanishes_between_allocate_and_add_is_named(node: Stage) -> None:
+def test_a_vf_that_vanishes_between_allocate_and_add_is_named(stage: Stage) -> None:
+    (node := stage).build_node("h100-8gpu")
+    node.write_config({**CONFIG, "cni": {"requireGrant": False}})
+    node.write_conflist()
+    node.start_kubelet("--seed", "7")
+    node.start_agent()
+    node.await_ready()
     node.create_pod("first", {"rdma/vf": 1})
     vf = units(node.await_pod("first"), "rdma/vf")[0]
     node.delete_pod("first")
@@ -211,6 +217,7 @@ def test_a_vf_that_vanishes_between_allocate_and_add_is_named(node: Stage) -> No
         gone.symlink_to(target)
     assert done.returncode == 1
     assert vf.encode() in done.stdout
+    assert b"NotAllowed" not in done.stdout
     assert node.status()["attachments"] == []
 
 

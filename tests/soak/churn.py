@@ -70,7 +70,9 @@ class Churn:
         found = self._machine.scan()
         self._vfs: dict[str, PciDevice] = {d.address: d for d in [d for d in found.devices if d.is_vf][:vfs]}
         self._pfs = {device: found.pf_netdev(facts) for device, facts in self._vfs.items()}
-        stage.write_config({**CONFIG, "networks": []} | {"resources": [{"name": "rdma/vf", "kind": "vf"}]})
+        resources = [{"name": "rdma/vf", "kind": "vf"}]
+        # The pods are no kubelet's.
+        stage.write_config({**CONFIG, "networks": [], "resources": resources, "cni": {"requireGrant": False}})
         self._free = list(self._vfs)
         self._guard = threading.Lock()
         self._rng = random.Random(seed)

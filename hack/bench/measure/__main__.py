@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.sim.stage import CNI_FOLDERS, Stage
+from agent.sim.stage import CNI_FOLDERS, CONFIG, Stage
 from measure import agent_process, attach, attach_many, discovery, markdown, passthrough
 from measure.figures import Figures, exceeded, table
 from measure.namespaces import enter_namespaces
@@ -79,7 +79,7 @@ def _measure_relay(options: argparse.Namespace, parts: Sequence[str]) -> Figures
         stage = Stage(Path(folder), options.relay)
         try:
             machine = stage.build_node(attach.NODE)
-            stage.write_config()
+            stage.write_config({**CONFIG, "cni": {"requireGrant": False}})  # both plugins are told the device by hand
             stage.write_conflist()
             stage.start_kubelet("--seed", "7")
             stage.start_agent()

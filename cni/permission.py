@@ -1,0 +1,179 @@
+"""Which devices a network configuration may name.
+
+Who writes a network attachment could take any device of the node by its name. One that a resource offers comes only
+into the pod that kubelet gave it, and none that `cni.protect` names comes into any. kubelet's PodResources is the
+authority: the books may still hold a grant whose pod is gone, and not know yet whose a new one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.errors import NotAllowed
+from agent.hardware.host import Host
+from agent.hardware.sysfs_netdev import with_lower
+from agent.hardware.sysfs_read import Attributes
+from agent.ledger import Ledger
+from agent.model.allocation import PodRef
+from agent.model.device import PciDevice, Snapshot, is_pci_address
+from cni.call import Call
+from cni.kinds import OF_SHARES
+from cni.netconf import NetConf
+from cni.others import Holding, Others
+
+REMEDY = "or set cni.requireGrant: false in the agent's configuration"
+MAX_HOLDERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a configuration names."""
+
+    text: str
+    """As it is called there."""
+    devices: tuple[str, ...]
+    """PCI addresses: of an interface upon others (a VLAN, a bond) those of the others."""
+    names: frozenset[str]
+    """The interface and those below it, with all their names."""
+    stays: bool
+    """It stays in the host, and the pod gets an interface upon it."""
+
+
+def names_of(device: PciDevice, snapshot: Snapshot) -> frozenset[str]:
+    """List what a device may be called in `cni.protect`; a VF is called as its PF is, too."""
+    parent = snapshot.parent(device)
+    found = {device.address, *(netdev.name for netdev in device.netdevs)}
+    return frozenset(found | (names_of(parent, snapshot) if parent is not None else set()))
+
+
+def refusal(
+    named: Named,
+    offered: Mapping[str, str],
+    vfs: Mapping[str, str],
+    holding: Holding | None,
+    pod: PodRef,
+    holders: Sequence[str] = (),
+) -> str | None:
+    """Tell why a pod may not have what it names; None if it may.
+
+    `offered` are those of the named devices that a resource offers, with its name; `vfs` the VFs of them that one
+    offers; `holders` the pods that have them by the books. Of what stays in the host a share is enough; who takes it
+    away must have it alone.
+    """
+    if not offered and (named.stays or not vfs):
+        return None
+    mine: frozenset[str] = frozenset() if holding is None else holding.whole
+    if holding is not None and named.stays:
+        mine |= holding.shared
+    if not mine.isdisjoint(named.devices):
+        return None
+    if not offered:
+        vf, resource = next(iter(vfs.items()))
+        more = " and others" if len(vfs) > 1 else ""
+        return (
+            f"{named.text} would take VFs along that {resource} offers ({vf}{more}): let the pod ask for {resource},"
+            f" {REMEDY}"
+        )
+    device, resource = next(iter(offered.items()))
+    what = f"{named.text} belongs to {resource}"
+    if not pod.name:
+        return (
+            f"{what}, so it comes only into the pod that kubelet gave it, and this call names no pod in CNI_ARGS"
+            f" (K8S_POD_NAMESPACE, K8S_POD_NAME): call it for a pod, {REMEDY}"
+        )
+    if holding is None:
+        return f"{what}, and kubelet knows no pod {pod} that it could have given it to: create the pod, {REMEDY}"
+    if device in holding.shared:
+        return (
+            f"{what}, and pod {pod} has only a share of it, not all: build upon it (mode macvlan or ipoib),  {REMEDY}"
+        )
+    given = f"kubelet has given it to {' and '.join(holders)}" if holders else "kubelet has given it to no known pod"
+    return (
+        f"{what}, and {given}, not to {pod}: let the pod ask for {resource}, with Multus through a network whose"
+        f" annotation k8s.v1.cni.cncf.io/resourceName says so, {REMEDY}"
+    )
+
+
+class Permission:
+    """Looks at what calls name. Methods block, and may be called on many threads at once."""
+
+    def __init__(self, host: Host, ledger: Ledger, snapshot: Callable[[], Snapshot], others: Others) -> None:
+        self._host = host
+        self._ledger = ledger
+        self._snapshot = snapshot
+        self._others = others
+
+    def check(self, call: Call, conf: NetConf, mode: str, device: str, *, is_granted: bool) -> None:
+        """Raise NotAllowed for a device that the call's pod may not have, Unavailable if kubelet does not answer.
+
+        `device` is the ledger's key of what is to be attached, `is_granted` tells that `conf.device` is what kubelet
+        gave: a slot's, say, whose network may name a `master` all the same.
+        """
+        settings, is_granted = self._others.settings(), is_granted and call.conf.master is None
+        needs_grant = settings.require_grant and not is_granted
+        if not (needs_grant or settings.protect):
+            return
+        if any(row.device == device for row in self._ledger.attachments_of(call.container_id, call.ifname)):
+            return  # a repeated call
+        named = self._named(conf, mode, device)
+        if settings.protect:
+            words = self._words(named, is_granted)
+            if entry := next((entry for entry in settings.protect if entry in words), None):
+                raise NotAllowed(
+                    f"{named.text} is the host's alone, since cni.protect of the agent's configuration names {entry}:"
+                    " name another, or take it out of that list"
+                )
+        if needs_grant:
+            self._require_grant(call, named)
+
+    def _named(self, conf: NetConf, mode: str, device: str) -> Named:
+        stays = mode in OF_SHARES
+        address = device if not stays else conf.device if conf.master is None else None
+        if address is not None and is_pci_address(address):
+            return Named(conf.device or conf.master or address, (address,), frozenset(), stays)
+        name = conf.master or device
+        link = self._host.links.find(name)
+        below = with_lower(Attributes(self._host.root), [link.name if link is not None else name])
+        links = [link for one in sorted(below) if (link := self._host.links.find(one)) is not None]
+        devices = {link.device for link in links if link.device is not None and is_pci_address(link.device)}
+        if not devices:  # virtio, say, whose interfaces are on a bus of their own
+            devices = {d.address for d in self._snapshot().devices if any(n.name in below for n in d.netdevs)}
+        return Named(name, tuple(sorted(devices)), below | {alt for link in links for alt in link.altnames}, stays)
+
+    def _words(self, named: Named, is_granted: bool) -> frozenset[str]:
+        """List all by which `cni.protect` may mean a device. A VF that a resource offers is not meant by its PF."""
+        snapshot, words = self._snapshot(), {*named.names, *named.devices}
+        for device in named.devices:
+            found = snapshot.by_address.get(device)
+            chain = [device]
+            if found is not None and not (is_granted or self._resource_of([device])):
+                words |= names_of(found, snapshot)
+                chain += [found.physfn] if found.physfn is not None else []
+            elif found is not None:
+                words |= {netdev.name for netdev in found.netdevs}
+            for link in (self._host.find_netdev(one) for one in chain) if not is_granted else ():
+                words |= {link.name, *link.altnames} if link is not None else set()
+        return frozenset(words)
+
+    def _require_grant(self, call: Call, named: Named) -> None:
+        devices = self._snapshot().by_address
+        found = (devices.get(address) for address in named.devices)
+        vfs = [vf for device in found if device is not None for vf in device.vfs] if not named.stays else []
+        of_devices, of_vfs = self._resource_of(named.devices), self._resource_of(vfs)
+        holding = self._others.held_by(call.pod) if of_devices and call.pod.name else None
+        why = refusal(named, of_devices, of_vfs, holding, call.pod, self._holders(of_devices))
+        if why is not None:
+            raise NotAllowed(why)
+
+    def _resource_of(self, devices: Iterable[str]) -> Mapping[str, str]:
+        """Tell which of some devices a resource offers, or was offered by until a pod got it, and which resource."""
+        offered = self._others.offered()
+        named = ((device, offered.get(device) or self._ledger.granted_resource(device)) for device in devices)
+        return {device: resource for device, resource in named if resource is not None}
+
+    def _holders(self, devices: Iterable[str]) -> tuple[str, ...]:
+        """List pods that have devices, as far as the books know: an adapter may have been shared out to many."""
+        units = [unit for device in devices for unit in self._ledger.granted_units(device)]
+        pods = {str(pod) for unit in units if (pod := self._ledger.pod_of(unit)) is not None}
+        return tuple(sorted(pods))[:MAX_HOLDERS]
