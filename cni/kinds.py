@@ -22,6 +22,16 @@ from cni.fields import Fields, shown
 OWN = "nodefabric"
 REPLACED = ("sriov", "ib-sriov", "rdma", "ipoib")
 KINDS = (OWN, *REPLACED)
+NO_IPAM = frozenset(
+    (
+        *KINDS,
+        *("bridge", "ptp", "macvlan", "macvtap", "ipvlan", "vlan", "host-device", "loopback", "dummy", "tap"),
+        *("portmap", "bandwidth", "firewall", "tuning", "sbr", "vrf", "route-override", "accelerated-bridge", "ovs"),
+        *("flannel", "calico", "cilium-cni", "multus", "multus-shim"),
+    )
+)
+"""Types of plugins that attach interfaces, or change what others attached. One that is given itself as its IPAM plugin
+calls itself without end."""
 WITH_MAC = (OWN, "sriov")
 """The others do not look at the MAC that a pod asks for, and Multus hands it to all plugins of a chain."""
 WITH_DEVICE = (OWN, "sriov", "ib-sriov")

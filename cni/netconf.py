@@ -217,6 +217,11 @@ def _ipam(fields: Fields, kind: str, mode: str) -> Mapping[str, Any] | None:
         return None  # to the Go plugins this is the same as no ipam
     if not name or not _PLUGIN_TYPE.fullmatch(name):
         raise RequestInvalid(f"ipam.type must be the name of an IPAM plugin, is {shown(name)}")
+    if name in kinds.NO_IPAM:
+        raise RequestInvalid(
+            f"ipam.type must be the name of an IPAM plugin, is {shown(name)}, which leases no addresses: take"
+            " host-local, whereabouts or the like"
+        )
     if name == "dhcp" and (mode == "ipoib" or kind == "ib-sriov"):
         raise RequestInvalid(
             "ipam.type must not be dhcp, which knows no InfiniBand addresses: take host-local or the like"

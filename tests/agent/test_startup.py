@@ -192,7 +192,8 @@ def test_what_is_wrong_for_this_node_is_listed_with_all_else() -> None:
         "  - {name: n1, vlan: 9999}\n"
         "  - {name: n2, mtu: 1500}\n"
         "  - {name: n3, deviceID: '0000:12:00.1'}\n"
-        "  - {name: n4, pf: [rail0]}\n",
+        "  - {name: n4, pf: [rail0]}\n"
+        "  - {name: n5, ipam: {type: nodefabric}}\n",
         "test.yaml",
     )
     with pytest.raises(ConfigError) as caught:
@@ -201,7 +202,8 @@ def test_what_is_wrong_for_this_node_is_listed_with_all_else() -> None:
     assert problems[0].startswith("networks[0]: vlan must be a whole number from 0 to 4094")
     assert problems[1] == "networks[2].deviceID: is chosen for each pod, so leave it out"
     assert problems[2] == "networks[3].pf: is chosen for each pod, so leave it out"
-    assert any("a/one" in p and "a/two" in p for p in problems[3:])
+    assert problems[3].startswith("networks[4]: ipam.type must be the name of an IPAM plugin, is 'nodefabric', which")
+    assert any("a/one" in p and "a/two" in p for p in problems[4:])
 
 
 def test_a_network_of_whole_adapters_must_suit_them() -> None:

@@ -170,6 +170,8 @@ def test_a_wrong_value_is_refused_with_its_key_and_what_it_should_be(key: str, v
         ({"ipam": {"subnet": "x"}}, "ipam.type"),
         ({"ipam": {"type": "../host-local"}}, "ipam.type"),
         ({"ipam": {"type": ["x"]}}, "ipam.type"),
+        *(({"ipam": {"type": name}}, "ipam.type") for name in ("ptp", "nodefabric", "ipoib", "bridge", "multus")),
+        ({"type": "sriov", "Ipam": {"Type": "sriov"}}, "ipam.type"),
         ({"cni.dev/valid-attachments": [{"containerID": "c", "ifname": "i"}, {}]}, "cni.dev/valid-attachments[1]"),
         ({"cni.dev/valid-attachments": ["x"]}, "cni.dev/valid-attachments[0]"),
         ({"prevResult": {"interfaces": "eth0"}}, "prevResult.interfaces"),
