@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ VERSIONS = ("1.1.0", "1.0.0", "0.4.0", "0.3.1", "0.3.0")
 CHECK_SINCE = "0.4.0"
 COLLECT_SINCE = "1.1.0"
 BUSY_TRIES, BUSY_SECONDS = 5, 1.0
+NO_PATH = "/nonexistent"
+"""What a plugin gets as CNI_PATH: a folder that is not there. It has nothing to call: a plugin of interfaces that is
+taken for one of addresses would call itself, and each of those the next. Go's library refuses an empty text."""
 _SHOWN = 300
 _CRASH = re.compile(r"^(runtime|fatal error|panic): ", re.MULTILINE)
 _HAS_NO_CHECK = "CHECK method is not implemented"
@@ -43,12 +46,11 @@ class IpamCall:
     netns_path: str
     cni_args: str
     cni_path: str
-    inherited: tuple[int, ...] = ()
-    """Descriptors that the plugin keeps open for as long as it lives."""
+    around: program.Around = field(default_factory=program.Around)
 
 
-class IpamTimedOut(IpamFailed):
-    """The plugin hung and was killed; the next call to it will hang too."""
+class IpamKilled(IpamFailed):
+    """The plugin hung, or took more than it may, and was killed; the next call to it will end so too."""
 
 
 class IpamMissing(IpamFailed):
@@ -150,7 +152,7 @@ def _supported(document: Mapping[str, Any], call: IpamCall, seconds: float) -> S
     """Ask a plugin which versions of CNI it knows. One that does not say knows none. Raises IpamFailed."""
     try:
         found = _ask("VERSION", {"cniVersion": document["cniVersion"], "ipam": document["ipam"]}, call, seconds)
-    except (IpamTimedOut, IpamMissing):
+    except (IpamKilled, IpamMissing):
         raise
     except IpamFailed:
         return ()
@@ -169,17 +171,24 @@ def _ask(command: str, document: Mapping[str, Any], call: IpamCall, seconds: flo
         "CNI_NETNS": call.netns_path,
         "CNI_IFNAME": call.ifname,
         "CNI_ARGS": call.cni_args,
-        "CNI_PATH": call.cni_path,
+        "CNI_PATH": NO_PATH,
         "PATH": os.defpath,
     }
     try:
-        done = _run_program(file, json.dumps(document).encode(), env, seconds, call.inherited)
+        done = _run_program(file, json.dumps(document).encode(), env, seconds, call.around)
     except program.OutOfTime as error:
-        raise IpamTimedOut(kind, f"{command} did not end within {seconds:g} s and was killed") from error
+        raise IpamKilled(kind, f"{command} did not end within {seconds:g} s and was killed") from error
+    except program.OutOfBounds as error:
+        raise IpamKilled(
+            kind,
+            f"{command} {error}, and was killed with all that it had started: see that ipam.type names an IPAM plugin",
+        ) from error
     except program.TooMuchOutput as error:
         raise IpamFailed(kind, f"{command} wrote more than {program.MAX_OUTPUT >> 20} MiB and was killed") from error
     except OSError as error:
         raise IpamMissing(kind, f"{file} cannot be run: {error.strerror}") from error
+    if done.left:
+        log.warning("IPAM plugin %s had left %d processes behind, which were killed", kind, done.left)
     try:
         answer = json.loads(done.stdout) if done.stdout.strip() else {}
     except (ValueError, RecursionError):
@@ -203,17 +212,17 @@ def _last_words(stderr: bytes) -> str:
 
 
 def _run_program(
-    file: Path, stdin: bytes, env: Mapping[str, str], seconds: float, inherited: Iterable[int]
+    file: Path, stdin: bytes, env: Mapping[str, str], seconds: float, around: program.Around
 ) -> program.Finished:
     """Run it, once its installer has written it: many copy over the file that is there. As CNI's library does."""
     for _ in range(BUSY_TRIES):
         try:
-            return program.run(file, stdin, env, seconds, inherited)
+            return program.run(file, stdin, env, seconds, around)
         except OSError as error:
             if error.errno != errno.ETXTBSY:
                 raise
         time.sleep(BUSY_SECONDS)
-    return program.run(file, stdin, env, seconds, inherited)
+    return program.run(file, stdin, env, seconds, around)
 
 
 def _remedy(kind: str, text: str) -> str:

@@ -27,9 +27,12 @@ from agent.model.allocation import Attachment, OwedLease
 from cni import ipam
 from cni.call import Call, ipam_call, joined, network_name, request_of
 from cni.finding import UNKNOWN
+from cni.ipam import IpamCall
 from cni.orphans import Orphans
 from cni.places import NoPlace, Places, Rules
+from cni.program import Around
 from cni.result import Leases
+from cni.room import Room
 
 ALONE_SECONDS = 35.0
 """Longer than a release may take."""
@@ -73,10 +76,12 @@ class LeaseBook:
         status_seconds: float = STATUS_SECONDS,
         clock: Callable[[], float] = time.time,
         uptime: Callable[[], float] = time.monotonic,
+        room: Room | None = None,
     ) -> None:
         """`seconds` is what one call of a plugin may take, `add_seconds` one that asks for addresses.
 
-        `status_seconds` is what each call may take by which STATUS asks.
+        `status_seconds` is what each call may take by which STATUS asks. `room` is the memory for all plugins together;
+        by default what the container has.
         """
         self._ledger = ledger
         self._seconds, self._add_seconds, self._status_seconds = seconds, add_seconds, status_seconds
@@ -87,6 +92,7 @@ class LeaseBook:
         self._hung: dict[str, float] = {}
         """When a network's plugin hung, for those that have not answered since. However many, they count as one."""
         self._places = Places("IPAM plugins at work", Rules(MAX_AT_WORK, (ADDING, RETURNING), self._hung))
+        self._room = room or Room.of_container()
         self._newest_path = ""
         """Where plugins are, as the last call said. An upgrade may have moved them since a row was written."""
         self._orphans = Orphans(ledger.path.parent)
@@ -184,8 +190,8 @@ class LeaseBook:
         nameless = {row.ifname for row in rows if row.owner.container_id == UNKNOWN}
         kept |= {(container_id, ifname) for container_id, _ in valid for ifname in nameless}
         for document in _networks(call, rows):
-            with self._turn(document, TURN_SECONDS, RETURNING) as inherited:
-                ipam.collect(document, _bare(call, inherited), kept, self._seconds)
+            with self._turn(document, TURN_SECONDS, RETURNING) as around:
+                ipam.collect(document, IpamCall("", "", "", "", call.cni_path, around), kept, self._seconds)
 
     def status(self, call: Call) -> None:
         """STATUS: raise IpamFailed if the call's IPAM plugin says that it could lease nothing now.
@@ -195,9 +201,9 @@ class LeaseBook:
         """
         for document in _networks(call, ()):
             try:
-                with self._turn(document, 0.0, ASKING) as inherited:
-                    ipam.status(document, _bare(call, inherited), self._status_seconds)
-            except (NoPlace, ipam.IpamTimedOut) as error:
+                with self._turn(document, 0.0, ASKING) as around:
+                    ipam.status(document, IpamCall("", "", "", "", call.cni_path, around), self._status_seconds)
+            except (NoPlace, ipam.IpamKilled) as error:
                 if self._has_hung(network_name(document)):
                     raise
                 log.debug("whether addresses can be had is not known: %s", error)
@@ -269,7 +275,7 @@ class LeaseBook:
             except IpamFailed as error:
                 log.error("container %s still has the addresses of %s: %s", lease.container_id, lease.ifname, error)
                 self._note(lease, str(error))
-                if isinstance(error, ipam.IpamTimedOut | ipam.IpamMissing):
+                if isinstance(error, ipam.IpamKilled | ipam.IpamMissing):
                     break
             except AgentError as error:
                 log.error("a lease that was given back stays in the books: %s", error)
@@ -308,20 +314,24 @@ class LeaseBook:
     @contextmanager
     def _call(
         self, row: Attachment | OwedLease, turn_seconds: float = TURN_SECONDS, work: str = RETURNING
-    ) -> Iterator[ipam.IpamCall]:
+    ) -> Iterator[IpamCall]:
         container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id
         made = ipam_call(row.request, container_id, row.ifname, row.netns_path)
-        with self._turn(row.request["network"], turn_seconds, work) as inherited:
-            yield replace(made, cni_path=joined(made.cni_path, self._newest_path), inherited=inherited)
+        with self._turn(row.request["network"], turn_seconds, work) as around:
+            yield replace(made, cni_path=joined(made.cni_path, self._newest_path), around=around)
 
     @contextmanager
-    def _turn(self, network: Mapping[str, Any], seconds: float, work: str) -> Iterator[tuple[int, ...]]:
-        """Wait for one of the places where plugins are at work, and yield what the plugin must inherit."""
-        name = network_name(network)
-        with self._places.hold(work, name, seconds=seconds), self._orphans.plugin() as inherited:
+    def _turn(self, network: Mapping[str, Any], seconds: float, work: str) -> Iterator[Around]:
+        """Wait for one of the places where plugins are at work, and for memory, and yield what the plugin has of us."""
+        name, until = network_name(network), self._uptime() + seconds
+        with (
+            self._places.hold(work, name, seconds=seconds),
+            self._room.place(until - self._uptime()) as place,
+            self._orphans.plugin() as inherited,
+        ):
             try:
-                yield inherited
-            except ipam.IpamTimedOut:
+                yield Around(inherited, self._orphans.mark, place.allows)
+            except ipam.IpamKilled:
                 if work != ASKING:
                     self._hung[name] = self._clock()
                 raise
@@ -358,7 +368,3 @@ def _networks(call: Call, rows: Sequence[Attachment]) -> list[Mapping[str, Any]]
     found = mine + [row.request["network"] for row in rows if row.request["name"] == call.conf.name]
     different = {json.dumps([n["name"], n["ipam"]], sort_keys=True): n for n in found if n is not None}
     return list(different.values())
-
-
-def _bare(call: Call, inherited: tuple[int, ...]) -> ipam.IpamCall:
-    return ipam.IpamCall("", "", "", "", call.cni_path, inherited)

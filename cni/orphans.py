@@ -31,6 +31,8 @@ class Orphans:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Note the files that earlier agents left in the folder. Their number is that of killed agents."""
         self._own = folder / PATTERN.replace("*", secrets.token_hex(4))
+        self.mark = self._own.stem
+        """How the marks of this agent's plugins begin, see `tree`."""
         self._clock = clock
         self._since = clock()
         try:

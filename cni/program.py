@@ -1,21 +1,39 @@
-"""Run a program to its end, with bounds on its time and its output, and leave nothing of it behind."""
+"""Run a program to its end, with bounds on all that it may take, and leave nothing of it behind.
+
+Neither limits nor control groups bound it where the agent runs: RLIMIT_NPROC does not count for root (setrlimit(2)),
+the address space of a Go program says nothing of its memory, and a container's control groups are read-only. So it is
+looked at while it runs.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
+import secrets
 import selectors
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from cni import tree
 
 MAX_OUTPUT = 1 << 20
 MAX_COMPLAINT = 64 << 10
 """Of stderr more is read and thrown away."""
+MAX_PROCESSES = 32
+"""At once. An IPAM plugin is one, or a script that runs some."""
+MAX_MEMORY = 192 << 20
+"""Of all processes of a program, and not counting what the kernel can read again from files."""
+MAX_DATA = 512 << 20
+"""Of each process alone, by the kernel, between two looks: RLIMIT_DATA. A Go program reserves 64 MiB at a time."""
+LOOK_SECONDS, LOOK_SECONDS_LATER, LOOKS_OF_LIFE = 0.02, 0.2, 20
+"""The first look, which most programs are too quick for, and the longest time until the next: between them, as long as
+what part of its life so far gives so many looks."""
 REAP_SECONDS = 2.0
 """A killed program that hangs in the kernel is waited for on a thread of its own after that."""
 _CHUNK = 65536
@@ -29,36 +47,79 @@ class TooMuchOutput(Exception):
     """The program wrote more than MAX_OUTPUT, and was killed with its children."""
 
 
+class OutOfBounds(Exception):
+    """The program took more than it may, which the text says, and was killed with its children."""
+
+
+def _allows(memory: int) -> bool:
+    return memory <= MAX_MEMORY
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a program has from who runs it."""
+
+    descriptors: tuple[int, ...] = ()
+    """What it keeps open for as long as it lives."""
+    mark: str = ""
+    """How the mark of its processes begins, see `tree`."""
+    allows: Callable[[int], bool] = _allows
+    """Tells whether it may take so many bytes of memory now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     status: int
     stdout: bytes
     stderr: bytes
+    left: int = 0
+    """How many processes it had left behind, which were killed."""
 
 
-def run(program: Path, stdin: bytes, env: Mapping[str, str], seconds: float, inherited: Iterable[int] = ()) -> Finished:
-    """Run a program. Raises OutOfTime, TooMuchOutput, and OSError if it cannot be started.
+def run(program: Path, stdin: bytes, env: Mapping[str, str], seconds: float, around: Around | None = None) -> Finished:
+    """Run a program. Raises OutOfTime, TooMuchOutput, OutOfBounds, and OSError if it cannot be started.
 
-    Its end decides, not that of its pipes: a daemon that it leaves behind may hold them open. It is the
+    Its end decides, not that of its pipes: what it leaves behind may hold them open, and is killed then. It is the
     leader of a process group, so that a kill reaches its children, which may hold a lease's lock.
     """
+    around = around or Around()
+    mark = f"{around.mark}:{secrets.token_hex(8)}"
     pipe = subprocess.PIPE
     process = subprocess.Popen(
-        [str(program)], stdin=pipe, stdout=pipe, stderr=pipe, env=env, process_group=0, pass_fds=tuple(inherited)
+        [str(program)],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        env={**env, tree.VARIABLE: mark},
+        process_group=0,
+        pass_fds=around.descriptors,
     )
+    family = tree.Tree(process.pid, mark)
+    left = 0
     try:
-        stdout, stderr = _exchange(process, stdin, time.monotonic() + seconds)
+        _limit(process.pid)
+        stdout, stderr = _exchange(process, stdin, time.monotonic() + seconds, _Watch(family, around.allows))
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
         raise
     finally:
-        for stream in (process.stdin, process.stdout, process.stderr):
-            _close(stream)
-        _reap(process)
-    return Finished(process.returncode, stdout, stderr)
+        try:
+            left = family.end()
+        finally:
+            for stream in (process.stdin, process.stdout, process.stderr):
+                _close(stream)
+            _reap(process)
+    return Finished(process.returncode, stdout, stderr, left)
 
 
-def _exchange(process: subprocess.Popen[bytes], stdin: bytes, deadline: float) -> tuple[bytes, bytes]:
+def _limit(pid: int) -> None:
+    """Bound what a process and its children take, and have them go first where memory runs out all the same."""
+    with suppress(OSError, ValueError):  # it may have ended
+        resource.prlimit(pid, resource.RLIMIT_DATA, (MAX_DATA, MAX_DATA))
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+
+
+def _exchange(process: subprocess.Popen[bytes], stdin: bytes, deadline: float, watch: _Watch) -> tuple[bytes, bytes]:
     """Feed and read until the program has ended."""
     with ExitStack() as stack:
         pipes = _Pipes(process, stdin, stack)
@@ -66,9 +127,36 @@ def _exchange(process: subprocess.Popen[bytes], stdin: bytes, deadline: float) -
             left = deadline - time.monotonic()
             if left <= 0:
                 raise OutOfTime
-            pipes.serve(left)
+            pipes.serve(min(left, watch.look()))
         pipes.drain()
     return bytes(pipes.stdout), bytes(pipes.stderr[:MAX_COMPLAINT])
+
+
+class _Watch:
+    """Looks at a program now and then."""
+
+    def __init__(self, family: tree.Tree, allows: Callable[[int], bool]) -> None:
+        self._family = family
+        self._allows = allows
+        self._began = time.monotonic()
+        self._due = self._began + LOOK_SECONDS
+
+    def look(self) -> float:
+        """Look if it is time. Returns in how many seconds it will be. Raises OutOfBounds."""
+        left = self._due - time.monotonic()
+        if left > 0:
+            return left
+        found = self._family.look()
+        count = sum(not process.is_dead for process in found)
+        if count > MAX_PROCESSES:
+            raise OutOfBounds(f"ran {count} processes at once, and {MAX_PROCESSES} are allowed")
+        taken = tree.memory(found)
+        if not self._allows(taken):
+            raise OutOfBounds(f"took {taken >> 20} MiB of memory, more than there is for it")
+        now = time.monotonic()
+        pause = min(max(LOOK_SECONDS, (now - self._began) / LOOKS_OF_LIFE), LOOK_SECONDS_LATER)
+        self._due = now + pause
+        return pause
 
 
 class _Pipes:

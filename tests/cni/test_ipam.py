@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from agent.errors import IpamFailed
 from cni import ipam
 from cni.ipam import IpamCall
+from cni.tree import VARIABLE
 from tests.waiting import until
 
 PLUGINS = "/opt/cni/bin:/usr/lib/cni"
@@ -83,13 +83,14 @@ def test_the_plugin_is_told_of_the_call_and_nothing_else(
     env = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
     for shells_own in ("PWD", "SHLVL", "_", "OLDPWD"):
         env.pop(shells_own, None)
+    env.pop(VARIABLE)
     assert env == {
         "CNI_COMMAND": "ADD",
         "CNI_CONTAINERID": "c1",
         "CNI_IFNAME": "net1",
         "CNI_NETNS": "/var/run/netns/x",
         "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=p",
-        "CNI_PATH": str(tmp_path),
+        "CNI_PATH": "/nonexistent",
         "PATH": "/bin:/usr/bin",
     }
     assert json.loads((tmp_path / "stdin").read_text()) == document
@@ -231,15 +232,39 @@ def test_a_plugin_of_no_common_version_is_named_with_those_it_knows(
         ipam.add(network("stub"), call)
 
 
-def test_what_a_plugin_leaves_running_does_not_hold_it_up(
+def test_what_a_plugin_leaves_running_does_not_hold_it_up_and_is_killed(
     plugin: Callable[[str], Path], call: IpamCall, tmp_path: Path
 ) -> None:
     """Its end counts, not that of its output, which a daemon may hold open."""
     plugin(f'sleep 1000 & echo $! >{tmp_path}/pid; echo \'{{"ips": [{{"address": "10.0.0.2/24"}}]}}\'')
-    try:
-        assert ipam.add(network("stub"), call, seconds=20).addresses == ("10.0.0.2/24",)
-    finally:
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert ipam.add(network("stub"), call, seconds=20).addresses == ("10.0.0.2/24",)
+    child = Path("/proc", (tmp_path / "pid").read_text().strip(), "cmdline")
+    until(lambda: not _read(child))
+
+
+def test_a_plugin_finds_no_other_plugin_to_call(tmp_path: Path) -> None:
+    """The real ptp, under a name of its own that nobody knows: it takes that for its IPAM plugin, and looks for it."""
+    ptp = shutil.which("ptp", path=PLUGINS)
+    if ptp is None:
+        pytest.skip("the standard plugins are not installed (Debian: containernetworking-plugins)")
+    (tmp_path / "ours").symlink_to(ptp)
+    with pytest.raises(IpamFailed, match=r'ADD failed: .*failed to find plugin "ours" in path \[/nonexistent\]'):
+        ipam.add(network("ours"), IpamCall("c1", "net1", "/proc/self/ns/net", "", str(tmp_path)))
+
+
+def test_a_plugin_that_starts_itself_again_and_again_is_killed_with_all_it_started(
+    plugin: Callable[[str], Path], call: IpamCall, tmp_path: Path
+) -> None:
+    """Each waits for the next, as a chain of plugins does. The script stops by itself at 200."""
+    plugin(
+        f"n=${{DEPTH:-0}}; echo $$ >>{tmp_path}/pids; [ $n -ge 200 ] && exec sleep 100;"
+        f" DEPTH=$((n + 1)) setsid --wait {tmp_path}/stub"
+    )
+    with pytest.raises(IpamFailed, match=r"ADD ran \d+ processes at once, and 32 are allowed, and was killed with all"):
+        ipam.add(network("stub"), call)
+    pids = (tmp_path / "pids").read_text().split()
+    assert len(pids) < 200
+    until(lambda: not any(_read(Path("/proc", pid, "cmdline")) for pid in pids))
 
 
 def test_a_plugin_that_never_stops_writing_is_killed(plugin: Callable[[str], Path], call: IpamCall) -> None:
