@@ -2,7 +2,8 @@
 
 Order matters: the endpoints come first, so that a node that cannot start says why; the books and
 the reconciler come before the CNI socket and the device plugins, so that nothing is handed out
-before what was left by an earlier run is known and cleaned.
+before what was left by an earlier run is known and cleaned. Addresses are given back after all of
+that: an IPAM plugin may hang, or end the agent, and nobody would be served before the next start.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ from deviceplugin.plugins import DevicePlugins
 from deviceplugin.resources import adapters_of
 
 REGISTRATION_POLL_SECONDS = 0.5
+SERVED_SECONDS = 30.0
+"""kubelet may be away, and what is to be given back must not wait for ever."""
 MAX_OVERLAPS = 8
 ENDPOINTS_RETRY_SECONDS = 2.0
 
@@ -111,6 +114,7 @@ class Agent:
             self._overview.follow(ledger)
             self._parts = parts = Parts(self._surroundings(), ledger)
             stack.push_async_callback(asyncio.to_thread, parts.attachments.close)
+            await asyncio.to_thread(parts.attachments.leases.defer)
             await parts.reconciler.look_around()
             await asyncio.to_thread(parts.reconciler.heal_attachments)
             stack.enter_context(memory.set_aside())
@@ -145,7 +149,9 @@ class Agent:
         async with asyncio.TaskGroup() as tasks:
             loops = [
                 tasks.create_task(self._inventory.run(), name="inventory"),
-                tasks.create_task(parts.reconciler.run(hardware_changed), name="reconciler"),
+                tasks.create_task(
+                    parts.reconciler.run(hardware_changed, served=partial(_served, parts.plugins)), name="reconciler"
+                ),
                 tasks.create_task(self._watch_registration(parts.plugins), name="registration"),
                 tasks.create_task(
                     keep_listening(parts.server.stands, parts.server.listen_anew, self.obstacles), name="CNI socket"
@@ -300,3 +306,13 @@ class Agent:
             return frozenset()
         ledger = self._parts.ledger
         return frozenset(g.device for g in ledger.grants()) | frozenset(row.device for row in ledger.attachments())
+
+
+async def _served(plugins: DevicePlugins) -> None:
+    """Wait until kubelet has what is offered, but not for ever: then pods come and go whatever an IPAM plugin does."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SERVED_SECONDS):
+            while True:
+                if plugins.allocator.offer.snapshot.generation and all(s.registered for s in plugins.status()):
+                    return
+                await asyncio.sleep(REGISTRATION_POLL_SECONDS)

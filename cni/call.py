@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from agent.model.allocation import Attachment, PodRef
 from cni import ipam
+from cni.kinds import NO_IPAM
 from cni.netconf import NetConf
 
 BEGUN = "begun"
@@ -88,6 +90,15 @@ def request_of(call: Call, conf: NetConf) -> dict[str, Any]:
         "cni_args": call.cni_args,
         "cni_path": call.cni_path,
     }
+
+
+def leasing_networks(call: Call, rows: Sequence[Attachment]) -> list[Mapping[str, Any]]:
+    """List the networks with addresses that a call is about: its own, and those that rows joined under its name."""
+    mine = [request_of(call, call.conf)["network"]]
+    found = mine + [row.request["network"] for row in rows if row.request["name"] == call.conf.name]
+    leasing = [network for network in found if network is not None and network["ipam"]["type"] not in NO_IPAM]
+    different = {json.dumps([n["name"], n["ipam"]], sort_keys=True): n for n in leasing}
+    return list(different.values())
 
 
 def network_name(network: Mapping[str, Any]) -> str:

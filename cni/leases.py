@@ -7,11 +7,12 @@ that is gone, or whose address has a new owner, does nothing. What could go wron
   for a container and interface does it alone, and ADD returns what is owed before it asks for more.
 * A plugin that outlives a killed agent may write its lease after the next agent has asked for it back.
   So the lease stays owed while such a plugin may live (`orphans`).
+* A plugin may end the agent, whatever bounds it. So what is given back is written down before the plugin is asked, and
+  is asked for again later and later; and after a start that waits until pods are served.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -25,9 +26,10 @@ from agent.errors import AgentError, DeviceBusy, IpamFailed
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, OwedLease
 from cni import ipam
-from cni.call import Call, ipam_call, joined, network_name, request_of
+from cni.call import Call, ipam_call, joined, leasing_networks, network_name, request_of
 from cni.finding import UNKNOWN
 from cni.ipam import IpamCall
+from cni.kinds import NO_IPAM
 from cni.orphans import Orphans
 from cni.places import NoPlace, Places, Rules
 from cni.program import Around
@@ -55,6 +57,7 @@ FORGET_SECONDS = 30 * 86400.0
 TRY_SECONDS = 86400.0
 """An agent tries for so long in any case: the node may have been off for a month, or its clock stepped."""
 MAX_OWED = 4096
+ASKED = "no answer yet, or the agent ended while the plugin was asked"
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +96,9 @@ class LeaseBook:
         """When a network's plugin hung, for those that have not answered since. However many, they count as one."""
         self._places = Places("IPAM plugins at work", Rules(MAX_AT_WORK, (ADDING, RETURNING), self._hung))
         self._room = room or Room.of_container()
+        self._is_deferring = self._has_settled = False
+        self._told: set[str] = set()
+        """Types that lease nothing, of which was told."""
         self._newest_path = ""
         """Where plugins are, as the last call said. An upgrade may have moved them since a row was written."""
         self._orphans = Orphans(ledger.path.parent)
@@ -104,6 +110,15 @@ class LeaseBook:
         """Begin nothing more."""
         self._ending.set()
         self._orphans.close()
+
+    def defer(self) -> None:
+        """Ask no plugin for what is to be given back, until `resume`: it is owed. Ends those of earlier agents."""
+        self._is_deferring = True
+        self._orphans.end_earlier()
+
+    def resume(self) -> None:
+        """Give back again what is to be given back."""
+        self._is_deferring = False
 
     def take(self, row: Attachment) -> Leases:
         """Lease addresses for an attachment, as its network says. Raises IpamFailed."""
@@ -118,8 +133,10 @@ class LeaseBook:
 
     def give_back(self, row: Attachment, turn_seconds: float = RELEASE_TURN_SECONDS) -> bool:
         """Give an attachment's addresses back, if it has any. False if they are still to be given back."""
-        if row.request["network"] is None:
+        if not self._may_have_leased(row):
             return True
+        if self._is_deferring:
+            return False
         if self._orphans.may_live():
             log.warning("the addresses of %s are given back once earlier plugins have ended", row.ifname)
             return False
@@ -144,7 +161,7 @@ class LeaseBook:
         self._ledger.owe_lease(call.container_id, call.ifname, call.netns_path, request_of(call, call.conf))
         with self._beside:
             self._asked_again = True
-            if self._is_settling:
+            if self._is_settling or self._is_deferring:
                 return
             self._is_settling = True
         try:
@@ -170,7 +187,7 @@ class LeaseBook:
 
     def check(self, row: Attachment) -> str | None:
         """Tell what is wrong with an attachment's lease, in the plugin's words; None if nothing is."""
-        if row.request["network"] is None or row.result is None:
+        if not self._may_have_leased(row) or row.result is None:
             return None
         try:
             with self._call(row) as call:
@@ -189,7 +206,7 @@ class LeaseBook:
         kept = {(row.owner.container_id, row.ifname) for row in rows} | valid
         nameless = {row.ifname for row in rows if row.owner.container_id == UNKNOWN}
         kept |= {(container_id, ifname) for container_id, _ in valid for ifname in nameless}
-        for document in _networks(call, rows):
+        for document in leasing_networks(call, rows):
             with self._turn(document, TURN_SECONDS, RETURNING) as around:
                 ipam.collect(document, IpamCall("", "", "", "", call.cni_path, around), kept, self._seconds)
 
@@ -199,7 +216,7 @@ class LeaseBook:
         A runtime that hears of a failure calls the whole node not ready. So a plugin that does not say in time, or
         whose network has all its places, counts as well, unless it has just hung over what was to be given back.
         """
-        for document in _networks(call, ()):
+        for document in leasing_networks(call, ()):
             try:
                 with self._turn(document, 0.0, ASKING) as around:
                     ipam.status(document, IpamCall("", "", "", "", call.cni_path, around), self._status_seconds)
@@ -209,17 +226,20 @@ class LeaseBook:
                 log.debug("whether addresses can be had is not known: %s", error)
 
     def settle(self) -> tuple[int, int]:
-        """Try again to give back what is owed. Returns how many were given back, and how many given up.
+        """Try again to give back what is owed, and due. Returns how many were given back, and how many given up.
 
-        Plugins are asked side by side, each for one lease after the other; one that hangs is not asked for
-        its others this time.
+        Plugins are asked side by side (at first, when one may have ended the agent before, one after the other), each
+        for one lease after the other; one that hangs is not asked for its others this time.
         """
-        if self._orphans.may_live():
+        if self._is_deferring or self._orphans.may_live():
             return 0, 0
         given_up = self._give_up()
-        return self._settle_all(self._ledger.owed_leases()), given_up
+        due = [lease for lease in self._ledger.owed_leases() if lease.is_due(self._clock())]
+        settled = self._settle_all(due, MAX_GROUPS if self._has_settled else 1)
+        self._has_settled = True
+        return settled, given_up
 
-    def _settle_all(self, leases: Sequence[OwedLease]) -> int:
+    def _settle_all(self, leases: Sequence[OwedLease], at_once: int = MAX_GROUPS) -> int:
         groups: defaultdict[tuple[str, str], list[OwedLease]] = defaultdict(list)
         for lease in sorted(leases, key=lambda lease: (lease.tried_at, lease.lease_id)):
             network = lease.request["network"] or {"ipam": {"type": ""}}
@@ -240,7 +260,7 @@ class LeaseBook:
 
         threads: list[threading.Thread] = []
         try:
-            while len(threads) < min(MAX_GROUPS, len(groups)):
+            while len(threads) < min(at_once, len(groups)):
                 thread = threading.Thread(target=work, name="leases", daemon=True)
                 thread.start()
                 threads.append(thread)
@@ -306,9 +326,22 @@ class LeaseBook:
             self._ledger.settle_lease(lease.lease_id)
         return len(dropped)
 
+    def _may_have_leased(self, row: Attachment | OwedLease) -> bool:
+        """Tell whether there can be addresses to give back. An earlier version took any plugin for one of addresses."""
+        network = row.request["network"]
+        if network is None:
+            return False
+        kind = network["ipam"]["type"]
+        if kind in NO_IPAM and kind not in self._told:
+            self._told.add(kind)
+            log.warning("ipam.type %s is no IPAM plugin, so it has leased nothing: it is not asked", kind)
+        return kind not in NO_IPAM
+
     def _delete(self, row: Attachment | OwedLease, turn_seconds: float = TURN_SECONDS) -> None:
-        if row.request["network"] is not None:
+        if self._may_have_leased(row):
             with self._call(row, turn_seconds) as call:
+                if isinstance(row, OwedLease):  # a row's state tells the same
+                    self._ledger.note_lease_problem(row.lease_id, row.problem or ASKED)
                 ipam.delete(row.request["network"], call, self._seconds)
 
     @contextmanager
@@ -360,11 +393,3 @@ class LeaseBook:
             with self._free:
                 self._taken.discard(key)
                 self._free.notify_all()
-
-
-def _networks(call: Call, rows: Sequence[Attachment]) -> list[Mapping[str, Any]]:
-    """List the networks with addresses that a call is about: its own, and those that rows joined under its name."""
-    mine = [request_of(call, call.conf)["network"]]
-    found = mine + [row.request["network"] for row in rows if row.request["name"] == call.conf.name]
-    different = {json.dumps([n["name"], n["ipam"]], sort_keys=True): n for n in found if n is not None}
-    return list(different.values())

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cni import tree
+
 PATTERN = "ipam-*.lock"
 OWN = re.compile(r"ipam-[0-9a-f]{8}\.lock")
 """Every such file, and no other program's."""
@@ -55,6 +57,12 @@ class Orphans:
             yield (descriptor,)
         finally:
             os.close(descriptor)
+
+    def end_earlier(self) -> None:
+        """Kill the plugins of earlier agents: nobody bounds any more what they take. Takes a bounded time."""
+        for path in self._earlier:
+            if not _released(path) and (killed := tree.end_marked(f"{path.stem}:")):
+                log.warning("%d processes of IPAM plugins have outlived their agent, and were killed", killed)
 
     def may_live(self) -> bool:
         """Tell whether a plugin of an earlier agent may be at work. Once none is, none ever will be."""

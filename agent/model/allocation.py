@@ -203,6 +203,11 @@ class Attachment:
     """Seconds since the epoch of the last state change."""
 
 
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 60.0, 6 * 3600.0
+"""After a try to give a lease back. Between them, the time for which it was owed then: each pause is twice as long as
+the one before, also where the agent started anew in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class OwedLease:
     """Addresses that an IPAM plugin has not taken back yet."""
@@ -215,9 +220,14 @@ class OwedLease:
     """As in the attachment they belonged to."""
     since: float
     tried_at: float = 0.0
-    """When the plugin was last asked in vain; 0 for never."""
+    """When the plugin was asked last; 0 for never."""
     problem: str = ""
     """What it said."""
+
+    def is_due(self, now: float) -> bool:
+        """Tell whether it is time to ask again. A clock that was set back keeps nobody waiting for longer."""
+        pause = min(max(self.tried_at - self.since, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+        return not 0 < self.tried_at + pause - now <= pause
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,10 @@ def _no_complaint(what: str | None) -> None:
     return None
 
 
+async def _at_once() -> None:
+    return None
+
+
 class Reconciler:
     """Heals attachments, VFs without one, quarantine, leases and grants."""
 
@@ -107,15 +111,20 @@ class Reconciler:
         self.settled = False
         """Whether the grants have agreed with kubelet's word once since the start."""
 
-    async def run(self, changed: Callable[[], Awaitable[object]], seconds: float = 60.0) -> None:
+    async def run(
+        self,
+        changed: Callable[[], Awaitable[object]],
+        seconds: float = 60.0,
+        served: Callable[[], Awaitable[object]] = _at_once,
+    ) -> None:
         """Reconcile for ever: when `changed` returns, and at the latest after `seconds`.
 
         What failed is tried again when it is due. Leases have a loop of their own, since a plugin that
-        hangs takes its whole time limit.
+        hangs takes its whole time limit; it begins when `served` returns, and resumes them.
         """
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._heal_for_ever(changed, seconds), name="healing")
-            loops.create_task(self._settle_leases_for_ever(seconds), name="leases")
+            loops.create_task(self._settle_leases_for_ever(seconds, served), name="leases")
             loops.create_task(self._free_ended_for_ever(), name="ended pods")
 
     async def run_once(self) -> None:
@@ -179,7 +188,9 @@ class Reconciler:
             # Each pod that starts or ends changes the hardware: many at once need no look each.
             await asyncio.sleep(ended + PAUSE_SECONDS - asyncio.get_running_loop().time())
 
-    async def _settle_leases_for_ever(self, seconds: float) -> None:
+    async def _settle_leases_for_ever(self, seconds: float, served: Callable[[], Awaitable[object]]) -> None:
+        await served()
+        self._attachments.leases.resume()
         while True:
             await asyncio.to_thread(self._settle_leases)
             await asyncio.sleep(seconds)

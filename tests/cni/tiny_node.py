@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from typing import Any
 from agent.errors import AgentError
 from agent.hardware.host import Host, Link
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef, VfSettings
+from agent.model.allocation import LONGEST_PAUSE_SECONDS, PodRef, VfSettings
 from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
 from agent.sim.machine import SimulatedMachine
 from agent.sim.recorded import Node
@@ -23,6 +24,7 @@ from cni import netconf
 from cni.attach import MAX_ADDING
 from cni.attachment import Attachments, Call, GrantedDevice
 from cni.detach import HEAL_SECONDS
+from cni.leases import LeaseBook
 from cni.others import NO_OTHERS, Others
 from tests.waiting import until
 
@@ -248,6 +250,14 @@ class Rig:
         fresh.chmod(0o755)
         fresh.rename(file)
         return {"type": "stub"}
+
+    def settle_later(self) -> tuple[int, int]:
+        """Give back what is owed, after the pause that follows a failure."""
+        later = LeaseBook(self.ledger, clock=lambda: time.time() + LONGEST_PAUSE_SECONDS)
+        try:
+            return later.settle()
+        finally:
+            later.close()
 
     def unplug(self, index: int = 0) -> None:
         """Take a VF off the PCI bus, as a lower sriov_numvfs does."""

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, fields, replace
@@ -22,11 +23,12 @@ from agent.errors import Unavailable
 from agent.hardware.host import Host
 from agent.hardware.machine import Machine
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef, VfSettings
+from agent.model.allocation import LONGEST_PAUSE_SECONDS, PodRef, VfSettings
 from agent.reconcile import Claim, Reconciler
 from agent.sim.machine import RecordedVfControl, SimulatedMachine
 from cni import spool
 from cni.attachment import Attachments, GrantedDevice
+from cni.leases import LeaseBook
 from cni.server import CniServer
 from tests.soak import observe, slots
 from tests.soak.points import Points
@@ -79,6 +81,8 @@ class SmallAgent:
         self.attachments = Attachments(
             *(host, self.ledger, lambda: self._snapshot, self._granted), busy_seconds=0.5, slots=self.binder
         )
+        # Every pause of a lease that is owed is over at once: the state machine's time is not the clock's.
+        self.attachments.leases = LeaseBook(self.ledger, clock=lambda: time.time() + LONGEST_PAUSE_SECONDS)
         self.server = CniServer(
             self.folder / "cni.sock", self.attachments, obstacle=lambda: None, observe=lambda command: nullcontext()
         )
@@ -97,9 +101,11 @@ class SmallAgent:
 
     def start(self) -> None:
         """Heal, then serve."""
+        self.attachments.leases.defer()
         asyncio.run(self.reconciler.look_around())
         self.reconciler.heal_attachments()
         self.server.start()
+        self.attachments.leases.resume()
 
     def obey(self, order: Mapping[str, Any]) -> Any:
         """Do what the runtime's and kubelet's part of a test asks for, beside CNI."""

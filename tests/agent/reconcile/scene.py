@@ -43,6 +43,10 @@ class Hands:
         self.pod_known = pod_known
         return "owner-gone"
 
+    def resume(self) -> None:
+        """Note that leases are given back from now on."""
+        self.asked_for_leases = 0
+
     @property
     def leases(self) -> Hands:
         """The books of leases."""

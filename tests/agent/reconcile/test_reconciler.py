@@ -13,6 +13,7 @@ from agent.model.device import Snapshot
 from cni.adoption import Adopted
 from tests.agent.books import VF, attach, owner
 from tests.agent.reconcile.scene import OTHER_VF, Scene
+from tests.awaiting import until
 
 
 @pytest.mark.parametrize(
@@ -141,3 +142,22 @@ def test_what_is_due_again_is_not_waited_for_until_the_next_round(scene: Scene) 
         asyncio.run(scene.reconciler.run(changed, seconds=3600))
     assert caught.group_contains(_Enough)
     assert scene.hands.healed == [VF]
+
+
+def test_leases_are_given_back_only_once_pods_are_served(scene: Scene) -> None:
+    served = asyncio.Event()
+    scene.hands.asked_for_leases = -1
+
+    async def for_ever() -> None:
+        await asyncio.sleep(3600)
+
+    async def reconcile() -> None:
+        running = asyncio.create_task(scene.reconciler.run(for_ever, seconds=3600, served=served.wait))
+        await until(lambda: scene.reconciler.settled)
+        assert scene.hands.asked_for_leases == -1
+        served.set()
+        await until(lambda: scene.hands.asked_for_leases == 1)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(reconcile())
