@@ -7,7 +7,8 @@ import os
 import re
 import struct
 import subprocess
-from importlib.metadata import distributions
+import sys
+from importlib.metadata import distribution, distributions, version
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -114,11 +115,27 @@ def test_the_bill_of_materials_names_everything_that_is_installed(image: Image) 
         name = re.sub(r"[-_.]+", "-", found.name).lower()
         kind = "generic" if name == "nodefabric" else "pypi"
         assert f"pkg:{kind}/{name}@{found.version}" in purls
+    linked = {package["name"] for ref, package in described.items() if ref.startswith("SPDXRef-relay-")}
+    assert linked == {"musl", "zig"}
     wanted = [line for line in (FOLDER / "image/packages").read_text().splitlines() if not line.startswith("#")]
     debian = {package["name"] for ref, package in described.items() if ref.startswith("SPDXRef-deb-")}
     assert debian == {*wanted} == {p.name for p in (image.root / "var/lib/dpkg/status.d").iterdir()}
     ends = {r["relatedSpdxElement"] for r in document["relationships"] if r["relationshipType"] == "DEPENDS_ON"}
     assert ends | {"SPDXRef-python-nodefabric"} == set(described)
+
+
+def test_the_bill_of_materials_names_the_c_library_that_is_in_the_relay(tmp_path: Path) -> None:
+    (tmp_path / "var/lib/dpkg/status.d").mkdir(parents=True)
+    about = tmp_path / SITE / "nodefabric-0.1.0.dist-info/METADATA"
+    about.parent.mkdir(parents=True)
+    about.write_text("Name: nodefabric\nVersion: 0.1.0\n")
+    command = [sys.executable, str(FOLDER / "image/make-sbom"), str(tmp_path)]
+    document: Document = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    purls = {package["externalRefs"][0]["referenceLocator"] for package in document["packages"]}
+    compiler = version("ziglang")
+    musl = Path(str(distribution("ziglang").locate_file("ziglang/lib/libc/musl/src/internal/version.h"))).read_text()
+    assert f"pkg:generic/zig@{compiler}" in purls
+    assert {p.rpartition("@")[2] for p in purls if p.startswith("pkg:generic/musl@")} == {musl.split('"')[1]}
 
 
 def test_it_holds_the_versions_of_the_lock(image: Image) -> None:
