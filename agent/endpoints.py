@@ -70,6 +70,8 @@ class Pages:
     """The status page: address → file."""
     everywhere: bool = False
     """Whether status and page are for all who reach the address; else for those on this machine."""
+    known: Callable[[], Mapping[str, str]] = dict
+    """What is wrong and makes nothing unready; /readyz says it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +160,9 @@ def answer(asked: Asked, pages: Pages, scrapes: Turns, *, is_local: bool = False
     path = asked.path.partition("?")[0]
     match path:
         case "/healthz":
-            return _checked(pages.health)
+            return _checked(pages.health, {})
         case "/readyz":
-            return _checked(pages.ready)
+            return _checked(pages.ready, pages.known())
         case "/metrics":
             # Reading the facts costs a ledger query, and a node with many VFs has thousands of counters.
             with scrapes.turn() as has_turn:
@@ -206,9 +208,10 @@ def run_checks(checks: Mapping[str, Check]) -> dict[str, str | None]:
     return results
 
 
-def _checked(checks: Mapping[str, Check]) -> Reply:
+def _checked(checks: Mapping[str, Check], known: Mapping[str, str]) -> Reply:
     results = run_checks(checks)
-    lines = [f"{name}: {' '.join((wrong or 'ok').split())}" for name, wrong in results.items()]
+    told = {**{name: wrong or "ok" for name, wrong in results.items()}, **known}
+    lines = [f"{name}: {' '.join(text.split())}" for name, text in told.items()]
     failed = any(wrong is not None for wrong in results.values())
     return _text(HTTPStatus.SERVICE_UNAVAILABLE if failed else HTTPStatus.OK, joined(lines) or "ok")
 

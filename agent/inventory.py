@@ -14,11 +14,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from agent.errors import AgentError, HardwareError
-from agent.hardware.host import Host
+from agent.hardware.host import Host, Watch
 from agent.model.change import EVERYTHING, NOTHING, Change
 from agent.model.device import PciDevice, Problem, Snapshot
 
@@ -27,7 +27,7 @@ QUIET_SECONDS = 0.02
 LONGEST_BURST_SECONDS = 0.06
 """A burst that goes on is looked at after so long nevertheless."""
 POLL_SECONDS = 2.0
-"""Between two looks for what no event tells of."""
+"""Between two looks for what no event tells of, and whether all events are heard."""
 MAX_PROBLEMS_LOGGED = 20
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 
 def _nothing(_: Snapshot) -> Change:
     return NOTHING
+
+
+def _told_nobody(what: str | None) -> None:
+    return None
 
 
 class Inventory:
@@ -47,11 +51,16 @@ class Inventory:
         clock: Callable[[], float] = time.monotonic,
         *,
         silent_changes: Callable[[Snapshot], Change] = _nothing,
+        complain: Callable[[str | None], None] = _told_nobody,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        """`silent_changes` tells what changed since a snapshot without any event; it blocks briefly."""
+        """`silent_changes` tells what changed since a snapshot without any event; it blocks briefly.
+
+        `complain` is told which events cannot be heard, and None while all are.
+        """
         self._host = host
         self._silent_changes = silent_changes
+        self._complain = complain
         self._poll_seconds = poll_seconds
         self.rescan_seconds = rescan_seconds
         self._clock = clock
@@ -160,24 +169,28 @@ class Inventory:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _listen(self) -> None:
-        """Have the host call at events. Where that is not possible now, try again with each turn of the timer."""
-        said = ""
+        """Have the host call at events. What cannot be heard is told, and tried again with each turn of the timer."""
+        missed = False
         while True:
+            watch: Watch | None = None
+            unheard: Sequence[str] = ()
             try:
-                watch = self._host.watch(self.rescan_soon)
-                break
-            except HardwareError as error:
-                if str(error) != said:
-                    log.error("changes are found by the timer alone, every %g s: %s", self.rescan_seconds, error)
-                said = str(error)
-            await asyncio.sleep(self.rescan_seconds)
-        try:
-            if said:
-                log.info("the kernel's events are heard from now on")
-                self.rescan_soon("events were not heard before")
-            await asyncio.get_running_loop().create_future()
-        finally:
-            await asyncio.to_thread(watch.close)
+                try:
+                    watch = self._host.watch(self.rescan_soon)
+                except HardwareError as error:
+                    unheard = (str(error),)
+                if missed:
+                    self.rescan_soon("some events were not heard before")
+                while watch is not None and not (unheard := watch.unheard):
+                    self._complain(None)
+                    await asyncio.sleep(self._poll_seconds)
+                timer = f"changes are found by the timer alone, every {self.rescan_seconds:g} s"
+                self._complain("; ".join((*unheard, timer)))
+                await asyncio.sleep(self.rescan_seconds)
+            finally:
+                if watch is not None:
+                    await asyncio.to_thread(watch.close)
+            missed = True
 
     async def _scan_all(self, wanted: asyncio.Event) -> None:
         """Scan at once, then when it is wanted and on the timer."""

@@ -50,9 +50,11 @@ from agent.volumes import Volumes
 from deviceplugin.plugins import DevicePlugins
 from deviceplugin.resources import adapters_of
 
-REGISTRATION_POLL_SECONDS = 0.5
 SERVED_SECONDS = 30.0
 """kubelet may be away, and what is to be given back must not wait for ever."""
+CONDITIONS_POLL_SECONDS = 0.5
+RESTART_SECONDS = 5.0
+"""How long kubelet and the runtime may be away, and kubelet take to open its streams, before that is an error."""
 MAX_OVERLAPS = 8
 ENDPOINTS_RETRY_SECONDS = 2.0
 
@@ -75,7 +77,10 @@ class Agent:
         self._host = host
         self._api = api
         self._inventory = Inventory(
-            host, config.rescan_seconds, silent_changes=partial(sysfs_rdma.silent_changes, host.root)
+            host,
+            config.rescan_seconds,
+            silent_changes=partial(sysfs_rdma.silent_changes, host.root),
+            complain=lambda what: self.obstacles.set("kernel-events", what),
         )
         self._health = HealthBook(config.health)
         self._pod_resources = PodResources.of_kubelet(config.kubelet_dir)
@@ -105,7 +110,8 @@ class Agent:
             self.metrics.add_facts(self._facts, agent_version())
             self.metrics.add_adapters(self._counters, lambda: self.config.endpoints.exporter_names)
             stack.push_async_callback(self._pod_resources.close)
-            stack.callback(self._host.watch_gpus(self._gpu_errors.take).close)
+            self._gpu_watch = self._host.watch_gpus(self._gpu_errors.take)
+            stack.callback(self._gpu_watch.close)
             boot_id = await learn_boot_id(self._inventory, self.obstacles, self._host.root, stop)
             ledger = await open_ledger(self.config, boot_id, self.obstacles, stop, stack)
             if ledger is None:
@@ -152,7 +158,7 @@ class Agent:
                 tasks.create_task(
                     parts.reconciler.run(hardware_changed, served=partial(_served, parts.plugins)), name="reconciler"
                 ),
-                tasks.create_task(self._watch_registration(parts.plugins), name="registration"),
+                tasks.create_task(self._watch_conditions(parts), name="conditions"),
                 tasks.create_task(
                     keep_listening(parts.server.stands, parts.server.listen_anew, self.obstacles), name="CNI socket"
                 ),
@@ -215,6 +221,7 @@ class Agent:
             status=self._overview.served,
             health={"loop": self._heartbeat.stopped, "volumes": self._volumes.lost},
             ready=checks,
+            known=self.obstacles.known,
             files=page.load(),
             everywhere=self.config.endpoints.status == "everywhere",
         )
@@ -264,15 +271,20 @@ class Agent:
 
     # ---------------------------------------------------- what the parts ask for
 
-    async def _watch_registration(self, plugins: DevicePlugins) -> None:
-        """Keep the obstacle about kubelet up to date."""
+    async def _watch_conditions(self, parts: Parts) -> None:
+        """Keep up to date the obstacles about kubelet, and those that nobody tells of."""
         while True:
-            missing = [s.resource_name for s in plugins.status() if not s.registered]
-            self.obstacles.set("kubelet", f"has no open stream for {', '.join(missing)}" if missing else None)
-            overlaps = plugins.overlaps
+            missing = [s.resource_name for s in parts.plugins.status() if not s.registered]
+            text = f"has no open stream for {', '.join(missing)}" if missing else None
+            self.obstacles.expect("kubelet", text, RESTART_SECONDS)
+            self.obstacles.expect("podresources", self._pod_resources.problem, RESTART_SECONDS)
+            if parts.runtime is not None:
+                self.obstacles.expect("runtime", parts.runtime.problem, RESTART_SECONDS)
+            self.obstacles.set("gpu-events", "; ".join(self._gpu_watch.unheard) or None)
+            overlaps = parts.plugins.overlaps
             self.metrics.overlapping(len(overlaps))
             self.obstacles.set("overlap", "; ".join(map(str, overlaps[:MAX_OVERLAPS])) or None)
-            await asyncio.sleep(REGISTRATION_POLL_SECONDS)
+            await asyncio.sleep(CONDITIONS_POLL_SECONDS)
 
     def _facts(self) -> Facts:
         snapshot, parts = self._inventory.snapshot, self._parts
@@ -315,4 +327,4 @@ async def _served(plugins: DevicePlugins) -> None:
             while True:
                 if plugins.allocator.offer.snapshot.generation and all(s.registered for s in plugins.status()):
                     return
-                await asyncio.sleep(REGISTRATION_POLL_SECONDS)
+                await asyncio.sleep(CONDITIONS_POLL_SECONDS)

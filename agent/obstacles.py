@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection
 
-NO_POD_NEEDS = frozenset({"publishing", "config", "overlap", "damage"})
+UNHEARD = frozenset({"kernel-events", "gpu-events", "cdi", "podresources", "runtime"})
+"""Obstacles that leave the agent slower or less sure: what it hears of late, or cannot ask at the moment."""
+NO_POD_NEEDS = frozenset({"publishing", "config", "overlap", "damage"}) | UNHEARD
 """Obstacles that people should know of, and that make neither the agent nor the node unready: an API server that is
-away, a new configuration that is wrong, a device that two resources select, a damaged ledger that was set aside."""
+away, a new configuration that is wrong, a device that two resources select, a damaged ledger that was set aside, and
+those of UNHEARD."""
 
 log = logging.getLogger(__name__)
 
@@ -19,24 +23,48 @@ def _told_nobody(name: str, what: str | None) -> None:
 class Obstacles:
     """What keeps the agent from doing all its work: name → what is wrong. Shown by /readyz."""
 
-    def __init__(self, tell: Callable[[str, str | None], None] = _told_nobody) -> None:
+    def __init__(
+        self, tell: Callable[[str, str | None], None] = _told_nobody, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`tell` is called with each change: the obstacle's name, and what it is or None."""
         self._tell = tell
+        self._clock = clock
         self.found: dict[str, str] = {
             "starting": "the first scan and clean-up are not done",
             "kubelet": "has not been asked yet",
         }
+        self._said = dict(self.found)
+        self._expected: dict[str, float] = {}
+        """Name → since when it is expected to go by itself."""
+
+    def expect(self, name: str, what: str | None, seconds: float) -> None:
+        """Note an obstacle that goes by itself as a rule, or that it is gone.
+
+        It counts at once, and is an error, and said, when it has lasted so long.
+        """
+        if what is not None and self._clock() - self._expected.setdefault(name, self._clock()) < seconds:
+            self.found[name] = what
+        else:
+            self.set(name, what)
 
     def set(self, name: str, what: str | None) -> None:
         """Note an obstacle, or that it is gone. Said in the log when it changes."""
         if what is None:
-            if self.found.pop(name, None) is not None:
+            self._expected.pop(name, None)
+            self.found.pop(name, None)
+            if self._said.pop(name, None) is not None:
                 log.info("no longer in the way: %s", name)
                 self._tell(name, None)
-        elif self.found.get(name) != what:
-            self.found[name] = what
+            return
+        self.found[name] = what
+        if self._said.get(name) != what:
+            self._said[name] = what
             log.error("%s: %s", name, what)
             self._tell(name, what)
+
+    def known(self) -> dict[str, str]:
+        """Return those that make nothing unready: name → what is wrong."""
+        return {name: what for name, what in list(self.found.items()) if name in NO_POD_NEEDS}
 
     def first(self, besides: Collection[str] = ()) -> str | None:
         """Return one of them as a sentence, or None. `besides` names some that do not count."""

@@ -57,6 +57,7 @@ class Parts:
         self._around = around
         self.ledger = ledger
         config, host = around.config(), around.host
+        self.runtime = ContainerRuntime(config.runtime_socket) if config.runtime_socket else None
         self._spool = spool.Spool(config.spool_dir)
         self.granted = Granted(
             config,
@@ -117,7 +118,7 @@ class Parts:
             snapshot=lambda: around.inventory.snapshot,
             ours=self._our_vfs,
             pods=lambda: self.granted.pods,
-            sandboxes=ContainerRuntime(config.runtime_socket).sandboxes if config.runtime_socket else None,
+            sandboxes=self.runtime.sandboxes if self.runtime is not None else None,
             complain=self._tell_of_books,
             slots=slots,
         )

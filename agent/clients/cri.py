@@ -43,6 +43,8 @@ class ContainerRuntime:
     def __init__(self, socket: Path, timeout: float = 2.0) -> None:
         self.socket = socket
         self.timeout = timeout
+        self.problem: str | None = None
+        """Why the last question failed; None if the runtime answered it."""
 
     async def sandboxes(self) -> tuple[Sandbox, ...]:
         """List all sandboxes that the runtime knows, running or not. Raises Unavailable."""
@@ -65,13 +67,16 @@ class ContainerRuntime:
             ):
                 stub: api_pb2_grpc.RuntimeServiceAsyncStub = api_pb2_grpc.RuntimeServiceStub(channel)
                 yield stub
+            self.problem = None
         except TimeoutError as error:
-            raise Unavailable(f"the container runtime at {self.socket} did not answer in {self.timeout:g} s") from error
+            self.problem = f"the container runtime at {self.socket} did not answer in {self.timeout:g} s"
+            raise Unavailable(self.problem) from error
         except grpc.aio.AioRpcError as error:
-            raise Unavailable(
+            self.problem = (
                 f"the container runtime at {self.socket} cannot be asked {what}: {error.code().name}:"
                 f" {error.details()}; runtimeSocket must name the runtime's own socket"
-            ) from error
+            )
+            raise Unavailable(self.problem) from error
 
 
 def _sandbox(item: api_pb2.PodSandbox) -> Sandbox:

@@ -101,6 +101,8 @@ class PodResources:
         self.timeout = timeout
         self._channel: grpc.aio.Channel | None = None
         self._knows_get = True
+        self.problem: str | None = None
+        """Why the last call had no answer; None if it had one."""
 
     @classmethod
     def of_kubelet(cls, kubelet_dir: Path, timeout: float = 2.0) -> PodResources:
@@ -128,7 +130,7 @@ class PodResources:
                 if refused.means_not_found:
                     return None
                 if not refused.means_no_such_call:
-                    raise Unavailable(self._text("Get", refused.error)) from refused.error
+                    raise self._failed("Get", refused.error) from refused.error
                 self._knows_get = False
         found = next((p for p in await self.list() if (p.pod.namespace, p.pod.name) == (pod.namespace, pod.name)), None)
         return PodDevices(pod, found.containers) if found else None
@@ -139,7 +141,7 @@ class PodResources:
         try:
             answer = await self._call("List", lambda stub, left: stub.List(request, timeout=left))
         except _Refused as refused:
-            raise Unavailable(self._text("List", refused.error)) from refused.error
+            raise self._failed("List", refused.error) from refused.error
         return tuple(_pod_devices(p) for p in answer.pod_resources)
 
     async def allocatable(self) -> Allocatable:
@@ -150,7 +152,7 @@ class PodResources:
                 "GetAllocatableResources", lambda stub, left: stub.GetAllocatableResources(request, timeout=left)
             )
         except _Refused as refused:
-            raise Unavailable(self._text("GetAllocatableResources", refused.error)) from refused.error
+            raise self._failed("GetAllocatableResources", refused.error) from refused.error
         return Allocatable(
             tuple(_assignment(d) for d in answer.devices), tuple(answer.cpu_ids), tuple(map(_memory, answer.memory))
         )
@@ -165,7 +167,9 @@ class PodResources:
         lost = False
         while True:
             try:
-                return await call(self._stub(), max(until - loop.time(), 0.001))
+                answer = await call(self._stub(), max(until - loop.time(), 0.001))
+                self.problem = None
+                return answer
             except grpc.aio.AioRpcError as error:
                 code = error.code()
                 limited = code is grpc.StatusCode.RESOURCE_EXHAUSTED and "rate limit" in (error.details() or "")
@@ -176,7 +180,9 @@ class PodResources:
                     wait *= 2
                     continue
                 if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    raise Unavailable(self._text(name, error)) from error
+                    failed = self._failed(name, error)
+                    self.problem = str(failed)
+                    raise failed from error
                 raise _Refused(error) from error
 
     def _stub(self) -> api_pb2_grpc.PodResourcesListerAsyncStub:
@@ -184,8 +190,9 @@ class PodResources:
             self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=CHANNEL_OPTIONS)
         return api_pb2_grpc.PodResourcesListerStub(self._channel)
 
-    def _text(self, name: str, error: grpc.aio.AioRpcError) -> str:
-        return f"kubelet's PodResources.{name} on {self.socket} failed: {error.code().name}: {error.details()}"
+    def _failed(self, name: str, error: grpc.aio.AioRpcError) -> Unavailable:
+        text = f"kubelet's PodResources.{name} on {self.socket} failed: {error.code().name}: {error.details()}"
+        return Unavailable(text)
 
 
 class _Refused(Exception):

@@ -262,6 +262,10 @@ class Rdma(Protocol):
 
 
 class Watch(Protocol):
+    @property
+    def unheard(self) -> Sequence[str]:
+        """What cannot be heard of now, each with the reason. Any thread may ask."""
+
     def close(self) -> None:
         """Stop watching."""
 

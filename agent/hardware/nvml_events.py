@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from agent.model.device import Gpu
@@ -48,6 +48,9 @@ class Watched(Protocol):
     def registered(self, count: int) -> None:
         """Be told of how many GPUs the events are watched."""
 
+    def cannot_hear(self, reasons: Sequence[str]) -> None:
+        """Be told why errors of some GPUs, or of all, are not heard; nothing if they are."""
+
 
 def follow(watched: Watched, tell: Callable[[GpuEvent], None], ending: threading.Event) -> None:
     """Tell of every event until `ending` is set. Failures of the library are waited out, and said once."""
@@ -55,7 +58,9 @@ def follow(watched: Watched, tell: Callable[[GpuEvent], None], ending: threading
     while not ending.is_set():
         session = watched.session
         trouble = ""
-        if session and watched.gpus():
+        if not session:
+            watched.cannot_hear(())  # no reading either, and that is told of by the reader
+        elif watched.gpus():
             watched.hold(True)
             try:
                 trouble = _follow_session(watched, session, tell, ending)
@@ -63,6 +68,8 @@ def follow(watched: Watched, tell: Callable[[GpuEvent], None], ending: threading
                 watched.hold(False)
         if trouble and trouble != said:
             log.warning("errors of GPUs are watched anew, because of: %s", trouble)
+        if trouble and said:  # and not just once, as when a GPU is lost
+            watched.cannot_hear((f"errors (XIDs) of GPUs are not told: {trouble}",))
         said = trouble
         if trouble:
             watched.disturbed()  # GpuIsLost is said without saying which: a reading will tell
@@ -87,7 +94,7 @@ def _follow_session(watched: Watched, session: int, tell: Callable[[GpuEvent], N
             while not ending.is_set() and watched.session == session:
                 if (gpus := watched.gpus()) is not seen:
                     seen = gpus
-                    _register(events, gpus, has_events)
+                    watched.cannot_hear(_register(events, gpus, has_events))
                     watched.registered(sum(has_events.values()))
                 if not any(has_events.values()):  # GPUs that have none: before Kepler, or of a virtual machine
                     watched.await_session(session, RETRY_SECONDS)
@@ -109,9 +116,11 @@ def _follow_session(watched: Watched, session: int, tell: Callable[[GpuEvent], N
             log.debug("the NVIDIA driver did not close: %s", error)
 
 
-def _register(events: pynvml.c_nvmlEventSet_t, gpus: tuple[Gpu, ...], has_events: dict[str, bool]) -> None:
-    """Ask for the events of GPUs that are not asked yet, and note of each whether it has any."""
+def _register(events: pynvml.c_nvmlEventSet_t, gpus: tuple[Gpu, ...], has_events: dict[str, bool]) -> list[str]:
+    """Ask for the events of GPUs that are not asked yet, and note of each whether it has any. Return what failed."""
     import pynvml
+
+    failed = []
 
     wanted = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
     here = {gpu.uuid: gpu.pci_address for gpu in gpus if "GpuLost" not in gpu.ailments}
@@ -131,6 +140,9 @@ def _register(events: pynvml.c_nvmlEventSet_t, gpus: tuple[Gpu, ...], has_events
             if uuid not in has_events:
                 log.warning("errors of this GPU are not watched: %s", error, extra={"device": uuid})
             has_events[uuid] = False  # until a later reading
+            if not isinstance(error, pynvml.NVMLError_NotSupported):  # in a virtual machine, say: nobody can mend it
+                failed.append(f"errors (XIDs) of {uuid} are not told: {error}")
+    return failed
 
 
 def _take(data: pynvml.c_nvmlEventData_t, watched: Watched, tell: Callable[[GpuEvent], None]) -> None:

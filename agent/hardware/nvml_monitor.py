@@ -73,6 +73,11 @@ class GpuWatch:
 
     monitor: GpuMonitor
 
+    @property
+    def unheard(self) -> Sequence[str]:
+        """Why errors of some GPUs, or of all, are not heard."""
+        return self.monitor.unheard
+
     def close(self) -> None:
         """Follow them no more."""
         self.monitor.unfollow()
@@ -102,6 +107,8 @@ class GpuMonitor:
         self._let_go.set()
         self.watching = 0
         """Of how many GPUs the driver's events are watched now."""
+        self.unheard: Sequence[str] = ()
+        """Why errors of some GPUs, or of all, are not heard."""
         self._reading = Reading()
         self._began: float | None = None
         """When the reading began that is going on."""
@@ -211,6 +218,10 @@ class GpuMonitor:
     def registered(self, count: int) -> None:
         """Take note of how many GPUs' events are watched."""
         self.watching = count
+
+    def cannot_hear(self, reasons: Sequence[str]) -> None:
+        """Take note of why errors are not heard."""
+        self.unheard = reasons
 
     def close(self) -> None:
         """End the threads, or leave them behind if the driver does not give them back. Closing twice is harmless."""

@@ -27,7 +27,7 @@ SEARCH = "search"
 """Name of the search among what is left alone for a while. No device is called so."""
 PAUSE_SECONDS = 0.5
 REPAIR_SECONDS = 5.0
-"""How soon it is looked again whether books that could not be written can be."""
+"""How soon it is looked again whether books that could not be written can be, and who did not answer does."""
 UNSETTLED_SECONDS = 1.0
 """How soon kubelet's word is compared again if it could not be: at the start the device lists may come later."""
 
@@ -179,6 +179,8 @@ class Reconciler:
             due = [seconds, self._backoff.next_due(), None if self._probe_at else REPAIR_SECONDS]
             if self._is_too_early:
                 due.append(UNSETTLED_SECONDS)
+            if self._claims is None or (self._ask_runtime is not None and self._sandboxes is None):
+                due.append(REPAIR_SECONDS)
             ended = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(min(d for d in due if d is not None)):

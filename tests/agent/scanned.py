@@ -22,6 +22,7 @@ DEADLINE = 30.0
 class FakeWatch:
     def __init__(self) -> None:
         self.closed = False
+        self.unheard: Sequence[str] = ()
 
     def close(self) -> None:
         self.closed = True

@@ -37,8 +37,9 @@ def pages(
     status: Callable[[], Served] = lambda: served({}),
     health: Mapping[str, Check] | None = None,
     ready: Mapping[str, Check] | None = None,
+    known: Mapping[str, str] | None = None,
 ) -> Pages:
-    return Pages(metrics, status, health or {}, ready or {}, page.load())
+    return Pages(metrics, status, health or {}, ready or {}, page.load(), known=lambda: known or {})
 
 
 @contextmanager
@@ -80,6 +81,12 @@ def test_readiness_has_a_line_for_each_check_and_fails_with_any() -> None:
     assert ready.status == 503
     assert body == b"ledger: ok\nkubelet: rdma/vf has no open stream\\x1b[2K\n"
     assert alive.status == 200
+
+
+def test_what_makes_nothing_unready_is_said_all_the_same() -> None:
+    with serving(pages(ready={"agent": lambda: None}, known={"kernel-events": "uevents cannot\nbe heard"})) as server:
+        response, body = ask(server, "/readyz")
+    assert (response.status, body) == (200, b"agent: ok\nkernel-events: uevents cannot be heard\n")
 
 
 def test_a_check_that_raises_counts_as_failed() -> None:

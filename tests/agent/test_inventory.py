@@ -13,7 +13,7 @@ from agent.errors import DriverUnavailable, HardwareError
 from agent.inventory import Inventory
 from agent.model.change import EVERYTHING
 from agent.model.device import Problem, Snapshot
-from tests.agent.scanned import DEADLINE, FakeHost, learns, running, stopped
+from tests.agent.scanned import DEADLINE, FakeHost, FakeWatch, learns, running, stopped
 from tests.awaiting import until
 
 
@@ -212,23 +212,45 @@ def test_the_timer_finds_what_no_event_told() -> None:
     asyncio.run(scenario())
 
 
-def test_events_that_could_not_be_heard_are_heard_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_events_that_could_not_be_heard_are_heard_later() -> None:
     """No descriptor was left at the start, say: a lost link must not take the timer's time for ever."""
 
     async def scenario() -> None:
         host = FakeHost(watch_error=DriverUnavailable("too many open files"))
-        inventory = Inventory(host, 0.05)
+        said: list[str | None] = []
+        inventory = Inventory(host, 0.05, complain=said.append)
         task = await running(inventory)
         await until(lambda: host.scans >= 4)
-        assert caplog.text.count("found by the timer alone") == 1
+        assert set(said) == {"too many open files; changes are found by the timer alone, every 0.05 s"}
         host.watch_error = None
         await until(lambda: host.on_event is not None)
         inventory.rescan_seconds = 600
         assert host.on_event is not None
+        await until(lambda: said[-1] is None)
         await asyncio.sleep(0.2)
         host.now = Snapshot(boot_id="b")
         host.on_event("link eth0 changed", EVERYTHING)
         await learns(inventory, "b")
+        await stopped(task)
+        assert host.watched.closed
+
+    asyncio.run(scenario())
+
+
+def test_a_watch_that_hears_a_part_is_kept_and_opened_anew_with_the_timer() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        said: list[str | None] = []
+        inventory = Inventory(host, 0.3, complain=said.append, poll_seconds=0.01)
+        task = await running(inventory)
+        await until(lambda: said)
+        first = host.watched
+        host.watched = FakeWatch()
+        first.unheard = ("uevents cannot be heard any more: gone",)
+        await until(lambda: said[-1] is not None)
+        assert str(said[-1]).startswith("uevents cannot be heard any more: gone; changes are found by the timer alone")
+        assert not first.closed
+        await until(lambda: first.closed and said[-1] is None)
         await stopped(task)
         assert host.watched.closed
 

@@ -53,6 +53,14 @@ def test_sigterm_ends_the_agent_in_time_and_leaves_attached_vfs_alone(node: Stag
     assert settled(lambda: still_attached(node)) == []
 
 
+def test_a_start_and_a_restart_of_kubelet_are_no_errors(node: Stage) -> None:
+    node.end("kubelet")
+    wait("a word of it", lambda: "kubelet" in node.status()["obstacles"] or None)
+    node.start_kubelet()
+    node.await_ready()
+    assert [line for line in node.log("agent").splitlines() if "ERROR" in line] == []
+
+
 def test_a_killed_agent_loses_nothing(node: Stage) -> None:
     machine = SimulatedMachine.open(node.folder / "node")
     before = machine.links.by_device()

@@ -142,6 +142,7 @@ def _monitor(say: Callable[[str, Any], None], mode: str) -> Callable[[str, dict[
             **asdict(monitor.latest()),
             "session": monitor.session,
             "watching": monitor.watching,
+            "unheard": monitor.unheard,
             "threads": threading.active_count(),
         }
 

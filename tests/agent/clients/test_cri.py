@@ -65,8 +65,10 @@ def test_sandboxes_are_told_whether_they_run_or_not(socket: Path) -> None:
 
 
 def test_a_runtime_that_is_away_is_unavailable(socket: Path) -> None:
-    with pytest.raises(Unavailable, match="runtimeSocket"):
-        asyncio.run(ContainerRuntime(socket, timeout=1.0).sandboxes())
+    runtime = ContainerRuntime(socket, timeout=1.0)
+    with pytest.raises(Unavailable, match="runtimeSocket") as failed:
+        asyncio.run(runtime.sandboxes())
+    assert runtime.problem == str(failed.value)
 
 
 def test_a_socket_of_something_else_is_unavailable(socket: Path) -> None:

@@ -93,9 +93,21 @@ def test_a_missing_socket_is_unavailable_by_name(folder: Path) -> None:
         client = PodResources.of_kubelet(folder, timeout=0.5)
         with pytest.raises(Unavailable, match=f"PodResources.List on {folder}/pod-resources/kubelet.sock failed"):
             await client.list()
-        with pytest.raises(Unavailable, match=r"PodResources\.Get on"):
+        with pytest.raises(Unavailable, match=r"PodResources\.Get on") as failed:
             await client.get(PodRef("a", "b"))
+        said = [client.problem]
+        async with node(folder), asyncio.timeout(30):
+            while not await answers(client):
+                pass
+        said.append(client.problem)
+        assert said == [str(failed.value), None]
         await client.close()
+
+    async def answers(client: PodResources) -> bool:
+        with contextlib.suppress(Unavailable):
+            await client.list()
+            return True
+        return False
 
     asyncio.run(work())
 

@@ -69,9 +69,21 @@ def test_a_driver_whose_events_fail_is_listened_to_again(monitor: Peer, driver: 
     driver.show(A, B)
     monitor.ask("latest")
     driver.fail(EventSetWait=GPU_IS_LOST)
-    monitor.until("latest", lambda r: r["watching"] == 0)
+    answer = monitor.until("latest", lambda r: r["watching"] == 0 and r["unheard"])
+    assert answer["unheard"] == ["errors (XIDs) of GPUs are not told: GPU is lost"]
     driver.fail()
+    monitor.until("latest", lambda r: not r["unheard"])
     assert told(monitor, driver, "GPU-bbbb", 79)["gpu_uuid"] == "GPU-bbbb"
+
+
+def test_a_gpu_whose_errors_cannot_be_watched_is_named_until_they_can(monitor: Peer, driver: FakeDriver) -> None:
+    driver.fail(DeviceRegisterEvents=UNKNOWN)
+    driver.show(A)
+    monitor.ask("latest")
+    answer = monitor.until("latest", lambda r: r["unheard"])
+    assert answer["unheard"] == ["errors (XIDs) of GPU-aaaa are not told: Unknown Error"]
+    driver.fail()
+    monitor.until("latest", lambda r: not r["unheard"] and r["watching"] == 1)
 
 
 def test_gpus_without_events_are_read_all_the_same(monitor: Peer, driver: FakeDriver) -> None:
@@ -80,6 +92,7 @@ def test_gpus_without_events_are_read_all_the_same(monitor: Peer, driver: FakeDr
     monitor.ask("latest")
     driver.change("GPU-aaaa", error=GPU_IS_LOST)
     assert monitor.until("latest", lambda r: ailments(r)["GPU-aaaa"] == ["GpuLost"])["watching"] == 0
+    assert monitor.ask("latest")["unheard"] == []
 
 
 def test_a_gpu_that_was_swapped_is_seen_though_events_were_watched(monitor: Peer, driver: FakeDriver) -> None:

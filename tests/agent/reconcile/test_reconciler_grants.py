@@ -105,6 +105,23 @@ def test_grants_are_settled_soon_after_the_lists_are_made_though_nothing_happens
     assert [grant.pod for grant in scene.books.grants()] == [POD]
 
 
+def test_who_did_not_answer_is_asked_again_soon_though_nothing_happens(scene: Scene) -> None:
+    scene.claims = Unavailable("no kubelet")
+
+    async def nothing_happens() -> None:
+        scene.claims = [Claim(POD, "rdma/vf", VF)]  # after the first look
+        await asyncio.sleep(3600)
+
+    async def reconcile() -> None:
+        running = asyncio.create_task(scene.reconciler.run(nothing_happens, seconds=3600))
+        await until(lambda: scene.books.grants())
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(reconcile())
+    assert [grant.pod for grant in scene.books.grants()] == [POD]
+
+
 def test_a_grant_goes_to_the_pod_that_claims_it_now(scene: Scene) -> None:
     scene.books.grant("rdma/vf", {VF: VF})
     scene.books.bind([VF], POD)
