@@ -40,13 +40,19 @@ def cdi(facts: Facts) -> Iterator[Finding]:
             "add the component late to the overlay; the chart does so by itself",
         )
     if runtime is None:
-        yield Finding("cdi", Severity.UNSEEN, "neither containerd's nor CRI-O's socket or configuration is to be seen")
+        told = "neither containerd's nor CRI-O's socket or configuration is to be seen"
+        if facts.config is not None and facts.config.runtime_socket is not None:
+            told = f"{facts.config.runtime_socket}, which runtimeSocket names, is not to be seen"
+        yield Finding("cdi", Severity.UNSEEN, told)
         return
     if runtime.problem:
         yield Finding("cdi", Severity.ERROR, f"the runtime's configuration cannot be read: {runtime.problem}")
         return
     named = f"{runtime.name} {runtime.version}".rstrip()
-    if not runtime.resolves_cdi:
+    if runtime.resolves_cdi is None:
+        told = f"{named} resolves CDI names if its configuration, wherever that is, says enable_cdi = true"
+        yield Finding("cdi", Severity.UNSEEN, told)
+    elif not runtime.resolves_cdi:
         severity = Severity.ERROR if late else Severity.WARNING
         why = "late binding needs it" if late else "GPUs by CDI name and late binding need it"
         plugin = "io.containerd.cri.v1.runtime" if (runtime.config_version or 0) >= 3 else "io.containerd.grpc.v1.cri"

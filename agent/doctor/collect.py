@@ -24,6 +24,7 @@ from agent.errors import AgentError, Unavailable
 from agent.model.device import Snapshot
 
 MOST_BYTES = 1 << 20
+MOST_ANSWER_BYTES = 16 << 10
 ANSWER_SECONDS = 3.0
 RUNTIMES = {
     "containerd": ("run/containerd/containerd.sock", "containerd"),
@@ -98,29 +99,36 @@ def modules(root: Path) -> frozenset[str] | None:
 
 
 def runtime(root: Path, config: Config | None) -> ContainerRuntime | None:
-    """Find the container runtime; None if neither its socket nor its configuration is to be seen."""
+    """Find the container runtime; None if neither its socket nor its configuration is to be seen.
+
+    Both may be there, containerd for Docker: kubelet's is the one that is configured. One with a socket of its own
+    (k3s has one) has a configuration of its own, too, wherever that is.
+    """
     configured = config.runtime_socket if config is not None else None
-    # Both may be there, containerd for Docker: kubelet's is the one that is configured.
-    likely = sorted(RUNTIMES.items(), key=lambda item: configured is None or item[1][1] not in configured.name)
-    for name, (place, program) in likely:
-        socket_path = root / place
-        files, problem = containerd_config.read(root) if name == "containerd" else ((), "")
-        if not os.path.exists(socket_path) and not files and not problem:
-            continue
-        asked = _below(root, configured) if configured is not None and program in configured.name else socket_path
-        version = _version(asked)
-        config_version = _whole(files[0].document.get("version", 1)) if files else None
-        cdi = containerd_config.cdi(files, merges=is_containerd_2(version, config_version))
-        return ContainerRuntime(
-            name,
-            version=version,
-            config_version=config_version,
-            enable_cdi=cdi.enabled,
-            cdi_file=cdi.file,
-            memlock_bytes=memlock(root, program),
-            problem=problem,
-        )
-    return None
+    if configured is None:
+        found = (_runtime(root, name, root / place) for name, (place, _) in RUNTIMES.items())
+        return next((each for each in found if each is not None), None)
+    name = "cri-o" if "crio" in configured.name else "containerd"
+    is_usual = str(configured).removeprefix("/var") == f"/{RUNTIMES[name][0]}"
+    return _runtime(root, name, _below(root, configured), is_usual=is_usual)
+
+
+def _runtime(root: Path, name: str, socket_path: Path, *, is_usual: bool = True) -> ContainerRuntime | None:
+    files, problem = containerd_config.read(root) if name == "containerd" and is_usual else ((), "")
+    if not os.path.exists(socket_path) and not files and not problem:
+        return None
+    version = _version(socket_path)
+    config_version = _whole(files[0].document.get("version", 1)) if files else None
+    cdi = containerd_config.cdi(files, merges=is_containerd_2(version, config_version))
+    return ContainerRuntime(
+        name,
+        version=version,
+        config_version=config_version,
+        enable_cdi=cdi.enabled,
+        cdi_file=cdi.file if is_usual else "",
+        memlock_bytes=memlock(root, RUNTIMES[name][1]),
+        problem=problem,
+    )
 
 
 def memlock(root: Path, program: str) -> int | None:
@@ -167,6 +175,12 @@ def listens(path: Path) -> str | None:
     return None
 
 
+def _complaints(answer: bytes) -> str:
+    """Return what is wrong by the answer of a check: one that is well may tell of what makes nothing unready."""
+    lines = answer.decode(errors="replace").strip().splitlines()
+    return "; ".join(line for line in lines if line != "ok" and not line.endswith(": ok"))
+
+
 def agent_answers(endpoints: Endpoints) -> tuple[tuple[str, str | None], ...]:
     """Ask the agent whether it lives, and whether something keeps it from its work."""
     host = f"[{endpoints.address}]" if ":" in endpoints.address else endpoints.address
@@ -174,11 +188,10 @@ def agent_answers(endpoints: Endpoints) -> tuple[tuple[str, str | None], ...]:
     for path in ("healthz", "readyz"):
         url = f"http://{host}:{endpoints.port}/{path}"
         try:
-            with own_machine.get(url, ANSWER_SECONDS):
-                found.append((path, None))
+            with own_machine.get(url, ANSWER_SECONDS) as answer:
+                found.append((path, _complaints(answer.read(MOST_ANSWER_BYTES)) or None))
         except urllib.error.HTTPError as error:
-            text = error.read(4096).decode(errors="replace").strip()
-            found.append((path, "; ".join(line for line in text.splitlines() if not line.endswith(": ok"))))
+            found.append((path, _complaints(error.read(MOST_ANSWER_BYTES))))
         except Unavailable as error:
             found.append((path, str(error)))
             break

@@ -33,14 +33,17 @@ class ContainerRuntime:
     problem: str = ""
     """Why its configuration cannot be read."""
     cdi_file: str = "/etc/containerd/config.toml"
-    """containerd: the file that decides whether it resolves CDI names."""
+    """containerd: the file that decides whether it resolves CDI names; empty if nobody knows which that is."""
 
     @property
-    def resolves_cdi(self) -> bool:
-        """Tell whether it resolves CDI names: where nothing is said containerd does from 2.0 on, and CRI-O does."""
+    def resolves_cdi(self) -> bool | None:
+        """Tell whether it resolves CDI names: where nothing is said containerd does from 2.0 on, and CRI-O does.
+
+        None for an older containerd whose configuration is not to be seen.
+        """
         if self.enable_cdi is not None or self.name != "containerd":
             return self.enable_cdi is not False
-        return is_containerd_2(self.version, self.config_version)
+        return is_containerd_2(self.version, self.config_version) or (False if self.cdi_file else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,16 @@ CASES = [
         "1.7.24",
         "enable_cdi",
     ),
+    (
+        checks_node.cdi,
+        {"runtime": ContainerRuntime("containerd", "v1.7.23-k3s2", cdi_file="")},
+        *(Severity.UNSEEN, "if its configuration", ""),
+    ),
+    (
+        checks_node.cdi,
+        {"runtime": None, "config": config("{resources: [], runtimeSocket: /run/k3s/c.sock}")},
+        *(Severity.UNSEEN, "/run/k3s/c.sock, which runtimeSocket names", ""),
+    ),
     (checks_node.cdi, {"runtime": ContainerRuntime("containerd", "", 2, True)}, Severity.FINE, "resolves", ""),
     (checks_node.cdi, {"runtime": ContainerRuntime("containerd", "", 3)}, Severity.FINE, "resolves", ""),
     (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,15 +100,25 @@ def test_the_runtime_that_is_configured_is_kubelets(tmp_path: Path) -> None:
     assert [found.name if found is not None else "" for found in names.values()] == ["containerd", "cri-o"]
 
 
-def answer_version(request: api_pb2.VersionRequest, context: object) -> api_pb2.VersionResponse:
-    return api_pb2.VersionResponse(runtime_name="containerd", runtime_version="v2.1.4")
+def test_the_runtime_is_looked_for_where_the_configuration_says(short_folder: Path) -> None:
+    write(short_folder, {"etc/containerd/config.toml": "version = 2\n", "proc/7/comm": "containerd\n"})
+    (short_folder / "proc/7/limits").write_text("Max locked memory  8388608  8388608  bytes\n")
+    of_k3s = Config(runtime_socket=Path("/run/k3s/containerd/containerd.sock"))
+    assert runtime(short_folder, of_k3s) is None  # and not the containerd that is there for Docker
+    with answering(short_folder / "run/k3s/containerd/containerd.sock"):
+        found = runtime(short_folder, of_k3s)
+    assert found is not None
+    assert (found.name, found.version, found.memlock_bytes) == ("containerd", "v2.1.4", 8388608)
+    assert (found.config_version, found.cdi_file) == (None, "")
+    usual = runtime(short_folder, Config(runtime_socket=Path("/var/run/containerd/containerd.sock")))
+    assert usual is not None
+    assert (usual.config_version, usual.cdi_file) == (2, "/etc/containerd/config.toml")
 
 
-def test_a_running_runtime_tells_its_version(short_folder: Path) -> None:
-    path = short_folder / "run/containerd/containerd.sock"
+@contextmanager
+def answering(path: Path) -> Iterator[None]:
+    """A runtime that tells its version."""
     path.parent.mkdir(parents=True)
-    found = runtime(short_folder, None)
-    assert found is None
     server = grpc.server(ThreadPoolExecutor(1))
     handler = grpc.unary_unary_rpc_method_handler(
         answer_version, api_pb2.VersionRequest.FromString, api_pb2.VersionResponse.SerializeToString
@@ -118,12 +128,22 @@ def test_a_running_runtime_tells_its_version(short_folder: Path) -> None:
     server.add_insecure_port(f"unix:{path}")
     server.start()
     try:
+        yield
+    finally:
+        server.stop(None).wait()
+
+
+def answer_version(request: api_pb2.VersionRequest, context: object) -> api_pb2.VersionResponse:
+    return api_pb2.VersionResponse(runtime_name="containerd", runtime_version="v2.1.4")
+
+
+def test_a_running_runtime_tells_its_version(short_folder: Path) -> None:
+    assert runtime(short_folder, None) is None
+    with answering(short_folder / "run/containerd/containerd.sock"):
         found = runtime(short_folder, None)
         assert found is not None
         assert (found.name, found.version, found.config_version) == ("containerd", "v2.1.4", None)
         assert runtime(short_folder, Config(runtime_socket=Path("/run/containerd/containerd.sock"))) == found
-    finally:
-        server.stop(None).wait()
     found = runtime(short_folder, None)
     assert found is None or found.version == ""
 
@@ -185,6 +205,17 @@ def test_the_agent_is_asked_for_what_is_in_its_way() -> None:
     assert path == "healthz"
     assert wrong is not None
     assert "nobody answers" in wrong
+
+
+def test_an_agent_that_is_ready_tells_what_it_cannot_hear() -> None:
+    known = {"kernel-events": "uevents cannot be heard: no"}
+    pages = Pages(lambda _: ("", b""), lambda: served({}), {}, {"agent": lambda: None}, known=lambda: known)
+    server = EndpointServer.open("127.0.0.1", 0, pages)
+    try:
+        answers = agent_answers(Endpoints(port=server.port))
+    finally:
+        server.close()
+    assert answers == (("healthz", None), ("readyz", "kernel-events: uevents cannot be heard: no"))
 
 
 def test_a_whole_root_is_collected(short_folder: Path, node_root: Callable[[str], Path]) -> None:
