@@ -162,6 +162,7 @@ class Agent:
                 tasks.create_task(
                     keep_listening(parts.server.stands, parts.server.listen_anew, self.obstacles), name="CNI socket"
                 ),
+                tasks.create_task(parts.keep_specs(), name="CDI specs"),
                 tasks.create_task(self._heartbeat.run(), name="heartbeat"),
                 tasks.create_task(memory.settle(), name="memory"),
                 tasks.create_task(lasting(self._overview.run, "recent events"), name="recent events"),
@@ -280,6 +281,7 @@ class Agent:
             self.obstacles.expect("podresources", self._pod_resources.problem, RESTART_SECONDS)
             if parts.runtime is not None:
                 self.obstacles.expect("runtime", parts.runtime.problem, RESTART_SECONDS)
+            self.obstacles.set("cdi", parts.cdi_problem)
             self.obstacles.set("gpu-events", "; ".join(self._gpu_watch.unheard) or None)
             overlaps = parts.plugins.overlaps
             self.metrics.overlapping(len(overlaps))

@@ -10,6 +10,7 @@ from agent import cdi, device_info
 from agent.clients.cri import ContainerRuntime
 from agent.clients.kubelet import PodResources
 from agent.config import Config
+from agent.errors import AgentError
 from agent.events import Events
 from agent.granted import Granted
 from agent.hardware.host import Host
@@ -23,6 +24,7 @@ from agent.obstacles import NO_POD_NEEDS, Obstacles
 from agent.reconcile import Reconciler
 from cni import spool
 from cni.attachment import Attachments
+from cni.folder_changes import REMOVED, FolderChanges
 from cni.others import Others
 from cni.server import CniServer
 from deviceplugin.assignment import assign
@@ -30,6 +32,9 @@ from deviceplugin.gpu_files import GpuFilesOf
 from deviceplugin.plugins import DevicePlugins
 from deviceplugin.resources import Listed, adapters_behind, list_all, network_devices, vfs_of
 from deviceplugin.selectors import may_be_nic
+
+SPECS_SECONDS = 5.0
+"""How soon CDI specs are written again that could not be."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,10 @@ class Parts:
             is_settled=lambda: self.reconciler.settled,
             adapters=self._adapters,
         )
-        slots = Binder(
+        self._cdi_folder = FolderChanges(config.cdi_dir, REMOVED)
+        self._unwritten: str | None = None
+        """Why CDI specs of slots are not written."""
+        self._slots = slots = Binder(
             config.kubelet_dir,
             ledger,
             cdi.SlotSpecs(config.cdi_dir),
@@ -122,6 +130,33 @@ class Parts:
             complain=self._tell_of_books,
             slots=slots,
         )
+
+    async def keep_specs(self) -> None:
+        """Write CDI specs that somebody removes: until they are back no container that names one starts.
+
+        Runs until cancelled. The reconciler and the device plugins look at them, too, in their own time.
+        """
+        try:
+            while True:
+                self._cdi_folder.open()
+                self.plugins.look_again()
+                try:
+                    written = await asyncio.to_thread(self._slots.rewrite)
+                except AgentError as error:
+                    self._unwritten, written = str(error), ()
+                else:
+                    self._unwritten = None
+                for _ in written:
+                    self.reconciled("spec-write", "mended")
+                await self._cdi_folder.changed(SPECS_SECONDS if self._unwritten is not None else None)
+        finally:
+            self._cdi_folder.close()
+
+    @property
+    def cdi_problem(self) -> str | None:
+        """Tell what is wrong with CDI specs of ours, or with seeing that somebody removes them."""
+        problems = (self._unwritten, self.plugins.specs_problem, self._cdi_folder.problem)
+        return "; ".join(problem for problem in problems if problem is not None) or None
 
     def reconciled(self, action: str, reason: str) -> None:
         """Count what was brought into accord, and note it among the recent events."""

@@ -88,7 +88,8 @@ class PoolSpecs:
         """Name → text, and what the file was like when it said this."""
         self._is_tidy = True
         """Whether there is no file of ours that nobody wants."""
-        self._problem = ""
+        self.problem: str | None = None
+        """Why the files are not as they should be."""
 
     @property
     def is_watched(self) -> bool:
@@ -116,11 +117,9 @@ class PoolSpecs:
                         path.unlink(missing_ok=True)
                 self._is_tidy = True
         except OSError as error:
-            if error.strerror != self._problem:
-                log.error("CDI specs of pools cannot be written to %s: %s", self.folder, error.strerror)
-            self._problem = str(error.strerror)
+            self.problem = f"CDI specs of pools cannot be written to {self.folder}: {error.strerror}"
         else:
-            self._problem = ""
+            self.problem = None
 
     def _write(self, path: Path, text: str) -> None:
         try:

@@ -220,6 +220,16 @@ class DevicePlugins:
             closing.cancel()
             offered.cancel()
 
+    @property
+    def specs_problem(self) -> str | None:
+        """Tell why the CDI specs of pools are not as they should be."""
+        return self._pool_specs.problem
+
+    def look_again(self) -> None:
+        """Say that somebody may have removed CDI specs of pools. Belongs to the loop's thread."""
+        if self._pool_specs.is_watched:
+            self._books_changed.set()
+
     async def close(self) -> None:
         """End streams and servers, and wait for that. Devices in pods stay as they are."""
         self._closing.set()

@@ -74,18 +74,28 @@ class BoundSlots:
         again: so its device is bound again to whoever has the slot, held for the slot while nobody can tell who that
         is, and free once nobody has it. Returns what was done: (action, slot). Raises Unavailable and LedgerError.
         """
-        done = []
         with self._guard:
             bound = {binding.unit_id: binding for binding in self._ledger.bindings()}
-            for slot, binding in bound.items():
-                if not self._specs.is_written(binding.kind, slot, binding.edits):
-                    self._specs.write(binding.kind, slot, binding.edits)
-                    done.append(("spec-write", slot))
+            done = [("spec-write", slot) for slot in self._rewrite(bound.values())]
             unsure = (self._specs.slots() - bound.keys()) | {b.unit_id for b in bound.values() if not b.container_id}
             if unsure:
                 done += self._settle(unsure, bound, known, snapshot)
             self._told &= unsure
         return tuple(done)
+
+    def rewrite(self) -> Sequence[str]:
+        """Write the specs that are missing or say something else; list their slots. Raises Unavailable and LedgerError.
+
+        That much of `mend` needs nobody's word.
+        """
+        with self._guard:
+            return self._rewrite(self._ledger.bindings())
+
+    def _rewrite(self, bound: Collection[Binding]) -> list[str]:
+        missing = [b for b in bound if not self._specs.is_written(b.kind, b.unit_id, b.edits)]
+        for binding in missing:
+            self._specs.write(binding.kind, binding.unit_id, binding.edits)
+        return [binding.unit_id for binding in missing]
 
     def _settle(
         self, unsure: Collection[str], bound: Mapping[str, Binding], known: Known, snapshot: Snapshot

@@ -68,6 +68,7 @@ async def rig(
     device_info: Path | None = None,
     health: HealthBook | None = None,
     gpu_files: Callable[[], GpuFiles] = GpuFiles,
+    files_seconds: float = 0.1,
 ) -> AsyncIterator[Rig]:
     """Start both sides and wait until kubelet knows all units."""
     kubelet = new_kubelet(folder, seed)
@@ -84,7 +85,7 @@ async def rig(
         device_info=device_info,
         health=health,
         pace=QUICK,
-        files_seconds=0.1,
+        files_seconds=files_seconds,
     )
     running = asyncio.create_task(plugins.run())
     try:

@@ -156,6 +156,28 @@ def test_cdi_specs_that_could_not_be_written_or_were_removed_come_by_themselves(
     run(work())
 
 
+def test_a_cdi_spec_that_was_removed_comes_as_soon_as_somebody_says_so(short_path: Path) -> None:
+    pool, folder = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}, short_path / "cdi"
+
+    async def work() -> None:
+        resources = sriov(pool, use_cdi=True)
+        async with rig(short_path, snapshot=node(rails=1, vfs=1), resources=resources, files_seconds=3600) as made:
+            (spec,) = folder.iterdir()
+            spec.unlink()
+            made.plugins.look_again()
+            await until(spec.exists)
+            spec.unlink()
+            folder.rmdir()
+            folder.write_text("in the way")
+            made.plugins.look_again()
+            await until(lambda: f"cannot be written to {folder}" in (made.plugins.specs_problem or ""))
+            folder.unlink()
+            made.plugins.look_again()
+            await until(lambda: spec.exists() and made.plugins.specs_problem is None)
+
+    run(work())
+
+
 def test_rdma_files_come_only_where_the_pool_asks_for_rdma() -> None:
     found = granted(sriov({"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}), rdma_vf(node(rails=1)))
     assert files(found) == []

@@ -50,7 +50,7 @@ def slots_of(pod: Mapping[str, Any], container: int = 0) -> list[str]:
 def specs(stage: Stage) -> dict[str, Mapping[str, Any]]:
     """What the runtime would find for each slot: its edits."""
     found = {}
-    for path in (stage.folder / "cdi-specs").glob("*"):
+    for path in (stage.folder / "cdi-specs").glob("*.json"):
         document = json.loads(path.read_text())
         (device,) = document["devices"]
         assert document["kind"] == "nodefabric.io/vf"
@@ -152,6 +152,16 @@ def test_specs_outlive_the_agent_and_lost_ones_come_back(late: Stage) -> None:
     late.start_agent()
     late.await_ready()
     assert wait("the specs", lambda: specs(late) == written or None)
+
+
+def test_specs_that_are_removed_under_a_pod_are_back_before_the_reconciler_looks(late: Stage) -> None:
+    late.create_pod("a", {"rdma/vf": 2, "nvidia.com/gpu": 1})
+    late.await_pod("a")
+    written = specs(late)
+    for _ in range(4):  # the reconciler looks once a minute: it could be in time for one of these
+        for path in (late.folder / "cdi-specs").glob("*.json"):
+            path.unlink()
+        assert wait("the specs", lambda: specs(late) == written or None, seconds=10)
 
 
 def test_an_init_container_gets_what_only_it_has(late: Stage) -> None:
