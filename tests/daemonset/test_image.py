@@ -8,12 +8,17 @@ import re
 import struct
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import distribution, distributions, version
 from pathlib import Path, PurePosixPath
 
 import pytest
 
+from agent.sim.stage import CONFIG, Stage, wait
 from cni.commands import DEFAULT_RELAY
+from tests import sandbox
 from tests.daemonset.image import Image
 from tests.daemonset.manifests import FOLDER, REPOSITORY, Document
 
@@ -22,6 +27,8 @@ SBOM = "usr/share/nodefabric/sbom.spdx.json"
 MACHINES = {"amd64": 62, "arm64": 183}
 """e_machine of ELF files: EM_X86_64 and EM_AARCH64."""
 MOST_MIB = 150
+PF = "0000:18:00.0"
+"""An adapter of the recorded node."""
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +81,77 @@ def test_every_module_that_the_agent_may_import_is_there(image: Image) -> None:
     command = ["/usr/sbin/chroot", str(image.root), "/usr/bin/python3.11", "-sP", "-c", script, *there, *late]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def furnished(image: Image, own_network: None) -> Iterator[Image]:
+    """The image with what a runtime mounts into every container, and a /tmp of its own."""
+    with sandbox.mounts():
+        for name in ("proc", "sys", "dev"):
+            subprocess.run(["mount", "--rbind", f"/{name}", image.root / name], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "none", image.root / "tmp"], check=True)
+        yield image
+
+
+def test_it_loads_each_library_and_listens_on_each_interface_of_the_kernel(furnished: Image) -> None:
+    script = (Path(__file__).parent / "in_image.py").read_text()
+    command = ["/usr/sbin/chroot", str(furnished.root), "/usr/bin/python3.11", "-sP", "-c", script]
+    environment = dict(entry.split("=", 1) for entry in furnished.told["OCIv1"]["config"]["Env"])
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        subprocess.run(["ip", "link", "add", "nf0", "type", "veth", "peer", "name", "nf1"], check=True)
+        subprocess.run(["ip", "link", "set", "nf0", "up"], check=True)
+        said = first + process.stdout.read()
+    assert (said, process.returncode) == ("listening\n", 0)
+
+
+def test_its_agent_hears_of_a_link_that_goes_down_and_attaches_vfs(furnished: Image) -> None:
+    """The image's agent and relay, with the checkout's kubelet; no timer would find the change in time."""
+    with tempfile.TemporaryDirectory(prefix="nf-") as folder:
+        stage = Stage(Path(folder), furnished.root / DEFAULT_RELAY.relative_to("/"))
+        try:
+            hardware = stage.build_node("h100-8gpu")
+            networks = [{"name": "rails", "mtu": 4200}]  # no IPAM: its plugins are programs of the host
+            stage.write_config({**CONFIG, "networks": networks, "rescanSeconds": 3600})
+            stage.write_conflist()
+            stage.start_kubelet()
+            start_agent_of(furnished, stage)
+            stage.await_ready()
+            assert stage.status()["obstacles"] == {}
+            stage.create_pod("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
+            stage.await_pod("a")
+            name = hardware.links.by_device()[PF].name
+            for state in ("up", "down"):
+                subprocess.run(["ip", "link", "set", name, state], check=True)
+                wait(f"{name} to be seen {state}", partial(is_seen, stage, name, state))
+            stage.delete_pod("a")
+            stage.await_no_pod("a")
+            assert stage.end("agent") < 10
+        except BaseException:
+            print(stage.log_ends())
+            raise
+        finally:
+            stage.close()
+
+
+def start_agent_of(image: Image, stage: Stage) -> None:
+    """Start the image's agent in the image, where the stage's folder is at the same place."""
+    place = image.root / stage.folder.relative_to("/")
+    place.mkdir()
+    subprocess.run(["mount", "--bind", stage.folder, place], check=True)
+    config = image.told["OCIv1"]["config"]
+    options = ["--config", str(stage.folder / "config.yaml"), *stage.host, "--log-format", "text"]
+    command = ["/usr/sbin/chroot", str(image.root), *config["Entrypoint"], *config["Cmd"], *options]
+    environment = {**dict(entry.split("=", 1) for entry in config["Env"]), "NODE_NAME": "sim-node"}
+    with (stage.folder / "agent.log").open("ab") as log:
+        stage.processes["agent"] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+
+def is_seen(stage: Stage, name: str, state: str) -> bool | None:
+    """Tell whether the agent shows an interface in a state; None while it does not."""
+    shown = [netdev for nic in stage.status()["hardware"]["nics"] for netdev in nic["netdevs"]]
+    return any(netdev["name"] == name and netdev["state"] == state for netdev in shown) or None
 
 
 def test_the_relay_is_static_and_for_both_architectures(image: Image) -> None:
