@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from agent.demo import not_back, still_attached
@@ -55,6 +56,19 @@ def test_a_pod_gets_its_devices_and_leaves_nothing_behind(node: Stage) -> None:
     assert settled(lambda: [*not_back(machine, before), *still_attached(node)]) == []
     assert list(leases.glob("192.168.*")) == []
     machine.close()
+
+
+def test_an_agent_that_attaches_has_given_up_mounts_and_the_like_in_every_thread(node: Stage) -> None:
+    def restraints(process: str) -> tuple[int, int]:
+        status = dict(line.split(":", 1) for line in Path(process, "status").read_text().splitlines())
+        return int(status["Seccomp_filters"]), int(status["NoNewPrivs"])
+
+    node.create_pod("a", ALL)
+    node.await_pod("a")
+    filters, _ = restraints("/proc/self")
+    threads = [*Path(f"/proc/{node.processes['agent'].pid}/task").iterdir()]
+    assert len(threads) > 5
+    assert {restraints(str(thread)) for thread in threads if thread.exists()} == {(filters + 1, 1)}
 
 
 def test_an_hca_share_brings_the_char_devices_of_that_hca_only(node: Stage) -> None:
