@@ -14,11 +14,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
 
-from agent import admin, gpu_pause, memory, page, release
+from agent import admin, gpu_pause, memory, page, probes, release
 from agent.clients.kubelet import PodResources
 from agent.config import Config, Topology
 from agent.config.sources import Sources
@@ -66,12 +67,20 @@ class Agent:
     """All parts of one running agent."""
 
     def __init__(
-        self, config: Config, host: Host, *, api: ClusterApi | None = None, sources: Sources | None = None
+        self,
+        config: Config,
+        host: Host,
+        *,
+        api: ClusterApi | None = None,
+        sources: Sources | None = None,
+        probe_socket: Path | None = None,
     ) -> None:
         """`api` is the API server to publish to; None if nothing goes there. `sources` are the files that the
-        configuration was read from, to follow them; None if it stays as it is."""
+        configuration was read from, to follow them; None if it stays as it is. At `probe_socket` kubelet's probes
+        are answered; None if nobody probes."""
         self.config = config
         self._sources = sources
+        self._probe_socket = probe_socket
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self._host = host
@@ -105,7 +114,9 @@ class Agent:
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set, then close everything in reverse order. Devices in pods stay there."""
         async with AsyncExitStack() as stack:
-            opening = asyncio.create_task(self._open_endpoints(), name="endpoints")
+            pages = self._pages()
+            stack.enter_context(probes.served(self._probe_socket, pages.health, pages.ready))
+            opening = asyncio.create_task(self._open_endpoints(pages), name="endpoints")
             stack.push_async_callback(self._close_endpoints, opening)
             self.metrics.add_facts(self._facts, agent_version())
             self.metrics.add_adapters(self._counters, lambda: self.config.endpoints.exporter_names)
@@ -214,18 +225,19 @@ class Agent:
 
     # ------------------------------------------------------------------ opening
 
-    async def _open_endpoints(self) -> EndpointServer:
-        """Open the endpoints, however long another process has their port: pods need no endpoints."""
-        checks = {"agent": lambda: self.obstacles.first(besides=NO_POD_NEEDS)}
-        pages = Pages(
+    def _pages(self) -> Pages:
+        return Pages(
             metrics=self.metrics.render,
             status=self._overview.served,
             health={"loop": self._heartbeat.stopped, "volumes": self._volumes.lost},
-            ready=checks,
+            ready={"agent": lambda: self.obstacles.first(besides=NO_POD_NEEDS)},
             known=self.obstacles.known,
             files=page.load(),
             everywhere=self.config.endpoints.status == "everywhere",
         )
+
+    async def _open_endpoints(self, pages: Pages) -> EndpointServer:
+        """Open the endpoints, however long another process has their port: pods need no endpoints."""
         wanted = self.config.endpoints
         while True:
             try:

@@ -11,9 +11,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from agent import probes
 from agent.config import Config, Endpoints, load_legible
 from agent.config.sources import Sources
 from agent.endpoints import EndpointServer, Pages
@@ -76,11 +78,13 @@ def _problems_of_users(config: Config, number: int) -> list[str]:
     return problems
 
 
-async def await_config(sources: Sources, scan: Callable[[], Snapshot], stop: asyncio.Event) -> Config | None:
+async def await_config(
+    sources: Sources, scan: Callable[[], Snapshot], stop: asyncio.Event, probe_socket: Path | None = None
+) -> Config | None:
     """Read the configuration, waiting for its repair if it is wrong. None if asked to stop meanwhile.
 
     Meanwhile /healthz is fine and /readyz says what is wrong, where the configuration has them as far as it can be
-    read: kubelet would end an agent whose probes find nobody.
+    read, and to probes at their socket: kubelet would end an agent whose probes find nobody.
     """
     said: tuple[str, ...] = ()
     wrong: list[str] = []
@@ -95,7 +99,7 @@ async def await_config(sources: Sources, scan: Callable[[], Snapshot], stop: asy
                     log.error("waiting for %s to be repaired", sources)
                     wrong[:] = error.problems
                     if not said:
-                        _explain(stack, wrong, await asyncio.to_thread(_endpoints, sources))
+                        _explain(stack, wrong, await asyncio.to_thread(_endpoints, sources), probe_socket)
                     said = error.problems
             else:
                 for warning in config.warnings:
@@ -126,7 +130,7 @@ def _endpoints(sources: Sources) -> Endpoints:
         return Endpoints()
 
 
-def _explain(stack: ExitStack, wrong: Sequence[str], endpoints: Endpoints) -> None:
+def _explain(stack: ExitStack, wrong: Sequence[str], endpoints: Endpoints, probe_socket: Path | None) -> None:
     metrics = Metrics(CollectorRegistry())
     metrics.reloaded("refused")
     pages = Pages(
@@ -135,6 +139,7 @@ def _explain(stack: ExitStack, wrong: Sequence[str], endpoints: Endpoints) -> No
         ready={"config": lambda: "; ".join(wrong)},
         everywhere=endpoints.status == "everywhere",
     )
+    stack.enter_context(probes.served(probe_socket, pages.health, pages.ready))
     try:
         stack.callback(EndpointServer.open(endpoints.address, endpoints.port, pages).close)
     except ConfigError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent import config as configuration
-from agent import logs, workers
+from agent import logs, probe, workers
 from agent.commands.exits import DONE, FAILED
 from agent.commands.options import Command, add_config, add_host, open_host
 from agent.commands.sources import add_sources, sources
@@ -57,6 +57,7 @@ def _run(options: argparse.Namespace) -> int:
     from agent.startup import await_config
 
     files = sources(options, options.config)
+    probe_socket = Path(found) if (found := os.environ.get(probe.SOCKET)) else None
 
     async def serve() -> None:
         stop = asyncio.Event()
@@ -66,11 +67,11 @@ def _run(options: argparse.Namespace) -> int:
             loop.add_signal_handler(number, _stop, stop)
         host = open_host(options)
         try:
-            config = await await_config(files, host.scan, stop)
+            config = await await_config(files, host.scan, stop, probe_socket)
             if config is not None:
                 log.info("configuration in effect: %s", configuration.describe(config))
                 api, problem = _api_server(config, options.kubeconfig)
-                agent = Agent(config, host, api=api, sources=files)
+                agent = Agent(config, host, api=api, sources=files, probe_socket=probe_socket)
                 # Pods need no API server: an agent that ended here would end again after each start.
                 agent.obstacles.set("publishing", problem)
                 await agent.run(stop)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
 import urllib.error
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agent import probe
 from agent.demo import not_back, still_attached
 from agent.sim.machine import SimulatedMachine
 from agent.sim.runtime import make_netns, remove_netns
@@ -188,6 +191,46 @@ def test_a_bad_configuration_is_said_and_its_repair_noticed(stage: Stage) -> Non
     stage.write_config()
     stage.start_kubelet()
     stage.await_ready()
+
+
+def probed(stage: Stage, question: str) -> tuple[int, str]:
+    """Probe as kubelet does in the chart's container."""
+    environment = {probe.SOCKET: str(stage.folder / "probe.sock")}
+    command = [sys.executable, "-I", "-S", probe.__file__, question]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    return done.returncode, done.stdout
+
+
+def test_who_takes_the_port_while_the_agent_restarts_cannot_have_it_killed(stage: Stage) -> None:
+    stage.build_node("h100-8gpu")
+    stage.write_config()
+    stage.start_kubelet()
+    with socket.create_server(("127.0.0.1", stage.port)):
+        stage.start_agent(env={probe.SOCKET: str(stage.folder / "probe.sock")})
+        wait("the agent to be well", lambda: probed(stage, "healthz")[0] == 0 or None)
+        wait("kubelet to have heard of it", lambda: allocatable(stage, "rdma/vf") or None)
+        taken = "endpoints: cannot listen on 127.0.0.1 port 9808"
+        wait("word of the port", lambda: taken in probed(stage, "readyz")[1] or None)
+        assert probed(stage, "healthz")[0] == 0
+    wait("the agent to be ready", lambda: probed(stage, "readyz")[0] == 0 or None)
+
+
+def test_probes_are_answered_while_a_wrong_configuration_or_another_agent_is_waited_for(node: Stage) -> None:
+    config = node.folder / "config.yaml"
+    good, asked = config.read_text(), {probe.SOCKET: str(node.folder / "probe.sock")}
+    config.write_text("resources: [{name: rdma/vf, kind: vf, network: nosuch}]\n")
+    first = node.processes.pop("agent")
+    try:
+        node.start_agent(env=asked)
+        wait("the second agent to be well", lambda: probed(node, "healthz")[0] == 0 or None)
+        assert "'nosuch' is not among the networks" in probed(node, "readyz")[1]
+        config.write_text(good)
+        wait("the second agent to wait", lambda: "is in use by another agent" in node.log("agent") or None)
+        assert (probed(node, "healthz")[0], probed(node, "readyz")[0]) == (0, 1)
+    finally:
+        first.terminate()
+        first.wait(timeout=30)
+    wait("the second agent to be ready", lambda: probed(node, "readyz")[0] == 0 or None)
 
 
 def test_a_vf_that_vanishes_between_allocate_and_add_is_named(stage: Stage) -> None:
