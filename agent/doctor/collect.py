@@ -146,11 +146,15 @@ def memlock(root: Path, program: str) -> int | None:
 
 
 def networks(folder: Path) -> tuple[NetworkFile, ...] | None:
-    """List the runtime's network configurations in the order in which it reads them; None if they cannot be seen."""
-    if not _is_open(folder):
+    """List the runtime's network configurations in the order in which it reads them; None if they cannot be seen.
+
+    The agent's container is shown folders of IPAM plugins in it at most.
+    """
+    names = _names(folder)
+    if not _is_open(folder) or (names and all(os.path.isdir(folder / name) for name in names)):
         return None
     found = []
-    for name in sorted(n for n in _names(folder) if n.endswith((".conflist", ".conf", ".json"))):
+    for name in sorted(n for n in names if n.endswith((".conflist", ".conf", ".json"))):
         try:
             document = json.loads(_text(folder / name) or "")
         except (ValueError, RecursionError):

@@ -13,6 +13,7 @@ from typing import Any
 
 from proto.cri.v1 import api_pb2
 from tests.containerd.cri import Cri
+from tests.daemonset.manifests import FOLDER
 
 Spec = Mapping[str, Any]
 MASKED = ("acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list")
@@ -32,6 +33,8 @@ OF_CONTEXT = {
     *("runAsUser", "seccompProfile"),
 }
 SECONDS = 60.0
+SECCOMP = FOLDER / "seccomp.json"
+"""The one profile that is in kubelet's folder for them."""
 
 
 class ContainerFailed(Exception):
@@ -149,8 +152,11 @@ def _known(given: Spec, known: set[str]) -> None:
 
 
 def _seccomp(context: Spec) -> api_pb2.SecurityProfile:
-    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-    return api_pb2.SecurityProfile(profile_type=api_pb2.SecurityProfile.RuntimeDefault)
+    wanted = context["seccompProfile"]
+    if wanted == {"type": "RuntimeDefault"}:
+        return api_pb2.SecurityProfile(profile_type=api_pb2.SecurityProfile.RuntimeDefault)
+    assert wanted == {"type": "Localhost", "localhostProfile": SECCOMP.name}
+    return api_pb2.SecurityProfile(profile_type=api_pb2.SecurityProfile.Localhost, localhost_ref=str(SECCOMP))
 
 
 def _value(entry: Spec) -> str:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,15 @@ from agent.errors import AgentError
 from agent.sim.stage import CONFIG, Stage, wait
 from tests.containerd.conftest import CNI_VERSIONS
 from tests.containerd.cri import RuntimeRefused
-from tests.containerd.manifest import ContainerFailed, ManifestPod
+from tests.containerd.manifest import SECCOMP, ContainerFailed, ManifestPod
 from tests.containerd.node import Node, make_devices
 from tests.containerd.runtime import Containerd
 from tests.daemonset.image import Image
 from tests.daemonset.manifests import Document, Kube, container
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+OF_ARM = {"arm_fadvise64_64", "arm_sync_file_range", "sync_file_range2", "breakpoint", "cacheflush", "set_tls"}
+"""Calls that the runtime's own profile has on that architecture."""
 HOST_FOLDERS = (Path("/etc"), Path("/var/lib"))
 """In which kubelet makes folders for mounts; the test sees what is changed there, and the machine does not."""
 
@@ -81,13 +82,16 @@ class Cluster:
         manifest's."""
         more = {str(self._simulated): self._simulated}
         self.agent = pod.start(agent, "--simulate", str(self._simulated), more_mounts=more)
-        get = agent["readinessProbe"]["httpGet"]
-        url = f"http://{get['host']}:{get['port']}{get['path']}"
+        command = agent["readinessProbe"]["exec"]["command"]
         try:
-            wait("the agent to be ready", lambda: answers(url) or None)
+            wait("the agent to be ready", lambda: self.passes(command) or None)
         except AgentError:
             print(pod.log("agent"))
             raise
+
+    def passes(self, command: Sequence[str]) -> bool:
+        """Probe as kubelet does."""
+        return self.node.runtime.cri.execute(self.agent, *command).status == 0
 
     def install(self) -> ManifestPod:
         """Install as kubelet does it, and wait until the node is ready and its network joined."""
@@ -159,15 +163,6 @@ def cluster(stage: Stage, containerd: Containerd, suite: str, request: pytest.Fi
             made.close()
 
 
-def answers(url: str) -> bool:
-    """Probe as kubelet does."""
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
 def share(folder: Path) -> None:
     """Make a folder of /run a mount that shows new ones to containers, as it is on a host where `ip netns` has run."""
     folder.mkdir(exist_ok=True)
@@ -203,11 +198,36 @@ def rights(cluster: Cluster) -> Document:
         "  'seccomp': status['Seccomp'].strip(),\n"
         "  'pid1': pathlib.Path('/proc/1/cmdline').read_text().split(chr(0))[1:3],\n"
         "  'denied': [denied(p) for p in ('/usr/x', '/etc/nodefabric/x', '/sys/kernel/x')],\n"
+        "  'filters': {p: pathlib.Path(p, 'status').read_text().split('Seccomp_filters:')[1].split()[0]\n"
+        "    for p in ('/proc/1', '/proc/self')},\n"
         "  'devices': sorted(os.listdir('/dev'))}))\n"
     )
-    told = cluster.node.runtime.cri.execute(cluster.agent, "python3", "-c", look)
+    found: Document = looked(cluster, look)
+    return found
+
+
+def looked(cluster: Cluster, script: str) -> Any:
+    """Run a script in the agent's container, beside the agent. Returns the document that it prints."""
+    told = cluster.node.runtime.cri.execute(cluster.agent, "python3", "-c", script)
     assert told.status == 0, told.stderr
-    found: Document = json.loads(told.stdout)
+    return json.loads(told.stdout)
+
+
+def powers(cluster: Cluster) -> Document:
+    """Have a process in the agent's container try what CAP_SYS_ADMIN allows, in mounts of its own if it gets any."""
+    script = (
+        "import ctypes, errno, json, os\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "def call(name, *arguments):\n"
+        "    done = getattr(libc, name)(*arguments) == 0\n"
+        "    return 'done' if done else errno.errorcode[ctypes.get_errno()]\n"
+        "print(json.dumps({'unshare': call('unshare', 0x20000),\n"
+        "  'mount': call('mount', b'none', b'/dev/shm', b'proc', 0, None),\n"
+        "  'umount': call('umount2', b'/dev/shm', 2),\n"
+        "  'other mounts': call('setns', os.open('/proc/self/ns/mnt', 0), 0x20000),\n"
+        "  'other network': call('setns', os.open('/proc/self/ns/net', 0), 0x40000000)}))\n"
+    )
+    found: Document = looked(cluster, script)
     return found
 
 
@@ -219,6 +239,7 @@ def test_an_agent_with_the_rights_of_the_manifest_serves_pods_and_leaves_the_nod
     net_admin, sys_admin = 12, 21  # include/uapi/linux/capability.h
     assert int(found["bounding"], 16) == int(found["effective"], 16) == 1 << net_admin | 1 << sys_admin
     assert found["seccomp"] == "2"  # a filter
+    assert found["filters"] == {"/proc/1": "2", "/proc/self": "1"}  # the agent has one more than who only looks
     assert found["pid1"] == ["-sP", "/usr/local/bin/nodefabric"]  # no process of the host's is to be seen
     assert found["denied"] == ["Read-only file system"] * 3
     assert not {"infiniband", "nvidia0"} & {*found["devices"]}
@@ -250,6 +271,32 @@ def test_an_agent_with_the_rights_of_the_manifest_serves_pods_and_leaves_the_nod
     # What the IPAM plugin notes for itself is not ours to remove.
     leases = str(cluster.changed[Path("/var/lib")] / "cni")
     assert [line for line in cluster.left() if not line.startswith(leases)] == before
+
+
+def test_with_the_profile_on_the_node_nothing_in_the_container_can_mount_and_pods_are_served(cluster: Cluster) -> None:
+    pod, spec = cluster.pod("nodefabric-a", {"localhostSeccompProfile": SECCOMP.name})
+    pod.run_init_containers()
+    cluster.start_agent(pod, container(spec, "agent"))
+    assert powers(cluster) == {
+        **dict.fromkeys(("unshare", "mount", "umount", "other mounts"), "EPERM"),
+        "other network": "done",
+    }
+    pod.start(container(spec, "cni-chain"))
+    wait("the plugin to be in the network", lambda: '"nodefabric"' in cluster.network.read_text() or None)
+    _, sandbox = attach(cluster)
+    assert cluster.node.links(sandbox)["net1"]["mtu"] == 4200
+    assert [word for word in ("Traceback", '"ERROR"') if word in pod.log("agent")] == []
+
+
+def test_the_profile_allows_nothing_that_the_runtimes_own_does_not(cluster: Cluster) -> None:
+    """But what the agent needs: network namespaces, and to ask for tcx programs."""
+    pod, spec = cluster.pod("nodefabric-a")
+    (agent,) = [c for c in spec["containers"] if c["name"] == "agent"]
+    told = cluster.node.runtime.cri.sandbox_info(pod.sandbox)["runtimeSpec"]["linux"]["seccomp"]
+    assert agent["securityContext"].get("seccompProfile") is None
+    default = {name for rule in told["syscalls"] for name in rule["names"]}
+    ours = {name for rule in json.loads(SECCOMP.read_text())["syscalls"] for name in rule["names"]}
+    assert ours - default - OF_ARM == {"bpf", "setns"}
 
 
 @pytest.mark.parametrize("missing", ["NET_ADMIN", "SYS_ADMIN"])

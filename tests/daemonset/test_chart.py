@@ -15,7 +15,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from agent import config
+from agent import config, probe
+from agent.clients.apiserver import SERVICE_ACCOUNT
 from cni import kinds, netconf
 from tests.daemonset.manifests import (
     CHART,
@@ -38,6 +39,8 @@ SWITCHES: dict[str, Document] = {
     "late": {"config": {"resources": [{"name": "rdma/vf", "kind": "vf", "binding": "late"}]}},
     "alerts": {"prometheusRule": {"enabled": True}},
     "volcano": {"config": {"topology": {"volcano": True}}},
+    "whereabouts": {"cni": {"ipamFolders": ["whereabouts.d"]}},
+    "seccomp": {"localhostSeccompProfile": "nodefabric.json"},
     "labels": {"config": {"topology": {"labels": {"keys": {"example.com/rails": "rails"}}}}},
     "lldp": {"config": {"topology": {"labels": {"keys": {"example.com/leaf": "leaf-switch"}}}}},
     "before-1.30": {"admissionPolicy": {"enabled": False}},
@@ -167,6 +170,7 @@ def test_the_configuration_decides_about_paths_ports_and_probes(kube: Kube) -> N
             "netnsDirs": ["/data/netns", "/run/docker/netns"],
             "endpoints": {"address": "0.0.0.0", "port": 9900},
             "topology": {"kubeletConfig": "/data/kubelet/config.yaml"},
+            "networks": [{"name": "rails", "ipam": {"type": "whereabouts", "range": "10.0.0.0/24"}}],
         },
         "cni": {"binDir": "/usr/libexec/cni", "confDir": "/etc/kubernetes/cni"},
     }
@@ -176,14 +180,13 @@ def test_the_configuration_decides_about_paths_ports_and_probes(kube: Kube) -> N
     shown = host_paths(spec)
     for path in (
         *("/data/kubelet/device-plugins", "/data/kubelet/pod-resources", "/data/kubelet/config.yaml"),
-        *("/data/nodefabric", "/run/fabric", "/run/k3s/containerd", "/usr/libexec/cni", "/etc/kubernetes/cni"),
+        *("/data/nodefabric", "/run/fabric", "/run/k3s/containerd", "/usr/libexec/cni"),
+        "/etc/kubernetes/cni/whereabouts.d",
         *("/data/netns", "/run/docker/netns"),
     ):
         assert shown[mounts[path]["name"]] == path
     assert "/var/run/netns" not in mounts
     assert agent["ports"][0]["containerPort"] == 9900
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert (agent[probe]["httpGet"]["host"], agent[probe]["httpGet"]["port"]) == ("127.0.0.1", 9900)
 
 
 @pytest.mark.parametrize("config", [{}, {"cdiDir": "/etc/cdi"}, {"cdiDir": "/etc/cdi/"}])
@@ -194,19 +197,87 @@ def test_no_path_is_mounted_twice_which_the_api_server_refuses(kube: Kube, confi
     assert "/etc/cdi" in paths
 
 
-@pytest.mark.parametrize(
-    ("address", "host"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("127.0.0.2", "127.0.0.2"), ("::1", "::1")]
-)
-def test_probes_ask_an_address_that_the_endpoints_have(kube: Kube, address: str, host: str) -> None:
-    spec = pod(kube.template({"config": {"endpoints": {"address": address}}}))
-    assert container(spec, "agent")["livenessProbe"]["httpGet"]["host"] == host
+def test_probes_ask_the_agents_own_socket_whatever_port_it_has(kube: Kube) -> None:
+    spec = pod(kube.template({"config": {"endpoints": {"address": "0.0.0.0", "port": 9900}}}))
+    agent = container(spec, "agent")
+    for name, question in (("startupProbe", "healthz"), ("livenessProbe", "healthz"), ("readinessProbe", "readyz")):
+        assert agent[name]["exec"] == {"command": ["nodefabric-probe", question]}
+        assert agent[name]["timeoutSeconds"] > probe.SECONDS  # it tells itself that nobody answers
+    (told,) = [entry["value"] for entry in agent["env"] if entry["name"] == probe.SOCKET]
+    # Of the pod alone: a folder of the host's would be there for the agent of another pod too.
+    assert Path(told).parent == Path("/dev/shm")
+    assert not [mount for mount in agent["volumeMounts"] if mount["mountPath"].startswith("/dev")]
+
+
+def ipam_folders(kube: Kube, values: Document) -> dict[str, str]:
+    """Tell what of the networks' configurations the agent's container is shown: path there → path of the host."""
+    spec = pod(kube.template(values))
+    shown = host_paths(spec)
+    mounts = [m for m in container(spec, "agent")["volumeMounts"] if m["mountPath"].startswith("/etc/cni")]
+    assert all(mount["readOnly"] for mount in mounts)
+    return {mount["mountPath"]: shown[mount["name"]] for mount in mounts}
+
+
+def test_of_the_networks_configurations_the_agent_sees_what_its_ipam_plugins_read(kube: Kube) -> None:
+    """Others' kubeconfigs are in the same folder."""
+    assert ipam_folders(kube, {}) == {}
+    networks = [
+        {"name": "rails", "ipam": {"type": "whereabouts", "range": "10.0.0.0/24"}},
+        {"name": "more", "ipam": {"type": "whereabouts", "range": "10.0.1.0/24"}},
+        {"name": "pool", "ipam": {"type": "nv-ipam"}},
+        {"name": "plain", "ipam": {"type": "host-local"}},
+        {"name": "none", "ipam": {}},
+    ]
+    named = {f"/etc/cni/net.d/{name}": f"/etc/cni/net.d/{name}" for name in ("whereabouts.d", "nv-ipam.d")}
+    assert ipam_folders(kube, {"config": {"networks": networks}}) == named
+    attachment = {"name": "a", "resourceName": "rdma/vf", "config": {"ipam": {"type": "nv-ipam"}}}
+    assert [*ipam_folders(kube, {"networkAttachments": [attachment]})] == ["/etc/cni/net.d/nv-ipam.d"]
+    assert [*ipam_folders(kube, {"cni": {"ipamFolders": ["own.d"]}})] == ["/etc/cni/net.d/own.d"]
+    assert [*ipam_folders(kube, {"cni": {"ipamFolders": ["."]}})] == ["/etc/cni/net.d"]
+
+
+def test_the_whole_folder_of_networks_is_for_who_chains(kube: Kube) -> None:
+    spec = pod(kube.template({"cni": {"chain": True}}))
+    (volume,) = [name for name, path in host_paths(spec).items() if path == "/etc/cni/net.d"]
+    having = [c["name"] for c in spec["containers"] if volume in {m["name"] for m in c["volumeMounts"]}]
+    assert having == ["cni-chain"]
+    assert "/etc/cni/net.d" not in host_paths(pod(kube.template())).values()
+
+
+def test_the_token_is_in_the_container_that_publishes_alone(kube: Kube) -> None:
+    spec = pod(kube.template({"cni": {"chain": True}}))
+    assert spec["automountServiceAccountToken"] is False
+    (volume,) = [v for v in spec["volumes"] if "projected" in v]
+    sources = {kind: told for source in volume["projected"]["sources"] for kind, told in source.items()}
+    assert sources["serviceAccountToken"]["path"] == "token"
+    assert sources["configMap"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    having = {
+        c["name"]: m["mountPath"]
+        for c in (*spec["containers"], *spec["initContainers"])
+        for m in c["volumeMounts"]
+        if m["name"] == volume["name"]
+    }
+    assert having == {"agent": str(SERVICE_ACCOUNT)}
+
+
+def test_selinux_and_seccomp_are_as_the_values_say(kube: Kube) -> None:
+    plain = pod(kube.template())
+    assert plain["securityContext"] == {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert "seccompProfile" not in container(plain, "agent")["securityContext"]
+    profile = {"type": "Localhost", "localhostProfile": "nodefabric.json"}
+    values = {"seLinuxOptions": {"type": "spc_t"}, "localhostSeccompProfile": "nodefabric.json"}
+    spec = pod(kube.template(values))
+    assert spec["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container(spec, "agent")["securityContext"]["seccompProfile"] == profile
+    removing = pod(kube.template({"remove": True, "seLinuxOptions": {"type": "spc_t"}}))
+    assert removing["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
 
 
 def test_without_publishing_there_is_no_token_role_or_policy(kube: Kube) -> None:
     found = kube.template({"config": {"topology": {"publish": False}}})
-    assert pod(found)["automountServiceAccountToken"] is False
+    assert not [v for v in pod(found)["volumes"] if "projected" in v]
     assert {d["kind"] for d in found} == {"ServiceAccount", "ConfigMap", "DaemonSet"}
-    assert pod(kube.template())["automountServiceAccountToken"] is True
     assert named(found, "ServiceAccount")["automountServiceAccountToken"] is False
 
 
@@ -290,6 +361,9 @@ def test_network_attachments_are_configurations_that_the_plugin_takes(kube: Kube
         ({"config": {"kubeletDirectory": "/var/lib/kubelet"}}, "kubeletDirectory"),
         ({"config": {"resources": [{"name": "rdma/vf", "kind": "vff"}]}}, "/config/resources/0"),
         ({"image": {"digest": "latest"}}, "/image/digest"),
+        ({"cni": {"ipamFolders": ["../kubernetes"]}}, "/cni/ipamFolders/0"),
+        ({"localhostSeccompProfile": "/var/lib/kubelet/seccomp/x.json"}, "/localhostSeccompProfile"),
+        ({"seLinuxOptions": {"tpye": "spc_t"}}, "tpye"),
         ({"podMonitor": {"enabled": True}}, "Prometheus does not reach loopback"),
         ({"config": {"endpoints": {"port": 0}}}, "config.endpoints.port: 0 is another port at each start"),
     ],

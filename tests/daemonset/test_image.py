@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from agent import probe
 from agent.sim.stage import CONFIG, Stage, wait
 from cni.commands import DEFAULT_RELAY
 from tests import sandbox
@@ -64,6 +65,16 @@ def elf(path: Path) -> tuple[int, bool] | None:
 def test_it_runs_with_nothing_but_its_own_files(image: Image, user: str) -> None:
     version = re.findall(r'^version = "(.+)"', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
     assert run(image, "version", user=user).stdout == f"nodefabric {version[0]}\n"
+
+
+def test_the_probe_runs_with_nothing_but_its_own_files(image: Image) -> None:
+    command = ["/usr/sbin/chroot", str(image.root), "/usr/local/bin/nodefabric-probe", "healthz"]
+    environment = {probe.SOCKET: "/dev/shm/none.sock"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (
+        1,
+        "the agent does not answer at /dev/shm/none.sock: [Errno 2] No such file or directory\n",
+    )
 
 
 def test_every_module_that_the_agent_may_import_is_there(image: Image) -> None:

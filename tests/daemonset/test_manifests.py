@@ -115,7 +115,7 @@ def test_privileges_are_the_least_that_do() -> None:
     assert "allowPrivilegeEscalation" not in agent_container()["securityContext"]
 
 
-def chain_container() -> dict[str, Any]:
+def chain_spec() -> dict[str, Any]:
     (component,) = documents(FOLDER / "components/chain/kustomization.yaml")
     (patch,) = component["patches"]
     (document,) = yaml.safe_load_all(patch["patch"])
@@ -124,14 +124,18 @@ def chain_container() -> dict[str, Any]:
         == patch["target"]["name"]
         == documents(BASE / "daemonset.yaml")[0]["metadata"]["name"]
     )
-    (found,) = document["spec"]["template"]["spec"]["containers"]
+    return dict(document["spec"]["template"]["spec"])
+
+
+def chain_container() -> dict[str, Any]:
+    (found,) = chain_spec()["containers"]
     return dict(found)
 
 
 def test_the_component_that_chains_works_on_the_host_paths_of_the_base() -> None:
     chain = chain_container()
     options = _parser().parse_args(chain["args"])
-    shown = host_paths(daemonset())
+    shown = host_paths(daemonset()) | host_paths(chain_spec())
     mounts = {m["mountPath"]: m for m in chain["volumeMounts"]}
     for path, host_path in ((options.target, DEFAULT_TARGET), (options.conf_dir, DEFAULT_CONFIGURATIONS)):
         assert shown[mounts[str(path)]["name"]] == str(host_path)
@@ -193,14 +197,6 @@ def test_all_who_install_or_remove_say_for_whom_alike() -> None:
     (install,) = daemonset()["initContainers"]
     assert install["env"] == remove["env"] == chain_container()["env"]
     assert install["env"][0]["name"] == "NODEFABRIC_INSTANCE"
-
-
-def test_probes_ask_where_the_endpoints_listen() -> None:
-    endpoints = base_config().endpoints
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        get = agent_container()[probe]["httpGet"]
-        assert (get["host"], get["port"]) == (endpoints.address, endpoints.port)
-        assert get["path"] == ("/readyz" if probe == "readinessProbe" else "/healthz")
 
 
 def test_an_update_never_runs_two_agents_on_a_node() -> None:

@@ -131,7 +131,7 @@ def test_the_role_allows_what_the_client_calls_and_nothing_else(kube: Kube, aske
     found = kube.template({"config": {"topology": topology}})
     assert allowed(found) == asked.rights
     (daemonset,) = [d for d in found if d["kind"] == "DaemonSet"]
-    assert daemonset["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    assert [v["name"] for v in daemonset["spec"]["template"]["spec"]["volumes"] if "projected" in v] == ["api-token"]
 
 
 @pytest.mark.parametrize("switch", SWITCHES)

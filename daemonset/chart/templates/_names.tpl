@@ -35,15 +35,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "nodefabric.port" -}}
 {{- if and (hasKey (.Values.config.endpoints | default dict) "port") (eq (toString .Values.config.endpoints.port) "0") -}}
-{{- fail "config.endpoints.port: 0 is another port at each start, which no probe finds: name one, for example 9808" -}}
+{{- fail "config.endpoints.port: 0 is another port at each start, which nobody finds: name one, for example 9808" -}}
 {{- end -}}
 {{ (.Values.config.endpoints).port | default 9808 }}
 {{- end -}}
 
-{{- /* Where a probe of kubelet's reaches the endpoints: an address for all of them is also one of loopback. */ -}}
-{{- define "nodefabric.probeHost" -}}
-{{- $address := (.Values.config.endpoints).address | default "127.0.0.1" -}}
-{{- if eq $address "0.0.0.0" -}}127.0.0.1{{- else if eq $address "::" -}}::1{{- else -}}{{ $address }}{{- end -}}
+{{- /* Where kubelet's probes ask the agent: in the pod's own shared memory, which nobody else on the host sees. */ -}}
+{{- define "nodefabric.probeSocket" -}}
+/dev/shm/nodefabric-probe.sock
 {{- end -}}
 
 {{- /* Whether the agent talks to the API server at all: "yes", or nothing. */ -}}
@@ -112,4 +111,17 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if kindIs "map" . -}}{{- with .path }}{{ . }}
 {{ end -}}{{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* The folders of IPAM plugins' configuration, one a line: kubeconfigs of other plugins lie beside them. */ -}}
+{{- define "nodefabric.ipamFolders" -}}
+{{- $known := dict "whereabouts" "whereabouts.d" "nv-ipam" "nv-ipam.d" -}}
+{{- range concat (.Values.config.networks | default list) .Values.networkAttachments -}}
+{{- range list .ipam (.config).ipam -}}
+{{- if kindIs "map" . -}}{{- with get $known (toString .type) }}{{ . }}
+{{ end -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.cni.ipamFolders }}{{ . }}
+{{ end -}}
 {{- end -}}

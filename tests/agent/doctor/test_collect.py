@@ -162,6 +162,9 @@ def test_locked_memory_is_that_of_the_process_or_else_of_its_unit(tmp_path: Path
 
 def test_networks_are_read_in_the_runtimes_order_and_damaged_ones_left_out(tmp_path: Path) -> None:
     assert networks(tmp_path / "none") is None
+    assert networks(tmp_path) == ()
+    (tmp_path / "whereabouts.d").mkdir()
+    assert networks(tmp_path) is None  # as in the agent's container
     chained = {"cniVersion": "1.0.0", "name": "c", "plugins": [{"type": "ptp"}, {"type": "nodefabric"}]}
     write(
         tmp_path,
