@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.node_events import NodeEvents
 from tests.daemonset.admission import Policy, Request
-from tests.daemonset.manifests import BASE, CHART, REPOSITORY, Document, Kube, documents, parsed
+from tests.daemonset.manifests import BASE, CHART, REPOSITORY, Document, Kube, documents, overlay, parsed
 
 NODE, OTHER = "gpu-7", "gpu-8"
 OBJECTS = REPOSITORY / "tests/agent/topology/objects"
@@ -82,14 +84,25 @@ def changed(request: Request, path: str, value: object) -> Request:
 TOPOLOGY = create("topology.node.k8s.io", "v1alpha2", "noderesourcetopologies", published("noderesourcetopology"))
 VOLCANO = create("nodeinfo.volcano.sh", "v1alpha1", "numatopologies", published("numatopology"))
 EVENT = create("", "v1", "events", own_event())
-LABELS = update(node(labels={"kubernetes.io/hostname": NODE, "example.com/rails": "8"}, annotations={"a": "2"}))
+LABELS = update(
+    node(
+        labels={"kubernetes.io/hostname": NODE, "example.com/rails": "8"},
+        annotations={"a": "1", "example.com/load": "{}"},
+    )
+)
+CONFIG: Document = {
+    "publish": True,
+    "volcano": True,
+    "labels": {"keys": {"example.com/rails": "rails", "plain.example/leaf.{nic}": "leaf-switch"}},
+    "bandwidth": {"annotation": "example.com/load"},
+}
 WRITES = {"topology": TOPOLOGY, "volcano": VOLCANO, "event": EVENT, "labels": LABELS}
 
 
 @pytest.fixture(scope="module")
-def policy() -> Policy:
-    """The one that is installed, as it is rendered."""
-    return policy_in(documents(BASE / "admission.yaml"))
+def policy(kube: Kube) -> Policy:
+    """The one that is installed with CONFIG."""
+    return policy_in(kube.template({"config": {"topology": CONFIG}}))
 
 
 def policy_in(found: list[Document]) -> Policy:
@@ -105,6 +118,21 @@ def messages(policy: Policy, request: Request) -> list[str]:
 
 def test_every_expression_has_the_type_that_it_is_used_as(policy: Policy) -> None:
     assert (policy.type_of("node"), policy.type_of("about")) == ("STRING", "STRING")
+    assert (policy.type_of("foreignLabels"), policy.type_of("foreignAnnotations")) == ("LIST<DYN>", "LIST<DYN>")
+
+
+@pytest.mark.parametrize("kind", ["Node", "Event"])
+def test_the_api_server_has_nothing_to_warn_of_for_kinds_that_it_knows(policy: Policy, kind: str) -> None:
+    assert policy.warnings(kind) == ()
+
+
+def test_a_field_of_another_kind_would_be_warned_of() -> None:
+    (document, *_) = documents(BASE / "admission.yaml")
+    document["spec"]["validations"].append({"expression": "object.spec == oldObject.spec"})
+    policy = Policy(document)
+    assert policy.warnings("Node") == ()
+    (warning,) = policy.warnings("Event")
+    assert "undefined field 'spec'" in warning
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -142,6 +170,7 @@ def test_a_token_that_names_no_node_writes_nothing(policy: Policy, write: str, e
         "system:serviceaccount:nodefabric:default",
         "system:serviceaccount:nodefabric:other-nodefabric",
         "system:serviceaccount:nodefabric:nodefabric-remove",
+        "system:serviceaccount:tenant:nodefabric",
         f"system:node:{NODE}",
         "oidc:nodefabric",
         "nodefabric",
@@ -152,11 +181,12 @@ def test_others_are_none_of_its_business(policy: Policy, username: str) -> None:
         assert policy.denials(replace(request, username=username, extra={})) is None
 
 
-def test_wherever_it_is_installed_its_account_is_held_to_its_node(policy: Policy) -> None:
-    """The namespace is the installer's choice, and kustomize would not change it in an expression."""
+def test_in_another_namespace_it_is_the_account_of_that_one_which_is_held_to_its_node(kube: Kube) -> None:
+    policy = policy_in(kube.template({"config": {"topology": CONFIG}}, namespace="rdma"))
     moved = replace(TOPOLOGY, username="system:serviceaccount:rdma:nodefabric")
     assert policy.denials(moved) == ()
     assert policy.denials(replace(moved, extra={CLAIM: [OTHER]})) != ()
+    assert policy.denials(replace(TOPOLOGY, extra={CLAIM: [OTHER]})) is None
 
 
 @pytest.mark.parametrize(
@@ -201,30 +231,83 @@ def test_of_a_node_finalizers_and_owners_stay_as_they_are(policy: Policy, key: s
     assert policy.denials(update(with_it, with_it)) == ()
 
 
+def with_(what: str, values: dict[str, str]) -> Document:
+    """Return the Node with these labels or annotations in place of its own."""
+    document = node()
+    document["metadata"][what] = values
+    return document
+
+
+OWN = ("example.com/rails", "plain.example/leaf.0000-3b-00.0", "plain.example/leaf.10000-3b-1f.7")
+FOREIGN = (
+    *("kubernetes.io/hostname", "topology.kubernetes.io/zone", "node.k8s.io/x", "feature.node.kubernetes.io/rdma"),
+    *("example.com/rails2", "example-com/rails", "plain.example/leaf.", "plain.example/leaf.0000-3b-00.0.1", "pool"),
+)
+NAMED = {
+    "labels": "labels but those of topology.labels",
+    "annotations": "annotations but that of topology.bandwidth.annotation",
+}
+
+
+@pytest.mark.parametrize("what", ["labels", "annotations"])
+@pytest.mark.parametrize("key", [*OWN, "example.com/load", *FOREIGN])
+def test_of_labels_and_annotations_it_sets_those_of_its_configuration(policy: Policy, what: str, key: str) -> None:
+    own = OWN if what == "labels" else ("example.com/load",)
+    refused = [f"the agent may change no {NAMED[what]}: {key}"]
+    none, one, two, bare = (with_(what, values) for values in ({}, {key: "1"}, {key: "2"}, {}))
+    del bare["metadata"][what]
+    for new, old in ((one, none), (two, one), (one, bare)):
+        assert messages(policy, update(new, old)) == ([] if key in own else refused)
+    # What has left the configuration is taken back; nobody takes away what is Kubernetes' own.
+    taken = refused if "kubernetes.io" in key or "k8s.io" in key else []
+    for new, old in ((none, one), (bare, one)):
+        assert messages(policy, update(new, old)) == taken
+    for same in (none, one, bare):
+        assert policy.denials(update(same, same)) == ()
+
+
+def test_without_labels_in_the_configuration_it_sets_none(kube: Kube) -> None:
+    policy = policy_in(kube.template())
+    assert messages(policy, LABELS) == [
+        "the agent may change no labels but those of topology.labels: example.com/rails",
+        "the agent may change no annotations but that of topology.bandwidth.annotation: example.com/load",
+    ]
+
+
+def test_with_labels_in_a_file_for_nfd_it_sets_none_either(kube: Kube) -> None:
+    topology = {**CONFIG, "labels": {**CONFIG["labels"], "to": "nfd"}}
+    (told,) = messages(policy_in(kube.template({"config": {"topology": topology}})), LABELS)
+    assert told.endswith(": example.com/rails")
+
+
+def test_by_kustomize_the_keys_are_patched_into_the_policy(kube: Kube, tmp_path: Path) -> None:
+    """As docs/install.md tells."""
+    folder = overlay(tmp_path / "overlay", "labels")
+    text = (REPOSITORY / "docs/install.md").read_text()
+    (patch,) = re.findall(r"^```yaml\n(patches:\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    with (folder / "kustomization.yaml").open("a") as file:
+        file.write(patch)
+    policy = policy_in(kube.kustomize(folder))
+    assert policy.denials(update(with_("labels", {"nodefabric.io/rails": "8"}), with_("labels", {}))) == ()
+    assert policy.denials(update(with_("labels", {"example.com/rails": "8"}), with_("labels", {}))) != ()
+
+
 @pytest.mark.parametrize(
-    ("key", "allowed"),
+    "key",
     [
-        ("node-restriction.kubernetes.io/zone", False),
-        ("team.node-restriction.kubernetes.io/zone", False),
-        ("node-role.kubernetes.io/control-plane", False),
-        ("example.com/node-restriction.kubernetes.io", True),
-        ("my-node-restriction.kubernetes.io/x", True),
-        ("volcano.sh/tor", True),
-        ("feature.node.kubernetes.io/rdma", True),
-        ("plain", True),
+        "node-restriction.kubernetes.io/zone",
+        "team.node-restriction.kubernetes.io/zone",
+        "node-role.kubernetes.io/control-plane",
     ],
 )
-def test_labels_that_others_trust_are_neither_set_nor_changed_nor_taken_away(
-    policy: Policy, key: str, allowed: bool
-) -> None:
+def test_labels_that_others_trust_stay_whatever_the_configuration_says(kube: Kube, key: str) -> None:
+    policy = policy_in(kube.template({"config": {"topology": {**CONFIG, "labels": {"keys": {key: "rails"}}}}}))
     none, empty, one, two = (
         node(labels=labels) for labels in ({"a": "b"}, {"a": "b", key: ""}, {"a": "b", key: "1"}, {"a": "b", key: "2"})
     )
-    bare = node()
-    del bare["metadata"]["labels"]
-    for new, old in ((one, none), (two, one), (none, one), (empty, none), (none, empty), (one, bare), (bare, one)):
-        assert messages(policy, update(new, old)) == ([] if allowed else [RESTRICTED])
-    for same in (none, empty, one, bare):
+    for new, old in ((one, none), (two, one), (none, one), (empty, none), (none, empty)):
+        assert messages(policy, update(new, old)) == [RESTRICTED]
+    for same in (none, empty, one):
         assert policy.denials(update(same, same)) == ()
 
 
@@ -244,6 +327,7 @@ def test_what_it_does_not_look_at_is_for_the_role_to_refuse(policy: Policy) -> N
 
 def test_of_a_release_with_another_name_the_account_is_another(kube: Kube) -> None:
     done = kube.run("helm", "template", "fabric", CHART, "-n", "nodefabric")
+    assert done.returncode == 0, done.stderr
     policy = policy_in(parsed(done.stdout))
     assert policy.denials(replace(TOPOLOGY, extra={CLAIM: [OTHER]})) is None
     other = replace(TOPOLOGY, username="system:serviceaccount:nodefabric:fabric")

@@ -159,7 +159,7 @@ def test_the_policy_looks_at_everything_that_the_role_lets_an_agent_write(kube: 
     )
     assert policy["spec"]["failurePolicy"] == "Fail"
     account = policy["spec"]["matchConditions"][0]["expression"]
-    assert '.endsWith(":nodefabric")' in account
+    assert account == 'request.userInfo.username == "system:serviceaccount:nodefabric:nodefabric"'
 
 
 def test_a_packet_socket_is_had_only_for_what_switches_say(kube: Kube) -> None:

@@ -113,6 +113,22 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Regular expressions of the keys that the agent may set at its own Node, for the admission policy. */ -}}
+{{- define "nodefabric.ownLabels" -}}
+{{- $labels := (.Values.config.topology).labels | default dict -}}
+{{- $found := list -}}
+{{- if eq ($labels.to | default "node") "node" -}}
+{{- range $key, $fact := $labels.keys -}}
+{{- $found = append $found ($key | replace "." "[.]" | replace "{nic}" "[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}[.][0-7]") -}}
+{{- end -}}
+{{- end -}}
+"^({{ join "|" $found }})$"
+{{- end -}}
+
+{{- define "nodefabric.ownAnnotations" -}}
+"^({{ ((.Values.config.topology).bandwidth).annotation | default "" | replace "." "[.]" }})$"
+{{- end -}}
+
 {{- /* The folders of IPAM plugins' configuration, one a line: kubeconfigs of other plugins lie beside them. */ -}}
 {{- define "nodefabric.ipamFolders" -}}
 {{- $known := dict "whereabouts" "whereabouts.d" "nv-ipam" "nv-ipam.d" -}}
