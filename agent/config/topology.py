@@ -20,7 +20,7 @@ _ANNOTATION = re.compile(
 class Fingerprint:
     """Which of the node's pods count for the fingerprint in the NodeResourceTopology object."""
 
-    pods: str = "dedicated"
+    pods: str = "podresources"
     """As the scheduler's informer sees them (dedicated, shared), or those that kubelet lists (podresources)."""
     method: str = "all"
 
@@ -111,7 +111,10 @@ def read_topology(reader: Reader) -> Topology:
         bandwidth=_bandwidth(reader.section("bandwidth", about="Live bandwidth of the ports")),
     )
     if found.fingerprint.pods == "podresources" and found.fingerprint.method != "all":
-        reader.note("fingerprint.method", "must be all with pods: podresources, which does not tell what pods ask for")
+        reader.note(
+            "fingerprint.method",
+            "must be all with pods: podresources, which does not tell what pods ask for: set fingerprint.pods too",
+        )
     return found
 
 
@@ -119,7 +122,10 @@ def _fingerprint(reader: Reader) -> Fingerprint:
     plain = Fingerprint()
     found = Fingerprint(
         pods=reader.choice(
-            "pods", plain.pods, INFORMERS, about="The scheduler's informerMode; podresources needs no watch of pods"
+            "pods",
+            plain.pods,
+            INFORMERS,
+            about="What kubelet lists, or the scheduler's informerMode, with a watch of pods",
         ),
         method=reader.choice("method", plain.method, METHODS, about="Which of these pods count"),
     )

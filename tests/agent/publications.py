@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.clients.apiserver import ApiServer
 from agent.clients.kubelet import Allocatable, PodDevices
-from agent.config.topology import Topology
+from agent.config.topology import Fingerprint, Topology
 from agent.errors import Unavailable
 from agent.hardware import sysfs
 from agent.metrics import Metrics
@@ -27,7 +27,14 @@ from agent.sim.apiserver import ApiServerStandIn
 from agent.sim.definitions import Definition
 from tests.agent.topology.two_sockets import FakeUnit
 
-QUICK = Topology(publish=True, coalesce_seconds=0.02, heartbeat_seconds=600, start_spread_seconds=0)
+QUICK = Topology(
+    publish=True,
+    coalesce_seconds=0.02,
+    heartbeat_seconds=600,
+    start_spread_seconds=0,
+    fingerprint=Fingerprint("dedicated"),
+)
+"""With the watch of pods, which is more than the default."""
 
 
 class FakeInventory:

@@ -39,6 +39,7 @@ SWITCHES: dict[str, Document] = {
     "late": {"config": {"resources": [{"name": "rdma/vf", "kind": "vf", "binding": "late"}]}},
     "alerts": {"prometheusRule": {"enabled": True}},
     "volcano": {"config": {"topology": {"volcano": True}}},
+    "pods": {"config": {"topology": {"fingerprint": {"pods": "dedicated"}}}},
     "whereabouts": {"cni": {"ipamFolders": ["whereabouts.d"]}},
     "seccomp": {"localhostSeccompProfile": "nodefabric.json"},
     "labels": {"config": {"topology": {"labels": {"keys": {"example.com/rails": "rails"}}}}},

@@ -19,7 +19,8 @@ Right = tuple[str, str, str, str]
 """API group, resource, verb, namespace ("" for all or none)."""
 SWITCHES: dict[str, Document] = {
     "publish": {"publish": True},
-    "pods from kubelet": {"publish": True, "fingerprint": {"pods": "podresources"}},
+    "pods from the API server": {"publish": True, "fingerprint": {"pods": "dedicated"}},
+    "the scheduler shares its informer": {"publish": True, "fingerprint": {"pods": "shared"}},
     "volcano": {"publish": False, "volcano": True},
     "labels": {"publish": False, "labels": {"keys": {"example.com/rails": "rails"}}},
     "annotation": {"publish": False, "bandwidth": {"annotation": "example.com/load"}},
@@ -117,7 +118,7 @@ def work(client: ApiServer, topology: Document) -> None:
         if wanted:
             client.get(kind, "n")
             client.apply(kind, {"metadata": {"name": "n"}}, force=False)
-    if topology.get("publish") and topology.get("fingerprint", {}).get("pods") != "podresources":
+    if topology.get("publish") and topology.get("fingerprint", {}).get("pods", "podresources") != "podresources":
         client.list_pods("n")
         list(client.watch_pods("n", "0", 1))
     if "labels" in topology or "bandwidth" in topology:
@@ -160,6 +161,10 @@ def test_the_policy_looks_at_everything_that_the_role_lets_an_agent_write(kube: 
     assert policy["spec"]["failurePolicy"] == "Fail"
     account = policy["spec"]["matchConditions"][0]["expression"]
     assert account == 'request.userInfo.username == "system:serviceaccount:nodefabric:nodefabric"'
+
+
+def test_by_default_an_agent_reads_no_pods(kube: Kube) -> None:
+    assert {right for right in allowed(kube.template()) if right[1] == "pods"} == set()
 
 
 def test_a_packet_socket_is_had_only_for_what_switches_say(kube: Kube) -> None:

@@ -11,7 +11,7 @@ import pytest
 from measure.fleet.churn import Clock, Happening, lives, step_through
 from measure.fleet.hollow import Cluster, HollowAgent
 
-from agent.config.topology import Topology
+from agent.config.topology import Fingerprint, Topology
 from agent.model.device import NumaNode, Snapshot
 from agent.sim.apiserver import ApiServerStandIn
 from tests.agent.topology.two_sockets import FakeUnit
@@ -29,7 +29,8 @@ class Fleet:
         self.clock = Clock()
         self.cluster = Cluster(server.port)
         (folder / "kubelet.yaml").touch()
-        config = Topology(publish=True, kubelet_config=folder / "kubelet.yaml")
+        fingerprint = Fingerprint("dedicated")
+        config = Topology(publish=True, kubelet_config=folder / "kubelet.yaml", fingerprint=fingerprint)
         self.agents = []
         for number in range(count):
             name = f"node-{number}"

@@ -77,7 +77,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "nodefabric.watchesPods" -}}
 {{- $topology := .Values.config.topology | default dict -}}
-{{- if and $topology.publish (ne (($topology.fingerprint).pods | default "dedicated") "podresources") -}}yes{{- end -}}
+{{- if and $topology.publish (ne (($topology.fingerprint).pods | default "podresources") "podresources") -}}yes{{- end -}}
 {{- end -}}
 
 {{- define "nodefabric.needsApi" -}}

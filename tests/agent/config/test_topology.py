@@ -88,8 +88,9 @@ def test_what_cannot_be_used_is_named_with_its_place(text: str, problem: str) ->
 @pytest.mark.parametrize(
     ("text", "api", "watch"),
     [
-        ("  publish: true", True, True),
-        ("  publish: true\n  fingerprint: {pods: podresources}", True, False),
+        ("  publish: true", True, False),
+        ("  publish: true\n  fingerprint: {pods: dedicated}", True, True),
+        ("  publish: true\n  fingerprint: {pods: shared}", True, True),
         ("  volcano: true", True, False),
         ("  labels: {keys: {a.b/c: rails}}", True, False),
         ("  labels: {to: nfd, keys: {a.b/c: rails}}", False, False),

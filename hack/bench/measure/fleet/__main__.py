@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.config import Resource, Select
-from agent.config.topology import Topology
+from agent.config.topology import Fingerprint, Topology
 from agent.demo import UNSHARE
 from agent.hardware import sysfs
 from agent.model.device import Snapshot
@@ -135,7 +135,8 @@ def _warm_up(kubeconfig: Path, snapshot: Snapshot, units: Units, clock: Clock) -
 
 
 def _config() -> Topology:
-    return Topology(publish=True, kubelet_config=Path(os.devnull))  # kubelet's defaults
+    # kubelet's defaults; and the watch of pods, which costs the API server most.
+    return Topology(publish=True, kubelet_config=Path(os.devnull), fingerprint=Fingerprint("dedicated"))
 
 
 def _check(agent: HollowAgent) -> None:
