@@ -141,3 +141,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- range .Values.cni.ipamFolders }}{{ . }}
 {{ end -}}
 {{- end -}}
+
+{{- /* What one part of the configuration says of another; the agent would refuse it too, but after the upgrade. */ -}}
+{{- define "nodefabric.checkNetworks" -}}
+{{- $names := list -}}
+{{- range .Values.config.networks -}}{{- $names = append $names .name -}}{{- end -}}
+{{- range $i, $resource := .Values.config.resources -}}
+{{- with $resource.network -}}
+{{- if not (has . $names) -}}
+{{- fail (printf "config.resources[%d].network: %q is not among config.networks (%s)" $i . (join ", " $names)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
