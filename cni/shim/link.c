@@ -35,14 +35,15 @@ static ssize_t send_some(int link, const unsigned char *bytes, size_t length, in
     return sendmsg(link, &message, MSG_NOSIGNAL);
 }
 
-/* Sends the request. A peer that stops reading is no failure yet: it may have answered already. */
-static struct exchange send_request(int link, const struct frame *request, int netns, int64_t deadline)
+/* Sends the request, and counts what was sent. A peer that stops reading is no failure yet: it may have answered
+ * already. */
+static struct exchange send_request(int link, const struct frame *request, int netns, int64_t deadline, size_t *count)
 {
     size_t sent = 0;
     while (sent < request->length) {
         ssize_t n = send_some(link, request->bytes + sent, request->length - sent, sent == 0 ? netns : -1);
         if (n > 0)
-            sent += (size_t)n;
+            *count = sent += (size_t)n;
         else if (n < 0 && (errno == EPIPE || errno == ECONNRESET))
             break;
         else if (n < 0 && errno != EAGAIN && errno != EINTR)
@@ -53,7 +54,9 @@ static struct exchange send_request(int link, const struct frame *request, int n
     return ended(ANSWERED, NULL);
 }
 
-static struct exchange receive_answer(int link, int64_t deadline)
+/* The kernel tells an end with something unread (ECONNRESET), or of a connection that nobody took, from one with all of
+ * the request taken: what that said may have been the agent's death. */
+static struct exchange receive_answer(int link, bool sent, int64_t deadline)
 {
     struct frame received = {.bytes = answer_bytes, .length = 0};
     for (;;) {
@@ -61,8 +64,9 @@ static struct exchange receive_answer(int link, int64_t deadline)
             return ended(NO_ANSWER, "it does not answer in time");
         ssize_t n = recv(link, answer_bytes + received.length, sizeof answer_bytes - received.length, 0);
         if (n == 0 || (n < 0 && errno == ECONNRESET))
-            return received.length == 0 ? ended(AGENT_AWAY, "it closed the connection without an answer")
-                                        : ended(NO_ANSWER, "it closed the connection inside an answer");
+            return ended(received.length > 0 ? NO_ANSWER : n == 0 && sent ? AGENT_DIED : AGENT_AWAY,
+                         received.length > 0 ? "it closed the connection inside an answer"
+                                             : "it closed the connection without an answer");
         if (n < 0 && errno != EINTR && errno != EAGAIN)
             return ended(NO_ANSWER, strerror(errno));
         if (n < 0)
@@ -81,8 +85,9 @@ static struct exchange receive_answer(int link, int64_t deadline)
 
 struct exchange ask_over(int link, const struct frame *request, int netns, int64_t deadline)
 {
-    struct exchange exchange = send_request(link, request, netns, deadline);
-    return exchange.outcome == ANSWERED ? receive_answer(link, deadline) : exchange;
+    size_t sent = 0;
+    struct exchange exchange = send_request(link, request, netns, deadline, &sent);
+    return exchange.outcome == ANSWERED ? receive_answer(link, sent == request->length, deadline) : exchange;
 }
 
 struct exchange ask_agent(const struct sockaddr_un *agent, const struct frame *request, int netns, int64_t deadline)

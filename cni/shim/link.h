@@ -10,7 +10,8 @@
 
 enum outcome {
     ANSWERED,
-    AGENT_AWAY, /* nobody listens, or it went away before the first byte of an answer: ask again */
+    AGENT_AWAY, /* nobody listens, or it went away before it had the whole request: ask again */
+    AGENT_DIED, /* it went away with the whole request, before the first byte of an answer: ask once more */
     AGENT_BUSY, /* it lives, but its queue of connections is full: ask again */
     NO_ANSWER,  /* asking again will not help; `why` says what happened */
 };

@@ -27,7 +27,7 @@
 #include "served.h"
 #include "spool.h"
 
-enum { FIRST_PAUSE_MS = 5, LONGEST_PAUSE_MS = 50, STREAM_WAIT_MS = 30000, LEAST_STREAM_MS = 1000 };
+enum { FIRST_PAUSE_MS = 5, LONGEST_PAUSE_MS = 50, STREAM_WAIT_MS = 30000, LEAST_STREAM_MS = 1000, MOST_DEATHS = 2 };
 
 static const char versions[] =
     "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.3.1\",\"0.4.0\",\"1.0.0\",\"1.1.0\"]}\n";
@@ -84,17 +84,23 @@ static void apply_wait(struct command *command, int64_t wait)
 }
 
 /* Asks until there is an answer, or the command's patience ends. Time in which the agent works is not time in which
- * it is away, but an agent that takes requests and dies, over and over, must not hold a pod for ever either. */
+ * it is away, but an agent that takes requests and dies, over and over, must not hold a pod for ever either. Nor must
+ * one request that it dies of be sent to each that follows, and keep all pods from starting. */
 static struct exchange converse(const struct command *command, const struct sockaddr_un *agent,
                                 const struct frame *request, int netns)
 {
     int64_t end = now_ms() + command->absent_ms + command->answer_ms;
     int64_t away = 0, pause = FIRST_PAUSE_MS;
+    unsigned deaths = 0;
     for (;;) {
         int64_t deadline = now_ms() + command->answer_ms;
         struct exchange exchange = ask_agent(agent, request, netns, deadline < end ? deadline : end);
         if (exchange.outcome == ANSWERED || exchange.outcome == NO_ANSWER)
             return exchange;
+        if (exchange.outcome == AGENT_DIED && ++deaths == MOST_DEATHS) {
+            exchange.why = "it has taken this request twice, and ended without an answer";
+            return exchange;
+        }
         if (now_ms() >= end || (exchange.outcome == AGENT_AWAY && away >= command->absent_ms))
             return exchange;
         if (exchange.outcome == AGENT_AWAY && pause > command->absent_ms - away)

@@ -130,6 +130,32 @@ def test_an_agent_that_hangs_up_again_and_again_means_try_again_later(relay: Rel
     assert agent.connections > 2
 
 
+@pytest.mark.parametrize("command", ["ADD", "CHECK", "GC"])
+def test_a_request_that_the_agent_dies_of_is_sent_no_third_time(relay: Relay, command: str) -> None:
+    agent = Agent()
+    with serve(relay.socket, agent, agent.sending(b"")):
+        error = relay.run(command, **POD).error
+    assert error["code"] == protocol.TRY_AGAIN_LATER
+    assert error["details"] == f"{relay.socket}: it has taken this request twice, and ended without an answer"
+    assert len(agent.requests) == 2
+
+
+def test_a_deletion_that_the_agent_dies_of_is_kept(relay: Relay) -> None:
+    agent = Agent()
+    with serve(relay.socket, agent, agent.sending(b"")):
+        assert relay.run("DEL", wait="20", **POD).status == 0
+    assert len(agent.requests) == 2
+    assert len(relay.spooled()) == 1
+
+
+def test_an_agent_that_ends_before_it_has_read_a_request_has_not_died_of_it(relay: Relay) -> None:
+    agent = Agent()
+    behaviours = (hang_up, hang_up, agent.sending(b""), hang_up, agent.answering())
+    with serve(relay.socket, agent, *behaviours):
+        assert relay.run("ADD", **POD).stdout == b"answer"
+    assert len(agent.requests) == 2
+
+
 @pytest.mark.parametrize("command", ["ADD", "CHECK", "GC", "STATUS"])
 @pytest.mark.parametrize("beginning", [b"", b"NFC1", b"NFC1\0\0\0\x09\0half"])
 def test_an_agent_that_falls_silent_is_not_waited_for_for_ever(relay: Relay, command: str, beginning: bytes) -> None:
