@@ -84,6 +84,12 @@ class NetConf:
     def mac(self) -> str | None:
         return self.settings.mac
 
+    @property
+    def is_chained(self) -> bool:
+        """Whether it names no device, nor anything else by itself: what comes into the pod is what kubelet gave it."""
+        named = self.device is not None or self.pf or self.master is not None or self.ipam is not None
+        return self.kind == kinds.OWN and not named
+
 
 def parse(text: bytes, cni_args: Mapping[str, str] | None = None) -> NetConf:
     """Read the configuration of a CNI call. Raises RequestInvalid with the path of what is wrong."""

@@ -132,6 +132,16 @@ class Resource:
     compat: SriovPool | SharedPool | None = None
     """Behave as another project's device plugin does: the resource comes from its configuration."""
 
+    @property
+    def nic_kind(self) -> str:
+        """The kind of what a unit brings besides a GPU."""
+        return self.nic.kind if self.kind == "rail" else self.kind
+
+    @property
+    def joins_network(self) -> bool:
+        """Whether its units are devices that come into the pod's network."""
+        return self.nic_kind in ("vf", "nic") or (self.nic_kind == "hca" and self.network is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Network:

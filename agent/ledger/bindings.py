@@ -37,6 +37,10 @@ class BindingBook(GrantBook):
         super()._restore(db)
         db.executemany(INSERT, map(_row, self._bindings.all()))
 
+    def watch_bindings(self, watcher: Callable[[Binding | None, Binding | None], None]) -> None:
+        """Call `watcher` with each binding before and after a change. It must not block or raise."""
+        self._bindings.watch(watcher)
+
     def bind_slots(self, bindings: Sequence[Binding]) -> tuple[Binding, ...]:
         """Record the devices of some slots, in place of what these slots were bound to before.
 

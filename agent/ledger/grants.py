@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,12 @@ from agent.ledger.database import Database
 from agent.model.allocation import Grant, PodRef
 from agent.model.slots import is_slot_id
 
+Guard = Callable[[str, Mapping[str, str]], AbstractContextManager[None]]
+
+
+def _unguarded(resource_name: str, units: Mapping[str, str]) -> AbstractContextManager[None]:
+    return nullcontext()
+
 
 class GrantBook(Database):
     """Who may use what, in kubelet's words."""
@@ -20,6 +27,7 @@ class GrantBook(Database):
     def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
         super().__init__(path, boot_id, clock)
         self._grants = mirror.of_grants()
+        self._guard_of_grants: Guard = _unguarded
 
     def _load(self) -> None:
         super()._load()
@@ -43,6 +51,13 @@ class GrantBook(Database):
         """Call `watcher` with each grant before and after a change. It must not block or raise."""
         self._grants.watch(watcher)
 
+    def guard_grants(self, guard: Guard) -> None:
+        """Write each grant inside of what `guard` makes of it.
+
+        It may block briefly, and raise LedgerError: then nothing is granted.
+        """
+        self._guard_of_grants = guard
+
     def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
         """Record that kubelet was given these units (unit ID → device).
 
@@ -61,7 +76,8 @@ class GrantBook(Database):
                 [(g.unit_id, g.resource_name, g.device, g.granted_at) for g in granted],
             )
 
-        self._write(write, durable=False, then=lambda _: self._grants.put(granted))
+        with self._guard_of_grants(resource_name, units):
+            self._write(write, durable=False, then=lambda _: self._grants.put(granted))
 
     def bind(self, unit_ids: Iterable[str], pod: PodRef) -> None:
         """Name the pod that holds these granted units. Binding the same pod twice is a no-op."""

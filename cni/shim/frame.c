@@ -16,8 +16,9 @@ static const char *const variables[] = {
     "CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH",
 };
 
-static unsigned char request_bytes[FRAME_HEAD + REQUEST_LIMIT + 1]; /* one more shows that there is more */
-static size_t input_at;                                             /* where the network configuration begins */
+/* One more byte shows that there is more; where there is not, a NUL is left behind the request. */
+static unsigned char request_bytes[FRAME_HEAD + REQUEST_LIMIT + 1];
+static size_t input_at; /* where the network configuration begins */
 
 static bool fail(struct trouble *trouble, int code, const char *msg, const char *thing, const char *why)
 {
@@ -110,6 +111,11 @@ bool compose_request(struct frame *request, enum input_need need, int64_t deadli
     memcpy(request_bytes, magic, sizeof magic);
     end_request(request, at);
     return true;
+}
+
+struct span request_input(const struct frame *request)
+{
+    return (struct span){.at = request_bytes + input_at, .length = request->length - input_at};
 }
 
 void shorten_request(struct frame *request)

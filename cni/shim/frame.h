@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "netconf.h"
 #include "report.h"
 
 enum {
@@ -32,6 +33,9 @@ enum input_need {
  * processor it runs.
  * Waits for the input until the deadline. Fills `trouble` and returns false if they cannot be had. */
 bool compose_request(struct frame *request, enum input_need need, int64_t deadline, struct trouble *trouble);
+
+/* The network configuration of the request that was composed. A NUL follows it. */
+struct span request_input(const struct frame *request);
 
 /* Leaves the network configuration out of the request that was composed, if it is too long to be kept. */
 void shorten_request(struct frame *request);

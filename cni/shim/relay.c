@@ -1,9 +1,9 @@
 /* nodefabric-cni: the CNI executable on the host.
  *
  * Hands the runtime's request, with an open descriptor of the pod's network namespace, to the node's agent and
- * prints the agent's answer. It decides few things itself: VERSION needs no agent; an ADD, CHECK or GC waits a bounded
- * time for an agent that restarts; STATUS waits for none, and lets one that was ready a short while ago restart; a DEL
- * that no agent takes goes to disk and has succeeded.
+ * prints the agent's answer. It decides few things itself: VERSION needs no agent, nor does a pod of which it is certain
+ * that it has nothing of ours; an ADD, CHECK or GC waits a bounded time for an agent that restarts; STATUS waits for
+ * none, and lets one that was ready a short while ago restart; a DEL that no agent takes goes to disk and has succeeded.
  *
  * Environment, beside CNI's own:
  *   NODEFABRIC_CNI_SOCKET  the agent's socket
@@ -21,8 +21,10 @@
 
 #include "deadline.h"
 #include "frame.h"
+#include "holders.h"
 #include "link.h"
 #include "namespace.h"
+#include "netconf.h"
 #include "report.h"
 #include "served.h"
 #include "spool.h"
@@ -41,8 +43,17 @@ enum fallback {
     RECALL, /* a success if the agent was ready a short while ago, else an error */
 };
 
+/* What a command comes to for a pod that has nothing of ours, in a network that asks for nothing by itself. */
+enum pass {
+    ASK,     /* it is not about one pod */
+    SUCCESS, /* there is nothing to do */
+    RESULT,  /* what the plugin before us answered */
+    KNOWN,   /* about no pod: a success if all that have something are known, for then the others start */
+};
+
 struct command {
     const char *name;
+    enum pass pass;
     enum namespace_need need;
     enum fallback fallback;
     bool patient;      /* NODEFABRIC_CNI_WAIT may lengthen its waits */
@@ -55,11 +66,11 @@ struct command {
 /* ADD: kubelet gives a sandbox four minutes, and addresses may take most of them: cni/leases.py.
  * STATUS: kubelet asks every 5 s on a loop that also tells whether the runtime lives, so it is answered at once. */
 static const struct command commands[] = {
-    {"ADD", NAMESPACE_NEEDED, TELL, true, TRY_AGAIN_LATER, 10000, 230000, STREAM_WAIT_MS},
-    {"DEL", NAMESPACE_IF_THERE, KEEP, false, TRY_AGAIN_LATER, 100, 20000, STREAM_WAIT_MS},
-    {"CHECK", NAMESPACE_NEEDED, TELL, true, TRY_AGAIN_LATER, 10000, 90000, STREAM_WAIT_MS},
-    {"GC", NO_NAMESPACE, TELL, true, TRY_AGAIN_LATER, 10000, 90000, STREAM_WAIT_MS},
-    {"STATUS", NO_NAMESPACE, RECALL, false, PLUGIN_NOT_AVAILABLE, 0, 1000, LEAST_STREAM_MS},
+    {"ADD", RESULT, NAMESPACE_NEEDED, TELL, true, TRY_AGAIN_LATER, 10000, 230000, STREAM_WAIT_MS},
+    {"DEL", SUCCESS, NAMESPACE_IF_THERE, KEEP, false, TRY_AGAIN_LATER, 100, 20000, STREAM_WAIT_MS},
+    {"CHECK", SUCCESS, NAMESPACE_NEEDED, TELL, true, TRY_AGAIN_LATER, 10000, 90000, STREAM_WAIT_MS},
+    {"GC", ASK, NO_NAMESPACE, TELL, true, TRY_AGAIN_LATER, 10000, 90000, STREAM_WAIT_MS},
+    {"STATUS", KNOWN, NO_NAMESPACE, RECALL, false, PLUGIN_NOT_AVAILABLE, 0, 1000, LEAST_STREAM_MS},
 };
 
 static const char *variable(const char *name, const char *otherwise)
@@ -119,8 +130,22 @@ static void bound_output(const struct command *command)
     setitimer(ITIMER_REAL, &limit, NULL);
 }
 
+/* Whether a call needs no agent. Then all there is to print is `result`. */
+static bool passes(const struct command *command, const char *socket_path, const struct frame *request,
+                   struct span *result)
+{
+    struct span previous;
+    if (command->pass == ASK || !is_chained(request_input(request), &previous))
+        return false;
+    *result = (struct span){.at = previous.at, .length = command->pass == RESULT ? previous.length : 0};
+    if (command->pass == KNOWN)
+        return holders_are_known(socket_path);
+    return (command->pass == SUCCESS || previous.length > 0) && pod_has_nothing(socket_path);
+}
+
 static int relay(const struct command *command, const struct sockaddr_un *agent)
 {
+    struct span result;
     struct frame request;
     struct trouble trouble;
     const char *why = NULL, *path = variable("CNI_NETNS", "");
@@ -130,6 +155,10 @@ static int relay(const struct command *command, const struct sockaddr_un *agent)
     int netns = command->need == NO_NAMESPACE || *path == 0 ? -1 : open_namespace(path, &why);
     if (why != NULL && command->need == NAMESPACE_NEEDED)
         return invalid("CNI_NETNS must name the pod's network namespace", path, why);
+    if (passes(command, agent->sun_path, &request, &result)) {
+        bound_output(command);
+        return print_all(result.at, result.length) ? EXIT_SUCCESS : EXIT_FAILURE;
+    }
     struct exchange exchange = converse(command, agent, &request, netns);
     bool answered = exchange.outcome == ANSWERED;
     if (answered && command->fallback == RECALL)

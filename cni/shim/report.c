@@ -38,8 +38,8 @@ static void append_number(struct text *text, int number)
     append(text, digits + at, sizeof digits - at);
 }
 
-/* Length of the UTF-8 sequence that starts here, 0 if the bytes are none (RFC 3629, table 3-7 of Unicode). */
-static size_t utf8_length(const unsigned char *at)
+/* RFC 3629, table 3-7 of Unicode. */
+size_t utf8_length(const unsigned char *at)
 {
     unsigned char low = 0x80, high = 0xbf;
     size_t length;

@@ -24,6 +24,10 @@ struct trouble {
 
 enum { REPORT_SIZE = 16384 };
 
+/* Length of the UTF-8 sequence of more than one byte that starts here, 0 if the bytes are none. Looks at no byte behind
+ * the first NUL. */
+size_t utf8_length(const unsigned char *at);
+
 /* Writes a CNI error object; details are "thing: why", clipped where they are too long. Returns its length. */
 size_t compose_report(const struct trouble *trouble, char object[REPORT_SIZE]);
 

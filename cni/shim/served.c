@@ -3,38 +3,33 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { LATELY_SECONDS = 60 };
 
-static const char suffix[] = ".ready";
+static const char ready_suffix[] = ".ready";
 
-struct mark {
-    char path[sizeof((struct sockaddr_un *)0)->sun_path + sizeof suffix];
-};
-
-static bool name_mark(const char *socket_path, struct mark *mark)
+bool name_beside(const char *socket_path, const char *suffix, char path[BESIDE_SIZE])
 {
-    size_t length = strlen(socket_path);
-    if (length + sizeof suffix > sizeof mark->path)
+    size_t length = strlen(socket_path), more = strlen(suffix) + 1;
+    if (length + more > BESIDE_SIZE)
         return false;
-    memcpy(mark->path, socket_path, length);
-    memcpy(mark->path + length, suffix, sizeof suffix);
+    memcpy(path, socket_path, length);
+    memcpy(path + length, suffix, more);
     return true;
 }
 
 void note_served(const char *socket_path, bool ready)
 {
-    struct mark mark;
-    if (!name_mark(socket_path, &mark))
+    char mark[BESIDE_SIZE];
+    if (!name_beside(socket_path, ready_suffix, mark))
         return;
     if (!ready) {
-        unlink(mark.path);
+        unlink(mark);
         return;
     }
-    int file = open(mark.path, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    int file = open(mark, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
     if (file < 0)
         return; /* a folder that is full or read-only: then an absent agent counts at once */
     futimens(file, NULL);
@@ -43,9 +38,9 @@ void note_served(const char *socket_path, bool ready)
 
 bool served_lately(const char *socket_path)
 {
-    struct mark mark;
+    char mark[BESIDE_SIZE];
     struct stat found;
-    if (!name_mark(socket_path, &mark) || lstat(mark.path, &found) != 0)
+    if (!name_beside(socket_path, ready_suffix, mark) || lstat(mark, &found) != 0)
         return false;
     if (!S_ISREG(found.st_mode) || found.st_uid != geteuid())
         return false;

@@ -7,6 +7,12 @@
 #define NODEFABRIC_SERVED_H
 
 #include <stdbool.h>
+#include <sys/un.h>
+
+enum { BESIDE_SIZE = sizeof((struct sockaddr_un *)0)->sun_path + 8 };
+
+/* Names a file beside the agent's socket: its path, with this suffix. False if that is too long. */
+bool name_beside(const char *socket_path, const char *suffix, char path[BESIDE_SIZE]);
 
 /* Remembers that the agent on this socket is ready, or that it is not. */
 void note_served(const char *socket_path, bool ready);

@@ -39,8 +39,8 @@ static uint64_t state;
 static struct current *current;
 
 const struct target targets[] = {
-    {"answer", try_answer}, {"link", try_link},   {"report", try_report},
-    {"request", try_request}, {"spool", try_spool}, {"wait", try_wait},
+    {"answer", try_answer}, {"holders", try_holders}, {"link", try_link},   {"netconf", try_netconf},
+    {"report", try_report}, {"request", try_request}, {"spool", try_spool}, {"wait", try_wait},
 };
 const size_t target_count = sizeof targets / sizeof targets[0];
 
@@ -88,7 +88,9 @@ static void cut(struct input *input, size_t at, size_t length)
 
 static void mutate(struct input *input)
 {
-    static const char *const words[] = {"NFC1", "CNI_COMMAND=DEL", "\xf4\x8f\xbf\xbf", "\xed\xa0\x80", "3600", ".", "/", "\""};
+    static const char *const words[] = {"NFC1", "CNI_COMMAND=DEL", "\xf4\x8f\xbf\xbf", "\xed\xa0\x80", "3600", ".", "/", "\"",
+                                        "\"type\":\"nodefabric\",", "\"cniVersion\":\"1.0.0\",", "\"prevResult\":{", "\"deviceID\":",
+                                        "\"runtimeConfig\":{", "\\u00e4", "null", "[[", "}}", "\nend\n", "K8S_POD_NAME=", ";"};
     static const uint32_t numbers[] = {0, 1, 2, 0xff, 0x100, 1 << 20, (1 << 20) + 1, 4 << 20, (4 << 20) + 1, 0xffffffff};
     size_t at = chance(input->length + 1);
     uint8_t byte = (uint8_t)chance(256);

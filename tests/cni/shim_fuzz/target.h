@@ -21,7 +21,9 @@ void must(int holds, const char *what);
 #define MUST(condition) must((condition) != 0, #condition)
 
 const char *try_answer(const uint8_t *bytes, size_t length);
+const char *try_holders(const uint8_t *bytes, size_t length);
 const char *try_link(const uint8_t *bytes, size_t length);
+const char *try_netconf(const uint8_t *bytes, size_t length);
 const char *try_report(const uint8_t *bytes, size_t length);
 const char *try_request(const uint8_t *bytes, size_t length);
 const char *try_spool(const uint8_t *bytes, size_t length);

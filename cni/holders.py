@@ -1,0 +1,313 @@
+"""Which pods may have something that comes into their network, on file for the relay.
+
+A pod that is not named there starts and ends without the agent, whether that lives, hangs or is away. So the file is
+brought up to date before anybody is answered who could make it untrue: a grant that may be of such a device is in it
+before it is in the ledger, and there before kubelet hears of it. It counts for one boot, and is not synced:
+
+    nodefabric-pods 1
+    boot <ID of the boot>
+    unknown <1 if there is something whose pod is not known yet, else 0>
+    <namespace/name of a pod, its UID, or the ID of its sandbox: each on a line of its own, sorted>
+    end
+
+There is no file while the books may lack something: until they have agreed with kubelet's word once in this boot.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.config import Resource
+from agent.errors import LedgerError
+from agent.ledger import Ledger
+from agent.model.allocation import Attachment, Binding, Grant, PodRef
+from agent.model.device import is_pci_address
+from agent.model.shares import is_share_id
+from agent.model.slots import is_slot_id
+
+SUFFIX = ".pods"
+"""The file is called like the socket, and this."""
+MODE = 0o600
+MAX_BYTES = 256 << 10
+"""The relay reads no more."""
+MAX_KEPT = 1024
+"""Of so many names it is remembered that they are good."""
+_HEAD, _END = "nodefabric-pods 1", "end"
+_NAME = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_.-]{0,254}/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
+"""Whoever is called otherwise is never let through."""
+
+log = logging.getLogger(__name__)
+
+
+def path_of(socket: Path) -> Path:
+    """Tell where the file of an agent's CNI socket is."""
+    return socket.with_name(f"{socket.name}{SUFFIX}")
+
+
+def kernel_boot_id(root: Path = Path("/")) -> str:
+    """Read the ID of the boot that the relay runs in; empty if it cannot be read."""
+    try:
+        return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def may_join(resource: Resource | None, unit_id: str, device: str) -> bool:
+    """Tell whether a unit may be of a device that comes into its pod's network.
+
+    `resource` is None for one that is configured no more: then nobody knows what its devices were for. A slot stands
+    for a device, whatever has become of its resource.
+    """
+    if is_slot_id(unit_id):
+        return True
+    if resource is not None:
+        return resource.joins_network
+    return is_pci_address(device) and not is_share_id(unit_id)
+
+
+def name_of(pod: PodRef | None, container_id: str = "") -> str | None:
+    """Name a pod by what each CNI call about it says; None if nothing is known that does."""
+    if pod is not None and pod.name:
+        return f"{pod.namespace}/{pod.name}"
+    return container_id or (pod.uid if pod is not None else "") or None
+
+
+def content_of(boot_id: str, names: Collection[str | None]) -> bytes:
+    """Say who may have something. None among the names stands for one who is not known."""
+    content = _written(boot_id, None in names, sorted(name for name in names if name is not None and _is_name(name)))
+    return content if len(content) <= MAX_BYTES else _written(boot_id, True, ())
+
+
+@functools.lru_cache(MAX_KEPT)
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
+def _written(boot_id: str, unknown: bool, lines: Sequence[str]) -> bytes:
+    return "\n".join([_HEAD, f"boot {boot_id}", f"unknown {unknown:d}", *lines, _END, ""]).encode()
+
+
+def is_of_boot(content: bytes | None, boot_id: str) -> bool:
+    """Tell whether a file is whole and of this boot."""
+    if content is None or not content.endswith(f"\n{_END}\n".encode()):
+        return False
+    return content.startswith(f"{_HEAD}\nboot {boot_id}\nunknown ".encode())
+
+
+class Holders:
+    """Keeps the file of one ledger true. Methods may be called on any thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        boot_id: str,
+        ledger: Ledger,
+        resources: Sequence[Resource],
+        noted: Callable[[], Collection[str] | None],
+    ) -> None:
+        """`boot_id` is that of the kernel the relay runs on. `noted` tells the UIDs of pods to which kubelet counts a
+        device of a network in its own notes, None if they cannot be read: it may list no pods for a while after its
+        start, and an init container's devices never."""
+        self._path = path
+        self._boot_id = boot_id
+        self._resources = _by_name(resources)
+        self._read_notes = noted
+        self.noted: Collection[str] = ()
+        """What `noted` has told last."""
+        self._guard = threading.Lock()
+        self._content = _read(path)
+        """What is in the file; None if there is none."""
+        self._is_stuck = False
+        """The file could neither be written nor removed."""
+        self._is_complete = is_of_boot(self._content, boot_id) and not ledger.is_new and ledger.recovered_from is None
+        self._granting = 0
+        """So many grants are about to be written."""
+        self._counting = threading.Lock()
+        """Held for the next three alone; whoever holds it asks for no other."""
+        self._grants = {grant.unit_id: grant for grant in ledger.grants()}
+        self._counts: Counter[str | None] = Counter()
+        """How many things each name has; None is somebody unknown."""
+        self._is_changed = True
+        """Since the file was brought up to date a name has come or gone."""
+        for grant in self._grants.values():
+            self._count((), self._of_grant(grant))
+        for row in ledger.attachments():
+            self._count((), _of_row(row))
+        for binding in ledger.bindings():
+            self._count((), _of_binding(binding))
+        ledger.watch_grants(self._grant_changed)
+        ledger.watch_attachments(self._attachment_changed)
+        ledger.watch_bindings(self._binding_changed)
+        ledger.subscribe(self._follow)
+        ledger.guard_grants(self.granting)
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether there is something whose pod is not known."""
+        return None in self._counts
+
+    def look(self) -> None:
+        """Read kubelet's notes, and bring the file up to date, wherever it has gone."""
+        noted = self._read_notes()
+        with self._guard:
+            if noted is not None:
+                self.noted = noted
+            self._content = _read(self._path)
+            self._bring_up_to_date()
+
+    def complete(self) -> None:
+        """Take note that the books agree with kubelet's word."""
+        with self._guard:
+            self._is_complete = True
+            self._bring_up_to_date()
+
+    def reconfigure(self, resources: Sequence[Resource]) -> None:
+        """Go by other resources from now on. Call it before anybody else does."""
+        with self._guard:
+            with self._counting:
+                before = [name for grant in self._grants.values() for name in self._of_grant(grant)]
+                self._resources = _by_name(resources)
+                self._count(before, [name for grant in self._grants.values() for name in self._of_grant(grant)])
+            self._bring_up_to_date()
+
+    @contextmanager
+    def granting(self, resource_name: str, units: Mapping[str, str]) -> Iterator[None]:
+        """Say that somebody unknown may have something, while units (ID → device) are being granted.
+
+        Raises LedgerError if the file would go on to say otherwise.
+        """
+        resource = self._resources.get(resource_name)
+        if not any(may_join(resource, unit, device) for unit, device in units.items()):
+            yield
+            return
+        with self._guard:
+            self._granting += 1
+            self._bring_up_to_date()
+        try:
+            if self._is_stuck:
+                raise LedgerError(
+                    f"{self._path} can neither be written nor removed, and says that no pod has what is granted: mount"
+                    " a writable folder there"
+                )
+            yield
+        except BaseException:
+            with self._guard:
+                self._granting -= 1
+                self._bring_up_to_date()
+            raise
+        with self._guard:  # what was granted is somebody's unknown by itself now
+            self._granting -= 1
+
+    # ------------------------------------------------------------------ changes
+
+    def _grant_changed(self, before: Grant | None, after: Grant | None) -> None:
+        with self._counting:
+            if after is not None:
+                self._grants[after.unit_id] = after
+            elif before is not None:
+                self._grants.pop(before.unit_id, None)
+            self._count(self._of_grant(before), self._of_grant(after))
+
+    def _attachment_changed(self, before: Attachment | None, after: Attachment | None) -> None:
+        with self._counting:
+            self._count(_of_row(before), _of_row(after))
+
+    def _binding_changed(self, before: Binding | None, after: Binding | None) -> None:
+        with self._counting:
+            self._count(_of_binding(before), _of_binding(after))
+
+    def _count(self, before: Sequence[str | None], after: Sequence[str | None]) -> None:
+        """Count what names had before and what they have now. The caller holds the lock."""
+        for name in after:
+            self._counts[name] += 1
+            self._is_changed |= self._counts[name] == 1
+        for name in before:
+            self._counts[name] -= 1
+            if not self._counts[name]:
+                del self._counts[name]
+                self._is_changed = True
+
+    def _follow(self) -> None:
+        """Bring the file up to date after a change of the books. Raises nothing, as its caller demands."""
+        if self._is_changed:
+            with self._guard:
+                self._bring_up_to_date()
+
+    def _of_grant(self, grant: Grant | None) -> tuple[str | None, ...]:
+        if grant is None or not may_join(self._resources.get(grant.resource_name), grant.unit_id, grant.device):
+            return ()
+        return (name_of(grant.pod),)
+
+    # --------------------------------------------------------------------- file
+
+    def _bring_up_to_date(self) -> None:
+        """Write what is true now, or have no file where that cannot be told. The caller holds the guard."""
+        with self._counting:
+            self._is_changed = False
+            names = {*self.noted, *self._counts}
+        if self._granting:
+            names.add(None)
+        self._put(content_of(self._boot_id, names) if self._is_complete else None)
+
+    def _put(self, content: bytes | None) -> None:
+        """Have the file say something, or else remove it: it must not say what is not true any more."""
+        self._is_stuck = False
+        if content == self._content:
+            return
+        try:
+            if content is None:
+                self._path.unlink(missing_ok=True)
+            else:
+                _write(self._path, content)
+            self._content = content
+        except OSError as error:
+            log.error("%s: %s: pods that have nothing wait for the agent", self._path, error.strerror)
+            try:
+                self._path.unlink(missing_ok=True)
+                self._content = None
+            except OSError as worse:
+                log.error("%s is out of date, and cannot be removed: %s", self._path, worse.strerror)
+                self._is_stuck = True
+
+
+def _of_row(row: Attachment | None) -> tuple[str | None, ...]:
+    return () if row is None else (name_of(row.owner.pod, row.owner.container_id),)
+
+
+def _of_binding(binding: Binding | None) -> tuple[str | None, ...]:
+    return () if binding is None else (name_of(binding.pod, binding.container_id),)
+
+
+def _by_name(resources: Sequence[Resource]) -> Mapping[str, Resource]:
+    return {resource.name: resource for resource in resources}
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError:
+        return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Put a file in place in one step. Only one agent at a time does so. Raises OSError."""
+    fresh = path.with_name(f".{path.name}.new")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh.unlink(missing_ok=True)
+    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+    try:
+        with open(file, "wb") as opened:
+            opened.write(content)
+        os.rename(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,353 @@
+"""Which pods may have something that comes into their network: what is on file, and when."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.config import RailNic, Resource
+from agent.errors import LedgerError
+from agent.ledger import Ledger
+from agent.model.allocation import Binding, Grant, PodRef
+from cni import holders
+from cni.holders import Holders, content_of, may_join, name_of
+from tests.agent.books import attach, open_books, owner
+from tests.cni.small_disk import disk
+
+BOOT = "6b3c2f1e-0000-4000-8000-000000000001"
+VF, OTHER = "0000:3b:00.2", "0000:3b:00.3"
+GPU = "GPU-6b3fd5a0-0000-4000-8000-000000000000"
+SLOT = "slot-rdma:vf-0-3"
+SHARE = "hca-0c42a10300651234-7"
+HCA = "0000:18:00.0"
+VFS, GPUS, SHARES = Resource("rdma/vf", "vf"), Resource("nvidia.com/gpu", "gpu"), Resource("rdma/hca", "hca")
+RESOURCES = (VFS, GPUS, SHARES)
+TRAINER, WEB = PodRef("default", "trainer"), PodRef("shop", "web")
+Open = Callable[..., Holders]
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Ledger]:
+    with open_books(tmp_path) as books:
+        yield books
+
+
+@pytest.fixture
+def path(short_folder: Path) -> Path:
+    return short_folder / "run/cni.sock.pods"
+
+
+def open_holders(
+    path: Path, books: Ledger, *, noted: Callable[[], Collection[str] | None] = lambda: None, is_new: bool = False
+) -> Holders:
+    """Open the file of a ledger that agrees with kubelet."""
+    made = Holders(path, BOOT, books, RESOURCES, noted)
+    made.look()
+    if not is_new:
+        made.complete()
+    return made
+
+
+def named(path: Path) -> list[str]:
+    """List what the file says of pods; it must be whole."""
+    content = path.read_bytes()
+    assert holders.is_of_boot(content, BOOT)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    first, second, unknown, *names, last = content.decode().splitlines()
+    assert (first, second, last) == ("nodefabric-pods 1", f"boot {BOOT}", "end")
+    return [*(["?"] if unknown == "unknown 1" else []), *names]
+
+
+# ------------------------------------------------------------------------ words
+
+
+@pytest.mark.parametrize(
+    ("resource", "unit_id", "device", "expected"),
+    [
+        (VFS, VF, VF, True),
+        (Resource("rdma/nic", "nic"), HCA, HCA, True),
+        (Resource("rdma/rail", "rail"), f"rail-{GPU}", VF, True),
+        (Resource("rdma/rail", "rail", nic=RailNic("hca")), f"rail-{GPU}", HCA, False),
+        (Resource("rdma/rail", "rail", nic=RailNic("hca"), network="n"), f"rail-{GPU}", HCA, True),
+        (SHARES, SHARE, HCA, False),
+        (replace(SHARES, network="n"), SHARE, HCA, True),
+        (GPUS, GPU, GPU, False),
+        (Resource("amd.com/xpu", "accelerator"), "0000:c1:00.0", "0000:c1:00.0", False),
+        (VFS, SLOT, "", True),
+        (GPUS, SLOT, "", True),
+        (None, SLOT, VF, True),
+        (None, VF, VF, True),
+        (None, f"rail-{GPU}", VF, True),
+        (None, SHARE, HCA, False),
+        (None, GPU, GPU, False),
+        (None, "MIG-6b3fd5a0", "MIG-6b3fd5a0", False),
+    ],
+)
+def test_what_may_join_a_network(resource: Resource | None, unit_id: str, device: str, expected: bool) -> None:
+    assert may_join(resource, unit_id, device) is expected
+
+
+def test_a_pod_is_named_by_what_each_call_about_it_says() -> None:
+    assert name_of(PodRef("ns", "p", "u"), "c") == "ns/p"
+    assert name_of(PodRef("", "", "u"), "c") == "c"
+    assert name_of(PodRef("", "", "u")) == "u"
+    assert name_of(PodRef("", "")) is None
+    assert name_of(None) is None
+
+
+def test_names_are_sorted_and_those_that_no_call_can_have_are_left_out() -> None:
+    content = content_of(BOOT, ["shop/web", "default/a\nend", "default/trainer", "", "c1", "default/a b"])
+    assert content.decode().splitlines()[2:] == ["unknown 0", "c1", "default/trainer", "shop/web", "end"]
+
+
+def test_more_than_the_relay_reads_is_somebody_unknown() -> None:
+    content = content_of(BOOT, [f"{'n' * 200}/{number}" for number in range(2000)])
+    assert content == content_of(BOOT, [None])
+
+
+# ----------------------------------------------------------------- what is on file
+
+
+def test_a_grant_is_somebodys_unknown_until_its_pod_is(books: Ledger, path: Path) -> None:
+    open_holders(path, books)
+    assert named(path) == []
+    books.grant("rdma/vf", {VF: VF})
+    assert named(path) == ["?"]
+    books.bind([VF], TRAINER)
+    assert named(path) == ["default/trainer"]
+    books.grant("rdma/vf", {VF: VF, OTHER: OTHER})  # kubelet frees units without a word
+    assert named(path) == ["?"]
+    books.bind([VF], WEB)
+    assert named(path) == ["?", "shop/web"]
+    books.bind([OTHER], WEB)
+    assert named(path) == ["shop/web"]
+    books.release([VF])
+    assert named(path) == ["shop/web"]
+    books.release([OTHER])
+    assert named(path) == []
+
+
+def test_the_file_says_so_before_the_books_do(books: Ledger, path: Path) -> None:
+    open_holders(path, books)
+    seen: list[list[str]] = []
+
+    def look(before: Grant | None, after: Grant | None) -> None:
+        seen.append(named(path))
+
+    books.watch_grants(look)
+    books.grant("rdma/vf", {VF: VF})
+    assert seen == [["?"]]
+
+
+def test_what_comes_into_no_network_changes_nothing(books: Ledger, path: Path) -> None:
+    open_holders(path, books)
+    before = path.stat()
+    books.grant("nvidia.com/gpu", {GPU: GPU})
+    books.grant("rdma/hca", {SHARE: HCA})
+    books.bind([GPU, SHARE], TRAINER)
+    after = path.stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert named(path) == []
+
+
+def test_a_grant_that_the_books_refuse_leaves_nobody_behind(own_network: None, tmp_path: Path, path: Path) -> None:
+    with disk(tmp_path / "books", "size=4m"), open_books(tmp_path / "books") as books:
+        open_holders(path, books)
+        fill(tmp_path / "books")
+        with pytest.raises(LedgerError, match="full"):
+            books.grant("rdma/vf", {VF: VF})
+        assert named(path) == []
+
+
+def test_rows_and_bindings_name_pods_without_a_grant(books: Ledger, path: Path) -> None:
+    opened = open_holders(path, books)
+    row = attach(books, VF, owner("c1"))
+    books.await_durable(row)
+    opened.look()
+    assert named(path) == ["default/trainer"]
+    books.finish_detach(row)
+    assert named(path) == []
+    nameless = replace(owner("c2"), pod=PodRef("", ""))
+    row = books.adopt(
+        nameless, ifname="net1", device=VF, resource_name="", undo=row.undo, netns_path="/x", request=row.request
+    )
+    assert named(path) == ["c2"]
+    books.name_owner(row, owner("c2"), row.request)
+    assert named(path) == ["default/trainer"]
+    books.finish_detach(row)
+    (bound,) = books.bind_slots([Binding(SLOT, "rdma/vf", "vf", VF, "main", "c3", "eth0", WEB, {})])
+    assert named(path) == ["shop/web"]
+    books.unbind([bound])
+    assert named(path) == []
+    books.bind_slots([Binding(SLOT, "rdma/vf", "vf", VF, "", "", "", PodRef("", ""), {})])
+    assert named(path) == ["?"]
+
+
+def test_a_pods_start_writes_nothing_where_its_grant_names_it(books: Ledger, path: Path) -> None:
+    open_holders(path, books)
+    books.grant("rdma/vf", {VF: VF})
+    books.bind([VF], owner().pod)
+    before = path.stat()
+    row = attach(books, VF, owner("c1"))
+    books.bind([VF], owner().pod)
+    books.finish_attach([row.attachment_id], {"cniVersion": "1.0.0"})
+    books.await_durable(row)
+    assert path.stat() == before
+
+
+def test_kubelets_notes_count_for_as_long_as_they_say(books: Ledger, path: Path) -> None:
+    """A kubelet that has started anew while the API server is away lists no pods, and their grants end."""
+    told: list[Collection[str] | None] = [("uid-1",), None, ("uid-2",), ()]
+    opened = open_holders(path, books, noted=lambda: told.pop(0))
+    assert named(path) == ["uid-1"]
+    opened.look()
+    assert named(path) == ["uid-1"]  # they could not be read
+    opened.look()
+    assert named(path) == ["uid-2"]
+    opened.look()
+    assert named(path) == []
+
+
+def test_another_configuration_decides_what_a_share_is_for(books: Ledger, path: Path) -> None:
+    opened = open_holders(path, books)
+    books.grant("rdma/hca", {SHARE: HCA})
+    books.bind([SHARE], TRAINER)
+    opened.reconfigure((replace(SHARES, network="shared"),))
+    assert named(path) == ["default/trainer"]
+    opened.reconfigure((SHARES,))
+    assert named(path) == []
+    opened.reconfigure(())
+    books.grant("rdma/vf", {VF: VF})
+    books.bind([VF], TRAINER)
+    assert named(path) == ["default/trainer"]  # what its resource was, nobody knows
+
+
+def test_a_file_that_somebody_removes_is_written_again(books: Ledger, path: Path) -> None:
+    opened = open_holders(path, books)
+    path.unlink()
+    opened.look()
+    assert named(path) == []
+
+
+# --------------------------------------------------------------------- what counts
+
+
+def test_there_is_no_file_until_the_books_have_agreed_with_kubelet_once(books: Ledger, path: Path) -> None:
+    opened = open_holders(path, books, is_new=True)
+    books.grant("rdma/vf", {VF: VF})
+    assert not path.exists()
+    opened.complete()
+    assert named(path) == ["?"]
+
+
+def test_another_agent_of_the_same_boot_goes_on_where_the_last_was_killed(tmp_path: Path, path: Path) -> None:
+    with open_books(tmp_path) as books:
+        open_holders(path, books)
+        books.grant("rdma/vf", {VF: VF})
+        books.bind([VF], TRAINER)
+    path.write_bytes(content_of(BOOT, [None]))  # as if killed between the file and the books
+    with open_books(tmp_path) as books:
+        open_holders(path, books, is_new=True)
+        assert named(path) == ["default/trainer"]
+
+
+@pytest.mark.parametrize("content", [content_of("another", []), content_of(BOOT, [])[:-1], b""])
+def test_a_file_of_another_boot_or_half_a_one_goes(tmp_path: Path, path: Path, content: bytes) -> None:
+    with open_books(tmp_path):
+        pass
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with open_books(tmp_path) as books:
+        open_holders(path, books, is_new=True)
+        assert not path.exists()
+
+
+@pytest.mark.parametrize("damage", ["lost", "damaged"])
+def test_books_that_were_lost_take_the_file_with_them(tmp_path: Path, path: Path, damage: str) -> None:
+    with open_books(tmp_path) as books:
+        open_holders(path, books)
+    file = tmp_path / "ledger.db"
+    file.unlink() if damage == "lost" else file.write_bytes(b"x" * 8192)
+    with open_books(tmp_path) as books:
+        open_holders(path, books, is_new=True)
+        assert not path.exists()
+
+
+# ------------------------------------------------------------------- no room for it
+
+
+def test_a_file_that_cannot_be_written_goes_and_comes_again(own_network: None, books: Ledger, path: Path) -> None:
+    with disk(path.parent, "size=16k"):
+        opened = open_holders(path, books)
+        filler = fill(path.parent)
+        books.grant("rdma/vf", {VF: VF})  # its page is free then
+        content = path.read_bytes()
+        filler.unlink()
+        assert (content, named(path)) == (path.read_bytes(), ["?"])
+        path.unlink()
+        fill(path.parent)
+        books.bind([VF], TRAINER)
+        assert [each.name for each in path.parent.iterdir()] == ["filler"]
+        filler.unlink()
+        opened.look()
+        assert named(path) == ["default/trainer"]
+
+
+def test_nothing_is_granted_while_a_file_that_is_not_true_any_more_cannot_be_removed(
+    own_network: None, books: Ledger, path: Path
+) -> None:
+    with disk(path.parent, "size=1m"):
+        open_holders(path, books)
+        remount(path.parent, "ro")
+        with pytest.raises(LedgerError, match="neither be written nor removed"):
+            books.grant("rdma/vf", {VF: VF})
+        assert books.grants() == ()
+        books.grant("nvidia.com/gpu", {GPU: GPU})
+        remount(path.parent, "rw")
+        books.grant("rdma/vf", {VF: VF})
+        assert named(path) == ["?"]
+
+
+def fill(folder: Path) -> Path:
+    """Leave no page of a disk free."""
+    filler = folder / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+    return filler
+
+
+def remount(folder: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(folder)], check=True)
+
+
+def test_many_threads_leave_what_is_true(books: Ledger, path: Path) -> None:
+    open_holders(path, books)
+    wrong: list[str] = []
+
+    def live(number: int) -> None:
+        unit, pod = f"0000:{number:02x}:00.1", PodRef("default", f"p{number}")
+        for _ in range(20):
+            books.grant("rdma/vf", {unit: unit})
+            if "unknown 1" not in path.read_text():
+                wrong.append("a grant is not on file")
+            books.bind([unit], pod)
+            if f"\n{pod}\n" not in path.read_text():
+                wrong.append("a pod is not on file")
+            if number % 2:
+                books.release([unit])
+
+    threads = [threading.Thread(target=live, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert named(path) == [f"default/p{number}" for number in range(0, 8, 2)]
