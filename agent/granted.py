@@ -58,8 +58,10 @@ class Granted:
         may_be_nic: Callable[[str], bool],
         is_settled: Callable[[], bool],
         adapters: Callable[[str], Collection[str]] = lambda resource_name: (),
+        noted: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """`unit` finds an offered unit by its ID; `is_settled` tells whether the grants agree with kubelet.
+        """`unit` finds an offered unit by its ID; `is_settled` tells whether the grants agree with kubelet; `noted` are
+        the UIDs of pods that have something by kubelet's own notes, which outlive a grant where kubelet lists no pods.
 
         `may_be_nic` tells a PCI device that may come into a network from another, such as an accelerator; `adapters`
         lists those of a pool each of whose units is all of them.
@@ -75,6 +77,7 @@ class Granted:
         self._adapters = adapters
         self._is_settled = is_settled
         self._asking = threading.BoundedSemaphore(MAX_ASKING)
+        self._noted = noted
         self.pods: frozenset[tuple[str, str]] = frozenset()
         """Namespace and name of all pods that kubelet knew when it was last asked for claims."""
         self.containers: Mapping[str, str] = {}
@@ -94,12 +97,12 @@ class Granted:
         Raises Unavailable if kubelet does not answer, DeviceGone for a unit that nobody knows, and UnknownUnit for a
         device of a resource that is configured no more: what is to be done with it, nobody knows.
         """
-        wanted = {r.name: _nic_kind(r) for r in self._config.resources if _is_for_network(r)}
+        wanted = {r.name: r.nic_kind for r in self._config.resources if r.joins_network}
         granted = self._ledger.granted_devices(wanted)
         if any(r.binding == "late" for r in self._config.resources):
             granted = {unit: device for unit, device in granted.items() if not is_slot_id(unit)}
         strange = self._of_no_resource(pod)
-        if not strange and (not wanted or (self._is_settled() and not granted)):
+        if not strange and (not wanted or (self._is_settled() and not granted and pod.uid not in self._noted())):
             return ()
         found = self.ask_kubelet(pod)
         if found is None:
@@ -141,7 +144,7 @@ class Granted:
         network = self._config.network(resource.network) if resource.network is not None else None
         if network is not None:
             return document_for(resource, network)
-        return {"mode": "nic"} if _nic_kind(resource) == "nic" else None
+        return {"mode": "nic"} if resource.nic_kind == "nic" else None
 
     async def claims(self) -> Sequence[Claim]:
         """List what kubelet says that pods hold of our resources. Runs on the loop; raises Unavailable."""
@@ -176,7 +179,7 @@ class Granted:
         whole, shared = set[str](), set[str]()
         for claim in _claims_of([found]):
             resource = resources.get(claim.resource_name)
-            is_shared = is_share_id(claim.unit_id) or (resource is not None and _nic_kind(resource) == "hca")
+            is_shared = is_share_id(claim.unit_id) or (resource is not None and resource.nic_kind == "hca")
             (shared if is_shared else whole).update(self._behind(claim, resource))
         return Holding(frozenset(whole), frozenset(shared))
 
@@ -201,13 +204,22 @@ class Granted:
         if not self._asking.acquire(blocking=False):
             raise Unavailable(f"{MAX_ASKING} calls wait for kubelet to say what their pods hold: try again later")
         try:
-            asked = asyncio.run_coroutine_threadsafe(self._kubelet.get(pod), self._loop)
-            return asked.result(PODRESOURCES_SECONDS)
-        except concurrent.futures.TimeoutError as error:
-            asked.cancel()
-            raise Unavailable(f"kubelet did not say what {pod} holds within {PODRESOURCES_SECONDS:g} s") from error
+            return ask(self._kubelet, self._loop, pod)
         finally:
             self._asking.release()
+
+
+def ask(kubelet: PodResources, loop: asyncio.AbstractEventLoop, pod: PodRef) -> PodDevices | None:
+    """Ask kubelet what a pod holds, of any resource; None if it does not know it. Not on the loop.
+
+    Raises Unavailable.
+    """
+    asked = asyncio.run_coroutine_threadsafe(kubelet.get(pod), loop)
+    try:
+        return asked.result(PODRESOURCES_SECONDS)
+    except concurrent.futures.TimeoutError as error:
+        asked.cancel()
+        raise Unavailable(f"kubelet did not say what {pod} holds within {PODRESOURCES_SECONDS:g} s") from error
 
 
 def _refuse(strange: Set[tuple[str, str]], found: PodDevices) -> None:
@@ -225,22 +237,12 @@ def document_for(resource: Resource, network: Network) -> dict[str, Any]:
 
     One that names no mode takes whole adapters as such: the usual mode is for VFs, and for what programs drive.
     """
-    is_whole = _nic_kind(resource) == "nic" and not any(network.netconf.get(key) for key in _OF_PROGRAMS)
+    is_whole = resource.nic_kind == "nic" and not any(network.netconf.get(key) for key in _OF_PROGRAMS)
     return {**({"mode": "nic"} if is_whole else {}), **network.netconf, "name": network.name}
 
 
 _OF_PROGRAMS = ("vfio", "functionReset")
 """Keys that mode nic does not have."""
-
-
-def _is_for_network(resource: Resource) -> bool:
-    """Tell whether the units of a resource are devices that come into the pod's network."""
-    kind = _nic_kind(resource)
-    return kind in ("vf", "nic") or (kind == "hca" and resource.network is not None)
-
-
-def _nic_kind(resource: Resource) -> str:
-    return resource.nic.kind if resource.kind == "rail" else resource.kind
 
 
 def _claims_of(pods: Sequence[PodDevices]) -> tuple[Claim, ...]:

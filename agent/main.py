@@ -184,6 +184,7 @@ class Agent:
                 complain=lambda what: self.obstacles.set("publishing", what),
             )
             parts.ledger.subscribe(self._publishing.changed)
+            loops.append(tasks.create_task(parts.name_owners(), name="owners of grants"))
             loops.append(tasks.create_task(self._publishing.run(), name="publications"))
             if self._api is not None:
                 told = NodeEvents(
@@ -202,6 +203,7 @@ class Agent:
 
     def _reloader(self, parts: Parts) -> Reloader | None:
         async def apply(config: Config) -> None:
+            await asyncio.to_thread(parts.holders.reconfigure, config.resources)
             self.config = config
             parts.granted.reconfigure(config)
             self._inventory.rescan_seconds = config.rescan_seconds

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent import cdi, device_info
@@ -16,13 +17,15 @@ from agent.granted import Granted
 from agent.hardware.host import Host
 from agent.health import HealthBook
 from agent.inventory import Inventory
+from agent.late import checkpoint
 from agent.late.binder import Binder
 from agent.ledger import Ledger
 from agent.metrics import Metrics
 from agent.model.reasons import Reason
+from agent.model.slots import is_slot_id
 from agent.obstacles import NO_POD_NEEDS, Obstacles
-from agent.reconcile import Reconciler
-from cni import spool
+from agent.reconcile import Claim, Reconciler, owners
+from cni import holders, spool
 from cni.attachment import Attachments
 from cni.folder_changes import REMOVED, FolderChanges
 from cni.others import Others
@@ -64,6 +67,9 @@ class Parts:
         config, host = around.config(), around.host
         self.runtime = ContainerRuntime(config.runtime_socket) if config.runtime_socket else None
         self._spool = spool.Spool(config.spool_dir)
+        self.holders = holders.Holders(
+            *(holders.path_of(config.cni_socket), holders.kernel_boot_id(), ledger, config.resources, self._noted)
+        )
         self.granted = Granted(
             config,
             ledger,
@@ -73,6 +79,7 @@ class Parts:
             may_be_nic=lambda device: may_be_nic(device, around.inventory.snapshot),
             is_settled=lambda: self.reconciler.settled,
             adapters=self._adapters,
+            noted=lambda: self.holders.noted,
         )
         self._cdi_folder = FolderChanges(config.cdi_dir, REMOVED)
         self._unwritten: str | None = None
@@ -119,7 +126,7 @@ class Parts:
         self.reconciler = Reconciler(
             ledger,
             self.attachments,
-            claims=self.granted.claims,
+            claims=self.claims,
             devices_of_units=self._devices_of_units,
             replay_spool=self._replay,
             count=self.reconciled,
@@ -129,6 +136,41 @@ class Parts:
             sandboxes=self.runtime.sandboxes if self.runtime is not None else None,
             complain=self._tell_of_books,
             slots=slots,
+            tell_settled=self.holders.complete,
+        )
+
+    async def claims(self) -> Sequence[Claim]:
+        """Ask kubelet for the claims of pods, and have the relay know of those that it may not list now.
+
+        Runs on the loop; raises Unavailable.
+        """
+        await asyncio.to_thread(self.holders.look)
+        return await self.granted.claims()
+
+    async def name_owners(self) -> None:
+        """Learn soon whose a new grant is, for ever: until that is known no pod starts without the agent."""
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def note() -> None:
+            if self.holders.has_unknown:
+                with contextlib.suppress(RuntimeError):  # the ledger may outlive the loop
+                    loop.call_soon_threadsafe(changed.set)
+
+        self.ledger.subscribe(note)
+        note()
+        await owners.follow(
+            changed, self.claims, self.ledger, needed=lambda: self.holders.has_unknown, count=self.reconciled
+        )
+
+    def _noted(self) -> frozenset[str] | None:
+        """List the UIDs of pods to which kubelet's checkpoint counts what comes into a network."""
+        config = self._around.config()
+        found = checkpoint.entries(config.kubelet_dir)
+        if found is None:
+            return None
+        names = {resource.name for resource in config.resources if resource.joins_network}
+        return frozenset(
+            entry.pod_uid for entry in found if entry.resource_name in names or any(map(is_slot_id, entry.unit_ids))
         )
 
     async def keep_specs(self) -> None:

@@ -25,8 +25,10 @@ MOST_LINKS = 40
 """As the kernel has it; one in a ring is left as it is."""
 BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(lock.NAME)}|{orphans.OWN.pattern}")
 """With what SQLite keeps beside them, the journal, damaged ones that were set aside, and the marks of killed agents."""
-OWN_SOCKETS = re.compile(r"(cni|admin)\.sock|cni\.sock\.ready|\.(cni|admin)\.sock\.[0-9]+")
-"""With the relay's note that the agent was ready, and sockets that were not yet in place."""
+OWN_SOCKETS = re.compile(
+    r"(cni|admin)\.sock|cni\.sock\.(ready|pods)|\.cni\.sock\.pods\.new|\.(cni|admin)\.sock\.[0-9]+"
+)
+"""With the relay's note that the agent was ready, what it reads of pods, and what was not yet in place."""
 SOCKET = re.compile(r"nodefabric-.+\.sock")
 CDI_SPEC = re.compile(r"nodefabric-(slot|pool)-.+\.json|\.nodefabric-(slot|pool)-.+\.json\.[0-9]+")
 DEVICE_INFO = device_info.FOLDER / "dp"

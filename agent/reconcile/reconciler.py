@@ -50,6 +50,10 @@ async def _at_once() -> None:
     return None
 
 
+def _nobody_waits() -> None:
+    return None
+
+
 class Reconciler:
     """Heals attachments, VFs without one, quarantine, leases and grants."""
 
@@ -68,6 +72,7 @@ class Reconciler:
         sandboxes: Callable[[], Awaitable[Sequence[Sandbox]]] | None = None,
         complain: Callable[[str | None], None] = _no_complaint,
         slots: Slots | None = None,
+        tell_settled: Callable[[], None] = _nobody_waits,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Join the parts.
@@ -76,7 +81,7 @@ class Reconciler:
         and gives None before the first offer; `ours` lists the devices that resources offer; `pods` names all pods
         (namespace and name) of kubelet's last answer, whatever they hold; `sandboxes`
         asks the container runtime, where it can be asked; `complain` tells what is wrong with the books,
-        or None when nothing is; `slots` binds devices late.
+        or None when nothing is; `slots` binds devices late; `tell_settled` is called once `settled` is true.
         """
         self._ledger = ledger
         self._attachments = attachments
@@ -90,6 +95,7 @@ class Reconciler:
         self._ask_runtime = sandboxes
         self._complain = complain
         self._slots = slots
+        self._tell_settled = tell_settled
         self._clock = clock
         self._backoff = Backoff(clock)
         self._settling = GrantSettling(ledger, count, clock)
@@ -367,4 +373,6 @@ class Reconciler:
         except AgentError as error:
             log.error("grants are not settled: %s", error)
         else:
-            self.settled = self.settled or offered is not None
+            if not self.settled and offered is not None:
+                self.settled = True
+                self._tell_settled()

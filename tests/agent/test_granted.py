@@ -140,6 +140,27 @@ def test_a_device_whose_resource_is_gone_is_missed_by_the_pod_that_has_it(
         assert kubelet.asked <= 1
 
 
+@pytest.mark.parametrize(("noted", "found"), [("uid-p", (VF,)), ("uid-o", ())])
+def test_a_pod_in_kubelets_notes_has_its_vf_though_its_grant_has_ended(
+    tmp_path: Path, noted: str, found: tuple[str, ...]
+) -> None:
+    """So it is after a start of kubelet while the API server was away: it lists no pods then."""
+    config = Config(resources=(Resource("rdma/vf", "vf", network="rails"),), networks=(RAILS,))
+
+    async def work(books: Ledger) -> tuple[GrantedDevice, ...]:
+        granted = Granted(
+            *(config, books, Kubelet(VF), asyncio.get_running_loop()),
+            unit=lambda unit: Unit(unit, "rdma/vf", "vf", unit, HEALTHY, 0),
+            may_be_nic=may_be_nic,
+            is_settled=lambda: True,
+            noted=lambda: (noted,),
+        )
+        return tuple(await asyncio.to_thread(granted.devices, POD))
+
+    with open_books(tmp_path) as books:
+        assert tuple(each.device for each in asyncio.run(work(books))) == found
+
+
 def test_kubelet_is_not_asked_where_all_that_is_granted_are_slots(tmp_path: Path) -> None:
     kubelet = Kubelet(SLOT)
     assert told(tmp_path, kubelet, "late", **{SLOT: VF}) == ()

@@ -211,9 +211,10 @@ def test_what_others_keep_in_the_agents_folders_stays(host: Host, clean: dict[st
     assert host.files() == clean | folders | {str(o.relative_to(host.root)): "100644 theirs" for o in others}
 
 
-def test_the_note_that_the_agent_was_ready_goes_without_its_socket_too(host: Host, clean: dict[str, str]) -> None:
+def test_what_lies_beside_the_socket_goes_without_it_too(host: Host, clean: dict[str, str]) -> None:
     host.install()
-    (host.run / "cni.sock.ready").touch()
+    for name in ("cni.sock.ready", "cni.sock.pods", ".cni.sock.pods.new"):
+        (host.run / name).touch()
     (host.run / "cni.sock").unlink()  # as an agent does that ends by itself
     assert host.uninstall() == 0
     assert host.files() == clean
