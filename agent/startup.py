@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -19,7 +19,7 @@ from agent import probes
 from agent.config import Config, Endpoints, load_legible
 from agent.config.sources import Sources
 from agent.endpoints import EndpointServer, Pages
-from agent.errors import ConfigError, HardwareError, RequestInvalid
+from agent.errors import AgentError, ConfigError, HardwareError, RequestInvalid
 from agent.granted import document_for
 from agent.metrics import Metrics
 from agent.model.device import Snapshot
@@ -78,17 +78,32 @@ def _problems_of_users(config: Config, number: int) -> list[str]:
     return problems
 
 
+Meanwhile = Callable[[Config, Sequence[str]], AbstractAsyncContextManager[None]]
+"""Makes what is done, for as long as it is entered, with what can be read of a wrong configuration. Takes that, and a
+list of what is wrong, which changes."""
+
+
+def _nothing(config: Config, wrong: Sequence[str]) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
+
+
 async def await_config(
-    sources: Sources, scan: Callable[[], Snapshot], stop: asyncio.Event, probe_socket: Path | None = None
+    sources: Sources,
+    scan: Callable[[], Snapshot],
+    stop: asyncio.Event,
+    probe_socket: Path | None = None,
+    meanwhile: Meanwhile = _nothing,
 ) -> Config | None:
     """Read the configuration, waiting for its repair if it is wrong. None if asked to stop meanwhile.
 
     Meanwhile /healthz is fine and /readyz says what is wrong, where the configuration has them as far as it can be
-    read, and to probes at their socket: kubelet would end an agent whose probes find nobody.
+    read, and to probes at their socket: kubelet would end an agent whose probes find nobody. `meanwhile` is tried until
+    it can be entered.
     """
     said: tuple[str, ...] = ()
     wrong: list[str] = []
-    with ExitStack() as stack:
+    excuse: str | None = ""
+    async with AsyncExitStack() as stack:
         while not stop.is_set():
             try:
                 config = await asyncio.to_thread(_load, sources, scan)
@@ -99,8 +114,11 @@ async def await_config(
                     log.error("waiting for %s to be repaired", sources)
                     wrong[:] = error.problems
                     if not said:
-                        _explain(stack, wrong, await asyncio.to_thread(_endpoints, sources), probe_socket)
+                        legible = await asyncio.to_thread(_legible, sources)
+                        _explain(stack, wrong, legible.endpoints, probe_socket)
                     said = error.problems
+                if excuse is not None:
+                    excuse = await _enter(stack, meanwhile, await asyncio.to_thread(_legible, sources), wrong, excuse)
             else:
                 for warning in config.warnings:
                     log.warning("%s: %s", config.source, warning)
@@ -121,16 +139,30 @@ def _load(sources: Sources, scan: Callable[[], Snapshot]) -> Config:
     return config
 
 
-def _endpoints(sources: Sources) -> Endpoints:
+def _legible(sources: Sources) -> Config:
+    """Read what can be read of a wrong configuration; the rest is as if it were not said."""
     if sources.own is None:
-        return Endpoints()
+        return Config()
     try:
-        return load_legible(sources.own)[0].endpoints
+        return load_legible(sources.own)[0]
     except ConfigError:
-        return Endpoints()
+        return Config()
 
 
-def _explain(stack: ExitStack, wrong: Sequence[str], endpoints: Endpoints, probe_socket: Path | None) -> None:
+async def _enter(
+    stack: AsyncExitStack, meanwhile: Meanwhile, config: Config, wrong: Sequence[str], excuse: str
+) -> str | None:
+    """Begin what is done meanwhile. Say why that is not possible, once; None if it is."""
+    try:
+        await stack.enter_async_context(meanwhile(config, wrong))
+    except (AgentError, OSError) as error:
+        if str(error) != excuse:
+            log.warning("pods wait until the configuration is repaired: %s", error)
+        return str(error)
+    return None
+
+
+def _explain(stack: AsyncExitStack, wrong: Sequence[str], endpoints: Endpoints, probe_socket: Path | None) -> None:
     metrics = Metrics(CollectorRegistry())
     metrics.reloaded("refused")
     pages = Pages(

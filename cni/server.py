@@ -265,7 +265,8 @@ class CniServer:
             with self._slow.hold(command, call.conf.name):
                 self._attachments.collect(call)
         else:
-            if (obstacle := self._obstacle()) is not None:
+            # While this fails the whole node is not ready. Pods that have nothing need no more than this answer.
+            if not call.conf.is_chained and (obstacle := self._obstacle()) is not None:
                 raise Unavailable(obstacle)
             self._attachments.status(call)
         return protocol.Answer(0, b"")

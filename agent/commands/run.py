@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Coroutine, MutableMapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ def _run(options: argparse.Namespace) -> int:
     # A scan computes on a thread of its own. With the usual 5 ms an ADD beside it would wait that long after each
     # of its system calls.
     sys.setswitchinterval(SWITCH_SECONDS)
+    from agent import unconfigured
     from agent.main import Agent
     from agent.startup import await_config
 
@@ -67,7 +69,8 @@ def _run(options: argparse.Namespace) -> int:
             loop.add_signal_handler(number, _stop, stop)
         host = open_host(options)
         try:
-            config = await await_config(files, host.scan, stop, probe_socket)
+            meanwhile = partial(unconfigured.serve, host)
+            config = await await_config(files, host.scan, stop, probe_socket, meanwhile)
             if config is not None:
                 log.info("configuration in effect: %s", configuration.describe(config))
                 api, problem = _api_server(config, options.kubeconfig)

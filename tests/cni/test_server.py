@@ -81,10 +81,16 @@ def test_version_needs_no_configuration(door: Door) -> None:
 
 def test_status_tells_what_is_in_the_way(door: Door) -> None:
     door.obstacle = "kubelet: has no open stream"
-    status, document = door.ask("STATUS", NEWEST, netns=False)
+    status, document = door.ask("STATUS", {**NEWEST, "ipam": {"type": "host-local"}}, netns=False)
     assert status == 1
     assert (document["code"], document["cniVersion"], document["msg"]) == (50, "1.1.0", door.obstacle)
     assert door.observed == ["STATUS Unavailable"]
+
+
+def test_a_network_that_asks_for_nothing_by_itself_is_well_while_the_agent_answers(door: Door) -> None:
+    """The node would be not ready else, though its pods start that have nothing."""
+    door.obstacle = "ledger: the disk is full"
+    assert door.ask("STATUS", NEWEST, netns=False) == (0, None)
 
 
 @pytest.mark.parametrize(

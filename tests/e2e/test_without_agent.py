@@ -1,0 +1,202 @@
+"""Pods that have nothing of ours need no agent: it is stopped, killed, dies in a loop, or has a wrong configuration.
+
+Pods that have a VF wait, and then start.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.demo import still_attached
+from agent.sim.stage import CONFIG, Stage, settled, wait
+
+GATE = """\
+#!/usr/bin/env python3
+# A plugin of the chain that lets a pod's ADD go on when a file says so, and hands the result on.
+import json, os, sys, time
+document = json.load(sys.stdin)
+gate = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "closed")
+while os.environ["CNI_COMMAND"] == "ADD" and "K8S_POD_NAME=trainer" in os.environ["CNI_ARGS"] and os.path.exists(gate):
+    time.sleep(0.01)
+if os.environ["CNI_COMMAND"] == "ADD":
+    print(json.dumps(document["prevResult"]))
+"""
+
+
+@pytest.fixture
+def gated(stage: Stage) -> Stage:
+    """A node on which pod `trainer` waits before our plugin, for as long as the file `closed` is there."""
+    stage.build_node("h100-8gpu")
+    stage.write_config()
+    gate = stage.folder / "cni/gate"
+    gate.write_text(GATE)
+    gate.chmod(0o755)
+    cluster = {"type": "ptp", "ipam": stage.ipam("cluster", "10.244.0.0/24")}
+    stage.write_conflist([cluster, {"type": "gate"}, {"type": "nodefabric"}])
+    stage.start_kubelet("--seed", "7")
+    stage.start_agent()
+    stage.await_ready()
+    return stage
+
+
+def holders(stage: Stage) -> list[str] | None:
+    """List the pods on file by name; None while somebody is unknown, or there is no file."""
+    try:
+        lines = (stage.folder / "run/cni.sock.pods").read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    return [line for line in lines[3:-1] if "/" in line] if lines[2] == "unknown 0" else None
+
+
+def start_trainer(stage: Stage) -> None:
+    """Have a pod admitted that holds a VF, and waits at the gate."""
+    (stage.folder / "closed").touch()
+    stage.create_pod("trainer", {"rdma/vf": 1})
+    wait("the pod on file", lambda: holders(stage) == ["default/trainer"] or None)
+
+
+def begin(stage: Stage, name: str = "plain") -> dict[str, Any]:
+    stage.create_pod(name, {"cpu": 1})
+    return stage.await_pod(name)
+
+
+def end(stage: Stage, name: str = "plain") -> None:
+    stage.delete_pod(name)
+    stage.await_no_pod(name)
+
+
+def interfaces(pod: dict[str, Any]) -> list[str]:
+    return [each["name"] for each in pod["cni_result"]["interfaces"] if each.get("sandbox")]
+
+
+def spooled(stage: Stage) -> list[Path]:
+    folder = stage.folder / "state/spool"
+    return list(folder.glob("*.del")) if folder.exists() else []
+
+
+def status_of_network(stage: Stage) -> int:
+    done = subprocess.run(
+        [str(stage.folder / "cni/nodefabric")],
+        input=b'{"cniVersion": "1.1.0", "name": "cluster", "type": "nodefabric"}',
+        env={**stage.relay_environment, "CNI_COMMAND": "STATUS", "CNI_PATH": stage.cni_path},
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    return done.returncode
+
+
+def attached(stage: Stage) -> list[str]:
+    return [f"{row['pod']} {row['state']}" for row in stage.status()["attachments"]]
+
+
+def test_the_file_names_pods_that_hold_a_vf_for_as_long_as_they_do(node: Stage) -> None:
+    wait("the file", lambda: holders(node) == [] or None)
+    node.create_pod("gpu", {"nvidia.com/gpu": 1, "rdma/hca": 1})
+    node.await_pod("gpu")
+    assert holders(node) == []
+    node.create_pod("a", {"rdma/vf": 1})
+    node.await_pod("a")
+    wait("the pod on file", lambda: holders(node) == ["default/a"] or None)
+
+
+def test_ordinary_pods_come_and_go_while_the_agent_hangs(node: Stage) -> None:
+    wait("the file", lambda: holders(node) == [] or None)
+    process = node.processes["agent"]
+    process.send_signal(signal.SIGSTOP)
+    try:
+        assert interfaces(begin(node)) == ["eth0"]
+        assert status_of_network(node) == 0
+        end(node)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert spooled(node) == []
+
+
+def test_a_pod_with_a_vf_waits_for_a_killed_agent_and_others_do_not(gated: Stage) -> None:
+    start_trainer(gated)
+    gated.end("agent", signal.SIGKILL)
+    (gated.folder / "closed").unlink()
+    assert interfaces(begin(gated)) == ["eth0"]
+    assert status_of_network(gated) == 0
+    end(gated)
+    assert spooled(gated) == []
+    trainer = gated.pod("trainer")
+    assert trainer is not None
+    assert trainer["phase"] == "Pending"
+    gated.start_agent()
+    assert interfaces(gated.await_pod("trainer")) == ["eth0", "net1"]
+    gated.end("agent", signal.SIGKILL)
+    end(gated, "trainer")
+    assert spooled(gated) != []
+    gated.start_agent()
+    gated.await_ready()
+    assert settled(lambda: still_attached(gated)) == []
+
+
+def test_ordinary_pods_come_and_go_while_the_agent_dies_again_and_again(gated: Stage) -> None:
+    start_trainer(gated)
+    gated.end("agent", signal.SIGKILL)
+    for number in range(4):
+        gated.start_agent()
+        begin(gated, f"plain-{number}")
+        gated.end("agent", signal.SIGKILL)
+        end(gated, f"plain-{number}")
+    assert holders(gated) == ["default/trainer"]
+    gated.start_agent()
+    gated.await_ready()
+    (gated.folder / "closed").unlink()
+    assert interfaces(gated.await_pod("trainer")) == ["eth0", "net1"]
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["after an agent that was well", "after a reboot"])
+def test_a_wrong_configuration_stops_no_pod_that_has_nothing(gated: Stage, fresh: bool) -> None:
+    gated.create_pod("former", {"rdma/vf": 1})
+    gated.await_pod("former")
+    wait("the pod on file", lambda: holders(gated) == ["default/former"] or None)
+    start_second = {"rdma/vf": 1, "nvidia.com/gpu": 1}
+    (gated.folder / "closed").touch()
+    gated.create_pod("trainer", start_second)
+    wait("both on file", lambda: holders(gated) == ["default/former", "default/trainer"] or None)
+    gated.end("agent")
+    if fresh:
+        (gated.folder / "run/cni.sock.pods").unlink()
+    document = yaml.safe_load((gated.folder / "config.yaml").read_text())
+    wrong = {**document, "resources": [{**CONFIG["resources"][1], "network": "nosuch"}]}
+    (gated.folder / "config.yaml").write_text(yaml.safe_dump(wrong))
+    gated.start_agent()
+    wait("a word about it", lambda: "'nosuch' is not among the networks" in gated.log("agent") or None)
+    wait("the socket", lambda: (gated.folder / "run/cni.sock").exists() or None)
+
+    assert interfaces(begin(gated)) == ["eth0"]
+    assert status_of_network(gated) == 0
+    end(gated)
+    (gated.folder / "closed").unlink()
+    pod = wait("an error", lambda: p if (p := gated.pod("trainer")) and "code 11" in p["message"] else None)
+    assert pod["phase"] == "Pending"
+    assert "'nosuch' is not among the networks" in pod["message"]
+    end(gated, "former")
+    assert spooled(gated) == []
+
+    (gated.folder / "config.yaml").write_text(yaml.safe_dump(document))
+    assert interfaces(gated.await_pod("trainer")) == ["eth0", "net1"]
+    gated.await_ready()
+    wait("the former one to be gone", lambda: attached(gated) == ["default/trainer attached"] or None)
+
+
+def test_books_that_were_lost_let_nobody_through_until_they_agree_with_kubelet(node: Stage) -> None:
+    node.create_pod("a", {"rdma/vf": 1})
+    node.await_pod("a")
+    wait("the pod on file", lambda: holders(node) == ["default/a"] or None)
+    node.end("agent", signal.SIGKILL)
+    for path in (node.folder / "state").glob("ledger.db*"):
+        path.unlink()
+    node.start_agent()
+    node.await_ready()
+    wait("the pod on file again", lambda: holders(node) == ["default/a"] or None)
+    assert interfaces(begin(node)) == ["eth0"]
