@@ -1,4 +1,4 @@
-"""The invariants: no device is lost, has two owners, is cleaned under its new owner or keeps a setting.
+"""The invariants: no device is lost, has two owners, is cleaned under its new owner, keeps a setting or is left out.
 
 `violations` compares what was found with what must be. Most holds at any moment, also in the midst of
 an ADD and right after a SIGKILL, before anybody has cleaned up: a device that is not as it was has a
@@ -22,7 +22,7 @@ def violations(
 ) -> tuple[Violation, ...]:
     """Name all that must not be. `history` tells what happened to a device or container so far."""
     found = [*_books(world), *_devices(world, expected), *_promises(world, expected), *_leases(world, expected)]
-    found += _slots(world, expected)
+    found += [*_slots(world, expected), *_left_out(expected)]
     if settled:
         found += [*_at_rest(world, expected), *_leases_at_rest(world, expected), *_slots_at_rest(world, expected)]
     return tuple(Violation(what, text, history(what)) for what, text in dict.fromkeys(found))
@@ -93,6 +93,12 @@ def _promises(world: World, expected: Expected) -> Iterator[Finding]:
         elif row.state != "attached":
             yield device, f"was promised to {_of(promise)} and is {row.state}, though nobody asked for a DEL"
         yield from _in_the_pod(world, promise)
+
+
+def _left_out(expected: Expected) -> Iterator[Finding]:
+    """Nobody who has a device is ever let through without it."""
+    for device, container_id in expected.left_out:
+        yield device, f"was given to the pod of container {container_id}, which has started without it"
 
 
 def _in_the_pod(world: World, promise: Promise) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.sim.machine import SimulatedMachine
+from cni.holders import path_of
 from tests import sandbox
 from tests.cni import tiny_node
 from tests.soak import observe
@@ -25,7 +26,7 @@ from tests.soak.calls import Answer, Call, Pod, names, promised, start
 from tests.soak.history import History
 from tests.soak.invariants import violations
 from tests.soak.slots import SLOTS, SPECS
-from tests.soak.small_agent import GRANTED, Options
+from tests.soak.small_agent import GRANTED, SOCKET, Options
 from tests.soak.world import HOST, Expected, Promise, Settings, Shape, Violation, World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,11 +59,14 @@ class Node:
     promises: dict[tuple[str, str], tuple[Promise, ...]] = field(default_factory=dict)
     results: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """Container → the CNI result that a runtime keeps for CHECK."""
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    """Devices that kubelet gave to a pod, and its container, whose chained ADD succeeded without them."""
     unplugged: set[str] = field(default_factory=set)
     void: set[str] = field(default_factory=set)
     boot: int = 1
     agent: Agent | None = None
     _pods: int = 0
+    _granted: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Of its own: the links of a node that was closed are gone only after a while.
@@ -156,6 +160,7 @@ class Node:
 
     def tell_granted(self, held: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]) -> None:
         """Set what kubelet says that pods hold."""
+        self._granted = held
         fresh = self.folder / f"{GRANTED}.new"
         fresh.write_text(json.dumps(held))
         fresh.rename(self.folder / GRANTED)
@@ -181,6 +186,9 @@ class Node:
         said = "succeeds" if answer.succeeded else f"fails: {answer.document.get('msg')}"
         promises = promised(answer, pod, conf, ifname) if answer.succeeded else ()
         self.history.note(f"ADD of {pod.container_id} {ifname} {said}", pod.container_id, *names(promises))
+        if answer.succeeded and "prevResult" in conf:
+            missing = {device for device, _ in self._granted.get(pod.name, ())} - {p.device for p in promises}
+            self.left_out += [(device, pod.container_id) for device in sorted(missing)]
         if promises:
             self.promises[pod.container_id, ifname] = promises
             self.results[pod.container_id] = answer.document
@@ -219,6 +227,7 @@ class Node:
         (self.folder / "vf-settings.json").unlink(missing_ok=True)
         self.until(self._reborn)
         self.promises.clear()
+        path_of(self.folder / SOCKET).unlink(missing_ok=True)  # of a folder that is empty then
         self.boot += 1
         (self.machine.root / "proc/sys/kernel/random/boot_id").write_text(f"boot-{self.boot}\n")
 
@@ -315,6 +324,7 @@ class Node:
             promises=tuple(p for held in self.promises.values() for p in held),
             unplugged=frozenset(self.unplugged),
             promises_void=frozenset(self.void),
+            left_out=tuple(self.left_out),
         )
 
     def wrong(self, *, settled: bool = False) -> tuple[Violation, ...]:
@@ -336,4 +346,6 @@ class Node:
             (self.folder / name).mkdir()
         self.history = History()
         self.promises.clear()
+        self._granted = {}
+        self.left_out.clear()
         self.void.clear()

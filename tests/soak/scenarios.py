@@ -95,6 +95,52 @@ def _add_granted(play: Play) -> Call:
     return play.node.call("ADD", *play.adding)
 
 
+def _give(play: Play) -> Pod:
+    """Have kubelet give a pod the first VF, whose grant was answered."""
+    pod = play.node.make_pod()
+    play.node.tell_granted({pod.name: [(play.node.devices[0], {"name": "storage"})]})
+    play.pods.append((pod, CHAINED))
+    play.adding = play.pods[-1]
+    return pod
+
+
+def _granted_to_somebody(play: Play) -> None:
+    """A node that knows of all pods what they have, and then a grant."""
+    play.node.reconcile()
+    play.node.running().order("grant", devices=play.node.devices[:1])
+    _give(play)
+
+
+def _learn_and_add(play: Play) -> Call:
+    """The pod starts whatever becomes of the agent: its grant was answered."""
+    assert play.adding is not None
+    play.node.running().order("reconcile")
+    return play.node.call("ADD", *play.adding)
+
+
+def _had_by_another(play: Play) -> None:
+    """A VF that is known to be a pod's which has ended."""
+    _granted_to_somebody(play)
+    play.node.reconcile()
+    (pod, conf) = play.pods.pop()
+    assert play.node.add(pod, conf).succeeded
+    play.node.delete(pod, conf)
+    play.node.until(lambda: not play.node.look().rows)
+    play.node.end_pod(pod)
+    play.adding = None
+
+
+def _grant_and_add(play: Play) -> Call | None:
+    """kubelet starts a pod once its grant was answered, and else rejects it."""
+    agent = play.node.running()
+    agent.order("grant", devices=play.node.devices[:1])
+    if not agent.lives:
+        return None
+    _give(play)
+    assert play.adding is not None
+    return play.node.call("ADD", *play.adding)
+
+
 def _grant_slots(play: Play) -> None:
     """Give a pod two slots."""
     pod = play.node.make_pod()
@@ -200,6 +246,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("ADD", _nothing, lambda play: _add(play, plain(play.node))),
     Scenario("ADD with settings and addresses", _nothing, lambda play: _add(play, everything(play.node))),
     Scenario("ADD of two granted VFs", _grant_two, _add_granted),
+    Scenario("grant of a VF that another pod had, then ADD", _had_by_another, _grant_and_add),
+    Scenario("reconcile that learns whose a VF is, then ADD", _granted_to_somebody, _learn_and_add),
     Scenario("ADD of two slots", _grant_slots, _add_granted),
     Scenario("DEL of two slots", _slots_attached, _delete_first),
     Scenario("start with slots whose specs are gone", _slots_left_behind, None),

@@ -19,6 +19,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from agent.config import Resource
 from agent.errors import Unavailable
 from agent.hardware.host import Host
 from agent.hardware.machine import Machine
@@ -26,7 +27,7 @@ from agent.ledger import Ledger
 from agent.model.allocation import LONGEST_PAUSE_SECONDS, PodRef, VfSettings
 from agent.reconcile import Claim, Reconciler
 from agent.sim.machine import RecordedVfControl, SimulatedMachine
-from cni import spool
+from cni import holders, spool
 from cni.attachment import Attachments, GrantedDevice
 from cni.leases import LeaseBook
 from cni.server import CniServer
@@ -37,6 +38,7 @@ GRANTED = "granted.json"
 """In the node's folder: what kubelet says that pods hold, as {"pod": [[device, resource, network], …]}."""
 AWAY = "kubelet-away"
 RESOURCE = "rdma/vf"
+SOCKET = "cni.sock"
 
 
 class StepByStep(RecordedVfControl):
@@ -76,6 +78,13 @@ class SmallAgent:
         host = self._host = _open_host(options)
         self._snapshot = host.scan()
         self.ledger = Ledger.open(self.folder / "state/ledger.db", self._snapshot.boot_id)
+        self.holders = holders.Holders(
+            holders.path_of(self.folder / SOCKET),
+            holders.kernel_boot_id(),
+            self.ledger,
+            (Resource(RESOURCE, "vf"), slots.LATE),
+            lambda: None,
+        )
         self._stock = slots.stock_of(self._snapshot)
         self.binder = slots.make_binder(self.folder, self.ledger, lambda: self._stock)
         self.attachments = Attachments(
@@ -84,7 +93,7 @@ class SmallAgent:
         # Every pause of a lease that is owed is over at once: the state machine's time is not the clock's.
         self.attachments.leases = LeaseBook(self.ledger, clock=lambda: time.time() + LONGEST_PAUSE_SECONDS)
         self.server = CniServer(
-            self.folder / "cni.sock", self.attachments, obstacle=lambda: None, observe=lambda command: nullcontext()
+            self.folder / SOCKET, self.attachments, obstacle=lambda: None, observe=lambda command: nullcontext()
         )
         self.counted: list[str] = []
         self.reconciler = Reconciler(
@@ -97,6 +106,7 @@ class SmallAgent:
             snapshot=lambda: self._snapshot,
             ours=lambda: list(self._units()),
             slots=self.binder,
+            tell_settled=self.holders.complete,
         )
 
     def start(self) -> None:
@@ -130,6 +140,7 @@ class SmallAgent:
         return tuple(GrantedDevice(device, RESOURCE, network) for device, network in found)
 
     async def _claims(self) -> Sequence[Claim]:
+        self.holders.look()
         if (self.folder / AWAY).exists():
             raise Unavailable("kubelet is away")
         held = [(pod, RESOURCE, device) for pod, found in self._told().items() for device, _ in found]

@@ -66,6 +66,11 @@ def test_what_is_wrong_with_a_slot_is_found(world: World, text: str) -> None:
     assert any(line.startswith(text) for line in found(world)), found(world)
 
 
+def test_a_pod_that_was_let_through_without_its_device_is_found() -> None:
+    text = f"{VF}: was given to the pod of container c1, which has started without it"
+    assert found(WORLD, replace(EXPECTED, left_out=((VF, "c1"),)), settled=False) == [text]
+
+
 def with_link(device: str, *places: Seen) -> World:
     return replace(WORLD, links={**WORLD.links, device: places})
 

@@ -112,6 +112,8 @@ class Expected:
     """Devices that are off the bus."""
     promises_void: frozenset[str] = frozenset()
     """Devices that were off the bus while a pod had them: what that pod was told holds no more."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Device and container of pods that kubelet gave a device, and that started without it."""
     leases_are_ours: bool = True
     """False where the leases' folder is no part of the node."""
 
