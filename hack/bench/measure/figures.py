@@ -25,6 +25,7 @@ LIMITS = (
     Limit("add_ratio_host_device", 0.8, "ADD of a VF, in terms of host-device"),
     Limit("del_ratio_host_device", 0.8, "DEL of a VF until the answer, in terms of host-device"),
     Limit("passthrough_p50_ms", 5, "ADD for a pod without our devices, above /bin/true"),
+    Limit("passthrough_away_p50_ms", 5, "the same while the agent is away"),
     Limit("agent_rss_mib", 100, "memory of the agent with 1,024 VFs, publishing"),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.sim.runtime import make_netns, remove_netns
-from agent.sim.stage import Stage
-from measure.figures import Figures, quantile
+from agent.sim.stage import Stage, wait
+from cni.holders import path_of
+from measure.figures import Figures, quantile, spread
 from measure.program import Program
 
 PAUSE_SECONDS = 0.02
@@ -28,7 +30,7 @@ PREVIOUS: dict[str, Any] = {
 
 
 def measure(stage: Stage, rounds: int, say: Callable[[str], None]) -> Figures:
-    """Time a chained ADD: on a node where nothing is granted, and beside pods that hold VFs."""
+    """Time a chained ADD: on a node where nothing is granted, beside pods that hold VFs, and without the agent."""
     stage.create_pod(POD, {})
     stage.await_pod(POD)
     say(f"pass-through: {rounds} rounds with nothing granted on the node")
@@ -40,6 +42,7 @@ def measure(stage: Stage, rounds: int, say: Callable[[str], None]) -> Figures:
     say(f"pass-through: {rounds} rounds beside {len(NEIGHBOURS)} pods with VFs")
     busy, nothing = _sample(stage, rounds)
     floor = quantile(nothing, 0.5)
+    away = _without_agent(stage, rounds, say)
     for name in (POD, *NEIGHBOURS):
         stage.delete_pod(name)
     stage.await_no_pod(POD, *NEIGHBOURS)
@@ -49,10 +52,26 @@ def measure(stage: Stage, rounds: int, say: Callable[[str], None]) -> Figures:
         "passthrough_total_p50_ms": quantile(busy, 0.5),
         "passthrough_total_p99_ms": quantile(busy, 0.99),
         "bin_true_p50_ms": floor,
+        **away,
     }
 
 
-def _sample(stage: Stage, rounds: int) -> tuple[list[float], list[float]]:
+def _without_agent(stage: Stage, rounds: int, say: Callable[[str], None]) -> Figures:
+    """Time ADD and DEL while the agent is away."""
+    file = path_of(Path(stage.relay_environment["NODEFABRIC_CNI_SOCKET"]))
+    wait("all pods on file", lambda: (file.exists() and "\nunknown 0\n" in file.read_text()) or None)
+    stage.end("agent", signal.SIGKILL)
+    say(f"pass-through: {rounds} rounds of ADD and DEL without the agent")
+    adds, nothing = _sample(stage, rounds)
+    deletes, _ = _sample(stage, rounds, "DEL")
+    figures = spread("passthrough_away_add", adds) | spread("passthrough_away_del", deletes)
+    figures["passthrough_away_p50_ms"] = figures["passthrough_away_add_p50_ms"] - quantile(nothing, 0.5)
+    stage.start_agent()
+    stage.await_ready()
+    return figures
+
+
+def _sample(stage: Stage, rounds: int, command: str = "ADD") -> tuple[list[float], list[float]]:
     """Run the relay and /bin/true in turn."""
     netns = stage.folder / "netns" / "bench-ordinary"
     make_netns(netns)
@@ -60,7 +79,7 @@ def _sample(stage: Stage, rounds: int) -> tuple[list[float], list[float]]:
     environment = {
         **stage.relay_environment,
         "PATH": os.defpath,
-        "CNI_COMMAND": "ADD",
+        "CNI_COMMAND": command,
         "CNI_CONTAINERID": "bench-ordinary",
         "CNI_NETNS": str(netns),
         "CNI_IFNAME": "eth0",
@@ -75,7 +94,8 @@ def _sample(stage: Stage, rounds: int) -> tuple[list[float], list[float]]:
                 nothing.append(true.run(environment, text).milliseconds)
                 time.sleep(PAUSE_SECONDS)
                 run = relay.run(environment, text)
-                if run.status != 0 or json.loads(run.output) != PREVIOUS:
+                is_passed = run.output == b"" if command == "DEL" else json.loads(run.output) == PREVIOUS
+                if run.status != 0 or not is_passed:
                     raise RuntimeError(f"the relay did not pass the result on: {run.output.decode(errors='replace')}")
                 relayed.append(run.milliseconds)
     finally:
