@@ -205,6 +205,7 @@ class Agent:
         async def apply(config: Config) -> None:
             await asyncio.to_thread(parts.holders.reconfigure, config.resources)
             self.config = config
+            await asyncio.to_thread(parts.holders.look)  # what kubelet has noted of other resources counts now
             parts.granted.reconfigure(config)
             self._inventory.rescan_seconds = config.rescan_seconds
             self._health.settings = config.health

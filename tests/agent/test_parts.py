@@ -68,11 +68,13 @@ def test_grants_are_settled_once_there_is_an_offer_even_of_nothing(
         async with parts_on(short_folder, Obstacles(), *resources) as parts:
             await parts.reconciler.run_once()
             assert not parts.reconciler.settled
+            assert not (short_folder / "cni.sock.pods").exists()
             serving = asyncio.create_task(parts.plugins.run())
             try:
                 await until(lambda: parts.plugins.allocator.offer.snapshot.generation > 0)
                 await parts.reconciler.run_once()
                 is_settled = parts.reconciler.settled
+                assert (short_folder / "cni.sock.pods").read_text().endswith("\nunknown 0\nend\n")
                 await parts.plugins.close()
                 await serving
             finally:

@@ -8,7 +8,8 @@ import logging
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 from agent import config, startup
 from agent.config import Endpoints
 from agent.config.sources import Sources
-from agent.errors import ConfigError, HardwareError
+from agent.errors import ConfigError, HardwareError, LedgerInUse
 from agent.model.device import Snapshot
 from tests.deviceplugin.machines import node
 
@@ -165,6 +166,34 @@ def test_a_node_that_cannot_be_read_is_waited_for(own_network: None, tmp_path: P
 
     assert asyncio.run(run()) is not None
     assert not errors
+
+
+def test_what_is_done_meanwhile_is_tried_until_it_can_be_and_ends_with_the_wait(
+    own_network: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"stateDir: /srv/books\n{BAD}")
+    did: list[str] = []
+    errors = [LedgerInUse("another agent ends"), LedgerInUse("another agent ends")]
+
+    @asynccontextmanager
+    async def meanwhile(config: config.Config, wrong: Sequence[str]) -> AsyncIterator[None]:
+        if errors:
+            raise errors.pop()
+        did.append(f"begins in {config.state_dir}: {', '.join(wrong)}")
+        path.write_text(GOOD)
+        yield
+        did.append("ends")
+
+    async def run() -> config.Config | None:
+        async with asyncio.timeout(60):
+            return await startup.await_config(Sources(path), node, asyncio.Event(), meanwhile=meanwhile)
+
+    assert asyncio.run(run()) is not None
+    problem = "rescanSeconds: must be a number of seconds from 1 to 3600, is 'soon'"
+    assert did == [f"begins in /srv/books: {problem}", "ends"]
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert said == ["pods wait until the configuration is repaired: another agent ends"]
 
 
 def test_being_stopped_ends_the_wait(own_network: None, tmp_path: Path) -> None:
