@@ -21,8 +21,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from agent.clients.api_answers import body_of, decoded, lines_of, listed, refusal, translated
-from agent.clients.cutoff import Cutoff
-from agent.errors import AgentError, ConfigError, Refused, Unavailable
+from agent.errors import ConfigError, Refused, Unavailable
 
 FIELD_MANAGER = "nodefabric"
 CONNECT_SECONDS = 5.0
@@ -153,20 +152,12 @@ class ApiServer:
                 data = body_of(response)
             raise refusal(response.status, response.headers.get("Retry-After"), data, where)
 
-    def watch_pods(
-        self, node_name: str, since: str, seconds: int, cutoff: Cutoff | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def watch_pods(self, node_name: str, since: str, seconds: int) -> Iterator[dict[str, Any]]:
         """Yield what happens to the pods bound to a node after the resource version `since`.
 
-        The server ends the watch after so many seconds, and `cutoff` at once; a connection that says nothing for a
-        little longer counts as dead. Raises Unavailable; Refused with status 410 if the server no longer knows that
-        version.
+        The server ends the watch after so many seconds; a connection that says nothing for a little longer counts as
+        dead. Raises Unavailable; Refused with status 410 if the server no longer knows that version.
         """
-        from urllib3.exceptions import HTTPError
-
-        cutoff = cutoff or Cutoff()
-        if cutoff.is_over:
-            return
         query = urlencode(
             {
                 "watch": "true",
@@ -180,13 +171,9 @@ class ApiServer:
         with self._answer("GET", f"/api/v1/pods?{query}", None, "application/json", seconds + READ_SECONDS) as response:
             if response.status != 200:
                 raise refusal(response.status, response.headers.get("Retry-After"), body_of(response), where)
-            with cutoff.ends(response.shutdown), translated(where):
-                try:
-                    for line in lines_of(response):
-                        yield _event(line, where)
-                except (AgentError, HTTPError, OSError, ValueError):  # ValueError: TLS that was ended between two reads
-                    if not cutoff.is_over:
-                        raise
+            with translated(where):
+                for line in lines_of(response):
+                    yield _event(line, where)
 
     def _call(
         self, method: str, path: str, document: Mapping[str, Any] | None = None, accept: str = "application/json"

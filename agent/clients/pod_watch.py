@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agent.clients.cutoff import Cutoff
 from agent.errors import AgentError, Refused, Unavailable
 from agent.model.quantity import parse_exact
 
@@ -48,16 +47,11 @@ class WatchedPod:
 
 
 class PodLister(Protocol):
-    """The API server, as the watch needs it. Both block and raise Unavailable; Refused(410) asks for a new list.
-
-    A watch that is cut off comes back at once, and raises nothing.
-    """
+    """The API server, as the watch needs it. Both block and raise Unavailable; Refused(410) asks for a new list."""
 
     def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], object]) -> dict[str, Any]: ...
 
-    def watch_pods(
-        self, node_name: str, since: str, seconds: int, cutoff: Cutoff | None = None
-    ) -> Iterator[dict[str, Any]]: ...
+    def watch_pods(self, node_name: str, since: str, seconds: int) -> Iterator[dict[str, Any]]: ...
 
 
 class PodWatch:
@@ -79,7 +73,6 @@ class PodWatch:
         self._changed = changed
         self._chance = chance or random.SystemRandom().random  # the module's own generator is every thread's
         self._stopped = threading.Event()
-        self._cutoff = Cutoff()
         self._pause = pause or self._stopped.wait
         self._clock = clock
         self._short = 0
@@ -97,9 +90,8 @@ class PodWatch:
         threading.Thread(target=self.follow, name="pod watch", daemon=True).start()
 
     def stop(self) -> None:
-        """End at once, whatever the server says or does not say: another configuration has a watch of its own."""
+        """Tell nothing from now on. The thread ends with the server's next word: it sends a bookmark every minute."""
         self._stopped.set()
-        self._cutoff.cut()
 
     def follow(self) -> None:
         """List and watch until stopped."""
@@ -108,11 +100,9 @@ class PodWatch:
             try:
                 if self._version is None:
                     self._list()
-                if not self._stopped.is_set():
-                    self._watch()
+                    continue
+                self._watch(self._version)
             except AgentError as error:
-                if self._stopped.is_set():
-                    return  # perhaps cut off by that; a watch that took this one's place tells what there is
                 if isinstance(error, Refused) and error.status == GONE:
                     log.debug("the watch of pods is too far behind; listing anew")
                     self._version = None
@@ -120,8 +110,6 @@ class PodWatch:
                 else:
                     self._failed(error)
             except Exception as error:  # the thread must live on: nobody else would ever look again
-                if self._stopped.is_set():
-                    return
                 log.exception("the API server's answer about pods is not understood")
                 self._version = None
                 self._failed(Unavailable(f"the answer is not understood: {type(error).__name__}: {error}"))
@@ -135,19 +123,16 @@ class PodWatch:
 
     def _list(self) -> None:
         answer = self._api.list_pods(self._node_name, read_pod)
-        if self._stopped.is_set():
-            return
         found: list[WatchedPod] = answer.get("items") or []
         self._version = str(answer.get("metadata", {}).get("resourceVersion", "0"))
         self._pods = {pod.uid: pod for pod in found}
         self._well()
         self._tell()
 
-    def _watch(self) -> None:
-        assert self._version is not None
+    def _watch(self, since: str) -> None:
         spread = LONGEST_WATCH_SECONDS - SHORTEST_WATCH_SECONDS
         seconds = SHORTEST_WATCH_SECONDS + int(spread * self._chance())
-        for event in self._api.watch_pods(self._node_name, self._version, seconds, self._cutoff):
+        for event in self._api.watch_pods(self._node_name, since, seconds):
             if self._stopped.is_set():
                 return
             self._well()
@@ -173,6 +158,8 @@ class PodWatch:
         return before != pod
 
     def _tell(self) -> None:
+        if self._stopped.is_set():
+            return  # another configuration has a watch of its own
         self.pods = tuple(sorted(self._pods.values(), key=lambda pod: (pod.namespace, pod.name, pod.uid)))
         self._changed()
 
@@ -183,6 +170,8 @@ class PodWatch:
         self.problem = None
 
     def _failed(self, error: AgentError) -> None:
+        if self._stopped.is_set():
+            return
         self._failures += 1
         text = f"the pods of the node cannot be watched: {error}"
         if text != self.problem:

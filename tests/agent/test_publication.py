@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from dataclasses import replace
 from itertools import count
@@ -16,7 +15,7 @@ from agent.model.counters import VfCounters, VfTraffic
 from agent.model.device import Snapshot
 from agent.publication import FORGETFUL_SECONDS
 from agent.sim import definitions, recorded
-from agent.sim.apiserver import ApiServerStandIn, Fault
+from agent.sim.apiserver import Fault
 from agent.topology.fingerprint import fingerprint
 from tests.agent.publications import QUICK, Rig
 from tests.awaiting import until
@@ -266,21 +265,6 @@ def test_an_adapter_is_as_busy_as_its_vfs_make_it(tmp_path: Path) -> None:
 def told_by(rig: Rig) -> dict[str, str]:
     found: dict[str, str] = rig.stored("Node")["metadata"].get("annotations", {})
     return found
-
-
-def test_an_ended_watch_of_pods_lives_no_longer_though_the_server_is_silent(tmp_path: Path) -> None:
-    def watches() -> set[threading.Thread]:
-        return {thread for thread in threading.enumerate() if thread.name == "pod watch"}
-
-    async def scenario() -> None:
-        others = watches()
-        with ApiServerStandIn(bookmark_seconds=600) as server:
-            async with Rig(tmp_path, QUICK, server=server):
-                await until(lambda: server.state.counts.watches == 1)
-                (mine,) = watches() - others
-            await until(lambda: not mine.is_alive())
-
-    asyncio.run(scenario())
 
 
 def test_what_has_ended_tells_nothing_any_more(tmp_path: Path) -> None:

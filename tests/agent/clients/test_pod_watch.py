@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from agent.clients.apiserver import ApiServer
-from agent.clients.cutoff import Cutoff
 from agent.clients.pod_watch import PodLister, PodWatch, WatchedPod, read_pod
 from agent.errors import Refused, Unavailable
 from agent.sim.apiserver import ApiServerStandIn, Fault
+from tests.waiting import until
 
 
 def pod(name: str, version: str = "1", phase: str = "Running") -> dict[str, Any]:
@@ -56,9 +56,7 @@ class Script:
         version, items = self.take()
         return {"metadata": {"resourceVersion": version}, "items": list(map(read, items))}
 
-    def watch_pods(
-        self, node_name: str, since: str, seconds: int, cutoff: Cutoff | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def watch_pods(self, node_name: str, since: str, seconds: int) -> Iterator[dict[str, Any]]:
         assert 300 <= seconds <= 600
         self.calls.append(("watch", since))
         for each in self.take():
@@ -230,8 +228,7 @@ def test_over_real_http_pods_are_followed_through_cuts_errors_and_forgotten_vers
         client.close()
 
 
-@pytest.mark.parametrize("events", [0, 1], ids=["nothing said yet", "amid the stream"])
-def test_a_stopped_watch_ends_at_once_and_complains_of_nothing(tmp_path: Path, events: int) -> None:
+def test_a_stopped_watch_tells_nothing_more_and_ends_with_the_servers_next_word(tmp_path: Path) -> None:
     with ApiServerStandIn(bookmark_seconds=600) as server:
         path = tmp_path / "kubeconfig"
         path.write_text(server.kubeconfig())
@@ -239,14 +236,12 @@ def test_a_stopped_watch_ends_at_once_and_complains_of_nothing(tmp_path: Path, e
         following = threading.Thread(target=follower.watch.follow)
         following.start()
         follower.until(lambda: names(follower.watch) == [])
-        for number in range(events):
-            server.state.put_pod("worker-1", "ns", f"p{number}")
-            follower.until(lambda: len(names(follower.watch) or ()) == events)
+        until(lambda: server.state.counts.watches == 1)
         follower.watch.stop()
+        server.state.put_pod("worker-1", "ns", "late")
         following.join(20)
         assert not following.is_alive()
-        assert follower.watch.problem is None
-        follower.watch.stop()
+        assert (names(follower.watch), follower.watch.problem) == ([], None)
 
 
 @pytest.mark.parametrize(
@@ -264,13 +259,3 @@ def test_a_watch_that_is_stopped_while_it_asks_tells_nothing_of_the_answer(answe
     watch = script.play()
     assert (watch.problem, watch.pods, script.changes) == (None, None, 0)
     assert len(script.calls) == 1
-
-
-def test_a_watch_that_was_cut_off_before_it_began_asks_nobody(tmp_path: Path) -> None:
-    with ApiServerStandIn() as server:
-        path = tmp_path / "kubeconfig"
-        path.write_text(server.kubeconfig())
-        cutoff = Cutoff()
-        cutoff.cut()
-        assert list(ApiServer.from_kubeconfig(path).watch_pods("worker-1", "1", 30, cutoff)) == []
-        assert server.state.counts.watches == 0

@@ -16,7 +16,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from agent.clients.apiserver import ApiServer, ObjectKind
-from agent.clients.cutoff import Cutoff
 from agent.clients.kubelet import Allocatable, ContainerDevices, DeviceAssignment, PodDevices
 from agent.config.topology import Topology
 from agent.metrics import Metrics
@@ -94,11 +93,9 @@ class CountedApi:
         """As the client's."""
         return self._client.list_pods(node_name, read)
 
-    def watch_pods(
-        self, node_name: str, since: str, seconds: int, cutoff: Cutoff | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def watch_pods(self, node_name: str, since: str, seconds: int) -> Iterator[dict[str, Any]]:
         """As the client's."""
-        return self._client.watch_pods(node_name, since, seconds, cutoff)
+        return self._client.watch_pods(node_name, since, seconds)
 
 
 class StillHardware:
