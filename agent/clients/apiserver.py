@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from agent.clients.api_answers import body_of, decoded, lines_of, listed, refusal, translated
+from agent.clients.api_answers import body_of, decoded, lines_of, refusal, translated
 from agent.errors import ConfigError, Refused, Unavailable
 
 FIELD_MANAGER = "nodefabric"
@@ -31,7 +31,13 @@ APPLY = "application/apply-patch+yaml"
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """A Node object with its list of images is tens of kilobytes; its metadata one."""
 
+PODS_PER_PAGE = 50
+"""For servers without a cache: one with answers `resourceVersion=0` with all pods (kubernetes/kubernetes#70735)."""
+
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+T = TypeVar("T")
+_POD = {"metadata", "spec", "status"}
+"""What an item of a list of pods has, and nothing in a pod: a volume claim's template has no status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +147,24 @@ class ApiServer:
         """Create an object in the collection of this path. Raises Unavailable."""
         return self._call("POST", f"{path}?{urlencode({'fieldManager': FIELD_MANAGER})}", document)
 
-    def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], object] = lambda pod: pod) -> dict[str, Any]:
-        """List what `read` makes of the pods bound to a node, as fresh as the server's cache. Raises Unavailable."""
-        query = urlencode({"fieldSelector": f"spec.nodeName={node_name}", "resourceVersion": "0"})
-        path, where = f"/api/v1/pods?{query}", "GET /api/v1/pods"
-        with self._one_at_a_time, self._answer("GET", path, None, "application/json", READ_SECONDS) as response:
-            with translated(where):
-                if response.status == 200:
-                    return listed(response, read, where)
-                data = body_of(response)
-            raise refusal(response.status, response.headers.get("Retry-After"), data, where)
+    def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], T]) -> tuple[str, list[T]]:
+        """List what `read` makes of the pods bound to a node, as fresh as the server's cache, and their version.
+
+        Raises Unavailable; Refused with status 410 if the server forgot the list before its last page was asked for.
+        """
+
+        def kept(found: dict[str, Any]) -> Any:
+            return read(found) if found.keys() >= _POD else found
+
+        selector = {"fieldSelector": f"spec.nodeName={node_name}", "limit": str(PODS_PER_PAGE)}
+        pods: list[T] = []
+        start = {"resourceVersion": "0"}
+        while True:
+            page = self._call("GET", f"/api/v1/pods?{urlencode(selector | start)}", kept=kept)
+            pods += page.get("items") or ()
+            if not (more := page["metadata"].get("continue")):
+                return page["metadata"]["resourceVersion"], pods
+            start = {"continue": more}
 
     def watch_pods(self, node_name: str, since: str, seconds: int) -> Iterator[dict[str, Any]]:
         """Yield what happens to the pods bound to a node after the resource version `since`.
@@ -176,7 +190,12 @@ class ApiServer:
                     yield _event(line, where)
 
     def _call(
-        self, method: str, path: str, document: Mapping[str, Any] | None = None, accept: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None = None,
+        accept: str = "application/json",
+        kept: Callable[[dict[str, Any]], Any] | None = None,
     ) -> dict[str, Any]:
         where = f"{method} {path.partition('?')[0]}"
         with self._one_at_a_time, self._answer(method, path, document, accept, READ_SECONDS) as response:
@@ -184,7 +203,7 @@ class ApiServer:
                 data = body_of(response)
             status, retry_after = int(response.status), response.headers.get("Retry-After")
         if 200 <= status < 300:
-            return decoded(data, where)
+            return decoded(data, where, kept)
         raise refusal(status, retry_after, data, where)
 
     @contextlib.contextmanager

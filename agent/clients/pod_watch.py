@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from agent.errors import AgentError, Refused, Unavailable
 from agent.model.quantity import parse_exact
@@ -27,6 +27,7 @@ LONGEST_REST_SECONDS = 60.0
 """A watch that ends within the first is begun again after a rest that doubles up to the second: a server, or what
 stands before it, that ends each at once must not be asked without end."""
 GONE = 410
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class WatchedPod:
 class PodLister(Protocol):
     """The API server, as the watch needs it. Both block and raise Unavailable; Refused(410) asks for a new list."""
 
-    def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], object]) -> dict[str, Any]: ...
+    def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], T]) -> tuple[str, list[T]]: ...
 
     def watch_pods(self, node_name: str, since: str, seconds: int) -> Iterator[dict[str, Any]]: ...
 
@@ -122,9 +123,7 @@ class PodWatch:
         self._pause(self._chance() * rest)
 
     def _list(self) -> None:
-        answer = self._api.list_pods(self._node_name, read_pod)
-        found: list[WatchedPod] = answer.get("items") or []
-        self._version = str(answer.get("metadata", {}).get("resourceVersion", "0"))
+        self._version, found = self._api.list_pods(self._node_name, read_pod)
         self._pods = {pod.uid: pod for pod in found}
         self._well()
         self._tell()

@@ -231,11 +231,24 @@ class ApiState:
             self._watches_to_break += 1
             self._happened.notify_all()
 
-    def list_pods(self, node: str | None) -> tuple[int, list[dict[str, Any]]]:
-        """Return the resource version and the pods bound to a node (None: all)."""
+    def list_pods(self, node: str | None, limit: int = 0, following: str = "") -> tuple[int, list[dict[str, Any]], str]:
+        """Return the resource version, the pods bound to a node (None: all), and where more of them follow, if any.
+
+        `following` is what an earlier page ended with. Raises LookupError if that page is forgotten.
+        """
         with self._lock:
             self._counts["lists"] += 1
-            return self._version, [p for p in self._pods.values() if node in (None, p["spec"]["nodeName"])]
+            version, _, last = following.partition("/") if following else (str(self._version), "", "")
+            if int(version) < self._compacted:
+                raise LookupError(following)
+            left = [
+                (key, pod)
+                for key, pod in sorted(("/".join(key), pod) for key, pod in self._pods.items())
+                if key > last and node in (None, pod["spec"]["nodeName"])
+            ]
+            page = left[: limit or None]
+            more = f"{version}/{page[-1][0]}" if len(page) < len(left) else ""
+            return int(version), [pod for _, pod in page], more
 
     def watch(
         self, node: str | None, since: int, seconds: float, bookmark_seconds: float, send: Callable[[Any], None]

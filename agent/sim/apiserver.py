@@ -2,8 +2,8 @@
 
 Knows Node, the custom objects of `agent.sim.definitions`, and Pod. Answers GET (also for the metadata alone), PATCH by
 server-side apply with field managers and conflicts, POST of Events, and lists and watches of pods with a field
-selector, resource versions, bookmarks and 410. Refuses what a definition does not know. Counts all of it, and can be
-told to misbehave.
+selector, resource versions, pages, bookmarks and 410. Refuses what a definition does not know. Counts all of it, and
+can be told to misbehave. Lists in pages even where the real one would answer from its cache with all at once.
 
     python -m agent.sim.apiserver --port-file F [--kubeconfig K] [--node NAME …]
 """
@@ -183,9 +183,7 @@ class _Connection(BaseHTTPRequestHandler):
         selector = query.get("fieldSelector", [""])[0]
         node = selector.removeprefix("spec.nodeName=") if selector else None
         if query.get("watch") != ["true"]:
-            version, items = self.server.state.list_pods(node)
-            metadata = {"resourceVersion": str(version)}
-            self._reply(200, {"apiVersion": "v1", "kind": "PodList", "metadata": metadata, "items": items})
+            self._list_pods(node, query)
             return
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -200,6 +198,19 @@ class _Connection(BaseHTTPRequestHandler):
             status = {"kind": "Status", "status": "Failure", "reason": "Expired", "code": 410}
             self._send_chunk({"type": "ERROR", "object": {**status, "message": f"too old resource version: {since}"}})
         self.wfile.write(b"0\r\n\r\n")
+
+    def _list_pods(self, node: str | None, query: dict[str, list[str]]) -> None:
+        limit, following = int(query.get("limit", ["0"])[0]), query.get("continue", [""])[0]
+        if following and "resourceVersion" in query:
+            self._refuse(400, "specifying resource version is not allowed when using continue")
+            return
+        try:
+            version, items, more = self.server.state.list_pods(node, limit, following)
+        except LookupError:
+            self._refuse(410, "the provided continue parameter is too old", reason="Expired")
+            return
+        metadata = {"resourceVersion": str(version), **({"continue": more} if more else {})}
+        self._reply(200, {"apiVersion": "v1", "kind": "PodList", "metadata": metadata, "items": items})
 
     def _send_chunk(self, document: Any) -> None:
         line = json.dumps(document).encode() + b"\n"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from agent.clients.apiserver import NODE, NUMATOPOLOGY, TOPOLOGY, ApiServer
+from agent.clients.pod_watch import read_pod
 from tests.daemonset.manifests import Document, Kube, host_paths
 
 Right = tuple[str, str, str, str]
@@ -59,7 +60,8 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
         def do_GET(self) -> None:
             seen.append((self.command, self.path))
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            body = json.dumps({"metadata": {"uid": "u", "name": "n"}, "items": [], "type": "BOOKMARK"}).encode() + b"\n"
+            found = {"metadata": {"uid": "u", "name": "n", "resourceVersion": "1"}}
+            body = json.dumps({**found, "items": [], "type": "BOOKMARK", "object": found}).encode() + b"\n"
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -119,7 +121,7 @@ def work(client: ApiServer, topology: Document) -> None:
             client.get(kind, "n")
             client.apply(kind, {"metadata": {"name": "n"}}, force=False)
     if topology.get("publish") and topology.get("fingerprint", {}).get("pods", "podresources") != "podresources":
-        client.list_pods("n")
+        client.list_pods("n", read_pod)
         list(client.watch_pods("n", "0", 1))
     if "labels" in topology or "bandwidth" in topology:
         client.apply(NODE, {"metadata": {"name": "n"}}, force=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.clients.apiserver import NODE, ApiServer
+from agent.clients.apiserver import NODE, PODS_PER_PAGE, ApiServer
 from agent.clients.apiserver import TOPOLOGY as KIND
 from agent.errors import ConfigError, Conflicted, Refused, Unavailable
 from agent.sim.apiserver import ApiServerStandIn, Fault
@@ -22,6 +22,10 @@ TOPOLOGY = {
     "metadata": {"name": "worker-1"},
     "zones": [{"name": "node-0", "type": "Node"}],
 }
+
+
+def name_of(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["name"])
 
 
 @pytest.fixture
@@ -87,15 +91,37 @@ def test_an_event_is_created(server: ApiServerStandIn, client: ApiServer) -> Non
 def test_pods_of_the_node_are_listed_and_watched(server: ApiServerStandIn, client: ApiServer) -> None:
     server.state.put_pod("worker-1", "ns", "a")
     server.state.put_pod("worker-2", "ns", "elsewhere")
-    listed = client.list_pods("worker-1")
-    assert [pod["metadata"]["name"] for pod in listed["items"]] == ["a"]
+    version, listed = client.list_pods("worker-1", name_of)
+    assert listed == ["a"]
     server.state.put_pod("worker-1", "ns", "b")
     server.state.put_pod("worker-2", "ns", "c")
     server.state.delete_pod("ns", "a")
-    seen = client.watch_pods("worker-1", listed["metadata"]["resourceVersion"], 30)
+    seen = client.watch_pods("worker-1", version, 30)
     events = [next(seen), next(seen)]
-    assert [(e["type"], e["object"]["metadata"]["name"]) for e in events] == [("ADDED", "b"), ("DELETED", "a")]
+    assert [(e["type"], name_of(e["object"])) for e in events] == [("ADDED", "b"), ("DELETED", "a")]
     seen.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_pods_are_listed_page_by_page(server: ApiServerStandIn, client: ApiServer) -> None:
+    for number in range(2 * PODS_PER_PAGE + 1):
+        server.state.put_pod("worker-1", "ns", f"p{number:03}")
+    version, listed = client.list_pods("worker-1", name_of)
+    assert listed == [f"p{number:03}" for number in range(2 * PODS_PER_PAGE + 1)]
+    assert server.state.counts.lists == 3
+    assert version == str(server.state.list_pods(None)[0])
+
+
+def test_a_list_that_is_forgotten_before_its_last_page_is_gone(server: ApiServerStandIn, client: ApiServer) -> None:
+    for number in range(PODS_PER_PAGE + 1):
+        server.state.put_pod("worker-1", "ns", f"p{number:03}")
+
+    def forget(pod: dict[str, Any]) -> None:
+        server.state.put_pod("worker-2", "ns", "elsewhere")
+        server.state.compact()
+
+    with pytest.raises(Refused, match="continue") as caught:
+        client.list_pods("worker-1", forget)
+    assert caught.value.status == 410
 
 
 def test_the_connection_of_a_watch_is_probed_while_nobody_says_anything(
@@ -238,7 +264,7 @@ from agent.errors import Unavailable
 environ = {{"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}}
 client = ApiServer.in_cluster(environ, Path({str(tmp_path)!r}))
 try:
-    client.list_pods("worker-1")
+    client.list_pods("worker-1", dict)
 except Unavailable:
     pass
 seen = [*sys.modules]

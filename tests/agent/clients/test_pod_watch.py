@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -12,6 +12,8 @@ from agent.clients.pod_watch import PodLister, PodWatch, WatchedPod, read_pod
 from agent.errors import Refused, Unavailable
 from agent.sim.apiserver import ApiServerStandIn, Fault
 from tests.waiting import until
+
+T = TypeVar("T")
 
 
 def pod(name: str, version: str = "1", phase: str = "Running") -> dict[str, Any]:
@@ -51,10 +53,10 @@ class Script:
             raise answer
         return answer
 
-    def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], T]) -> tuple[str, list[T]]:
         self.calls.append(("list", node_name))
         version, items = self.take()
-        return {"metadata": {"resourceVersion": version}, "items": list(map(read, items))}
+        return version, list(map(read, items))
 
     def watch_pods(self, node_name: str, since: str, seconds: int) -> Iterator[dict[str, Any]]:
         assert 300 <= seconds <= 600

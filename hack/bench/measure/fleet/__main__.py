@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from agent.clients.pod_watch import read_pod
 from agent.config import Resource, Select
 from agent.config.topology import Fingerprint, Topology
 from agent.demo import UNSHARE
@@ -130,7 +131,7 @@ def _fleet(snapshot: Snapshot, units: Units, options: argparse.Namespace) -> Fig
 def _warm_up(kubeconfig: Path, snapshot: Snapshot, units: Units, clock: Clock) -> None:
     """Load all that the first agent of a process loads, so that it does not count for the others."""
     agent = HollowAgent("node-0", kubeconfig, Topology(), snapshot, units, clock)
-    agent.client.list_pods("node-0")
+    agent.client.list_pods("node-0", read_pod)
     agent.close()
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -28,6 +28,7 @@ NAMESPACE = "jobs"
 WATCH_DEADLINE_SECONDS = 20.0
 
 Units = Mapping[str, Sequence[OfferedUnit]]
+T = TypeVar("T")
 
 
 class Cluster:
@@ -89,7 +90,7 @@ class CountedApi:
         self.writes += 1
         return self._client.create(path, document)
 
-    def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], T]) -> tuple[str, list[T]]:
         """As the client's."""
         return self._client.list_pods(node_name, read)
 
