@@ -1,9 +1,10 @@
 """Interfaces, their addresses and routes through rtnetlink.
 
-Links are `rtnetlink`'s, with a socket for each call at a time. Addresses and routes are
+Links are `rtnetlink`'s, with a socket for each call at a time. Lists of addresses and routes are
 pyroute2's, whose sockets belong to the thread that opened them and to the namespace that thread was
 in. So what it is to do in the host's namespace goes through one socket on one thread; in a pod's
-namespace it opens a socket of its own on a thread that entered it.
+namespace it opens a socket of its own on a thread that entered it. It is imported when the first such
+list is asked for: that takes longer than anything else the agent imports, and a start needs none.
 """
 
 from __future__ import annotations
@@ -15,12 +16,10 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-
-from pyroute2 import IPRoute
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent.errors import HardwareError
-from agent.hardware import address_messages, addressing, child_messages
+from agent.hardware import address_messages, child_messages
 from agent.hardware import netns as namespaces
 from agent.hardware.cpus import Processors
 from agent.hardware.host import Child, Link, LinkChange, Route, TcxProgram
@@ -50,6 +49,9 @@ from agent.hardware.link_messages import (
 from agent.hardware.rtnetlink import LinkSocket, failed, translated
 from agent.hardware.tcx import TcxPrograms
 from agent.model.device import names_representor, uplink_rank
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
 
 MAX_KEPT = 512
 """So many descriptions of links are remembered as read. A VF's is mostly the same when it is given to the next pod."""
@@ -246,6 +248,8 @@ class Netlink:
         link = self.find(ifname, netns)
         if link is None:
             return ()
+        from agent.hardware import addressing
+
         return self._run(netns, lambda ipr: addressing.addresses(ipr, link))
 
     def routes(self, netns: int | None, ifname: str | None = None) -> tuple[Route, ...]:
@@ -253,6 +257,8 @@ class Netlink:
         link = self.find(ifname, netns) if ifname is not None else None
         if ifname is not None and link is None:
             return ()
+        from agent.hardware import addressing
+
         return self._run(netns, lambda ipr: addressing.routes(ipr, link))
 
     def default_ways(self) -> tuple[str, ...]:
@@ -263,6 +269,8 @@ class Netlink:
 
     def lifelines(self, address: str | None = None) -> Mapping[str, str]:
         """Tell by which of the host's interfaces the default route goes, and the way to an address: name to reason."""
+        from agent.hardware import addressing
+
         reasons = self._run(None, lambda ipr: addressing.lifelines(ipr, address))
         return {link.name: reasons[link.ifindex] for link in self.listed() if link.ifindex in reasons}
 
@@ -315,6 +323,8 @@ class Netlink:
         return _Links(self._idle, netns, action)
 
     def _run(self, netns: int | None, work: Callable[[IPRoute], T]) -> T:
+        from pyroute2 import IPRoute
+
         if self._closed:
             raise HardwareError("netlink is closed: the agent is ending")
         if netns is None:
@@ -327,6 +337,8 @@ class Netlink:
         return namespaces.run_in(netns, inside)
 
     def _open_socket(self) -> IPRoute:
+        from pyroute2 import IPRoute
+
         if self._socket is None:
             self._socket = IPRoute()
         return self._socket

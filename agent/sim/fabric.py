@@ -16,14 +16,16 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from pyroute2 import IPRoute
+from typing import TYPE_CHECKING
 
 from agent.errors import AgentError
 from agent.hardware import netns as namespaces
 from agent.hardware.link_messages import IFLA_ADDRESS, IFLA_IFALIAS, LinkMessage
 from agent.hardware.rtnetlink import LinkSocket
 from agent.model.device import LinkLayer, Netdev, Snapshot
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
 
 BRIDGE = "fabric"
 MOST_PORTS = 1023
@@ -81,7 +83,7 @@ class Fabric:
         fabric = cls(folder)
         with fabric._open() as netns:
             namespaces.run_in(netns, _make_bridge)
-            with IPRoute() as ipr:
+            with _socket() as ipr:
                 for port in ports.values():
                     _make_link(ipr, netns, port, port.netdev)
             namespaces.run_in(netns, _plug_all)
@@ -107,7 +109,7 @@ class Fabric:
         # Other threads and processes may have seen the same.
         with open(self._netns_path.with_suffix(".lock"), "w") as lock, self._open() as netns:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with IPRoute() as ipr:
+            with _socket() as ipr:
                 # Hardware does this at one stroke. Here whoever did it may have been killed before the alias was set.
                 for index, port in _unmarked(ports):
                     ipr.link("set", index=index, ifalias=port.device)
@@ -129,6 +131,13 @@ class Fabric:
             os.close(netns)
 
 
+def _socket() -> IPRoute:
+    # Its import is slow, and an agent on a node that was laid out earlier makes no link.
+    from pyroute2 import IPRoute
+
+    return IPRoute()
+
+
 def _can_be_simulated(netdev: Netdev) -> bool:
     """An Ethernet interface; or one that says it is IPoIB but was given a MAC of Ethernet's length, for a test."""
     return netdev.link_layer is LinkLayer.ETHERNET or (
@@ -137,13 +146,13 @@ def _can_be_simulated(netdev: Netdev) -> bool:
 
 
 def _remove(name: str) -> None:
-    with IPRoute() as ipr:
+    with _socket() as ipr:
         for index in ipr.link_lookup(ifname=name):
             ipr.link("del", index=index)
 
 
 def _make_bridge() -> None:
-    with IPRoute() as ipr:
+    with _socket() as ipr:
         ipr.link("add", ifname=BRIDGE, kind="bridge", br_forward_delay=0)
         ipr.link("set", index=_index(ipr, BRIDGE), state="up")
 
@@ -170,7 +179,7 @@ def _unmarked(ports: Collection[Port]) -> list[tuple[int, Port]]:
 
 def _plug_all() -> None:
     """Join all loose ports to the bridge."""
-    with IPRoute() as ipr:
+    with _socket() as ipr:
         bridge = _index(ipr, BRIDGE)
         for link in list(ipr.link("dump")):
             name = link.get_attr("IFLA_IFNAME")
