@@ -296,7 +296,9 @@ class Reconciler:
             for before, now in self._moved.items():
                 log.warning("the VF that was %s before the reboot is %s now", before, now)
         held = {row.device for row in self._ledger.attachments()}
-        found = vfs.survey(snapshot, held, known, set(self._ours()), self._attachments.finder.udev)
+        found = vfs.survey(snapshot, held, known, self._attachments.finder.udev)
+        if found.strange or found.missing:  # mostly not, and to say which are ours takes long on a large node
+            found = found.of(set(self._ours()))
         by_device = {k.device: k for k in known}
         for device in found.strange:
             if self._backoff.is_due(device):

@@ -22,16 +22,19 @@ class Findings:
     missing: tuple[str, ...] = ()
     """They should have an interface in the host, and have none: a pod may have them."""
 
+    def of(self, ours: Collection[str]) -> Findings:
+        """Leave out what no resource offers: it belongs to somebody else, who moves it with no word to us."""
+        strange = tuple(device for device in self.strange if device in ours)
+        return Findings(self.learn, strange, tuple(device for device in self.missing if device in ours))
+
 
 def survey(
     snapshot: Snapshot,
     held: Collection[str],
     known: Iterable[KnownDevice],
-    ours: Collection[str],
     udev: Callable[[int], Mapping[str, str]] = lambda ifindex: {},
 ) -> Findings:
-    """Look at all VFs without a row. Only `ours`, which a resource offers, are put back or looked for:
-    others belong to somebody else, who moves them with no word to us. `udev` reads udev's database."""
+    """Look at all VFs without a row. `udev` reads udev's database."""
     known_here = {k.device: k for k in known}
     identity = identities(snapshot)
     learn: list[KnownDevice] = []
@@ -44,14 +47,13 @@ def survey(
             before = None  # another device, maybe
         netdev = device.netdev
         if netdev is None:
-            if device.address in ours and _should_have_interface(device, snapshot):
+            if _should_have_interface(device, snapshot):
                 missing.append(device.address)
             continue
         if may_be_strange(netdev.name):
             usual = usual_name(device, snapshot, before.netdev if before else None, udev(netdev.ifindex))
             if is_strange(netdev.name, usual):
-                if device.address in ours:
-                    strange.append(device.address)
+                strange.append(device.address)
                 continue
         now = KnownDevice(device.address, identity(device), netdev.name, netdev.mac, netdev.mtu, snapshot.boot_id)
         if now != before:

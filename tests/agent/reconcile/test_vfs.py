@@ -12,8 +12,6 @@ from agent.model.known import KnownDevice
 from agent.reconcile.vfs import Findings, forgotten, quarantines_to_end, survey
 from tests.cni.tiny_node import mac_of, tiny_snapshot, vf
 
-ALL = {vf(0), vf(1), vf(2)}
-
 
 def known(index: int, name: str | None = None, boot_id: str = "boot") -> KnownDevice:
     identity = f"15b3:101d/02:00:00:00:00:01/{index}"
@@ -24,47 +22,50 @@ KNOWN = [known(0), known(1), known(2)]
 
 
 def test_vfs_in_the_host_are_learnt_once() -> None:
-    assert survey(tiny_snapshot(3), (), (), ALL) == Findings(learn=tuple(KNOWN))
-    assert survey(tiny_snapshot(3), (), KNOWN, ALL) == Findings()
+    assert survey(tiny_snapshot(3), (), ()) == Findings(learn=tuple(KNOWN))
+    assert survey(tiny_snapshot(3), (), KNOWN) == Findings()
 
 
 def test_a_name_that_an_administrator_gave_is_learnt_anew() -> None:
-    found = survey(tiny_snapshot(3, names={1: "storage1"}), (), KNOWN, ALL)
+    found = survey(tiny_snapshot(3, names={1: "storage1"}), (), KNOWN)
     assert found == Findings(learn=(known(1, "storage1"),))
 
 
 def test_what_has_a_row_is_the_rows_business() -> None:
-    assert survey(tiny_snapshot(3, in_pods=[0], names={1: "net1"}), {vf(0), vf(1)}, KNOWN, ALL) == Findings()
+    assert survey(tiny_snapshot(3, in_pods=[0], names={1: "net1"}), {vf(0), vf(1)}, KNOWN) == Findings()
 
 
 @pytest.mark.parametrize("name", ["net1", "eth0", "dev17"])
 def test_a_vf_under_a_pods_name_is_strange(name: str) -> None:
-    assert survey(tiny_snapshot(3, names={1: name}), (), KNOWN, ALL) == Findings(strange=(vf(1),))
+    assert survey(tiny_snapshot(3, names={1: name}), (), KNOWN) == Findings(strange=(vf(1),))
 
 
 @pytest.mark.parametrize("name", ["net1", "dev17"])
 def test_a_strange_name_is_seen_by_its_siblings_where_nothing_is_remembered(name: str) -> None:
-    found = survey(tiny_snapshot(3, names={1: name}), (), (), ALL)
+    found = survey(tiny_snapshot(3, names={1: name}), (), ())
     assert found == Findings(learn=(known(0), known(2)), strange=(vf(1),))
 
 
 def test_what_was_known_before_a_reboot_says_nothing_about_now() -> None:
     old = [known(0, "enp1", "yesterday"), known(1, "enp2", "yesterday")]
-    assert survey(tiny_snapshot(2), (), old, ALL) == Findings(learn=(known(0), known(1)))
+    assert survey(tiny_snapshot(2), (), old) == Findings(learn=(known(0), known(1)))
 
 
 def test_a_vf_without_an_interface_is_missing_unless_its_driver_gives_none() -> None:
     snapshot = tiny_snapshot(3, in_pods=[0, 1, 2])
-    assert survey(snapshot, {vf(2)}, KNOWN, ALL).missing == (vf(0), vf(1))
+    assert survey(snapshot, {vf(2)}, KNOWN).missing == (vf(0), vf(1))
     for driver in ("vfio-pci", "mlx5_vfio_pci", None, "uio_pci_generic"):
         changed = replace(
             snapshot, devices=tuple(replace(d, driver=driver) if d.is_vf else d for d in snapshot.devices)
         )
-        assert survey(changed, (), KNOWN, ALL).missing == ()
+        assert survey(changed, (), KNOWN).missing == ()
 
 
 def test_what_is_not_ours_is_neither_sought_nor_put_back() -> None:
-    assert survey(tiny_snapshot(3, in_pods=[0], names={1: "net1"}), (), KNOWN, {vf(2)}) == Findings()
+    found = survey(tiny_snapshot(3, in_pods=[0], names={1: "net1"}), (), KNOWN)
+    assert found == Findings(strange=(vf(1),), missing=(vf(0),))
+    assert found.of({vf(2)}) == Findings()
+    assert found.of({vf(0), vf(1)}) == found
 
 
 def test_what_is_gone_or_of_an_earlier_boot_is_forgotten() -> None:
