@@ -2,16 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import weakref
 
-from agent.memory import set_aside, settle
-
-
-class Ring:
-    """Something that only the collector can free."""
-
-    def __init__(self) -> None:
-        self.itself = self
+from agent.memory import begin, set_aside, settle
 
 
 def test_what_is_there_is_out_of_the_collectors_sight_afterwards() -> None:
@@ -25,7 +17,10 @@ def test_what_is_there_is_out_of_the_collectors_sight_afterwards() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_what_the_start_left_behind_is_freed_first() -> None:
-    left = weakref.ref(Ring())
+def test_the_collector_waits_during_the_start_alone() -> None:
+    usual = gc.get_threshold()
+    begin()
+    assert gc.isenabled()
+    assert gc.get_threshold()[0] > 100 * usual[0]
     with set_aside():
-        assert left() is None
+        assert gc.get_threshold() == usual
