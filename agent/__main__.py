@@ -7,33 +7,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from agent.commands import (
-    check_config,
-    completion,
-    config_schema,
-    demo,
-    doctor,
-    events,
-    pause_gpus,
-    release,
-    run,
-    status,
-    topology,
-    uninstall,
-    version,
-)
+from agent.commands import run, version
 from agent.commands.exits import EXIT_STATUSES, FAILED, IN_USE, INTERRUPTED, NO_ANSWER, WRONG_INPUT
 from agent.commands.options import DEFAULT_CONFIG, Run
 from agent.errors import AgentError, ConfigError, InUse, RequestInvalid, Unavailable
 from agent.model.printable import one_line
-from cni import commands as commands_of_cni
 
 __all__ = ["DEFAULT_CONFIG", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = _parser(for_agent=words[:1] == ["run"]).parse_args(words)
     try:
         return int(options.run(options))
     except ConfigError as error:
@@ -68,7 +54,8 @@ def _complain(text: str) -> None:
     print(one_line(text), file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, for_agent: bool = False) -> argparse.ArgumentParser:
+    """Make the parser; without what the other commands are made of, for which an agent's start would have to wait."""
     parser = argparse.ArgumentParser(
         prog="nodefabric", description="Kubernetes node agent for RDMA, SR-IOV and GPUs", epilog=EXIT_STATUSES
     )
@@ -80,7 +67,25 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for module in (run, demo, status, events, release, pause_gpus, topology, check_config, config_schema, doctor):
+    run.add(command)
+    if for_agent:
+        return parser
+    from agent.commands import (
+        check_config,
+        completion,
+        config_schema,
+        demo,
+        doctor,
+        events,
+        pause_gpus,
+        release,
+        status,
+        topology,
+        uninstall,
+    )
+    from cni import commands as commands_of_cni
+
+    for module in (demo, status, events, release, pause_gpus, topology, check_config, config_schema, doctor):
         module.add(command)
     commands_of_cni.add(command)
     uninstall.add(command)

@@ -11,6 +11,7 @@ can take another's event, and one that was late or failed recovers with the next
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -28,6 +29,7 @@ LONGEST_BURST_SECONDS = 0.06
 """A burst that goes on is looked at after so long nevertheless."""
 POLL_SECONDS = 2.0
 """Between two looks for what no event tells of, and whether all events are heard."""
+DEFAULT_RESCAN_SECONDS = 60.0
 MAX_PROBLEMS_LOGGED = 20
 
 log = logging.getLogger(__name__)
@@ -47,20 +49,18 @@ class Inventory:
     def __init__(
         self,
         host: Host,
-        rescan_seconds: float,
+        rescan_seconds: float = DEFAULT_RESCAN_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         *,
         silent_changes: Callable[[Snapshot], Change] = _nothing,
         complain: Callable[[str | None], None] = _told_nobody,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        """`silent_changes` tells what changed since a snapshot without any event; it blocks briefly.
-
-        `complain` is told which events cannot be heard, and None while all are.
-        """
+        """`silent_changes` tells what changed since a snapshot without any event; it blocks briefly."""
         self._host = host
         self._silent_changes = silent_changes
-        self._complain = complain
+        self.complain = complain
+        """Is told which events cannot be heard, and None while all are."""
         self._poll_seconds = poll_seconds
         self.rescan_seconds = rescan_seconds
         self._clock = clock
@@ -80,6 +80,7 @@ class Inventory:
         """What events said and nobody looked at yet."""
         self._event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._watch: Watch | None = None
         self.scans = 0
         """Full scans finished so far."""
         self.scan_seconds = 0.0
@@ -125,6 +126,21 @@ class Inventory:
             self._last_good = number
             return self._snapshot
 
+    async def begin(self) -> Snapshot:
+        """Hear the kernel from now on, and scan. `run` need not scan at once then. Raises what the host raises."""
+        if self._watch is None:
+            with contextlib.suppress(HardwareError):  # `run` tries again, and says so
+                self._watch = self._host.watch(self.rescan_soon)
+        with self._guard:
+            self._told = NOTHING  # this scan sees it
+        return await self.scan_now()
+
+    async def close(self) -> None:
+        """Hear the kernel no more. `run` ends with that."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            await asyncio.to_thread(watch.close)
+
     async def newer_than(self, generation: int) -> Snapshot:
         """Wait for a snapshot newer than a generation, and return the latest."""
         while self._snapshot.generation <= generation:
@@ -147,15 +163,19 @@ class Inventory:
 
     async def run(self) -> None:
         """Follow the hardware until cancelled."""
+        is_begun = self._watch is not None and not self._watch.unheard and self._snapshot.generation > 0
         self._loop = asyncio.get_running_loop()
         with self._guard:
-            self._told = NOTHING  # the first scan sees it
+            if not is_begun:
+                self._told = NOTHING  # the first scan sees it
+            elif self._told:
+                self._event.set()
         tasks: list[asyncio.Task[None]] = []
         try:
             full = asyncio.Event()
             tasks = [
                 asyncio.create_task(self._listen(), name="kernel events"),  # the first scan comes after its first step
-                asyncio.create_task(self._scan_all(full), name="full scans"),
+                asyncio.create_task(self._scan_all(full, at_once=not is_begun), name="full scans"),
                 asyncio.create_task(self._follow(full), name="small looks"),
                 asyncio.create_task(self._poll(), name="silent changes"),
             ]
@@ -172,35 +192,36 @@ class Inventory:
         """Have the host call at events. What cannot be heard is told, and tried again with each turn of the timer."""
         missed = False
         while True:
-            watch: Watch | None = None
             unheard: Sequence[str] = ()
             try:
                 try:
-                    watch = self._host.watch(self.rescan_soon)
+                    self._watch = self._watch or self._host.watch(self.rescan_soon)
                 except HardwareError as error:
                     unheard = (str(error),)
                 if missed:
                     self.rescan_soon("some events were not heard before")
-                while watch is not None and not (unheard := watch.unheard):
-                    self._complain(None)
+                while self._watch is not None and not (unheard := self._watch.unheard):
+                    self.complain(None)
                     await asyncio.sleep(self._poll_seconds)
                 timer = f"changes are found by the timer alone, every {self.rescan_seconds:g} s"
-                self._complain("; ".join((*unheard, timer)))
+                self.complain("; ".join((*unheard, timer)))
                 await asyncio.sleep(self.rescan_seconds)
             finally:
-                if watch is not None:
-                    await asyncio.to_thread(watch.close)
+                await self.close()
             missed = True
 
-    async def _scan_all(self, wanted: asyncio.Event) -> None:
-        """Scan at once, then when it is wanted and on the timer."""
+    async def _scan_all(self, wanted: asyncio.Event, *, at_once: bool) -> None:
+        """Scan when it is wanted and on the timer."""
+        due = at_once
         while True:
             # Before the scan: what is wanted during the scan may be about something already read.
             wanted.clear()
             try:
-                await self.scan_now()
+                if due:
+                    await self.scan_now()
             except AgentError as error:
                 log.error("the scan failed, the previous snapshot stays: %s", error)
+            due = True
             # At most a fifth of the time goes into scans, however slow they are and however often they are wanted.
             not_before = self._clock() + 4 * self.scan_seconds
             try:

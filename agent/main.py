@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
@@ -26,7 +27,6 @@ from agent.config.sources import Sources
 from agent.endpoints import EndpointServer, Pages
 from agent.errors import ConfigError
 from agent.gpu_errors import GpuErrors
-from agent.hardware import sysfs_rdma
 from agent.hardware.host import Host
 from agent.hardware.port_counters import with_busy_vfs
 from agent.health import HealthBook
@@ -43,7 +43,6 @@ from agent.obstacles import NO_POD_NEEDS
 from agent.opening import keep_listening, learn_boot_id, listen, open_ledger
 from agent.overview import Overview
 from agent.parts import Parts, Surroundings
-from agent.publication import ClusterApi, Publications
 from agent.reload import Reloader
 from agent.republication import Republication
 from agent.startup import check
@@ -51,9 +50,15 @@ from agent.volumes import Volumes
 from deviceplugin.plugins import DevicePlugins
 from deviceplugin.resources import adapters_of
 
+if TYPE_CHECKING:
+    from agent.publication import ClusterApi, Publications
+
 SERVED_SECONDS = 30.0
 """kubelet may be away, and what is to be given back must not wait for ever."""
 CONDITIONS_POLL_SECONDS = 0.5
+REGISTRATION_SECONDS = 2.0
+"""How long all that pods do not need waits for kubelet."""
+READY_POLL_SECONDS = 0.01
 RESTART_SECONDS = 5.0
 """How long kubelet and the runtime may be away, and kubelet take to open its streams, before that is an error."""
 MAX_OVERLAPS = 8
@@ -70,12 +75,14 @@ class Agent:
         self,
         config: Config,
         host: Host,
+        inventory: Inventory,
         *,
-        api: ClusterApi | None = None,
+        open_api: Callable[[], ClusterApi] | None = None,
         sources: Sources | None = None,
         probe_socket: Path | None = None,
     ) -> None:
-        """`api` is the API server to publish to; None if nothing goes there. `sources` are the files that the
+        """`inventory` is that of the host, and may have begun. `open_api` opens the API server to publish to, and
+        raises ConfigError if that is not possible; None if nothing goes there. `sources` are the files that the
         configuration was read from, to follow them; None if it stays as it is. At `probe_socket` kubelet's probes
         are answered; None if nobody probes."""
         self.config = config
@@ -84,13 +91,11 @@ class Agent:
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self._host = host
-        self._api = api
-        self._inventory = Inventory(
-            host,
-            config.rescan_seconds,
-            silent_changes=partial(sysfs_rdma.silent_changes, host.root),
-            complain=lambda what: self.obstacles.set("kernel-events", what),
-        )
+        self._open_api = open_api
+        self._api: ClusterApi | None = None
+        self._inventory = inventory
+        inventory.rescan_seconds = config.rescan_seconds
+        inventory.complain = lambda what: self.obstacles.set("kernel-events", what)
         self._health = HealthBook(config.health)
         self._pod_resources = PodResources.of_kubelet(config.kubelet_dir)
         self._parts: Parts | None = None
@@ -164,11 +169,9 @@ class Agent:
             seen = (await self._inventory.newer_than(seen)).generation
 
         async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(parts.plugins.run(), name="device plugins")
             loops = [
                 tasks.create_task(self._inventory.run(), name="inventory"),
-                tasks.create_task(
-                    parts.reconciler.run(hardware_changed, served=partial(_served, parts.plugins)), name="reconciler"
-                ),
                 tasks.create_task(self._watch_conditions(parts), name="conditions"),
                 tasks.create_task(
                     keep_listening(parts.server.stands, parts.server.listen_anew, self.obstacles), name="CNI socket"
@@ -178,6 +181,11 @@ class Agent:
                 tasks.create_task(memory.settle(), name="memory"),
                 tasks.create_task(lasting(self._overview.run, "recent events"), name="recent events"),
             ]
+            # Until then kubelet refuses every pod that asks for our devices, and all else takes time from that.
+            await self._registered(parts.plugins, stop)
+            served = partial(_served, parts.plugins)
+            loops.append(tasks.create_task(parts.reconciler.run(hardware_changed, served=served), name="reconciler"))
+            await self._connect()
             self._publishing = Republication(
                 lambda topology: self._publications(topology, parts),
                 self.config.topology,
@@ -193,13 +201,32 @@ class Agent:
                 loops.append(tasks.create_task(lasting(told.run, "node events"), name="node events"))
             if (reloader := self._reloader(parts)) is not None:
                 loops.append(tasks.create_task(reloader.run(), name="configuration"))
-            serving = tasks.create_task(parts.plugins.run(), name="device plugins")
             await stop.wait()
             log.info("stopping; devices in pods stay where they are")
             await parts.plugins.close()
             await serving
             for task in loops:
                 task.cancel()
+
+    async def _registered(self, plugins: DevicePlugins, stop: asyncio.Event) -> None:
+        """Wait until kubelet has all lists; not for long, since it may be away."""
+        until = asyncio.get_running_loop().time() + REGISTRATION_SECONDS
+        while True:
+            if plugins.ready or stop.is_set() or asyncio.get_running_loop().time() > until:
+                return
+            await asyncio.sleep(READY_POLL_SECONDS)
+
+    async def _connect(self) -> None:
+        """Open the API server. Pods need none: an agent that ended here would end again after each start."""
+        if self._open_api is None:
+            return
+        try:
+            self._api = await asyncio.to_thread(self._open_api)
+        except ConfigError as error:
+            problems = "; ".join(error.problems)
+            self.obstacles.set(
+                "publishing", f"nothing is published until the agent starts anew: {error.source}: {problems}"
+            )
 
     def _reloader(self, parts: Parts) -> Reloader | None:
         async def apply(config: Config) -> None:
@@ -271,6 +298,8 @@ class Agent:
             stack.push_async_callback(asyncio.to_thread, server.close)
 
     def _publications(self, topology: Topology, parts: Parts) -> Publications:
+        from agent.publication import Publications  # not before kubelet has the lists, which needs none of it
+
         return Publications(
             topology,
             node_name(),

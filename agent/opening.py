@@ -24,8 +24,8 @@ RETRY_SECONDS = 1.0
 
 async def learn_boot_id(inventory: Inventory, obstacles: Obstacles, root: Path, stop: asyncio.Event) -> str:
     """Scan until the boot ID can be read: without it every row would look like one of an earlier boot."""
-    boot_id = ""
-    while not stop.is_set():
+    boot_id = inventory.snapshot.boot_id
+    while not boot_id and not stop.is_set():
         try:
             boot_id = (await inventory.scan_now()).boot_id
         except HardwareError as error:

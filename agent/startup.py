@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 
@@ -47,7 +47,6 @@ def check(config: Config, snapshot: Snapshot) -> None:
 def network_problems(config: Config, snapshot: Snapshot) -> list[str]:
     """List what is wrong with the networks, on this node."""
     problems = []
-    offered = list_units(config.resources, snapshot)
     for i, network in enumerate(config.networks):
         try:
             parsed = netconf.from_document(dict(network.netconf))
@@ -58,11 +57,15 @@ def network_problems(config: Config, snapshot: Snapshot) -> list[str]:
         for key, names in (("deviceID", parsed.device), ("pf", parsed.pf)):
             if names:
                 problems.append(f"networks[{i}].{key}: is chosen for each pod, so leave it out")
-        vfs = sum(len(offered[r.name]) for r in config.resources if r.network == network.name)
-        for key, value in (("mac", parsed.mac), ("guid", parsed.guid)):
-            if value is not None and vfs > 1:
-                problems.append(f"networks[{i}].{key}: {vfs} VFs would get the same one, so leave it out")
+        alone = [key for key, value in (("mac", parsed.mac), ("guid", parsed.guid)) if value is not None]
+        if alone and (vfs := _count_vfs(config, network.name, snapshot)) > 1:
+            problems += [f"networks[{i}].{key}: {vfs} VFs would get the same one, so leave it out" for key in alone]
     return problems
+
+
+def _count_vfs(config: Config, network: str, snapshot: Snapshot) -> int:
+    offered = list_units(config.resources, snapshot)
+    return sum(len(offered[resource.name]) for resource in config.resources if resource.network == network)
 
 
 def _problems_of_users(config: Config, number: int) -> list[str]:
@@ -89,7 +92,7 @@ def _nothing(config: Config, wrong: Sequence[str]) -> AbstractAsyncContextManage
 
 async def await_config(
     sources: Sources,
-    scan: Callable[[], Snapshot],
+    scan: Callable[[], Awaitable[Snapshot]],
     stop: asyncio.Event,
     probe_socket: Path | None = None,
     meanwhile: Meanwhile = _nothing,
@@ -106,7 +109,7 @@ async def await_config(
     async with AsyncExitStack() as stack:
         while not stop.is_set():
             try:
-                config = await asyncio.to_thread(_load, sources, scan)
+                config = await _load(sources, scan)
             except ConfigError as error:
                 if error.problems != said:
                     for problem in error.problems:
@@ -129,13 +132,13 @@ async def await_config(
     return None
 
 
-def _load(sources: Sources, scan: Callable[[], Snapshot]) -> Config:
-    config = sources.load()
+async def _load(sources: Sources, scan: Callable[[], Awaitable[Snapshot]]) -> Config:
+    config = await asyncio.to_thread(sources.load)
     try:
-        found = scan()
+        found = await scan()
     except HardwareError as error:
         raise ConfigError(config.source, [f"cannot be compared with the node: {error}"]) from error
-    check(config, found)
+    await asyncio.to_thread(check, config, found)
     return config
 
 

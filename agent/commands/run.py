@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent import config as configuration
-from agent import logs, probe, workers
+from agent import logs, memory, probe, workers
 from agent.commands.exits import DONE, FAILED
 from agent.commands.options import Command, add_config, add_host, open_host
 from agent.commands.sources import add_sources, sources
-from agent.errors import AgentError, ConfigError, HardwareError
+from agent.errors import AgentError, HardwareError
 from agent.hardware import seccomp
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def add(command: Command) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    memory.begin()
     logs.configure(sys.stderr, options.log_level, options.log_format)
     settle_grpc(os.environ)
     confine()
@@ -55,6 +56,8 @@ def _run(options: argparse.Namespace) -> int:
     # of its system calls.
     sys.setswitchinterval(SWITCH_SECONDS)
     from agent import unconfigured
+    from agent.hardware import sysfs_rdma
+    from agent.inventory import Inventory
     from agent.main import Agent
     from agent.startup import await_config
 
@@ -68,17 +71,17 @@ def _run(options: argparse.Namespace) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _stop, stop)
         host = open_host(options)
+        inventory = Inventory(host, silent_changes=partial(sysfs_rdma.silent_changes, host.root))
         try:
             meanwhile = partial(unconfigured.serve, host)
-            config = await await_config(files, host.scan, stop, probe_socket, meanwhile)
+            config = await await_config(files, inventory.begin, stop, probe_socket, meanwhile)
             if config is not None:
                 log.info("configuration in effect: %s", configuration.describe(config))
-                api, problem = _api_server(config, options.kubeconfig)
-                agent = Agent(config, host, api=api, sources=files, probe_socket=probe_socket)
-                # Pods need no API server: an agent that ended here would end again after each start.
-                agent.obstacles.set("publishing", problem)
+                open_api = partial(_api_server, options.kubeconfig) if config.topology.needs_api else None
+                agent = Agent(config, host, inventory, open_api=open_api, sources=files, probe_socket=probe_socket)
                 await agent.run(stop)
         finally:
+            await inventory.close()
             host.close()
 
     run_bounded(serve())
@@ -121,17 +124,11 @@ def run_bounded(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(ended())
 
 
-def _api_server(config: configuration.Config, kubeconfig: Path | None) -> tuple[ClusterApi | None, str | None]:
-    """Open the API server if the configuration needs it, or say why that is not possible."""
-    if not config.topology.needs_api:
-        return None, None
+def _api_server(kubeconfig: Path | None) -> ClusterApi:
+    """Open the API server. Raises ConfigError if that is not possible."""
     from agent.clients.apiserver import ApiServer
 
-    try:
-        found = ApiServer.from_kubeconfig(kubeconfig) if kubeconfig is not None else ApiServer.in_cluster(os.environ)
-    except ConfigError as error:
-        return None, f"nothing is published until the agent starts anew: {error.source}: {'; '.join(error.problems)}"
-    return found, None
+    return ApiServer.from_kubeconfig(kubeconfig) if kubeconfig is not None else ApiServer.in_cluster(os.environ)
 
 
 def _stop(stop: asyncio.Event) -> None:

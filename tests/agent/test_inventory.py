@@ -11,7 +11,7 @@ import pytest
 
 from agent.errors import DriverUnavailable, HardwareError
 from agent.inventory import Inventory
-from agent.model.change import EVERYTHING
+from agent.model.change import EVERYTHING, of_function
 from agent.model.device import Problem, Snapshot
 from tests.agent.scanned import DEADLINE, FakeHost, FakeWatch, learns, running, stopped
 from tests.awaiting import until
@@ -195,6 +195,61 @@ def test_an_event_during_a_scan_leads_to_another() -> None:
         await asyncio.sleep(0.01)
         host.gate.set()
         await learns(inventory, "b")
+        await stopped(task)
+
+    asyncio.run(scenario())
+
+
+def test_what_has_begun_is_followed_without_a_second_scan() -> None:
+    """A scan takes a good part of a start, and until its end kubelet refuses pods."""
+
+    async def scenario() -> None:
+        host = FakeHost()
+        inventory = Inventory(host, 3600)
+        assert (await inventory.begin()).generation == 1
+        assert host.on_event is not None
+        host.on_event("link eth0 changed", of_function("0000:3b:00.0"))
+        task = asyncio.create_task(inventory.run())
+        await until(lambda: host.looks != [])
+        assert host.looks == [of_function("0000:3b:00.0")]
+        assert host.scans == 1
+        host.now = Snapshot(boot_id="b")
+        host.on_event("events were lost", EVERYTHING)
+        await learns(inventory, "b")
+        assert host.scans == 2
+        await stopped(task)
+        assert host.watched.closed
+
+    asyncio.run(scenario())
+
+
+def test_who_begins_hears_the_kernel_before_it_looks() -> None:
+    async def scenario() -> None:
+        host = FakeHost()
+        host.gate.clear()
+        inventory = Inventory(host, 3600)
+        beginning = asyncio.create_task(inventory.begin())
+        await until(host.begun.is_set)
+        assert host.on_event is not None
+        host.gate.set()
+        await beginning
+        host.now = Snapshot(boot_id="b")
+        assert (await inventory.begin()).boot_id == "b"
+        await inventory.close()
+        assert host.watched.closed
+
+    asyncio.run(scenario())
+
+
+def test_who_could_not_hear_at_the_beginning_scans_again() -> None:
+    async def scenario() -> None:
+        said: list[str | None] = []
+        host = FakeHost(watch_error=DriverUnavailable("no libudev"))
+        inventory = Inventory(host, 3600, complain=said.append)
+        await inventory.begin()
+        task = asyncio.create_task(inventory.run())
+        await until(lambda: host.scans == 2)
+        assert said == ["no libudev; changes are found by the timer alone, every 3600 s"]
         await stopped(task)
 
     asyncio.run(scenario())

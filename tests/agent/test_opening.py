@@ -96,3 +96,15 @@ def test_a_node_that_cannot_be_read_is_told_and_waited_for() -> None:
         assert "hardware" not in obstacles.found
 
     asyncio.run(scenario())
+
+
+def test_a_node_that_was_read_already_is_not_read_again() -> None:
+    host = FakeHost()
+
+    async def scenario() -> None:
+        inventory = Inventory(host, 60)
+        await inventory.begin()
+        assert await learn_boot_id(inventory, Obstacles(), Path("/"), asyncio.Event()) == "a"
+
+    asyncio.run(scenario())
+    assert host.scans == 1

@@ -29,6 +29,10 @@ GOOD = "resources: [{name: rdma/vf, kind: vf, select: {pf: [rail0]}, network: n}
 BAD = "rescanSeconds: soon\n"
 
 
+async def scan() -> Snapshot:
+    return node()
+
+
 def get(page: str, url: str = URL) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(url + page, timeout=20) as answer:
@@ -45,7 +49,7 @@ def await_config(path: Path, *steps: Callable[[], Any], stopped: bool = False) -
         stop = asyncio.Event()
         if stopped:
             stop.set()
-        waiting = asyncio.create_task(startup.await_config(Sources(path), node, stop))
+        waiting = asyncio.create_task(startup.await_config(Sources(path), scan, stop))
         for step in steps:
             await asyncio.to_thread(step)
         try:
@@ -155,14 +159,14 @@ def test_a_node_that_cannot_be_read_is_waited_for(own_network: None, tmp_path: P
     path.write_text(GOOD)
     errors = [HardwareError("/sys/class/net cannot be read: Too many open files")]
 
-    def scan() -> Snapshot:
+    async def scan_at_last() -> Snapshot:
         if errors:
             raise errors.pop()
         return node()
 
     async def run() -> config.Config | None:
         async with asyncio.timeout(30):
-            return await startup.await_config(Sources(path), scan, asyncio.Event())
+            return await startup.await_config(Sources(path), scan_at_last, asyncio.Event())
 
     assert asyncio.run(run()) is not None
     assert not errors
@@ -187,7 +191,7 @@ def test_what_is_done_meanwhile_is_tried_until_it_can_be_and_ends_with_the_wait(
 
     async def run() -> config.Config | None:
         async with asyncio.timeout(60):
-            return await startup.await_config(Sources(path), node, asyncio.Event(), meanwhile=meanwhile)
+            return await startup.await_config(Sources(path), scan, asyncio.Event(), meanwhile=meanwhile)
 
     assert asyncio.run(run()) is not None
     problem = "rescanSeconds: must be a number of seconds from 1 to 3600, is 'soon'"
@@ -199,7 +203,7 @@ def test_what_is_done_meanwhile_is_tried_until_it_can_be_and_ends_with_the_wait(
 def test_being_stopped_ends_the_wait(own_network: None, tmp_path: Path) -> None:
     async def run() -> config.Config | None:
         stop = asyncio.Event()
-        waiting = asyncio.create_task(startup.await_config(Sources(tmp_path / "missing.yaml"), node, stop))
+        waiting = asyncio.create_task(startup.await_config(Sources(tmp_path / "missing.yaml"), scan, stop))
         await asyncio.to_thread(until_served)
         stop.set()
         async with asyncio.timeout(30):

@@ -110,5 +110,7 @@ def test_an_agent_without_an_account_at_the_api_server_serves_pods_all_the_same(
     stage.start_kubelet()
     stage.start_agent("--kubeconfig", str(stage.folder / "missing"))
     stage.await_ready()
-    with urllib.request.urlopen(f"http://127.0.0.1:{stage.port}/status", timeout=20) as answer:
-        assert "is not a usable kubeconfig" in json.load(answer)["obstacles"]["publishing"]
+    wait(
+        "the agent to tell",
+        lambda: "is not a usable kubeconfig" in stage.status()["obstacles"].get("publishing", "") or None,
+    )
