@@ -67,6 +67,7 @@ def test_the_readme_gets_the_figures_between_its_marks() -> None:
     assert "| ADD on a host with 185 interfaces, as full of pods as kubelet's default allows | 12.3 / 12.3 ms |" in new
     assert "| ADD on a host with 1,099 interfaces, as with 1,024 VFs more | 12.3 / 12.3 ms |" in new
     assert "| ADD on a host with 75 interfaces, addresses from host-local | 12.3 / 12.3 ms |" in new
+    assert "| from the agent's start until kubelet has all its lists, p50 / p99 | 12 / 12 ms |" in new
     assert put_into(new, measured) == new
 
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent.sim.stage import CNI_FOLDERS, CONFIG, Stage
-from measure import agent_process, attach, attach_many, discovery, markdown, passthrough
+from measure import agent_process, attach, attach_many, discovery, markdown, passthrough, starts
 from measure.figures import Figures, exceeded, table
 from measure.namespaces import enter_namespaces
 
 CHECKOUT = Path(__file__).parents[3]
-PARTS = ("discovery", "agent", "attach-many", "attach", "passthrough")
+PARTS = ("discovery", "agent", "starts", "attach-many", "attach", "passthrough")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--readme", type=Path, help="file to put the tables into, between its marks (needs all parts)")
     add("--scans", type=int, default=15, help="scans of the large node (default: %(default)s)")
     add("--calls", type=int, default=1000, help="calls of each device plugin method (default: %(default)s)")
+    add("--starts", type=int, default=25, help="starts of the agent (default: %(default)s)")
     add("--rounds", type=int, default=150, help="rounds of ADD and DEL, and of pass-through (default: %(default)s)")
     add("--crowds", type=int, default=20, help="rounds of 16 pods at once (default: %(default)s)")
     add("--idle", type=float, default=20.0, help="seconds to watch the idle agent (default: %(default)s)")
@@ -66,6 +67,8 @@ def _measure(options: argparse.Namespace) -> Figures:
             figures |= discovery.measure(Path(folder), options.scans, _say)
     if "agent" in parts:
         figures |= agent_process.measure(options.relay, options.calls, options.idle, _say)
+    if "starts" in parts:
+        figures |= starts.measure(options.relay, options.starts, _say)
     if {"attach", "attach-many", "passthrough"} & set(parts):
         figures |= _measure_relay(options, parts)
     return figures

@@ -22,6 +22,7 @@ LIMITS = (
     Limit("discovery_1024_vf_ms", 500, "scan of a node with 1,024 VFs"),
     Limit("allocate_p99_ms", 5, "Allocate over kubelet's socket"),
     Limit("preferred_p99_ms", 5, "GetPreferredAllocation over kubelet's socket"),
+    Limit("start_to_registered_ms", 700, "from the agent's exec until kubelet has all lists, with 1,024 VFs"),
     Limit("add_ratio_host_device", 0.8, "ADD of a VF, in terms of host-device"),
     Limit("del_ratio_host_device", 0.8, "DEL of a VF until the answer, in terms of host-device"),
     Limit("passthrough_p50_ms", 5, "ADD for a pod without our devices, above /bin/true"),
