@@ -52,6 +52,7 @@ from deviceplugin.resources import adapters_of
 
 if TYPE_CHECKING:
     from agent.publication import ClusterApi, Publications
+    from agent.topology.node_taint import NodeTaint
 
 SERVED_SECONDS = 30.0
 """kubelet may be away, and what is to be given back must not wait for ever."""
@@ -76,15 +77,17 @@ class Agent:
         config: Config,
         host: Host,
         inventory: Inventory,
+        taint: NodeTaint,
         *,
         open_api: Callable[[], ClusterApi] | None = None,
         sources: Sources | None = None,
         probe_socket: Path | None = None,
     ) -> None:
-        """`inventory` is that of the host, and may have begun. `open_api` opens the API server to publish to, and
-        raises ConfigError if that is not possible; None if nothing goes there. `sources` are the files that the
-        configuration was read from, to follow them; None if it stays as it is. At `probe_socket` kubelet's probes
-        are answered; None if nobody probes."""
+        """`inventory` is that of the host, and may have begun. `taint` is told when kubelet has the lists, and may hold
+        up an end that was asked for. `open_api` opens the API server to publish to, and raises ConfigError if that is
+        not possible; None if nothing goes there. `sources` are the files that the configuration was read from, to
+        follow them; None if it stays as it is. At `probe_socket` kubelet's probes are answered; None if nobody probes.
+        """
         self.config = config
         self._sources = sources
         self._probe_socket = probe_socket
@@ -96,6 +99,8 @@ class Agent:
         self._inventory = inventory
         inventory.rescan_seconds = config.rescan_seconds
         inventory.complain = lambda what: self.obstacles.set("kernel-events", what)
+        self._taint = taint
+        taint.settings = config.restart
         self._health = HealthBook(config.health)
         self._pod_resources = PodResources.of_kubelet(config.kubelet_dir)
         self._parts: Parts | None = None
@@ -202,6 +207,7 @@ class Agent:
             if (reloader := self._reloader(parts)) is not None:
                 loops.append(tasks.create_task(reloader.run(), name="configuration"))
             await stop.wait()
+            await self._taint.leave()
             log.info("stopping; devices in pods stay where they are")
             await parts.plugins.close()
             await serving
@@ -236,6 +242,7 @@ class Agent:
             parts.granted.reconfigure(config)
             self._inventory.rescan_seconds = config.rescan_seconds
             self._health.settings = config.health
+            self._taint.settings = config.restart
             if self._publishing is not None:
                 self._publishing.reconfigure(config.topology)
             await parts.plugins.reconfigure(config)
@@ -322,6 +329,8 @@ class Agent:
             missing = [s.resource_name for s in parts.plugins.status() if not s.registered]
             text = f"has no open stream for {', '.join(missing)}" if missing else None
             self.obstacles.expect("kubelet", text, RESTART_SECONDS)
+            if not missing:
+                self._taint.registered.set()
             self.obstacles.expect("podresources", self._pod_resources.problem, RESTART_SECONDS)
             if parts.runtime is not None:
                 self.obstacles.expect("runtime", parts.runtime.problem, RESTART_SECONDS)

@@ -28,6 +28,7 @@ CONNECT_SECONDS = 5.0
 READ_SECONDS = 15.0
 APPLY = "application/apply-patch+yaml"
 """Server-side apply. The body is JSON, which is YAML too."""
+MERGE = "application/merge-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """A Node object with its list of images is tens of kilobytes; its metadata one."""
 
@@ -38,6 +39,8 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 T = TypeVar("T")
 _POD = {"metadata", "spec", "status"}
 """What an item of a list of pods has, and nothing in a pod: a volume claim's template has no status."""
+_IMPORTING = threading.Lock()
+"""Two clients may be opened at once, on threads of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class ApiServer:
 
         Raises ConfigError outside a pod or without a service account.
         """
-        with _core_only():
+        with _IMPORTING, _core_only():
             from kubernetes.client import ApiClient, Configuration
             from kubernetes.config.config_exception import ConfigException
             from kubernetes.config.incluster_config import InClusterConfigLoader
@@ -98,7 +101,7 @@ class ApiServer:
         """Take address and credentials of a kubeconfig file's current context. Raises ConfigError."""
         import yaml
 
-        with _core_only():
+        with _IMPORTING, _core_only():
             from kubernetes.client import ApiClient, Configuration
             from kubernetes.config.config_exception import ConfigException
             from kubernetes.config.kube_config import load_kube_config
@@ -142,6 +145,18 @@ class ApiServer:
         """
         query = urlencode({"fieldManager": FIELD_MANAGER, "force": str(force).lower()})
         return self._call("PATCH", f"{kind.path_of(str(document['metadata']['name']))}?{query}", document)
+
+    def read(self, kind: ObjectKind, name: str) -> dict[str, Any]:
+        """Return an object as it is now, not as a cache has it. Raises Unavailable, Refused if there is none."""
+        return self._call("GET", kind.path_of(name))
+
+    def merge(self, kind: ObjectKind, name: str, patch: Mapping[str, Any]) -> dict[str, Any]:
+        """Change the fields of an object that a patch names (RFC 7386), and return it as it is then.
+
+        Raises Conflicted if the patch has a resource version and the object another one by now; Unavailable.
+        """
+        query = urlencode({"fieldManager": FIELD_MANAGER})
+        return self._call("PATCH", f"{kind.path_of(name)}?{query}", patch, content_type=MERGE)
 
     def create(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object in the collection of this path. Raises Unavailable."""
@@ -196,9 +211,14 @@ class ApiServer:
         document: Mapping[str, Any] | None = None,
         accept: str = "application/json",
         kept: Callable[[dict[str, Any]], Any] | None = None,
+        content_type: str = APPLY,
     ) -> dict[str, Any]:
+        """Send a request. `content_type` is that of a patch."""
         where = f"{method} {path.partition('?')[0]}"
-        with self._one_at_a_time, self._answer(method, path, document, accept, READ_SECONDS) as response:
+        with (
+            self._one_at_a_time,
+            self._answer(method, path, document, accept, READ_SECONDS, content_type) as response,
+        ):
             with translated(where):
                 data = body_of(response)
             status, retry_after = int(response.status), response.headers.get("Retry-After")
@@ -208,14 +228,20 @@ class ApiServer:
 
     @contextlib.contextmanager
     def _answer(
-        self, method: str, path: str, document: Mapping[str, Any] | None, accept: str, seconds: float
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None,
+        accept: str,
+        seconds: float,
+        content_type: str = APPLY,
     ) -> Iterator[Any]:
         """Send a request, and give its answer's head with the body still to be read."""
         headers = {"Accept": accept}
         if document is not None:
-            headers["Content-Type"] = APPLY if method == "PATCH" else "application/json"
-        # The package encodes a body of plain JSON itself.
-        body = json.dumps(document) if method == "PATCH" else document
+            headers["Content-Type"] = content_type if method == "PATCH" else "application/json"
+        # The package encodes a body itself if its type says JSON.
+        body = json.dumps(document) if headers.get("Content-Type") == APPLY else document
         with translated(f"{method} {path.partition('?')[0]}"):
             # Also renews the token, if its file was.
             request = self._client.param_serialize(

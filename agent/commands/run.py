@@ -21,13 +21,18 @@ from agent.commands.options import Command, add_config, add_host, open_host
 from agent.commands.sources import add_sources, sources
 from agent.errors import AgentError, HardwareError
 from agent.hardware import seccomp
+from agent.identity import node_name
+from agent.lasting import lasting
 
 if TYPE_CHECKING:
-    from agent.publication import ClusterApi
+    from agent.clients.apiserver import ApiServer
+    from agent.topology.node_taint import NodeTaint
 
 STOP_SECONDS = 1.8
 """After this long a stuck driver or disk no longer holds up the end of the process."""
 SWITCH_SECONDS = 0.0005
+DAEMON_SET = "NODEFABRIC_DAEMONSET"
+"""Variable that names the DaemonSet which starts the agent, as namespace/name."""
 
 log = logging.getLogger("agent")
 
@@ -60,6 +65,7 @@ def _run(options: argparse.Namespace) -> int:
     from agent.inventory import Inventory
     from agent.main import Agent
     from agent.startup import await_config
+    from agent.topology.node_taint import NodeTaint
 
     files = sources(options, options.config)
     probe_socket = Path(found) if (found := os.environ.get(probe.SOCKET)) else None
@@ -68,8 +74,10 @@ def _run(options: argparse.Namespace) -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.set_default_executor(workers.of_loop())
+        taint = NodeTaint(partial(_api_server, options.kubeconfig), node_name(), os.environ.get(DAEMON_SET))
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _stop, stop)
+            loop.add_signal_handler(number, _stop, stop, taint)
+        lifting = asyncio.create_task(lasting(taint.lift, "the Node's taint"), name="taint")
         host = open_host(options)
         inventory = Inventory(host, silent_changes=partial(sysfs_rdma.silent_changes, host.root))
         try:
@@ -77,10 +85,15 @@ def _run(options: argparse.Namespace) -> int:
             config = await await_config(files, inventory.begin, stop, probe_socket, meanwhile)
             if config is not None:
                 log.info("configuration in effect: %s", configuration.describe(config))
+                if not config.needs_api:
+                    lifting.cancel()
                 open_api = partial(_api_server, options.kubeconfig) if config.topology.needs_api else None
-                agent = Agent(config, host, inventory, open_api=open_api, sources=files, probe_socket=probe_socket)
+                agent = Agent(
+                    config, host, inventory, taint, open_api=open_api, sources=files, probe_socket=probe_socket
+                )
                 await agent.run(stop)
         finally:
+            lifting.cancel()
             await inventory.close()
             host.close()
 
@@ -124,19 +137,20 @@ def run_bounded(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(ended())
 
 
-def _api_server(kubeconfig: Path | None) -> ClusterApi:
+def _api_server(kubeconfig: Path | None) -> ApiServer:
     """Open the API server. Raises ConfigError if that is not possible."""
     from agent.clients.apiserver import ApiServer
 
     return ApiServer.from_kubeconfig(kubeconfig) if kubeconfig is not None else ApiServer.in_cluster(os.environ)
 
 
-def _stop(stop: asyncio.Event) -> None:
+def _stop(stop: asyncio.Event, taint: NodeTaint) -> None:
+    """End. Asked for a second time, without leave."""
+    _end_soon(0.0 if stop.is_set() else taint.leave_seconds)
     stop.set()
-    _end_soon()
 
 
-def _end_soon() -> None:
-    late = threading.Timer(STOP_SECONDS, os._exit, (FAILED,))
+def _end_soon(after: float = 0.0) -> None:
+    late = threading.Timer(after + STOP_SECONDS, os._exit, (FAILED,))
     late.daemon = True
     late.start()

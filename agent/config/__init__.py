@@ -8,6 +8,7 @@ from agent.config.cni import CniSettings
 from agent.config.document import MAX_CONFIG_BYTES, Flags, describe, load, load_legible, parse
 from agent.config.endpoints import Endpoints
 from agent.config.health import HealthSettings
+from agent.config.restart import Restart
 from agent.config.topology import Topology
 from agent.config.values import (
     BINDINGS,
@@ -47,6 +48,7 @@ __all__ = [
     "PfSelector",
     "RailNic",
     "Resource",
+    "Restart",
     "Select",
     "SharedPool",
     "SriovPool",

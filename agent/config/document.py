@@ -17,6 +17,7 @@ from agent.config.networks import read_network
 from agent.config.protecting import contradictions
 from agent.config.reader import PATH, Reader
 from agent.config.resources import read_resource
+from agent.config.restart import read_restart
 from agent.config.shape import Shape, read_any
 from agent.config.topology import read_topology
 from agent.config.values import SHARED_MODES, Config, Network, Resource
@@ -147,6 +148,7 @@ def read_config(top: Reader, source: str) -> Config:
         top.section("topology", about="What is told to schedulers"),
         top.section("health", about="How patient the agent is with ill devices"),
         top.section("cni", about="Which devices networks may name"),
+        top.section("restart", about="What the agent does before an end that is planned"),
     ]
     cni = read_cni(sections[3])
     for path, text in contradictions(cni.protect, resources, networks):
@@ -158,6 +160,7 @@ def read_config(top: Reader, source: str) -> Config:
         topology=read_topology(sections[1]),
         health=read_health(sections[2]),
         cni=cni,
+        restart=read_restart(sections[4]),
         kubelet_dir=top.path_to("kubeletDir", plain.kubelet_dir, about="The kubelet's folder"),
         state_dir=top.path_to("stateDir", plain.state_dir, about="Where the agent keeps its books; survives a reboot"),
         run_dir=top.path_to("runDir", plain.run_dir, about="Where the agent's sockets are; empty after a reboot"),

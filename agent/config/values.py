@@ -10,6 +10,7 @@ from typing import Any
 from agent.config.cni import CniSettings
 from agent.config.endpoints import Endpoints
 from agent.config.health import HealthSettings
+from agent.config.restart import Restart
 from agent.config.topology import Topology
 from agent.model.device import LinkLayer
 from agent.model.pf_selector import PfSelector
@@ -159,6 +160,7 @@ class Config:
     topology: Topology = field(default_factory=Topology)
     health: HealthSettings = field(default_factory=HealthSettings)
     cni: CniSettings = field(default_factory=CniSettings)
+    restart: Restart = field(default_factory=Restart)
     kubelet_dir: Path = Path("/var/lib/kubelet")
     state_dir: Path = Path("/var/lib/nodefabric")
     run_dir: Path = Path("/run/nodefabric")
@@ -180,6 +182,11 @@ class Config:
 
     def network(self, name: str) -> Network | None:
         return next((n for n in self.networks if n.name == name), None)
+
+    @property
+    def needs_api(self) -> bool:
+        """Whether the agent has anything to do at the API server."""
+        return self.topology.needs_api or self.restart.taint
 
     @property
     def ledger_path(self) -> Path:

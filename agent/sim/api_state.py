@@ -16,6 +16,9 @@ from agent.sim import definitions
 from agent.sim.definitions import Definition
 from agent.sim.field_sets import Conflicts, Managed, apply, rendered, update
 
+DAEMON_SETS = "/apis/apps/v1/namespaces/nodefabric/daemonsets"
+"""The collection of those of the agent's own namespace."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -42,6 +45,8 @@ class Counts:
     """Accepted ones."""
     changes: int = 0
     """Applies that changed the content."""
+    merges: int = 0
+    """Accepted merge patches."""
     created: int = 0
     conflicts: int = 0
     failures: int = 0
@@ -103,7 +108,8 @@ class ApiState:
         self._lock = threading.Lock()
         self._happened = threading.Condition(self._lock)
         self.definitions = {d.kind: d for d in (definitions.load() if known is None else known)}
-        self.collections = {NODE.path: (NODE.api_version, NODE.kind)} | {
+        daemon_sets = {DAEMON_SETS: ("apps/v1", "DaemonSet")}
+        self.collections = {NODE.path: (NODE.api_version, NODE.kind), **daemon_sets} | {
             f"/apis/{d.api_version}/{d.plural}": (d.api_version, d.kind) for d in self.definitions.values()
         }
         self._objects: dict[tuple[str, str], Stored] = {}
@@ -176,6 +182,20 @@ class ApiState:
             self._counts["applies"] += 1
             self._counts["changes"] += found is None or managed != found.managed
             return (201 if found is None else 200), self._store(kind, name, managed, (manager, "Apply"))
+
+    def merge(self, kind: str, name: str, patch: Mapping[str, Any], manager: str) -> tuple[int, Any]:
+        """Apply a merge patch: status, and the object or why not. With a resource version it is for that one alone."""
+        with self._lock:
+            found = self._objects.get((kind, name))
+            if found is None:
+                return 404, f"{kind} {name} not found"
+            metadata = dict(patch.get("metadata", {}))
+            if metadata.pop("resourceVersion", str(found.version)) != str(found.version):
+                self._counts["conflicts"] += 1
+                return 409, f"Operation cannot be fulfilled on {name}: the object has been modified"
+            content = merged(found.managed.content, {**patch, "metadata": metadata})
+            self._counts["merges"] += 1
+            return 200, self._store(kind, name, update(found.managed, content, manager), (manager, "Update"))
 
     def write(self, kind: str, name: str, document: Mapping[str, Any], manager: str) -> dict[str, Any]:
         """Replace an object's content, as a PUT of another writer does."""
@@ -289,6 +309,20 @@ class ApiState:
         pod["metadata"]["resourceVersion"] = str(self._version)
         self._events.append(Event(self._version, kind, pod))
         self._happened.notify_all()
+
+
+def merged(content: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply a merge patch (RFC 7386): null takes a key away, a list is replaced whole."""
+    found = dict(content)
+    for key, value in patch.items():
+        if value is None:
+            found.pop(key, None)
+        elif isinstance(value, Mapping):
+            before = found.get(key)
+            found[key] = merged(before if isinstance(before, Mapping) else {}, value)
+        else:
+            found[key] = value
+    return found
 
 
 def _now() -> str:

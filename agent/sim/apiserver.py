@@ -1,9 +1,10 @@
 """A stand-in for the Kubernetes API server, over real HTTP.
 
-Knows Node, the custom objects of `agent.sim.definitions`, and Pod. Answers GET (also for the metadata alone), PATCH by
-server-side apply with field managers and conflicts, POST of Events, and lists and watches of pods with a field
-selector, resource versions, pages, bookmarks and 410. Refuses what a definition does not know. Counts all of it, and
-can be told to misbehave. Lists in pages even where the real one would answer from its cache with all at once.
+Knows Node, DaemonSet, the custom objects of `agent.sim.definitions`, and Pod. Answers GET (also for the metadata
+alone), PATCH by server-side apply with field managers and conflicts or by merge, POST of Events, and lists and watches
+of pods with a field selector, resource versions, pages, bookmarks and 410. Refuses what a definition does not know.
+Counts all of it, and can be told to misbehave. Lists in pages even where the real one would answer from its cache with
+all at once.
 
     python -m agent.sim.apiserver --port-file F [--kubeconfig K] [--node NAME …]
 """
@@ -30,6 +31,7 @@ from agent.sim.field_sets import Conflicts
 __all__ = ["ApiServerStandIn", "ApiState", "Counts", "Fault"]
 
 APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
 PODS = "/api/v1/pods"
 MAX_BODY = 3 << 20
 """The API server's own limit on a request."""
@@ -165,6 +167,10 @@ class _Connection(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = parse_qs(url.query)
         target = self._target(url.path)
+        if target is not None and self.headers.get("Content-Type") == MERGE:
+            status, merged = self.server.state.merge(*target, json.loads(body), query["fieldManager"][0])
+            self._reply(status, merged) if status == 200 else self._refuse(status, merged)
+            return
         problem = self._apply_problem(target, query, body)
         if problem is not None or target is None:
             self._refuse(*(problem or (404, "not found")))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agent.node_events import NodeEvents
+from agent.topology.node_taint import KEY
 from tests.daemonset.admission import Policy, Request
 from tests.daemonset.manifests import BASE, CHART, REPOSITORY, Document, Kube, documents, overlay, parsed
 
@@ -215,11 +216,90 @@ def test_what_lacks_what_is_asked_for_is_refused(policy: Policy, write: str, pat
 
 @pytest.mark.parametrize(
     ("spec", "allowed"),
-    [({}, True), ({"taints": []}, False), ({"unschedulable": True}, False), ({"podCIDR": "10.0.1.0/24"}, False)],
+    [({}, True), ({"unschedulable": True}, False), ({"podCIDR": "10.0.1.0/24"}, False), ({"podCIDRs": []}, False)],
 )
 def test_of_a_node_the_spec_stays_as_it_is(policy: Policy, spec: Document, allowed: bool) -> None:
     told = messages(policy, update(node() | {"spec": node()["spec"] | spec}))
     assert told == ([] if allowed else ["the agent may not change the spec of a Node"])
+
+
+@pytest.mark.parametrize("taints", [[], [{"key": KEY, "effect": "NoSchedule"}]], ids=str)
+def test_of_a_node_the_taints_stay_as_they_are(policy: Policy, taints: list[Document]) -> None:
+    there = node()["spec"]["taints"]
+    for new in (taints, [*there, *taints] if taints else []):
+        assert messages(policy, update(node() | {"spec": node()["spec"] | {"taints": new}})) == [OF_TAINTS]
+
+
+@pytest.fixture(params=["helm", "kustomize"], scope="module")
+def tainting(kube: Kube, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    """The policy where agents taint their Nodes while they restart."""
+    if request.param == "helm":
+        return policy_in(kube.template({"config": {"restart": {"taint": True}}}))
+    return policy_in(kube.kustomize(overlay(tmp_path_factory.mktemp("restart"), "restart")))
+
+
+MINE = {"key": KEY, "effect": "NoSchedule"}
+OTHERS = {"key": "example.com/maintenance", "effect": "NoSchedule"}
+OF_SPEC = "the agent may not change the spec of a Node"
+OF_TAINTS = "the agent may not change the taints of a Node, but for the one of restart.taint"
+
+
+def with_taints(*taints: Document) -> Document:
+    found = node()
+    found["spec"] = {**found["spec"], "taints": list(taints)}
+    if not taints:
+        del found["spec"]["taints"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ([OTHERS], [OTHERS, MINE]),
+        ([OTHERS, MINE], [OTHERS]),
+        ([], [MINE]),
+        ([MINE], []),
+        ([{**MINE, "effect": "NoExecute"}, OTHERS], [OTHERS, MINE]),
+        ([{**MINE, "effect": "NoExecute"}], [{**MINE, "effect": "NoExecute"}]),
+    ],
+)
+def test_an_agent_changes_the_one_taint_that_is_its_own(
+    tainting: Policy, policy: Policy, old: list[Document], new: list[Document]
+) -> None:
+    request = update(with_taints(*new), with_taints(*old))
+    assert messages(tainting, request) == []
+    assert messages(policy, request) == ([] if new == old else [OF_TAINTS])
+    assert messages(tainting, replace(request, extra={CLAIM: [OTHER]})) != []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ([OTHERS], []),
+        ([OTHERS], [MINE]),
+        ([OTHERS], [OTHERS, {**OTHERS, "key": "example.com/x"}]),
+        ([OTHERS], [{**OTHERS, "effect": "PreferNoSchedule"}]),
+        ([], [{**MINE, "effect": "NoExecute"}]),
+        ([MINE], [MINE, {**MINE, "effect": "NoExecute"}]),
+        ([], [{**MINE, "key": f"{KEY}-too"}]),
+    ],
+)
+def test_an_agent_changes_no_other_taint(tainting: Policy, old: list[Document], new: list[Document]) -> None:
+    assert messages(tainting, update(with_taints(*new), with_taints(*old))) == [OF_TAINTS]
+
+
+@pytest.mark.parametrize("spec", [{"unschedulable": True}, {"podCIDR": "10.0.1.0/24"}, {"providerID": "aws:///x"}])
+def test_who_may_taint_changes_nothing_else_of_the_spec(tainting: Policy, spec: Document) -> None:
+    before = node()
+    changed_spec = before | {"spec": before["spec"] | spec}
+    assert messages(tainting, update(changed_spec, before)) == [OF_SPEC]
+    assert messages(tainting, update(before, changed_spec)) == [OF_SPEC]
+
+
+@pytest.mark.parametrize("write", ["topology", "volcano", "event"])
+def test_who_may_taint_writes_all_else_as_before(tainting: Policy, write: str) -> None:
+    assert tainting.denials(WRITES[write]) == ()
+    assert tainting.denials(replace(WRITES[write], extra={CLAIM: [OTHER]})) != ()
 
 
 @pytest.mark.parametrize("key", ["finalizers", "ownerReferences"])

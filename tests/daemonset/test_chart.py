@@ -17,6 +17,9 @@ import yaml
 
 from agent import config, probe
 from agent.clients.apiserver import SERVICE_ACCOUNT
+from agent.commands.run import DAEMON_SET, STOP_SECONDS
+from agent.config.restart import MAX_WAIT_SECONDS
+from agent.topology.node_taint import DEFAULT_PACE, KEY
 from cni import kinds, netconf
 from tests.daemonset.manifests import (
     CHART,
@@ -44,6 +47,7 @@ SWITCHES: dict[str, Document] = {
     "seccomp": {"localhostSeccompProfile": "nodefabric.json"},
     "labels": {"config": {"topology": {"labels": {"keys": {"example.com/rails": "rails"}}}}},
     "lldp": {"config": {"topology": {"labels": {"keys": {"example.com/leaf": "leaf-switch"}}}}},
+    "restart": {"config": {"restart": {"taint": True}}},
     "before-1.30": {"admissionPolicy": {"enabled": False}},
     "monitor": {"podMonitor": {"enabled": True}, "config": {"endpoints": {"address": "0.0.0.0"}}},
 }
@@ -280,6 +284,32 @@ def test_without_publishing_there_is_no_token_role_or_policy(kube: Kube) -> None
     assert not [v for v in pod(found)["volumes"] if "projected" in v]
     assert {d["kind"] for d in found} == {"ServiceAccount", "ConfigMap", "DaemonSet"}
     assert named(found, "ServiceAccount")["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "more"),
+    [
+        ([{"operator": "Exists"}], []),
+        ([{"key": "gpu", "operator": "Exists"}], [{"key": KEY, "operator": "Exists"}]),
+        ([], [{"key": KEY, "operator": "Exists"}]),
+    ],
+)
+def test_an_agent_can_start_on_a_node_that_the_one_before_has_tainted(
+    kube: Kube, tolerations: list[Document], more: list[Document]
+) -> None:
+    values = {"tolerations": tolerations, "config": {"restart": {"taint": True}, "topology": {"publish": False}}}
+    spec = pod(kube.template(values))
+    assert spec["tolerations"] == tolerations + more
+    agent = container(spec, "agent")
+    assert str(SERVICE_ACCOUNT) in [mount["mountPath"] for mount in agent["volumeMounts"]]
+    assert {"name": DAEMON_SET, "value": "nodefabric/nodefabric"} in agent["env"]
+    longest = DEFAULT_PACE.put + MAX_WAIT_SECONDS + STOP_SECONDS
+    assert longest < spec["terminationGracePeriodSeconds"]
+
+
+def test_without_the_switch_tolerations_are_as_they_were_said(kube: Kube) -> None:
+    values = {"tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    assert pod(kube.template(values))["tolerations"] == values["tolerations"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent.clients.apiserver import NODE, NUMATOPOLOGY, TOPOLOGY, ApiServer
+from agent.clients.apiserver import NODE, NUMATOPOLOGY, TOPOLOGY, ApiServer, ObjectKind
 from agent.clients.pod_watch import read_pod
 from tests.daemonset.manifests import Document, Kube, host_paths
 
@@ -27,6 +27,7 @@ SWITCHES: dict[str, Document] = {
     "annotation": {"publish": False, "bandwidth": {"annotation": "example.com/load"}},
     "all": {"publish": True, "volcano": True, "labels": {"keys": {"example.com/rails": "rails"}}},
 }
+TAINT: Document = {"config": {"topology": {"publish": False}, "restart": {"taint": True}}}
 
 
 class Asked:
@@ -94,9 +95,9 @@ def allowed(found: list[Document]) -> set[Right]:
     given: set[Right] = set()
     for kind, binding_kind in (("ClusterRole", "ClusterRoleBinding"), ("Role", "RoleBinding")):
         for role in (d for d in found if d["kind"] == kind):
-            (binding,) = [d for d in found if d["kind"] == binding_kind]
+            name = role["metadata"]["name"]
+            (binding,) = [d for d in found if d["kind"] == binding_kind and d["roleRef"]["name"] == name]
             (account,) = [d for d in found if d["kind"] == "ServiceAccount"]
-            assert binding["roleRef"]["name"] == role["metadata"]["name"]
             assert binding["metadata"].get("namespace") == role["metadata"].get("namespace")
             (subject,) = binding["subjects"]
             assert {key: account["metadata"][key] for key in ("name", "namespace")} == {
@@ -167,6 +168,18 @@ def test_the_policy_looks_at_everything_that_the_role_lets_an_agent_write(kube: 
 
 def test_by_default_an_agent_reads_no_pods(kube: Kube) -> None:
     assert {right for right in allowed(kube.template()) if right[1] == "pods"} == set()
+
+
+def test_who_taints_its_node_may_do_that_and_look_for_its_daemon_set(kube: Kube, asked: Asked) -> None:
+    asked.client.metadata(NODE, "n")
+    asked.client.create("/api/v1/namespaces/default/events", {"kind": "Event"})
+    asked.client.read(NODE, "n")
+    asked.client.merge(NODE, "n", {"spec": {"taints": None}})
+    asked.client.metadata(ObjectKind("apps/v1", "DaemonSet", "namespaces/nodefabric/daemonsets"), "n")
+    found = kube.template(TAINT)
+    assert allowed(found) == asked.rights
+    (rule,) = [r for d in found if d["kind"] == "Role" for r in d["rules"] if "daemonsets" in r["resources"]]
+    assert rule["resourceNames"] == ["nodefabric"]
 
 
 def test_a_packet_socket_is_had_only_for_what_switches_say(kube: Kube) -> None:

@@ -80,8 +80,17 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and $topology.publish (ne (($topology.fingerprint).pods | default "podresources") "podresources") -}}yes{{- end -}}
 {{- end -}}
 
+{{- /* Whether the agent taints its own Node while it restarts. */ -}}
+{{- define "nodefabric.taints" -}}
+{{- if (.Values.config.restart).taint -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "nodefabric.taintKey" -}}
+nodefabric.io/agent-not-ready
+{{- end -}}
+
 {{- define "nodefabric.needsApi" -}}
-{{- if or (include "nodefabric.publishes" .) (include "nodefabric.publishesVolcano" .) (include "nodefabric.writesNode" .) -}}yes{{- end -}}
+{{- if or (include "nodefabric.publishes" .) (include "nodefabric.publishesVolcano" .) (include "nodefabric.writesNode" .) (include "nodefabric.taints" .) -}}yes{{- end -}}
 {{- end -}}
 
 {{- /* Whether a label comes from what the switches say in LLDP frames. */ -}}

@@ -1,0 +1,201 @@
+"""The taint by which the scheduler leaves the own Node out while the agent is not there.
+
+kubelet refuses a pod for good that asks for devices which no plugin offers at that moment. Listing them as unhealthy
+before the end would not help: kubelet refuses at once, and the scheduler hears of it up to ten seconds later. A taint
+it hears of within milliseconds. It is put before an end that is planned, and taken away once kubelet has the lists
+again; by then, or ten seconds later at the latest, what the Node's status says of our devices is true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from agent.clients.apiserver import NODE, ObjectKind
+from agent.config import Restart
+from agent.errors import ConfigError, Conflicted, Refused, Unavailable
+from agent.topology.blocking import on_own_thread
+
+KEY = "nodefabric.io/agent-not-ready"
+TAINT: Mapping[str, str] = {"key": KEY, "effect": "NoSchedule"}
+MOST_TRIES = 5
+"""Somebody else may change the Node between a look at it and the change, though hardly so often."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Times in seconds."""
+
+    put: float = 2.0
+    """So long an end waits for the API server."""
+    longest: float = 60.0
+    """After so long the taint goes though kubelet has no lists: the Node's status has told so for long, and pods that
+    need nothing of ours must not wait for us."""
+    retry: float = 5.0
+    """Between attempts to take it away while the API server does not answer."""
+
+
+DEFAULT_PACE = Pace()
+
+
+class TaintApi(Protocol):
+    """The API server, as this needs it. All block, and raise Unavailable."""
+
+    def read(self, kind: ObjectKind, name: str) -> dict[str, Any]:
+        """Return an object as it is now."""
+
+    def merge(self, kind: ObjectKind, name: str, patch: Mapping[str, Any]) -> dict[str, Any]:
+        """Change the fields of an object that a patch names."""
+
+    def metadata(self, kind: ObjectKind, name: str) -> dict[str, Any]:
+        """Return an object's metadata."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+class NodeTaint:
+    """The taint of one Node. All of it belongs to the event loop."""
+
+    def __init__(
+        self,
+        open_api: Callable[[], TaintApi],
+        node_name: str,
+        daemon_set: str | None = None,
+        pace: Pace = DEFAULT_PACE,
+    ) -> None:
+        """`open_api` raises ConfigError where there is no account; its client is used by nobody else, so that no other
+        request holds this up. `daemon_set` (namespace/name) is what starts the agent anew after its end."""
+        self._open_api = open_api
+        self._node_name = node_name
+        self._daemon_set = daemon_set
+        self._pace = pace
+        self._api: TaintApi | None = None
+        self._changing = threading.Lock()
+        self._is_leaving = False
+        self.settings = Restart()
+        self.registered = asyncio.Event()
+        """Set once kubelet has all lists."""
+
+    @property
+    def leave_seconds(self) -> float:
+        """How many seconds `leave` takes at most."""
+        is_put = self.settings.taint and self.registered.is_set()
+        return self._pace.put + self.settings.wait_seconds if is_put else 0.0
+
+    async def lift(self) -> None:
+        """Take the taint away once kubelet has the lists, or after a while all the same. Whoever put it."""
+        try:
+            async with asyncio.timeout(self._pace.longest):
+                await self.registered.wait()
+        except TimeoutError:
+            log.warning("kubelet has not all lists after %g s: the Node gets no taint for that", self._pace.longest)
+        while True:
+            try:
+                if await on_own_thread(lambda: self._change(tainted=False)):
+                    log.info("took the taint %s from the Node", KEY)
+                return
+            except ConfigError as error:
+                log.info("no taint is taken from the Node: %s: %s", error.source, "; ".join(error.problems))
+                return
+            except Refused as error:
+                log.warning("a taint %s stays on the Node, if there is one: %s", KEY, error)
+                return
+            except Unavailable as error:
+                log.warning("the taint %s is on the Node still, if there is one: %s", KEY, error)
+            await asyncio.sleep(self._pace.retry)
+
+    async def leave(self) -> None:
+        """Taint the Node if that is wanted, and wait for pods that were placed on it before.
+
+        Not unless kubelet had our lists, nor where nobody would take the taint away again.
+        """
+        if self.leave_seconds and await self._put():
+            log.info("tainted the Node with %s; the end comes in %g s", KEY, self.settings.wait_seconds)
+            await asyncio.sleep(self.settings.wait_seconds)
+
+    async def _put(self) -> bool:
+        self._is_leaving = True
+        try:
+            async with asyncio.timeout(self._pace.put):
+                return await on_own_thread(self._taint)
+        except TimeoutError:
+            log.warning("the Node gets no taint: the API server does not answer within %g s", self._pace.put)
+        except (ConfigError, Unavailable) as error:
+            log.warning("the Node gets no taint: %s", error)
+        return False
+
+    # ------------------------------------------------------- on a thread of its own
+
+    def _taint(self) -> bool:
+        """Taint the Node, and tell whether it is tainted now."""
+        if self._ends_for_good():
+            log.info("the Node gets no taint: %s is being removed", self._daemon_set)
+            return False
+        self._change(tainted=True)
+        return True
+
+    def _ends_for_good(self) -> bool:
+        """Tell whether the DaemonSet is being removed: a taint would then stay for ever."""
+        if self._daemon_set is None:
+            return False
+        namespace, _, name = self._daemon_set.partition("/")
+        kind = ObjectKind("apps/v1", "DaemonSet", f"namespaces/{namespace}/daemonsets")
+        try:
+            return "deletionTimestamp" in self._client().metadata(kind, name)
+        except Refused as refused:
+            if refused.status == HTTPStatus.NOT_FOUND:
+                return True
+            raise
+
+    def _change(self, *, tainted: bool) -> bool:
+        """Have the Node tainted or not. Tells whether it was otherwise before. Raises Unavailable."""
+        with self._changing:
+            return self._changed(tainted=tainted)
+
+    def _changed(self, *, tainted: bool) -> bool:
+        for _ in range(MOST_TRIES):
+            if self._is_leaving and not tainted:
+                return False  # what is there is there for the end
+            node = self._client().read(NODE, self._node_name)
+            present = node.get("spec", {}).get("taints") or []
+            wanted = with_taint(present) if tainted else without_taint(present)
+            if wanted == present:
+                return False
+            # The version is that of the list that was read: others' taints would be lost else, for the list is
+            # replaced as a whole.
+            patch = {
+                "metadata": {"resourceVersion": node["metadata"]["resourceVersion"]},
+                "spec": {"taints": wanted or None},
+            }
+            try:
+                self._client().merge(NODE, self._node_name, patch)
+            except Conflicted as error:
+                log.debug("the Node was changed meanwhile: %s", error)
+            else:
+                return True
+        raise Unavailable(f"the Node was changed by others {MOST_TRIES} times while its taint was to be changed")
+
+    def _client(self) -> TaintApi:
+        if self._api is None:
+            self._api = self._open_api()
+        return self._api
+
+
+def with_taint(present: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Add the taint to a Node's taints, in place of any other of its key."""
+    if TAINT in present:
+        return list(present)
+    return [*without_taint(present), TAINT]
+
+
+def without_taint(present: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Leave the taint out, whatever its effect: kubelet may have been told to register its Node with one."""
+    return [taint for taint in present if taint.get("key") != KEY]

@@ -1,0 +1,189 @@
+"""Restarts of the agent under a steady stream of new pods: without the taint some fail for good, with it none does.
+
+The agent is a process; kubelet and API server are stand-ins in the test's own, and between them is a small scheduler.
+It heeds taints, and believes that the node has all units all the time: what a real one is told of the Node's status is
+up to ten seconds old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.sim.apiserver import ApiServerStandIn, Fault
+from agent.sim.kubelet import Kubelet
+from agent.sim.pod_status import Pod
+from agent.sim.pods import Container, PodSpec
+from agent.sim.stage import Stage
+from agent.topology.node_taint import KEY
+from tests.awaiting import until
+
+NODE = "sim-node"
+RESOURCE, ADAPTERS, SHARES = "rdma/hca", 8, 8
+UNITS = ADAPTERS * SHARES
+RESOURCES = {"resources": [{"name": RESOURCE, "kind": "hca", "shares": SHARES, "select": {"vendors": ["15b3"]}}]}
+OTHER = {"key": "example.com/maintenance", "effect": "PreferNoSchedule"}
+PLANNED = {**RESOURCES, "restart": {"taint": True}}
+EVERY_SECONDS = 0.05
+BINDING_SECONDS = 0.1
+"""Between the scheduler's choice of a node and the moment when kubelet has the pod."""
+LIFE_SECONDS = 0.3
+DEADLINE = 120.0
+
+
+@dataclass
+class Cluster:
+    """A node, a stream of pods that ask for its units, and who places them."""
+
+    stage: Stage
+    server: ApiServerStandIn
+    kubelet: Kubelet
+    waiting: int = 0
+    """Pods that no node has been found for yet."""
+    placed: set[str] = field(default_factory=set)
+    ran: int = 0
+    failed: list[Pod] = field(default_factory=list)
+
+    def taints(self) -> list[dict[str, Any]]:
+        node = self.server.state.get("Node", NODE)
+        assert node is not None
+        return list(node["spec"].get("taints", []))
+
+    def is_tainted(self) -> bool:
+        return any(taint["effect"] == "NoSchedule" for taint in self.taints())
+
+    def is_offered(self) -> bool:
+        return self.kubelet.devices.allocatable().get(RESOURCE) == UNITS
+
+    async def stream(self) -> None:
+        """Create pods for ever, and place them."""
+        async with asyncio.TaskGroup() as lives:
+            number = 0
+            while True:
+                self.waiting += 1
+                while self.waiting and len(self.placed) < UNITS and not self.is_tainted():
+                    self.waiting -= 1
+                    number += 1
+                    self.placed.add(f"pod-{number}")
+                    lives.create_task(self._live(f"pod-{number}"))
+                await asyncio.sleep(EVERY_SECONDS)
+
+    async def _live(self, name: str) -> None:
+        await asyncio.sleep(BINDING_SECONDS)
+        pod = self.kubelet.create(PodSpec("default", name, containers=(Container("main", ((RESOURCE, 1),)),)))
+        await until(lambda: pod.phase != "Pending", DEADLINE)
+        if pod.phase == "Failed":
+            self.failed.append(pod)
+        else:
+            self.ran += 1
+            await asyncio.sleep(LIFE_SECONDS)
+        await self.kubelet.delete(pod.spec.key)
+        self.placed.remove(name)
+
+    async def run_pods(self, count: int) -> None:
+        """Wait until so many more pods have run."""
+        wanted = self.ran + count
+        await until(lambda: self.ran >= wanted, DEADLINE)
+
+    async def restart(self) -> int:
+        """End the agent as kubelet does, start it, and wait until pods run again. Returns its exit status."""
+        process = self.stage.processes["agent"]
+        await asyncio.to_thread(self.stage.end, "agent")
+        self.start_agent()
+        await until(lambda: self.is_offered() and not self.is_tainted() and not self.waiting, DEADLINE)
+        await self.run_pods(10)  # those that came meanwhile are in, and the stream is steady again
+        return int(process.returncode)
+
+    def start_agent(self) -> None:
+        self.stage.start_agent("--kubeconfig", str(self.stage.folder / "kubeconfig"))
+
+
+@contextlib.asynccontextmanager
+async def cluster(stage: Stage, document: dict[str, Any]) -> AsyncIterator[Cluster]:
+    """Play, with pods coming and going."""
+    stage.build_node("h100-8gpu", with_links=False)
+    stage.write_config(document)
+    kubelet = Kubelet(stage.folder / "kubelet", netns_dir=stage.folder / "netns", seed=7)
+    await kubelet.start()
+    with ApiServerStandIn() as server:
+        (stage.folder / "kubeconfig").write_text(server.kubeconfig())
+        server.state.add_node(NODE)
+        node = server.state.get("Node", NODE)
+        assert node is not None
+        # As kubelet registers a new node that it was told to taint.
+        server.state.write("Node", NODE, {**node, "spec": {"taints": [OTHER, taint()]}}, "kubelet")
+        made = Cluster(stage, server, kubelet)
+        made.start_agent()
+        await until(made.is_offered, DEADLINE)
+        pods = asyncio.create_task(made.stream())
+        try:
+            yield made
+        finally:
+            pods.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await pods
+            await kubelet.close()
+
+
+def taint() -> dict[str, str]:
+    return {"key": KEY, "effect": "NoSchedule"}
+
+
+def test_with_the_taint_no_pod_is_rejected_by_a_node_whose_agent_restarts(stage: Stage) -> None:
+    async def scenario() -> None:
+        async with cluster(stage, PLANNED) as made:
+            await made.run_pods(20)  # so the start has taken away the taint of a new node
+            for _ in range(3):
+                assert await made.restart() == 0
+            assert [(pod.reason, pod.message) for pod in made.failed] == []
+            assert made.taints() == [OTHER]
+            assert made.server.state.counts.merges == 7
+
+    asyncio.run(scenario())
+
+
+def test_without_it_pods_that_come_meanwhile_fail_for_good(stage: Stage) -> None:
+    async def scenario() -> None:
+        async with cluster(stage, {**RESOURCES, "restart": {"taint": False}}) as made:
+            node = made.server.state.get("Node", NODE)
+            assert node is not None
+            made.server.state.write("Node", NODE, {**node, "spec": {"taints": [OTHER]}}, "kubectl")
+            await made.run_pods(5)
+            assert await made.restart() == 0
+            assert {pod.reason for pod in made.failed} == {"UnexpectedAdmissionError"}
+            assert made.taints() == [OTHER]
+            assert made.server.state.counts.merges == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_api_server_that_does_not_answer_does_not_keep_the_agent_from_its_end(stage: Stage) -> None:
+    async def scenario() -> None:
+        async with cluster(stage, PLANNED) as made:
+            await made.run_pods(5)
+            made.server.state.set_fault(Fault(delay_seconds=60))
+            process = made.stage.processes["agent"]
+            await asyncio.to_thread(made.stage.end, "agent")
+            assert process.returncode == 0
+            assert "the Node gets no taint: the API server does not answer" in made.stage.log("agent")
+
+    asyncio.run(scenario())
+
+
+def test_a_taint_goes_with_a_start_whatever_became_of_who_put_it(stage: Stage) -> None:
+    """The agent is killed while it waits for its end."""
+
+    async def scenario() -> None:
+        async with cluster(stage, {**PLANNED, "restart": {"taint": True, "waitSeconds": 5}}) as made:
+            await made.run_pods(5)
+            made.stage.processes["agent"].terminate()
+            await until(made.is_tainted, DEADLINE)
+            await asyncio.to_thread(made.stage.end, "agent", 9)
+            made.start_agent()
+            await made.run_pods(10)
+            assert made.taints() == [OTHER]
+
+    asyncio.run(scenario())
