@@ -54,6 +54,8 @@ async def serve(host: Host, config: Config, wrong: Sequence[str]) -> AsyncIterat
         stack.push_async_callback(asyncio.to_thread, ledger.close)
         books = _Books(host, config, ledger, snapshot, lambda pod: ask(kubelet, loop, pod), wrong)
         stack.push_async_callback(asyncio.to_thread, books.close)
+        # A plugin that hangs would hold up pods that need none: what is to be given back is owed, as at any start.
+        await asyncio.to_thread(books.leases.defer)
         server = CniServer(config.cni_socket, books, obstacle=books.obstacle, observe=lambda command: nullcontext())
         await asyncio.to_thread(server.start, lambda: spool.replay(config.spool_dir, server.answer))
         stack.push_async_callback(asyncio.to_thread, server.close)
