@@ -24,7 +24,7 @@ SHOWN = 8
 MOST_LINKS = 40
 """As the kernel has it; one in a ring is left as it is."""
 BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(lock.NAME)}|{orphans.OWN.pattern}")
-"""With what SQLite keeps beside them, the journal, damaged ones that were set aside, and the marks of killed agents."""
+"""With what SQLite keeps beside them, damaged ones that were set aside, and the marks of killed agents."""
 OWN_SOCKETS = re.compile(
     r"(cni|admin)\.sock|cni\.sock\.(ready|pods)|\.cni\.sock\.pods\.new|\.(cni|admin)\.sock\.[0-9]+"
 )

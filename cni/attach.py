@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from agent import device_info
@@ -282,9 +282,6 @@ class Attaching:
                 conf, mode = target.conf, choice.named(target.mode)
                 planned = mode.plan(self._host, self._snapshot(), target)
                 laps.end("plan")
-                foresee = None
-                if len(targets) == 1 and conf.ipam is None and planned.promised is not None:
-                    foresee = partial(_answer, call, [(planned.promised, result.Leases())])
                 with self._beginning:
                     self._refuse_shared(owner, target, planned)
                     row = self._ledger.begin_attach(
@@ -296,7 +293,6 @@ class Attaching:
                         netns_path=call.netns_path,
                         request=request_of(call, conf) | {BEGUN: mark.begun},
                         durable=conf.ipam is not None,
-                        foresee=foresee,
                     )
                 rows.append(row)
                 laps.end("books")
@@ -308,15 +304,13 @@ class Attaching:
                     device_info.write_attached(conf.device_info_file, about)
                 leases = result.Leases()
                 if conf.ipam is not None:
-                    self._ledger.await_durable(row)
-                    laps.end("books")
                     leases = self._detaching.leases.take(row)
                     laps.end("ipam")
                     if facts.in_kernel:
                         self._host.links.configure(target.ifname, call.netns, leases.addresses, leases.kernel_routes())
                         laps.end("addresses")
                 made.append((facts, leases))
-            answer = self._ledger.foreseen(rows[-1]) or _answer(call, made)
+            answer = _answer(call, made)
             if mark.close():  # from here on a DEL finds the rows
                 raise DeviceBusy(f"DEL of {owner.container_id} {owner.cni_ifname} came while its ADD was under way")
             self._ledger.finish_attach([row.attachment_id for row in rows], answer)

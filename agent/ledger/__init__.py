@@ -8,13 +8,13 @@ their own, so that none waits for a write that waits for the disk. All run on th
 which may be any but the event loop's: a pod's start waits for them, and to wake another thread takes
 longer than to write a row.
 
-Durability: what is written survives the death of the process, always. What a power cut must not
-take either is on the disk before the method returns (`synchronous=FULL`): an attachment that gets
-addresses, since leases outlive the power cut, and a quarantine. The rest is handed to the kernel
-(`NORMAL`). For a reboot undoes every attachment: a row that has lost its last step is cleaned up
-as any row of an earlier boot, and one that is there again gives its addresses back once more, which
-is harmless. Grants are told again by kubelet's PodResources. This keeps a slow disk out of pod
-admission, and out of pods' start.
+Durability: each change is one commit, and survives the death of the process once its method returns.
+What a power cut must not take either is on the disk by then (`synchronous=FULL`, which takes some
+milliseconds): an attachment that gets addresses, since leases outlive the power cut, and a quarantine.
+The rest is handed to the kernel (`NORMAL`). For a reboot undoes every attachment: a row that has lost
+its last step is cleaned up as any row of an earlier boot, and one that is there again gives its
+addresses back once more, which is harmless. Grants are told again by kubelet's PodResources. This
+keeps a slow disk out of pod admission, and out of the start of pods that get no addresses.
 
 Other processes read through `reading`, which works on a copy and never writes.
 """

@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agent.errors import DeviceBusy, LedgerError
-from agent.ledger import journal, mirror, rows
+from agent.ledger import mirror, old_journal, rows
 from agent.ledger.database import Database
-from agent.ledger.late import LateRow, LateRows
 from agent.model.allocation import Attachment, AttachmentState, Owner, Undo
 
 
@@ -24,45 +22,23 @@ class AttachmentBook(Database):
     def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
         super().__init__(path, boot_id, clock)
         self._attachments = mirror.of_attachments()
-        self._late = LateRows(lambda: self._write(lambda: None, durable=False))
-        self._beginning = threading.Lock()
-        """Held until a new row is in the mirror, which alone keeps the journal from taking another of its device."""
-        self._turning = threading.Lock()
-        """Held while a row becomes *attached* by the journal, which knows nothing of writes that are under way."""
-        self._promised: list[int] = []
-        """Rows that are being marked *detaching*."""
         self._ids = itertools.count(1)
 
     def _load(self) -> None:
         super()._load()
-        path = journal.path_of(self.path)
-        if said := journal.read(path):
-            self._write(lambda: rows.put_said(self._db, said))
+        journal = old_journal.path_of(self.path)
+        if said := old_journal.read(journal):
+            self._write(lambda: old_journal.put(self._db, said))
+        journal.unlink(missing_ok=True)
         found = self._read("SELECT * FROM attachments ORDER BY attachment_id")
         self._attachments.put(map(rows.attachment, found))
         (last,) = self._read("SELECT max(seq) FROM sqlite_sequence WHERE name = 'attachments'")[0]
         self._ids = itertools.count((last or 0) + 1)
-        self._late.open(path)
 
     def _restore(self, db: sqlite3.Connection) -> None:
         super()._restore(db)
         for row in self._attachments.all():
-            rows.insert_attachment(db, row.attachment_id, rows.said_of(row))
-
-    def close(self) -> None:
-        """Finish what is under way and close the file. Whoever comes later gets a LedgerError."""
-        self._late.end()
-        super().close()  # what is written until here takes its row out of the journal
-        self._late.close()
-
-    def _late_rows(self) -> tuple[LateRow, ...]:
-        return self._late.waiting()
-
-    def _settled(self, late: tuple[LateRow, ...]) -> None:
-        self._late.settled(late)
-
-    def _refused(self, late: tuple[LateRow, ...]) -> None:
-        self._late.refused(late)
+            rows.insert_attachment(db, row)
 
     def watch_attachments(self, watcher: Callable[[Attachment | None, Attachment | None], None]) -> None:
         """Call `watcher` with each attachment before and after a change. It must not block or raise."""
@@ -79,40 +55,17 @@ class AttachmentBook(Database):
         netns_path: str,
         request: Mapping[str, Any],
         durable: bool = True,
-        foresee: Callable[[], Mapping[str, Any]] | None = None,
     ) -> Attachment:
         """Write the *attaching* row. From its return on the hardware may be touched.
 
-        With `durable`, addresses may be leased for it once `await_durable` has returned. `foresee` makes the result
-        that `finish_attach` will most likely get; it is called on another thread, while the hardware is busy, and
-        must not block or raise. Raises DeviceBusy if any attachment of the device exists.
+        With `durable`, addresses may be leased for it, too. Raises DeviceBusy if any attachment of the device exists.
         """
         row = self._new(
             *(AttachmentState.ATTACHING, owner, ifname, device, resource_name, undo, netns_path, request),
             *(None, self.boot_id),
         )
-        self._check_open()
-        with self._beginning:
-            if self._attachments.of_device(device):
-                raise DeviceBusy(f"{device} has an attachment in the ledger already")
-            follower = (lambda: self._attached(row, foresee())) if foresee is not None else None
-            with self._translated():
-                written = self._late.put(row, durable, follower)
-            if written:
-                self._attachments.put([row])
-            else:
-                self._insert(row, durable)
+        self._insert(row, durable)
         return row
-
-    def foreseen(self, row: Attachment) -> Mapping[str, Any] | None:
-        """Return what `foresee` made of a row of `begin_attach`, if it has come to that."""
-        found = self._late.foreseen(row.attachment_id)
-        return found.result if found is not None else None
-
-    def await_durable(self, row: Attachment) -> None:
-        """Return once a row of `begin_attach` outlives a power cut. Raises LedgerError."""
-        if self._late.holds(row.attachment_id):
-            self._write(lambda: None, durable=False)
 
     def adopt(
         self,
@@ -136,8 +89,7 @@ class AttachmentBook(Database):
         """
         boot = self.boot_id if boot_id is None else boot_id
         row = self._new(state, owner, ifname, device, resource_name, undo, netns_path, request, result, boot)
-        with self._beginning:
-            self._insert(row, durable=True)
+        self._insert(row, durable=True)
         return row
 
     def _new(
@@ -171,46 +123,34 @@ class AttachmentBook(Database):
     def _insert(self, row: Attachment, durable: bool) -> None:
         def write() -> None:
             try:
-                rows.insert_attachment(self._db, row.attachment_id, rows.said_of(row))
+                rows.insert_attachment(self._db, row)
             except sqlite3.IntegrityError as error:
                 raise DeviceBusy(f"{row.device} has an attachment in the ledger already") from error
 
         self._write(write, durable, lambda _: self._attachments.put([row]))
 
     def finish_attach(self, attachment_ids: Iterable[int], result: Mapping[str, Any]) -> None:
-        """Turn *attaching* rows into *attached*, with the CNI result that will be answered.
-
-        What `foreseen` returned is written sooner.
-        """
-        self._check_open()
+        """Turn *attaching* rows into *attached*, all or none, with the CNI result that will be answered."""
         ids = tuple(attachment_ids)
-        with self._turning, self._translated():
-            attached = [self._turned(row_id, result) for row_id in ids]
-            # One word for one row: several become attached together, or none does.
-            if len(attached) == 1 and self._late.put(attached[0], durable=False):
-                self._attachments.put(attached)
-                return
 
-        def write() -> None:
-            for row in attached:
-                self._attaching(row.attachment_id)  # still: nobody else writes from here on
-                rows.put_attachment(self._db, row.attachment_id, rows.said_of(row))
+        def write() -> list[Attachment]:
+            attached = [
+                replace(row, state=AttachmentState.ATTACHED, result=dict(result), since=self._clock())
+                for row in map(self._attaching, ids)
+            ]
+            self._db.executemany(
+                "UPDATE attachments SET state = 'attached', result = ?, since = ? WHERE attachment_id = ?",
+                [(json.dumps(row.result), row.since, row.attachment_id) for row in attached],
+            )
+            return attached
 
-        self._write(write, durable=False, then=lambda _: self._attachments.put(attached))
-        self._late.forget(ids)
-
-    def _turned(self, row_id: int, result: Mapping[str, Any]) -> Attachment:
-        row, ready = self._attaching(row_id), self._late.foreseen(row_id)
-        return ready if ready is not None and ready.result is result else self._attached(row, result)
+        self._write(write, durable=False, then=self._attachments.put)
 
     def _attaching(self, row_id: int) -> Attachment:
         row = self._attachments.get(row_id)
-        if row is None or row.state is not AttachmentState.ATTACHING or row_id in self._promised:
+        if row is None or row.state is not AttachmentState.ATTACHING:
             raise LedgerError(f"attachment {row_id} is not in state attaching")
         return row
-
-    def _attached(self, row: Attachment, result: Mapping[str, Any]) -> Attachment:
-        return replace(row, state=AttachmentState.ATTACHED, result=dict(result), since=self._clock())
 
     def name_owner(self, row: Attachment, owner: Owner, request: Mapping[str, Any]) -> None:
         """Write down whose an adopted row is, and what its network asked for, once that is known."""
@@ -245,30 +185,19 @@ class AttachmentBook(Database):
             )
             return now
 
-        with self._turning:  # what became attached until here is written before; nothing does from here on
-            self._promised += ids
-        try:
-            self._write(
-                write,
-                durable=False,
-                then=lambda now: self._attachments.put(
-                    replace(row, state=AttachmentState.DETACHING, since=now) for row in self._rows(ids)
-                ),
-            )
-        finally:
-            with self._turning:
-                for attachment_id in ids:
-                    self._promised.remove(attachment_id)
+        self._write(
+            write,
+            durable=False,
+            then=lambda now: self._attachments.put(
+                replace(row, state=AttachmentState.DETACHING, since=now) for row in self._rows(ids)
+            ),
+        )
 
     def finish_detach(self, row: Attachment, *, lease_owed: bool = False) -> None:
         """Drop the row of a device that is back, and end its quarantine.
 
         With `lease_owed`, keep in the same step that its addresses are still to be given back.
         """
-
-        self._late.forget([row.attachment_id])
-        if not lease_owed and self._forget_new(row):
-            return
 
         def write() -> None:
             self._db.execute("DELETE FROM attachments WHERE attachment_id = ?", (row.attachment_id,))
@@ -278,16 +207,6 @@ class AttachmentBook(Database):
                 rows.owe_lease(self._db, *of, row.netns_path, row.request, self._clock())
 
         self._write(write, durable=False, then=lambda _: self._attachments.remove([row.attachment_id]))
-
-    def _forget_new(self, row: Attachment) -> bool:
-        """Forget a row that the database never took: its disk may be full."""
-        with self._writing:
-            dropped = self._late.drop_new(row.attachment_id)
-            if dropped:
-                self._attachments.remove([row.attachment_id])
-                for listener in self._listeners:
-                    listener()
-            return dropped
 
     def attachments(self) -> tuple[Attachment, ...]:
         """List all attachments, oldest first."""

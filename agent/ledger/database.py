@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from agent.errors import LedgerError
-from agent.ledger import damage, rows, schema
-from agent.ledger.late import LateRow
+from agent.ledger import damage, schema
 
 JOURNAL_BYTES = 4 << 20
 """The write-ahead log is cut to this size when it begins anew; it may have grown while a reader was slow."""
@@ -160,8 +159,7 @@ class Database:
                 return
             if rewrites >= MOST_REWRITES:
                 raise LedgerError(f"{self.path} is damaged again and again, now: {why}: see to its disk")
-            late = self._late_rows()
-            fresh = self._made_from_memory(late)
+            fresh = self._made_from_memory()
             self._is_stuck = True  # until the new one is open
             self._db.close()
             self._reader.close()
@@ -170,40 +168,31 @@ class Database:
             self._reopen_if_stuck()
             self._reader = self._open_reader()
             self._rewrites += 1
-            self._settled(late)
             log.error("%s was damaged (%s): it is set aside as %s, and written anew", self.path, why, aside)
 
-    def _made_from_memory(self, late: tuple[LateRow, ...]) -> Path:
+    def _made_from_memory(self) -> Path:
         fresh = self.path.with_name(f"{self.path.name}.new")
         for suffix in damage.PARTS:  # of an attempt that failed
             fresh.with_name(fresh.name + suffix).unlink(missing_ok=True)
         with contextlib.closing(self._open_file(fresh)) as db:
             db.execute("BEGIN IMMEDIATE")
             self._restore(db)
-            for one in late:
-                rows.put_attachment(db, one.row.attachment_id, rows.said_of(one.row))
             db.execute("COMMIT")
         return fresh
 
     def _write_once(self, work: Callable[[], T], durable: bool, then: Callable[[T], None] | None) -> T:
         with self._writing, self._usable():
             self._reopen_if_stuck()
-            late = self._late_rows()
-            durable = durable or any(one.durable for one in late)
             if durable is not self._is_durable:
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 self._is_durable = durable
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                for one in late:
-                    rows.put_attachment(self._db, one.row.attachment_id, rows.said_of(one.row))
                 value = work()
                 self._db.execute("COMMIT")
             except BaseException:
-                self._refused(late)
                 self._roll_back()
                 raise
-            self._settled(late)
             if then is not None:
                 then(value)
             for listener in self._listeners:
@@ -226,16 +215,6 @@ class Database:
             self._db.close()
             self._db = self._open_file(self.path)
             self._is_durable, self._is_stuck = True, False
-
-    def _late_rows(self) -> tuple[LateRow, ...]:
-        """List rows that must be written before anything else."""
-        return ()
-
-    def _settled(self, late: tuple[LateRow, ...]) -> None:
-        """Take note that these are written."""
-
-    def _refused(self, late: tuple[LateRow, ...]) -> None:
-        """Take note that these could not be written."""
 
     def _usable(self) -> _Translated:
         self._check_open()

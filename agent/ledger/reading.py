@@ -9,15 +9,12 @@ import contextlib
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from agent.errors import LedgerError
-from agent.ledger import journal, rows, schema
+from agent.ledger import rows, schema
 from agent.model.allocation import Attachment, Binding, Grant, OwedLease, Quarantine
 
 WAIT_SECONDS = 5.0
-MOST_LOOKS = 50
-"""How often the file is copied anew because the journal changed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +38,9 @@ def read(path: Path) -> Books:
         return Books()
     try:
         with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
-            said = _copy(path, copy)
+            _copy(path, copy)
             copy.row_factory = sqlite3.Row
             schema.bring_up_to_date(copy, path)
-            rows.put_said(copy, said)
             return Books(
                 tuple(map(rows.grant, copy.execute("SELECT * FROM grants ORDER BY granted_at, unit_id"))),
                 tuple(map(rows.attachment, copy.execute("SELECT * FROM attachments ORDER BY attachment_id"))),
@@ -56,14 +52,7 @@ def read(path: Path) -> Books:
         raise LedgerError(f"{path} cannot be read: {error}: run this as root, with the agent's stateDir") from error
 
 
-def _copy(path: Path, copy: sqlite3.Connection) -> dict[int, dict[str, Any]]:
-    """Copy the file, and return what the journal says beside it."""
+def _copy(path: Path, copy: sqlite3.Connection) -> None:
     source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_SECONDS)
-    said = journal.read(journal.path_of(path))
     with contextlib.closing(source):
-        for _ in range(MOST_LOOKS):
-            source.backup(copy)
-            before, said = said, journal.read(journal.path_of(path))
-            if said == before:
-                break  # else a row may have gone from the one into the other meanwhile
-    return said
+        source.backup(copy)

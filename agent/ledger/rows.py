@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import sqlite3
@@ -23,9 +22,6 @@ from agent.model.allocation import (
     Undo,
 )
 from agent.model.known import KnownDevice
-
-MAX_KEPT = 512
-"""So many undo records are remembered as JSON: one VF's is mostly the same for one pod as for the next."""
 
 MAX_OWED_BYTES = 4 << 20
 """Of all that is kept of owed leases. It is read each minute, and decoded may take twenty times as much; a network may
@@ -91,30 +87,10 @@ def binding(row: sqlite3.Row) -> Binding:
     )
 
 
-def said_of(row: Attachment) -> dict[str, Any]:
-    """Say all of an attachment in plain values, as JSON holds them."""
-    return {**_lasting_of(row), "undo": row.undo.document(), **_changing_of(row)}
-
-
-def lasting_text(row: Attachment) -> str:
-    """Say what `finish_attach` does not change, as JSON. A pod waits for it."""
-    return f'{json.dumps(_lasting_of(row))[:-1]}, "undo": {_undo_text(row.undo)}}}'
-
-
-def changing_text(row: Attachment) -> str:
-    """Say what `finish_attach` changes, as JSON."""
-    if row.result is None:
-        return f'{{"state": "{row.state}", "result": null, "since": {row.since!r}}}'
-    return json.dumps(_changing_of(row))
-
-
-@functools.lru_cache(MAX_KEPT)
-def _undo_text(undo: Undo) -> str:
-    return json.dumps(undo.document())
-
-
-def _lasting_of(row: Attachment) -> dict[str, Any]:
-    return {
+def insert_attachment(db: sqlite3.Connection, row: Attachment) -> None:
+    """Write an attachment. Raises sqlite3.Error, IntegrityError if its device has one."""
+    columns = {
+        "attachment_id": row.attachment_id,
         "container_id": row.owner.container_id,
         "cni_ifname": row.owner.cni_ifname,
         "pod_namespace": row.owner.pod.namespace,
@@ -126,42 +102,20 @@ def _lasting_of(row: Attachment) -> dict[str, Any]:
         "ifname": row.ifname,
         "device": row.device,
         "resource_name": row.resource_name,
-        "request": row.request,
+        "state": str(row.state),
+        "undo": json.dumps(row.undo.document()),
         "boot_id": row.boot_id,
+        "request": json.dumps(row.request),
+        "result": json.dumps(row.result) if row.result is not None else None,
+        "since": row.since,
     }
+    insert_columns(db, columns)
 
 
-def _changing_of(row: Attachment) -> dict[str, Any]:
-    return {"state": str(row.state), "result": row.result, "since": row.since}
-
-
-def insert_attachment(db: sqlite3.Connection, attachment_id: int, said: Mapping[str, Any]) -> None:
-    """Write an attachment of which `said_of` told. Raises sqlite3.Error, IntegrityError if its device has one."""
-    _execute(db, attachment_id, said, "")
-
-
-def put_attachment(db: sqlite3.Connection, attachment_id: int, said: Mapping[str, Any]) -> None:
-    """Write an attachment of which `said_of` told, in place of one with the same ID. Raises sqlite3.Error."""
-    newer = ", ".join(f"{name} = excluded.{name}" for name in said)
-    _execute(db, attachment_id, said, f" ON CONFLICT (attachment_id) DO UPDATE SET {newer}")
-
-
-def _execute(db: sqlite3.Connection, attachment_id: int, said: Mapping[str, Any], otherwise: str) -> None:
-    columns: dict[str, Any] = {"attachment_id": attachment_id, **said}
-    for name in ("undo", "request", "result"):
-        columns[name] = json.dumps(columns[name]) if columns[name] is not None else None
-    names, values = ", ".join(columns), ", ".join("?" * len(columns))
-    sql = f"INSERT INTO attachments ({names}) VALUES ({values})"  # noqa: S608 -- the names are the schema's
-    db.execute(sql + otherwise, tuple(columns.values()))
-
-
-def put_said(db: sqlite3.Connection, said: Mapping[int, Mapping[str, Any]]) -> None:
-    """Write what a journal says, as far as the database can hold it. Raises sqlite3.Error."""
-    for attachment_id, word in said.items():
-        try:
-            put_attachment(db, attachment_id, word)
-        except sqlite3.IntegrityError as error:
-            log.error("the attachment of %s in the journal is passed over: %s", word.get("device"), error)
+def insert_columns(db: sqlite3.Connection, columns: Mapping[str, Any]) -> None:
+    """Write an attachment as its columns. Raises sqlite3.Error, IntegrityError if its device has one."""
+    names, values = ", ".join(columns), ", ".join(f":{name}" for name in columns)
+    db.execute(f"INSERT INTO attachments ({names}) VALUES ({values})", columns)  # noqa: S608 -- the schema's names
 
 
 def quarantine(row: sqlite3.Row) -> Quarantine:

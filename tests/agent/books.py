@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, NetnsId, Owner, PodRef, Undo
@@ -30,13 +29,7 @@ def owner(container_id: str = "c1", cni_ifname: str = "net1") -> Owner:
     return Owner(container_id, cni_ifname, POD, NetnsId(4, 4026531840))
 
 
-def attach(
-    books: Ledger,
-    device: str,
-    who: Owner,
-    foresee: Callable[[], Mapping[str, Any]] | None = None,
-    **request: object,
-) -> Attachment:
+def attach(books: Ledger, device: str, who: Owner, **request: object) -> Attachment:
     """Begin an attachment."""
     return books.begin_attach(
         who,
@@ -46,5 +39,4 @@ def attach(
         undo=Undo("ens1f0v0", "02:00:00:00:01:00", 1500, False),
         netns_path="/nowhere",
         request={"name": "net", "network": None, **request},
-        foresee=foresee,
     )

@@ -23,7 +23,6 @@ from agent.hardware.nvml import Nvml, is_installed
 from agent.hardware.rdma_netlink import RdmaNetlink
 from agent.hardware.uevents import Uevents
 from agent.ledger import Ledger
-from agent.ledger.alarm import Alarm
 from agent.sim.kubelet import Kubelet
 from cni.folder_changes import FolderChanges
 
@@ -92,14 +91,6 @@ def folder() -> None:
     changes.close()
 
 
-def alarm() -> None:
-    """timerfd"""
-    alarm = Alarm(0.001)
-    assert alarm.set()
-    alarm.wait()
-    alarm.close()
-
-
 def ledger() -> None:
     """SQLite"""
     with_books = Ledger.open(FOLDER / "ledger.db", "boot")
@@ -127,9 +118,7 @@ def tls() -> None:
     ssl.create_default_context()
 
 
-CHECKS: tuple[Callable[[], None], ...] = (
-    *(kernel_events, links, rdma, lldp, gpus, folder, alarm, ledger, kubelet, tls),
-)
+CHECKS: tuple[Callable[[], None], ...] = (*(kernel_events, links, rdma, lldp, gpus, folder, ledger, kubelet, tls),)
 
 
 def main() -> int:

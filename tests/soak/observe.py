@@ -11,9 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from agent.ledger import journal
 from tests.soak.world import HOST, Bound, Lease, Row, Seen, Shape
 
 
@@ -50,7 +48,7 @@ def namespaces(folder: Path) -> dict[str, int]:
 
 
 class Books:
-    """What the ledger says: its file, and the journal that it follows."""
+    """What the ledger says."""
 
     def __init__(self, path: Path) -> None:
         self.rows: tuple[Row, ...] = ()
@@ -60,21 +58,18 @@ class Books:
         self.damage: str | None = None
         if not path.exists():
             return
-        late: Mapping[int, Mapping[str, Any]] | None = None
-        while late != (late := journal.read(journal.path_of(path))):  # rows go from there into the database
-            with _copy(path) as copy, closing(sqlite3.connect(copy)) as db:
-                db.row_factory = sqlite3.Row
-                try:
-                    self._read(db, late)
-                except sqlite3.DatabaseError as error:
-                    self.damage = str(error)
+        with _copy(path) as copy, closing(sqlite3.connect(copy)) as db:
+            db.row_factory = sqlite3.Row
+            try:
+                self._read(db)
+            except sqlite3.DatabaseError as error:
+                self.damage = str(error)
 
-    def _read(self, db: sqlite3.Connection, late: Mapping[int, Mapping[str, Any]]) -> None:
+    def _read(self, db: sqlite3.Connection) -> None:
         (state,) = db.execute("PRAGMA integrity_check").fetchone()
         self.damage = None if state == "ok" else str(state)
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'attachments'").fetchone():
             return
-        rows = {r["attachment_id"]: dict(r) for r in db.execute("SELECT * FROM attachments ORDER BY attachment_id")}
         self.rows = tuple(
             Row(
                 r["device"],
@@ -85,7 +80,7 @@ class Books:
                 r["netns_inode"],
                 r["boot_id"],
             )
-            for r in {**rows, **late}.values()
+            for r in db.execute("SELECT * FROM attachments ORDER BY attachment_id")
         )
         self.quarantine = {r["device"]: r["reason"] for r in db.execute("SELECT * FROM quarantine")}
         self.owed = tuple((r["container_id"], r["ifname"]) for r in db.execute("SELECT * FROM owed_leases"))

@@ -17,7 +17,6 @@ from agent.ledger.database import MOST_REWRITES
 from agent.model.allocation import Binding
 from agent.model.known import KnownDevice
 from tests.agent.books import POD, VF, attach, open_books, owner
-from tests.agent.ledger.on_disk import busy, seen, until_empty
 
 OTHER = "0000:3b:00.3"
 
@@ -47,7 +46,7 @@ def on_disk(folder: Path) -> None:
         assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
 
 
-def fill(books: Ledger, folder: Path) -> None:
+def fill(books: Ledger) -> None:
     """Write something of everything."""
     books.grant("rdma/vf", {f"unit-{i}": f"0000:3b:{i:02x}.0" for i in range(200)})
     books.grant("rdma/slot", {"slot-rdma:vf-0-1": ""})
@@ -58,7 +57,6 @@ def fill(books: Ledger, folder: Path) -> None:
     row = attach(books, VF, owner(), token="s3cret")
     books.finish_attach([row.attachment_id], {"cniVersion": "1.0.0"})
     attach(books, OTHER, owner("c2"))
-    until_empty(folder)
     books.quarantine("0000:3b:01.7", "cannot be cleaned")
     books.owe_lease("c7", "net1", "/nowhere", {"network": {"ipam": {"type": "x"}}})
     books.know([KnownDevice(VF, "id", "ens1f0v0", "02:00:00:00:01:00", 1500, "boot")])
@@ -75,7 +73,7 @@ def content(books: Ledger) -> tuple[object, ...]:
 def test_a_damaged_file_is_found_set_aside_and_written_anew(tmp_path: Path, hurt: Callable[[Path], None]) -> None:
     path = tmp_path / "ledger.db"
     with open_books(tmp_path, clock=lambda: 1234.5) as books:
-        fill(books, tmp_path)
+        fill(books)
         before = content(books)
         on_disk(tmp_path)
         hurt(path)
@@ -98,7 +96,7 @@ def test_a_damaged_file_is_found_set_aside_and_written_anew(tmp_path: Path, hurt
 
 def test_what_was_left_to_do_at_the_last_look_is_not_forgotten(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
-        fill(books, tmp_path)
+        fill(books)
         upkeep = content(books)[3]
     with open_books(tmp_path) as books:
         scribble(tmp_path / "ledger.db")
@@ -109,7 +107,7 @@ def test_what_was_left_to_do_at_the_last_look_is_not_forgotten(tmp_path: Path) -
 @pytest.mark.parametrize("hurt", [scribble, scribble_in_the_middle])
 def test_who_meets_the_damage_gets_an_answer_all_the_same(tmp_path: Path, hurt: Callable[[Path], None]) -> None:
     with open_books(tmp_path) as books:
-        fill(books, tmp_path)
+        fill(books)
         on_disk(tmp_path)
         hurt(tmp_path / "ledger.db")
         assert len(books.quarantines()) <= 1
@@ -120,26 +118,10 @@ def test_who_meets_the_damage_gets_an_answer_all_the_same(tmp_path: Path, hurt: 
         assert books.pod_of("unit-3") == POD
 
 
-def test_a_row_that_only_the_journal_has_is_not_forgotten(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.grant("rdma/vf", {f"unit-{i}": VF for i in range(100)})
-        on_disk(tmp_path)
-        with busy(tmp_path):
-            kept = attach(books, VF, owner())
-            undone = attach(books, OTHER, owner("c2"))
-        scribble(tmp_path / "ledger.db")
-        books.probe()
-        books.finish_detach(undone)
-        books.finish_attach([kept.attachment_id], {})
-        until_empty(tmp_path)
-    with open_books(tmp_path) as books:
-        assert seen(books.attachments()) == [(VF, "attached")]
-
-
 def test_many_who_meet_the_damage_at_once_have_the_file_written_anew_once(tmp_path: Path) -> None:
     failures: list[Exception] = []
     with open_books(tmp_path) as books:
-        fill(books, tmp_path)
+        fill(books)
         on_disk(tmp_path)
         scribble(tmp_path / "ledger.db")
         here = threading.Barrier(8)
@@ -181,7 +163,7 @@ def test_a_file_that_cannot_be_written_anew_yet_is_told_and_left_where_it_is(
     tmp_path: Path, no_room: Callable[[], None]
 ) -> None:
     with open_books(tmp_path) as books:
-        fill(books, tmp_path)
+        fill(books)
         on_disk(tmp_path)
         scribble(tmp_path / "ledger.db")
         for _ in range(MOST_REWRITES + 1):
@@ -197,7 +179,7 @@ def test_a_file_that_cannot_be_written_anew_yet_is_told_and_left_where_it_is(
 def test_a_disk_that_damages_the_file_again_and_again_is_told(tmp_path: Path) -> None:
     times = iter(range(1_000_000))
     with open_books(tmp_path, clock=lambda: float(next(times))) as books:
-        fill(books, tmp_path)
+        fill(books)
         for _ in range(MOST_REWRITES):
             on_disk(tmp_path)
             scribble(tmp_path / "ledger.db")
