@@ -61,8 +61,6 @@ class Planned:
     """What only this mode knows."""
     cpu: int | None = None
     """Processor on which the interface is best moved (agent.hardware.cpus); None: any."""
-    promised: InterfaceFacts | None = None
-    """What `enter` returns if it does not fail; None if only the kernel can tell."""
 
 
 class Mode(Protocol):

@@ -69,10 +69,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)
     change = LinkChange(name=target.ifname, mac=conf.settings.mac, mtu=conf.mtu, up=True)
     pci_id = device if has_pci else None
-    promised = InterfaceFacts(target.ifname, change.mac or undo.mac, change.mtu or undo.mtu, pci_id)
-    return Planned(
-        *(device, target.ifname, undo, pci_id, link, change), facts=conf.altnames, cpu=target.cpu, promised=promised
-    )
+    return Planned(device, target.ifname, undo, pci_id, link, change, facts=conf.altnames, cpu=target.cpu)
 
 
 def _refuse_needed(host: Host, link: Link) -> None:
@@ -101,13 +98,12 @@ def _uppers(host: Host, name: str) -> Sequence[str]:
 
 def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     """Move the interface into the namespace."""
-    undo, link = planned.undo, planned.link
+    undo, link, change = planned.undo, planned.link, planned.change
     assert link is not None
-    assert planned.promised is not None
     where = _where(host, planned.device, planned.ifname, undo)
-    moving.move_in(host, link, where, netns, planned.change, planned.facts, planned.cpu)
+    moving.move_in(host, link, where, netns, change, planned.facts, planned.cpu)
     rdma.enter(host, planned.device, undo, netns)
-    return planned.promised
+    return InterfaceFacts(planned.ifname, change.mac or undo.mac, change.mtu or undo.mtu, planned.pci_id)
 
 
 def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:

@@ -60,23 +60,18 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     if not conf.settings.is_empty:
         undo = pf.with_settings(host, facts, undo, conf.settings)
     undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)
-    promised = InterfaceFacts(target.ifname, change.mac or undo.mac, change.mtu or undo.mtu, device)
-    return Planned(
-        *(device, target.ifname, undo, device, link, change, conf.settings, conf.altnames, target.cpu),
-        promised=promised,
-    )
+    return Planned(device, target.ifname, undo, device, link, change, conf.settings, conf.altnames, target.cpu)
 
 
 def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     """Set the VF up on its PF and move its interface into the namespace."""
-    undo, link = planned.undo, planned.link
+    undo, link, change = planned.undo, planned.link, planned.change
     assert link is not None
-    assert planned.promised is not None
     pf.apply(host, planned.device, undo, planned.settings)
     where = moving.by_address(host, planned.device, planned.ifname)
-    moving.move_in(host, link, where, netns, planned.change, planned.facts, planned.cpu)
+    moving.move_in(host, link, where, netns, change, planned.facts, planned.cpu)
     rdma.enter(host, planned.device, undo, netns)
-    return planned.promised
+    return InterfaceFacts(planned.ifname, change.mac or undo.mac, change.mtu or undo.mtu, planned.pci_id)
 
 
 def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
