@@ -20,7 +20,8 @@ from tests.documents import blocks, first_cells, headings
 
 REPOSITORY = Path(__file__).parents[1]
 README, CONTRIBUTING, CNI = (REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "docs/cni.md"))
-DOCUMENTS = [README, CONTRIBUTING, *sorted((REPOSITORY / "docs").rglob("*.md"))]
+CHANGELOG, SECURITY = REPOSITORY / "CHANGELOG.md", REPOSITORY / "SECURITY.md"
+DOCUMENTS = [README, CONTRIBUTING, CHANGELOG, SECURITY, *sorted((REPOSITORY / "docs").rglob("*.md"))]
 DOCUMENTS += [REPOSITORY / "daemonset/examples/README.md", REPOSITORY / "hack/vm/README.md"]
 
 
