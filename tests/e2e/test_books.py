@@ -51,6 +51,12 @@ def nodefabric(stage: Stage, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+def with_containers(stage: Stage) -> dict[str, Any] | None:
+    """Return the status once it tells of each grant whose it is."""
+    status = stage.status()
+    return status if status["grants"] and all(grant["container"] for grant in status["grants"]) else None
+
+
 def leases(stage: Stage) -> list[Path]:
     return list((stage.folder / "leases-rails/rails").glob("192.168.*"))
 
@@ -92,8 +98,8 @@ def test_books_that_are_damaged_under_the_running_agent_are_written_anew(small: 
     path = small.folder / "state/ledger.db"
     small.create_pod("a", {"rdma/vf": 2})
     small.await_pod("a")
-    wait("grants with their pod", lambda: [g for g in small.status()["grants"] if g["pod"]] or None)
-    before = small.status()
+    # CNI names the pod of a grant, and kubelet its container later.
+    before = wait("grants with their container", lambda: with_containers(small))
     assert "damage" not in before["obstacles"]
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
