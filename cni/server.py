@@ -9,7 +9,6 @@ far fewer than connections, so STATUS, DEL and the ADD of a pod that has nothing
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -32,8 +31,6 @@ from cni.request import read as request_of
 from cni.result_fields import in_version
 
 MAX_CONNECTIONS = 256
-MAX_UNREAD = 32
-"""So many connections have not said all yet. For one more the oldest is hung up on, whose relay comes again."""
 MAX_SLOW = 8
 """So many CHECKs and GCs are under way at once: either may wait for devices and plugins for a minute."""
 WAITING_THREADS = 4
@@ -71,8 +68,6 @@ class CniServer:
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._slow = Places("CHECKs and GCs under way", Rules(MAX_SLOW))
         self._guard = threading.Lock()
-        self._unread: dict[socket.socket, None] = {}
-        """Connections whose request has not come whole, the oldest first."""
         self._waiting = 0
         """How many threads wait for a connection."""
         self._told: set[tuple[str, str, int]] = set()
@@ -185,24 +180,18 @@ class CniServer:
         with self._guard:
             self._waiting -= 1
             is_last = self._waiting == 0
-            self._unread[connection] = None
-            if len(self._unread) > MAX_UNREAD:
-                self._hang_up(next(iter(self._unread)))
         if is_last:
             self._hire()
         return connection
 
-    def _hang_up(self, silent: socket.socket) -> None:
-        """End a connection that a thread of its own waits for. The caller holds the guard, so nobody closes it."""
-        del self._unread[silent]
-        log.warning("%d CNI connections say nothing: the one that has been silent longest is ended", MAX_UNREAD + 1)
-        with contextlib.suppress(OSError):
-            silent.shutdown(socket.SHUT_RDWR)
-
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                request = self._receive(connection)
+                uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+                if uid != os.geteuid():
+                    log.warning("refused a CNI request of user %d", uid)
+                    return
+                request = protocol.receive_request(connection, self._receive_seconds)
                 try:
                     if request.env.get("CNI_COMMAND") == "ADD" and _has_hung_up(connection):
                         raise BrokenPipeError("nobody waits for this ADD any more, whose DEL may have come before it")
@@ -216,16 +205,6 @@ class CniServer:
             log.debug("a CNI connection ended early: %s", error)
         except (OSError, protocol.FrameInvalid) as error:
             log.warning("a CNI connection ended early: %s", error)
-
-    def _receive(self, connection: socket.socket) -> protocol.Request:
-        try:
-            uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-            if uid != os.geteuid():
-                raise PermissionError(f"refused a CNI request of user {uid}")
-            return protocol.receive_request(connection, self._receive_seconds)
-        finally:
-            with self._guard:
-                self._unread.pop(connection, None)
 
     def answer(self, request: protocol.Request) -> protocol.Answer:
         """Do what a request asks for, whatever comes: every error becomes a CNI error object."""
