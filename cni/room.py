@@ -18,8 +18,9 @@ AGENT_BYTES = 112 << 20
 """What the agent itself takes on a large node (README, Figures), and some."""
 EXPECTED_BYTES = 48 << 20
 """Of a program that has just begun: those that talk to the API server take 45 MB."""
-YOUNG_SECONDS, MARGIN_BYTES = 2.0, 8 << 20
-"""Later it is counted as what it takes, and a margin: one that waits for ever takes little."""
+YOUNG_SECONDS = 2.0
+"""Later it is counted as what it takes, so that two of these that wait for an API server that is away leave room for
+another network's: those are as many as hang at once for addresses (`cni.leases`)."""
 _UNLIMITED = 1 << 60
 
 Clock = Callable[[], float]
@@ -65,7 +66,7 @@ class Room:
     def count(self, place: Place, taken: int, age: float) -> bool:
         """Count a program as what it takes. Tell whether it may take that."""
         with self._changed:
-            self._counted[place] = max(taken, EXPECTED_BYTES) if age < YOUNG_SECONDS else taken + MARGIN_BYTES
+            self._counted[place] = max(taken, EXPECTED_BYTES) if age < YOUNG_SECONDS else taken
             self._changed.notify_all()
             fits = self._total is None or taken <= EXPECTED_BYTES or self._sum() <= self._total
             return fits and taken <= program.MAX_MEMORY

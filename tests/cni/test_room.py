@@ -108,6 +108,17 @@ def test_those_that_hang_are_counted_as_what_they_take() -> None:
         thread.join()
 
 
+def test_two_that_wait_for_the_api_server_leave_room_for_another_networks() -> None:
+    now = [0.0]
+    room = Room(CHART_LIMIT - AGENT_BYTES, clock=lambda: now[0])
+    with room.place(0) as first, room.place(0) as second:
+        now[0] = YOUNG_SECONDS
+        assert first.allows(45 * MIB)
+        assert second.allows(45 * MIB)
+        with room.place(0):
+            pass
+
+
 def test_one_may_take_more_than_most_where_nobody_else_needs_it() -> None:
     room = Room(3 * EXPECTED_BYTES)
     with room.place(0) as first:
