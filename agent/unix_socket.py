@@ -51,6 +51,8 @@ def _is_served(path: Path) -> bool:
         probe.settimeout(PROBE_SECONDS)
         try:
             probe.connect(str(path))
+        except BlockingIOError:  # it has more callers than it has taken yet (unix(7), EAGAIN)
+            return True
         except OSError:
             return False
         return True

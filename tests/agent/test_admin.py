@@ -184,3 +184,18 @@ def test_an_agent_that_ends_leaves_the_socket_that_another_has_put_in_place_of_i
     finally:
         second.close()
     assert not path.exists()
+
+
+def test_an_agent_with_more_callers_than_it_takes_keeps_its_socket(short_folder: Path) -> None:
+    path = short_folder / "admin.sock"
+    with contextlib.ExitStack() as stack:
+        busy = stack.enter_context(socket.socket(socket.AF_UNIX))
+        busy.bind(str(path))
+        busy.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                caller = stack.enter_context(socket.socket(socket.AF_UNIX))
+                caller.setblocking(False)
+                caller.connect(str(path))
+        with pytest.raises(ConfigError, match="another agent serves this socket"):
+            AdminServer(path, str).start()
