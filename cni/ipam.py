@@ -32,6 +32,7 @@ NO_PATH = "/nonexistent"
 taken for one of addresses would call itself, and each of those the next. Go's library refuses an empty text."""
 _SHOWN = 300
 _CRASH = re.compile(r"^(runtime|fatal error|panic): ", re.MULTILINE)
+_UNSEEN = re.compile(r"/net\.d/\S*: no such file or directory")
 _HAS_NO_CHECK = "CHECK method is not implemented"
 
 log = logging.getLogger(__name__)
@@ -230,5 +231,10 @@ def _remedy(kind: str, text: str) -> str:
         return (
             ": its daemon does not run; start `dhcp daemon` of the CNI plugins on this node, and let the agent see"
             " its socket (/run/cni/dhcp.sock)"
+        )
+    if _UNSEEN.search(text):
+        return (
+            ": if it is on the node, let the agent see it (chart: cni.ipamFolders); of the CNI configuration it is"
+            " shown only what the networks that it knows of need"
         )
     return ""

@@ -306,6 +306,16 @@ def test_a_missing_dhcp_daemon_is_named_with_what_to_do(tmp_path: Path) -> None:
         ipam.add(document, IpamCall("c1", "net1", "/var/run/netns/x", "", PLUGINS))
 
 
+def test_configuration_that_the_agent_is_not_shown_is_named_with_what_to_do(
+    plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    """The agent's container has only the folders of /etc/cni/net.d that its own networks name."""
+    missing = "stat /etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig: no such file or directory"
+    plugin(f"""echo '{{"code": 999, "msg": "{missing}"}}'; exit 1""")
+    with pytest.raises(IpamFailed, match=f"ADD failed: {missing}: .*cni.ipamFolders"):
+        ipam.add(network("stub"), call)
+
+
 def test_gc_and_status_reach_only_a_plugin_that_knows_them(
     tmp_path: Path, plugin: Callable[[str], Path], call: IpamCall
 ) -> None:
