@@ -113,24 +113,23 @@ def read_topology(reader: Reader) -> Topology:
     if found.fingerprint.pods == "podresources" and found.fingerprint.method != "all":
         reader.note(
             "fingerprint.method",
-            "must be all with pods: podresources, which does not tell what pods ask for: set fingerprint.pods too",
+            "must be all with pods: podresources, which does not tell what pods ask for",
         )
     return found
 
 
 def _fingerprint(reader: Reader) -> Fingerprint:
     plain = Fingerprint()
-    found = Fingerprint(
-        pods=reader.choice(
-            "pods",
-            plain.pods,
-            INFORMERS,
-            about="What kubelet lists, or the scheduler's informerMode, with a watch of pods",
-        ),
-        method=reader.choice("method", plain.method, METHODS, about="Which of these pods count"),
+    method = reader.choice("method", plain.method, METHODS, about="Which of these pods count")
+    pods = reader.choice(
+        "pods",
+        plain.pods if method == plain.method else "dedicated",  # kubelet does not tell what the method asks for
+        INFORMERS,
+        about="What kubelet lists, or the scheduler's informerMode, with a watch of pods (dedicated by default where"
+        " the method is not all)",
     )
     reader.done()
-    return found
+    return Fingerprint(pods, method)
 
 
 def _bandwidth(reader: Reader) -> Bandwidth:

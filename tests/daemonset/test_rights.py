@@ -22,6 +22,7 @@ SWITCHES: dict[str, Document] = {
     "publish": {"publish": True},
     "pods from the API server": {"publish": True, "fingerprint": {"pods": "dedicated"}},
     "the scheduler shares its informer": {"publish": True, "fingerprint": {"pods": "shared"}},
+    "a method that needs the API's pods": {"publish": True, "fingerprint": {"method": "with-exclusive-resources"}},
     "volcano": {"publish": False, "volcano": True},
     "labels": {"publish": False, "labels": {"keys": {"example.com/rails": "rails"}}},
     "annotation": {"publish": False, "bandwidth": {"annotation": "example.com/load"}},
@@ -121,7 +122,7 @@ def work(client: ApiServer, topology: Document) -> None:
         if wanted:
             client.get(kind, "n")
             client.apply(kind, {"metadata": {"name": "n"}}, force=False)
-    if topology.get("publish") and topology.get("fingerprint", {}).get("pods", "podresources") != "podresources":
+    if topology.get("publish") and topology.get("fingerprint"):
         client.list_pods("n", read_pod)
         list(client.watch_pods("n", "0", 1))
     if "labels" in topology or "bandwidth" in topology:

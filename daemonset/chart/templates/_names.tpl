@@ -77,7 +77,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "nodefabric.watchesPods" -}}
 {{- $topology := .Values.config.topology | default dict -}}
-{{- if and $topology.publish (ne (($topology.fingerprint).pods | default "podresources") "podresources") -}}yes{{- end -}}
+{{- $fingerprint := $topology.fingerprint | default dict -}}
+{{- $default := ternary "podresources" "dedicated" (eq ($fingerprint.method | default "all") "all") -}}
+{{- if and $topology.publish (ne ($fingerprint.pods | default $default) "podresources") -}}yes{{- end -}}
 {{- end -}}
 
 {{- /* Whether the agent taints its own Node while it restarts. */ -}}

@@ -91,6 +91,7 @@ def test_what_cannot_be_used_is_named_with_its_place(text: str, problem: str) ->
         ("  publish: true", True, False),
         ("  publish: true\n  fingerprint: {pods: dedicated}", True, True),
         ("  publish: true\n  fingerprint: {pods: shared}", True, True),
+        ("  publish: true\n  fingerprint: {method: with-exclusive-resources}", True, True),
         ("  volcano: true", True, False),
         ("  labels: {keys: {a.b/c: rails}}", True, False),
         ("  labels: {to: nfd, keys: {a.b/c: rails}}", False, False),
