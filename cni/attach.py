@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -26,7 +26,7 @@ from agent.model.device import Snapshot, is_pci_address
 from agent.model.slots import is_slot_id
 from cni import netconf, result
 from cni.answers import EnvironmentInvalid
-from cni.call import BEGUN, Call, GrantedDevice, Slots, network_name, request_of
+from cni.call import BEGUN, Call, GrantedDevice, LeasingNetwork, Slots, request_of
 from cni.detach import Detaching
 from cni.laps import Laps
 from cni.locks import DeviceLocks
@@ -350,9 +350,9 @@ class Attaching:
             log.error("%s stays in the books as half attached: %s", row.device, error)
 
 
-def _network_of(conf: NetConf) -> str:
-    """Name the network that a device joins, where it counts whose calls wait."""
-    return conf.name if conf.ipam is None else network_name({"name": conf.name, "ipam": conf.ipam})
+def _network_of(conf: NetConf) -> Hashable:
+    """Tell which network a device joins, where it counts whose calls wait."""
+    return conf.name if conf.ipam is None else LeasingNetwork.of(conf.name, conf.ipam)
 
 
 def _answer(call: Call, made: Sequence[tuple[InterfaceFacts, result.Leases]]) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -101,9 +102,24 @@ def leasing_networks(call: Call, rows: Sequence[Attachment]) -> list[Mapping[str
     return list(different.values())
 
 
-def network_name(network: Mapping[str, Any]) -> str:
-    """Name a network of `request_of`, or a plugin's document, where it counts whose calls wait."""
-    return f"{network['name']} (addresses from {network['ipam']['type']})"
+@dataclass(frozen=True, slots=True)
+class LeasingNetwork:
+    """A network with addresses, where it counts whose calls wait. Two that only have the same name are two."""
+
+    name: str
+    kind: str
+    """Type of its IPAM plugin."""
+    settings: str
+    """All that is said to that plugin, as a digest."""
+
+    @classmethod
+    def of(cls, name: str, ipam: Mapping[str, Any]) -> LeasingNetwork:
+        """Tell which one a network of this name with these addresses is."""
+        said = json.dumps(ipam, sort_keys=True).encode()
+        return cls(name, ipam["type"], hashlib.blake2b(said, digest_size=16).hexdigest())
+
+    def __str__(self) -> str:
+        return f"{self.name} (addresses from {self.kind})"
 
 
 def with_path(row: Attachment, call: Call) -> Attachment:

@@ -26,7 +26,7 @@ from agent.errors import AgentError, DeviceBusy, IpamFailed
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, OwedLease
 from cni import ipam
-from cni.call import Call, ipam_call, joined, leasing_networks, network_name, request_of
+from cni.call import Call, LeasingNetwork, ipam_call, joined, leasing_networks, request_of
 from cni.finding import UNKNOWN
 from cni.ipam import IpamCall
 from cni.kinds import NO_IPAM
@@ -92,7 +92,7 @@ class LeaseBook:
         self._uptime, self._began = uptime, uptime()
         self._taken: set[tuple[str, str]] = set()
         self._free = threading.Condition()
-        self._hung: dict[str, float] = {}
+        self._hung: dict[LeasingNetwork, float] = {}
         """When a network's plugin hung, for those that have not answered since. However many, they count as one."""
         self._places = Places("IPAM plugins at work", Rules(MAX_AT_WORK, (ADDING, RETURNING), self._hung))
         self._room = room or Room.of_container()
@@ -140,7 +140,7 @@ class LeaseBook:
         if self._orphans.may_live():
             log.warning("the addresses of %s are given back once earlier plugins have ended", row.ifname)
             return False
-        network = network_name(row.request["network"])
+        network = _counted(row.request["network"])
         if self._has_hung(network):
             log.warning("the addresses of %s are given back later: the plugin of %s has hung", row.ifname, network)
             return False
@@ -221,7 +221,7 @@ class LeaseBook:
                 with self._turn(document, 0.0, ASKING) as around:
                     ipam.status(document, IpamCall("", "", "", "", call.cni_path, around), self._status_seconds)
             except (NoPlace, ipam.IpamKilled) as error:
-                if self._has_hung(network_name(document)):
+                if self._has_hung(_counted(document)):
                     raise
                 log.debug("whether addresses can be had is not known: %s", error)
 
@@ -356,9 +356,9 @@ class LeaseBook:
     @contextmanager
     def _turn(self, network: Mapping[str, Any], seconds: float, work: str) -> Iterator[Around]:
         """Wait for one of the places where plugins are at work, and for memory, and yield what the plugin has of us."""
-        name, until = network_name(network), self._uptime() + seconds
+        counted, until = _counted(network), self._uptime() + seconds
         with (
-            self._places.hold(work, name, seconds=seconds),
+            self._places.hold(work, counted, seconds=seconds),
             self._room.place(until - self._uptime()) as place,
             self._orphans.plugin() as inherited,
         ):
@@ -366,18 +366,18 @@ class LeaseBook:
                 yield Around(inherited, self._orphans.mark, place.allows)
             except ipam.IpamKilled:
                 if work != ASKING:
-                    self._hung[name] = self._clock()
+                    self._hung[counted] = self._clock()
                 raise
             except IpamFailed:
-                self._has_answered(name, work)
+                self._has_answered(counted, work)
                 raise
-            self._has_answered(name, work)
+            self._has_answered(counted, work)
 
-    def _has_answered(self, network: str, work: str) -> None:
+    def _has_answered(self, network: LeasingNetwork, work: str) -> None:
         if work != ASKING:  # a plugin may hang over addresses, and say all the same what versions it knows
             self._hung.pop(network, None)
 
-    def _has_hung(self, network: str) -> bool:
+    def _has_hung(self, network: LeasingNetwork) -> bool:
         return 0 <= self._clock() - self._hung.get(network, -HUNG_SECONDS) < HUNG_SECONDS
 
     @contextmanager
@@ -393,3 +393,7 @@ class LeaseBook:
             with self._free:
                 self._taken.discard(key)
                 self._free.notify_all()
+
+
+def _counted(network: Mapping[str, Any]) -> LeasingNetwork:
+    return LeasingNetwork.of(network["name"], network["ipam"])

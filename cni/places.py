@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,10 +16,10 @@ class NoPlace(DeviceBusy):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has a place, or wants one: a kind of work, for one network or several."""
+    """Who has a place, or wants one: a kind of work, for one network or several, whose text names them."""
 
     kind: str
-    networks: tuple[str, ...]
+    networks: tuple[Hashable, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Rules:
     total: int
     kinds: tuple[str, ...] = ()
     """Of each one place is kept for networks that have none."""
-    together: Collection[str] = ()
+    together: Collection[Hashable] = ()
     """Networks that count as one."""
 
 
-def full_network(held: Sequence[Holder], wanted: Holder, rules: Rules) -> str | None:
-    """Name a network that may have no further place of this kind; None if all may.
+def full_network(held: Sequence[Holder], wanted: Holder, rules: Rules) -> Hashable | None:
+    """Tell a network that may have no further place of this kind; None if all may.
 
     One network may have no more than are left free. So however many calls of it wait, another finds room at once: the
     first network gets half of all places, the next one half of the rest.
@@ -44,7 +44,7 @@ def full_network(held: Sequence[Holder], wanted: Holder, rules: Rules) -> str | 
     return next((network for network in wanted.networks if _count(held, wanted.kind, network, rules) >= free), None)
 
 
-def _count(held: Sequence[Holder], kind: str, network: str, rules: Rules) -> int:
+def _count(held: Sequence[Holder], kind: str, network: Hashable, rules: Rules) -> int:
     same = [holder for holder in held if holder.kind == kind]
     if network in rules.together:
         return sum(any(name in rules.together for name in holder.networks) for holder in same)
@@ -62,7 +62,7 @@ class Places:
         self._changed = threading.Condition()
 
     @contextmanager
-    def hold(self, kind: str, *networks: str, seconds: float = 0.0) -> Iterator[None]:
+    def hold(self, kind: str, *networks: Hashable, seconds: float = 0.0) -> Iterator[None]:
         """Hold a place, waiting for it at most so long. Raises NoPlace that names the network which has too many."""
         wanted = Holder(kind, networks)
         with self._changed:
@@ -76,7 +76,7 @@ class Places:
                 self._held.remove(wanted)
                 self._changed.notify_all()
 
-    def _full(self, wanted: Holder) -> str | None:
+    def _full(self, wanted: Holder) -> Hashable | None:
         return full_network(self._held, wanted, self._rules)
 
     def _reason(self, wanted: Holder, seconds: float) -> str:

@@ -181,6 +181,15 @@ def test_a_network_whose_plugin_hangs_delays_neither_another_of_the_same_type_no
             assert desk.leases.give_back(of_another, turn_seconds=0)
 
 
+def test_a_network_of_the_same_name_with_other_addresses_is_another(tmp_path: Path) -> None:
+    """Whoever writes networks in a namespace of his own may call one as that of others, and let it hang."""
+    with open_desk(tmp_path, seconds=0.5) as desk:
+        desk.plugin("stub", f"grep -q hangs && exec sleep 1000; {stub_answer('10.0.0.2/24')}")
+        assert not desk.leases.give_back(desk.row("c1", range="hangs"))
+        assert not desk.leases.give_back(desk.row("c2", range="hangs"))
+        assert desk.leases.give_back(desk.row("c3", range="192.168.1.0/24"))
+
+
 def test_however_many_networks_hang_one_that_does_not_finds_a_place(tmp_path: Path) -> None:
     """Such as all those whose addresses come from an API server, while it is away."""
     with open_desk(tmp_path, seconds=1, add_seconds=60) as desk:
