@@ -85,9 +85,7 @@ def refusal(
     if holding is None:
         return f"{what}, and kubelet knows no pod {pod} that it could have given it to: create the pod, {REMEDY}"
     if device in holding.shared:
-        return (
-            f"{what}, and pod {pod} has only a share of it, not all: build upon it (mode macvlan or ipoib),  {REMEDY}"
-        )
+        return f"{what}, and pod {pod} has only a share of it, not all: build upon it (mode macvlan or ipoib), {REMEDY}"
     given = f"kubelet has given it to {' and '.join(holders)}" if holders else "kubelet has given it to no known pod"
     return (
         f"{what}, and {given}, not to {pod}: let the pod ask for {resource}, with Multus through a network whose"
