@@ -134,7 +134,8 @@ static bool read_pod(struct pod *pod)
             return false;
         at += length + (at[length] == ';');
     }
-    return is_name(pod->container_id) && pod->name.length > 0 && pod->name_space.length > 0;
+    /* Of what kubelet noted itself the file has the pod's UID alone. */
+    return is_name(pod->container_id) && pod->name.length > 0 && pod->name_space.length > 0 && pod->uid.length > 0;
 }
 
 bool holders_are_known(const char *socket_path)
@@ -151,5 +152,5 @@ bool pod_has_nothing(const char *socket_path)
     if (!read_pod(&pod) || !read_names(socket_path, &names))
         return false;
     return !has_line(names, pod.container_id, "", nothing) && !has_line(names, pod.name_space, "/", pod.name) &&
-           (pod.uid.length == 0 || !has_line(names, pod.uid, "", nothing));
+           !has_line(names, pod.uid, "", nothing);
 }

@@ -169,15 +169,15 @@ def test_nothing_but_a_file_of_our_own_is_believed(relay: Relay, kind: str) -> N
     [
         "",
         "IgnoreUnknown=1",
-        "K8S_POD_NAMESPACE=default",
-        "K8S_POD_NAME=web",
-        "K8S_POD_NAMESPACE=;K8S_POD_NAME=web",
-        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=",
-        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=a/b",
-        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_NAME=web",
+        "K8S_POD_NAMESPACE=default;K8S_POD_UID=u1",
+        "K8S_POD_NAME=web;K8S_POD_UID=u1",
+        "K8S_POD_NAMESPACE=;K8S_POD_NAME=web;K8S_POD_UID=u1",
+        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=;K8S_POD_UID=u1",
+        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=a/b;K8S_POD_UID=u1",
+        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_NAME=web;K8S_POD_UID=u1",
         "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_UID=u 1",
-        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;MAC=02:00:00:00:00:01",
-        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;X=ä",
+        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;MAC=02:00:00:00:00:01;K8S_POD_UID=u1",
+        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;X=ä;K8S_POD_UID=u1",
     ],
 )
 def test_a_pod_that_the_runtime_does_not_name_in_order_is_the_agents(relay: Relay, args: str) -> None:
@@ -191,9 +191,11 @@ def test_a_sandbox_without_a_good_name_is_the_agents(relay: Relay, container_id:
     assert is_asked(relay, "ADD", chained(), CNI_CONTAINERID=container_id)
 
 
-def test_a_pod_whose_uid_is_not_told_is_known_by_its_name(relay: Relay) -> None:
+@pytest.mark.parametrize("uid", ["", ";K8S_POD_UID="])
+def test_a_pod_whose_uid_is_not_told_is_the_agents(relay: Relay, uid: str) -> None:
+    """Of what kubelet noted itself, for an init container say, the file has the UID alone."""
     note(relay, "u1")
-    assert not is_asked(relay, "ADD", chained(), CNI_ARGS="K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_UID=")
+    assert is_asked(relay, "ADD", chained(), CNI_ARGS=f"K8S_POD_NAMESPACE=default;K8S_POD_NAME=web{uid}")
 
 
 @pytest.mark.parametrize(

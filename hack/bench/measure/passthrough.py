@@ -83,7 +83,7 @@ def _sample(stage: Stage, rounds: int, command: str = "ADD") -> tuple[list[float
         "CNI_CONTAINERID": "bench-ordinary",
         "CNI_NETNS": str(netns),
         "CNI_IFNAME": "eth0",
-        "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={POD};K8S_POD_UID=",
+        "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={POD};K8S_POD_UID={POD}",
         "CNI_PATH": stage.cni_path,
     }
     relayed, nothing = [], []

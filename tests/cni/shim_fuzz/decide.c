@@ -137,9 +137,9 @@ const char *try_holders(const uint8_t *bytes, size_t length)
     if (nothing && !(flags & 1)) {
         char *name = argument(values[1], "K8S_POD_NAME"), *name_space = argument(values[1], "K8S_POD_NAMESPACE");
         char *uid = argument(values[1], "K8S_POD_UID");
-        MUST(*values[0] != 0 && *name != 0 && *name_space != 0);
+        MUST(*values[0] != 0 && *name != 0 && *name_space != 0 && *uid != 0);
         MUST(!has(at, left, values[0], "", "") && !has(at, left, name_space, "/", name));
-        MUST(*uid == 0 || !has(at, left, uid, "", ""));
+        MUST(!has(at, left, uid, "", ""));
         free(name);
         free(name_space);
         free(uid);
