@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 STOP_SECONDS = 1.8
 """After this long a stuck driver or disk no longer holds up the end of the process."""
 SWITCH_SECONDS = 0.0005
-DAEMON_SET = "NODEFABRIC_DAEMONSET"
-"""Variable that names the DaemonSet which starts the agent, as namespace/name."""
 
 log = logging.getLogger("agent")
 
@@ -65,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
     from agent.inventory import Inventory
     from agent.main import Agent
     from agent.startup import await_config
-    from agent.topology.node_taint import NodeTaint
+    from agent.topology.node_taint import DAEMON_SET, NodeTaint
 
     files = sources(options, options.config)
     probe_socket = Path(found) if (found := os.environ.get(probe.SOCKET)) else None

@@ -22,6 +22,8 @@ from agent.errors import ConfigError, Conflicted, Refused, Unavailable
 from agent.topology.blocking import on_own_thread
 
 KEY = "nodefabric.io/agent-not-ready"
+DAEMON_SET = "NODEFABRIC_DAEMONSET"
+"""Variable that names the DaemonSet of the agent, as namespace/name. Agents that take no taint away have none."""
 TAINT: Mapping[str, str] = {"key": KEY, "effect": "NoSchedule"}
 MOST_TRIES = 5
 """Somebody else may change the Node between a look at it and the change, though hardly so often."""
@@ -40,6 +42,8 @@ class Pace:
     need nothing of ours must not wait for us."""
     retry: float = 5.0
     """Between attempts to take it away while the API server does not answer."""
+    refused: float = 60.0
+    """Between attempts while it says no: rights may come later, and a server that starts knows none yet."""
 
 
 DEFAULT_PACE = Pace()
@@ -53,9 +57,6 @@ class TaintApi(Protocol):
 
     def merge(self, kind: ObjectKind, name: str, patch: Mapping[str, Any]) -> dict[str, Any]:
         """Change the fields of an object that a patch names."""
-
-    def metadata(self, kind: ObjectKind, name: str) -> dict[str, Any]:
-        """Return an object's metadata."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -91,13 +92,20 @@ class NodeTaint:
         return self._pace.put + self.settings.wait_seconds if is_put else 0.0
 
     async def lift(self) -> None:
-        """Take the taint away once kubelet has the lists, or after a while all the same. Whoever put it."""
+        """Take the taint away once kubelet has the lists, and after a while before that. Whoever put it."""
         try:
             async with asyncio.timeout(self._pace.longest):
                 await self.registered.wait()
         except TimeoutError:
             log.warning("kubelet has not all lists after %g s: the Node gets no taint for that", self._pace.longest)
+            await self._lift()
+            await self.registered.wait()  # it may have been another agent's turn, which puts the taint at its end
+        await self._lift()
+
+    async def _lift(self) -> None:
+        said = ""
         while True:
+            pause = self._pace.retry
             try:
                 if await on_own_thread(lambda: self._change(tainted=False)):
                     log.info("took the taint %s from the Node", KEY)
@@ -106,11 +114,12 @@ class NodeTaint:
                 log.info("no taint is taken from the Node: %s: %s", error.source, "; ".join(error.problems))
                 return
             except Refused as error:
-                log.warning("a taint %s stays on the Node, if there is one: %s", KEY, error)
-                return
+                if str(error) != said:
+                    log.warning("a taint %s stays on the Node for now, if there is one: %s", KEY, error)
+                said, pause = str(error), self._pace.refused
             except Unavailable as error:
                 log.warning("the taint %s is on the Node still, if there is one: %s", KEY, error)
-            await asyncio.sleep(self._pace.retry)
+            await asyncio.sleep(pause)
 
     async def leave(self) -> None:
         """Taint the Node if that is wanted, and wait for pods that were placed on it before.
@@ -136,24 +145,27 @@ class NodeTaint:
 
     def _taint(self) -> bool:
         """Taint the Node, and tell whether it is tainted now."""
-        if self._ends_for_good():
-            log.info("the Node gets no taint: %s is being removed", self._daemon_set)
+        if (why := self._nobody_follows()) is not None:
+            log.info("the Node gets no taint: %s", why)
             return False
         self._change(tainted=True)
         return True
 
-    def _ends_for_good(self) -> bool:
-        """Tell whether the DaemonSet is being removed: a taint would then stay for ever."""
+    def _nobody_follows(self) -> str | None:
+        """Tell why no agent would take the taint away again; None if one will."""
         if self._daemon_set is None:
-            return False
+            return None
         namespace, _, name = self._daemon_set.partition("/")
         kind = ObjectKind("apps/v1", "DaemonSet", f"namespaces/{namespace}/daemonsets")
         try:
-            return "deletionTimestamp" in self._client().metadata(kind, name)
+            found = self._client().read(kind, name)
         except Refused as refused:
             if refused.status == HTTPStatus.NOT_FOUND:
-                return True
+                return f"{self._daemon_set} is removed"
             raise
+        node = self._client().read(NODE, self._node_name)
+        why = why_nobody_follows(found, node["metadata"].get("labels") or {})
+        return f"{self._daemon_set} {why}" if why is not None else None
 
     def _change(self, *, tainted: bool) -> bool:
         """Have the Node tainted or not. Tells whether it was otherwise before. Raises Unavailable."""
@@ -199,3 +211,15 @@ def with_taint(present: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def without_taint(present: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Leave the taint out, whatever its effect: kubelet may have been told to register its Node with one."""
     return [taint for taint in present if taint.get("key") != KEY]
+
+
+def why_nobody_follows(daemon_set: Mapping[str, Any], labels: Mapping[str, str]) -> str | None:
+    """Tell why a DaemonSet starts no agent that takes the taint from a Node with these labels; None if it does."""
+    if "deletionTimestamp" in daemon_set["metadata"]:
+        return "is being removed"
+    pod = daemon_set["spec"]["template"]["spec"]
+    if not any(variable["name"] == DAEMON_SET for one in pod["containers"] for variable in one.get("env") or ()):
+        return "starts agents that take no taint away any more"
+    if not (pod.get("nodeSelector") or {}).items() <= labels.items():
+        return "leaves the Node out by its nodeSelector"
+    return None

@@ -17,9 +17,9 @@ import yaml
 
 from agent import config, probe
 from agent.clients.apiserver import SERVICE_ACCOUNT
-from agent.commands.run import DAEMON_SET, STOP_SECONDS
+from agent.commands.run import STOP_SECONDS
 from agent.config.restart import MAX_WAIT_SECONDS
-from agent.topology.node_taint import DEFAULT_PACE, KEY
+from agent.topology.node_taint import DAEMON_SET, DEFAULT_PACE, KEY
 from cni import kinds, netconf
 from tests.daemonset.manifests import (
     CHART,

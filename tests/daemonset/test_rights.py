@@ -176,7 +176,7 @@ def test_who_taints_its_node_may_do_that_and_look_for_its_daemon_set(kube: Kube,
     asked.client.create("/api/v1/namespaces/default/events", {"kind": "Event"})
     asked.client.read(NODE, "n")
     asked.client.merge(NODE, "n", {"spec": {"taints": None}})
-    asked.client.metadata(ObjectKind("apps/v1", "DaemonSet", "namespaces/nodefabric/daemonsets"), "n")
+    asked.client.read(ObjectKind("apps/v1", "DaemonSet", "namespaces/nodefabric/daemonsets"), "n")
     found = kube.template(TAINT)
     assert allowed(found) == asked.rights
     (rule,) = [r for d in found if d["kind"] == "Role" for r in d["rules"] if "daemonsets" in r["resources"]]

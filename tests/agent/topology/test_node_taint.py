@@ -14,13 +14,13 @@ from agent.clients.apiserver import ApiServer
 from agent.config import Restart
 from agent.errors import ConfigError
 from agent.sim.apiserver import ApiServerStandIn, Fault
-from agent.topology.node_taint import KEY, NodeTaint, Pace, with_taint, without_taint
+from agent.topology.node_taint import DAEMON_SET, KEY, NodeTaint, Pace, why_nobody_follows, with_taint, without_taint
 from tests.awaiting import until
 
 NODE = "worker-1"
 MINE = {"key": KEY, "effect": "NoSchedule"}
 OTHER = {"key": "example.com/maintenance", "effect": "PreferNoSchedule", "value": "disk"}
-QUICK = Pace(put=1.0, longest=0.2, retry=0.05)
+QUICK = Pace(put=1.0, longest=0.2, retry=0.05, refused=0.05)
 ON = Restart(taint=True, wait_seconds=0.1)
 
 
@@ -179,30 +179,81 @@ def test_an_api_server_that_is_away_at_the_start_is_asked_again(
     assert taints(server) == [OTHER]
 
 
-def test_who_may_not_change_the_node_says_so_once(
+def test_who_may_not_change_the_node_says_so_once_and_tries_again(
     server: ApiServerStandIn, open_api: Callable[[], ApiServer], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """An API server that starts refuses what it will allow a moment later."""
+    set_taints(server, MINE)
     server.state.set_fault(Fault(status=403))
-    asyncio.run(registered(NodeTaint(open_api, NODE, pace=QUICK)).lift())
+
+    async def scenario() -> None:
+        lifting = asyncio.create_task(registered(NodeTaint(open_api, NODE, pace=QUICK)).lift())
+        await until(lambda: server.state.counts.failures >= 3)
+        server.state.set_fault(None)
+        await lifting
+
+    asyncio.run(scenario())
     assert caplog.text.count("stays on the Node") == 1
+    assert taints(server) == []
 
 
 def test_a_node_whose_agent_cannot_register_gets_its_pods_back(
     server: ApiServerStandIn, open_api: Callable[[], ApiServer]
 ) -> None:
-    """With a wrong configuration, say: pods that need nothing of ours must not wait for its repair."""
+    """With a wrong configuration, say: pods that need nothing of ours must not wait for its repair.
+
+    Or while another agent has the books: it puts the taint at its end, and then it is this one's turn.
+    """
     set_taints(server, MINE)
-    asyncio.run(NodeTaint(open_api, NODE, pace=QUICK).lift())
+
+    async def scenario() -> None:
+        taint = NodeTaint(open_api, NODE, pace=QUICK)
+        lifting = asyncio.create_task(taint.lift())
+        await until(lambda: not taints(server))
+        set_taints(server, MINE)
+        taint.registered.set()
+        await lifting
+
+    asyncio.run(scenario())
     assert taints(server) == []
 
 
-@pytest.mark.parametrize("metadata", [None, {"deletionTimestamp": "2026-11-22T00:00:00Z"}])
-def test_an_agent_that_is_being_removed_leaves_no_taint(
-    server: ApiServerStandIn, open_api: Callable[[], ApiServer], metadata: dict[str, str] | None
+def daemon_set(*names: str, **more: Any) -> dict[str, Any]:
+    """One whose agent has these variables."""
+    containers = [{"name": "probe"}, {"name": "agent", "env": [{"name": name} for name in names]}]
+    return {"metadata": {}, "spec": {"template": {"spec": {"containers": containers, **more}}}}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (daemon_set("NODE_NAME", DAEMON_SET), None),
+        (daemon_set(DAEMON_SET, nodeSelector={"rdma": "true"}), None),
+        (daemon_set(DAEMON_SET) | {"metadata": {"deletionTimestamp": "2026-11-22T00:00:00Z"}}, "removed"),
+        (daemon_set("NODE_NAME"), "no taint"),
+        (daemon_set(DAEMON_SET, nodeSelector={"rdma": "true", "pool": "gpu"}), "nodeSelector"),
+    ],
+)
+def test_who_follows_is_read_from_the_daemon_set(found: dict[str, Any], expected: str | None) -> None:
+    why = why_nobody_follows(found, {"rdma": "true", "kubernetes.io/os": "linux"})
+    assert why is None if expected is None else why is not None and expected in why
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        daemon_set(DAEMON_SET) | {"metadata": {"deletionTimestamp": "2026-11-22T00:00:00Z"}},
+        daemon_set(),
+        daemon_set(DAEMON_SET, nodeSelector={"rdma": "true"}),
+    ],
+)
+def test_an_agent_that_none_follows_leaves_no_taint(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer], found: dict[str, Any] | None
 ) -> None:
-    """Nobody would take it away again."""
-    if metadata is not None:
-        server.state.write("DaemonSet", "agent", {"metadata": metadata}, "kubectl")
+    """Nobody would take it away again: the DaemonSet is removed, the option switched off, or the Node's label gone."""
+    if found is not None:
+        server.state.write("DaemonSet", "agent", found, "kubectl")
     asyncio.run(registered(NodeTaint(open_api, NODE, "nodefabric/agent")).leave())
     assert taints(server) == []
 
@@ -210,7 +261,7 @@ def test_an_agent_that_is_being_removed_leaves_no_taint(
 def test_an_agent_whose_daemon_set_stays_leaves_one(
     server: ApiServerStandIn, open_api: Callable[[], ApiServer]
 ) -> None:
-    server.state.write("DaemonSet", "agent", {"metadata": {}, "spec": {}}, "kubectl")
+    server.state.write("DaemonSet", "agent", daemon_set(DAEMON_SET), "kubectl")
     asyncio.run(registered(NodeTaint(open_api, NODE, "nodefabric/agent")).leave())
     assert taints(server) == [MINE]
 
