@@ -109,8 +109,8 @@ class Kubelet:
     async def close(self) -> None:
         """End all pods, then stop."""
         self.closing = True
-        for key in list(self.pods):
-            self.delete(key)
+        for pod in self.pods.values():
+            pod.ending.set()  # one that failed may have ended by itself
         await asyncio.gather(*self._lives.values())
         await self.stop()
         self._threads.shutdown()
