@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -26,6 +27,7 @@ CHANNEL_OPTIONS = (
 )
 
 Context = grpc.aio.ServicerContext[object, object]
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -82,22 +84,16 @@ class PluginClient:
                 size,
             )
         )
-        try:
-            answer = await self._stub.GetPreferredAllocation(
-                api_pb2.PreferredAllocationRequest(container_requests=[request])
-            )
-        except grpc.aio.AioRpcError as error:
-            raise _failed("GetPreferredAllocation", error) from error
+        asked = api_pb2.PreferredAllocationRequest(container_requests=[request])
+        answer = await _answered("GetPreferredAllocation", self._stub.GetPreferredAllocation(asked))
         return tuple(i for c in answer.container_responses[:1] for i in c.deviceIDs)
 
     async def allocate(self, ids: Iterable[str]) -> api_pb2.ContainerAllocateResponse:
         """Allocate for one container."""
         request = api_pb2.ContainerAllocateRequest(devices_ids=ids)
         self._record(Call("Allocate", self.resource_name, tuple(request.devices_ids)))
-        try:
-            answer = await self._stub.Allocate(api_pb2.AllocateRequest(container_requests=[request]))
-        except grpc.aio.AioRpcError as error:
-            raise _failed("Allocate", error) from error
+        asked = api_pb2.AllocateRequest(container_requests=[request])
+        answer = await _answered("Allocate", self._stub.Allocate(asked))
         if len(answer.container_responses) != 1:
             raise AdmissionFailed(f"Allocate answered for {len(answer.container_responses)} containers, not for one")
         return answer.container_responses[0]
@@ -114,8 +110,20 @@ class PluginClient:
         await self._channel.close(None)
 
 
-def _failed(call: str, error: grpc.aio.AioRpcError) -> AdmissionFailed:
-    return AdmissionFailed(f"{call} failed due to rpc error: code = {error.code().name} desc = {error.details()}")
+async def _answered(name: str, call: Awaitable[T]) -> T:
+    """Await a plugin's answer. Raises AdmissionFailed."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise AdmissionFailed(
+            f"{name} failed due to rpc error: code = {error.code().name} desc = {error.details()}"
+        ) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Its stream has ended meanwhile, and so the connection was closed.
+        raise AdmissionFailed(f"{name} failed due to rpc error: the connection is closing") from None
 
 
 class Registry(api_pb2_grpc.RegistrationServicer):
