@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from agent.clients.apiserver import NODE
 from agent.sim.api_state import ApiState, Counts, Fault
 from agent.sim.definitions import Definition
 from agent.sim.field_sets import Conflicts
@@ -167,7 +168,7 @@ class _Connection(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = parse_qs(url.query)
         target = self._target(url.path)
-        if target is not None and self.headers.get("Content-Type") == MERGE:
+        if target is not None and target[0] == NODE.kind and self.headers.get("Content-Type") == MERGE:
             status, merged = self.server.state.merge(*target, json.loads(body), query["fieldManager"][0])
             self._reply(status, merged) if status == 200 else self._refuse(status, merged)
             return

@@ -97,7 +97,6 @@ class NodeTaint:
             async with asyncio.timeout(self._pace.longest):
                 await self.registered.wait()
         except TimeoutError:
-            log.warning("kubelet has not all lists after %g s: the Node gets no taint for that", self._pace.longest)
             await self._lift()
             await self.registered.wait()  # it may have been another agent's turn, which puts the taint at its end
         await self._lift()
@@ -108,10 +107,13 @@ class NodeTaint:
             pause = self._pace.retry
             try:
                 if await on_own_thread(lambda: self._change(tainted=False)):
-                    log.info("took the taint %s from the Node", KEY)
+                    why = (
+                        "kubelet has all lists" if self.registered.is_set() else "kubelet has had no lists for too long"
+                    )
+                    log.info("took the taint %s from the Node: %s", KEY, why)
                 return
             except ConfigError as error:
-                log.info("no taint is taken from the Node: %s: %s", error.source, "; ".join(error.problems))
+                log.debug("no taint is looked for: %s", error)
                 return
             except Refused as error:
                 if str(error) != said:

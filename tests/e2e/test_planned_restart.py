@@ -52,6 +52,11 @@ class Cluster:
         assert node is not None
         return list(node["spec"].get("taints", []))
 
+    def set_taints(self, *found: dict[str, str]) -> None:
+        node = self.server.state.get("Node", NODE)
+        assert node is not None
+        self.server.state.write("Node", NODE, {**node, "spec": {"taints": list(found)}}, "kubectl")
+
     def is_tainted(self) -> bool:
         return any(taint["effect"] == "NoSchedule" for taint in self.taints())
 
@@ -106,26 +111,27 @@ async def cluster(stage: Stage, document: dict[str, Any]) -> AsyncIterator[Clust
     """Play, with pods coming and going."""
     stage.build_node("h100-8gpu", with_links=False)
     stage.write_config(document)
-    kubelet = Kubelet(stage.folder / "kubelet", netns_dir=stage.folder / "netns", seed=7)
-    await kubelet.start()
-    with ApiServerStandIn() as server:
+    async with contextlib.AsyncExitStack() as stack:
+        server = stack.enter_context(ApiServerStandIn())
+        kubelet = Kubelet(stage.folder / "kubelet", netns_dir=stage.folder / "netns", seed=7)
+        await kubelet.start()
+        stack.push_async_callback(kubelet.close)
+        stack.push_async_callback(asyncio.to_thread, stage.close)
         (stage.folder / "kubeconfig").write_text(server.kubeconfig())
         server.state.add_node(NODE)
-        node = server.state.get("Node", NODE)
-        assert node is not None
-        # As kubelet registers a new node that it was told to taint.
-        server.state.write("Node", NODE, {**node, "spec": {"taints": [OTHER, taint()]}}, "kubelet")
         made = Cluster(stage, server, kubelet)
+        made.set_taints(OTHER, taint())  # as kubelet registers a new node that it was told to taint
         made.start_agent()
         await until(made.is_offered, DEADLINE)
         pods = asyncio.create_task(made.stream())
-        try:
-            yield made
-        finally:
-            pods.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await pods
-            await kubelet.close()
+        stack.push_async_callback(_ended, pods)
+        yield made
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def taint() -> dict[str, str]:
@@ -148,9 +154,7 @@ def test_with_the_taint_no_pod_is_rejected_by_a_node_whose_agent_restarts(stage:
 def test_without_it_pods_that_come_meanwhile_fail_for_good(stage: Stage) -> None:
     async def scenario() -> None:
         async with cluster(stage, {**RESOURCES, "restart": {"taint": False}}) as made:
-            node = made.server.state.get("Node", NODE)
-            assert node is not None
-            made.server.state.write("Node", NODE, {**node, "spec": {"taints": [OTHER]}}, "kubectl")
+            made.set_taints(OTHER)
             await made.run_pods(5)
             assert await made.restart() == 0
             assert {pod.reason for pod in made.failed} == {"UnexpectedAdmissionError"}

@@ -125,3 +125,23 @@ def test_it_runs_as_a_process_and_takes_faults_over_http(tmp_path: Path) -> None
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+def test_a_merge_patch_of_a_node_is_for_the_version_that_it_names() -> None:
+    with ApiServerStandIn() as server:
+        server.state.add_node("n")
+        node = call(server.port, "GET", "/api/v1/nodes/n")[1]
+        patch = {
+            "metadata": {"resourceVersion": node["metadata"]["resourceVersion"]},
+            "spec": {"taints": [{"key": "a"}]},
+        }
+
+        def merge(document: dict[str, Any]) -> tuple[int, Any]:
+            path = "/api/v1/nodes/n?fieldManager=x"
+            return call(server.port, "PATCH", path, document, "application/merge-patch+json")[:2]
+
+        status, changed = merge(patch)
+        assert (status, changed["spec"]) == (200, {"taints": [{"key": "a"}]})
+        assert changed["status"] == node["status"]
+        assert merge(patch)[0] == 409
+        assert merge({"spec": {"taints": None}})[1]["spec"] == {}

@@ -266,6 +266,25 @@ def test_an_agent_whose_daemon_set_stays_leaves_one(
     assert taints(server) == [MINE]
 
 
+def test_an_older_taint_that_could_not_be_taken_away_yet_stays_for_the_end(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
+) -> None:
+    set_taints(server, MINE)
+    server.state.set_fault(Fault(status=503))
+
+    async def scenario() -> None:
+        taint = registered(NodeTaint(open_api, NODE, pace=QUICK), Restart(taint=True, wait_seconds=0.5))
+        lifting = asyncio.create_task(taint.lift())
+        await until(lambda: server.state.counts.failures >= 1)
+        leaving = asyncio.create_task(taint.leave())
+        await asyncio.sleep(0)
+        server.state.set_fault(None)
+        await asyncio.gather(lifting, leaving)
+
+    asyncio.run(scenario())
+    assert taints(server) == [MINE]
+
+
 def test_what_is_put_for_the_end_is_not_taken_away_by_a_start_that_is_not_over(
     server: ApiServerStandIn, open_api: Callable[[], ApiServer]
 ) -> None:
