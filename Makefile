@@ -1,10 +1,8 @@
 # Every target may be run first: each prepares what it needs.
 .DEFAULT_GOAL := help
-WORKERS := $(shell echo $$(( 2 * $$(nproc) )))
-PYTEST := .venv/bin/python -m pytest --tx '$(WORKERS)*popen//python=hack/test-worker' --dist worksteal
 # What needs more of a machine: an image, containerd, a browser, helm, minutes of crashes, a virtual machine.
 SYSTEM := tests/containerd tests/browser tests/daemonset tests/hack tests/soak
-.PHONY: help setup shim demo test test-system check bench bench-alignment bench-fleet soak vm lock clean
+.PHONY: help setup shim demo test test-system check bench bench-alignment bench-dra bench-fleet soak vm lock clean
 NATIVE := hack/build-shim native
 
 help: ## this list
@@ -24,8 +22,7 @@ test: check ## every check, and all tests that need no more than this machine: m
 	@hack/setup --tests
 	@$(NATIVE)
 	@hack/fetch-promtool >/dev/null
-	@mkdir -p build/reports
-	$(PYTEST) --ignore tests/vm $(SYSTEM:%=--ignore %) --junit-xml build/reports/tests.xml
+	hack/run-tests tests --ignore tests/vm $(SYSTEM:%=--ignore %)
 
 test-system: setup ## tests with the image, containerd, a browser, helm, crashes and the virtual machine
 	@hack/setup --system
@@ -34,8 +31,7 @@ test-system: setup ## tests with the image, containerd, a browser, helm, crashes
 	@hack/fetch-kube >/dev/null
 	@hack/fetch-promtool >/dev/null
 	@hack/build-image --twice
-	@mkdir -p build/reports
-	$(PYTEST) $(SYSTEM) --junit-xml build/reports/system.xml
+	hack/run-tests system $(SYSTEM)
 	hack/vm/run-tests
 
 check: setup ## format, lint, types, import contracts, generated code
@@ -48,6 +44,10 @@ bench: setup ## measurements, into build/reports/bench.json
 bench-alignment: setup ## how near GPUs and NICs of one pod stand, into build/reports/alignment.json (NODES=folder)
 	@$(NATIVE)
 	hack/bench/alignment $(NODES)
+
+bench-dra: setup ## claims: how near NICs stand to GPUs, how long kubelet waits, what is written, into build/reports/dra.json
+	@$(NATIVE)
+	hack/bench/dra
 
 bench-fleet: setup ## what many agents ask of the API server, into build/reports/fleet.json
 	@$(NATIVE)

@@ -8,8 +8,16 @@ import sys
 from collections.abc import Sequence
 
 from agent.commands import run, version
-from agent.commands.exits import EXIT_STATUSES, FAILED, IN_USE, INTERRUPTED, NO_ANSWER, WRONG_INPUT
-from agent.commands.options import DEFAULT_CONFIG, Run
+from agent.commands.options import (
+    DEFAULT_CONFIG,
+    EXIT_STATUSES,
+    FAILED,
+    IN_USE,
+    INTERRUPTED,
+    NO_ANSWER,
+    WRONG_INPUT,
+    Run,
+)
 from agent.errors import AgentError, ConfigError, InUse, RequestInvalid, Unavailable
 from agent.model.printable import one_line
 
@@ -83,13 +91,13 @@ def _parser(*, for_agent: bool = False) -> argparse.ArgumentParser:
         topology,
         uninstall,
     )
-    from cni import commands as commands_of_cni
+    from cni.install import commands as commands_of_cni
 
     for module in (demo, status, events, release, pause_gpus, topology, check_config, config_schema, doctor):
         module.add(command)
     commands_of_cni.add(command)
     uninstall.add(command)
-    completion.add(command, lambda: parser)
+    completion.add(command, parser)
     version.add(command)
     return parser
 

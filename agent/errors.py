@@ -8,7 +8,10 @@
     │   └── NetlinkFailed       a netlink request was answered with an errno
     ├── AllocationError         a unit cannot be granted
     │   ├── UnknownUnit
-    │   └── UnitUnhealthy
+    │   ├── UnitUnhealthy
+    │   ├── ClaimInvalid        a claim's allocation or parameters cannot be used
+    │   ├── ClaimConflict       its device is in other hands
+    │   └── NotYet              its devices cannot be chosen now
     ├── AttachmentError         a device cannot enter or leave a pod
     │   ├── RequestInvalid      the CNI request or its netconf is wrong
     │   │   └── NotAllowed      it names a device that its pod may not have
@@ -30,7 +33,7 @@ has one table from classes to its own codes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 class AgentError(Exception):
@@ -101,6 +104,35 @@ class UnitUnhealthy(AllocationError):
     reason = "UnitUnhealthy"
 
 
+class ClaimInvalid(AllocationError):
+    """A claim's allocation or parameters cannot be used; only another claim, class or configuration helps."""
+
+    reason = "ClaimInvalid"
+
+
+class ClaimConflict(AllocationError):
+    """A device that somebody is to have alone is in other hands: a claim's, a plugin unit's, or a pod's."""
+
+    reason = "ClaimConflict"
+
+    def __init__(self, device: str, holder: str) -> None:
+        self.device = device
+        self.holder = holder
+        """In words."""
+        super().__init__(f"{device} is not free: {holder} has it, and must end first")
+
+
+class NotYet(AllocationError):
+    """The devices of a claim cannot be chosen now, and maybe in a moment."""
+
+    reason = "NotYet"
+
+    def __init__(self, text: str, devices: Collection[str] | None = None) -> None:
+        self.devices = tuple(devices) if devices is not None else None
+        """PCI addresses of those that others have, and that would do; None if that is not what it waits for."""
+        super().__init__(text)
+
+
 class AttachmentError(AgentError):
     """A device cannot enter or leave a pod."""
 
@@ -111,6 +143,10 @@ class RequestInvalid(AttachmentError):
     """The CNI request or its network configuration is wrong; repeating it cannot help."""
 
     reason = "RequestInvalid"
+
+
+class EnvironmentInvalid(RequestInvalid):
+    """A CNI_* variable is missing or wrong."""
 
 
 class NotAllowed(RequestInvalid):
@@ -175,6 +211,12 @@ class Unavailable(AgentError):
         self.retry_after = retry_after
         """Seconds the peer asked to wait, if it did."""
         super().__init__(text)
+
+
+class ConnectivityLimited(Unavailable):
+    """No pod can join a network now, and those that have joined may reach nobody."""
+
+    reason = "ConnectivityLimited"
 
 
 class Refused(Unavailable):

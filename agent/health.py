@@ -15,10 +15,8 @@ from functools import partial
 from agent.config import HealthSettings
 from agent.model.device import Gpu
 from agent.model.gpu_health import NO_TROUBLES, GpuEvent, judge_gpu, next_recovery
-from agent.model.health import Health
-from agent.model.hysteresis import Course, Patience, begun, step
-from agent.model.reasons import Reason
-from agent.model.terms import Terms
+from agent.model.health import Health, Reason
+from agent.model.health_policy import Course, HealthPolicy, Patience, begun, step
 
 
 class HealthBook:
@@ -35,6 +33,7 @@ class HealthBook:
         self._troubles = NO_TROUBLES
         self._turn = 0
         self._withheld: Reason | None = None
+        self._renumbered: frozenset[tuple[str, str]] = frozenset()
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -59,6 +58,17 @@ class HealthBook:
             self._withheld = reason
             self._ask_for_a_look()
 
+    @property
+    def renumbered(self) -> frozenset[tuple[str, str]]:
+        """Units (resource name, ID) whose containers kubelet would give another's device."""
+        return self._renumbered
+
+    @renumbered.setter
+    def renumbered(self, units: frozenset[tuple[str, str]]) -> None:
+        if units != self._renumbered:
+            self._renumbered = units
+            self._ask_for_a_look()
+
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call, on some thread, when a look should be taken at once."""
         self._listeners.append(listener)
@@ -73,8 +83,8 @@ class HealthBook:
         if is_news:
             self._ask_for_a_look()
 
-    def terms(self) -> Terms:
-        """Begin a look: the terms on which facts of this moment become health."""
+    def policy(self) -> HealthPolicy:
+        """Begin a look: how facts of this moment become health."""
         now = self._clock()
         with self._guard:
             # What two looks did not ask about is gone, or something graver hides it.
@@ -89,7 +99,7 @@ class HealthBook:
                 known = seen[subject] = raw, self.judge(subject, raw, now)
             return known[1]
 
-        return Terms(
+        return HealthPolicy(
             lasting=lasting,
             gpu=partial(self._judge_gpu, now=now),
             follow_link=self._settings.link == "follow",

@@ -4,8 +4,7 @@ An event names what changed, and only that is read again; all is read at the sta
 when nobody can say what changed. A full scan takes long on a large node, so small looks go on
 meanwhile, and what they looked at is looked at once more when the full scan is done.
 
-Followers wait for a newer generation and read the latest value. There is no queue, so no follower
-can take another's event, and one that was late or failed recovers with the next snapshot.
+Followers wait for another snapshot in its cell, and read the latest.
 """
 
 from __future__ import annotations
@@ -18,10 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from agent.config import Placement
 from agent.errors import AgentError, HardwareError
 from agent.hardware.host import Host, Watch
+from agent.hardware.places import read_places
 from agent.model.change import EVERYTHING, NOTHING, Change
 from agent.model.device import PciDevice, Problem, Snapshot
+from agent.state import Latest
 
 QUIET_SECONDS = 0.02
 """A burst of events is over when none came for so long."""
@@ -62,11 +64,11 @@ class Inventory:
         self.complain = complain
         """Is told which events cannot be heard, and None while all are."""
         self._poll_seconds = poll_seconds
+        self._placement = Placement()
         self.rescan_seconds = rescan_seconds
         self._clock = clock
-        self._snapshot = Snapshot()
-        self._changed = asyncio.Event()
-        """Set and replaced at each new generation: whoever holds the old one is woken for good."""
+        self.snapshot = Latest(Snapshot())
+        """The latest snapshot; generation 0 before the first scan."""
         self._scanning = asyncio.Lock()
         self._begun = 0
         self._last_good = 0
@@ -87,18 +89,6 @@ class Inventory:
         """How long the last full scan took."""
         self.updates = 0
         """Small looks finished so far."""
-        self.update_seconds = 0.0
-        """How long the last small look took."""
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """The latest snapshot; generation 0 before the first scan."""
-        return self._snapshot
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """What the last scan could not read."""
-        return self._snapshot.problems
 
     async def scan_now(self) -> Snapshot:
         """Return a snapshot that is not older than this call.
@@ -109,12 +99,12 @@ class Inventory:
         begun_before = self._begun
         async with self._scanning:
             if self._last_good > begun_before:
-                return self._snapshot  # that scan began after this call
+                return self.snapshot.value  # that scan began after this call
             self._begun += 1
             number, started = self._begun, self._clock()
             self._during_scan = NOTHING
             try:
-                found = await asyncio.to_thread(self._host.scan)
+                found = await asyncio.to_thread(self._look_at_all)
                 async with self._updating:
                     if self._during_scan:
                         found = await asyncio.to_thread(self._host.rescan, found, self._during_scan)
@@ -124,7 +114,26 @@ class Inventory:
                 self.scan_seconds = self._clock() - started
                 self.scans += 1
             self._last_good = number
-            return self._snapshot
+            return self.snapshot.value
+
+    def heed(self, placement: Placement) -> None:
+        """Go by what the configuration says of GPUs, from now on."""
+        if placement != self._placement:
+            self._placement = placement
+            self.rescan_soon("another configuration")
+
+    def _look_at_all(self) -> Snapshot:
+        """Scan, and add what the configuration says. A small look keeps that."""
+        placement, found = self._placement, self._host.scan()
+        found = replace(found, gpu_ids=placement.gpu_ids)
+        if placement.topology_file is None:
+            return found
+        try:
+            places = read_places(placement.topology_file)
+            return replace(found, places=places if places.source else found.places)
+        except HardwareError as error:
+            problem = Problem(str(placement.topology_file), str(error))
+            return replace(found, problems=(*found.problems, problem))
 
     async def begin(self) -> Snapshot:
         """Hear the kernel from now on, and scan. `run` need not scan at once then. Raises what the host raises."""
@@ -140,12 +149,6 @@ class Inventory:
         watch, self._watch = self._watch, None
         if watch is not None:
             await asyncio.to_thread(watch.close)
-
-    async def newer_than(self, generation: int) -> Snapshot:
-        """Wait for a snapshot newer than a generation, and return the latest."""
-        while self._snapshot.generation <= generation:
-            await self._changed.wait()
-        return self._snapshot
 
     def rescan_soon(self, what: str = "", change: Change = EVERYTHING) -> None:
         """Say that something may have changed. May be called from any thread; never blocks or raises."""
@@ -163,7 +166,7 @@ class Inventory:
 
     async def run(self) -> None:
         """Follow the hardware until cancelled."""
-        is_begun = self._watch is not None and not self._watch.unheard and self._snapshot.generation > 0
+        is_begun = self._watch is not None and not self._watch.unheard and self.snapshot.value.generation > 0
         self._loop = asyncio.get_running_loop()
         with self._guard:
             if not is_begun:
@@ -241,7 +244,7 @@ class Inventory:
             if change.everything:
                 full.set()
                 continue
-            if self._snapshot.generation == 0:
+            if self.snapshot.value.generation == 0:
                 if self._during_scan is not None:
                     self._during_scan |= change
                 continue
@@ -260,7 +263,7 @@ class Inventory:
         """Look for what no event tells of."""
         while True:
             await asyncio.sleep(self._poll_seconds)
-            change = await asyncio.to_thread(self._silent_changes, self._snapshot)
+            change = await asyncio.to_thread(self._silent_changes, self.snapshot.value)
             if change:
                 self.rescan_soon("a port changed", change)
 
@@ -281,22 +284,18 @@ class Inventory:
 
     async def _update(self, change: Change) -> None:
         async with self._updating:
-            started = self._clock()
-            found = await asyncio.to_thread(self._host.rescan, self._snapshot, change)
-            self.update_seconds = self._clock() - started
+            found = await asyncio.to_thread(self._host.rescan, self.snapshot.value, change)
             self.updates += 1
             if self._during_scan is not None:
                 self._during_scan |= change
             self._publish(found)
 
     def _publish(self, found: Snapshot) -> None:
-        self._log_problems(self._snapshot.problems, found.problems)
-        old = self._snapshot
+        self._log_problems(self.snapshot.value.problems, found.problems)
+        old = self.snapshot.value
         if old.generation > 0 and found == old:
             return
-        self._snapshot = replace(found, devices=_same_objects(old, found), generation=old.generation + 1)
-        woken, self._changed = self._changed, asyncio.Event()
-        woken.set()
+        self.snapshot.set(replace(found, devices=_same_objects(old, found), generation=old.generation + 1))
 
     def _log_problems(self, before: tuple[Problem, ...], now: tuple[Problem, ...]) -> None:
         """Say each problem once when it appears and once when it is gone."""

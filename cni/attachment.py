@@ -1,122 +1,163 @@
-"""What CNI does with devices: ADD in `attach`, DEL and healing in `detach`, CHECK and GC in `check`."""
+"""What CNI does with devices: ADD in `attach`, DEL in `detach`, healing in `heal`, CHECK, GC and STATUS in `check`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.errors import RequestInvalid
-from agent.hardware.host import Host
-from agent.ledger import Ledger
-from agent.model.allocation import PodRef
-from agent.model.device import Snapshot
-from agent.model.shares import is_share_id
-from cni import chained_rdma, check, foreign, readiness
-from cni.adoption import Adopter
-from cni.attach import BUSY_SECONDS, MAX_ADDING, Attaching
-from cni.call import Call, GrantedDevice, NoSlots, Slots
-from cni.detach import HEAL_SECONDS, Detaching, PodKnown, Tell, tell_nobody
+from agent.errors import HardwareError, RequestInvalid
+from agent.model.allocation import Attachment, PodRef
+from cni import check
+from cni.attach import BUSY_SECONDS, MAX_ADDING, Attacher
+from cni.call import Call, NoSlots, Slots
+from cni.condition import PodKnown, nobody_to_ask
+from cni.detach import Detacher
 from cni.finding import NETNS_FOLDERS, Finder
-from cni.locks import DeviceLocks
-from cni.others import NO_OTHERS, Others
+from cni.grants import NO_GRANTS, Grants
+from cni.heal import HEAL_SECONDS, Healer
+from cni.ipam.leases import LeaseBook
+from cni.migrate import sriov_state
+from cni.migrate.adoption import Adopter
+from cni.node import Node
 from cni.permission import Permission
+from cni.places import Places, Rules
 from cni.pool import Pool
 from cni.release import Wish, release
+from cni.targets import Targets
 
-__all__ = ["Attachments", "Call", "GrantedDevice"]
+Ended = Callable[[PodRef, float | None], object]
+"""Hears that a DEL has come for a pod; if it lay on disk before, since when (seconds since the epoch)."""
+RDMA = "rdma"
+"""Type of the plugin that is chained after the one that brings the interface, and moves its RDMA device.
+
+It demands that the system keeps RDMA devices apart. Here the RDMA device goes along with the interface already, in the
+call before. So ADD passes the result on, after a look at whether the pod has what the chain was written for; DEL and
+CHECK leave all to the call before.
+"""
 
 
-class Attachments(Detaching):
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How long to wait, how many at once, and where things are."""
+
+    busy_seconds: float = BUSY_SECONDS
+    """How long an ADD waits for its device's former owner."""
+    heal_seconds: float = HEAL_SECONDS
+    """How long healing waits for a device."""
+    max_adding: int = MAX_ADDING
+    """So many ADDs with a device are in flight at once."""
+    netns_folders: Sequence[Path] = NETNS_FOLDERS
+    """Where the runtime binds its pods' namespaces."""
+    foreign_state: Path = sriov_state.STATE
+    """Where the replaced plugins keep their state, and …"""
+    foreign_run: Path = sriov_state.RUN
+    """… their locks."""
+
+
+class Attachments:
     """Devices in pods, on the ledger and the hardware. Methods block and may run on many threads at once."""
 
     def __init__(
-        self,
-        host: Host,
-        ledger: Ledger,
-        snapshot: Callable[[], Snapshot],
-        granted: Callable[[PodRef], Sequence[GrantedDevice]],
-        *,
-        busy_seconds: float = BUSY_SECONDS,
-        max_adding: int = MAX_ADDING,
-        netns_folders: Sequence[Path] = NETNS_FOLDERS,
-        foreign_folders: tuple[Path, Path] = (foreign.STATE, foreign.RUN),
-        network_of: Callable[[str], Mapping[str, Any] | None] = lambda resource_name: None,
-        observe_steps: Callable[[Mapping[str, float]], None] = lambda seconds: None,
-        slots: Slots | None = None,
-        tell_lost: Tell = tell_nobody,
-        heal_seconds: float = HEAL_SECONDS,
-        others: Others = NO_OTHERS,
-        pod_ended: Callable[[PodRef, float | None], None] = lambda pod, spooled_at: None,
-        verbs_node: Callable[[str], str | None] = lambda device: None,
+        self, node: Node, grants: Grants = NO_GRANTS, slots: Slots | None = None, settings: Settings | None = None
     ) -> None:
-        """`granted` lists the VFs that kubelet gave to a pod; it may raise Unavailable. `slots` chooses devices late.
-
-        `netns_folders` are where the runtime binds its pods' namespaces, `foreign_folders` where the replaced
-        plugins keep their state and their locks. `network_of` tells which network a resource's VFs join.
-        `observe_steps` is told what each of `laps.STEPS` took of an ADD that succeeded, `tell_lost` what the host does
-        not take back with a device. `heal_seconds` is how long `heal` waits for a device, `others` tells what resources
-        offer and kubelet gave. `pod_ended` is told of each DEL, and since when it lay on disk, if it did. `verbs_node`
-        tells which one kubelet was told of a device when it was granted, if that is known. `max_adding` is how many
-        ADDs with a device may be under way at once.
-        """
-        locks = DeviceLocks()
+        """`slots` chooses devices late."""
+        settings = settings or Settings()
+        self._node = node
         self._slots = slots or NoSlots()
-        self._pod_ended = pod_ended
-        super().__init__(host, ledger, snapshot, locks, tell_lost, heal_seconds)
-        self.finder = Finder(host, ledger, locks, snapshot, netns_folders=netns_folders, network_of=network_of)
-        state, run = foreign_folders
-        self.adopter = Adopter(host, ledger, locks, snapshot, state=state, run=run, netns_folders=netns_folders)
-        self._attaching = Attaching(
-            *(host, ledger, snapshot, granted, self._slots, Pool(ledger, snapshot, others)),
-            *(Permission(host, ledger, snapshot, others), locks, self),
-            busy_seconds=busy_seconds,
-            max_adding=max_adding,
-            observe_steps=observe_steps,
-            verbs_node=verbs_node,
+        self._grants = grants
+        self._on_end: tuple[Ended, ...] = ()
+        self.detacher = Detacher(node)
+        self._healer = Healer(node, self.detacher, settings.heal_seconds)
+        self.finder = Finder(node, grants, netns_folders=settings.netns_folders)
+        self.adopter = Adopter(
+            node, state=settings.foreign_state, run=settings.foreign_run, netns_folders=settings.netns_folders
         )
+        places = Places("ADDs under way", Rules(settings.max_adding))
+        targets = Targets(node, grants, self._slots, Pool(node, grants), Permission(node, grants), places)
+        self._attacher = Attacher(node, targets, self.detacher, grants, places, settings.busy_seconds)
+
+    def watch_ends(self, listener: Ended) -> None:
+        """Tell of each DEL of a pod, on the thread that carries it out."""
+        self._on_end = (*self._on_end, listener)
+
+    @property
+    def leases(self) -> LeaseBook:
+        """What pods have leased, and what is owed."""
+        return self.detacher.leases
+
+    def close(self, seconds: float = 1.0) -> None:
+        """Wait a bounded time for devices on their way back; the rest is found at the next start."""
+        self.detacher.close(seconds)
 
     def add(self, call: Call) -> Mapping[str, Any]:
         """Attach the call's devices and return the CNI result. The same ADD again answers the same."""
-        if call.conf.kind == chained_rdma.KIND:
-            return chained_rdma.add(self._ledger, self._snapshot(), call)
-        return self._attaching.add(self._upon_adapter(call))
-
-    def _upon_adapter(self, call: Call) -> Call:
-        """Put an adapter in the place of the share of it by which Multus names it: the share is what kubelet gave."""
-        share = call.conf.device
-        if share is None or not is_share_id(share):
-            return call
-        adapter = next((grant.device for grant in self._ledger.grants() if grant.unit_id == share), None)
-        if adapter is None and call.conf.master is None:
-            raise RequestInvalid(f"deviceID {share} is a share that kubelet has given to no pod")
-        return replace(call, conf=replace(call.conf, device=adapter))
+        return self._pass_on(call) if call.conf.kind == RDMA else self._attacher.add(call)
 
     def delete(self, call: Call) -> None:
         """Promise to detach what this container and interface own. Nothing owned is success."""
-        if call.conf.kind != chained_rdma.KIND and not self.is_out_of_date(call):
+        if call.conf.kind != RDMA and not self.detacher.is_out_of_date(call):
+            if not self._node.ledger.attachments_of(call.container_id, call.ifname):
+                self.adopter.adopt_of(call.container_id, call.ifname)
             self.finder.name_owner(call)
-            super().delete(call)
+            self.detacher.delete(call)
             self._slots.unbind(call.container_id, call.ifname)
+            self._grants.detached(call.container_id, call.pod)
             if call.pod.name:
-                self._pod_ended(call.pod, call.spooled_at)
+                for listener in self._on_end:
+                    listener(call.pod, call.spooled_at)
 
     def check(self, call: Call) -> None:
         """Compare what was set up with what is. Raises AttachmentError that lists the differences."""
-        if call.conf.kind != chained_rdma.KIND:
-            check.check(self._host, self._ledger, self.leases, call)
+        if call.conf.kind != RDMA:
+            check.check(self._node.host, self._node.ledger, self.leases, call)
 
     def collect(self, call: Call) -> None:
         """GC: detach what this network holds for containers that the runtime no longer lists."""
-        check.collect(self._ledger, self, call)
+        check.collect(self._node.ledger, self.detacher, call)
         self.leases.collect(call)
-
-    def release(self, wish: Wish, pod_known: PodKnown) -> str:
-        """Let go of a device by the operator's word, and tell what was done. Raises AgentError."""
-        return release(self._host, self._ledger, self._locks, self, wish, pod_known)
 
     def status(self, call: Call) -> None:
         """Raise AgentError if the network, as far as its configuration tells, could take no pod now."""
-        readiness.check(self._host, call.conf)
+        check.status(self._node.host, call.conf)
         self.leases.status(call)
+
+    def heal(self, device: str, pod_known: PodKnown = nobody_to_ask) -> str | None:
+        """Finish what a crash, a lost DEL or a reboot left of an attachment, as `Healer.heal` does."""
+        return self._healer.heal(device, pod_known)
+
+    def await_detached(self, rows: Iterable[Attachment], seconds: float) -> tuple[Attachment, ...]:
+        """Wait a bounded time for devices on their way back. Return the rows of those that are not back."""
+        return self.detacher.await_detached(rows, seconds)
+
+    def release(self, wish: Wish, pod_known: PodKnown) -> str:
+        """Let go of a device by the operator's word, and tell what was done. Raises AgentError."""
+        return release(self._node, self.detacher, wish, pod_known)
+
+    def _pass_on(self, call: Call) -> Mapping[str, Any]:
+        """Pass the previous result on. Raises RequestInvalid or HardwareError where the pod has no RDMA device.
+
+        In shared mode every pod sees all RDMA devices, and the chain asks for nothing that is not there.
+        """
+        conf, ledger = call.conf, self._node.ledger
+        if conf.prev_result is None:
+            raise RequestInvalid("prevResult is missing: chain type rdma after sriov, ib-sriov or nodefabric")
+        if not self._node.snapshot.rdma_exclusive:
+            return conf.prev_result
+        rows = ledger.attachments_of(call.container_id, call.ifname)
+        bound = ledger.binding_of(conf.device) if conf.device is not None else None
+        device = bound.device if bound is not None else conf.device
+        mine = [row for row in rows if device in (None, row.device)]
+        if not mine:
+            raise HardwareError(
+                f"{device or call.ifname} was brought into the pod by another plugin, and its RDMA device stayed in"
+                " the host: let type sriov, ib-sriov or nodefabric bring it, which take the RDMA device along"
+            )
+        without = [row.device for row in mine if row.undo.rdma is None]
+        if without:
+            raise HardwareError(
+                f"{', '.join(without)} came into the pod without an RDMA device: load its RDMA driver (mlx5_ib, irdma"
+                " …), or take type rdma out of the chain"
+            )
+        return conf.prev_result

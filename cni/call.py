@@ -8,13 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from agent.config.networks import NO_IPAM
+from agent.config.routing import NO_ROUTING
 from agent.model.allocation import Attachment, PodRef
-from cni import ipam
-from cni.kinds import NO_IPAM
+from cni.grants import GrantedDevice
+from cni.ipam import plugins as ipam
 from cni.netconf import NetConf
 
 BEGUN = "begun"
 """Of the request in a row: when its ADD began, as time.time tells. A row that came otherwise has none."""
+ROUTING = "routing"
+"""Of the request in a row: what `Routing.document` made. A row of an earlier version has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +37,6 @@ class Call:
     """Processor on which the caller ran when it called, if that is known."""
     spooled_at: float | None = None
     """When a DEL was put on disk, as time.time tells; None for one that comes at this moment."""
-
-
-@dataclass(frozen=True, slots=True)
-class GrantedDevice:
-    """A VF that kubelet granted to a pod, and the network it joins."""
-
-    device: str
-    resource_name: str
-    network: Mapping[str, Any] | None
-    unit_id: str = ""
-    """The slot that the device was chosen for; empty for a unit that names its device itself."""
 
 
 class Slots(Protocol):
@@ -88,6 +81,7 @@ def request_of(call: Call, conf: NetConf) -> dict[str, Any]:
         "altnames": list(conf.altnames),
         "device_info_file": conf.device_info_file,
         "network": network,
+        ROUTING: conf.routing.document() if conf.routing is not NO_ROUTING else {},
         "cni_args": call.cni_args,
         "cni_path": call.cni_path,
     }

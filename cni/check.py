@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from ipaddress import ip_address, ip_interface, ip_network
 from typing import Any
 
-from agent.errors import AttachmentError, RequestInvalid
+from agent.errors import AttachmentError, ConnectivityLimited, RequestInvalid, Unavailable
 from agent.hardware import netns as namespaces
-from agent.hardware.host import Host
+from agent.hardware.host import Host, Link
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState
-from cni.call import Call, with_path
-from cni.detach import Detaching
-from cni.leases import LeaseBook
+from agent.model.device import is_pci_address
+from cni import result
+from cni.call import ROUTING, Call, with_path
+from cni.detach import Detacher
+from cni.ipam.leases import LeaseBook
 from cni.modes.choice import mode_of
+from cni.netconf import NetConf
 
 GC_SECONDS = 10.0
 """How long GC waits for devices to be back, to be able to report those that are not."""
@@ -45,6 +48,7 @@ def check(host: Host, ledger: Ledger, leases: LeaseBook, call: Call) -> None:
             found += filter(None, [leases.check(row)])
             if row.undo.mode != "vfio":  # else a program in the pod has the addresses
                 found += _address_differences(host, row, call, call.netns)
+                found += _routing_differences(host, ledger, row, call)
     answer = call.conf.prev_result or rows[0].result or {}
     if any(row.undo.mode != "vfio" for row in rows):
         found += _route_differences(host, answer, call.netns)
@@ -54,15 +58,24 @@ def check(host: Host, ledger: Ledger, leases: LeaseBook, call: Call) -> None:
 
 def _address_differences(host: Host, row: Attachment, call: Call, netns: int) -> list[str]:
     """Tell which addresses are missing that the answer gave to this interface."""
-    answer = call.conf.prev_result or row.result or {}
-    interfaces = answer.get("interfaces") or []
-    index = next((i for i, entry in enumerate(interfaces) if entry.get("name") == row.ifname), None)
-    if index is None:
+    given = result.ips_of(call.conf.prev_result or row.result or {}, row.ifname)
+    if given is None:
         return [f"prevResult has no interface {row.ifname}"]
     # In the kernel's spelling.
-    given = {str(ip_interface(ip["address"])) for ip in answer.get("ips") or [] if ip.get("interface") == index}
-    missing = given - set(host.links.addresses(row.ifname, netns))
+    missing = {str(ip_interface(ip["address"])) for ip in given} - set(host.links.addresses(row.ifname, netns))
     return [f"{row.ifname} lacks address {address}" for address in sorted(missing)]
+
+
+def _routing_differences(host: Host, ledger: Ledger, row: Attachment, call: Call) -> list[str]:
+    """Tell what is missing of what the network says of routes, rules, neighbours and settings."""
+    rows = [other for other in ledger.attachments() if other.owner.netns == row.owner.netns]
+    if not row.request.get(ROUTING) and len(rows) == 1:
+        return []
+    from cni import routing
+
+    assert call.netns is not None
+    answer = call.conf.prev_result or row.result or {}
+    return routing.differences(host.links, call.netns, row, rows, answer)
 
 
 def _route_differences(host: Host, answer: Mapping[str, Any], netns: int) -> list[str]:
@@ -82,7 +95,7 @@ def _route_differences(host: Host, answer: Mapping[str, Any], netns: int) -> lis
     ]
 
 
-def collect(ledger: Ledger, detaching: Detaching, call: Call, seconds: float = GC_SECONDS) -> None:
+def collect(ledger: Ledger, detacher: Detacher, call: Call, seconds: float = GC_SECONDS) -> None:
     """GC: detach what this network holds for containers that the runtime no longer lists.
 
     All are begun with before any is waited for, so that none keeps another. Raises AttachmentError that names
@@ -99,9 +112,30 @@ def collect(ledger: Ledger, detaching: Detaching, call: Call, seconds: float = G
     ledger.begin_detach([row.attachment_id for row in dead])
     for row in dead:
         log.info("garbage: %s of container %s", row.device, row.owner.container_id)
-        detaching.start_detach(with_path(row, call), None)
-    left = detaching.await_detached(dead, seconds)
+        detacher.start_detach(with_path(row, call), None)
+    left = detacher.await_detached(dead, seconds)
     if left:
         reasons = {entry.device: entry.reason for entry in ledger.quarantines()}
         told = (f"{row.device}: {reasons.get(row.device, 'still on its way back')}" for row in left)
         raise AttachmentError(f"{len(left)} of {len(dead)} stale attachments are not cleaned up yet: {'; '.join(told)}")
+
+
+def status(host: Host, conf: NetConf) -> None:
+    """Raise Unavailable if the network's parent interface is missing, ConnectivityLimited if it is down.
+
+    Of several PFs one that is up will do. A network that names none is as ready as the agent: its devices are known
+    at ADD only.
+    """
+    key, names = ("master", [conf.master]) if conf.master is not None else ("pf", [one.pf for one in conf.pf])
+    if not names:
+        return
+    found = [link for name in names if (link := _find(host, name)) is not None]
+    told = " or ".join(names)
+    if not found:
+        raise Unavailable(f"the interface {told} is not in the host: load its driver, or change {key}")
+    if not any(link.up for link in found):
+        raise ConnectivityLimited(f"the interface {told} is down: set it up (ip link set {found[0].name} up)")
+
+
+def _find(host: Host, name: str) -> Link | None:
+    return host.find_netdev(name) if is_pci_address(name) else host.links.find(name)

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from agent.errors import AgentError, DeviceBusy, HardwareError
 from agent.hardware import netns as namespaces
-from agent.hardware import udev
-from agent.hardware.host import Host, Link
-from agent.ledger import Ledger
+from agent.hardware.host import Link
+from agent.hardware.sysfs.netdev import udev_properties
 from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
-from agent.model.device import PciDevice, Snapshot
-from agent.model.known import KnownDevice
-from agent.model.names import is_left_over, is_strange, usual_name
+from agent.model.device import PciDevice
+from agent.model.vf_identity import KnownDevice, is_left_over, is_strange, usual_name
 from cni import netconf
 from cni.call import Call, request_of
-from cni.locks import DeviceLocks
+from cni.grants import NO_GRANTS, Grants
 from cni.modes.moving import EVERYBODY
+from cni.node import Node
 
 UNKNOWN = "?"
 """Stands for a container, an interface of a call and a network that nobody remembers: no request can name it."""
@@ -54,35 +52,22 @@ NETNS_FOLDERS = (Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/dock
 log = logging.getLogger(__name__)
 
 
-def _no_network(resource_name: str) -> Mapping[str, Any] | None:
-    return None
-
-
 class Finder:
     """Gives rows to VFs that have lost theirs. Methods block."""
 
     def __init__(
         self,
-        host: Host,
-        ledger: Ledger,
-        locks: DeviceLocks,
-        snapshot: Callable[[], Snapshot],
+        node: Node,
+        grants: Grants = NO_GRANTS,
         *,
         netns_folders: Sequence[Path] = NETNS_FOLDERS,
         processes: Path = Path("/proc"),
-        network_of: Callable[[str], Mapping[str, Any] | None] = _no_network,
     ) -> None:
-        """`netns_folders` are where runtimes bind their pods' namespaces; `processes` is /proc.
-
-        `network_of` tells what network a resource's VFs join when a chained call brings them in.
-        """
-        self._host = host
-        self._ledger = ledger
-        self._locks = locks
-        self._snapshot = snapshot
+        """`netns_folders` are where runtimes bind their pods' namespaces; `processes` is /proc."""
+        self._node = node
+        self._grants = grants
         self._netns_folders = tuple(netns_folders)
         self._processes = processes
-        self._network_of = network_of
 
     def in_namespaces(
         self,
@@ -117,7 +102,7 @@ class Finder:
         # The runtime may have told the container; what its network asked for only the call tells.
         unnamed = [
             row
-            for row in self._ledger.attachments()
+            for row in self._node.ledger.attachments()
             if row.request.get("name") == UNKNOWN and row.owner.container_id in (UNKNOWN, call.container_id)
         ]
         if not unnamed:
@@ -129,12 +114,13 @@ class Finder:
             mine = here
         for row in mine:
             conf = call.conf
-            network = self._network_of(row.resource_name or self._ledger.granted_resource(row.device) or "")
+            resource_name = row.resource_name or self._node.ledger.granted_resource(row.device) or ""
+            network = self._grants.network_of(resource_name, row.device)
             if conf.ipam is None and network is not None:
                 conf = netconf.with_network(conf, network)
             owner = Owner(call.container_id, call.ifname, call.pod, netns)
             log.warning("%s in pod %s turns out to be container %s's", row.device, call.pod, call.container_id)
-            self._ledger.name_owner(row, owner, request_of(call, conf))
+            self._node.ledger.name_owner(row, owner, request_of(call, conf))
 
     def under_a_strange_name(self, device: str, known: KnownDevice | None) -> bool:
         """Give a row to a VF that came back under a pod's name, so that it is put back. False if it is not so.
@@ -142,17 +128,20 @@ class Finder:
         Who comes back is down (net/core/dev.c, __dev_change_net_namespace). One that is up has a use in the host,
         and its name is somebody's choice.
         """
-        with self._locks.hold([device], seconds=0.2):
-            facts = self._snapshot().by_address.get(device)
-            link = self._host.find_netdev(device)
-            if facts is None or link is None or link.up or self._ledger.attachment_on(device) is not None:
+        with self._node.locks.hold([device], seconds=0.2):
+            facts = self._node.snapshot.by_address.get(device)
+            link = self._node.host.find_netdev(device)
+            if facts is None or link is None or link.up or self._node.ledger.attachment_on(device) is not None:
                 return False
-            usual = usual_name(facts, self._snapshot(), self._name_in(known), self.udev(link.ifindex))
+            usual = usual_name(facts, self._node.snapshot, self._name_in(known), self.udev(link.ifindex))
             if not is_strange(link.name, usual):
                 return False
             log.warning(
                 "%s is in the host as %s, left by nobody known; it should be %s (%s)",
-                *(device, link.name, usual.name, usual.witness.value),
+                device,
+                link.name,
+                usual.name,
+                usual.witness.value,
             )
             undo = self._undo(facts, link, usual.name, known)
             owner = Owner(UNKNOWN, UNKNOWN, NOBODY, NetnsId(0, 0))
@@ -161,18 +150,18 @@ class Finder:
 
     def udev(self, ifindex: int) -> Mapping[str, str]:
         """Read what udev's database says of an interface in the host; nothing where there is none."""
-        return udev.properties(self._host.root, ifindex)
+        return udev_properties(self._node.host.root, ifindex)
 
     def _name_in(self, known: KnownDevice | None) -> str | None:
         """Return what a device was called in this boot; what it was in an earlier one says nothing."""
-        return known.netdev if known is not None and known.boot_id == self._ledger.boot_id else None
+        return known.netdev if known is not None and known.boot_id == self._node.ledger.boot_id else None
 
     def _among(self, netns: NetnsId, path: Path, lost: set[str]) -> set[str]:
         try:
             with _opened(path) as descriptor:
                 if namespaces.identity(descriptor.fileno()) != netns:
                     return set()
-                found = self._host.links.listed(descriptor.fileno(), lambda link: link.device in lost)
+                found = self._node.host.links.listed(descriptor.fileno(), lambda link: link.device in lost)
                 return {link.device for link in found if link.device is not None}
         except FileNotFoundError:  # its last process has ended since it was listed
             return set()
@@ -182,16 +171,16 @@ class Finder:
 
     def _take_over(self, device: str, owner: Owner, path: Path, resource_name: str) -> bool:
         try:
-            with self._locks.hold([device], seconds=0.2), _opened(path) as descriptor:
-                facts = self._snapshot().by_address.get(device)
+            with self._node.locks.hold([device], seconds=0.2), _opened(path) as descriptor:
+                facts = self._node.snapshot.by_address.get(device)
                 # Now that nobody else is at it: an ADD may have begun, or a DEL ended, since it was searched.
-                if facts is None or self._ledger.attachment_on(device) or self._host.find_netdev(device):
+                if facts is None or self._node.ledger.attachment_on(device) or self._node.host.find_netdev(device):
                     return False
-                link = self._host.links.find_device(device, descriptor.fileno())
+                link = self._node.host.links.find_device(device, descriptor.fileno())
                 if link is None or namespaces.identity(descriptor.fileno()) != owner.netns:
                     return False
-                known = next((k for k in self._ledger.known_devices() if k.device == device), None)
-                name = usual_name(facts, self._snapshot(), self._name_in(known)).name
+                known = next((k for k in self._node.ledger.known_devices() if k.device == device), None)
+                name = usual_name(facts, self._node.snapshot, self._name_in(known)).name
                 undo = self._undo(facts, link, name, known)
                 owner = replace(owner, cni_ifname=link.name)  # as Multus calls; a chained call says eth0
                 self._write(device, owner, link.name, undo, str(path), AttachmentState.ATTACHED, resource_name)
@@ -211,13 +200,16 @@ class Finder:
         state: AttachmentState,
         resource_name: str = "",
     ) -> None:
-        resource_name = resource_name or self._ledger.granted_resource(device) or ""
-        document = self._network_of(resource_name) if owner.container_id != UNKNOWN else None
-        conf = netconf.from_document(dict(document) if document is not None else {})
+        resource_name = resource_name or self._node.ledger.granted_resource(device) or ""
+        network = self._grants.network_of(resource_name, device) if owner.container_id != UNKNOWN else None
+        conf = netconf.from_document({})
+        if network is not None:
+            conf = netconf.with_network(conf, network)
         call = Call(owner.container_id, ifname, None, netns_path, owner.pod, "", CNI_PATH, conf)
+        claim = self._node.ledger.claim_on(device)
         # Whatever it was set up with, all of it is in the undo record. Its addresses can be given back.
         request = {**request_of(call, conf), "name": UNKNOWN, "settings": VfSettings().document(), "mtu": None}
-        self._ledger.adopt(
+        self._node.ledger.adopt(
             owner,
             ifname=ifname,
             device=device,
@@ -226,12 +218,13 @@ class Finder:
             netns_path=netns_path,
             request=request,
             state=state,
+            claim_uid=claim.ref.uid if claim is not None and claim.is_for(owner.pod) else "",
         )
 
     def _undo(self, facts: PciDevice, link: Link, name: str, known: KnownDevice | None) -> Undo:
         """Work out how a VF was before its pod had it."""
-        same_boot = known if known is not None and known.boot_id == self._ledger.boot_id else None
-        pf = self._snapshot().pf_netdev(facts)
+        same_boot = known if known is not None and known.boot_id == self._node.ledger.boot_id else None
+        pf = self._node.snapshot.pf_netdev(facts)
         settings = VfSettings()
         if pf is not None and facts.vf_index is not None:
             settings = self._settings(facts, pf.name, facts.vf_index, same_boot.mac if same_boot else None)
@@ -259,7 +252,7 @@ class Finder:
     def _settings(self, facts: PciDevice, pf_netdev: str, vf_index: int, own_mac: str | None) -> VfSettings:
         """List what the PF enforces and should not: what differs from a VF of its that no pod has."""
         try:
-            now = self._host.vf_control.read(pf_netdev, vf_index)
+            now = self._node.host.vf_control.read(pf_netdev, vf_index)
             pattern = self._untouched(facts, pf_netdev) or CLEAN
         except HardwareError as error:
             log.warning("what %s enforces on %s stays: %s", pf_netdev, facts.address, error)
@@ -282,7 +275,7 @@ class Finder:
         """Read what the PF enforces on a VF that no pod has."""
         for neighbour in self._neighbours(facts):
             if neighbour.vf_index is not None:
-                return self._host.vf_control.read(pf_netdev, neighbour.vf_index)
+                return self._node.host.vf_control.read(pf_netdev, neighbour.vf_index)
         return None
 
     def _usual_mtu(self, facts: PciDevice) -> int | None:
@@ -292,9 +285,9 @@ class Finder:
 
     def _neighbours(self, facts: PciDevice) -> tuple[PciDevice, ...]:
         """List the same PF's VFs that are in the host, without a row, and not just back from a pod."""
-        snapshot = self._snapshot()
+        snapshot = self._node.snapshot
         pf = snapshot.parent(facts)
-        held = {row.device for row in self._ledger.attachments()} | {facts.address}
+        held = {row.device for row in self._node.ledger.attachments()} | {facts.address}
         siblings = (snapshot.by_address.get(address) for address in (pf.vfs if pf is not None else ()))
         return tuple(
             s

@@ -1,13 +1,14 @@
 """Which pods may have something that comes into their network, on file for the relay.
 
 A pod that is not named there starts and ends without the agent, whether that lives, hangs or is away. So the file is
-brought up to date before anybody is answered who could make it untrue: a grant that may be of such a device is in it
-before it is in the ledger, and there before kubelet hears of it. It counts for one boot, and is not synced:
+brought up to date before anybody is answered who could make it untrue: a grant or a claim that may be of such a device
+is in it before it is in the ledger, and there before kubelet hears of it. It counts for one boot, and is not synced:
 
-    nodefabric-pods 1
+    nodefabric-pods 2
     boot <ID of the boot>
     unknown <1 if there is something whose pod is not known yet, else 0>
     <namespace/name of a pod, its UID, or the ID of its sandbox: each on a line of its own, sorted>
+    <namespace/ for any pod of it: among those>
     end
 
 There is no file while the books may lack something: until they have agreed with kubelet's word once in this boot.
@@ -21,17 +22,19 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.config import Resource
+from agent.config import Config, Resource
 from agent.errors import LedgerError
+from agent.kubelet import checkpoint
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, Binding, Grant, PodRef
+from agent.model.claims import Claim, ClaimDevice
 from agent.model.device import is_pci_address
-from agent.model.shares import is_share_id
-from agent.model.slots import is_slot_id
+from agent.model.unit_id import UnitId
+from agent.state import Latest
 
 SUFFIX = ".pods"
 """The file is called like the socket, and this."""
@@ -40,8 +43,11 @@ MAX_BYTES = 256 << 10
 """The relay reads no more."""
 MAX_KEPT = 1024
 """Of so many names it is remembered that they are good."""
-_HEAD, _END = "nodefabric-pods 1", "end"
-_NAME = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_.-]{0,254}/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
+_HEAD, _END = "nodefabric-pods 2", "end"
+_EARLIER = ("nodefabric-pods 1",)
+"""What files of earlier versions begin with: they name no namespaces, and are believed as much."""
+_WORD = "[A-Za-z0-9][A-Za-z0-9_.-]{0,254}"
+_NAME = re.compile(f"(?:{_WORD}/)?{_WORD}|{_WORD}/")
 """Whoever is called otherwise is never let through."""
 
 log = logging.getLogger(__name__)
@@ -66,11 +72,42 @@ def may_join(resource: Resource | None, unit_id: str, device: str) -> bool:
     `resource` is None for one that is configured no more: then nobody knows what its devices were for. A slot stands
     for a device, whatever has become of its resource.
     """
-    if is_slot_id(unit_id):
+    if UnitId.parse(unit_id).is_slot:
         return True
     if resource is not None:
         return resource.joins_network
-    return is_pci_address(device) and not is_share_id(unit_id)
+    return is_pci_address(device) and not UnitId.parse(unit_id).is_share
+
+
+def noted_pods(config: Config) -> frozenset[str] | None:
+    """List the UIDs of pods to which kubelet's checkpoint counts what comes into a network; None if there is none."""
+    found = checkpoint.entries(config.kubelet_dir)
+    if found is None:
+        return None
+    names = {resource.name for resource in config.resources if resource.joins_network}
+    return frozenset(
+        entry.pod_uid
+        for entry in found
+        if entry.resource_name in names or any(UnitId.parse(unit).is_slot for unit in entry.unit_ids)
+    )
+
+
+def names_of_claim(claim: Claim, resources: Mapping[str, Resource]) -> tuple[str | None, ...]:
+    """Name the pods that may have something of a claim's in their network; None among them is any other one.
+
+    A pod of the claim's namespace that comes later may use it, too, unless that has an owner.
+    """
+    if not any(claim_may_join(resources.get(device.resource_name), device) for device in claim.devices):
+        return ()
+    pods = tuple(name_of(pod) for pod in claim.pods)
+    return (*pods, claim.only_pod or f"{claim.ref.namespace}/")
+
+
+def claim_may_join(resource: Resource | None, device: ClaimDevice) -> bool:
+    """Tell whether a claim's device may come into its pod's network. `resource` as in `may_join`."""
+    if device.admin:
+        return False
+    return device.kind != "hca" or bool(device.network) or resource is None or resource.joins_network
 
 
 def name_of(pod: PodRef | None, container_id: str = "") -> str | None:
@@ -99,7 +136,7 @@ def is_of_boot(content: bytes | None, boot_id: str) -> bool:
     """Tell whether a file is whole and of this boot."""
     if content is None or not content.endswith(f"\n{_END}\n".encode()):
         return False
-    return content.startswith(f"{_HEAD}\nboot {boot_id}\nunknown ".encode())
+    return any(content.startswith(f"{head}\nboot {boot_id}\nunknown ".encode()) for head in (_HEAD, *_EARLIER))
 
 
 class Holders:
@@ -110,29 +147,31 @@ class Holders:
         path: Path,
         boot_id: str,
         ledger: Ledger,
-        resources: Sequence[Resource],
-        noted: Callable[[], Collection[str] | None],
+        config: Latest[Config],
     ) -> None:
-        """`boot_id` is that of the kernel the relay runs on. `noted` tells the UIDs of pods to which kubelet counts a
-        device of a network in its own notes, None if they cannot be read: it may list no pods for a while after its
-        start, and an init container's devices never."""
+        """`boot_id` is that of the kernel the relay runs on."""
         self._path = path
         self._boot_id = boot_id
-        self._resources = _by_name(resources)
-        self._read_notes = noted
+        self._config = config
+        self._resources = _by_name(config.value.resources)
         self.noted: Collection[str] = ()
-        """What `noted` has told last."""
+        """UIDs of the pods to which kubelet's own notes count a device of a network: it may list no pods for a while
+        after its start, and an init container's devices never."""
         self._guard = threading.Lock()
         self._content = _read(path)
         """What is in the file; None if there is none."""
         self._is_stuck = False
         """The file could neither be written nor removed."""
+        self._is_closed = False
         self._is_complete = is_of_boot(self._content, boot_id) and not ledger.is_new and ledger.recovered_from is None
+        self.is_settled = False
+        """Whether the books have agreed with kubelet's word since the start."""
         self._granting = 0
         """So many grants are about to be written."""
         self._counting = threading.Lock()
-        """Held for the next three alone; whoever holds it asks for no other."""
+        """Held for the next four alone; whoever holds it asks for no other."""
         self._grants = {grant.unit_id: grant for grant in ledger.grants()}
+        self._claims = {claim.ref.uid: claim for claim in ledger.claims()}
         self._counts: Counter[str | None] = Counter()
         """How many things each name has; None is somebody unknown."""
         self._is_changed = True
@@ -146,31 +185,41 @@ class Holders:
         ledger.watch_grants(self._grant_changed)
         ledger.watch_attachments(self._attachment_changed)
         ledger.watch_bindings(self._binding_changed)
+        ledger.watch_claims(self._claim_changed)
         ledger.subscribe(self._follow)
         ledger.guard_grants(self.granting)
+        ledger.guard_claims(self.preparing)
+        # Before the lists change: until kubelet grants by the new configuration, the former file of pods holds.
+        config.subscribe(self._reconfigure)
 
     @property
     def has_unknown(self) -> bool:
-        """Whether there is something whose pod is not known."""
+        """Whether something was granted whose pod is not known."""
         return None in self._counts
 
     def look(self) -> None:
         """Read kubelet's notes, and bring the file up to date, wherever it has gone."""
-        noted = self._read_notes()
+        noted = noted_pods(self._config.value)
         with self._guard:
             if noted is not None:
                 self.noted = noted
             self._content = _read(self._path)
             self._bring_up_to_date()
 
+    def close(self) -> None:
+        """Write no more: another agent may have the file from now on. It stays, and names who may have something."""
+        with self._guard:
+            self._is_closed = True
+
     def complete(self) -> None:
         """Take note that the books agree with kubelet's word."""
         with self._guard:
-            self._is_complete = True
+            self._is_complete = self.is_settled = True
             self._bring_up_to_date()
 
-    def reconfigure(self, resources: Sequence[Resource]) -> None:
-        """Go by other resources from now on. Call it before anybody else does."""
+    def _reconfigure(self) -> None:
+        """Go by other resources from now on."""
+        resources = self._config.value.resources
         with self._guard:
             with self._counting:
                 before = [name for grant in self._grants.values() for name in self._of_grant(grant)]
@@ -188,10 +237,28 @@ class Holders:
         if not any(may_join(resource, unit, device) for unit, device in units.items()):
             yield
             return
+        with self._announced():
+            yield
+
+    @contextmanager
+    def preparing(self, claim: Claim) -> Iterator[None]:
+        """Say that somebody unknown may have something, while a claim is being prepared. Raises as `granting` does."""
+        if not names_of_claim(claim, self._resources):
+            yield
+            return
+        with self._announced():
+            yield
+        with self._guard:  # whose it is the claim itself tells
+            self._bring_up_to_date()
+
+    @contextmanager
+    def _announced(self) -> Iterator[None]:
         with self._guard:
             self._granting += 1
             self._bring_up_to_date()
         try:
+            if self._is_closed:
+                raise LedgerError(f"{self._path} is written no more: the agent is ending")
             if self._is_stuck:
                 raise LedgerError(
                     f"{self._path} can neither be written nor removed, and says that no pod has what is granted: mount"
@@ -224,6 +291,14 @@ class Holders:
         with self._counting:
             self._count(_of_binding(before), _of_binding(after))
 
+    def _claim_changed(self, before: Claim | None, after: Claim | None) -> None:
+        with self._counting:
+            if after is not None:
+                self._claims[after.ref.uid] = after
+            elif before is not None:
+                self._claims.pop(before.ref.uid, None)
+            self._is_changed = True
+
     def _count(self, before: Sequence[str | None], after: Sequence[str | None]) -> None:
         """Count what names had before and what they have now. The caller holds the lock."""
         for name in after:
@@ -253,6 +328,8 @@ class Holders:
         with self._counting:
             self._is_changed = False
             names = {*self.noted, *self._counts}
+            for claim in self._claims.values():
+                names.update(names_of_claim(claim, self._resources))
         if self._granting:
             names.add(None)
         self._put(content_of(self._boot_id, names) if self._is_complete else None)
@@ -260,7 +337,7 @@ class Holders:
     def _put(self, content: bytes | None) -> None:
         """Have the file say something, or else remove it: it must not say what is not true any more."""
         self._is_stuck = False
-        if content == self._content:
+        if content == self._content or self._is_closed:
             return
         try:
             if content is None:

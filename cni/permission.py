@@ -7,20 +7,20 @@ authority: the books may still hold a grant whose pod is gone, and not know yet 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from agent.config.networks import OF_SHARES
 from agent.errors import NotAllowed
-from agent.hardware.host import Host
-from agent.hardware.sysfs_netdev import with_lower
-from agent.hardware.sysfs_read import Attributes
-from agent.ledger import Ledger
+from agent.hardware.host import Link
+from agent.hardware.sysfs.netdev import with_lower
+from agent.hardware.sysfs.read import Attributes
 from agent.model.allocation import PodRef
 from agent.model.device import PciDevice, Snapshot, is_pci_address
 from cni.call import Call
-from cni.kinds import OF_SHARES
+from cni.grants import Grants, Holding
 from cni.netconf import NetConf
-from cni.others import Holding, Others
+from cni.node import Node
 
 REMEDY = "or set cni.requireGrant: false in the agent's configuration"
 MAX_HOLDERS = 3
@@ -85,7 +85,7 @@ def refusal(
     if holding is None:
         return f"{what}, and kubelet knows no pod {pod} that it could have given it to: create the pod, {REMEDY}"
     if device in holding.shared:
-        return f"{what}, and pod {pod} has only a share of it, not all: build upon it (mode macvlan or ipoib), {REMEDY}"
+        return f"{what}, and pod {pod} has only a share of it: build upon it (mode macvlan, ipvlan or ipoib), {REMEDY}"
     given = f"kubelet has given it to {' and '.join(holders)}" if holders else "kubelet has given it to no known pod"
     return (
         f"{what}, and {given}, not to {pod}: let the pod ask for {resource}, with Multus through a network whose"
@@ -96,11 +96,9 @@ def refusal(
 class Permission:
     """Looks at what calls name. Methods block, and may be called on many threads at once."""
 
-    def __init__(self, host: Host, ledger: Ledger, snapshot: Callable[[], Snapshot], others: Others) -> None:
-        self._host = host
-        self._ledger = ledger
-        self._snapshot = snapshot
-        self._others = others
+    def __init__(self, node: Node, grants: Grants) -> None:
+        self._node = node
+        self._grants = grants
 
     def check(self, call: Call, conf: NetConf, mode: str, device: str, *, is_granted: bool) -> None:
         """Raise NotAllowed for a device that the call's pod may not have, Unavailable if kubelet does not answer.
@@ -108,11 +106,11 @@ class Permission:
         `device` is the ledger's key of what is to be attached, `is_granted` tells that `conf.device` is what kubelet
         gave: a slot's, say, whose network may name a `master` all the same.
         """
-        settings, is_granted = self._others.settings(), is_granted and call.conf.master is None
+        settings, is_granted = self._grants.settings, is_granted and call.conf.master is None
         needs_grant = settings.require_grant and not is_granted
         if not (needs_grant or settings.protect):
             return
-        if any(row.device == device for row in self._ledger.attachments_of(call.container_id, call.ifname)):
+        if any(row.device == device for row in self._node.ledger.attachments_of(call.container_id, call.ifname)):
             return  # a repeated call
         named = self._named(conf, mode, device)
         if settings.protect:
@@ -128,20 +126,31 @@ class Permission:
     def _named(self, conf: NetConf, mode: str, device: str) -> Named:
         stays = mode in OF_SHARES
         address = device if not stays else conf.device if conf.master is None else None
-        if address is not None and is_pci_address(address):
+        bond = self._bond_of(conf) if stays and mode != "ipoib" else None
+        if bond is None and address is not None and is_pci_address(address):
             return Named(conf.device or conf.master or address, (address,), frozenset(), stays)
         name = conf.master or device
-        link = self._host.links.find(name)
-        below = with_lower(Attributes(self._host.root), [link.name if link is not None else name])
-        links = [link for one in sorted(below) if (link := self._host.links.find(one)) is not None]
+        link = bond or self._node.host.links.find(name)
+        below = with_lower(Attributes(self._node.host.root), [link.name if link is not None else name])
+        links = [link for one in sorted(below) if (link := self._node.host.links.find(one)) is not None]
         devices = {link.device for link in links if link.device is not None and is_pci_address(link.device)}
         if not devices:  # virtio, say, whose interfaces are on a bus of their own
-            devices = {d.address for d in self._snapshot().devices if any(n.name in below for n in d.netdevs)}
-        return Named(name, tuple(sorted(devices)), below | {alt for link in links for alt in link.altnames}, stays)
+            devices = {d.address for d in self._node.snapshot.devices if any(n.name in below for n in d.netdevs)}
+        text = f"{conf.master or conf.device}, a port of {bond.name}," if bond is not None else name
+        return Named(text, tuple(sorted(devices)), below | {alt for link in links for alt in link.altnames}, stays)
+
+    def _bond_of(self, conf: NetConf) -> Link | None:
+        """Find the bond that a child is built upon when a port of it is named; None for what is no port of one."""
+        from cni.modes.child import BONDS, bond_above  # a VF's ADD does without it
+
+        host = self._node.host
+        found = host.links.find(conf.master) if conf.master is not None else host.find_netdev(conf.device or "")
+        above = bond_above(host, found) if found is not None and found.master is not None else None
+        return above if above is not None and above.kind in BONDS else None
 
     def _words(self, named: Named, is_granted: bool) -> frozenset[str]:
         """List all by which `cni.protect` may mean a device. A VF that a resource offers is not meant by its PF."""
-        snapshot, words = self._snapshot(), {*named.names, *named.devices}
+        snapshot, words = self._node.snapshot, {*named.names, *named.devices}
         for device in named.devices:
             found = snapshot.by_address.get(device)
             chain = [device]
@@ -150,28 +159,39 @@ class Permission:
                 chain += [found.physfn] if found.physfn is not None else []
             elif found is not None:
                 words |= {netdev.name for netdev in found.netdevs}
-            for link in (self._host.find_netdev(one) for one in chain) if not is_granted else ():
+            for link in (self._node.host.find_netdev(one) for one in chain) if not is_granted else ():
                 words |= {link.name, *link.altnames} if link is not None else set()
         return frozenset(words)
 
     def _require_grant(self, call: Call, named: Named) -> None:
-        devices = self._snapshot().by_address
+        devices = self._node.snapshot.by_address
         found = (devices.get(address) for address in named.devices)
         vfs = [vf for device in found if device is not None for vf in device.vfs] if not named.stays else []
         of_devices, of_vfs = self._resource_of(named.devices), self._resource_of(vfs)
-        holding = self._others.held_by(call.pod) if of_devices and call.pod.name else None
+        holding = self._grants.holding(call.pod) if of_devices and call.pod.name else None
         why = refusal(named, of_devices, of_vfs, holding, call.pod, self._holders(of_devices))
         if why is not None:
             raise NotAllowed(why)
 
     def _resource_of(self, devices: Iterable[str]) -> Mapping[str, str]:
         """Tell which of some devices a resource offers, or was offered by until a pod got it, and which resource."""
-        offered = self._others.offered()
-        named = ((device, offered.get(device) or self._ledger.granted_resource(device)) for device in devices)
+        offered = self._grants.offered()
+        ledger = self._node.ledger
+        named = (
+            (device, offered.get(device) or ledger.granted_resource(device) or self._claimed_resource(device))
+            for device in devices
+        )
         return {device: resource for device, resource in named if resource is not None}
 
-    def _holders(self, devices: Iterable[str]) -> tuple[str, ...]:
+    def _claimed_resource(self, device: str) -> str | None:
+        """Name the resource of which a claim has a device alone, which may be configured no more."""
+        claim = self._node.ledger.claim_on(device)
+        return next((d.resource_name for d in claim.devices if d.device == device), None) if claim is not None else None
+
+    def _holders(self, devices: Collection[str]) -> tuple[str, ...]:
         """List pods that have devices, as far as the books know: an adapter may have been shared out to many."""
-        units = [unit for device in devices for unit in self._ledger.granted_units(device)]
-        pods = {str(pod) for unit in units if (pod := self._ledger.pod_of(unit)) is not None}
+        units = [unit for device in devices for unit in self._node.ledger.granted_units(device)]
+        pods = {str(pod) for unit in units if (pod := self._node.ledger.pod_of(unit)) is not None}
+        claims = (claim for device in devices if (claim := self._node.ledger.claim_on(device)) is not None)
+        pods |= {str(pod) for claim in claims for pod in claim.pods}
         return tuple(sorted(pods))[:MAX_HOLDERS]

@@ -9,19 +9,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
 
 from agent.errors import DeviceBusy, HardwareError, Unavailable
-from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import PciDevice, Snapshot
-from agent.model.gpu_ids import gpus_of
 from agent.model.pf_selector import PfSelector
-from agent.placement import Terrain, match_nics
+from agent.placement import Distances, match_nics
 from cni.call import Call
-from cni.others import Others
+from cni.conflicts import pf_in_pod
+from cni.grants import Grants
+from cni.node import Node
 from cni.permission import names_of
-from cni.ruled import ruler
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +27,9 @@ log = logging.getLogger(__name__)
 class Pool:
     """Chooses VFs. Methods block, and may be called on many threads at once."""
 
-    def __init__(self, ledger: Ledger, snapshot: Callable[[], Snapshot], others: Others) -> None:
-        self._ledger = ledger
-        self._snapshot = snapshot
-        self._others = others
+    def __init__(self, node: Node, grants: Grants) -> None:
+        self._node = node
+        self._grants = grants
         self._guard = threading.Lock()
         self._chosen: dict[tuple[str, str], str] = {}
         """Container and interface → the VF that is on its way into the books."""
@@ -43,9 +40,9 @@ class Pool:
         Raises DeviceBusy if none is free, HardwareError if the node has no such VF.
         """
         of = call.container_id, call.ifname
-        if rows := self._ledger.attachments_of(*of):
+        if rows := self._node.ledger.attachments_of(*of):
             return rows[0].device
-        snapshot = self._snapshot()
+        snapshot = self._node.snapshot
         gpus = self._gpus(call.pod, snapshot)  # before the guard: kubelet takes its time
         with self._guard:
             if of not in self._chosen:
@@ -60,15 +57,14 @@ class Pool:
 
     def _gpus(self, pod: PodRef, snapshot: Snapshot) -> tuple[str, ...]:
         """List the pod's GPUs, in the driver's order. Without them the choice is a worse one, and no failure."""
-        if not snapshot.gpus or not pod.name:
+        if not snapshot.all_gpus or not pod.name:
             return ()
-        terrain = Terrain(snapshot)
+        distances = Distances(snapshot)
         try:
-            found = gpus_of(self._others.units_of(pod), terrain.gpu)
+            return distances.gpus_of(self._grants.units(pod))
         except Unavailable as error:
             log.info("the GPUs of %s are not known, and its VF is chosen without: %s", pod, error)
             return ()
-        return tuple(uuid for uuid in terrain.gpus if uuid in found)
 
     def _choose(self, call: Call, gpus: tuple[str, ...], snapshot: Snapshot) -> str:
         wanted = call.conf.pf
@@ -76,19 +72,26 @@ class Pool:
         if not pool:
             names = ", ".join(selector.pf for selector in wanted)
             raise HardwareError(f"pf selects no VF of this node: look at the names ({names}) and at sriov_numvfs")
-        held = {row.device for row in self._ledger.attachments()} | set(self._chosen.values())
-        protected = frozenset(self._others.settings().protect)
+        held = {row.device for row in self._node.ledger.attachments()} | set(self._chosen.values())
+        protected = frozenset(self._grants.settings.protect)
         reasons = (
             ("in pods", held),
             ("of adapters that cni.protect names", {a for a, d in pool.items() if protected & names_of(d, snapshot)}),
-            ("of resources that kubelet gives", {*self._others.offered(), *(g.device for g in self._ledger.grants())}),
-            ("in quarantine", {entry.device for entry in self._ledger.quarantines()}),
+            (
+                "of resources that kubelet gives",
+                {
+                    *self._grants.offered(),
+                    *(g.device for g in self._node.ledger.grants()),
+                    *self._node.ledger.claimed_devices(),
+                },
+            ),
+            ("in quarantine", {entry.device for entry in self._node.ledger.quarantines()}),
             ("without an interface in the host", {a for a, device in pool.items() if device.netdev is None}),
             # ADD would refuse these, and the next call be given the same.
             ("that the host itself uses", {a for a, device in pool.items() if _is_needed(device, snapshot)}),
             (
                 "of an adapter that a pod has",
-                {a for a in pool if ruler(self._ledger, snapshot, a, call.container_id) is not None},
+                {a for a in pool if pf_in_pod(self._node.ledger, snapshot, a, call.container_id) is not None},
             ),
         )
         free, told = set(pool), []
@@ -96,8 +99,8 @@ class Pool:
             if lost := free & devices:
                 told.append(f"{len(lost)} {what}")
                 free -= lost
-        terrain = Terrain(snapshot)
-        found = match_nics(terrain, gpus, sorted(free), 1, Counter(map(terrain.port, held)))
+        distances = Distances(snapshot)
+        found = match_nics(distances, gpus, sorted(free), 1, Counter(map(distances.port, held)))
         if not found:
             raise DeviceBusy(f"no VF is free: of the {len(pool)} that pf selects, {' and '.join(told)}")
         return found[0]

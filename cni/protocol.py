@@ -39,8 +39,6 @@ _CUT = int(socket.MSG_CTRUNC)
 
 # Error codes of the CNI specification (1.1.0, section "Error") and our own, from 100 on.
 INCOMPATIBLE_VERSION = 1
-UNSUPPORTED_FIELD = 2
-UNKNOWN_CONTAINER = 3
 INVALID_ENVIRONMENT = 4
 IO_FAILURE = 5
 DECODING_FAILURE = 6

@@ -13,8 +13,9 @@ from agent.errors import AgentError, DeviceBusy, InUse, UnknownDevice
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState
-from cni.detach import Detaching, PodKnown, is_nobodys
-from cni.locks import DeviceLocks
+from cni.condition import PodKnown, is_nobodys, owner_alive
+from cni.detach import Detacher
+from cni.node import Node
 
 LOCK_SECONDS = 5.0
 
@@ -31,30 +32,29 @@ class Wish:
     force: bool = False
 
 
-def release(
-    host: Host, ledger: Ledger, locks: DeviceLocks, detaching: Detaching, wish: Wish, pod_known: PodKnown
-) -> str:
+def release(node: Node, detacher: Detacher, wish: Wish, pod_known: PodKnown) -> str:
     """Release a device and tell what was done.
 
     Raises UnknownDevice for one that nobody has, InUse for one that a pod may still use, DeviceBusy, and
     AgentError if it cannot be brought back; it then stays as it was.
     """
+    ledger = node.ledger
     device = _resolved(ledger, wish.device)
-    with locks.hold([device], seconds=LOCK_SECONDS):
+    with node.locks.hold([device], seconds=LOCK_SECONDS):
         row = ledger.attachment_on(device)
         if row is None:
-            return _end_quarantine(host, ledger, device, wish)
-        if detaching.is_leaving(row):
+            return _end_quarantine(node.host, ledger, device, wish)
+        if row in detacher.leaving:
             raise DeviceBusy(f"{device} is on its way back already; see `nodefabric status`")
         holder = f"container {row.owner.container_id} of pod {row.owner.pod}"
         if not wish.force:
-            _refuse_if_in_use(detaching, row, pod_known)
+            _refuse_if_in_use(node, row, pod_known)
             log.warning("%s of %s is released by the operator: %s", device, holder, wish.reason)
         else:
             log.error("%s is TAKEN from %s by force of the operator: %s", device, holder, wish.reason)
         ledger.begin_detach([row.attachment_id])
         try:
-            detaching.undo(row)
+            detacher.undo(row)
         except AgentError as error:
             if not wish.force:
                 raise
@@ -77,17 +77,17 @@ def _resolved(ledger: Ledger, name: str) -> str:
     return found.pop()
 
 
-def _refuse_if_in_use(detaching: Detaching, row: Attachment, pod_known: PodKnown) -> None:
+def _refuse_if_in_use(node: Node, row: Attachment, pod_known: PodKnown) -> None:
     if row.state is not AttachmentState.ATTACHED:
         return  # its end was promised, or its ADD has failed
     pod = row.owner.pod
-    if is_nobodys(row) and detaching.owner_alive(row):
+    if is_nobodys(row) and owner_alive(node, row):
         raise InUse(
             f"{row.device} was found as {row.ifname} in the namespace at {row.netns_path}, and no pod is known to have"
             " it there, but something may: bring it back (`nsenter --net="
             f"{row.netns_path} ip link set {row.ifname} netns 1`) and it is free by itself, or use --force"
         )
-    if detaching.owner_alive(row):
+    if owner_alive(node, row):
         raise InUse(f"{row.device} is in pod {pod}, whose network namespace lives: delete the pod, or use --force")
     known = pod_known(row)
     if known is None:

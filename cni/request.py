@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from agent.errors import RequestInvalid
+from agent.errors import (
+    AgentError,
+    AllocationError,
+    AttachmentError,
+    ConnectivityLimited,
+    DeviceBusy,
+    EnvironmentInvalid,
+    HardwareError,
+    IpamFailed,
+    LedgerError,
+    RequestInvalid,
+    Unavailable,
+)
 from agent.model.allocation import PodRef
+from agent.model.fields import NotJson
 from cni import netconf, protocol
-from cni.answers import EnvironmentInvalid
 from cni.call import Call
+from cni.netconf import VersionUnsupported
+from cni.protocol import Answer
 
 COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
@@ -119,3 +135,43 @@ def _cni_args(command: str, text: str) -> dict[str, str]:
             raise EnvironmentInvalid(f"CNI_ARGS must be NAME=VALUE;…, has {part!r}")
         found[name] = value
     return found
+
+
+NEWEST = "1.1.0"
+
+
+_CODES: tuple[tuple[type[AgentError], int], ...] = (
+    (VersionUnsupported, protocol.INCOMPATIBLE_VERSION),
+    (EnvironmentInvalid, protocol.INVALID_ENVIRONMENT),
+    (NotJson, protocol.DECODING_FAILURE),
+    (RequestInvalid, protocol.INVALID_NETWORK_CONFIG),
+    (DeviceBusy, protocol.TRY_AGAIN_LATER),
+    (ConnectivityLimited, protocol.CONNECTIVITY_LIMITED),
+    (Unavailable, protocol.TRY_AGAIN_LATER),
+    (IpamFailed, protocol.IPAM_FAILED),
+    (AttachmentError, protocol.CHECK_FAILED),
+    (HardwareError, protocol.HARDWARE_FAILED),
+    (LedgerError, protocol.LEDGER_FAILED),
+    (AllocationError, protocol.TRY_AGAIN_LATER),
+)
+
+
+def printed(document: Mapping[str, Any]) -> Answer:
+    """Answer with a result."""
+    return Answer(0, json.dumps(document).encode())
+
+
+def failed(command: str, version: str, error: Exception) -> Answer:
+    """Answer with an error object in the version of the call."""
+    reason = error.reason if isinstance(error, AgentError) else type(error).__name__
+    text = str(error) if isinstance(error, AgentError) else f"unexpected error: {error}"
+    document = {"cniVersion": version, "code": code_of(command, error), "msg": text, "details": reason}
+    return Answer(1, json.dumps(document).encode())
+
+
+def code_of(command: str, error: Exception) -> int:
+    """Find CNI's code for an error. For STATUS all that is not the caller's fault means: not available."""
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), protocol.INTERNAL)
+    if command != "STATUS" or isinstance(error, RequestInvalid) or code == protocol.CONNECTIVITY_LIMITED:
+        return code
+    return protocol.PLUGIN_NOT_AVAILABLE

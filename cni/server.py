@@ -3,7 +3,7 @@
 Only root (or whoever runs the agent, in a user namespace) is heard; frames and time are bounded.
 Each connection has a thread to itself: what a request does
 is kernel and disk work that blocks. What may take long is counted where it begins to: `cni.attach` has places for ADDs
-that have a device, `agent.granted` for those that ask kubelet, and this module for CHECK and GC. All these together are
+that have a device, `cni.granted` for those that ask kubelet, and this module for CHECK and GC. All these together are
 far fewer than connections, so STATUS, DEL and the ADD of a pod that has nothing of ours find one at any time.
 """
 
@@ -20,19 +20,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from agent import unix_socket
-from agent.errors import AgentError, Unavailable
+from agent.errors import AgentError, EnvironmentInvalid, Unavailable
+from agent.process import sockets
 from cni import netconf, protocol
-from cni.answers import NEWEST, EnvironmentInvalid, failed, printed
-from cni.attachment import Attachments, Call
+from cni.attachment import Attachments
+from cni.call import Call
 from cni.places import Places, Rules
-from cni.request import COMMANDS, version_of
+from cni.request import COMMANDS, NEWEST, failed, printed, version_of
 from cni.request import read as request_of
-from cni.result_fields import in_version
+from cni.result import in_version
 
 MAX_CONNECTIONS = 256
 MAX_SLOW = 8
-"""So many CHECKs and GCs are under way at once: either may wait for devices and plugins for a minute."""
+"""So many CHECKs and GCs are in flight at once: either may wait for devices and plugins for a minute."""
 WAITING_THREADS = 4
 """To start a thread for a request takes longer than to read it, and makes work for the kernel that an ADD waits for."""
 RECEIVE_SECONDS = 10.0
@@ -55,14 +55,14 @@ class CniServer:
         path: Path,
         attachments: Attachments,
         *,
-        obstacle: Callable[[], str | None],
+        condition: Callable[[], str | None],
         observe: Observe,
         receive_seconds: float = RECEIVE_SECONDS,
     ) -> None:
-        """`obstacle` tells why the agent cannot serve ADD now (for STATUS), or None."""
+        """`condition` tells why the agent cannot serve ADD now (for STATUS), or None."""
         self._path = path
         self._attachments = attachments
-        self._obstacle = obstacle
+        self._condition = condition
         self._observe = observe
         self._receive_seconds = receive_seconds
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -94,7 +94,7 @@ class CniServer:
 
     def stands(self) -> bool:
         """Tell whether relays still find this server: somebody may empty the folder of its socket."""
-        found = unix_socket.identity(self._path)
+        found = sockets.identity(self._path)
         return found is not None and found == self._identity
 
     def listen_anew(self) -> None:
@@ -111,7 +111,7 @@ class CniServer:
 
     def _open(self) -> socket.socket:
         listener = _Listener(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._identity = unix_socket.listen(listener, self._path, BACKLOG)
+        self._identity = sockets.listen(listener, self._path, BACKLOG)
         return listener
 
     def close(self, seconds: float = END_SECONDS) -> None:
@@ -245,8 +245,8 @@ class CniServer:
                 self._attachments.collect(call)
         else:
             # While this fails the whole node is not ready. Pods that have nothing need no more than this answer.
-            if not call.conf.is_chained and (obstacle := self._obstacle()) is not None:
-                raise Unavailable(obstacle)
+            if not call.conf.is_chained and (condition := self._condition()) is not None:
+                raise Unavailable(condition)
             self._attachments.status(call)
         return protocol.Answer(0, b"")
 

@@ -1,8 +1,8 @@
 """DEL requests that the relay put on disk while the agent was away.
 
 The relay writes `.<name>.tmp`, syncs it, and renames it to `<name>.del`; names begin with the time, so
-they sort by it. The same DEL once more gives the file that is there its own time. What is no DEL is set aside
-as `<name>.bad` for a person to look at. Nothing else in the folder is touched.
+they sort by it. The same DEL once more gives the file that is there its own time. What is no DEL is removed: the
+reconciler finds what it may have been about. Nothing else in the folder is touched.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ MAX_FILES = 10_000
 """How many are carried out in one go; the next go does the rest."""
 UNFINISHED_SECONDS = 3600.0
 """A relay that writes for longer is dead."""
-KEPT_BAD = 16
-BAD_SECONDS = 7 * 86400.0
 TELL_EVERY = 60
 """A DEL that fails again and again is told of the first time, and then each so many."""
 
 _SPOOLED = re.compile(r"[0-9][0-9a-f-]{0,99}\.del")
 _TIMED = re.compile(r"([0-9]{20})-")
 _BAD = re.compile(r"[0-9][0-9a-f-]{0,99}\.bad")
+"""What an earlier version set aside."""
 _UNFINISHED = re.compile(r"\.[0-9][0-9a-f-]{0,99}(\.del)?\.tmp")
 OWN = re.compile("|".join(known.pattern for known in (_SPOOLED, _BAD, _UNFINISHED)))
 """Every file that the relay and the agent make in the folder."""
@@ -61,7 +60,7 @@ class Spool:
         """Carry out the spooled DELs, oldest first, and remove those that succeeded.
 
         One that fails stays for the next time, when it comes after those that are new. One that can
-        never succeed is set aside. Returns how many were carried out.
+        never succeed is removed. Returns how many were carried out.
         """
         try:
             names = sorted(os.listdir(self._folder))
@@ -72,7 +71,7 @@ class Spool:
             return 0
         spooled = [name for name in names if _SPOOLED.fullmatch(name)]
         self._failures = {name: self._failures[name] for name in spooled if name in self._failures}
-        spooled.sort(key=lambda name: (name in self._failures, name))
+        spooled.sort(key=self._failures.__contains__)  # which keeps the order among each
         done = sum(self._carry_out(name, answer) for name in spooled[:MAX_FILES])
         self._tidy(names)
         return done
@@ -85,9 +84,9 @@ class Spool:
             if result.exit != 0 and _code(result) == protocol.INVALID_ENVIRONMENT:
                 raise _NoDel(result.stdout.decode(errors="replace"))
         except _NoDel as error:
-            log.error("%s is not a spooled DEL and is set aside: %s", file, error)
+            log.error("%s is not a spooled DEL and is removed: %s", file, error)
             with _tolerated(file):
-                file.rename(file.with_suffix(".bad"))
+                file.unlink()
             return False
         except FileNotFoundError:  # the same DEL has come once more just now, and has another name
             return False
@@ -106,22 +105,12 @@ class Spool:
         return False
 
     def _tidy(self, names: list[str]) -> None:
-        """Remove what relays that were killed left half-written, and what was set aside long ago."""
-        for name in names:
-            if _UNFINISHED.fullmatch(name):
-                self._remove_older(name, UNFINISHED_SECONDS, "its relay was killed before it was whole")
-        bad = [name for name in names if _BAD.fullmatch(name)]
-        for name in bad[:-KEPT_BAD]:
-            self._remove_older(name, 0.0, f"only the newest {KEPT_BAD} are kept")
-        for name in bad[-KEPT_BAD:]:
-            self._remove_older(name, BAD_SECONDS, "it was set aside long ago")
-
-    def _remove_older(self, name: str, seconds: float, why: str) -> None:
-        file = self._folder / name
-        with _tolerated(file):
-            if self._clock() - os.lstat(file).st_mtime >= seconds:
-                file.unlink()
-                log.warning("%s is removed: %s", file, why)
+        """Remove what relays that were killed left half-written, and what an earlier version set aside."""
+        for file in (self._folder / name for name in names if _UNFINISHED.fullmatch(name) or _BAD.fullmatch(name)):
+            with _tolerated(file):
+                if self._clock() - os.lstat(file).st_mtime >= UNFINISHED_SECONDS:
+                    file.unlink()
+                    log.warning("%s is removed: it is no DEL, and nobody is at work on it", file)
 
 
 def _read(file: Path) -> protocol.Request:

@@ -1,73 +1,101 @@
-"""Grants of VFs, told to Multus: the books' `grant` with a device-info file for each unit."""
+"""The books' `grant`, with what goes with it: slots are freed first, and Multus is told what VFs are."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-from agent.device_info import GrantedFiles, describe
-from agent.model.allocation import Attachment, Grant
-from agent.model.device import Snapshot
+from agent.config import Resource
+from agent.edits.device_info import GrantedFiles, describe
+from agent.edits.unit_specs import UnitSpecs
+from agent.ledger import Ledger
+from agent.model.allocation import NO_SPECS, Attachment, UnitSpec
+from agent.model.device import Snapshot, is_pci_address
+from agent.model.unit_id import UnitId
+from agent.offer.offer import Offer
+from agent.state import Latest
 from deviceplugin.allocation import GrantBook
-from deviceplugin.resources import Unit
 
 
-class GrantsAndAttachments(GrantBook, Protocol):
-    """The part of the ledger that the files follow."""
+class SlotBook:
+    """A book of grants in which a slot that is granted anew is first nobody's: kubelet frees units without a word."""
 
-    def grants(self) -> tuple[Grant, ...]:
-        """List all grants."""
+    def __init__(self, book: GrantBook, granting: Callable[[Collection[str]], object]) -> None:
+        """`granting` is told of the slots, and may block briefly."""
+        self._book = book
+        self._granting = granting
 
-    def attachments(self) -> tuple[Attachment, ...]:
-        """List all devices in pods."""
+    def grant(self, resource_name: str, units: Mapping[str, str], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
+        """Record that kubelet was given these units (unit ID → device). Blocks; raises as its book does."""
+        slots = [unit for unit in units if UnitId.parse(unit).is_slot]
+        if slots:
+            self._granting(slots)
+        self._book.grant(resource_name, units, specs)
 
 
 class InformingBook:
-    """A book of grants that writes the files of VFs, too, before kubelet has its answer.
+    """A book of grants that writes CDI specs, and files for Multus of VFs, too, before kubelet has its answer.
 
     A file is a few system calls on a tmpfs, and on the thread that has just waited for the books.
     """
 
     def __init__(
         self,
-        book: GrantsAndAttachments,
+        book: Ledger,
         files: GrantedFiles,
-        unit: Callable[[str], Unit | None],
-        snapshot: Callable[[], Snapshot],
+        offer: Latest[Offer],
+        snapshot: Latest[Snapshot],
+        specs: UnitSpecs,
     ) -> None:
-        """`unit` finds an offered one by its ID."""
         self._book = book
+        self._specs = specs
         self._files = files
         self.resource_names: frozenset[str] = frozenset()
         """Those of VFs and whole adapters."""
-        self._unit = unit
+        self._offer = offer
         self._snapshot = snapshot
         # Or a file that is just being written would be taken for one that nobody needs.
         self._guard = threading.Lock()
 
-    def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
-        """Record that kubelet was given these units (unit ID → device). Blocks; raises LedgerError."""
+    def go_by(self, resources: Iterable[Resource]) -> None:
+        """Take a configuration's resources. What a slot stands for is told by its attachment, once that is known."""
+        early = (r for r in resources if r.kind in ("vf", "nic") and r.binding == "early")
+        self.resource_names = frozenset(r.name for r in early)
+
+    def grant(self, resource_name: str, units: Mapping[str, str], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
+        """Record that kubelet was given these units (unit ID → device), and write the CDI specs that some have.
+
+        Blocks; raises LedgerError, and Unavailable if a spec cannot be written.
+        """
         if resource_name not in self.resource_names:
-            self._book.grant(resource_name, units)
+            self._specs.grant(resource_name, units, specs)
             return
         with self._guard:
-            self._book.grant(resource_name, units)
-            snapshot = self._snapshot()
+            self._specs.grant(resource_name, units, specs)
+            snapshot = self._snapshot.value
             for unit_id, device in units.items():
-                unit = self._unit(unit_id)
+                unit = self._offer.value.by_id.get(unit_id)
                 document = describe(snapshot, device, unit.rdma_devices if unit is not None else ())
                 self._files.write(resource_name, unit_id, document)
 
+    def renew(self, offer: Offer, resources: Sequence[Resource]) -> None:
+        """Have the CDI specs say what the hardware of an offer is. Blocks; raises LedgerError, and Unavailable."""
+        self._specs.renew(offer, resources)
+
     def keep(self) -> None:
-        """Have files of what is granted or still in a pod, and of nothing else. Blocks; raises LedgerError."""
+        """Have files of what is granted or still in a pod, and of nothing else.
+
+        Blocks; raises LedgerError, and Unavailable if a CDI spec stays that is nobody's.
+        """
+        self._specs.tidy()
         names = self.resource_names
         if not names:
             return
         # Nobody who wants a grant waits while there is nothing to do.
         if not self._files.are_kept(self._wanted(self._held(), names), names):
             with self._guard:
-                held, snapshot = self._held(), self._snapshot()
+                held, snapshot = self._held(), self._snapshot.value
                 wanted = self._wanted(held, names)
 
                 def document(resource_name: str, unit_id: str) -> Mapping[str, Any]:
@@ -82,6 +110,6 @@ class InformingBook:
     def _wanted(self, held: Mapping[str, Attachment], names: Collection[str]) -> Mapping[tuple[str, str], str]:
         """Tell which files there should be (resource name, unit ID), and of which device each tells."""
         wanted = {(g.resource_name, g.unit_id): g.device for g in self._book.grants()}
-        # A VF's unit is called by its address.
-        wanted |= {(a.resource_name, a.device): a.device for a in held.values()}
+        # A VF's unit is called by its address. A bond's row and a child's are keyed by more, and are no units.
+        wanted |= {(a.resource_name, a.device): a.device for a in held.values() if is_pci_address(a.device)}
         return {key: device for key, device in wanted.items() if key[0] in names}

@@ -11,31 +11,30 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-from agent.clients.kubelet import PodDevices
-from agent.config import Config, HealthSettings, Resource
-from agent.device_info import GrantedFiles
-from agent.errors import LedgerError
+from agent.config import Config, Resource
+from agent.edits.compat import PoolSpecs, pool_specs
+from agent.edits.gpus import GpuFiles
+from agent.errors import LedgerError, Unavailable
 from agent.health import HealthBook
+from agent.ledger import Ledger
 from agent.model.device import Snapshot
-from deviceplugin import usage
-from deviceplugin.allocation import Allocator, GrantBook, Offer
-from deviceplugin.assignment import Overlap, errors
-from deviceplugin.books import Books as Books
-from deviceplugin.books import Reading, SlotBook, read
-from deviceplugin.compat_cdi import PoolSpecs, pool_specs
-from deviceplugin.gpu_response import GpuFiles
-from deviceplugin.gpu_units import with_profiles
+from agent.model.vf_identity import Rail
+from agent.offer.assignment import Overlap, errors
+from agent.offer.books import Reading, read
+from agent.offer.gpu_units import with_profiles
+from agent.offer.offer import Offer, Unit
+from agent.offer.offers import Offers
+from agent.offer.selectors import asks_for_names
+from agent.state import Latest, first
+from deviceplugin.allocation import Allocator
 from deviceplugin.informed import InformingBook
-from deviceplugin.offers import Offers
 from deviceplugin.registration import DEFAULT_PACE, SOCKET_PATTERN, Pace, RegistrationStatus, ResourceServer
-from deviceplugin.selectors import asks_for_names
-from deviceplugin.server import Observe, UnitBoard, unobserved
-from deviceplugin.unit import Unit
+from deviceplugin.server import Observe, Units, post, unobserved
 
 SETTLE_SECONDS = 0.05
 """Ledger changes come in bursts; the lists follow the last one."""
@@ -46,15 +45,19 @@ And at our own specs, which another program may remove, or a full disk refuse.""
 log = logging.getLogger(__name__)
 
 
-class Inventory(Protocol):
-    """The newest snapshot, and the wait for a newer one."""
+@dataclass(frozen=True)
+class Ground:
+    """What offers are made of, besides the configuration."""
 
-    @property
-    def snapshot(self) -> Snapshot:
-        """The newest snapshot."""
-
-    async def newer_than(self, generation: int) -> Snapshot:
-        """Wait for a snapshot of a higher generation."""
+    snapshot: Latest[Snapshot]
+    ledger: Ledger
+    health: HealthBook
+    """Tells what of the facts counts."""
+    gpu_files: Callable[[], GpuFiles] = GpuFiles
+    """Looks for what the host has to pass GPUs by. Blocks."""
+    files_seconds: float = FILES_SECONDS
+    """Between two looks at files that others write or remove."""
+    clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,89 +82,59 @@ class DevicePlugins:
 
     def __init__(
         self,
-        config: Config,
-        inventory: Inventory,
-        ledger: Books,
-        *,
+        config: Latest[Config],
+        ground: Ground,
+        allocator: Allocator,
+        informing: InformingBook | None = None,
         observe: Observe = unobserved,
-        gpu_files: Callable[[], GpuFiles] = GpuFiles,
-        device_info: Path | None = None,
-        health: HealthBook | None = None,
-        granting: Callable[[Collection[str]], object] | None = None,
-        pods: Callable[[], Awaitable[Sequence[PodDevices]]] | None = None,
-        clock: Callable[[], float] = time.monotonic,
         pace: Pace = DEFAULT_PACE,
-        files_seconds: float = FILES_SECONDS,
     ) -> None:
-        """Join the parts. `device_info` is where Multus reads what granted VFs are; None to tell nobody.
-
-        `health` tells what of the facts counts; without it all do, at once.
-        `granting` is told of slots that are about to be granted, and may block briefly: whoever had them is gone.
-        `pods` asks kubelet what pods hold; without it only kubelet's calls tell what is in use.
-        """
-        self.folder = config.kubelet_dir / "device-plugins"
-        self._pool_specs = PoolSpecs(config.cdi_dir)
-        self._informing = (
-            None
-            if device_info is None
-            else InformingBook(ledger, GrantedFiles(device_info), self.unit, lambda: inventory.snapshot)
-        )
-        book: GrantBook = self._informing or ledger
-        self.allocator = Allocator(
-            (),
-            SlotBook(book, granting) if granting is not None else book,
-            clock,
-            has_pod=lambda unit_id: ledger.pod_of(unit_id) is not None,
-        )
-        self._pods = pods
-        self._clock = clock
-        self._usage_changed = asyncio.Event()
-        self._configured = self._resources = config.resources
-        self._inventory = inventory
-        self._health = health or HealthBook(HealthSettings(0, 0, 0), clock)
-        self._ledger = ledger
-        self._gpu_files = gpu_files
-        self._files_seconds = files_seconds
+        """Serve what `allocator` grants; its offer gets each new one. `informing` is None to tell Multus nothing."""
+        self.folder = config.value.kubelet_dir / "device-plugins"
+        self._pool_specs = PoolSpecs(config.value.cdi_dir)
+        self.allocator = allocator
+        self._informing = informing
+        self._clock = ground.clock
+        self._config = config
+        self._posted: Latest[Config | None] = Latest(None)
+        """The configuration whose lists are posted."""
+        self._resources = config.value.resources
+        """All of the configuration, and those that `mig: mixed` makes."""
+        self._snapshot = ground.snapshot
+        self._offer = allocator.offer
+        self._health = ground.health
+        self._ledger = ground.ledger
+        self._gpu_files = ground.gpu_files
+        self._files_seconds = ground.files_seconds
         self._observe = observe
         self._pace = pace
         self._servers: dict[str, ResourceServer] = {}
         self._serving: dict[str, asyncio.Task[None]] = {}
-        self._boards: dict[str, UnitBoard] = {}
+        self._units: dict[str, Units] = {}
         self._books_changed = asyncio.Event()
         self._health_changed = asyncio.Event()
-        self._offered = asyncio.Event()
-        """The newest configuration's lists are posted."""
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
-        self._set_up(config.resources)
+        self._set_up(config.value.resources)
 
     @property
     def units(self) -> Mapping[str, tuple[Unit, ...]]:
-        """Every resource's units as offered now."""
-        return self.allocator.offer.units
-
-    @property
-    def kinds(self) -> Mapping[str, str]:
-        """Name of each resource → its kind."""
-        return {resource.name: resource.kind for resource in self._resources}
-
-    def unit(self, unit_id: str) -> Unit | None:
-        """Find a unit of any resource by its ID."""
-        return self.allocator.offer.by_id.get(unit_id)
+        """Every resource's units as offered now, to whomever."""
+        return self._offer.value.offered
 
     @property
     def overlaps(self) -> tuple[Overlap, ...]:
         """Devices that two resources of our own configuration select; the first of them has each."""
-        return errors(self._resources, self.allocator.offer.overlaps)
+        return errors(self._resources, self._offer.value.overlaps)
 
     @property
     def ready(self) -> bool:
         """Tell whether kubelet holds an open stream for every resource."""
-        return all(self._servers[resource.name].status.streams_open for resource in self._resources)
+        return all(self._servers[resource.name].status.streams_open for resource in self._served)
 
     def status(self) -> tuple[ResourceStatus, ...]:
-        """Tell how every resource stands, in the order of the configuration."""
+        """Tell how every resource that kubelet is offered stands, in the order of the configuration."""
         return tuple(
             ResourceStatus(
                 resource_name=resource.name,
@@ -170,55 +143,41 @@ class DevicePlugins:
                 unhealthy=tuple(sorted(Counter(u.health.reason for u in units if not u.health.healthy).items())),
                 registration=self._servers[resource.name].status,
             )
-            for resource in self._resources
+            for resource in self._served
         )
+
+    @property
+    def _served(self) -> tuple[Resource, ...]:
+        """The resources that kubelet is offered; others are for claims."""
+        return tuple(resource for resource in self._resources if resource.offer != "dra")
 
     async def run(self) -> None:
         """Offer, serve and stay registered until closed."""
         self._ended.clear()
         loop = asyncio.get_running_loop()
-        self._ledger.subscribe(lambda: _tell(loop, self._note_change))
-        self._health.subscribe(lambda: _tell(loop, self._health_changed.set))
+        self._ledger.subscribe(partial(_tell, loop, self._books_changed.set))
+        self._health.subscribe(partial(_tell, loop, self._health_changed.set))
         try:
             await asyncio.to_thread(sweep, self.folder)
             async with asyncio.TaskGroup() as tasks:
-                following = [tasks.create_task(self._follow(tasks), name="device lists")]
-                if self._pods is not None:
-                    reading = usage.follow(
-                        self._usage_changed,
-                        self._pods,
-                        self.allocator.heard,
-                        self._clock,
-                        needed=lambda: bool(self._inventory.snapshot.gpus),
-                    )
-                    following.append(tasks.create_task(reading, name="usage"))
+                following = tasks.create_task(self._follow(tasks), name="device lists")
                 await self._closing.wait()
                 for server in self._servers.values():
                     server.close()
-                for task in following:
-                    task.cancel()
+                following.cancel()
         finally:
             self.allocator.close()
             self._ended.set()
 
-    async def reconfigure(self, config: Config) -> None:
-        """Offer what another configuration says. Returns when its lists are posted.
+    async def reconfigured(self) -> None:
+        """Wait until the lists of the newest configuration are posted, or until closed.
 
         The server of a resource that is no more ends, and kubelet counts its units as unhealthy, then forgets them.
         What pods hold of it stays in their hands and in the books. A device in use is offered under no other name
         until it is free.
         """
-        self._offered.clear()
-        self._configured = config.resources
-        self._set_up(config.resources)
-        self._books_changed.set()
-        closing = asyncio.ensure_future(self._closing.wait())
-        offered = asyncio.ensure_future(self._offered.wait())
-        try:
-            await asyncio.wait((closing, offered), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            closing.cancel()
-            offered.cancel()
+        while (posted := self._posted.value) is not self._config.value and not self._closing.is_set():
+            await first(self._posted.other_than(posted), self._closing.wait())
 
     @property
     def specs_problem(self) -> str | None:
@@ -235,32 +194,26 @@ class DevicePlugins:
         self._closing.set()
         await self._ended.wait()
 
-    def _note_change(self) -> None:
-        self._books_changed.set()
-        self._usage_changed.set()
-
     def _set_up(self, resources: tuple[Resource, ...]) -> None:
         """Take a configuration's resources. Their servers start with their first lists."""
         if resources == self._resources and self._servers:
             return
         self._resources = resources
-        for resource in resources:
+        for resource in self._served:
             if resource.name not in self._servers:
-                board = self._boards[resource.name] = UnitBoard()
+                units = self._units[resource.name] = Units(())
                 self._servers[resource.name] = ResourceServer(
-                    resource.name, self.folder, board, self.allocator, self._observe, self._pace
+                    resource.name, self.folder, units, self.allocator, self._observe, self._pace
                 )
         if self._informing is not None:
-            # What a slot stands for is told by its attachment, once that is known.
-            early = (r for r in resources if r.kind in ("vf", "nic") and r.binding == "early")
-            self._informing.resource_names = frozenset(r.name for r in early)
+            self._informing.go_by(self._served)
 
     def _serve(self, tasks: asyncio.TaskGroup) -> None:
         """Start the servers that do not run yet, and end those of resources that are no more."""
-        wanted = {resource.name for resource in self._resources}
+        wanted = {resource.name for resource in self._served}
         for name in self._servers.keys() - wanted:
             self._servers.pop(name).close()
-            self._boards.pop(name)
+            self._units.pop(name)
         for name, server in self._servers.items():
             if name not in self._serving and not self._closing.is_set():
                 self._serving[name] = tasks.create_task(self._run_server(name, server), name=f"device plugin {name}")
@@ -272,30 +225,34 @@ class DevicePlugins:
 
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
         """Post new lists whenever the snapshot, the books or the configuration ask for them."""
-        snapshot, looked_at = self._inventory.snapshot, self._clock()
-        files = await asyncio.to_thread(self._gpu_files)
-        offers, books = Offers(self._health, self._clock), Reading()
+        snapshot, looked_at = self._snapshot.value, self._clock()
+        self.allocator.gpu_files = await asyncio.to_thread(self._gpu_files)
+        offers = Offers(self._health, self._clock, await asyncio.to_thread(self._known_rails))
+        books = Reading()
         while True:
             self._books_changed.clear()
             self._health_changed.clear()
-            self._set_up(with_profiles(self._configured, snapshot, self._resources))
+            config = self._config.value
+            self._set_up(with_profiles(config.resources, snapshot, self._resources))
             resources = self._resources
             books = await self._read_books(resources, books)
-            offer = await asyncio.to_thread(self._make, offers, resources, snapshot, files, books)
-            if resources is not self._resources:
+            named = config.topology.rails
+            offer = await asyncio.to_thread(self._make, offers, resources, snapshot, books, named)
+            if config is not self._config.value:
                 offers.withdraw()
                 continue
             if offer is not None:
                 self._post(resources, offer)
             self._serve(tasks)
-            self._offered.set()
+            self._posted.set(config)
             await self._inform()
             specs = self._files_seconds if self._pool_specs.is_watched else None
             files_due = self._seconds_to_files(snapshot, looked_at)
-            newer = await self._next(snapshot, offers.seconds_to_look(), files_due, specs)
+            newer = await self._next(config, snapshot, offers.seconds_to_look(), files_due, specs)
             if newer is not snapshot or self._seconds_to_files(snapshot, looked_at) == 0:
                 looked_at = self._clock()
-                snapshot, files = newer, await asyncio.to_thread(self._gpu_files)
+                self.allocator.gpu_files = await asyncio.to_thread(self._gpu_files)
+                snapshot = newer
 
     def _seconds_to_files(self, snapshot: Snapshot, looked_at: float) -> float | None:
         """Tell in how many seconds a look at the GPUs' files is due; None if nobody is granted GPUs here."""
@@ -304,40 +261,70 @@ class DevicePlugins:
         return max(0.0, looked_at + self._files_seconds - self._clock())
 
     def _make(
-        self, offers: Offers, resources: tuple[Resource, ...], snapshot: Snapshot, files: GpuFiles, books: Reading
+        self,
+        offers: Offers,
+        resources: tuple[Resource, ...],
+        snapshot: Snapshot,
+        books: Reading,
+        named_rails: tuple[str, ...],
     ) -> Offer | None:
-        """Make an offer if one is due, and its CDI specs: kubelet may ask as soon as it has the list."""
-        offer = offers.make(resources, snapshot, files, books)
+        """Make an offer if one is due, and its CDI specs: kubelet may ask as soon as it has the list.
+
+        Rails that have other numbers are remembered before anybody hears of them.
+        """
+        offer = offers.make(resources, snapshot, books, named_rails)
         if offer is not None:
+            self._remember(offer.rails)
             self._pool_specs.keep(pool_specs(resources, offer.units, snapshot))
         else:
             self._pool_specs.mend()
+        self._renew_specs(offer or self._offer.value, resources)
         return offer
+
+    def _known_rails(self) -> tuple[Rail, ...]:
+        try:
+            return self._ledger.rails()
+        except LedgerError as error:
+            log.warning("rails are numbered anew: %s", error)
+            return ()
+
+    def _remember(self, rails: tuple[Rail, ...]) -> None:
+        try:
+            if rails != self._ledger.rails():
+                self._ledger.keep_rails(rails)
+        except LedgerError as error:
+            log.warning("the numbers of rails would not outlive the agent: %s", error)
+
+    def _renew_specs(self, offer: Offer, resources: tuple[Resource, ...]) -> None:
+        """Have the CDI specs of granted units follow their devices, before kubelet hears of what has changed."""
+        if self._informing is not None and offer.snapshot.generation:  # the first one may be of nothing
+            try:
+                self._informing.renew(offer, resources)
+            except (LedgerError, Unavailable) as error:
+                log.error("CDI specs of granted units may be out of date: %s", error)
 
     async def _inform(self) -> None:
         if self._informing is not None:
             try:
                 await asyncio.to_thread(self._informing.keep)
-            except LedgerError as error:
-                log.warning("device-info files stay as they are: %s", error)
+            except (LedgerError, Unavailable) as error:
+                log.warning("files of granted units stay as they are: %s", error)
 
-    async def _next(self, snapshot: Snapshot, *dues: float | None) -> Snapshot:
-        """Wait for a newer snapshot, for a change in the books or in health, or for the first of `dues` (seconds)."""
-        seconds = min((due for due in dues if due is not None), default=None)
-        newer = asyncio.ensure_future(self._inventory.newer_than(snapshot.generation))
-        books = asyncio.ensure_future(self._books_changed.wait())
-        health = asyncio.ensure_future(self._health_changed.wait())
-        try:
-            await asyncio.wait((newer, books, health), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if newer.done():
-                return newer.result()
-            if books.done():
-                await asyncio.sleep(SETTLE_SECONDS)
-            return snapshot
-        finally:
-            newer.cancel()
-            books.cancel()
-            health.cancel()
+    async def _next(self, config: Config, snapshot: Snapshot, *dues: float | None) -> Snapshot:
+        """Wait for a newer snapshot or configuration, a change in the books or in health, or the first of `dues`.
+
+        These are seconds. Returns the newest snapshot.
+        """
+        woken_by = await first(
+            self._snapshot.other_than(snapshot),
+            self._books_changed.wait(),
+            self._config.other_than(config),
+            self._health_changed.wait(),
+            seconds=min((due for due in dues if due is not None), default=None),
+        )
+        if woken_by == 1:
+            await asyncio.sleep(SETTLE_SECONDS)
+        return self._snapshot.value
 
     async def _read_books(self, resources: tuple[Resource, ...], last: Reading) -> Reading:
         try:
@@ -345,7 +332,7 @@ class DevicePlugins:
                 read,
                 self._ledger,
                 with_names=any(map(asks_for_names, resources)),
-                with_slots=any(resource.binding == "late" for resource in resources),
+                with_slots=any(resource.has_slots for resource in resources),
             )
         except LedgerError as error:
             log.warning("the device lists keep the quarantines known so far: %s", error)
@@ -353,12 +340,12 @@ class DevicePlugins:
 
     def _post(self, resources: tuple[Resource, ...], offer: Offer) -> None:
         for overlap in errors(resources, offer.overlaps):
-            if overlap not in self.allocator.offer.overlaps:
+            if overlap not in self._offer.value.overlaps:
                 log.warning("%s", overlap)
-        self.allocator.resources = {resource.name: resource for resource in resources}
-        self.allocator.offer = offer
-        for resource in resources:
-            self._boards[resource.name].post(offer.units[resource.name])
+        self.allocator.resources = {resource.name: resource for resource in self._served}
+        self._offer.set(offer)
+        for resource in self._served:
+            post(self._units[resource.name], offer.units[resource.name])
 
 
 def sweep(folder: Path) -> None:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import secrets
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -28,19 +28,14 @@ import grpc.aio
 
 from agent.errors import Unavailable
 from deviceplugin.allocation import Allocator
-from deviceplugin.server import Observe, ResourceService, UnitBoard
+from deviceplugin.server import Observe, ResourceService, Units
+from deviceplugin.sockets import CHANNEL_OPTIONS, identity, serve
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 
 API_VERSION = "v1beta1"
 SOCKET_PATTERN = "nodefabric-*.sock"
-MAX_SOCKET_PATH = 107
-"""sun_path of sockaddr_un is 108 bytes, with a zero at the end (unix(7))."""
 STABLE_SECONDS = 10.0
 """A stream that lived this long ends the counting of failures."""
-
-# A channel of gRPC shares its connection, and that connection's back-off, with others to the same
-# address unless told otherwise: a retry would then not even try.
-CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +74,7 @@ class ResourceServer:
         self,
         resource_name: str,
         folder: Path,
-        board: UnitBoard,
+        units: Units,
         allocator: Allocator,
         observe: Observe,
         pace: Pace = DEFAULT_PACE,
@@ -87,7 +82,7 @@ class ResourceServer:
         self.resource_name = resource_name
         self.kubelet_socket = folder / "kubelet.sock"
         self._folder = folder
-        self._board = board
+        self._units = units
         self._allocator = allocator
         self._observe = observe
         self._pace = pace
@@ -128,7 +123,7 @@ class ResourceServer:
 
     async def _serve_once(self) -> None:
         """Listen, register, and stay until something asks for a new beginning."""
-        service = ResourceService(self.resource_name, self._board, self._allocator, self._observe)
+        service = ResourceService(self.resource_name, self._units, self._allocator, self._observe)
         server, socket = await self._listen(service)
         self._service, self._socket = service, socket
         try:
@@ -149,22 +144,7 @@ class ResourceServer:
 
     async def _listen(self, service: ResourceService) -> tuple[grpc.aio.Server, Path]:
         socket = self._folder / socket_name(self.resource_name)
-        if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
-            raise Unavailable(
-                f"{socket} is longer than a socket's path may be ({MAX_SOCKET_PATH}): set a shorter kubeletDir"
-            )
-        if identity(self._folder) is None:
-            raise Unavailable(f"{self._folder} is missing: waiting for kubelet, or is kubeletDir wrong?")
-        if not os.access(self._folder, os.W_OK | os.X_OK):
-            raise Unavailable(f"{self._folder} may not be written to: mount it writable and run as root")
-        server = grpc.aio.server(options=CHANNEL_OPTIONS)
-        api_pb2_grpc.add_DevicePluginServicer_to_server(service, server)
-        try:
-            server.add_insecure_port(f"unix:{socket}")
-        except RuntimeError as error:
-            await server.stop(None)
-            raise Unavailable(f"cannot listen on a socket in {self._folder}: {error}") from error
-        await server.start()
+        server = await serve(socket, partial(api_pb2_grpc.add_DevicePluginServicer_to_server, service))
         return server, socket
 
     async def _register(self, endpoint: str) -> None:
@@ -236,15 +216,6 @@ def socket_name(resource_name: str) -> str:
 
 def _safe(resource_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", resource_name.lower())[-24:].strip("-")
-
-
-def identity(path: Path) -> tuple[int, int, int] | None:
-    """Tell one file from its successor of the same name. tmpfs reuses inodes at once, hence ctime."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
 async def stop(server: grpc.aio.Server, service: ResourceService) -> None:

@@ -16,11 +16,12 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
+from agent.edits.container_edits import ContainerEdits
 from agent.errors import AgentError, AllocationError, LedgerError, UnitUnhealthy, UnknownUnit
 from agent.model.device import NO_NUMA_NODE
+from agent.offer.offer import Unit
+from agent.state import Latest, first
 from deviceplugin.allocation import Allocator
-from deviceplugin.grants import Grants
-from deviceplugin.resources import Unit
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 
 Observe = Callable[[str, str], AbstractContextManager[object]]
@@ -43,29 +44,14 @@ def unobserved(_operation: str, _resource: str) -> AbstractContextManager[object
     return nullcontext()
 
 
-class UnitBoard:
-    """The newest list of one resource's units. Readers wait for a newer one and may miss older ones."""
+Units = Latest[tuple[Unit, ...]]
+"""The newest list of one resource's units."""
 
-    def __init__(self) -> None:
-        self.units: tuple[Unit, ...] = ()
-        self.version = 0
-        self._changed = asyncio.Event()
 
-    def post(self, units: tuple[Unit, ...]) -> None:
-        """Replace the list. Readers are woken if it tells kubelet something else: a slot that is bound does not."""
-        told, self.units = self.units, units
-        if units != told and list(map(_told, units)) != list(map(_told, told)):
-            self.version += 1
-            self.wake()
-
-    def wake(self) -> None:
-        """Let all who wait look again."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def change(self) -> None:
-        """Wait for the next post or wake."""
-        await self._changed.wait()
+def post(units: Units, newer: tuple[Unit, ...]) -> None:
+    """Replace a list if the newer one tells kubelet something else: a slot that is bound does not."""
+    if list(map(_told, newer)) != list(map(_told, units.value)):
+        units.set(newer)
 
 
 def _told(unit: Unit) -> tuple[str, bool, int]:
@@ -84,20 +70,19 @@ class Streams:
 class ResourceService(api_pb2_grpc.DevicePluginServicer):
     """Serves one resource on one socket. Made anew whenever the socket is."""
 
-    def __init__(self, resource_name: str, board: UnitBoard, allocator: Allocator, observe: Observe) -> None:
+    def __init__(self, resource_name: str, units: Units, allocator: Allocator, observe: Observe) -> None:
         self.resource_name = resource_name
         self.streams = Streams()
         self.stream_changed = asyncio.Event()
         """Set when a stream begins or ends; whoever waits clears it."""
-        self._board = board
+        self._units = units
         self._allocator = allocator
         self._observe = observe
-        self._ending = False
+        self._ending = asyncio.Event()
 
     def end_streams(self) -> None:
         """Let the open streams end by themselves: one that is cut off leaves a traceback."""
-        self._ending = True
-        self._board.wake()
+        self._ending.set()
         self.stream_changed.set()
 
     async def GetDevicePluginOptions(self, request: api_pb2.Empty, context: Context) -> api_pb2.DevicePluginOptions:
@@ -108,13 +93,10 @@ class ResourceService(api_pb2_grpc.DevicePluginServicer):
     ) -> AsyncIterator[api_pb2.ListAndWatchResponse]:
         self._note(opened=1, open_=1)
         try:
-            sent = -1
-            while not self._ending:
-                if self._board.version != sent:
-                    sent = self._board.version
-                    yield list_message(self._board.units)
-                else:
-                    await self._board.change()
+            while not self._ending.is_set():
+                units = self._units.value
+                yield list_message(units)
+                await first(self._units.other_than(units), self._ending.wait())
         finally:
             self._note(opened=0, open_=-1)
 
@@ -151,7 +133,7 @@ class ResourceService(api_pb2_grpc.DevicePluginServicer):
         containers = [tuple(c.devices_ids) for c in request.container_requests]
         answers = await self._allocator.allocate(self.resource_name, containers)
         log.info("granted %s", containers, extra={"resource": self.resource_name})
-        return api_pb2.AllocateResponse(container_responses=[grants_message(a) for a in answers])
+        return api_pb2.AllocateResponse(container_responses=[edits_message(a) for a in answers])
 
     async def _answer(self, operation: str, context: Context, work: Awaitable[T]) -> T:
         try:
@@ -182,7 +164,7 @@ def list_message(units: tuple[Unit, ...]) -> api_pb2.ListAndWatchResponse:
     )
 
 
-def grants_message(grants: Grants) -> api_pb2.ContainerAllocateResponse:
+def edits_message(grants: ContainerEdits) -> api_pb2.ContainerAllocateResponse:
     """Spell what a container gets for kubelet."""
     return api_pb2.ContainerAllocateResponse(
         envs=dict(grants.envs),

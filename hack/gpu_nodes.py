@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from hack.node_parts import A100, CONNECTX6, CONNECTX7, CONNECTX8, mlx5_pfs, mlx5_vfs
-from hack.node_tree import ROOT_PORT, SWITCH_PORT, Ids, NodeTree
+from itertools import combinations
+
+from hack.node_parts import A100, CONNECTX6, CONNECTX7, CONNECTX8, ENA, H100, mlx5_pfs, mlx5_vfs
+from hack.node_tree import ROOT_PORT, SWITCH_PORT, Ids, NodeTree, guid, mac
 
 V100 = Ids("030200", "10de", "1db8", "10de:1249", "nvidia")
 H100_NVL = Ids("030200", "10de", "2321", "10de:1839", "nvidia")
@@ -11,6 +13,13 @@ B200 = Ids("030200", "10de", "2901", "10de:1999", "nvidia")
 GB200 = Ids("030200", "10de", "2941", "10de:2046", "nvidia")
 L4 = Ids("030200", "10de", "27b8", "10de:16ca", "nvidia")
 AMD_ROOT_PORT = Ids("060400", "1022", "14ab", driver="pcieport")
+AMD_BRIDGE = Ids("060400", "1022", "1500", driver="pcieport")
+MI300X = Ids("120000", "1002", "74a1", "1002:74a1", "amdgpu")
+MI250 = Ids("038000", "1002", "740c", "1002:0b0c", "amdgpu")
+GB300 = Ids("030200", "10de", "31c2", "10de:21f1", "nvidia")
+EFA2 = Ids("020000", "1d0f", "efa2", "1d0f:efa2", "efa")
+NITRO_BRIDGE = Ids("060400", "1d0f", "0200", driver="pcieport")
+CONNECTX7_VF_IB = Ids("020700", "15b3", "101e", "15b3:0023", "mlx5_core")
 GRACE_ROOT_PORT = Ids("060400", "10de", "22b8", driver="pcieport")
 OLD_SWITCH_PORT = Ids("060400", "10b5", "9797", driver="pcieport")
 
@@ -155,7 +164,160 @@ def one_numa_node() -> NodeTree:
     return node
 
 
-NODES = (a100_4nic, b200_2nic, epyc_no_switch, gb200, v100_16gpu, one_numa_node)
+def mi300x() -> NodeTree:
+    """Below each of eight root ports a switch with a GPU, which brings two bridges of its own, and a NIC."""
+    node = NodeTree(
+        "mi300x-8gpu",
+        "Two sockets, 8 MI300X GPUs, each with bridges of its own, and its ConnectX-7 400G NIC below one PCIe switch;"
+        " xGMI between all GPUs; nothing of NVIDIA's",
+    )
+    node.numa(["0-95,192-287", "96-191,288-383"], 1 << 20)
+    pfs: Pfs = []
+    gpus = []
+    for rail, bus in enumerate((0x00, 0x18, 0x48, 0x60, 0x80, 0x98, 0xC8, 0xE0)):
+        numa_node = rail // 4
+        root = node.pci(f"pci0000:{bus:02x}", f"0000:{bus:02x}:01.1", AMD_ROOT_PORT, numa_node)
+        ports = _switch(node, root, bus + 1, numa_node, 2)
+        gpus.append(_oam(node, ports[0], bus + 3, MI300X, numa_node))
+        node.card(gpus[-1], "AMD Instinct MI300X OAM", 196592)
+        pfs.append((node.pci(ports[1], f"0000:{bus + 8:02x}:00.0", CONNECTX7, numa_node), f"ens{rail + 1}", numa_node))
+    _ethernet(node, pfs, 400, "NDR", vfs=8)
+    node.kfd(2, gpus, dict.fromkeys(combinations(range(8), 2), (15, 64000)))
+    return node
+
+
+def mi250() -> NodeTree:
+    """On each socket two levels of switches: below the lower ones two GPUs, each with bridges of its own, and a NIC."""
+    node = NodeTree(
+        "mi250-8gpu",
+        "Two sockets, 4 MI250 modules (8 GPUs) and 4 ConnectX-6 200G NICs: on each socket 2 PCIe switches with 2 GPUs,"
+        " each behind bridges of its own, and a NIC hang on another switch; xGMI between some GPUs",
+    )
+    node.numa(["0-63,128-191", "64-127,192-255"], 512 << 10)
+    pfs: Pfs = []
+    gpus = []
+    for numa_node, bus in enumerate((0x20, 0xA0)):
+        root = node.pci(f"pci0000:{bus:02x}", f"0000:{bus:02x}:01.1", AMD_ROOT_PORT, numa_node)
+        for half, above in enumerate(_switch(node, root, bus + 1, numa_node, 2)):
+            first = bus + 4 + 0x10 * half
+            ports = _switch(node, above, first, numa_node, 3)
+            for i in (0, 1):
+                gpus.append(_oam(node, ports[i], first + 2 + 3 * i, MI250, numa_node))
+                node.card(gpus[-1], "AMD Instinct MI250 (MCM) OAM AC MBA", 65520)
+            pf = node.pci(ports[2], f"0000:{first + 8:02x}:00.0", CONNECTX6, numa_node)
+            pfs.append((pf, f"ens{len(pfs) + 1}", numa_node))
+    _ethernet(node, pfs, 200, "HDR", vfs=8)
+    joined = {(0, 2): 50000, (0, 6): 100000, (1, 3): 100000, (1, 5): 50000, (2, 4): 100000, (3, 7): 50000}
+    joined |= {(4, 6): 50000, (5, 7): 100000, (0, 1): 200000, (2, 3): 200000, (4, 5): 200000, (6, 7): 200000}
+    links = {pair: (15, joined[pair]) if pair in joined else (30, 50000) for pair in combinations(range(8), 2)}
+    node.kfd(2, gpus, links)
+    return node
+
+
+def gb300() -> NodeTree:
+    """Each GPU hangs on its adapter's own switch, on a PCI segment of their own."""
+    node = NodeTree(
+        "gb300-4gpu",
+        "Two Grace CPUs, 4 GB300 GPUs, each below the PCIe switch in its ConnectX-8 800G NIC; 34 NUMA nodes, of which"
+        " 2 have CPUs",
+    )
+    memory = [480 << 10] * 2 + ([278 << 10] + [0] * 7) * 4
+    node.numa(["0-71", "72-143"] + [""] * 32, memory, far=lambda a, b: 40 if max(a, b) < 2 else 80)
+    pfs: Pfs = []
+    for segment in (0x00, 0x02, 0x10, 0x12):
+        numa_node = segment >> 4
+        root = node.pci(f"pci{segment:04x}:00", f"{segment:04x}:00:00.0", GRACE_ROOT_PORT, numa_node)
+        ports = _switch(node, root, 1, numa_node, 2)
+        pfs.append((node.pci(ports[0], f"{segment:04x}:03:00.0", CONNECTX8, numa_node), f"enP{segment}p3s0", numa_node))
+        node.gpu(node.pci(ports[1], f"{segment:04x}:05:00.0", GB300, numa_node), "NVIDIA GB300", 284208)
+    _ethernet(node, pfs, 800, "XDR", vfs=4)
+    node.nvswitch(links=18)
+    for gpu in node.gpus:
+        gpu["fabric_clique"] = "8f7c0b1e-2d3a-4c5b-9e0f-6a1b2c3d4e5f.32766"
+    return node
+
+
+def p5() -> NodeTree:
+    """A virtual machine that shows its switches: on each a GPU and four adapters without an interface."""
+    node = NodeTree(
+        "p5-8gpu-32efa",
+        "A p5.48xlarge instance: 8 H100 GPUs, each with 4 EFA devices (RDMA without a network interface) below one PCIe"
+        " switch",
+        iommu=False,
+    )
+    node.dmi("Amazon EC2", "p5.48xlarge")
+    node.numa(["0-47,96-143", "48-95,144-191"], 1 << 20, hugepages_2m=5128)
+    port = node.pci("pci0000:20", "0000:20:00.0", NITRO_BRIDGE, 0)
+    lan = node.pci(port, "0000:21:00.0", ENA, 0)
+    node.netdev(lan, "enp33s0", mac("0e:5d:31", 0x200), up=True, mtu=9001)
+    for rail, bus in enumerate(range(0x44, 0xBC, 0x11)):
+        numa_node = rail // 4
+        root = node.pci(f"pci0000:{bus:02x}", f"0000:{bus:02x}:00.0", NITRO_BRIDGE, numa_node)
+        above = node.pci(root, f"0000:{bus + 1:02x}:00.0", NITRO_BRIDGE, numa_node)
+        ports = [node.pci(above, f"0000:{bus + 2:02x}:01.{i}", NITRO_BRIDGE, numa_node) for i in range(5)]
+        for i in range(4):
+            number = bus + 0xB + i
+            efa = node.pci(ports[i], f"0000:{number:02x}:00.0", EFA2, numa_node)
+            state = {"link_layer": "Unknown", "lid": "0x0", "phys_state": "5: LinkUp", "state": "4: ACTIVE"}
+            node.rdma(
+                efa,
+                f"rdmap{number}s0",
+                "0000:0000:0000:0000",
+                [{**state, "rate": "100 Gb/sec (4X EDR)"}],
+                node_type="7: unspecified",
+                firmware="0.0.0.0",
+                mad=False,
+            )
+        gpu = node.pci(ports[4], f"0000:{bus + 0xF:02x}:00.0", H100, numa_node)
+        node.gpu(gpu, "NVIDIA H100 80GB HBM3", 81559)
+    node.nvswitch(links=18)
+    return node
+
+
+def azure_nd() -> NodeTree:
+    """A virtual machine that shows each device on a PCI segment of its own, and no more than its NUMA node."""
+    node = NodeTree(
+        "azure-nd-h100",
+        "A Standard_ND96isr_H100_v5 instance: 8 H100 GPUs and 8 ConnectX-7 InfiniBand VFs, of which the PCI tree tells"
+        " the NUMA nodes only",
+        iommu=False,
+    )
+    node.dmi("Microsoft Corporation", "Virtual Machine")
+    node.numa(["0-47", "48-95"], 900 << 10)
+    for rail, segment in enumerate((0x1, 0x2, 0x3, 0x8, 0x9, 0xA, 0xB, 0xC)):
+        gpu = node.pci(f"pci{segment:04x}:00", f"{segment:04x}:00:00.0", H100, rail // 4)
+        node.gpu(gpu, "NVIDIA H100 80GB HBM3", 81559)
+    for rail in range(8):
+        segment = 0x101 + rail
+        nic = node.pci(f"pci{segment:04x}:00", f"{segment:04x}:00:00.0", CONNECTX7_VF_IB, rail // 4)
+        own = guid("0015:5dff:fe", 0x340100 + rail)
+        node.rdma(
+            nic,
+            f"mlx5_ib{rail}",
+            own,
+            [
+                {
+                    "link_layer": "InfiniBand",
+                    "lid": f"0x{0x2A0 + rail:x}",
+                    "phys_state": "5: LinkUp",
+                    "rate": "400 Gb/sec (4X NDR)",
+                    "sm_lid": "0x1",
+                    "state": "4: ACTIVE",
+                }
+            ],
+            firmware="28.39.3004",
+            board="MT_0000000838",
+        )
+        tail = ":".join(own.replace(":", "")[i : i + 2] for i in range(0, 16, 2))
+        node.netdev(nic, f"ib{rail}", f"00:00:01:49:fe:80:00:00:00:00:00:00:{tail}", up=True, speed=400000, kind=32)
+    node.nvswitch(links=18)
+    return node
+
+
+NODES = (
+    *(a100_4nic, b200_2nic, epyc_no_switch, gb200, v100_16gpu, one_numa_node),
+    *(mi300x, mi250, gb300, p5, azure_nd),
+)
 
 
 def _switch(node: NodeTree, above: str, bus: int, numa_node: int, ports: int, ids: Ids = SWITCH_PORT) -> list[str]:
@@ -169,3 +331,10 @@ def _ethernet(node: NodeTree, pfs: Pfs, gbps: int, speed: str, *, vfs: int) -> N
     firmware, board = "28.39.3004", "MT_0000000838"
     mlx5_pfs(node, pfs, gbps, speed, firmware, board, mtu=9000)
     mlx5_vfs(node, pfs, firmware, board, total=vfs, count=vfs, offset=1)
+
+
+def _oam(node: NodeTree, above: str, bus: int, ids: Ids, numa_node: int) -> str:
+    """Add a GPU behind its own two bridges."""
+    upper = node.pci(above, f"0000:{bus:02x}:00.0", AMD_BRIDGE, numa_node)
+    lower = node.pci(upper, f"0000:{bus + 1:02x}:00.0", AMD_BRIDGE, numa_node)
+    return node.pci(lower, f"0000:{bus + 2:02x}:00.0", ids, numa_node)

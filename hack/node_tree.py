@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -230,6 +230,51 @@ class NodeTree:
                 "memory_bytes": memory_mib * MIB,
             }
         )
+
+    def card(self, address: str, product: str | None = None, memory_mib: int | None = None) -> None:
+        """Give a PCI function the DRM files of a GPU's driver."""
+        number = self.next("drm")
+        folder = self._folders[address]
+        for name in (f"card{number}", f"renderD{128 + number}"):
+            self._folder(f"{folder}/drm/{name}")
+            self.link(f"{folder}/drm/{name}/device", folder)
+            self.link(f"/sys/class/drm/{name}", f"{folder}/drm/{name}")
+        self.files(folder, product_name=product, mem_info_vram_total=memory_mib and memory_mib * MIB)
+
+    def kfd(self, cpu_nodes: int, gpus: list[str], links: Mapping[tuple[int, int], tuple[int, int]]) -> None:
+        """Add KFD's topology: a node for each NUMA node, then one for each GPU.
+
+        `links` are xGMI links, by pairs of GPUs' numbers: (weight, bandwidth in MB/s).
+        """
+        nodes = "/sys/devices/virtual/kfd/kfd/topology/nodes"
+        self.link("/sys/class/kfd/kfd", "/sys/devices/virtual/kfd/kfd")
+        for number in range(cpu_nodes):
+            self.file(f"{nodes}/{number}/properties", "cpu_cores_count 64\nsimd_count 0\nlocation_id 0\ndomain 0")
+        for number, address in enumerate(gpus):
+            domain, bus, function = address.split(":")
+            render = next(n for n in self._folder(f"{self._folders[address]}/drm") if n.startswith("renderD"))
+            lines = {
+                "cpu_cores_count": 0,
+                "simd_count": 1216,
+                "location_id": int(bus, 16) << 8 | int(function[:2], 16) << 3 | int(function[3:]),
+                "domain": int(domain, 16),
+                "drm_render_minor": render.removeprefix("renderD"),
+            }
+            folder = f"{nodes}/{cpu_nodes + number}"
+            self.file(f"{folder}/properties", "\n".join(f"{key} {value}" for key, value in lines.items()))
+            peers = [(b if a == number else a, told) for (a, b), told in links.items() if number in (a, b)]
+            for peer, (weight, bandwidth) in peers:
+                link = {"type": 11, "node_from": cpu_nodes + number, "node_to": cpu_nodes + peer, "weight": weight}
+                link |= {"min_bandwidth": 50000, "max_bandwidth": bandwidth}
+                self.file(
+                    f"{folder}/io_links/{peer}/properties", "\n".join(f"{key} {value}" for key, value in link.items())
+                )
+
+    def dmi(self, vendor: str, product: str) -> None:
+        """Name the machine, or the kind of virtual machine."""
+        folder = "/sys/devices/virtual/dmi/id"
+        self.files(folder, sys_vendor=vendor, product_name=product)
+        self.link("/sys/class/dmi/id", folder)
 
     def nvswitch(self, links: int) -> None:
         """Join all GPUs by NVSwitches: each reaches each other one by all its links."""

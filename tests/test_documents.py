@@ -11,11 +11,12 @@ import yaml
 
 from agent import config
 from agent.__main__ import _parser
+from agent.config.networks import REPLACED
 from agent.errors import RequestInvalid
+from agent.process.startup import check
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
-from agent.startup import check
-from cni import kinds, netconf, protocol
+from cni import netconf, protocol
 from tests.documents import blocks, first_cells, headings
 
 REPOSITORY = Path(__file__).parents[1]
@@ -76,14 +77,14 @@ def test_the_table_of_cni_keys_has_all_that_are_known_and_no_other() -> None:
 
 
 def test_the_table_of_replaced_plugins_and_the_codes_are_those_of_the_program() -> None:
-    assert tuple(cell.strip("`") for cell in first_cells(CNI, "type")) == kinds.REPLACED
+    assert tuple(cell.strip("`") for cell in first_cells(CNI, "type")) == REPLACED
     text = CNI.read_text()
     for code in (protocol.HARDWARE_FAILED, protocol.IPAM_FAILED, protocol.LEDGER_FAILED, protocol.CHECK_FAILED):
         assert re.search(rf"\b{code} ", text)
 
 
 def test_the_patch_that_replaces_plugins_fits_the_daemonset() -> None:
-    (text,) = blocks(CNI, "yaml")
+    (text,) = (text for text in blocks(CNI, "yaml") if text.lstrip().startswith("patches:"))
     (patch,) = yaml.safe_load(text)["patches"]
     (daemonset,) = yaml.safe_load_all((REPOSITORY / "daemonset/base/daemonset.yaml").read_text())
     arguments = daemonset["spec"]["template"]["spec"]["initContainers"][0]["args"]
@@ -92,5 +93,5 @@ def test_the_patch_that_replaces_plugins_fits_the_daemonset() -> None:
         arguments.append(step["value"])
     options = _parser().parse_args(arguments)
     assert options.force
-    assert set(options.replace) <= set(kinds.REPLACED)
+    assert set(options.replace) <= set(REPLACED)
     assert patch["target"]["name"] == daemonset["metadata"]["name"]

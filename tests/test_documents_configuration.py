@@ -11,32 +11,45 @@ import yaml
 
 from agent import config
 from agent.__main__ import main
-from agent.config.values import ENVIRONMENTS, NETWORK_KINDS
-from deviceplugin.environment import helper_variables
+from agent.config.resources import ENVIRONMENTS, NETWORK_KINDS
+from agent.edits.environment import helper_variables
+from agent.edits.told import GID_INDEXES, SOCKET_IFNAME
 from tests.deviceplugin.machines import node
 
 REPOSITORY = Path(__file__).parents[1]
-TEXT = (REPOSITORY / "docs/configuration.md").read_text()
 EXAMPLES = sorted((REPOSITORY / "daemonset/examples").glob("*.yaml"))
 
 
+@pytest.mark.parametrize(("document", "status"), [("configuration", 5), ("rails", 0)])
 def test_the_example_comes_to_what_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    document: str,
+    status: int,
 ) -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
-    (shown,) = re.findall(r"```\n(config.yaml is sound\n.*?)```", TEXT, re.DOTALL)
+    text = (REPOSITORY / f"docs/{document}.md").read_text()
+    example = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0]
+    (shown,) = re.findall(r"```\n(config.yaml is sound\n.*?)```", text, re.DOTALL)
     (tmp_path / "config.yaml").write_text(example)
     monkeypatch.chdir(tmp_path)
-    assert main(["check-config", "--node", "h100-8gpu", "config.yaml"]) == 5
+    assert main(["check-config", "--node", "h100-8gpu", "config.yaml"]) == status
     assert capsys.readouterr().out == shown
 
 
 def test_the_variables_are_those_that_are_set() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)`[^|]*\| (.*) \|$", TEXT.partition("| word | variables |")[2], re.MULTILINE))
+    text = (REPOSITORY / "docs/libraries.md").read_text()
+    rows = dict(
+        re.findall(
+            r"^\| `(\w+)`[^|]*\| (.*) \|$", text.partition("| word | when")[2].partition("\n\n")[0], re.MULTILINE
+        )
+    )
     assert set(rows) == set(ENVIRONMENTS)
     hca = next(d for d in node(rails=1).devices if d.rdma_devices).rdma_devices
     for word, cell in rows.items():
-        assert {name for name, _ in helper_variables([word], hca)} == set(re.findall(r"`(\w+)=", cell))
+        names = [name for name, _ in helper_variables([word], hca)]
+        late = [found[name] for found in (GID_INDEXES, SOCKET_IFNAME) for name in names if name in found]
+        assert {*names, *late} == set(re.findall(r"`(\w+)=", cell))
 
 
 def containers(document: Any) -> list[dict[str, Any]]:
@@ -58,7 +71,7 @@ def fabric_resources() -> set[str]:
     for path in EXAMPLES:
         if path.name.startswith("config-"):
             read = config.load(path)
-            for_tcp = {network.name for network in read.networks if network.netconf.get("mode") == "ipoib"}
+            for_tcp = {network.name for network in read.networks if network.setup.mode == "ipoib"}
             found |= {r.name for r in read.resources if r.kind in NETWORK_KINDS and r.network not in for_tcp}
     return found
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.commands.exits import DONE, MATCHES_NOTHING, WRONG_INPUT
-from agent.commands.options import Command, add_hardware, add_output, scanned, show
-from agent.commands.sources import add_sources, sources
+from agent.commands.options import (
+    DONE,
+    MATCHES_NOTHING,
+    WRONG_INPUT,
+    Command,
+    add_hardware,
+    add_output,
+    add_sources,
+    scanned,
+    show,
+    sources,
+)
 from agent.model.printable import joined
 
 if TYPE_CHECKING:
+    from agent.config import Config
     from agent.model.device import Snapshot
-    from deviceplugin.explanation import Explanation
+    from agent.offer.explanation import Explanation
 
 SHOWN_DEVICES = 8
 """So many are named per line; the JSON names all."""
@@ -31,14 +41,16 @@ def add(command: Command) -> None:
 
 
 def _check_config(options: argparse.Namespace) -> int:
-    from agent.startup import network_problems
-    from deviceplugin.explanation import explain_all
+    from agent.offer.explanation import explain_all
+    from agent.process.startup import network_problems
 
     config = sources(options, options.file).load()
     with scanned(options) as snapshot:
         problems = network_problems(config, snapshot)
         found = explain_all(config.resources, snapshot)
         protected = {entry: _called(entry, snapshot) for entry in config.cni.protect}
+        slices = _for_claims(config, snapshot)
+        networks = _by_templates(config, snapshot)
     problems += [str(overlap) for overlap in found.mistakes]
     document = {
         "sound": not problems,
@@ -46,12 +58,46 @@ def _check_config(options: argparse.Namespace) -> int:
         "warnings": list(config.warnings),
         "overlaps": [asdict(overlap) for overlap in found.overlaps],
         "resources": [asdict(resource) for resource in found.resources],
+        "slices": slices,
+        "networks": networks,
         "protected": protected,
     }
     show(options, document, joined(_lines(config.source, document, found.resources)))
     if problems:
         return WRONG_INPUT
     return MATCHES_NOTHING if any(not (r.devices and r.units) for r in found.resources) else DONE
+
+
+def _for_claims(config: Config, snapshot: Snapshot) -> Mapping[str, Sequence[str]]:
+    """List, for each resource that is offered to claims, the devices that the scheduler is told of."""
+    if not config.offers_dra:
+        return {}
+    from agent.offer.units import plain_offer
+    from deviceplugin.dra.attributes import Facts
+    from deviceplugin.dra.devices import devices_of
+    from deviceplugin.dra.seen import Seen, look
+
+    offer = plain_offer(config.resources, snapshot)
+    devices = devices_of(config, offer, Facts(look(offer, Seen())))
+    return {each.name: [d.name for d in devices if d.resource_name == each.name] for each in config.claimable}
+
+
+def _by_templates(config: Config, snapshot: Snapshot) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """List, for each network that is a template, what comes of it on this node."""
+    from agent.offer.joining import places_of, told
+    from agent.offer.units import plain_offer
+
+    if not any(network.words for network in config.networks):
+        return {}
+    offer = plain_offer(config.resources, snapshot, named_rails=config.topology.rails)
+    return {
+        network.name: [
+            {"rail": place.rail, "pf": place.pf, "adapter": place.adapter, "values": dict(told(network, place))}
+            for place in places_of(network, config, offer)
+        ]
+        for network in config.networks
+        if network.words
+    }
 
 
 def _called(name: str, snapshot: Snapshot) -> list[str]:
@@ -65,8 +111,9 @@ def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanatio
     lines += [f"warning: {warning}" for warning in document["warnings"]]
     for resource in resources:
         count = f"{len(resource.devices)} of {len(resource.candidates)} devices"
-        units = f"{len(resource.units)} {'unit' if len(resource.units) == 1 else 'units'}"
-        lines.append(f"{resource.resource_name} ({resource.kind}): {count}, {units}")
+        in_slices = document["slices"].get(resource.resource_name)
+        offered = _number(resource.units, "unit") if in_slices is None else _number(in_slices, "device") + " in slices"
+        lines.append(f"{resource.resource_name} ({resource.kind}): {count}, {offered}")
         lines += [
             f"  {match.field} {match.text}".rstrip() + f": {_some(match.devices)}" for match in resource.selectors
         ]
@@ -78,11 +125,23 @@ def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanatio
                 f"  {owner} has already {_some([lost.device for lost in resource.lost if lost.owner == owner])}"
             )
         lines.append(f"  takes {_some(resource.devices)}")
+        if in_slices:
+            lines.append(f"  the scheduler sees {_some(in_slices)}")
+    for name, places in document["networks"].items():
+        lines.append(f"network {name}: {_number(places, 'network')}")
+        for each in places:
+            where = "" if each["rail"] is None else f"rail {each['rail']}, "
+            values = ", ".join(f"{path} {value}" for path, value in each["values"].items())
+            lines.append(f"  {where}{each['pf'] or each['adapter']}: {values}")
     for name, devices in document["protected"].items():
         lines.append(f"cni.protect {name}: {_some(devices) if devices else 'no adapter of this node'}")
     if not resources:
         lines.append("it has no resources: the agent would offer nothing")
     return lines
+
+
+def _number(things: Sequence[str], what: str) -> str:
+    return f"{len(things)} {what}" + ("" if len(things) == 1 else "s")
 
 
 def _some(devices: Sequence[str]) -> str:

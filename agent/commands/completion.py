@@ -1,24 +1,55 @@
-"""`nodefabric completion`: scripts with which shells complete this command line."""
+"""`nodefabric completion`: scripts with which shells complete this command line, written by shtab."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
-from agent.commands.described import arguments, describe
-from agent.commands.exits import DONE
-from agent.commands.options import Command
-from agent.commands.shells import SHELLS
+from agent.commands.options import DONE, Command
+
+SHELLS = ("bash", "zsh", "fish")
 
 
-def add(command: Command, whole: Callable[[], argparse.ArgumentParser]) -> None:
-    """Add the command. `whole` gives the parser with all commands."""
-    parser = command("completion", lambda options: _completion(options, whole()), "print a completion script")
-    parser.add_argument("shell", choices=tuple(SHELLS), help="the shell it is for")
+def add(command: Command, whole: argparse.ArgumentParser) -> None:
+    """Add the command. `whole` is the parser that has all of them in the end."""
+
+    def completion(options: argparse.Namespace) -> int:
+        print(script(whole, options.shell), end="")
+        return DONE
+
+    parser = command("completion", completion, "print a completion script")
+    parser.add_argument("shell", choices=SHELLS, help="the shell it is for")
 
 
-def _completion(options: argparse.Namespace, whole: argparse.ArgumentParser) -> int:
+def script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """Write the script for one shell."""
+    import shtab
+
     from agent.sim import recorded
 
-    print(SHELLS[options.shell](describe(whole), arguments(whole), recorded.names()), end="")
-    return DONE
+    _say_what_values_are(parser, _nodes(recorded.names()))
+    return shtab.complete(parser, shell)
+
+
+def _say_what_values_are(parser: argparse.ArgumentParser, nodes: dict[str, str | dict[str, str]]) -> None:
+    """Give each option what shtab completes its value with, as its metavar tells it."""
+    import shtab
+
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _say_what_values_are(command, nodes)
+        elif action.metavar in ("FOLDER", "FILE", "SOCKET"):
+            action.complete = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE  # type: ignore[attr-defined]
+        elif action.metavar == "NODE":
+            action.complete = nodes  # type: ignore[attr-defined]
+
+
+def _nodes(names: tuple[str, ...]) -> dict[str, str | dict[str, str]]:
+    """Say how each shell completes a recorded node: its name, or a file."""
+    words = " ".join(names)
+    return {
+        "bash": "_nodefabric_nodes",
+        "zsh": f"{{_alternative 'names:recorded node:({words})' 'files:file:_files'}}",
+        "fish": f"{words} (__fish_complete_path (commandline -ct))",
+        "preamble": {"bash": f'_nodefabric_nodes() {{\n  compgen -W \'{words}\' -- "$1"\n  compgen -f -- "$1"\n}}'},
+    }

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from agent.commands.exits import DONE
-from agent.commands.options import Command
+from agent.commands.options import DONE, Command
 
 
 def add(command: Command) -> None:

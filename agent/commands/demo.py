@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent.commands.options import Command
 from agent.errors import ConfigError
-from cni.commands import DEFAULT_RELAY
+from cni.install.commands import DEFAULT_RELAY
 
 
 def add(command: Command) -> None:
@@ -26,7 +26,7 @@ def add(command: Command) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from agent import demo
+    from agent.sim import demo
 
     if not options.relay.is_file():
         raise ConfigError(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent import config as configuration
-from agent.commands.exits import DONE, FINDINGS
-from agent.commands.options import Command, add_config, add_host, add_output, open_host, show
+from agent.commands.options import DONE, FINDINGS, Command, add_config, add_host, add_output, open_host, show
 from agent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agent.report.doctor.claim_facts import ClusterFacts
 
 
 def add(command: Command) -> None:
@@ -19,10 +24,24 @@ def add(command: Command) -> None:
     add_output(parser)
 
 
+def _cluster() -> ClusterFacts:
+    """Ask the API server with the pod's account; who is not in a pod has none."""
+    from agent.cluster.apiserver import ApiServer
+    from agent.cluster.class_facts import look
+    from agent.process.identity import node_name
+    from agent.report.doctor.claim_facts import ClusterFacts
+
+    try:
+        api = ApiServer.in_cluster(os.environ)
+    except ConfigError:
+        return ClusterFacts(problem="only the agent's own container has an account at the API server")
+    with contextlib.closing(api):
+        return look(api, node_name())
+
+
 def _doctor(options: argparse.Namespace) -> int:
-    from agent.doctor import findings
-    from agent.doctor.checkup import examine
-    from agent.doctor.collect import collect
+    from agent.report.doctor import examine, findings
+    from agent.report.doctor.collect import collect
 
     config, problems = None, tuple[str, ...]()
     try:
@@ -33,7 +52,9 @@ def _doctor(options: argparse.Namespace) -> int:
     try:
         root = options.root if options.simulate is None else Path(host.root)
         is_here = options.root == Path("/")
-        found = examine(collect(root, host.scan(), config, options.config, problems, ask_agent=is_here))
+        cluster = _cluster() if config is not None and config.offers_dra and is_here else None
+        looked = collect(root, host.scan(), config, options.config, problems, ask_agent=is_here, cluster=cluster)
+        found = examine(looked)
     finally:
         host.close()
     show(options, findings.as_document(found), findings.as_text(found))

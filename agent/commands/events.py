@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from agent.commands.exits import DONE
-from agent.commands.options import Command, add_config, add_output, show
-from agent.commands.status import ask_by
+from agent.commands.options import DONE, Command, add_config, add_output, asking, show
+from agent.commands.status import ask
 
 
 def add(command: Command) -> None:
@@ -18,8 +17,9 @@ def add(command: Command) -> None:
 
 
 def _events(options: argparse.Namespace) -> int:
-    from agent import status
+    from agent.report import status
 
-    events = ask_by(options.config)["events"]
+    with asking(options.config) as config:
+        events = ask(config.endpoints)["events"]
     show(options, {"events": events}, status.events_text(events, time.time()))
     return DONE

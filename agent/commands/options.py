@@ -1,4 +1,4 @@
-"""What several commands have in common: options, the hardware they look at, and how they answer."""
+"""What several commands have in common: options, what these name, how they answer, and with which status they end."""
 
 from __future__ import annotations
 
@@ -12,16 +12,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agent.errors import ConfigError
+from agent.config import Config, Flags, load_legible
+from agent.config.compat.sriov import DEFAULT_PREFIX
+from agent.config.files import Sources
+from agent.errors import ConfigError, Unavailable
 from agent.model.printable import joined
 
 if TYPE_CHECKING:
     from agent.hardware.host import Host
     from agent.model.device import Snapshot
 
+
 DEFAULT_CONFIG = Path("/etc/nodefabric/config.yaml")
 GPU_SECONDS = 30.0
 """How long a command waits for the GPUs."""
+
+DONE, FAILED, WRONG_INPUT, NO_ANSWER, IN_USE, MATCHES_NOTHING = 0, 1, 2, 3, 4, 5
+FINDINGS = FAILED
+"""doctor found something that keeps pods from working."""
+INTERRUPTED = 130
+"""128 and the number of SIGINT, as shells have it."""
+EXIT_STATUSES = (
+    "Exit statuses: 0 done, 1 something failed, 2 the configuration or the command line is wrong,"
+    " 3 the agent does not answer, 4 a pod may still use the device,"
+    " 5 a resource selects nothing on this node."
+)
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -36,6 +51,48 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE", help="the configuration (default: %(default)s)"
     )
+
+
+def add_sources(parser: argparse.ArgumentParser) -> None:
+    """Add the options for configurations of device plugins that the agent stands in for."""
+    sriov, shared = "sriov-network-device-plugin", "k8s-rdma-shared-dev-plugin"
+    others = parser.add_argument_group("configurations of other device plugins, besides our own or alone")
+    others.add_argument("--sriov-config", type=Path, metavar="FILE", help=f"of {sriov}: /etc/pcidp/config.json")
+    text = f"of {shared}: /k8s-rdma-shared-dev-plugin/config.json"
+    others.add_argument("--rdma-shared-config", type=Path, metavar="FILE", help=text)
+    text = f"prefix of {sriov}'s resources that name none (default: %(default)s)"
+    others.add_argument("--resource-prefix", default=DEFAULT_PREFIX, metavar="PREFIX", help=text)
+    others.add_argument("--use-cdi", action="store_true", help="hand their devices out by CDI, as their flag does")
+
+
+def sources(options: argparse.Namespace, own: Path | None) -> Sources:
+    """Say which files the options name. Raises ConfigError if that is none.
+
+    Our own file need not be there at its usual place if another one is named.
+    """
+    flags = Flags(options.resource_prefix, options.use_cdi)
+    others = options.sriov_config, options.rdma_shared_config
+    if own == DEFAULT_CONFIG and any(others) and not own.exists():
+        own = None
+    found = Sources(own, *others, flags)
+    if not found.files:
+        raise ConfigError("command line", ["name a configuration: FILE, --sriov-config or --rdma-shared-config"])
+    return found
+
+
+@contextmanager
+def asking(path: Path) -> Iterator[Config]:
+    """Give the configuration by which the agent is asked, also if it has refused this version of the file.
+
+    Raises ConfigError if nobody answers by a file that is wrong.
+    """
+    config, wrong = load_legible(path)
+    try:
+        yield config
+    except Unavailable as error:
+        if wrong is not None:
+            raise wrong from error
+        raise
 
 
 def add_host(parser: argparse.ArgumentParser) -> Any:
@@ -71,7 +128,7 @@ def open_host(options: argparse.Namespace, *, for_one_look: bool = False) -> Hos
             raise ConfigError(str(options.simulate), ["is no simulated node: recorded ones are named with --node"])
         return SimulatedMachine.open(options.simulate)
     from agent.hardware.machine import Machine
-    from agent.hardware.nvml_monitor import DEFAULT_PACE, Pace
+    from agent.hardware.nvml.monitor import DEFAULT_PACE, Pace
 
     if not (options.root / "sys").is_dir():
         raise ConfigError(str(options.root), ["has no folder sys: name one that holds sys, proc and dev with --root"])

@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 
-from agent import config as configuration
-from agent import logs
-from agent.commands.exits import DONE
-from agent.commands.options import Command, add_config, add_output, show
-from agent.errors import Unavailable
+from agent.commands.options import DONE, Command, add_config, add_output, asking, show
 from agent.model.printable import one_line
+from agent.process import logs
 
 
 def add(command: Command) -> None:
     """Add the command."""
-    from agent.gpu_pause import DEFAULT_SECONDS
+    from agent.operator.gpu_pause import DEFAULT_SECONDS
 
     parser = command("pause-gpus", _pause, "let go of the NVIDIA driver for a while, so that GPUs can be reset")
     parser.add_argument(
@@ -29,15 +26,10 @@ def add(command: Command) -> None:
 
 
 def _pause(options: argparse.Namespace) -> int:
-    from agent.gpu_pause import pause
+    from agent.operator.gpu_pause import pause
 
     logs.configure(sys.stderr, "WARNING", "auto")
-    config, wrong = configuration.load_legible(options.config)
-    try:
+    with asking(options.config) as config:
         done = pause(config, options.gpus, options.seconds)
-    except Unavailable as error:
-        if wrong is not None:  # a running agent may have refused it
-            raise wrong from error
-        raise
     show(options, {"gpus": options.gpus, "seconds": options.seconds, "done": done}, one_line(done))
     return DONE

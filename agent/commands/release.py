@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 
 from agent import config as configuration
-from agent import logs
-from agent.commands.exits import DONE
-from agent.commands.options import Command, add_config, add_host, add_output, open_host, show
+from agent.commands.options import DONE, Command, add_config, add_host, add_output, open_host, show
 from agent.model.printable import one_line
+from agent.process import logs
 
 
 def add(command: Command) -> None:
@@ -24,12 +24,12 @@ def add(command: Command) -> None:
 
 
 def _release(options: argparse.Namespace) -> int:
-    from agent.release import release
+    from agent.operator.release import release
     from cni.release import Wish
 
     logs.configure(sys.stderr, "WARNING", "auto")
     config, wrong = configuration.load_legible(options.config)
     wish = Wish(options.device, options.reason, options.force)
-    done = release(config, wish, lambda: open_host(options), wrong=wrong)
+    done = release(config, wish, partial(open_host, options), wrong=wrong)
     show(options, {"device": options.device, "done": done}, one_line(done))
     return DONE

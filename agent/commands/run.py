@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent import config as configuration
-from agent import logs, memory, probe, workers
-from agent.commands.exits import DONE, FAILED
-from agent.commands.options import Command, add_config, add_host, open_host
-from agent.commands.sources import add_sources, sources
+from agent.commands.options import DONE, FAILED, Command, add_config, add_host, add_sources, open_host, sources
 from agent.errors import AgentError, HardwareError
 from agent.hardware import seccomp
-from agent.identity import node_name
-from agent.lasting import lasting
+from agent.operator import probe
+from agent.process import interpreter, logs
+from agent.process.identity import node_name
+from agent.process.supervision import supervised
 
 if TYPE_CHECKING:
-    from agent.clients.apiserver import ApiServer
-    from agent.topology.node_taint import NodeTaint
+    from agent.cluster.apiserver import ApiServer
+    from agent.cluster.node_taint import NodeTaint
 
 STOP_SECONDS = 1.8
 """After this long a stuck driver or disk no longer holds up the end of the process."""
@@ -51,19 +50,19 @@ def add(command: Command) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    memory.begin()
+    interpreter.collect_seldom()
     logs.configure(sys.stderr, options.log_level, options.log_format)
     settle_grpc(os.environ)
     confine()
     # A scan computes on a thread of its own. With the usual 5 ms an ADD beside it would wait that long after each
     # of its system calls.
     sys.setswitchinterval(SWITCH_SECONDS)
-    from agent import unconfigured
-    from agent.hardware import sysfs_rdma
+    from agent.cluster.node_taint import DAEMON_SET, NodeTaint
+    from agent.hardware.sysfs import rdma as sysfs_rdma
     from agent.inventory import Inventory
-    from agent.main import Agent
-    from agent.startup import await_config
-    from agent.topology.node_taint import DAEMON_SET, NodeTaint
+    from agent.main import Agent, Start
+    from agent.process import unconfigured
+    from agent.process.startup import await_config
 
     files = sources(options, options.config)
     probe_socket = Path(found) if (found := os.environ.get(probe.SOCKET)) else None
@@ -71,11 +70,11 @@ def _run(options: argparse.Namespace) -> int:
     async def serve() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        loop.set_default_executor(workers.of_loop())
+        loop.set_default_executor(interpreter.workers_of_loop())
         taint = NodeTaint(partial(_api_server, options.kubeconfig), node_name(), os.environ.get(DAEMON_SET))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _stop, stop, taint)
-        lifting = asyncio.create_task(lasting(taint.lift, "the Node's taint"), name="taint")
+        lifting = asyncio.create_task(supervised(taint.lift, "the Node's taint"), name="taint")
         host = open_host(options)
         inventory = Inventory(host, silent_changes=partial(sysfs_rdma.silent_changes, host.root))
         try:
@@ -86,9 +85,9 @@ def _run(options: argparse.Namespace) -> int:
                 if not config.needs_api:
                     lifting.cancel()
                 open_api = partial(_api_server, options.kubeconfig) if config.topology.needs_api else None
-                agent = Agent(
-                    config, host, inventory, taint, open_api=open_api, sources=files, probe_socket=probe_socket
-                )
+                open_claims = partial(_api_server, options.kubeconfig, for_many=True)
+                start = Start(open_api, open_claims, files, probe_socket)
+                agent = Agent(config, host, inventory, taint, start)
                 await agent.run(stop)
         finally:
             lifting.cancel()
@@ -135,11 +134,14 @@ def run_bounded(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(ended())
 
 
-def _api_server(kubeconfig: Path | None) -> ApiServer:
+def _api_server(kubeconfig: Path | None, *, for_many: bool = False) -> ApiServer:
     """Open the API server. Raises ConfigError if that is not possible."""
-    from agent.clients.apiserver import ApiServer
+    from agent.cluster.apiserver import SOME_AT_ONCE, ApiServer
 
-    return ApiServer.from_kubeconfig(kubeconfig) if kubeconfig is not None else ApiServer.in_cluster(os.environ)
+    at_once = SOME_AT_ONCE if for_many else 1
+    if kubeconfig is not None:
+        return ApiServer.from_kubeconfig(kubeconfig, at_once)
+    return ApiServer.in_cluster(os.environ, at_once=at_once)
 
 
 def _stop(stop: asyncio.Event, taint: NodeTaint) -> None:

@@ -6,14 +6,12 @@ import argparse
 import json
 import time
 from http.client import HTTPException
-from pathlib import Path
 from typing import Any
 
 from agent import config as configuration
-from agent.clients import own_machine
-from agent.commands.exits import DONE, NO_ANSWER
-from agent.commands.options import Command, add_config, add_output, show
+from agent.commands.options import DONE, NO_ANSWER, Command, add_config, add_output, show
 from agent.errors import Unavailable
+from agent.process import sockets
 
 ANSWER_SECONDS = 5.0
 
@@ -30,7 +28,7 @@ class _Waiting(Unavailable):
 
 
 def _status(options: argparse.Namespace) -> int:
-    from agent import status
+    from agent.report import status
 
     config, wrong = configuration.load_legible(options.config)
     try:
@@ -45,33 +43,19 @@ def _status(options: argparse.Namespace) -> int:
 
 def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, Any]:
     """Tell what the books hold while no agent answers."""
-    from agent import status
-    from agent.identity import agent_version, node_name
-    from agent.ledger import lock, reading
+    from agent.ledger import files, reading
+    from agent.process.identity import agent_version, node_name
+    from agent.report import status
 
     problem = f"does not run; this is what its books hold ({config.ledger_path})"
     if isinstance(error, _Waiting):
         problem = f"{error}; this is what its books hold ({config.ledger_path})"
     elif not config.ledger_path.exists():
         problem = f"does not run, and has left no books here ({config.ledger_path})"
-    if lock.is_claimed(config.state_dir):
+    if files.is_claimed(config.state_dir):
         problem = f"runs, but does not answer; this is what its books hold: {error}"
     found = reading.read(config.ledger_path)
     return status.without_agent(found, node=node_name(), version=agent_version(), problem=problem)
-
-
-def ask_by(path: Path) -> dict[str, Any]:
-    """Ask the agent of a configuration file for its status document, also by a version that it has refused.
-
-    Raises Unavailable, and ConfigError if a wrong file names no agent that answers.
-    """
-    config, wrong = configuration.load_legible(path)
-    try:
-        return ask(config.endpoints)
-    except Unavailable as error:
-        if wrong is not None:
-            raise wrong from error
-        raise
 
 
 def ask(endpoints: configuration.Endpoints) -> dict[str, Any]:
@@ -79,7 +63,7 @@ def ask(endpoints: configuration.Endpoints) -> dict[str, Any]:
     host = f"[{endpoints.address}]" if ":" in endpoints.address else endpoints.address
     url = f"http://{host}:{endpoints.port}/status"
     try:
-        with own_machine.get(url, ANSWER_SECONDS) as answer:
+        with sockets.get(url, ANSWER_SECONDS) as answer:
             document = json.load(answer)
     except (OSError, ValueError, HTTPException) as error:
         raise Unavailable(

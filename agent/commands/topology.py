@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from agent.commands.exits import DONE
-from agent.commands.options import Command, add_hardware, add_output, scanned, show
+from agent.commands.options import DONE, Command, add_hardware, add_output, scanned, show
 from agent.errors import ConfigError
 
 
@@ -21,8 +20,8 @@ def add(command: Command) -> None:
 
 
 def _topology(options: argparse.Namespace) -> int:
-    from agent.chart import matrix, svg
-    from agent.identity import node_name
+    from agent.process.identity import node_name
+    from agent.report.chart import matrix, svg
 
     if options.svg and (options.output != "text" or options.vfs):
         raise ConfigError("command line", ["--svg draws the PCIe tree: it goes with neither --output json nor --vfs"])

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from agent.commands.exits import DONE
-from agent.commands.options import Command, add_output, show
+from agent.commands.options import DONE, Command, add_output, show
 from agent.errors import ConfigError
 from agent.model.printable import joined
-from cni.commands import DEFAULT_CONFIGURATIONS, DEFAULT_TARGET
-from cni.install import DEFAULT_INSTANCE
+from cni.install.commands import DEFAULT_CONFIGURATIONS, DEFAULT_TARGET
+from cni.install.installation import DEFAULT_INSTANCE
+
+if TYPE_CHECKING:
+    from agent.operator.uninstall import Published
 
 PLACES = (
     ("--target", DEFAULT_TARGET, "plugin folder"),
@@ -37,6 +40,23 @@ def add(command: Command) -> None:
         default=Path("/etc/kubernetes/node-feature-discovery/features.d/nodefabric"),
         metavar="FILE",
         help="the labels for NFD's worker (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dra-driver",
+        default="nodefabric.io",
+        metavar="NAME",
+        help="`dra.driver` of the configuration (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--slices-of",
+        metavar="NODE",
+        help="take this Node's ResourceSlices away too (default: kubelet does, half a minute after the agent's end)",
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="API server for --slices-of (default: the pod's own account)",
     )
     parser.add_argument(
         "--root", type=Path, default=Path("/"), metavar="FOLDER", help="where the host's own / is (default: /)"
@@ -65,8 +85,16 @@ def _boot_id(root: Path) -> str:
         return ""
 
 
+def _published(kubeconfig: Path | None, node_name: str) -> Published:
+    from agent.cluster.apiserver import ApiServer
+    from agent.operator.uninstall import Published
+
+    api = ApiServer.from_kubeconfig(kubeconfig) if kubeconfig is not None else ApiServer.in_cluster(os.environ)
+    return Published(api, node_name)
+
+
 def _uninstall(options: argparse.Namespace) -> int:
-    from agent.uninstall import Places, uninstall
+    from agent.operator.uninstall import Places, uninstall
 
     if not options.root.is_dir():  # "there was nothing" would be taken for a clean host
         raise ConfigError(str(options.root), ["is no folder: name the one where the host's own / is with --root"])
@@ -79,8 +107,14 @@ def _uninstall(options: argparse.Namespace) -> int:
         run=options.run_dir,
         cdi=options.cdi_dir,
         nfd_file=options.nfd_file,
+        dra_driver=options.dra_driver,
         boot_id=_boot_id(options.root),
     )
-    removed = uninstall(places, instance=options.instance, force=options.force)
+    published = _published(options.kubeconfig, options.slices_of) if options.slices_of else None
+    try:
+        removed = uninstall(places, instance=options.instance, force=options.force, published=published)
+    finally:
+        if published is not None:
+            published.api.close()
     show(options, {"removed": removed}, joined(f"removed {what}" for what in removed) or "there was nothing")
     return DONE

@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from agent.config.cni import read_cni
-from agent.config.compat_shared import read_shared
-from agent.config.compat_sriov import DEFAULT_PREFIX, read_sriov
-from agent.config.covering import covered
-from agent.config.endpoints import read_endpoints
-from agent.config.health import read_health
+from agent.config.compat.go_json import Pairs, decode
+from agent.config.compat.shared import read_shared
+from agent.config.compat.sriov import DEFAULT_PREFIX, read_sriov
+from agent.config.contradictions import contradictions
+from agent.config.declare import read_fields
 from agent.config.networks import read_network
-from agent.config.protecting import contradictions
-from agent.config.reader import PATH, Reader
+from agent.config.reader import Reader, read_document
 from agent.config.resources import read_resource
-from agent.config.restart import read_restart
-from agent.config.shape import Shape, read_any
-from agent.config.topology import read_topology
-from agent.config.values import SHARED_MODES, Config, Network, Resource
+from agent.config.values import MAX_RESCAN_SECONDS, Config
 from agent.errors import ConfigError
-from agent.model.device import LinkLayer, drives_for_programs
-from agent.model.masking import masked
+from agent.model.device import LinkLayer
+from agent.model.printable import masked
 
 MAX_CONFIG_BYTES = 1 << 20
-MAX_RESCAN_SECONDS = 3600
+USUAL_KEYS = ("config.yaml", "config.json", "config.yml")
+
+
+class Shape(Enum):
+    OWN = "nodefabric"
+    SRIOV = "sriov-network-device-plugin"
+    SHARED = "k8s-rdma-shared-dev-plugin"
+
+
+_MARKS = {
+    "resourcelist": Shape.SRIOV,
+    "configlist": Shape.SHARED,
+    "periodicupdateinterval": Shape.SHARED,
+    "mode": Shape.SHARED,
+}
+# Not read from there: what the values leave out is the chart's to fill in.
+_OF_CHART = (
+    "these are values of the chart: check what it makes of them, as"
+    " helm template daemonset/chart --values FILE --show-only templates/config.yaml prints it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +117,11 @@ def _of_others(shape: Shape, document: Any, problems: list[str], source: str, fl
 def describe(config: Config) -> str:
     """Return the configuration in effect, defaults included, as one line of JSON, without secrets.
 
-    Of resources and networks only what says something: most of a selector is empty.
+    Of resources only what says something, for most of a selector is empty, and networks as they are written.
     """
     document = asdict(config)
-    for key in ("resources", "networks"):
-        document[key] = [_telling(item) for item in document[key]]
+    document["resources"] = [_telling(item) for item in document["resources"]]
+    document["networks"] = [{"name": network.name, **network.keys} for network in config.networks]
 
     def plain(value: Any) -> Any:
         if isinstance(value, frozenset):
@@ -126,60 +141,13 @@ def _telling(value: Any) -> Any:
 
 def read_config(top: Reader, source: str) -> Config:
     """Read the whole document."""
-    plain = Config()
     networks = tuple(read_network(r) for r in top.sections("networks", about="How VFs are set up in pods"))
     resources = tuple(read_resource(r) for r in top.sections("resources", about="What kubelet is offered"))
-    _unique(top, "networks", [n.name for n in networks])
-    _unique(top, "resources", [r.name for r in resources])
-    for i, resource in enumerate(resources):
-        _check_network(top, i, resource, networks)
-        _check_environment(top, i, resources)
-    unread = {i for i in range(len(resources)) if _is_unread(top, i)}
-    for i, where, j in covered(resources):
-        if i in unread or j in unread:
-            continue
-        top.note(
-            f"resources[{i}].{where}",
-            f"selects nothing that resources[{j}]{_named(resources[j])} does not select too, and a device serves one"
-            " resource: narrow one of the two selectors",
-        )
-    sections = [
-        top.section("endpoints", about="Where the agent answers HTTP"),
-        top.section("topology", about="What is told to schedulers"),
-        top.section("health", about="How patient the agent is with ill devices"),
-        top.section("cni", about="Which devices networks may name"),
-        top.section("restart", about="What the agent does before an end that is planned"),
-    ]
-    cni = read_cni(sections[3])
-    for path, text in contradictions(cni.protect, resources, networks):
+    unread = frozenset(i for i in range(len(resources)) if _is_unread(top, i))
+    config = Config(resources=resources, networks=networks, source=source, **read_fields(Config, top))
+    for path, text in contradictions(config, unread):
         top.note(path, text)
-    config = Config(
-        resources=resources,
-        networks=networks,
-        endpoints=read_endpoints(sections[0]),
-        topology=read_topology(sections[1]),
-        health=read_health(sections[2]),
-        cni=cni,
-        restart=read_restart(sections[4]),
-        kubelet_dir=top.path_to("kubeletDir", plain.kubelet_dir, about="The kubelet's folder"),
-        state_dir=top.path_to("stateDir", plain.state_dir, about="Where the agent keeps its books; survives a reboot"),
-        run_dir=top.path_to("runDir", plain.run_dir, about="Where the agent's sockets are; empty after a reboot"),
-        cdi_dir=top.path_to("cdiDir", plain.cdi_dir, about="Where the container runtime looks for CDI specs"),
-        netns_folders=top.strings(
-            "netnsDirs",
-            "an absolute path",
-            _absolute,
-            about="Where the container runtime binds the network namespaces of pods",
-        )
-        or plain.netns_folders,
-        runtime_socket=top.path_to("runtimeSocket", None, about="The container runtime's CRI socket"),
-        rescan_seconds=top.seconds(
-            "rescanSeconds", plain.rescan_seconds, 1, MAX_RESCAN_SECONDS, about="Time between full scans"
-        ),
-        source=source,
-    )
-    for reader in (*sections, top):
-        reader.done()
+    top.done()
     return config
 
 
@@ -189,57 +157,36 @@ def _is_unread(top: Reader, i: int) -> bool:
     return any(problem.startswith(paths) for problem in top.problems)
 
 
-def _named(resource: Resource) -> str:
-    return f" ({resource.name})" if resource.name else ""  # empty where the name itself is wrong
+def read_any(text: str | bytes, source: str) -> tuple[Shape, Any]:
+    """Read text of any shape: the shape, and the document as that shape's reader wants it. Raises ConfigError."""
+    spelled = text.decode("utf-8-sig", "replace") if isinstance(text, bytes) else text
+    if spelled.lstrip().startswith("{") and any(f'"{mark}"' in spelled.lower() for mark in _MARKS):
+        found = decode(spelled, source)
+        shape = _shape(found)
+        if shape is not Shape.OWN:  # networks of our own have a `mode`, too
+            return shape, found
+    document = read_document(text, source)
+    if isinstance(document, dict) and document.get("kind") == "ConfigMap" and "resources" not in document:
+        return read_any(_only_text(document, source), source)
+    if isinstance(document, dict) and isinstance(document.get("config"), dict):
+        raise ConfigError(source, [_OF_CHART])
+    return Shape.OWN, document
 
 
-def _check_environment(top: Reader, i: int, resources: tuple[Resource, ...]) -> None:
-    """Note a variable that two resources of one container would both set: kubelet keeps either value."""
-    if resources[i].binding == "late":
-        return
-    for word in resources[i].environment:
-        for j, other in enumerate(resources[:i]):
-            if word in other.environment and other.binding != "late":
-                top.note(
-                    f"resources[{i}].environment",
-                    f"{word} is set by resources[{j}] ({other.name}) already, and for a container that asks for both"
-                    " kubelet would keep either: set it at one of them, or give both binding: late",
-                )
+def _shape(document: Any) -> Shape:
+    marks = [_MARKS[key] for key in document if key in _MARKS] if isinstance(document, Pairs) else []
+    return marks[0] if marks else Shape.OWN
 
 
-def _check_network(top: Reader, i: int, resource: Resource, networks: tuple[Network, ...]) -> None:
-    if resource.network is None:
-        return
-    kind = resource.nic.kind if resource.kind == "rail" else resource.kind
-    network = next((n for n in networks if n.name == resource.network), None)
-    if network is None:
-        top.note(f"resources[{i}].network", f"{resource.network!r} is not among the networks")
-        return
-    mode = network.netconf.get("mode") or "vf"
-    if kind == "hca" and mode not in SHARED_MODES:
-        top.note(
-            f"resources[{i}].network",
-            f"{resource.network!r} has mode {mode}, which takes the adapter from the others that share it: an hca"
-            f" needs a network of mode {' or '.join(SHARED_MODES)}",
+def _only_text(document: dict[str, Any], source: str) -> str:
+    data = document.get("data")
+    texts = {key: text for key, text in data.items() if isinstance(text, str)} if isinstance(data, dict) else {}
+    for key in USUAL_KEYS:
+        if key in texts:
+            return texts[key]
+    if len(texts) != 1:
+        names = ", ".join(map(str, texts)) or "nothing"
+        raise ConfigError(
+            source, [f"data: must hold one configuration, holds {names}: save the one you mean as a file"]
         )
-    if kind == "vf" and mode in SHARED_MODES:
-        top.note(f"resources[{i}].network", f"{resource.network!r} has mode {mode}, which is for kind hca, not vf")
-    drivers = (resource.nic.select if resource.kind == "rail" else resource.select).drivers
-    if network.netconf.get("rdma") is True and drivers and all(map(drives_for_programs, drivers)):
-        top.note(
-            f"resources[{i}].network",
-            f"{resource.network!r} says rdma: true, and the resource selects devices of {' and '.join(drivers)}, which"
-            " makes no RDMA device: leave rdma out, or take another network",
-        )
-
-
-def _absolute(text: str) -> Path:
-    if not PATH.fullmatch(text):
-        raise ValueError(text)
-    return Path(text)
-
-
-def _unique(top: Reader, key: str, names: list[str]) -> None:
-    for i, name in enumerate(names):
-        if name and name in names[:i]:
-            top.note(f"{key}[{i}].name", f"{name!r} is used by {key}[{names.index(name)}] already")
+    return next(iter(texts.values()))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from agent.errors import ConfigError
-from agent.model.masking import MASK, is_secret, masked_text
+from agent.model.printable import MASK, is_secret, masked_text
 
 PATH = re.compile(r"(?:/(?!\.\.(?:/|$))[^/\0\n]*)+")
 
@@ -116,25 +117,21 @@ class Reader:
     def choice(self, key: str, default: Any, words: tuple[str, ...], *, about: str = "") -> Any:
         """Read one of some words."""
         want = f"one of {', '.join(words)}"
-        return self.take(key, default, want, lambda v: v in words, schema={"enum": list(words)}, about=about)
+        return self.take(key, default, want, words.__contains__, schema={"enum": list(words)}, about=about)
 
     def flag(self, key: str, default: bool, *, about: str = "") -> bool:
         schema = {"type": "boolean"}
-        return bool(self.take(key, default, "true or false", lambda v: isinstance(v, bool), schema=schema, about=about))
+        return bool(self.take(key, default, "true or false", _is_flag, schema=schema, about=about))
 
     def whole(self, key: str, default: Any, low: int, high: int, *, about: str = "") -> Any:
         want = f"a whole number from {low} to {high}"
         schema = {"type": "integer", "minimum": low, "maximum": high}
-        return self.take(key, default, want, lambda v: type(v) is int and low <= v <= high, schema=schema, about=about)
+        return self.take(key, default, want, partial(_is_whole, low, high), schema=schema, about=about)
 
     def seconds(self, key: str, default: float, low: float, high: float, *, about: str = "") -> float:
         want = f"a number of seconds from {low:g} to {high:g}"
         schema = {"type": "number", "minimum": low, "maximum": high}
-        return float(
-            self.take(
-                key, default, want, lambda v: type(v) in (int, float) and low <= v <= high, schema=schema, about=about
-            )
-        )
+        return float(self.take(key, default, want, partial(_is_number, low, high), schema=schema, about=about))
 
     def path_to(self, key: str, default: Path | None, *, about: str = "") -> Any:
         found = self.text(key, None if default is None else str(default), "an absolute path", PATH, about=about)
@@ -146,7 +143,7 @@ class Reader:
         return Reader(self.value.get(key, {}), self.at(key), self.problems)
 
     def sections(self, key: str, *, about: str = "") -> list[Reader]:
-        items = self.take(key, [], "a list", lambda v: isinstance(v, list), about=about)
+        items = self.take(key, [], "a list", _is_list, about=about)
         return [Reader(item, f"{self.at(key)}[{i}]", self.problems) for i, item in enumerate(items)]
 
     def strings(
@@ -189,7 +186,7 @@ class Reader:
     ) -> tuple[Any, ...]:
         """Read a list of anything, each entry converted; a conversion says no with ValueError."""
         listed = {"type": "array", "items": dict(schema or {})}
-        items = self.take(key, [], "a list", lambda v: isinstance(v, list), schema=listed, about=about)
+        items = self.take(key, [], "a list", _is_list, schema=listed, about=about)
         found = []
         for i, item in enumerate(items):
             try:
@@ -203,6 +200,27 @@ class Reader:
             if key not in self.asked:
                 known = ", ".join(sorted(self.asked))
                 self.note(key, f"is not a known key here; known are: {known}")
+
+
+def is_mapping(value: Any) -> bool:
+    """Tell whether a value of the document is a mapping."""
+    return isinstance(value, dict)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_whole(low: int, high: int, value: Any) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _is_number(low: float, high: float, value: Any) -> bool:
+    return type(value) in (int, float) and low <= value <= high
 
 
 def _unquoted(value: Any, schema: Mapping[str, Any] | None) -> str:

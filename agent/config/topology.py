@@ -1,19 +1,76 @@
-"""What of this node's topology is published for schedulers, and how often."""
+"""What of this node's topology is published for schedulers, and how often; which labels it gets, from which facts."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from agent.config.labels import Labels, read_labels
-from agent.config.reader import Reader
+from agent.config import declare
+from agent.config.reader import Reader, is_mapping, shown
+from agent.model.device import is_pci_address
 
+OF_NODE = ("rails", "hca-count", "hca-model", "hca-firmware", "gpu-count", "gpu-model", "nvlink-domain", "node-name")
+OF_NIC = ("leaf-switch", "leaf-chassis", "leaf-port", "hca-model", "hca-firmware", "node-guid")
+FACTS = tuple(dict.fromkeys((*OF_NODE, *OF_NIC, "file", "text")))
+NEED_LLDP = frozenset({"leaf-switch", "leaf-chassis", "leaf-port"})
+PER_NIC_ONLY = frozenset({"leaf-port", "node-guid"})
+"""One value for all NICs would say nothing, so the key must have a place for each."""
+NIC = "{nic}"
+"""In a key: the PCI address of the NIC, dashes for colons."""
+DESTINATIONS = ("node", "nfd")
+NFD_FILE = Path("/etc/kubernetes/node-feature-discovery/features.d/nodefabric")
+
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_KEY = re.compile(
+    r"(?=.{1,316}$)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*/" + _LABEL, re.ASCII
+)
+_VALUE = re.compile(_LABEL, re.ASCII)
+_KEY_SCHEMA = {"anyOf": [{"enum": [f for f in FACTS if f not in ("file", "text")]}, {"type": "object"}]}
 INFORMERS = ("dedicated", "shared", "podresources")
 METHODS = ("all", "with-exclusive-resources")
 _ANNOTATION = re.compile(
     r"(?=.{1,316}$)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII
 )
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRule:
+    """One label: where its value comes from."""
+
+    key: str
+    """May have `{nic}` in it, for a label per NIC."""
+    fact: str
+    pattern: str | None = None
+    """Its first group in the fact is the value; a fact that it does not match has none."""
+    path: Path | None = None
+    """For fact `file`: whose first line is the value."""
+    text: str | None = None
+    """For fact `text`: the value."""
+
+
+def _netdev(text: str) -> str:
+    if not re.fullmatch(r"[^\s/]{1,15}", text) or text in (".", ".."):
+        raise ValueError(text)
+    return text
+
+
+def _adapter(text: str) -> str:
+    return text.lower() if is_pci_address(text.lower()) else _netdev(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    keys: tuple[LabelRule, ...] = ()
+    to: str = declare.choice("node", DESTINATIONS, about="Patch the Node, or write a file for NFD's worker")
+    nfd_file: Path = declare.path(NFD_FILE, about="The file for NFD's worker")
+
+    @property
+    def need_lldp(self) -> bool:
+        """Whether any label comes from what the switches say."""
+        return any(rule.fact in NEED_LLDP for rule in self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,99 +80,6 @@ class Fingerprint:
     pods: str = "podresources"
     """As the scheduler's informer sees them (dedicated, shared), or those that kubelet lists (podresources)."""
     method: str = "all"
-
-
-@dataclass(frozen=True, slots=True)
-class Bandwidth:
-    """How the live bandwidth of ports is told."""
-
-    sample_seconds: float = 15.0
-    """How often the counters are read; 0: never."""
-    annotation: str | None = None
-    """Key of the Node's annotation that tells the load of the ports; None: there is none."""
-    annotation_seconds: float = 600.0
-    """The load is the mean of so long, and the annotation is written at most once in so long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Topology:
-    publish: bool = False
-    """Publish a NodeResourceTopology object for this node."""
-    volcano: bool = False
-    """Publish a Numatopology object for this node."""
-    coalesce_seconds: float = 2.0
-    heartbeat_seconds: float = 600.0
-    start_spread_seconds: float = 60.0
-    """The first write comes at a random moment within this time, so that a cluster's nodes do not write at once."""
-    kubelet_config: Path = Path("/var/lib/kubelet/config.yaml")
-    kubelet_config_dir: Path | None = None
-    fingerprint: Fingerprint = Fingerprint()
-    labels: Labels = field(default_factory=Labels)
-    lldp_netdevs: tuple[str, ...] = ()
-    """Interfaces to listen on for the switch's name; empty: each adapter with an RDMA device."""
-    bandwidth: Bandwidth = Bandwidth()
-
-    @property
-    def needs_api(self) -> bool:
-        """Whether anything goes to the API server."""
-        return self.publish or self.volcano or self.writes_node
-
-    @property
-    def writes_node(self) -> bool:
-        """Whether the Node object itself gets labels or an annotation."""
-        return bool(self.labels.keys and self.labels.to == "node") or self.bandwidth.annotation is not None
-
-    @property
-    def watches_pods(self) -> bool:
-        """Whether the pods of the node are watched."""
-        return self.publish and self.fingerprint.pods != "podresources"
-
-
-def read_topology(reader: Reader) -> Topology:
-    """Read the section `topology`."""
-    plain = Topology()
-    found = Topology(
-        publish=reader.flag("publish", plain.publish, about="Publish a NodeResourceTopology object for this node"),
-        volcano=reader.flag("volcano", plain.volcano, about="Publish a Numatopology object for this node (Volcano)"),
-        coalesce_seconds=reader.seconds(
-            "coalesceSeconds", plain.coalesce_seconds, 0, 60, about="Changes within this time make one write"
-        ),
-        heartbeat_seconds=reader.seconds(
-            "heartbeatSeconds",
-            plain.heartbeat_seconds,
-            10,
-            86400,
-            about="Read what is published this often, and write it again if somebody changed it",
-        ),
-        start_spread_seconds=reader.seconds(
-            "startSpreadSeconds",
-            plain.start_spread_seconds,
-            0,
-            600,
-            about="The first write comes at a random moment within this time",
-        ),
-        kubelet_config=reader.path_to(
-            "kubeletConfig", plain.kubelet_config, about="The kubelet's configuration, to read its topology policy from"
-        ),
-        kubelet_config_dir=reader.path_to("kubeletConfigDir", None, about="The kubelet's folder of drop-ins, if any"),
-        fingerprint=_fingerprint(
-            reader.section("fingerprint", about="Which pods count for the NodeResourceTopology's fingerprint")
-        ),
-        labels=read_labels(reader.section("labels", about="Labels for the node, made of stable facts")),
-        lldp_netdevs=reader.strings(
-            "lldpNetdevs",
-            "an interface name",
-            _netdev,
-            about="Where to listen for the switch's name; default: each adapter with an RDMA device",
-        ),
-        bandwidth=_bandwidth(reader.section("bandwidth", about="Live bandwidth of the ports")),
-    )
-    if found.fingerprint.pods == "podresources" and found.fingerprint.method != "all":
-        reader.note(
-            "fingerprint.method",
-            "must be all with pods: podresources, which does not tell what pods ask for",
-        )
-    return found
 
 
 def _fingerprint(reader: Reader) -> Fingerprint:
@@ -132,34 +96,130 @@ def _fingerprint(reader: Reader) -> Fingerprint:
     return Fingerprint(pods, method)
 
 
-def _bandwidth(reader: Reader) -> Bandwidth:
-    plain = Bandwidth()
-    found = Bandwidth(
-        sample_seconds=reader.seconds(
-            "sampleSeconds", plain.sample_seconds, 0, 3600, about="How often port counters are read; 0: never"
-        ),
-        annotation=reader.text(
-            "annotation",
-            None,
-            "domain/name",
-            _ANNOTATION,
-            about="Annotation of the Node that tells the load of the ports; default: none",
-        ),
-        annotation_seconds=reader.seconds(
-            "annotationSeconds",
-            plain.annotation_seconds,
-            60,
-            86400,
-            about="The annotation tells the mean of so long, and is written at most once in so long",
-        ),
-    )
-    if found.annotation is not None and not 0 < found.sample_seconds <= found.annotation_seconds:
-        reader.note("annotation", "needs sampleSeconds above 0 and at most annotationSeconds")
+def _labels(reader: Reader) -> Labels:
+    about = "Label key → fact. In the key {nic} stands for each NIC's PCI address"
+    schema = {"type": "object", "additionalProperties": _KEY_SCHEMA}
+    keys: Mapping[Any, Any] = reader.take("keys", {}, "a mapping", is_mapping, schema=schema, about=about)
+    rules = tuple(rule for key, value in keys.items() if (rule := _rule(reader, key, value)) is not None)
+    found = Labels(keys=rules, **declare.read_fields(Labels, reader))
     reader.done()
     return found
 
 
-def _netdev(text: str) -> str:
-    if not re.fullmatch(r"[^\s/]{1,15}", text) or text in (".", ".."):
-        raise ValueError(text)
-    return text
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """How the live bandwidth of ports is told."""
+
+    sample_seconds: float = declare.seconds(15.0, 0, 3600, about="How often port counters are read; 0: never")
+    annotation: str | None = declare.text(
+        None,
+        "domain/name",
+        _ANNOTATION,
+        about="Annotation of the Node that tells the load of the ports; default: none",
+    )
+    annotation_seconds: float = declare.seconds(
+        600.0, 60, 86400, about="The annotation tells the mean of so long, and is written at most once in so long"
+    )
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """List what does not go together: a key, and what is wrong there."""
+        if self.annotation is not None and not 0 < self.sample_seconds <= self.annotation_seconds:
+            yield "annotation", "needs sampleSeconds above 0 and at most annotationSeconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    publish: bool = declare.flag(False, about="Publish a NodeResourceTopology object for this node")
+    volcano: bool = declare.flag(False, about="Publish a Numatopology object for this node (Volcano)")
+    coalesce_seconds: float = declare.seconds(2.0, 0, 60, about="Changes within this time make one write")
+    heartbeat_seconds: float = declare.seconds(
+        600.0, 10, 86400, about="Read what is published this often, and write it again if somebody changed it"
+    )
+    start_spread_seconds: float = declare.seconds(
+        60.0, 0, 600, about="The first write comes at a random moment within this time"
+    )
+    """So that a cluster's nodes do not write at once."""
+    kubelet_config: Path = declare.path(
+        Path("/var/lib/kubelet/config.yaml"),
+        about="The kubelet's configuration, to read its topology policy from",
+    )
+    kubelet_config_dir: Path | None = declare.path(None, about="The kubelet's folder of drop-ins, if any")
+    fingerprint: Fingerprint = declare.section(
+        Fingerprint, by=_fingerprint, about="Which pods count for the NodeResourceTopology's fingerprint"
+    )
+    labels: Labels = declare.section(Labels, by=_labels, about="Labels for the node, made of stable facts")
+    lldp_netdevs: tuple[str, ...] = declare.strings(
+        "an interface name",
+        _netdev,
+        about="Where to listen for the switch's name; default: each adapter with an RDMA device",
+    )
+    rails: tuple[str, ...] = declare.strings(
+        "the interface or the PCI address of an adapter",
+        _adapter,
+        about="The adapters to the fabric, by interface or PCI address, rail 0 first; default: those with an RDMA"
+        " device that are nearest to a GPU (without GPUs all of these), by PCI address",
+    )
+    bandwidth: Bandwidth = declare.section(Bandwidth, about="Live bandwidth of the ports")
+
+    @property
+    def needs_api(self) -> bool:
+        """Whether anything goes to the API server."""
+        return self.publish or self.volcano or self.writes_node
+
+    @property
+    def writes_node(self) -> bool:
+        """Whether the Node object itself gets labels or an annotation."""
+        return bool(self.labels.keys and self.labels.to == "node") or self.bandwidth.annotation is not None
+
+    @property
+    def watches_pods(self) -> bool:
+        """Whether the pods of the node are watched."""
+        return self.publish and self.fingerprint.pods != "podresources"
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """List what does not go together: a key, and what is wrong there."""
+        if self.fingerprint.pods == "podresources" and self.fingerprint.method != "all":
+            yield "fingerprint.method", "must be all with pods: podresources, which does not tell what pods ask for"
+
+
+def _rule(reader: Reader, key: Any, value: Any) -> LabelRule | None:
+    where = f"keys.{key}"
+    if not isinstance(key, str) or not _KEY.fullmatch(key.replace(NIC, "0000-00-00.0")):
+        reader.note("keys", f"a label key must be domain/name, perhaps with {NIC} in the name, is {shown(key)}")
+        return None
+    inner = Reader({"fact": value} if isinstance(value, str) else value, reader.at(where), reader.problems)
+    fact = inner.choice("fact", None, FACTS, about="Where the label's value comes from")
+    path = inner.path_to("path", None, about="For fact file: the file whose first line is the value")
+    text = inner.text("text", None, "a label value", _VALUE, about="For fact text: the value")
+    pattern = inner.take(
+        "pattern",
+        None,
+        "a regular expression with one group",
+        _is_pattern,
+        schema={"type": "string"},
+        about="The first group of this regular expression in the fact is the value",
+    )
+    inner.done()
+    if "fact" not in inner.value:
+        inner.note("fact", "is missing")
+    if fact is None:
+        return None
+    for name, its_fact in (("path", "file"), ("text", "text")):
+        if fact == its_fact and name not in inner.value:
+            inner.note(name, "is missing")
+        elif fact != its_fact and name in inner.value:
+            inner.note(name, f"is for fact {its_fact} only")
+    if NIC in key and fact not in OF_NIC:
+        inner.note("fact", f"{fact} is not told for each NIC: leave {NIC} out of the key")
+    if NIC not in key and fact in PER_NIC_ONLY:
+        inner.note("fact", f"{fact} is told for each NIC: put {NIC} into the key, as in nodefabric.io/{fact}.{NIC}")
+    return LabelRule(key, fact, pattern, path, text)
+
+
+def _is_pattern(value: Any) -> bool:
+    if not isinstance(value, str) or len(value) > 200:
+        return False
+    try:
+        return re.compile(value).groups == 1
+    except (re.error, OverflowError):
+        return False

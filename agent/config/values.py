@@ -5,188 +5,106 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from agent.config.cni import CniSettings
-from agent.config.endpoints import Endpoints
-from agent.config.health import HealthSettings
-from agent.config.restart import Restart
+from agent.config import declare
+from agent.config.dra import Dra
+from agent.config.networks import ADAPTER, Network
+from agent.config.placement import Placement
+from agent.config.reader import PATH
+from agent.config.resources import Resource
+from agent.config.sections import CniSettings, Endpoints, HealthSettings, Restart
 from agent.config.topology import Topology
-from agent.model.device import LinkLayer
-from agent.model.pf_selector import PfSelector
 
-KINDS = ("hca", "vf", "nic", "gpu", "rail", "accelerator")
-NETWORK_KINDS = ("vf", "hca", "nic", "rail")
-RAIL_NIC_KINDS = ("vf", "hca", "nic")
-LATE_KINDS = ("vf", "nic")
-BINDINGS = ("early", "late")
-MIG_STRATEGIES = ("none", "single", "mixed")
-PASS_BY = ("cdi", "envvar", "volume-mounts", "device-specs")
-ENVIRONMENTS = ("nccl", "ucx", "nvshmem", "mvapich2")
-VDPA_TYPES = ("vhost", "virtio")
-SHARED_MODES = ("macvlan", "ipoib")
-"""Modes that leave the adapter in the host, for all that share it."""
-DEFAULT_SHARES = 63
-"""A RoCE port has 128 GIDs and a sharer takes two (v1 and v2): about 63 pods fit one HCA."""
+MAX_RESCAN_SECONDS = 3600
 
 
-@dataclass(frozen=True, slots=True)
-class Select:
-    """Which devices a resource takes: AND between fields, OR inside one. Empty: no condition."""
-
-    vendors: tuple[int, ...] = ()
-    devices: tuple[int, ...] = ()
-    classes: tuple[str, ...] = ()
-    """PCI class codes by their first hexadecimal digits: 02 for networking, 0207 for InfiniBand."""
-    drivers: tuple[str, ...] = ()
-    pci_addresses: tuple[str, ...] = ()
-    acpi_indexes: tuple[str, ...] = ()
-    pf: tuple[PfSelector, ...] = ()
-    root_devices: tuple[PfSelector, ...] = ()
-    """Like `pf`, by PCI address only; both may be asked for."""
-    netdevs: tuple[str, ...] = ()
-    rdma_devices: tuple[str, ...] = ()
-    link_layers: tuple[LinkLayer, ...] = ()
-    pkeys: tuple[int, ...] = ()
-    """First partition key of an InfiniBand port."""
-    is_rdma: bool = False
-    """Only devices with an RDMA device."""
-    vdpa_type: str = ""
-    """vhost or virtio: only devices with a vDPA device bound to this bus driver. Empty: no condition."""
-    need_vhost_net: bool = False
-    """No condition: what is taken by this selector also gets /dev/vhost-net and /dev/net/tun."""
-    any_of: tuple[Select, ...] = ()
-    """Besides the above, one of these must take the device; the first that does counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class RailNic:
-    """The NIC half of a rail."""
-
-    kind: str = "vf"
-    """vf, hca or nic."""
-    select: Select = Select()
-    shares: int = DEFAULT_SHARES
-    """hca only: how many rails one HCA may serve."""
-
-
-@dataclass(frozen=True, slots=True)
-class SriovPool:
-    """What an entry of sriov-network-device-plugin's `resourceList` says besides its selectors."""
-
-    prefix: str
-    """intel.com"""
-    device_type: str = "netDevice"
-    """netDevice or accelerator."""
-    additional_info: Mapping[str, Mapping[str, str]] | None = None
-    """By PCI address or `*`."""
-    use_cdi: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPool:
-    """What an entry of k8s-rdma-shared-dev-plugin's `configList` says besides its selectors."""
-
-    hca_max: int
-    """So many units, whatever number of HCAs; each unit is all HCAs."""
-    use_cdi: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Resource:
-    name: str
-    kind: str
-    """hca, vf, nic (a whole PF or other adapter), gpu, rail (a GPU with its nearest NIC), or accelerator (a
-    processing accelerator, PCI class 12)."""
-    select: Select = Select()
-    shares: int = DEFAULT_SHARES
-    """hca only: how many units one HCA offers."""
-    management: bool = False
-    """All but gpu: hand out umad and issm devices too."""
-    network: str | None = None
-    """All but gpu: the entry of `networks` that a VF joins when the CNI request names no device; or that says what
-    interface a pod gets upon the netdev of its HCA."""
-    binding: str = "early"
-    """vf and nic: early, kubelet's unit is the device; late, the device is chosen when the whole pod is known."""
-    slots: int | None = None
-    """Late binding: the number of units; None makes one for each selected device."""
-    gpu: Select = Select()
-    """rail only."""
-    nic: RailNic = RailNic()
-    """rail only."""
-    mig: str = "none"
-    """gpu: none, single (all GPUs cut alike, slices under this name) or mixed (a name for each profile)."""
-    replicas: int = 1
-    """gpu: how many containers take turns on one GPU."""
-    mig_profile: str = ""
-    """Not configured: the profile of a resource that `mig: mixed` makes."""
-    derived_from: str = ""
-    """Not configured: name of the resource that made it."""
-    pass_by: tuple[str, ...] = ()
-    """gpu and rail: how a container gets it: cdi, envvar, volume-mounts, device-specs. Empty: what the node has."""
-    environment: tuple[str, ...] = ()
-    """Well-known variables that tell libraries which devices are theirs: nccl, ucx …"""
-    exclude_topology: bool = False
-    """Tell kubelet no NUMA node, so that its topology manager does not mind where the device is."""
-    protected: tuple[str, ...] = ()
-    """Not configured here: what `cni.protect` names, and no resource takes."""
-    compat: SriovPool | SharedPool | None = None
-    """Behave as another project's device plugin does: the resource comes from its configuration."""
-
-    @property
-    def nic_kind(self) -> str:
-        """The kind of what a unit brings besides a GPU."""
-        return self.nic.kind if self.kind == "rail" else self.kind
-
-    @property
-    def joins_network(self) -> bool:
-        """Whether its units are devices that come into the pod's network."""
-        return self.nic_kind in ("vf", "nic") or (self.nic_kind == "hca" and self.network is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """How a VF is set up in a pod. `netconf` holds CNI network configuration keys, unparsed."""
-
-    name: str
-    netconf: Mapping[str, Any]
+def _absolute(text: str) -> Path:
+    if not PATH.fullmatch(text):
+        raise ValueError(text)
+    return Path(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     resources: tuple[Resource, ...] = ()
     networks: tuple[Network, ...] = ()
-    endpoints: Endpoints = field(default_factory=Endpoints)
-    topology: Topology = field(default_factory=Topology)
-    health: HealthSettings = field(default_factory=HealthSettings)
-    cni: CniSettings = field(default_factory=CniSettings)
-    restart: Restart = field(default_factory=Restart)
-    kubelet_dir: Path = Path("/var/lib/kubelet")
-    state_dir: Path = Path("/var/lib/nodefabric")
-    run_dir: Path = Path("/run/nodefabric")
-    cdi_dir: Path = Path("/var/run/cdi")
-    """Where the container runtime looks for CDI specs, and late binding writes its own."""
-    netns_folders: tuple[Path, ...] = (Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/docker/netns"))
-    """Where the container runtime binds the network namespaces of pods."""
-    runtime_socket: Path | None = None
-    """The container runtime's socket, to ask which sandboxes live; without it kubelet's word alone counts."""
-    rescan_seconds: float = 60.0
+    endpoints: Endpoints = declare.section(Endpoints, about="Where the agent answers HTTP")
+    topology: Topology = declare.section(Topology, about="What is told to schedulers")
+    health: HealthSettings = declare.section(HealthSettings, about="How patient the agent is with ill devices")
+    dra: Dra = declare.section(Dra, about="How resources with offer: dra are offered")
+    placement: Placement = declare.section(Placement, about="What the hardware does not tell of GPUs")
+    cni: CniSettings = declare.section(CniSettings, about="Which devices networks may name")
+    restart: Restart = declare.section(Restart, about="What the agent does before an end that is planned")
+    kubelet_dir: Path = declare.path(Path("/var/lib/kubelet"), about="The kubelet's folder")
+    state_dir: Path = declare.path(
+        Path("/var/lib/nodefabric"), about="Where the agent keeps its books; survives a reboot"
+    )
+    run_dir: Path = declare.path(Path("/run/nodefabric"), about="Where the agent's sockets are; empty after a reboot")
+    cdi_dir: Path = declare.path(Path("/var/run/cdi"), about="Where the container runtime looks for CDI specs")
+    """Our own specs are written there."""
+    cdi_names: bool = declare.flag(
+        True,
+        about="Hand out early-bound units by CDI names, which stay true when devices are renumbered; false for a"
+        " runtime without CDI, and for kubelet before 1.29",
+    )
+    netns_folders: tuple[Path, ...] = declare.strings(
+        "an absolute path",
+        _absolute,
+        default=(Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/docker/netns")),
+        key="netnsDirs",
+        about="Where the container runtime binds the network namespaces of pods",
+    )
+    runtime_socket: Path | None = declare.path(None, about="The container runtime's CRI socket")
+    """To ask which sandboxes live; without it kubelet's word alone counts."""
+    rescan_seconds: float = declare.seconds(60.0, 1, MAX_RESCAN_SECONDS, about="Time between full scans")
     source: str = field(default="defaults", compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
     """What was overlooked in it."""
 
     def __post_init__(self) -> None:
-        kept = self.cni.protect
-        resources = tuple(r if r.protected == kept else replace(r, protected=kept) for r in self.resources)
+        kept, bonds = self.cni.protect, {n.name for n in self.networks if n.setup.bond is not None}
+        resources = tuple(
+            replace(r, protected=kept, bonded=isinstance(r.network, str) and r.network in bonds) for r in self.resources
+        )
         object.__setattr__(self, "resources", resources)
 
-    def network(self, name: str) -> Network | None:
-        return next((n for n in self.networks if n.name == name), None)
+    def network_of(self, resource_name: str) -> Network | None:
+        """Return what a resource's devices join when a chained call brings them into a pod.
+
+        Which that is for one of them tells `Network.at`.
+        """
+        resource = next((r for r in self.resources if r.name == resource_name), None)
+        if resource is None:
+            return None
+        by_name = {network.name: network for network in self.networks}
+        if isinstance(resource.network, Mapping):
+            named = ((pf.lower() if ":" in pf else pf, name) for pf, name in resource.network.items())
+            by_pf = {pf: by_name[name] for pf, name in named if name in by_name}
+            return Network("", by_pf=by_pf).for_devices(resource.nic_kind)
+        network = by_name.get(resource.network or "")
+        if network is not None:
+            return network.for_devices(resource.nic_kind)
+        return ADAPTER if resource.nic_kind == "nic" else None
 
     @property
     def needs_api(self) -> bool:
         """Whether the agent has anything to do at the API server."""
-        return self.topology.needs_api or self.restart.taint
+        return self.topology.needs_api or self.restart.taint or self.offers_dra
+
+    @property
+    def offers_dra(self) -> bool:
+        """Whether any resource is handed out by claims."""
+        return any(resource.offer == "dra" for resource in self.resources)
+
+    @property
+    def tells(self) -> bool:
+        """Whether containers of any resource are told of their devices."""
+        return any(resource.environment for resource in self.resources)
+
+    @property
+    def claimable(self) -> tuple[Resource, ...]:
+        """Resources that are handed out by claims (DRA)."""
+        return tuple(resource for resource in self.resources if resource.offer == "dra")
 
     @property
     def ledger_path(self) -> Path:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from agent.model.allocation import VfSettings
 from agent.model.change import Change, OnEvent
@@ -56,7 +56,7 @@ class Link:
     master: int | None = None
     """Index of the bridge, bond … it is a port of."""
     kind: str = ""
-    """macvlan, ipoib, veth …; empty for hardware."""
+    """macvlan, ipvlan, ipoib, bond, veth …; empty for hardware."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,13 @@ class LinkChange:
     broadcast: str | None = None
     link_mode: int | None = None
     limits: tuple[int, ...] | None = None
+    master: int | None = None
+    """Index of the bond that it is to be a port of; it must be down."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is to change, by name."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +119,56 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule that says which packets look for their way in a table. None: any."""
+
+    table: int
+    priority: int
+    """A lower one goes first."""
+    source: str | None = None
+    """CIDR"""
+    destination: str | None = None
+    iif: str | None = None
+    oif: str | None = None
+    fwmark: int | None = None
+    version: int = 4
+    """Of IP; each has rules of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """An address whose MAC is known for good."""
+
+    address: str
+    mac: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPolicy:
+    """What an interface in a pod is given, or has, beside addresses and routes."""
+
+    rules: tuple[Rule, ...] = ()
+    """Given with the interface; they are of its namespace."""
+    neighbours: tuple[Neighbour, ...] = ()
+    settings: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """By their names in net.ipv4.conf and net.ipv6.conf (`agent.config.routing.SYSCTLS`)."""
+    table: int | None = None
+    """Its own table: rules that are there for it are of an interface that had its name before, and are taken away."""
+
+
+NO_POLICY = LinkPolicy()
+
+
+@dataclass(frozen=True, slots=True)
 class Child:
-    """An interface to be made upon another one."""
+    """An interface to be made, upon another one or, a bond, to be put over others."""
 
     kind: str
-    """macvlan or ipoib"""
+    """macvlan, ipvlan, ipoib or bond"""
     name: str
     mode: str
-    """macvlan: bridge, private, vepa or passthru; ipoib: datagram or connected"""
+    """macvlan: bridge, private, vepa or passthru; ipvlan: l2, l3 or l3s; ipoib: datagram or connected; bond:
+    active-backup"""
     mac: str | None = None
     """None: the kernel chooses."""
     mtu: int | None = None
@@ -149,8 +198,8 @@ class Links(Protocol):
     def change(self, link: Link, change: LinkChange, netns: int | None = None) -> None:
         """Change an interface where it is."""
 
-    def create(self, child: Child, parent: Link, netns: int | None) -> None:
-        """Make an interface upon one of the host, in the namespace of a descriptor or in the host."""
+    def create(self, child: Child, parent: Link | None, netns: int | None) -> None:
+        """Make an interface, upon one of the host or by itself, in the namespace of a descriptor or in the host."""
 
     def remove(self, link: Link, netns: int | None = None) -> None:
         """Remove an interface of software. One that is gone already is success."""
@@ -172,11 +221,21 @@ class Links(Protocol):
         Return what stays because another bpf_link holds it.
         """
 
-    def listed(self, netns: int | None = None, wanted: Callable[[Link], bool] = lambda link: True) -> tuple[Link, ...]:
+    def listed(self, netns: int | None = None, wanted: Callable[[Link], bool] | None = None) -> tuple[Link, ...]:
         """List the interfaces there that are wanted: of a pod, which may have thousands, no more than is needed."""
 
-    def configure(self, ifname: str, netns: int | None, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
-        """Give an interface its addresses (CIDR) and routes. Repeating it is harmless."""
+    def configure(
+        self,
+        ifname: str,
+        netns: int | None,
+        addresses: tuple[str, ...],
+        routes: tuple[Route, ...],
+        policy: LinkPolicy = NO_POLICY,
+    ) -> None:
+        """Give an interface its addresses (CIDR) and routes, and what else there is. Repeating it is harmless."""
+
+    def policy(self, ifname: str, netns: int) -> LinkPolicy:
+        """Read an interface's settings and lasting neighbours, and all rules of its namespace that name a table."""
 
     def addresses(self, ifname: str, netns: int | None) -> tuple[str, ...]:
         """List an interface's global addresses as CIDR."""

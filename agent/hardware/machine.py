@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 
 from agent.errors import HardwareError
-from agent.hardware import binding, counters, sysfs, sysfs_changes
+from agent.hardware.events.uevents import Uevents
 from agent.hardware.host import Link, RdmaLink, Watch
-from agent.hardware.netlink import Netlink
-from agent.hardware.nvml import Reading
-from agent.hardware.nvml_monitor import DEFAULT_PACE, GpuMonitor, GpuWatch, Pace
-from agent.hardware.rdma_netlink import RdmaNetlink
-from agent.hardware.sysfs_netdev import LOOPBACK, only_ways, with_lower
-from agent.hardware.sysfs_read import Attributes, shown
-from agent.hardware.uevents import Uevents
-from agent.hardware.vf_control import PfNetlink
-from agent.model.change import GPUS, Change, OnEvent
+from agent.hardware.netlink.links import Netlink
+from agent.hardware.netlink.vf_control import PfNetlink
+from agent.hardware.nvml.library import Reading
+from agent.hardware.nvml.monitor import DEFAULT_PACE, GpuMonitor, GpuWatch, Pace
+from agent.hardware.rdma import RdmaNetlink
+from agent.hardware.sysfs import binding, counters
+from agent.hardware.sysfs import changes as sysfs_changes
+from agent.hardware.sysfs import scan as sysfs
+from agent.hardware.sysfs.netdev import LOOPBACK, only_ways, with_lower
+from agent.hardware.sysfs.read import Attributes, shown
+from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
 from agent.model.device import Gpu, Problem, Snapshot
 from agent.model.gpu_health import GpuEvent
@@ -154,7 +157,7 @@ class Machine:
 
     def watch(self, on_event: OnEvent) -> Watch:
         """Call `on_event` at kernel events about PCI, network and RDMA devices, and when a GPU's state changed."""
-        self.gpus.follow(on_change=lambda what: on_event(what, GPUS))
+        self.gpus.follow(on_change=on_event)
         return Uevents(passing_on(on_event, self.gpus, self.root))
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
@@ -206,7 +209,7 @@ def with_newest_gpus(snapshot: Snapshot, monitor: GpuMonitor) -> Snapshot:
 def with_gpus(snapshot: Snapshot, reading: Reading) -> Snapshot:
     """Put a reading of the GPUs into a snapshot, in place of an earlier one."""
     problems = [p for p in snapshot.problems if not p.path.startswith("nvml")]
-    problems = sorted([*problems, *reading.problems], key=lambda problem: problem.path)
+    problems = sorted([*problems, *reading.problems], key=attrgetter("path"))
     return replace(snapshot, gpus=still_there(reading.gpus, snapshot), problems=tuple(problems))
 
 

@@ -28,7 +28,7 @@ def run_in(netns: int, work: Callable[[], T]) -> T:
 
     It runs on a fresh thread that ends afterwards: setns(2) changes the calling thread for good,
     so a pooled thread must never do it, and fork() beside gRPC is not safe.
-    Raises HardwareError if the namespace cannot be entered or no thread be started, and whatever `work` raises.
+    Raises HardwareError if the namespace cannot be entered, and whatever `work` raises.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -46,7 +46,7 @@ def run_in(netns: int, work: Callable[[], T]) -> T:
     thread = threading.Thread(target=enter, name="netns", daemon=True)
     try:
         thread.start()
-    except RuntimeError as error:  # no more threads
+    except RuntimeError as error:
         raise HardwareError(f"cannot enter the network namespace: {error}") from error
     thread.join()
     if errors:

@@ -7,38 +7,25 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from agent.errors import DeviceBusy, LedgerError
-from agent.ledger import mirror, old_journal, rows
-from agent.ledger.database import Database
+from agent.ledger import rows, schema
+from agent.ledger.claimed import ClaimedBook
+from agent.ledger.mirror import Mirror
 from agent.model.allocation import Attachment, AttachmentState, Owner, Undo
+from agent.model.claims import ClaimState
 
 
-class AttachmentBook(Database):
+class AttachmentBook(ClaimedBook):
     """Which device is in which pod, and what undoes that."""
 
     def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
         super().__init__(path, boot_id, clock)
-        self._attachments = mirror.of_attachments()
+        self._attachments: Mirror[int, Attachment] = Mirror(attrgetter("attachment_id"))
         self._ids = itertools.count(1)
-
-    def _load(self) -> None:
-        super()._load()
-        journal = old_journal.path_of(self.path)
-        if said := old_journal.read(journal):
-            self._write(lambda: old_journal.put(self._db, said))
-        journal.unlink(missing_ok=True)
-        found = self._read("SELECT * FROM attachments ORDER BY attachment_id")
-        self._attachments.put(map(rows.attachment, found))
-        (last,) = self._read("SELECT max(seq) FROM sqlite_sequence WHERE name = 'attachments'")[0]
-        self._ids = itertools.count((last or 0) + 1)
-
-    def _restore(self, db: sqlite3.Connection) -> None:
-        super()._restore(db)
-        for row in self._attachments.all():
-            rows.insert_attachment(db, row)
 
     def watch_attachments(self, watcher: Callable[[Attachment | None, Attachment | None], None]) -> None:
         """Call `watcher` with each attachment before and after a change. It must not block or raise."""
@@ -54,17 +41,36 @@ class AttachmentBook(Database):
         undo: Undo,
         netns_path: str,
         request: Mapping[str, Any],
+        claim_uid: str = "",
         durable: bool = True,
     ) -> Attachment:
         """Write the *attaching* row. From its return on the hardware may be touched.
 
-        With `durable`, addresses may be leased for it, too. Raises DeviceBusy if any attachment of the device exists.
+        `claim_uid` names the DRA claim that brings the device. With `durable`, addresses may be leased for it, too.
+        Raises DeviceBusy if any attachment of the device exists, if a claim that is not the pod's has it alone, and
+        for a claim that is not prepared.
         """
-        row = self._new(
-            *(AttachmentState.ATTACHING, owner, ifname, device, resource_name, undo, netns_path, request),
-            *(None, self.boot_id),
+        row = Attachment(
+            attachment_id=next(self._ids),
+            owner=owner,
+            ifname=ifname,
+            device=device,
+            resource_name=resource_name,
+            state=AttachmentState.ATTACHING,
+            undo=undo,
+            boot_id=self.boot_id,
+            netns_path=netns_path,
+            request=dict(request),
+            result=None,
+            since=self._clock(),
+            claim_uid=claim_uid,
         )
-        self._insert(row, durable)
+
+        def check() -> None:
+            self._refuse_unprepared(claim_uid)
+            self._refuse_others_claim(row)
+
+        self._insert(row, durable, check)
         return row
 
     def adopt(
@@ -80,6 +86,7 @@ class AttachmentBook(Database):
         state: AttachmentState = AttachmentState.ATTACHED,
         result: Mapping[str, Any] | None = None,
         boot_id: str | None = None,
+        claim_uid: str = "",
     ) -> Attachment:
         """Write the row of a device that came into its pod by other hands, or before the books were lost.
 
@@ -87,25 +94,7 @@ class AttachmentBook(Database):
         a crash left *attaching* would be undone under the pod. With another `boot_id` than the present one
         the hardware is left alone. Raises DeviceBusy as `begin_attach` does.
         """
-        boot = self.boot_id if boot_id is None else boot_id
-        row = self._new(state, owner, ifname, device, resource_name, undo, netns_path, request, result, boot)
-        self._insert(row, durable=True)
-        return row
-
-    def _new(
-        self,
-        state: AttachmentState,
-        owner: Owner,
-        ifname: str,
-        device: str,
-        resource_name: str,
-        undo: Undo,
-        netns_path: str,
-        request: Mapping[str, Any],
-        result: Mapping[str, Any] | None,
-        boot_id: str,
-    ) -> Attachment:
-        return Attachment(
+        row = Attachment(
             attachment_id=next(self._ids),
             owner=owner,
             ifname=ifname,
@@ -113,21 +102,15 @@ class AttachmentBook(Database):
             resource_name=resource_name,
             state=state,
             undo=undo,
-            boot_id=boot_id,
+            boot_id=self.boot_id if boot_id is None else boot_id,
             netns_path=netns_path,
             request=dict(request),
             result=dict(result) if result is not None else None,
             since=self._clock(),
+            claim_uid=claim_uid,
         )
-
-    def _insert(self, row: Attachment, durable: bool) -> None:
-        def write() -> None:
-            try:
-                rows.insert_attachment(self._db, row)
-            except sqlite3.IntegrityError as error:
-                raise DeviceBusy(f"{row.device} has an attachment in the ledger already") from error
-
-        self._write(write, durable, lambda _: self._attachments.put([row]))
+        self._insert(row, durable=True)
+        return row
 
     def finish_attach(self, attachment_ids: Iterable[int], result: Mapping[str, Any]) -> None:
         """Turn *attaching* rows into *attached*, all or none, with the CNI result that will be answered."""
@@ -139,59 +122,67 @@ class AttachmentBook(Database):
                 for row in map(self._attaching, ids)
             ]
             self._db.executemany(
-                "UPDATE attachments SET state = 'attached', result = ?, since = ? WHERE attachment_id = ?",
-                [(json.dumps(row.result), row.since, row.attachment_id) for row in attached],
+                "UPDATE attachments SET state = :state, result = :result, since = :since"
+                " WHERE attachment_id = :attachment_id",
+                [
+                    {
+                        "state": str(row.state),
+                        "result": json.dumps(row.result),
+                        "since": row.since,
+                        "attachment_id": row.attachment_id,
+                    }
+                    for row in attached
+                ],
             )
             return attached
 
         self._write(write, durable=False, then=self._attachments.put)
 
-    def _attaching(self, row_id: int) -> Attachment:
-        row = self._attachments.get(row_id)
-        if row is None or row.state is not AttachmentState.ATTACHING:
-            raise LedgerError(f"attachment {row_id} is not in state attaching")
-        return row
-
     def name_owner(self, row: Attachment, owner: Owner, request: Mapping[str, Any]) -> None:
         """Write down whose an adopted row is, and what its network asked for, once that is known."""
 
-        def write() -> None:
-            self._db.execute(
-                "UPDATE attachments SET container_id = ?, cni_ifname = ?, pod_namespace = ?, pod_name = ?, pod_uid = ?,"
-                " request = ? WHERE attachment_id = ?",
-                (
-                    *(owner.container_id, owner.cni_ifname, owner.pod.namespace, owner.pod.name, owner.pod.uid),
-                    *(json.dumps(dict(request)), row.attachment_id),
-                ),
-            )
-
-        self._write(
-            write,
-            then=lambda _: self._attachments.put(
+        def write() -> list[Attachment]:
+            named = [
                 replace(known, owner=replace(owner, netns=known.owner.netns), request=dict(request))
                 for known in self._rows([row.attachment_id])
-            ),
-        )
+            ]
+            self._db.executemany(
+                "UPDATE attachments SET container_id = :container_id, cni_ifname = :cni_ifname,"
+                " pod_namespace = :pod_namespace, pod_name = :pod_name, pod_uid = :pod_uid, request = :request"
+                " WHERE attachment_id = :attachment_id",
+                map(rows.attachment_columns, named),
+            )
+            return named
+
+        self._write(write, then=self._attachments.put)
+
+    def note(self, facts: Mapping[int, Mapping[str, Any]]) -> None:
+        """Write down what was found out of devices in their pods: attachment ID → what joins its request."""
+
+        def write() -> list[Attachment]:
+            noted = [replace(r, request={**r.request, **facts[r.attachment_id]}) for r in self._rows(facts)]
+            self._db.executemany(
+                "UPDATE attachments SET request = :request WHERE attachment_id = :attachment_id",
+                map(rows.attachment_columns, noted),
+            )
+            return noted
+
+        self._write(write, durable=False, then=self._attachments.put)
 
     def begin_detach(self, attachment_ids: Iterable[int]) -> None:
         """Mark rows *detaching*: a promise to undo them that survives a crash."""
         ids = tuple(attachment_ids)
 
-        def write() -> float:
+        def write() -> list[Attachment]:
             now = self._clock()
+            leaving = [replace(row, state=AttachmentState.DETACHING, since=now) for row in self._rows(ids)]
             self._db.executemany(
-                "UPDATE attachments SET state = 'detaching', since = ? WHERE attachment_id = ?",
-                [(now, attachment_id) for attachment_id in ids],
+                "UPDATE attachments SET state = :state, since = :since WHERE attachment_id = :attachment_id",
+                [{"state": str(row.state), "since": row.since, "attachment_id": row.attachment_id} for row in leaving],
             )
-            return now
+            return leaving
 
-        self._write(
-            write,
-            durable=False,
-            then=lambda now: self._attachments.put(
-                replace(row, state=AttachmentState.DETACHING, since=now) for row in self._rows(ids)
-            ),
-        )
+        self._write(write, durable=False, then=self._attachments.put)
 
     def finish_detach(self, row: Attachment, *, lease_owed: bool = False) -> None:
         """Drop the row of a device that is back, and end its quarantine.
@@ -199,14 +190,16 @@ class AttachmentBook(Database):
         With `lease_owed`, keep in the same step that its addresses are still to be given back.
         """
 
-        def write() -> None:
-            self._db.execute("DELETE FROM attachments WHERE attachment_id = ?", (row.attachment_id,))
-            self._db.execute("DELETE FROM quarantine WHERE device = ?", (row.device,))
+        def write() -> list[int]:
+            gone = {"attachment_id": row.attachment_id, "device": row.device}
+            self._db.execute("DELETE FROM attachments WHERE attachment_id = :attachment_id", gone)
+            self._db.execute("DELETE FROM quarantine WHERE device = :device", gone)
             if lease_owed:
                 of = row.owner.container_id, row.ifname
                 rows.owe_lease(self._db, *of, row.netns_path, row.request, self._clock())
+            return [row.attachment_id]
 
-        self._write(write, durable=False, then=lambda _: self._attachments.remove([row.attachment_id]))
+        self._write(write, durable=False, then=self._attachments.remove)
 
     def attachments(self) -> tuple[Attachment, ...]:
         """List all attachments, oldest first."""
@@ -231,6 +224,60 @@ class AttachmentBook(Database):
         found = self._attachments.of_device(device)
         return found[0] if found else None
 
+    def _refuse_unprepared(self, claim_uid: str) -> None:
+        claim = self._claimed.by_uid.get(claim_uid)
+        if claim_uid and (claim is None or claim.state is not ClaimState.PREPARED):
+            what = f"claim {claim.ref} is {claim.state}" if claim is not None else f"claim {claim_uid} is gone"
+            raise DeviceBusy(f"{what}, so nothing of it comes into a pod now")
+
+    def _refuse_others_claim(self, row: Attachment) -> None:
+        claim = self._claimed.alone.get(row.device)
+        if claim is not None and not claim.is_for(row.owner.pod):
+            raise DeviceBusy(f"{row.device} is prepared for claim {claim.ref}, which is not of pod {row.owner.pod}")
+
+    def _insert(self, row: Attachment, durable: bool, check: Callable[[], None] | None = None) -> None:
+        def write() -> list[Attachment]:
+            if check is not None:
+                check()
+            try:
+                rows.insert(self._db, "attachments", [rows.attachment_columns(row)])
+            except sqlite3.IntegrityError as error:
+                raise DeviceBusy(f"{row.device} has an attachment in the ledger already") from error
+            return [row]
+
+        self._write(write, durable, self._attachments.put)
+
+    def _attaching(self, row_id: int) -> Attachment:
+        row = self._attachments.get(row_id)
+        if row is None or row.state is not AttachmentState.ATTACHING:
+            raise LedgerError(f"attachment {row_id} is not in state attaching")
+        return row
+
     def _rows(self, attachment_ids: Iterable[int]) -> tuple[Attachment, ...]:
         found = map(self._attachments.get, attachment_ids)
         return tuple(row for row in found if row is not None)
+
+    # ------------------------------------------------------ opened, and written anew
+
+    def _load(self) -> None:
+        super()._load()
+        self._take_over_journal()
+        found = self._read("SELECT * FROM attachments ORDER BY attachment_id")
+        self._attachments.put(map(rows.attachment, found))
+        (last,) = self._read("SELECT max(seq) FROM sqlite_sequence WHERE name = 'attachments'")[0]
+        self._ids = itertools.count((last or 0) + 1)
+
+    def _take_over_journal(self) -> None:
+        journal = schema.journal_of(self.path)
+        said = schema.read_journal(journal)
+
+        def put() -> None:
+            schema.put_journal(self._db, said)
+
+        if said:
+            self._write(put)
+        journal.unlink(missing_ok=True)
+
+    def _restore(self, db: sqlite3.Connection) -> None:
+        super()._restore(db)
+        rows.insert(db, "attachments", map(rows.attachment_columns, self._attachments.all()))

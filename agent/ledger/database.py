@@ -1,7 +1,7 @@
 """The file itself: opened, set aside if damaged, read and written, one change at a time.
 
 A file that turns out to be damaged while it is open is set aside, too, and written anew from memory, which has all
-grants, attachments and bindings; the rest as it can still be read, or else as it was at the last look.
+grants, attachments, bindings and claims; the rest as it can still be read, or else as it was at the last look.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from agent.errors import LedgerError
-from agent.ledger import damage, schema
+from agent.ledger import files, schema
 
 JOURNAL_BYTES = 4 << 20
 """The write-ahead log is cut to this size when it begins anew; it may have grown while a reader was slow."""
@@ -68,9 +69,9 @@ class Database:
         try:
             with ledger._translated():
                 ledger._connect()
-                ledger._connections.callback(lambda: ledger._db.close())  # whichever it is by then
+                ledger._connections.callback(ledger._close_writer)
                 ledger._reader = ledger._open_reader()
-                ledger._connections.callback(lambda: ledger._reader.close())
+                ledger._connections.callback(ledger._close_reader)
                 ledger._load()
                 ledger._is_loaded = True
         except BaseException:
@@ -84,6 +85,12 @@ class Database:
             if self._is_open:
                 self._is_open = False
                 self._connections.close()
+
+    def _close_writer(self) -> None:
+        self._db.close()  # whichever it is by then
+
+    def _close_reader(self) -> None:
+        self._reader.close()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call `listener` after each change, before anybody can make the next. It must not block or raise."""
@@ -99,10 +106,10 @@ class Database:
 
     def damaged_copies(self) -> tuple[Path, ...]:
         """List the damaged files that were set aside, now or earlier, and that nobody has removed yet."""
-        return damage.copies(self.path)
+        return files.copies(self.path)
 
     def _probe_content(self) -> None:
-        with self._usable(), damage.checked(self.path) as db:
+        with self._usable(), files.checked(self.path) as db:
             self._remember(db)
 
     def _probe_writing(self) -> None:
@@ -126,16 +133,16 @@ class Database:
     def _restore(self, db: sqlite3.Connection) -> None:
         """Write what is kept in memory, and what can still be read, into an empty file. Each book adds its own."""
 
-    def _read(self, sql: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
-        return self._mended(lambda: self._read_once(sql, values))
+    def _read(self, sql: str, values: Mapping[str, Any] | None = None) -> list[sqlite3.Row]:
+        return self._mended(partial(self._read_once, sql, values))
 
-    def _read_once(self, sql: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
+    def _read_once(self, sql: str, values: Mapping[str, Any] | None) -> list[sqlite3.Row]:
         with self._reading, self._usable():
-            return self._reader.execute(sql, values).fetchall()
+            return self._reader.execute(sql, values or {}).fetchall()
 
     def _write(self, work: Callable[[], T], durable: bool = True, then: Callable[[T], None] | None = None) -> T:
         """Do `work` in a transaction of its own, and `then` with its result once it holds."""
-        return self._mended(lambda: self._write_once(work, durable, then))
+        return self._mended(partial(self._write_once, work, durable, then))
 
     def _mended(self, work: Callable[[], T]) -> T:
         """Do `work`, and once more with the file written anew from memory if that turns out to be damaged."""
@@ -143,7 +150,7 @@ class Database:
         try:
             return work()
         except LedgerError as error:
-            if not (self._is_loaded and damage.is_damage(error.__cause__)):
+            if not (self._is_loaded and files.is_damage(error.__cause__)):
                 raise
             self._write_anew(rewrites, str(error.__cause__))
         return work()
@@ -163,7 +170,7 @@ class Database:
             self._is_stuck = True  # until the new one is open
             self._db.close()
             self._reader.close()
-            aside = damage.set_aside(self.path, self._clock())
+            aside = files.set_aside(self.path, self._clock())
             fresh.rename(self.path)
             self._reopen_if_stuck()
             self._reader = self._open_reader()
@@ -172,7 +179,7 @@ class Database:
 
     def _made_from_memory(self) -> Path:
         fresh = self.path.with_name(f"{self.path.name}.new")
-        for suffix in damage.PARTS:  # of an attempt that failed
+        for suffix in files.PARTS:  # of an attempt that failed
             fresh.with_name(fresh.name + suffix).unlink(missing_ok=True)
         with contextlib.closing(self._open_file(fresh)) as db:
             db.execute("BEGIN IMMEDIATE")
@@ -229,7 +236,7 @@ class Database:
         except sqlite3.OperationalError:
             raise  # the folder or the disk, not the content
         except sqlite3.DatabaseError as error:
-            self.recovered_from = aside = damage.set_aside(self.path, self._clock())
+            self.recovered_from = aside = files.set_aside(self.path, self._clock())
             log.error("the ledger is damaged; it is set aside and begun anew", extra={"path": str(aside)})
             log.error("damage: %s", error)
             self._db = self._open_file(self.path)
@@ -242,7 +249,7 @@ class Database:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             db.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
-            damage.check(db)
+            files.check(db)
             self.is_new = schema.version_of(db) == 0
             schema.bring_up_to_date(db, path)
         except BaseException:
@@ -265,7 +272,7 @@ def _keep_private(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
     except FileExistsError:
-        for suffix in damage.PARTS:
+        for suffix in files.PARTS:
             part = f"{path}{suffix}"
             with contextlib.suppress(FileNotFoundError):
                 if stat.S_IMODE(os.stat(part).st_mode) != MODE:

@@ -1,18 +1,26 @@
-"""Grants: the units that kubelet gave to containers, and the pods that hold them."""
+"""Grants: the units that kubelet gave to containers, and the pods that hold them.
+
+And bindings: the devices that were chosen for granted slots. A binding belongs to one sandbox, and to one boot: after a
+reboot none is true. Those of another boot are passed over, and removed with the next that is made: opening the books
+must not need a disk that can be written.
+"""
 
 from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
-from agent.ledger import mirror, rows
-from agent.ledger.database import Database
-from agent.model.allocation import Grant, PodRef
-from agent.model.slots import is_slot_id
+from agent.errors import ClaimConflict, DeviceBusy
+from agent.ledger import rows
+from agent.ledger.claimed import ClaimedBook
+from agent.ledger.mirror import Mirror
+from agent.model.allocation import NO_SPECS, Binding, Grant, PodRef, UnitSpec
+from agent.model.unit_id import UnitId
 
 Guard = Callable[[str, Mapping[str, str]], AbstractContextManager[None]]
 
@@ -21,31 +29,13 @@ def _unguarded(resource_name: str, units: Mapping[str, str]) -> AbstractContextM
     return nullcontext()
 
 
-class GrantBook(Database):
+class GrantBook(ClaimedBook):
     """Who may use what, in kubelet's words."""
 
     def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
         super().__init__(path, boot_id, clock)
-        self._grants = mirror.of_grants()
+        self._grants: Mirror[str, Grant] = Mirror(attrgetter("unit_id"))
         self._guard_of_grants: Guard = _unguarded
-
-    def _load(self) -> None:
-        super()._load()
-        self._grants.put(map(rows.grant, self._read("SELECT * FROM grants ORDER BY granted_at, unit_id")))
-
-    def _restore(self, db: sqlite3.Connection) -> None:
-        super()._restore(db)
-        pods = [(g, g.pod) for g in self._grants.all()]
-        db.executemany(
-            "INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [
-                (
-                    *(g.unit_id, g.resource_name, g.device, g.granted_at),
-                    *((pod.namespace, pod.name, pod.uid) if pod is not None else (None, None, None)),
-                )
-                for g, pod in pods
-            ],
-        )
 
     def watch_grants(self, watcher: Callable[[Grant | None, Grant | None], None]) -> None:
         """Call `watcher` with each grant before and after a change. It must not block or raise."""
@@ -58,42 +48,44 @@ class GrantBook(Database):
         """
         self._guard_of_grants = guard
 
-    def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
-        """Record that kubelet was given these units (unit ID → device).
+    def grant(self, resource_name: str, units: Mapping[str, str], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
+        """Record that kubelet was given these units (unit ID → device), and what the CDI specs say that some have.
 
         A unit that is granted already starts a new life without an owner: an init container's
         unit is granted again to the main container, and kubelet frees units without a word.
+        Raises ClaimConflict for a device that a DRA claim has alone: nothing is granted then.
         """
+        now = self._clock()
+        granted = [Grant(unit, resource_name, device, now, None, specs.get(unit)) for unit, device in units.items()]
 
-        granted = [Grant(unit, resource_name, device, self._clock()) for unit, device in units.items()]
-
-        def write() -> None:
-            self._db.executemany(
-                "INSERT INTO grants (unit_id, resource_name, device, granted_at) VALUES (?, ?, ?, ?)"
-                " ON CONFLICT (unit_id) DO UPDATE SET resource_name = excluded.resource_name,"
-                " device = excluded.device, granted_at = excluded.granted_at,"
-                " pod_namespace = NULL, pod_name = NULL, pod_uid = NULL",
-                [(g.unit_id, g.resource_name, g.device, g.granted_at) for g in granted],
-            )
+        def write() -> list[Grant]:
+            self._refuse_claimed(grant.device for grant in granted)
+            rows.insert(self._db, "grants", map(rows.grant_columns, granted), anew=True)
+            return granted
 
         with self._guard_of_grants(resource_name, units):
-            self._write(write, durable=False, then=lambda _: self._grants.put(granted))
+            self._write(write, durable=False, then=self._grants.put)
 
     def bind(self, unit_ids: Iterable[str], pod: PodRef) -> None:
         """Name the pod that holds these granted units. Binding the same pod twice is a no-op."""
         units = tuple(unit_ids)
 
-        def write() -> None:
-            self._db.executemany(
-                "UPDATE grants SET pod_namespace = ?, pod_name = ?, pod_uid = ? WHERE unit_id = ?",
-                [(pod.namespace, pod.name, pod.uid, unit) for unit in units],
-            )
+        def write() -> list[Grant]:
+            bound = [replace(grant, pod=pod) for grant in self._of_units(units)]
+            self._update(bound)
+            return bound
 
-        self._write(
-            write,
-            durable=False,
-            then=lambda _: self._grants.put(replace(grant, pod=pod) for grant in self._of_units(units)),
-        )
+        self._write(write, durable=False, then=self._grants.put)
+
+    def set_specs(self, specs: Mapping[str, UnitSpec]) -> None:
+        """Record what the CDI specs of granted units say from now on. One that is granted no more has none."""
+
+        def write() -> list[Grant]:
+            said = [replace(grant, spec=specs[grant.unit_id]) for grant in self._of_units(specs)]
+            self._update(said)
+            return said
+
+        self._write(write, durable=False, then=self._grants.put)
 
     def release(self, unit_ids: Iterable[str], granted_before: float = math.inf) -> None:
         """Forget the grants of these units: kubelet no longer counts them to any pod.
@@ -102,34 +94,27 @@ class GrantBook(Database):
         """
         units = tuple(unit_ids)
 
-        def write() -> None:
-            self._db.executemany(
-                "DELETE FROM grants WHERE unit_id = ? AND granted_at < ?", [(unit, granted_before) for unit in units]
-            )
+        def write() -> list[str]:
+            gone = [grant.unit_id for grant in self._of_units(units) if grant.granted_at < granted_before]
+            self._db.executemany("DELETE FROM grants WHERE unit_id = :unit_id", [{"unit_id": unit} for unit in gone])
+            return gone
 
-        def forget(_: None) -> None:
-            self._grants.remove(g.unit_id for g in self._of_units(units) if g.granted_at < granted_before)
-
-        self._write(write, durable=False, then=forget)
+        self._write(write, durable=False, then=self._grants.remove)
 
     def move_grants(self, devices: Mapping[str, str]) -> None:
         """Name the device that units stand for now (unit ID → device), whoever holds them."""
 
-        def write() -> None:
-            self._db.executemany(
-                "UPDATE grants SET device = ? WHERE unit_id = ?", [(device, unit) for unit, device in devices.items()]
-            )
+        def write() -> list[Grant]:
+            moved = [replace(grant, device=devices[grant.unit_id]) for grant in self._of_units(devices)]
+            self._update(moved)
+            return moved
 
-        self._write(
-            write,
-            durable=False,
-            then=lambda _: self._grants.put(replace(g, device=devices[g.unit_id]) for g in self._of_units(devices)),
-        )
+        self._write(write, durable=False, then=self._grants.put)
 
     def grants(self) -> tuple[Grant, ...]:
         """List all grants, oldest first."""
         self._check_open()
-        return tuple(sorted(self._grants.all(), key=lambda grant: (grant.granted_at, grant.unit_id)))
+        return tuple(sorted(self._grants.all(), key=attrgetter("granted_at", "unit_id")))
 
     def pod_of(self, unit_id: str) -> PodRef | None:
         """Name the pod that a unit was granted to; None if that is not known, or the unit not granted."""
@@ -147,6 +132,11 @@ class GrantBook(Database):
         self._check_open()
         return tuple(grant.unit_id for grant in self._grants.of_device(device))
 
+    def specs_of(self, device: str) -> Mapping[str, UnitSpec]:
+        """Map the granted units of a device that have a CDI spec to that."""
+        self._check_open()
+        return {grant.unit_id: grant.spec for grant in self._grants.of_device(device) if grant.spec is not None}
+
     def granted_devices(self, resource_names: Iterable[str]) -> dict[str, str]:
         """List the granted units of some resources with their devices."""
         self._check_open()
@@ -159,10 +149,134 @@ class GrantBook(Database):
         names = frozenset(resource_names)
         return tuple(grant for grant in self._grants.all() if grant.resource_name not in names)
 
+    def granted_ids(self) -> frozenset[str]:
+        """List the granted units."""
+        self._check_open()
+        return frozenset(grant.unit_id for grant in self._grants.all())
+
     def granted_slots(self) -> frozenset[str]:
         """List the granted slots."""
         self._check_open()
-        return frozenset(grant.unit_id for grant in self._grants.all() if is_slot_id(grant.unit_id))
+        return frozenset(grant.unit_id for grant in self._grants.all() if UnitId.parse(grant.unit_id).is_slot)
 
     def _of_units(self, units: Iterable[str]) -> tuple[Grant, ...]:
         return tuple(grant for grant in map(self._grants.get, units) if grant is not None)
+
+    def _update(self, grants: Iterable[Grant]) -> None:
+        self._db.executemany(
+            "UPDATE grants SET device = :device, pod_namespace = :pod_namespace, pod_name = :pod_name,"
+            " pod_uid = :pod_uid, spec = :spec WHERE unit_id = :unit_id",
+            map(rows.grant_columns, grants),
+        )
+
+    def _load(self) -> None:
+        super()._load()
+        self._grants.put(map(rows.grant, self._read("SELECT * FROM grants ORDER BY granted_at, unit_id")))
+
+    def _restore(self, db: sqlite3.Connection) -> None:
+        super()._restore(db)
+        rows.insert(db, "grants", map(rows.grant_columns, self._grants.all()))
+
+
+class BindingBook(GrantBook):
+    """Which device stands behind a slot, and for which sandbox."""
+
+    def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
+        super().__init__(path, boot_id, clock)
+        self._bindings: Mirror[str, Binding] = Mirror(attrgetter("unit_id"))
+
+    def watch_bindings(self, watcher: Callable[[Binding | None, Binding | None], None]) -> None:
+        """Call `watcher` with each binding before and after a change. It must not block or raise."""
+        self._bindings.watch(watcher)
+
+    def bind_slots(self, bindings: Sequence[Binding]) -> tuple[Binding, ...]:
+        """Record the devices of some slots, in place of what these slots were bound to before.
+
+        The grants of the slots name devices and pod from then on. Raises DeviceBusy if another slot or a DRA claim
+        has one of them; nothing is recorded then.
+        """
+        now = self._clock()
+        made = {b.unit_id: replace(b, boot_id=self.boot_id, since=now) for b in bindings}
+
+        def write() -> list[Grant]:
+            try:
+                self._refuse_claimed(binding.device for binding in made.values())
+            except ClaimConflict as error:
+                raise DeviceBusy(str(error)) from error
+            self._db.execute("DELETE FROM bindings WHERE boot_id <> :boot_id", {"boot_id": self.boot_id})
+            columns = [rows.binding_columns(binding) for binding in made.values()]
+            self._db.executemany("DELETE FROM bindings WHERE unit_id = :unit_id", columns)
+            try:
+                rows.insert(self._db, "bindings", columns)
+            except sqlite3.IntegrityError as error:
+                devices = ", ".join(b.device for b in made.values())
+                raise DeviceBusy(f"one of {devices} is bound to another slot in the ledger already") from error
+            granted = [
+                replace(grant, device=made[grant.unit_id].device, pod=made[grant.unit_id].pod)
+                for grant in self._of_units(made)
+            ]
+            self._update(granted)
+            return granted
+
+        def mirrored(granted: list[Grant]) -> None:
+            self._bindings.remove(made)
+            self._bindings.put(made.values())
+            self._grants.put(granted)
+
+        self._write(write, durable=False, then=mirrored)
+        return tuple(made.values())
+
+    def unbind(self, bindings: Iterable[Binding]) -> tuple[Binding, ...]:
+        """Forget these bindings, but not those that another sandbox has taken over meanwhile. Return what went."""
+        found = [known for b in bindings if (known := self.binding_of(b.unit_id)) is not None and _same(known, b)]
+        if found:
+            self._drop(found)
+        return tuple(found)
+
+    def bindings(self) -> tuple[Binding, ...]:
+        """List all bindings."""
+        self._check_open()
+        return self._bindings.all()
+
+    def binding_of(self, unit_id: str) -> Binding | None:
+        """Return the binding of a slot."""
+        self._check_open()
+        return self._bindings.get(unit_id)
+
+    def binding_on(self, device: str) -> Binding | None:
+        """Return the binding of a device."""
+        self._check_open()
+        return next(iter(self._bindings.of_device(device)), None)
+
+    def _drop(self, bindings: Sequence[Binding]) -> None:
+        units = [b.unit_id for b in bindings]
+
+        def write() -> None:
+            columns = [rows.binding_columns(b) for b in bindings]
+            self._db.executemany(
+                "DELETE FROM bindings WHERE unit_id = :unit_id AND container_id = :container_id", columns
+            )
+            self._db.executemany("UPDATE grants SET device = '' WHERE unit_id = :unit_id AND device = :device", columns)
+
+        def mirrored(_: None) -> None:
+            self._bindings.remove(units)
+            self._leave_without_device(units)
+
+        self._write(write, durable=False, then=mirrored)
+
+    def _leave_without_device(self, units: Iterable[str]) -> None:
+        self._grants.put(replace(grant, device="") for grant in self._of_units(units))
+
+    def _load(self) -> None:
+        super()._load()
+        found = [rows.binding(row) for row in self._read("SELECT * FROM bindings ORDER BY since, unit_id")]
+        self._bindings.put(binding for binding in found if binding.boot_id == self.boot_id)
+        self._leave_without_device(binding.unit_id for binding in found if binding.boot_id != self.boot_id)
+
+    def _restore(self, db: sqlite3.Connection) -> None:
+        super()._restore(db)
+        rows.insert(db, "bindings", map(rows.binding_columns, self._bindings.all()))
+
+
+def _same(known: Binding, other: Binding) -> bool:
+    return (known.container_id, known.cni_ifname, known.device) == (other.container_id, other.cni_ifname, other.device)

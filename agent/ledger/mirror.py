@@ -1,4 +1,4 @@
-"""What the file holds of grants and attachments, once more in memory.
+"""What the file holds of grants, attachments and bindings, once more in memory.
 
 ADD asks several questions before it may touch anything, and a pod waits for the answers. After a pause
 the processor has forgotten SQLite's code and pages, and each query takes a quarter of a millisecond; a
@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from agent.model.allocation import Attachment, Binding, Grant
+
+class OfDevice(Protocol):
+    """What a mirror holds: something about one device."""
+
+    @property
+    def device(self) -> str:
+        """Its address."""
+
 
 K = TypeVar("K")
-V = TypeVar("V")
+V = TypeVar("V", bound=OfDevice)
 
 
 class Mirror(Generic[K, V]):
     """Values by key and by device, for any thread."""
 
-    def __init__(self, key: Callable[[V], K], device: Callable[[V], str]) -> None:
+    def __init__(self, key: Callable[[V], K]) -> None:
         self._key = key
-        self._device = device
         self._guard = threading.Lock()
         self._values: dict[K, V] = {}
         self._of_device: dict[str, dict[K, V]] = {}
@@ -39,7 +45,7 @@ class Mirror(Generic[K, V]):
                 key = self._key(value)
                 former = self._drop(key, keep_place=True)
                 self._values[key] = value
-                self._of_device.setdefault(self._device(value), {})[key] = value
+                self._of_device.setdefault(value.device, {})[key] = value
                 for watcher in self._watchers:
                     watcher(former, value)
 
@@ -70,25 +76,10 @@ class Mirror(Generic[K, V]):
         former = self._values.get(key)
         if former is None:
             return None
-        siblings = self._of_device[self._device(former)]
+        siblings = self._of_device[former.device]
         del siblings[key]
         if not siblings:
-            del self._of_device[self._device(former)]
+            del self._of_device[former.device]
         if not keep_place:
             del self._values[key]
         return former
-
-
-def of_attachments() -> Mirror[int, Attachment]:
-    """Make an empty mirror of attachments, by their ID."""
-    return Mirror(lambda row: row.attachment_id, lambda row: row.device)
-
-
-def of_grants() -> Mirror[str, Grant]:
-    """Make an empty mirror of grants, by their unit."""
-    return Mirror(lambda grant: grant.unit_id, lambda grant: grant.device)
-
-
-def of_bindings() -> Mirror[str, Binding]:
-    """Make an empty mirror of bindings, by their slot."""
-    return Mirror(lambda binding: binding.unit_id, lambda binding: binding.device)

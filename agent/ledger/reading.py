@@ -13,6 +13,7 @@ from pathlib import Path
 from agent.errors import LedgerError
 from agent.ledger import rows, schema
 from agent.model.allocation import Attachment, Binding, Grant, OwedLease, Quarantine
+from agent.model.claims import Claim
 
 WAIT_SECONDS = 5.0
 
@@ -27,6 +28,7 @@ class Books:
     owed_leases: tuple[OwedLease, ...] = ()
     bindings: tuple[Binding, ...] = ()
     """Those of an earlier boot too."""
+    claims: tuple[Claim, ...] = ()
 
 
 def read(path: Path) -> Books:
@@ -47,6 +49,10 @@ def read(path: Path) -> Books:
                 tuple(map(rows.quarantine, copy.execute("SELECT * FROM quarantine ORDER BY device"))),
                 tuple(map(rows.owed_lease, copy.execute("SELECT * FROM owed_leases ORDER BY lease_id"))),
                 tuple(map(rows.binding, copy.execute("SELECT * FROM bindings ORDER BY unit_id"))),
+                rows.claims(
+                    copy.execute("SELECT * FROM claims ORDER BY namespace, name, claim_uid"),
+                    copy.execute("SELECT * FROM claim_devices ORDER BY rowid"),
+                ),
             )
     except (sqlite3.Error, OSError) as error:
         raise LedgerError(f"{path} cannot be read: {error}: run this as root, with the agent's stateDir") from error

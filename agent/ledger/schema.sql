@@ -7,7 +7,8 @@ CREATE TABLE grants (
     granted_at     REAL NOT NULL,
     pod_namespace  TEXT,
     pod_name       TEXT,
-    pod_uid        TEXT
+    pod_uid        TEXT,
+    spec           TEXT
 ) STRICT;
 
 CREATE TABLE attachments (
@@ -28,7 +29,8 @@ CREATE TABLE attachments (
     request        TEXT NOT NULL,
     result         TEXT,
     boot_id        TEXT NOT NULL,
-    since          REAL NOT NULL
+    since          REAL NOT NULL,
+    claim_uid      TEXT NOT NULL DEFAULT ''
 ) STRICT;
 
 -- Two live attachments of one device cannot exist, whatever the code above believes.
@@ -64,6 +66,15 @@ CREATE TABLE known_devices (
     seen      REAL NOT NULL
 ) STRICT;
 
+-- The node's rails: a number stays with its adapter, also while that is away.
+CREATE TABLE rails (
+    number    INTEGER PRIMARY KEY,
+    device    TEXT NOT NULL,
+    identity  TEXT NOT NULL,
+    netdev    TEXT NOT NULL,
+    is_named  INTEGER NOT NULL
+) STRICT;
+
 -- Which device was chosen for a slot, and for whom. Void in another boot.
 CREATE TABLE bindings (
     unit_id        TEXT PRIMARY KEY,
@@ -80,3 +91,38 @@ CREATE TABLE bindings (
     boot_id        TEXT NOT NULL,
     since          REAL NOT NULL
 ) STRICT;
+
+-- DRA claims that kubelet gave to this node, and the devices of each. Reboots leave them.
+CREATE TABLE claims (
+    claim_uid  TEXT PRIMARY KEY,
+    namespace  TEXT NOT NULL,
+    name       TEXT NOT NULL,
+    pods       TEXT NOT NULL,
+    only_pod   TEXT NOT NULL,
+    state      TEXT NOT NULL CHECK (state IN ('preparing', 'prepared', 'unpreparing')),
+    boot_id    TEXT NOT NULL,
+    since      REAL NOT NULL
+) STRICT;
+
+CREATE TABLE claim_devices (
+    claim_uid      TEXT NOT NULL,
+    request        TEXT NOT NULL,
+    pool           TEXT NOT NULL,
+    device_name    TEXT NOT NULL,
+    share_id       TEXT NOT NULL,
+    resource_name  TEXT NOT NULL,
+    kind           TEXT NOT NULL,
+    device         TEXT NOT NULL,
+    identity       TEXT NOT NULL,
+    exclusive      INTEGER NOT NULL,
+    admin          INTEGER NOT NULL,
+    network        TEXT NOT NULL,
+    ifname         TEXT NOT NULL,
+    cdi_name       TEXT NOT NULL,
+    edits          TEXT NOT NULL,
+    shares         INTEGER NOT NULL DEFAULT 1,
+    PRIMARY KEY (claim_uid, request, device_name, share_id)
+) STRICT;
+
+-- Two claims that have one device alone cannot exist, whatever the code above believes.
+CREATE UNIQUE INDEX claim_devices_exclusive ON claim_devices (device) WHERE exclusive AND NOT admin;

@@ -1,4 +1,4 @@
-"""What is left to do or to know once a device is back: quarantine, leases that are owed, natural names.
+"""What is left to do or to know once a device is back: quarantine, leases that are owed, natural names, rails.
 
 All of it is bounded: one row per device, and leases that nobody takes back are given up some day.
 """
@@ -6,6 +6,7 @@ All of it is bounded: one row per device, and leases that nobody takes back are 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,17 +17,22 @@ from typing import Any
 from agent.ledger import rows
 from agent.ledger.database import Database
 from agent.model.allocation import OwedLease, Quarantine
-from agent.model.known import KnownDevice
+from agent.model.vf_identity import KnownDevice, Rail
 
 TABLES: Mapping[str, Callable[[sqlite3.Row], object]] = MappingProxyType(
-    {"quarantine": rows.quarantine, "owed_leases": rows.owed_lease, "known_devices": rows.known_device}
+    {
+        "quarantine": rows.quarantine,
+        "owed_leases": rows.owed_lease,
+        "known_devices": rows.known_device,
+        "rails": rows.rail,
+    }
 )
 
 log = logging.getLogger(__name__)
 
 
 class UpkeepBook(Database):
-    """Devices withheld, addresses still leased, and what VFs are called when no pod has them."""
+    """Devices withheld, addresses still leased, what VFs are called when no pod has them, and the numbers of rails."""
 
     def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
         super().__init__(path, boot_id, clock)
@@ -48,8 +54,7 @@ class UpkeepBook(Database):
             for row in self._still_readable(name):
                 with contextlib.suppress(sqlite3.Error, ValueError):  # what only looks like a row
                     read(row)
-                    marks = ", ".join("?" * len(row))
-                    db.execute(f"INSERT INTO {name} VALUES ({marks})", tuple(row))  # noqa: S608 -- one of TABLES
+                    rows.insert(db, name, [dict(row)])
 
     def _still_readable(self, name: str) -> Sequence[sqlite3.Row]:
         try:
@@ -60,16 +65,15 @@ class UpkeepBook(Database):
 
     def quarantine(self, device: str, reason: str) -> None:
         """Withhold a device. A device that is withheld already keeps its first reason."""
-        self._write(
-            lambda: self._db.execute(
-                "INSERT OR IGNORE INTO quarantine (device, reason, since, boot_id) VALUES (?, ?, ?, ?)",
-                (device, reason, self._clock(), self.boot_id),
-            )
+        self._change(
+            "INSERT OR IGNORE INTO quarantine (device, reason, since, boot_id)"
+            " VALUES (:device, :reason, :since, :boot_id)",
+            {"device": device, "reason": reason, "since": self._clock(), "boot_id": self.boot_id},
         )
 
     def end_quarantine(self, device: str) -> None:
         """Offer a device again."""
-        self._write(lambda: self._db.execute("DELETE FROM quarantine WHERE device = ?", (device,)))
+        self._change("DELETE FROM quarantine WHERE device = :device", {"device": device})
 
     def quarantines(self) -> tuple[Quarantine, ...]:
         """List the withheld devices, by address."""
@@ -82,7 +86,8 @@ class UpkeepBook(Database):
     def owed_leases_of(self, container_id: str, ifname: str) -> tuple[OwedLease, ...]:
         """List what is still to be given back of one interface's addresses."""
         found = self._read(
-            "SELECT * FROM owed_leases WHERE container_id = ? AND ifname = ? ORDER BY lease_id", (container_id, ifname)
+            "SELECT * FROM owed_leases WHERE container_id = :container_id AND ifname = :ifname ORDER BY lease_id",
+            {"container_id": container_id, "ifname": ifname},
         )
         return tuple(map(rows.owed_lease, found))
 
@@ -93,23 +98,21 @@ class UpkeepBook(Database):
         """
 
         def write() -> None:
-            query = "SELECT 1 FROM owed_leases WHERE container_id = ? AND ifname = ?"
-            if self._db.execute(query, (container_id, ifname)).fetchone() is None:
+            query = "SELECT 1 FROM owed_leases WHERE container_id = :container_id AND ifname = :ifname"
+            if self._db.execute(query, {"container_id": container_id, "ifname": ifname}).fetchone() is None:
                 rows.owe_lease(self._db, container_id, ifname, netns_path, request, self._clock())
 
         self._write(write)
 
     def settle_lease(self, lease_id: int) -> None:
         """Forget addresses that were given back."""
-        self._write(lambda: self._db.execute("DELETE FROM owed_leases WHERE lease_id = ?", (lease_id,)), durable=False)
+        self._change("DELETE FROM owed_leases WHERE lease_id = :lease_id", {"lease_id": lease_id}, durable=False)
 
     def note_lease_problem(self, lease_id: int, problem: str) -> None:
         """Remember why addresses could not be given back, and when that was tried."""
-        self._write(
-            lambda: self._db.execute(
-                "UPDATE owed_leases SET problem = ?, tried_at = ? WHERE lease_id = ?",
-                (problem, self._clock(), lease_id),
-            ),
+        self._change(
+            "UPDATE owed_leases SET problem = :problem, tried_at = :tried_at WHERE lease_id = :lease_id",
+            {"problem": problem, "tried_at": self._clock(), "lease_id": lease_id},
             durable=False,
         )
 
@@ -119,17 +122,35 @@ class UpkeepBook(Database):
 
     def know(self, known: Iterable[KnownDevice], forget: Iterable[str] = ()) -> None:
         """Remember what VFs are called and look like, and forget some addresses, in one step."""
-        found, gone = tuple(known), [(device,) for device in forget]
+        found, gone = tuple(known), [{"device": device} for device in forget]
 
         def write() -> None:
             now = self._clock()
-            self._db.executemany("DELETE FROM known_devices WHERE device = ?", gone)
-            self._db.executemany(
-                "INSERT OR REPLACE INTO known_devices VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [(k.device, k.identity, k.netdev, k.mac, k.mtu, k.boot_id, now) for k in found],
-            )
+            self._db.executemany("DELETE FROM known_devices WHERE device = :device", gone)
+            columns = [dataclasses.asdict(device) | {"seen": now} for device in found]
+            rows.insert(self._db, "known_devices", columns, anew=True)
 
         self._write(write, durable=False)
+
+    def rails(self) -> tuple[Rail, ...]:
+        """List the node's rails as they were numbered last, by number."""
+        return tuple(map(rows.rail, self._read("SELECT * FROM rails ORDER BY number")))
+
+    def keep_rails(self, found: Iterable[Rail]) -> None:
+        """Remember the node's rails, in place of what was remembered."""
+        columns = [dataclasses.asdict(rail) for rail in found]
+
+        def write() -> None:
+            self._db.execute("DELETE FROM rails")
+            rows.insert(self._db, "rails", columns)
+
+        self._write(write)
+
+    def _change(self, sql: str, values: Mapping[str, Any], *, durable: bool = True) -> None:
+        def write() -> None:
+            self._db.execute(sql, values)
+
+        self._write(write, durable)
 
 
 def _all_of(db: sqlite3.Connection, name: str) -> list[sqlite3.Row]:

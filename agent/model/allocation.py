@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 
@@ -23,6 +24,39 @@ class Grant:
     """Seconds since the epoch."""
     pod: PodRef | None = None
     """Known once CNI ADD or PodResources told."""
+    spec: UnitSpec | None = None
+    """What its container gets by CDI; None where the answer to kubelet named files, or there is nothing to get."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSpec:
+    """What the CDI spec of a granted unit says, and what that is made of."""
+
+    kind: str
+    """Of the unit's resource: hca, vf, nic, accelerator or rail."""
+    beside: tuple[str, ...]
+    """The units that its container was granted with it, itself included: variables name the devices of all."""
+    edits: Mapping[str, Any]
+    """containerEdits that follow from the hardware; empty while the device is gone: there is no spec then."""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """containerEdits that follow from what became of the device in its pod's network."""
+
+    @property
+    def whole(self) -> Mapping[str, Any]:
+        """Both together. Of a variable that both have, what is told counts."""
+        if not self.edits or not self.told:
+            return self.edits
+        names = {_variable(each) for each in self.told.get("env", ())}
+        env = [each for each in self.edits.get("env", ()) if _variable(each) not in names]
+        both = {key: [*self.edits.get(key, ()), *self.told.get(key, ())] for key in {**self.edits, **self.told}}
+        return {**both, "env": [*env, *self.told.get("env", ())]}
+
+
+def _variable(text: str) -> str:
+    return text.partition("=")[0]
+
+
+NO_SPECS: Mapping[str, UnitSpec] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +235,8 @@ class Attachment:
     """The CNI result that was answered; None until attached."""
     since: float
     """Seconds since the epoch of the last state change."""
+    claim_uid: str = ""
+    """The DRA claim that brought the device; empty if none did."""
 
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 60.0, 6 * 3600.0

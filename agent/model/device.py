@@ -8,11 +8,14 @@ NUMA nodes are integers; -1 means that the firmware did not say (kernel: drivers
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
+
+from agent.model.gpu_ids import GpuIds
+from agent.model.places import AS_SHOWN, Places
 
 NO_NUMA_NODE = -1
 
@@ -59,6 +62,30 @@ def drives_for_programs(driver: str | None) -> bool:
 _UIO_DRIVERS = frozenset(("uio_pci_generic", "igb_uio"))
 
 
+def is_accelerator(device: PciDevice) -> bool:
+    """Tell whether a PCI function is a GPU or another processor that programs compute with, whoever made it.
+
+    GPUs without a picture say that they are 3D or other display controllers, the rest that they are processing
+    accelerators, as FPGAs do. A graphics card (VGA) counts with a driver that computes, and so does another display
+    controller (virtual machines have such) unless its maker makes GPUs. A GPU in a CPU of Intel's never does.
+    """
+    kind = device.pci_class >> 8
+    if device.is_vf or kind not in _COMPUTING or device.vendor == _XILINX:
+        return False
+    if device.vendor == _INTEL and device.address.endswith(":00:02.0") and len(device.path) == 2:
+        return False
+    may_be_a_picture = kind == _VGA or (kind == _DISPLAY and device.vendor not in _GPU_MAKERS)
+    return not may_be_a_picture or device.driver in _COMPUTING_DRIVERS
+
+
+_VGA, _DISPLAY = 0x0300, 0x0380
+_COMPUTING = frozenset((_VGA, 0x0302, _DISPLAY, 0x1200))
+_COMPUTING_DRIVERS = frozenset(("amdgpu", "i915", "nvidia", "xe"))
+_INTEL, _XILINX = 0x8086, 0x10EE
+_GPU_MAKERS = frozenset((_INTEL, 0x1002, 0x10DE))
+"""Intel, AMD, NVIDIA: their display controllers are GPUs of servers, also while no driver or vfio-pci has them."""
+
+
 class LinkLayer(Enum):
     """Link layer of an RDMA port or netdev, in the words of sysfs `link_layer`."""
 
@@ -98,12 +125,12 @@ class RdmaPort:
     number: int
     state: str
     """DOWN, INIT, ARMED, ACTIVE, ACTIVE_DEFER (include/rdma/ib_verbs.h, enum ib_port_state)."""
-    phys_state: str
     link_layer: LinkLayer
     rate_gbps: float
-    lid: int
     pkey: int | None = None
     """The first partition key of an InfiniBand port; None for others."""
+    subnet_prefix: str = ""
+    """Of an InfiniBand port that is ACTIVE, as its subnet manager has set it: 16 hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +151,7 @@ class RdmaDevice:
     node_type: str
     """CA, RNIC, usNIC, unspecified …: the text after the number in sysfs `node_type`."""
     node_guid: str
-    sys_image_guid: str
     fw_version: str
-    board_id: str
     ports: tuple[RdmaPort, ...]
     char_devices: tuple[CharDevice, ...]
     absent: bool = False
@@ -161,8 +186,6 @@ class PciDevice:
     """24 bits: 0x020000 Ethernet, 0x020700 InfiniBand, 0x030200 3D controller."""
     vendor: int
     device: int
-    subsystem_vendor: int
-    subsystem_device: int
     driver: str | None
     numa_node: int
     iommu_group: int | None
@@ -199,6 +222,12 @@ class PciDevice:
     def is_for_programs(self) -> bool:
         """Driven by a program in the pod, through vfio or uio."""
         return drives_for_programs(self.driver)
+
+    @property
+    def is_for_rdma_alone(self) -> bool:
+        """Whole, and without an interface, which it needs to have only for RDMA over Ethernet: EFA, InfiniBand."""
+        layers = {port.link_layer for rdma in self.rdma_devices for port in rdma.ports}
+        return not (self.is_vf or self.netdevs) and bool(layers) and LinkLayer.ETHERNET not in layers
 
     @property
     def netdev(self) -> Netdev | None:
@@ -242,6 +271,8 @@ class Gpu:
     """Reason words for what a reading shows to be wrong now: GpuLost, EccUncorrectable … (`agent.model.gpu_health`)."""
     enumeration: int = 0
     """How often this process has found it anew: after a reset, a rebind, or when the driver was loaded again."""
+    names: tuple[str, ...] = ()
+    """What its driver, and so its vendor's device plugin, calls it or a part of it: card0, amdgpu_xcp_3, davinci0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +301,9 @@ class Snapshot:
     devices: tuple[PciDevice, ...] = ()
     """PCI devices with an inventory meaning (bridges left out), by address."""
     gpus: tuple[Gpu, ...] = ()
+    """Those that the NVIDIA driver's library (NVML) tells of."""
+    accelerators: tuple[Gpu, ...] = ()
+    """All that sysfs shows, of any vendor, by address, which stands for the UUID."""
     numa_nodes: tuple[NumaNode, ...] = ()
     rdma_cm: bool = False
     """/dev/infiniband/rdma_cm exists."""
@@ -282,6 +316,12 @@ class Snapshot:
     only_ways: frozenset[str] = frozenset()
     """Those of them that all default routes go through: without one of these the host has none."""
     boot_id: str = ""
+    machine: str = ""
+    """What it is called: vendor and product, in a virtual machine of a cloud the kind of instance, or a word for it."""
+    places: Places = AS_SHOWN
+    """Where devices stand, if the PCI tree does not tell."""
+    gpu_ids: tuple[GpuIds, ...] = ()
+    """What plugins call GPUs, besides what is known."""
     problems: tuple[Problem, ...] = ()
     generation: int = field(default=0, compare=False)
     """Counts changes; 0 before the first scan."""
@@ -292,7 +332,17 @@ class Snapshot:
 
     @cached_property
     def gpu_by_uuid(self) -> Mapping[str, Gpu]:
-        return MappingProxyType({g.uuid: g for g in self.gpus})
+        """GPUs of any vendor. Those that only sysfs shows have their PCI address for a UUID."""
+        return MappingProxyType({g.uuid: g for g in self.all_gpus})
+
+    @cached_property
+    def all_gpus(self) -> tuple[Gpu, ...]:
+        """List the GPUs of any vendor: those that NVML tells of in its order, then those that only sysfs shows."""
+        told = {gpu.pci_address for gpu in self.gpus}
+        first = max((gpu.index for gpu in self.gpus), default=-1) + 1
+        rest = [gpu for gpu in self.accelerators if gpu.pci_address not in told]
+        ordered = sorted(self.gpus, key=lambda gpu: gpu.index)
+        return (*ordered, *(replace(gpu, index=first + number) for number, gpu in enumerate(rest)))
 
     def parent(self, device: PciDevice) -> PciDevice | None:
         """The PF of a VF; None for anything else."""
@@ -302,3 +352,21 @@ class Snapshot:
         """The PF's own interface, for a VF; the device's own, for anything else."""
         owner = self.parent(device) or device
         return owner.netdev
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPlace:
+    socket: int
+    core: int
+    """Unique within its socket only."""
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """Write a set of CPUs as the kernel and kubelet do: {0, 1, 2, 8} → `0-2,8`."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from agent.model.device import LinkLayer, PciDevice, Snapshot
-from agent.model.health import HEALTHY, Health, unhealthy
-from agent.model.reasons import Reason
-from agent.model.terms import PLAIN_TERMS, Terms
+from agent.model.health import HEALTHY, Health, Reason, unhealthy
+from agent.model.health_policy import PLAIN_POLICY, HealthPolicy
 
 
-def judge_nic(device: PciDevice, snapshot: Snapshot, *, quarantined: str | None, terms: Terms = PLAIN_TERMS) -> Health:
+def judge_nic(
+    device: PciDevice, snapshot: Snapshot, *, quarantined: str | None, policy: HealthPolicy = PLAIN_POLICY
+) -> Health:
     """Judge a PF, VF or HCA that is present in the snapshot.
 
     Its own state comes first, then that of its PF, then the link.
@@ -22,13 +23,13 @@ def judge_nic(device: PciDevice, snapshot: Snapshot, *, quarantined: str | None,
     if device.is_for_vfio and device.iommu_group is None:
         return unhealthy(Reason.NO_IOMMU_GROUP)
     if not device.is_vf:
-        return terms.lasting(device.address, judge_link(device, for_vfs=False))
+        return policy.lasting(device.address, judge_link(device, for_vfs=False))
     pf = snapshot.parent(device)
     if pf is None or pf.driver is None:
         return unhealthy(Reason.PARENT_DOWN)
-    if not terms.follow_link:
+    if not policy.follow_link:
         return HEALTHY
-    return terms.lasting(f"{pf.address} uplink", judge_link(pf, for_vfs=True))
+    return policy.lasting(f"{pf.address} uplink", judge_link(pf, for_vfs=True))
 
 
 def judge_link(uplink: PciDevice, *, for_vfs: bool) -> Health:

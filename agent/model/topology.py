@@ -5,9 +5,11 @@ The words are those of `nvidia-smi topo -m`; a smaller value is nearer.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import IntEnum
 
 from agent.model.device import NO_NUMA_NODE, PciDevice
+from agent.model.places import Places
 
 
 class Locality(IntEnum):
@@ -37,14 +39,26 @@ def locality(a: PciDevice, b: PciDevice, *, one_numa_node: bool = False) -> Loca
         if a.numa_node == b.numa_node and (one_numa_node or a.numa_node != NO_NUMA_NODE):
             return Locality.NODE
         return Locality.SYS
+    if a.path[1:2] != b.path[1:2]:
+        return Locality.PHB
+    # Below the shared bridge hangs a switch's internal bus. One bridge down to each device
+    # is one switch; more bridges on either side are more switches.
+    return Locality.PIX if bridges(a, b) <= 2 else Locality.PXB
+
+
+def standing(device: PciDevice, places: Places) -> PciDevice:
+    """Put a device where it stands, if the PCI tree does not tell and something else does."""
+    if device.address not in places.of:
+        return device
+    way, numa_node = places.of[device.address]
+    return replace(device, path=way, numa_node=numa_node if device.numa_node == NO_NUMA_NODE else device.numa_node)
+
+
+def bridges(a: PciDevice, b: PciDevice) -> int:
+    """Count the bridges between two devices: those on the ways down to them from where the ways part."""
     common = 0
     for x, y in zip(a.path, b.path, strict=False):
         if x != y:
             break
         common += 1
-    if common == 1:
-        return Locality.PHB
-    # Below the shared bridge hangs a switch's internal bus. One bridge down to each device
-    # is one switch; more bridges on either side are more switches.
-    bridges = (len(a.path) - 1 - common) + (len(b.path) - 1 - common)
-    return Locality.PIX if bridges <= 2 else Locality.PXB
+    return len(a.path) + len(b.path) - 2 * (common + 1)

@@ -1,7 +1,8 @@
 """Which GPUs and NICs a request should get: pure, deterministic, and never a reason to fail a pod.
 
-    Terrain        how near everything is, made once per snapshot
+    Distances      how near everything is, made once per snapshot
     match_nics     NICs for given GPUs, an exact minimum
+    match_groups   NICs for several containers at once
     choose_gpus    GPUs that belong together and find NICs near them
     choose_pairs   both at once
     choose         units of one resource, as kubelet asks for them
@@ -13,10 +14,21 @@ bandwidth, never correctness.
 
 from __future__ import annotations
 
-from agent.placement.gpus import choose_gpus
-from agent.placement.nics import match_nics
-from agent.placement.pairs import choose_pairs
-from agent.placement.terrain import Terrain
+from agent.placement.distances import Distances
+from agent.placement.gpus import choose_gpus, choose_pairs
+from agent.placement.nics import Group, for_pairs, match_groups, match_nics
 from agent.placement.units import Layout, Option, choose, first_units
 
-__all__ = ["Layout", "Option", "Terrain", "choose", "choose_gpus", "choose_pairs", "first_units", "match_nics"]
+__all__ = [
+    "Distances",
+    "Group",
+    "Layout",
+    "Option",
+    "choose",
+    "choose_gpus",
+    "choose_pairs",
+    "first_units",
+    "for_pairs",
+    "match_groups",
+    "match_nics",
+]

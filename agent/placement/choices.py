@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from agent.model.topology import Locality
-from agent.placement.assignment import assign
-from agent.placement.nics import pair
-from agent.placement.terrain import Terrain
+from agent.placement.distances import FINE, Distances
+from agent.placement.matching import assign
+from agent.placement.nics import spans
 
 # The terms of a cost, each wide enough never to reach into the next.
 _SHARED = 1 << 40
-_NIC_LOAD, _NEAR_LEFT, _LINKS_LEFT, _LOCALITY, _USED = 1, 1 << 24, 1 << 48, 1 << 72, 1 << 96
+_NIC_LOAD, _NEAR_LEFT, _LINKS_LEFT, _SPAN, _USED = 1, 1 << 24, 1 << 48, 1 << 72, 1 << 112
 
 
 @dataclass
@@ -27,8 +27,8 @@ class Group:
     """The units that are free, in the driver's order."""
     taken: int = 0
     """How many units must be included besides."""
-    nearest: Locality = Locality.SELF
-    """Of the ports with a free NIC."""
+    nearest: int = 0
+    """Span to the nearest port with a free NIC."""
     alone: int = 0
     """What a unit costs by itself, in the last number of a cost."""
 
@@ -45,103 +45,118 @@ class Group:
 class Choices:
     """All that the search needs. A pair's costs are by two groups; a group and itself: two of its units."""
 
-    terrain: Terrain
+    distances: Distances
     groups: list[Group]
     size: int
     room: Mapping[str, int]
     """Port → free NICs."""
+    nics: int
+    """How many of them the set gets."""
     first: list[list[int]] = field(default_factory=list)
     """Shared GPUs and missing NVLinks: what is settled before any NIC."""
     last: list[list[int]] = field(default_factory=list)
-    """Locality: what is settled after the NICs."""
+    """How far they are apart: what is settled after the NICs."""
     contended: bool = False
     """GPUs are in each other's way at their nearest ports: only a matching tells what a set's pairs are."""
     bound: tuple[int, int] = (0, 0)
-    """The worst pair and the sum of pairs that no set is better than."""
+    """The locality of the worst pair and the sum of the pairs' spans that no set is better than."""
     bounding: tuple[int, ...] = ()
     """Units of each group that have such pairs, whatever else they cost; empty if nothing is contended."""
+    claiming: tuple[int, ...] = ()
+    """Units of each group that make a good set where one after the other claims what is nearest; else empty."""
     matchings: int = 0
     """How many were made: they take most of the time."""
     _solved: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
 
     @property
     def pairs(self) -> int:
-        """How many GPUs get a NIC."""
-        return min(self.size, sum(self.room.values()))
+        """How many NICs the set can have."""
+        return min(self.nics, sum(self.room.values()))
+
+    @property
+    def each(self) -> int:
+        """How many NICs a GPU of it gets at most."""
+        return max(1, -(-self.nics // self.size))
 
     def matched(self, counts: Sequence[int]) -> tuple[int, int]:
-        """Give the worst pair and the sum of the best pairs of a set, or of the beginning of one."""
+        """Give the worst locality and the sum of spans of the best pairs of a set, or of the beginning of one."""
         if not self.pairs:
             return 0, 0
         if not self.contended:
-            near = sorted(g.nearest for g, n in zip(self.groups, counts, strict=True) for _ in range(n))[: self.pairs]
-            return near[-1], sum(near)
+            near = sorted(g.nearest for g, n in zip(self.groups, counts, strict=True) for _ in range(n))
+            rounds, rest = divmod(self.pairs, len(near))
+            return (near[-1] if rounds else near[rest - 1]) // FINE, rounds * sum(near) + sum(near[:rest])
         key = tuple(counts)
         if key not in self._solved:
             self.matchings += 1
             places = [g.place(i) for g, n in zip(self.groups, counts, strict=True) for i in range(n)]
-            self._solved[key] = _worst_and_sum(pair(self.terrain, places, self.room, self.pairs))
+            count = min(self.pairs, self.each * len(places))
+            self._solved[key] = _worst_and_sum(spans(self.distances, [(places, count)], self.room))
         return self._solved[key]
 
     def names(self, counts: Sequence[int]) -> list[str]:
         """Name the units behind the counts, without those that must be included anyway."""
         chosen = [name for g, n in zip(self.groups, counts, strict=True) for name in g.names[: n - g.taken]]
-        return sorted(chosen, key=self.terrain.gpu_order)
+        return sorted(chosen, key=self.distances.gpu_order)
 
 
 def collect(
-    terrain: Terrain,
+    distances: Distances,
     free: Sequence[str],
     must: Sequence[str],
     size: int,
     room: Mapping[str, int],
     load: Mapping[str, int],
+    nics: int,
 ) -> Choices:
-    """Group the GPUs and work out what they cost."""
+    """Group the GPUs and work out what they cost, if the set gets so many NICs."""
     single: dict[str, Group] = {}
-    for name in sorted({*free, *must}, key=terrain.gpu_order):
-        place = terrain.port(name)
+    for name in sorted({*free, *must}, key=distances.gpu_order):
+        place = distances.port(name)
         group = single.setdefault(place, Group([place], []))
         if name in must:
             group.taken += 1
         else:
             group.names.append(name)
-    shared = {terrain.port(name) for name in free if "::" in name}
+    shared = {distances.port(name) for name in free if "::" in name}
     ports = [port for port, units in room.items() if units > 0]
-    costs = _Costs(terrain, list(single), shared, {p: g.units for p, g in single.items()})
+    costs = _Costs(distances, list(single), shared, {p: g.units for p, g in single.items()})
     for place, group in single.items():
-        distances = [terrain.between(place, port) for port in ports]
-        group.nearest = min(distances, default=Locality.SELF)
-        nearest = [load.get(p, 0) for p, d in zip(ports, distances, strict=True) if d == group.nearest]
-        group.alone = _USED * load.get(place, 0) + costs.left_behind(place) + _NIC_LOAD * min(nearest, default=0)
-    contended = bool(ports) and not _all_nearest(terrain, list(single.values()), room, size)
-    groups = _alike(terrain, list(single.values()), costs, ports if contended else ())
+        nearest = distances.nearest(place, ports)
+        group.nearest = distances.span(place, nearest[0]) if nearest else 0
+        loads = (load.get(port, 0) for port in nearest)
+        group.alone = _USED * load.get(place, 0) + costs.left_behind(place) + _NIC_LOAD * min(loads, default=0)
+    each = max(1, -(-nics // size))
+    contended = bool(ports) and not _all_nearest(distances, list(single.values()), room, size, each)
+    groups = _alike(distances, list(single.values()), costs, ports if contended else ())
     groups.sort(key=lambda g: (not g.taken, g.nearest))
-    choices = Choices(terrain, groups, size, room, contended=contended)
+    choices = Choices(distances, groups, size, room, nics, contended=contended)
     for a in groups:
         choices.first.append([costs.first(a.places[0], b.places[-1]) for b in groups])
         choices.last.append([costs.last(a.places[0], b.places[-1]) for b in groups])
     if ports:
         _bound(choices)
+    if contended and choices.each > 1:
+        choices.claiming = _claim(choices)
     return choices
 
 
 class _Costs:
     """What two units cost, by the GPUs that they are of."""
 
-    def __init__(self, terrain: Terrain, places: Sequence[str], shared: set[str], units: Mapping[str, int]) -> None:
-        self._terrain = terrain
+    def __init__(self, distances: Distances, places: Sequence[str], shared: set[str], units: Mapping[str, int]) -> None:
+        self._distances = distances
         self._shared = shared
         self._units = units
-        self._most = max((terrain.links(a, b) for a, b in combinations(terrain.gpus, 2)), default=0)
+        self._most = max((distances.links(a, b) for a, b in combinations(distances.gpus, 2)), default=0)
 
     def first(self, a: str, b: str) -> int:
         if a == b:
             return _SHARED if a in self._shared else 0
-        return self._most - self._terrain.links(a, b)
+        return self._most - self._distances.links(a, b)
 
     def last(self, a: str, b: str) -> int:
-        return _LOCALITY * self._terrain.between(a, b)
+        return _SPAN * self._distances.span(a, b)
 
     def left_behind(self, place: str) -> int:
         """Weigh the free units near a GPU. What stays free is hurt least where there are few of them."""
@@ -150,29 +165,29 @@ class _Costs:
             if other == place:
                 near += 0 if place in self._shared else Locality.SYS * (units - 1)
             else:
-                near += (Locality.SYS - self._terrain.between(place, other)) * units
-                links += self._terrain.links(place, other) * units
+                near += (Locality.SYS - self._distances.between(place, other)) * units
+                links += self._distances.links(place, other) * units
         return _LINKS_LEFT * links + _NEAR_LEFT * near
 
 
-def _all_nearest(terrain: Terrain, groups: Sequence[Group], room: Mapping[str, int], size: int) -> bool:
-    """Tell whether all GPUs could have a NIC at their nearest distance, all at once."""
+def _all_nearest(distances: Distances, groups: Sequence[Group], room: Mapping[str, int], size: int, each: int) -> bool:
+    """Tell whether all GPUs could have so many NICs each at their nearest distance, all at once."""
     ports = [port for port, units in room.items() if units > 0]
-    rows = [g for g in groups for _ in range(min(g.units, size))]
+    rows = [g for g in groups for _ in range(min(g.units, size) * each)]
     if len(rows) > sum(room[port] for port in ports):
         return False
-    costs = [[0 if terrain.between(g.places[0], port) == g.nearest else None for port in ports] for g in rows]
+    costs = [[0 if distances.span(g.places[0], port) == g.nearest else None for port in ports] for g in rows]
     return assign(costs, [[0] * min(room[port], len(rows)) for port in ports]) is not None
 
 
-def _alike(terrain: Terrain, groups: Sequence[Group], costs: _Costs, ports: Sequence[str]) -> list[Group]:
+def _alike(distances: Distances, groups: Sequence[Group], costs: _Costs, ports: Sequence[str]) -> list[Group]:
     """Join single GPUs that are as far from every other one, cost the same alone, and are as far from the ports."""
     places = [g.places[0] for g in groups]
-    rows = {a: [(costs.first(a, b), terrain.between(a, b)) for b in places] for a in places}
+    rows = {a: [(costs.first(a, b), distances.span(a, b)) for b in places] for a in places}
     index = {place: i for i, place in enumerate(places)}
     joined: list[Group] = []
     for group in groups:
-        home = next((g for g in joined if _twins(terrain, g, group, rows, index, ports)), None)
+        home = next((g for g in joined if _twins(distances, g, group, rows, index, ports)), None)
         if home is None:
             joined.append(group)
         else:
@@ -182,10 +197,10 @@ def _alike(terrain: Terrain, groups: Sequence[Group], costs: _Costs, ports: Sequ
 
 
 def _twins(
-    terrain: Terrain,
+    distances: Distances,
     home: Group,
     other: Group,
-    rows: Mapping[str, Sequence[tuple[int, Locality]]],
+    rows: Mapping[str, Sequence[tuple[int, int]]],
     index: Mapping[str, int],
     ports: Sequence[str],
 ) -> bool:
@@ -201,23 +216,44 @@ def _twins(
         return False
     if any(x != y for n, (x, y) in enumerate(zip(here, there, strict=True)) if n not in (i, j)):
         return False
-    return all(terrain.between(a, port) == terrain.between(b, port) for port in ports)
+    return all(distances.span(a, port) == distances.span(b, port) for port in ports)
 
 
 def _bound(choices: Choices) -> None:
     """Find the best pairs of all sets, whatever else such a set costs."""
     groups, size = choices.groups, choices.size
     if not choices.contended:
-        near = sorted(g.nearest for g in groups for _ in range(g.units))[: choices.pairs]
-        choices.bound = near[-1], sum(near)
+        near = sorted(g.nearest for g in groups for _ in range(g.units * choices.each))[: choices.pairs]
+        choices.bound = near[-1] // FINE, sum(near)
         return
-    rows = [(i, g.place(n)) for i, g in enumerate(groups) for n in range(min(g.units, size))]
-    best = pair(choices.terrain, [place for _, place in rows], choices.room, choices.pairs)
+    units = [(i, n) for i, g in enumerate(groups) for n in range(min(g.units, size))]
+    rows = [unit for unit in units for _ in range(choices.each)]
+    best = spans(choices.distances, [([groups[i].place(n) for i, n in rows], choices.pairs)], choices.room)
     choices.bound = _worst_and_sum(best)
-    used = Counter(i for (i, _), distance in zip(rows, best, strict=True) if distance is not None)
+    used = Counter(i for i, _ in {unit for unit, near in zip(rows, best, strict=True) if near is not None})
     choices.bounding = tuple(used[i] for i in range(len(groups)))
 
 
-def _worst_and_sum(pairs: Sequence[Locality | None]) -> tuple[int, int]:
-    found = [distance for distance in pairs if distance is not None]
-    return max(found), sum(found)
+def _claim(choices: Choices) -> tuple[int, ...]:
+    """Take the unit whose NICs would be nearest, with these NICs, again and again."""
+    groups, each, left = choices.groups, choices.each, dict(choices.room)
+    counts = [0] * len(groups)
+
+    def nearest(group: int) -> list[tuple[Locality, str]]:
+        near = sorted((choices.distances.between(groups[group].place(counts[group]), p), p) for p in left if left[p])
+        return [found for found in near for _ in range(left[found[1]])][:each]
+
+    for _ in range(choices.size):
+        free = [g for g, group in enumerate(groups) if counts[g] < group.units]
+        owed = [g for g in free if counts[g] < groups[g].taken] or free
+        claims = {g: nearest(g) for g in owed}
+        best = min(owed, key=lambda g: (-len(claims[g]), [near for near, _ in reversed(claims[g])], g))
+        for _, port in claims[best]:
+            left[port] -= 1
+        counts[best] += 1
+    return tuple(counts)
+
+
+def _worst_and_sum(pairs: Sequence[int | None]) -> tuple[int, int]:
+    found = [span for span in pairs if span is not None]
+    return max(found) // FINE, sum(found)

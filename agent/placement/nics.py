@@ -1,32 +1,64 @@
 """NICs for given GPUs, as an exact minimum.
 
 One result is better than another by, in this order: the locality of its worst pair of GPU and NIC; the
-sum of all localities; with fewer NICs than GPUs, how near the NICs are to all of them; how near the pairs'
-NUMA nodes are; how few NICs it takes that are the nearest one of a GPU which is still free; how evenly
-adapters are loaded; the order of addresses.
+sum of all localities; with fewer NICs than GPUs, how near the NICs are to all of them; the sum of what tells
+pairs of one locality apart (`Distances.span`); how few NICs it takes that are the nearest one of a GPU which is
+still free; how evenly adapters are loaded, or, where they are to be filled one after the other, how full those are
+that it takes; the order of addresses.
 
-VFs of one PF are equal, so that GPUs are matched to ports with room for several, not to 256 VFs.
+Several groups, such as the containers of a pod, are served at once, each in its own ratio: each GPU of a group gets
+as many NICs as every other, and some of them one more. A group without GPUs has its NICs from the NUMA nodes that it
+wishes for, as far as the other groups' pairs allow.
+
+VFs of one PF are equal, so that GPUs are matched to ports with room for several, not to 256 VFs; and ports that are
+equal but for their load are one column of the matching.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from agent.model.device import NO_NUMA_NODE
 from agent.model.topology import Locality
-from agent.placement.assignment import assign
-from agent.placement.terrain import Terrain
+from agent.placement.distances import FINE, Distances
+from agent.placement.matching import assign
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 RAIL = 840
 """A GPU's nearest port, divisible by how many nearest ports there usually are."""
 
 # The terms of a cost, each wide enough never to reach into the next.
-_LOAD, _RAIL, _NUMA, _ALL, _SUM, _FORCED = 1 << 16, 1 << 44, 1 << 72, 1 << 92, 1 << 112, 1 << 136
+_LOAD, _RAIL, _FINER, _ALL, _WISH, _SUM, _FORCED = 1 << 16, 1 << 44, 1 << 72, 1 << 92, 1 << 112, 1 << 124, 1 << 148
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """So many NICs that belong together."""
+
+    nodes: tuple[int, ...]
+    """The NUMA node that each is wished from."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that they should be near to, in the order in which these are served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One that is to get a NIC."""
+
+    group: int
+    place: str | None
+    """The GPU; None if it is for none."""
+    node: int | None = None
+    """The NUMA node that is wished for, where there is no GPU."""
+    optional: bool = False
+    """The group has more such rows than NICs for them."""
 
 
 def match_nics(
-    terrain: Terrain,
+    distances: Distances,
     gpus: Sequence[str],
     free: Sequence[str],
     count: int,
@@ -34,6 +66,7 @@ def match_nics(
     *,
     spare_gpus: Sequence[str] | None = None,
     must_include: Sequence[str] = (),
+    spread: bool = True,
 ) -> tuple[str, ...]:
     """Choose `count` of the free devices for GPUs: first one for each GPU, in the order of the GPUs; then further ones.
 
@@ -41,26 +74,65 @@ def match_nics(
     `load` counts what is in use of a port (a PF, or a device without one), `spare_gpus` are those that other
     pods may still get (default: all others of the node). `must_include` are devices, free ones too, that must
     be among the result. Gives fewer if fewer are free. With fewer NICs than GPUs they go where they are nearest.
+    Without `spread` one port is filled before another.
     """
     units: dict[str, list[str]] = {}
-    for device in sorted(free, key=terrain.order, reverse=True):
-        units.setdefault(terrain.port(device), []).append(device)
+    for device in sorted(free, key=distances.order, reverse=True):
+        units.setdefault(distances.port(device), []).append(device)
     forced: dict[str, list[str]] = {}
     for device in must_include:
-        port = terrain.port(device)
+        port = distances.port(device)
         if device in units.get(port, ()):
             units[port].remove(device)
         forced.setdefault(port, []).append(device)
     room = {port: len(units.get(port, ())) + len(forced.get(port, ())) for port in {**units, **forced}}
     needed = {port: len(devices) for port, devices in forced.items()}
-    ports = match_ports(terrain, gpus, room, count, load, spare_gpus=spare_gpus, forced=needed)
+    ports = match_ports(distances, gpus, room, count, load, spare_gpus=spare_gpus, forced=needed, spread=spread)
     for port, devices in forced.items():
         units.setdefault(port, []).extend(reversed(devices))
     return tuple(units[port].pop() for port in ports)
 
 
+def match_groups(
+    distances: Distances,
+    groups: Sequence[Group],
+    free: Mapping[str, int],
+    load: Mapping[str, int],
+    *,
+    spread: bool = True,
+) -> tuple[tuple[str, ...], ...] | None:
+    """Choose NICs for each group, in the order of its GPUs, first one for each; None if they are too few.
+
+    `free` maps PCI addresses to NUMA nodes; `load` counts what is in use of a port (a PF, or an adapter of its own).
+    Without `spread` one port is filled before another.
+    """
+    if sum(len(group.nodes) for group in groups) > len(free):
+        return None
+    units: dict[str, list[str]] = {}
+    for device in sorted(free, key=distances.order, reverse=True):
+        units.setdefault(distances.port(device), []).append(device)
+    nodes = {port: free[devices[-1]] for port, devices in units.items()}
+    room = {port: len(devices) for port, devices in units.items()}
+    ports = _match(distances, groups, room, load, nodes=nodes, spread=spread)
+    return tuple(tuple(units[port].pop() for port in mine) for mine in ports)
+
+
+def for_pairs(distances: Distances, free: Iterable[str], count: int) -> frozenset[str]:
+    """Leave of each port half of `count` free devices: whichever are chosen, pairs can be made of them over two ports.
+
+    Of an odd number none can be made, and nothing is left out: who joins them says so.
+    """
+    kept, there = set[str](), Counter[str]()
+    for device in sorted(free, key=distances.order):
+        port = distances.port(device)
+        if count % 2 or there[port] < count // 2:
+            there[port] += 1
+            kept.add(device)
+    return frozenset(kept)
+
+
 def match_ports(
-    terrain: Terrain,
+    distances: Distances,
     gpus: Sequence[str],
     room: Mapping[str, int],
     count: int,
@@ -68,94 +140,159 @@ def match_ports(
     *,
     spare_gpus: Sequence[str] | None = None,
     forced: Mapping[str, int] = NOTHING,
+    spread: bool = True,
 ) -> tuple[str, ...]:
     """Choose a port for each of `count` NICs, as `match_nics` does. `room` counts what is free at each port."""
-    ports = sorted((port for port, units in room.items() if units > 0), key=terrain.order)
-    partners = [terrain.port(gpu) for gpu in gpus]
-    count = min(max(count, 0), sum(room[port] for port in ports))
-    if not count:
-        return ()
-    spare = _spare(terrain, partners, spare_gpus)
-    rails = _rails(terrain, spare, ports)
-    # Every GPU gets as many as every other, and some of them one more.
-    rounds, rest = divmod(count, len(partners)) if partners else (0, 0)
-    rows: list[str | None] = [*partners] * rounds if partners else [None] * count
-    optional = len(partners) if rest else 0
-    rows += partners if rest else []
-    distances = [[terrain.between(row, port) if row else Locality.SELF for port in ports] for row in rows]
-    extra = [_extra(terrain, partners if not rounds else (), port) + _RAIL * rails[port] for port in ports]
-    base = [
-        [
-            _SUM * distance + (_NUMA * terrain.numa_distance(row, port) if row else 0) + extra[c] + c
-            for c, (port, distance) in enumerate(zip(ports, distances[r], strict=True))
-        ]
-        for r, row in enumerate(rows)
-    ]
-    prices = [_prices(min(room[p], len(rows)), load.get(p, 0), forced.get(p, 0)) for p in ports]
-    skip = [[0] * (optional - rest)] if optional else []
-    for worst in _thresholds(distances, len(rows) - optional):
-        costs = [
-            [cost if distances[r][c] <= worst else None for c, cost in enumerate(line)]
-            + ([0 if r >= len(rows) - optional else None] if optional else [])
-            for r, line in enumerate(base)
-        ]
-        found = assign(costs, prices + skip)
-        if found is not None and _takes(found, [min(forced.get(p, 0), count) for p in ports], count):
-            return tuple(ports[c] for c in found if c < len(ports))
-    raise AssertionError("every port is within the last threshold")
+    count = min(max(count, 0), sum(room.values()))
+    group = Group((NO_NUMA_NODE,) * count, tuple(gpus))
+    (ports,) = _match(distances, [group], room, load, spare_gpus=spare_gpus, forced=forced, spread=spread)
+    return ports
 
 
-def pair(terrain: Terrain, gpus: Sequence[str], room: Mapping[str, int], count: int) -> tuple[Locality | None, ...]:
-    """Tell how near each GPU's NIC is in the best matching of `count` pairs; None for a GPU that gets none.
+def spans(
+    distances: Distances, groups: Sequence[tuple[Sequence[str], int]], room: Mapping[str, int]
+) -> tuple[int | None, ...]:
+    """Tell the spans of some groups' GPUs and their NICs in the best matching, by the worst locality, then by the sum.
 
-    Best by the worst pair, then by the sum. Gives fewer pairs if there are not as many GPUs or NICs.
+    A group is its GPUs and how many NICs they share out evenly. The answer is in the order of `_rows`: for each of a
+    group's whole rounds all GPUs, then, None where there is no NIC for it, each GPU for the rest. There must be room.
     """
     ports = sorted(port for port, units in room.items() if units > 0)
-    rows = [terrain.port(gpu) for gpu in gpus]
-    count = min(count, len(rows), sum(room[port] for port in ports))
-    if count <= 0:
-        return (None,) * len(rows)
-    distances = [[terrain.between(row, port) for port in ports] for row in rows]
-    idle = len(rows) - count
-    prices = [[0] * min(room[port], count) for port in ports] + ([[0] * idle] if idle else [])
-    for worst in _thresholds(distances, 0 if idle else len(rows)):
-        costs = [[d if d <= worst else None for d in line] + ([0] if idle else []) for line in distances]
-        found = assign(costs, prices)
-        if found is not None:
-            return tuple(distances[r][c] if c < len(ports) else None for r, c in enumerate(found))
+    rows, idle = _rows([Group((NO_NUMA_NODE,) * count, tuple(map(distances.port, gpus))) for gpus, count in groups])
+    localities = [
+        [distances.between(row.place, port) if row.place else Locality.SELF for port in ports] for row in rows
+    ]
+    far = [[distances.span(row.place, port) if row.place else 0 for port in ports] for row in rows]
+    units = [[0] * min(room[port], len(rows)) for port in ports]
+    found = _solve(rows, idle, localities, far, units)
+    return tuple(None if c is None else far[r][c] for r, c in enumerate(found))
+
+
+def _match(
+    distances: Distances,
+    groups: Sequence[Group],
+    room: Mapping[str, int],
+    load: Mapping[str, int],
+    *,
+    nodes: Mapping[str, int] = NOTHING,
+    spare_gpus: Sequence[str] | None = None,
+    forced: Mapping[str, int] = NOTHING,
+    spread: bool = True,
+) -> tuple[tuple[str, ...], ...]:
+    """Choose a port for each NIC of each group. `nodes` are the ports' NUMA nodes, where any is wished for."""
+    ports = sorted((port for port, units in room.items() if units > 0), key=distances.order)
+    groups = [replace(group, gpus=tuple(map(distances.port, group.gpus))) for group in groups]
+    rows, idle = _rows(groups)
+    rails = _rails(distances, _spare(distances, [gpu for group in groups for gpu in group.gpus], spare_gpus), ports)
+    few = [group.gpus if len(group.nodes) < len(group.gpus) else () for group in groups]
+    extra = [
+        [_RAIL * rails[port] + _ALL * sum(distances.between(gpu, port) for gpu in gpus) for port in ports]
+        for gpus in few
+    ]
+    localities = [
+        [distances.between(row.place, port) if row.place else Locality.SELF for port in ports] for row in rows
+    ]
+    costs = [
+        [
+            extra[row.group][c]
+            + (
+                _SUM * near + _FINER * (distances.span(row.place, port) % FINE)
+                if row.place
+                else _WISH * (port in nodes and nodes[port] != row.node)
+            )
+            for c, (port, near) in enumerate(zip(ports, line, strict=True))
+        ]
+        for row, line in zip(rows, localities, strict=True)
+    ]
+    prices = [_prices(min(room[p], len(rows)), load.get(p, 0), forced.get(p, 0), spread=spread) for p in ports]
+    found = _solve(rows, idle, localities, costs, prices, [forced.get(p, 0) for p in ports])
+    chosen: list[list[str]] = [[] for _ in groups]
+    for row, port in zip(rows, found, strict=True):
+        if port is not None:
+            chosen[row.group].append(ports[port])
+    return tuple(map(tuple, chosen))
+
+
+def _rows(groups: Sequence[Group]) -> tuple[list[Row], list[int]]:
+    """List who gets a NIC, and for each group how many of its optional rows get none."""
+    rows: list[Row] = []
+    idle = []
+    for number, group in enumerate(groups):
+        count, gpus = len(group.nodes), group.gpus
+        # Every GPU gets as many as every other, and some of them one more.
+        rounds, rest = divmod(count, len(gpus)) if gpus else (0, 0)
+        rows += (
+            [Row(number, gpu) for gpu in gpus * rounds] if gpus else [Row(number, None, node) for node in group.nodes]
+        )
+        rows += [Row(number, gpu, optional=True) for gpu in gpus] if rest else []
+        idle.append(len(gpus) - rest if rest else 0)
+    return rows, idle
+
+
+def _solve(
+    rows: Sequence[Row],
+    idle: Sequence[int],
+    localities: Sequence[Sequence[Locality]],
+    costs: Sequence[Sequence[int]],
+    prices: Sequence[Sequence[int]],
+    forced: Sequence[int] = (),
+) -> tuple[int | None, ...]:
+    """Give each row a port (by number), None to those that go without: the worst locality counts, then the cost."""
+    if not rows:
+        return ()
+    # Ports that cost every row the same are one column. Of its units the cheapest goes first, then the first port's.
+    ports = range(len(prices))
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for c in ports:
+        alike.setdefault(tuple(line[c] for line in costs), []).append(c)
+    columns = list(alike.values())
+    units = [sorted((price + c, c) for c in column for price in prices[c])[: len(rows)] for column in columns]
+    waiting = [(g, [0] * count) for g, count in enumerate(idle) if count]
+    priced = [[price for price, _ in column] for column in units] + [column for _, column in waiting]
+    for worst in _thresholds(rows, localities):
+        allowed = [
+            [line[c[0]] if near[c[0]] <= worst else None for c in columns]
+            + [0 if row.optional and row.group == g else None for g, _ in waiting]
+            for row, line, near in zip(rows, costs, localities, strict=True)
+        ]
+        found = assign(allowed, priced)
+        if found is None:
+            continue
+        left = [iter(column) for column in units]
+        taken = tuple(next(left[c])[1] if c < len(columns) else None for c in found)
+        if _takes(taken, forced):
+            return taken
     raise AssertionError("every port is within the last threshold")
 
 
-def _spare(terrain: Terrain, partners: Sequence[str], spare_gpus: Sequence[str] | None) -> list[str]:
-    known = terrain.gpus if spare_gpus is None else spare_gpus
-    return [gpu for gpu in dict.fromkeys(map(terrain.port, known)) if gpu not in partners]
+def _spare(distances: Distances, partners: Sequence[str], spare_gpus: Sequence[str] | None) -> list[str]:
+    known = distances.gpus if spare_gpus is None else spare_gpus
+    return [gpu for gpu in dict.fromkeys(map(distances.port, known)) if gpu not in partners]
 
 
-def _rails(terrain: Terrain, spare: Sequence[str], ports: Sequence[str]) -> dict[str, int]:
+def _rails(distances: Distances, spare: Sequence[str], ports: Sequence[str]) -> dict[str, int]:
     """Weigh each port by the free GPUs that it is the nearest one of. One of several counts in part."""
     weights = dict.fromkeys(ports, 0)
     for gpu in spare:
-        distances = [terrain.between(gpu, port) for port in ports]
-        nearest = [port for port, d in zip(ports, distances, strict=True) if d == min(distances)]
+        nearest = distances.nearest(gpu, ports)
         for port in nearest:
             weights[port] += RAIL // len(nearest)
     return weights
 
 
-def _extra(terrain: Terrain, partners: Sequence[str], port: str) -> int:
-    return _ALL * sum(terrain.between(gpu, port) for gpu in partners)
+def _prices(units: int, load: int, forced: int, *, spread: bool) -> list[int]:
+    """What each more NIC of a port costs: never less than the one before, as `assign` needs it."""
+    return [_LOAD * (load + i if spread else -load) - (_FORCED if i < forced else 0) for i in range(units)]
 
 
-def _prices(units: int, load: int, forced: int) -> list[int]:
-    return [_LOAD * (load + i) - (_FORCED if i < forced else 0) for i in range(units)]
-
-
-def _thresholds(distances: Sequence[Sequence[Locality]], mandatory: int) -> list[Locality]:
+def _thresholds(rows: Sequence[Row], localities: Sequence[Sequence[Locality]]) -> list[Locality]:
     """List the worst localities that can be, beginning with one below which some row has no port at all."""
-    least = max((min(line) for line in distances[:mandatory]), default=Locality.SELF)
-    return sorted({d for line in distances for d in line if d >= least})
+    least = max(
+        (min(line) for row, line in zip(rows, localities, strict=True) if not row.optional), default=Locality.SELF
+    )
+    return sorted({d for line in localities for d in line if d >= least})
 
 
-def _takes(found: Sequence[int], forced: Sequence[int], count: int) -> bool:
-    needed = min(sum(forced), count)
-    return sum(min(found.count(c), n) for c, n in enumerate(forced)) >= needed
+def _takes(found: Sequence[int | None], forced: Sequence[int]) -> bool:
+    count = sum(port is not None for port in found)
+    return sum(min(found.count(c), n) for c, n in enumerate(forced) if n) >= min(sum(forced), count)

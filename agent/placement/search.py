@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.placement.choices import Choices
+from agent.placement.distances import FINE
 
 Key = tuple[int, int, int, int]
-"""What a set costs: shared GPUs and missing NVLinks, the worst pair, the sum of pairs, all the rest."""
+"""What a set costs: shared GPUs and missing NVLinks, the worst pair's locality, the sum of spans, all the rest."""
 SEEDS = 4
 MATCHING_STEPS = 20
 """How many steps of the search take as long as one matching."""
@@ -59,7 +60,8 @@ class _Search:
         self._units_from = [sum(self._most[i:]) for i in range(len(self._most) + 1)]
         self._pairs_from = [self._least_pairs(i) for i in range(len(self._most))]
         self._near_from = [min(g.nearest for g in choices.groups[i:]) for i in range(len(self._most))]
-        self._all_paired = choices.pairs == choices.size
+        self._each = choices.each
+        self._all_paired = choices.pairs == choices.size * choices.each
         self._best: tuple[int, ...] = ()
         self._key: Key | None = None
 
@@ -74,8 +76,7 @@ class _Search:
         groups, near = self._groups, self._c.pairs > 0
         seeds = sorted(range(len(groups)), key=lambda g: (near and groups[g].nearest, groups[g].alone, g))
         beginnings = [tuple(int(g == seed) for g in range(len(groups))) for seed in seeds[:SEEDS]]
-        if self._c.bounding:
-            beginnings.append(self._c.bounding)
+        beginnings += [counts for counts in (self._c.bounding, self._c.claiming) if counts]
         for beginning in beginnings:
             total = _Sum(self._c)
             for g, group in enumerate(groups):
@@ -116,7 +117,10 @@ class _Search:
         for count in range(min(self._most[group], total.left), here.taken - 1, -1):
             if count:
                 total.change(group, count)
-            self._descend(total, group + 1, max(worst, here.nearest) if count else worst, near + count * here.nearest)
+            nearest = here.nearest // FINE
+            self._descend(
+                total, group + 1, max(worst, nearest) if count else worst, near + count * self._each * here.nearest
+            )
             if count:
                 total.change(group, -count)
 
@@ -131,8 +135,8 @@ class _Search:
             return first < self._key[0]
         least_worst, least_sum = self._c.bound
         if self._all_paired:
-            least_worst = max(least_worst, worst, self._near_from[group])
-            least_sum = max(least_sum, near + left * self._near_from[group])
+            least_worst = max(least_worst, worst, self._near_from[group] // FINE)
+            least_sum = max(least_sum, near + left * self._each * self._near_from[group])
         last = total.last + left * min(total.more_last[g] for g in rest) + among * last_pair
         if (least_worst, least_sum, last) >= self._key[1:]:
             return False
@@ -140,7 +144,7 @@ class _Search:
             return True
         matched_worst, matched_sum = self._c.matched(total.counts)
         least_worst = max(least_worst, matched_worst)
-        least_sum = max(least_sum, matched_sum + left * self._near_from[group])
+        least_sum = max(least_sum, matched_sum + left * self._each * self._near_from[group])
         return (least_worst, least_sum, last) < self._key[1:]
 
     def _least_pairs(self, begin: int) -> tuple[int, int]:

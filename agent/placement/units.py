@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.model.device import Snapshot
+from agent.placement.distances import Distances
 from agent.placement.gpus import choose_gpus
 from agent.placement.nics import match_ports
-from agent.placement.terrain import Terrain
 
 log = logging.getLogger(__name__)
 
@@ -27,17 +27,21 @@ class Option:
 class Layout:
     """Where all units of one resource are. Made once per snapshot, so that a choice is quick."""
 
-    def __init__(self, place: Snapshot | Terrain, options: Iterable[Option] = ()) -> None:
-        self.terrain = place if isinstance(place, Terrain) else Terrain(place)
+    def __init__(
+        self, place: Snapshot | Distances, options: Iterable[Option] = (), *, spread: bool = True, bonded: bool = False
+    ) -> None:
+        """Without `spread` one adapter is filled before another. Of `bonded` ones pairs are made, over two adapters."""
+        self.spread, self.bonded = spread, bonded
+        self.distances = place if isinstance(place, Distances) else Distances(place)
         ordered = sorted(options, key=self._order)
         self.rank = {option.unit_id: rank for rank, option in enumerate(ordered)}
         """Natural order: `…-2` before `…-10`, VF index order before text order."""
-        self.adapter = {option.unit_id: self.terrain.port(option.device) for option in ordered}
+        self.adapter = {option.unit_id: self.distances.port(option.device) for option in ordered}
         """Where a unit's bandwidth comes from: the PF behind a VF, a GPU, else the device itself."""
         self.device = {option.unit_id: option.device for option in ordered}
         self._units_of = Counter(self.device.values())
         self.offered = Counter(self.adapter.values())
-        self.of_gpus = bool(ordered) and all(self.terrain.gpu(option.device) for option in ordered)
+        self.of_gpus = bool(ordered) and all(self.distances.gpu(option.device) for option in ordered)
         """The units are GPUs, or parts of GPUs."""
 
     def gpu_name(self, unit_id: str) -> str:
@@ -51,7 +55,7 @@ class Layout:
         return {adapter: offered - free[adapter] for adapter, offered in self.offered.items()}
 
     def _order(self, option: Option) -> tuple[str, int, str, int, str]:
-        place, index, _ = self.terrain.order(option.device)
+        place, index, _ = self.distances.order(option.device)
         head, _, tail = option.unit_id.rpartition("-")
         return place, index, head, int(tail) if tail.isdecimal() else -1, option.unit_id
 
@@ -64,17 +68,21 @@ def choose(
     near: Sequence[str] = (),
     *,
     partners: Sequence[str] = (),
+    count: int | None = None,
     load: Mapping[str, int] | None = None,
 ) -> tuple[str, ...]:
     """Choose `size` of the available unit IDs, those that must be included among them and first.
 
     `near` are the devices that the choice should be close to: GPUs for NICs, NICs for GPUs, each of which should
     get a device of its own. `partners` are devices that are free and will be wanted next: free NICs for a
-    choice of GPUs, free GPUs for a choice of NICs. `load` counts what is in use of the partners' ports.
+    choice of GPUs, free GPUs for a choice of NICs; `count` of them, as far as that can be told (default: as many as
+    units). `load` counts what is in use of the partners' ports.
     Always answers; with fewer IDs if fewer are there.
     """
     try:
-        return _choose(layout, available, must_include, size, near, partners, load or {})
+        return _choose(
+            layout, available, must_include, size, near, partners, size if count is None else count, load or {}
+        )
     except Exception:
         log.exception("no preference could be worked out; taking the first units available")
         return first_units(available, must_include, size)
@@ -92,6 +100,7 @@ def _choose(
     size: int,
     near: Sequence[str],
     partners: Sequence[str],
+    count: int,
     load: Mapping[str, int],
 ) -> tuple[str, ...]:
     must = list(dict.fromkeys(must_include))[: max(size, 0)]
@@ -100,13 +109,12 @@ def _choose(
     if fill <= 0 or not known:
         chosen: list[str] = []
     elif layout.of_gpus:
-        chosen = _gpus(layout, known, must, size, near or partners, load)
+        chosen = _gpus(layout, known, must, size, near or partners, len(near) or count, load)
     elif near:
         chosen = _nics(layout, known, must, size, near, partners)
     elif partners:
-        gpus = choose_gpus(
-            layout.terrain, partners, (), size, [layout.device[u] for u in (*must, *known) if u in layout.device]
-        )
+        nics = [layout.device[u] for u in (*must, *known) if u in layout.device]
+        gpus = _partners(layout, partners, count, nics, layout.load((*known, *must)), size)
         chosen = _nics(layout, known, must, size, gpus, [p for p in partners if p not in gpus])
     else:
         chosen = _apart(layout, known, must, size)
@@ -115,21 +123,34 @@ def _choose(
     return (*must, *chosen, *rest[: max(fill - len(chosen), 0)])
 
 
+def _partners(
+    layout: Layout, free: Sequence[str], count: int, nics: Sequence[str], load: Mapping[str, int], size: int
+) -> tuple[str, ...]:
+    """Choose the GPUs that so many NICs are for. Where too few count as free, others have come back unheard of."""
+    if len(free) >= count:
+        return choose_gpus(layout.distances, free, (), count, nics, load, size)
+    places = {layout.distances.port(gpu) for gpu in free}
+    others = [gpu for gpu in layout.distances.gpus if gpu not in places]
+    return choose_gpus(layout.distances, [*free, *others], free, count, nics, load, size)
+
+
 def _gpus(
     layout: Layout,
     known: Sequence[str],
     must: Sequence[str],
     size: int,
     nics: Sequence[str],
+    count: int,
     load: Mapping[str, int],
 ) -> list[str]:
-    """Choose GPUs. Several units of one device are its replicas."""
+    """Choose GPUs that get so many NICs. Several units of one device are its replicas."""
     units = {layout.gpu_name(unit): unit for unit in (*must, *known) if unit in layout.rank}
     free = [layout.gpu_name(unit) for unit in known]
     included = [layout.gpu_name(unit) for unit in must if unit in layout.rank]
     # Unknown units that must be included have no place, but take up theirs.
     size -= len(must) - len(included)
-    found = choose_gpus(layout.terrain, free, included, size, nics, {**load, **layout.load((*known, *must))})
+    load = {**load, **layout.load((*known, *must))}
+    found = choose_gpus(layout.distances, free, included, size, nics, load, count)
     return [units[name] for name in found if name not in included]
 
 
@@ -147,9 +168,14 @@ def _nics(
         units.setdefault(layout.adapter[unit], []).append(unit)
     included = Counter(layout.adapter[unit] for unit in must if unit in layout.adapter)
     room = Counter({adapter: len(free) for adapter, free in units.items()}) + included
+    if layout.bonded and size % 2 == 0:
+        room = Counter({adapter: min(n, max(size // 2, included[adapter])) for adapter, n in room.items()})
     size -= len(must) - included.total()
     load = layout.load((*known, *must))
-    ports = match_ports(layout.terrain, near, room, size, load, spare_gpus=partners or None, forced=included)
+    spare = partners or None
+    ports = match_ports(
+        layout.distances, near, room, size, load, spare_gpus=spare, forced=included, spread=layout.spread
+    )
     chosen = []
     for port in ports:
         if included[port]:
@@ -160,7 +186,7 @@ def _nics(
 
 
 def _apart(layout: Layout, known: Sequence[str], must: Sequence[str], size: int) -> list[str]:
-    """Take units on different adapters near each other, of the least loaded ones."""
+    """Take units on different adapters near each other, of the least loaded ones; or fill one after the other."""
     free: dict[str, list[str]] = {}
     for unit in reversed(known):
         free.setdefault(layout.adapter[unit], []).append(unit)
@@ -170,8 +196,11 @@ def _apart(layout: Layout, known: Sequence[str], must: Sequence[str], size: int)
     while free and len(must) + len(chosen) < size:
 
         def cost(adapter: str) -> tuple[int, int, int, int]:
-            distance = sum(layout.terrain.between(adapter, peer) for peer in peers)
-            return peers.count(adapter), distance, load[adapter], layout.rank[free[adapter][-1]]
+            distance = sum(layout.distances.between(adapter, peer) for peer in peers)
+            there, loaded = peers.count(adapter), load[adapter]
+            if not layout.spread:
+                there, loaded = -there, -loaded
+            return there, distance, loaded, layout.rank[free[adapter][-1]]
 
         best = min(free, key=cost)
         chosen.append(free[best].pop())

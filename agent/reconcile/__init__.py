@@ -1,12 +1,15 @@
 """Ledger × kernel × kubelet: finds what does not fit, and heals it.
 
-Decisions are pure (`grants`, `vfs`, `cni.ailment`); `reconciler` looks, acts, logs and counts. Every action
-has a reason word. A device that cannot be healed stays withheld, and is tried again, until it can.
+One module for each healer; `reconciler` has the list of them, in order, and looks around for them. Decisions are pure
+functions beside the healer that acts by them (and `cni.condition`). Every action has a reason word. A device that
+cannot be healed stays withheld, and is tried again, until it can.
 """
 
 from __future__ import annotations
 
-from agent.reconcile.grants import UNCLAIMED_SECONDS, Claim
+from agent.kubelet.podresources import HeldUnit
+from agent.reconcile.grants import UNCLAIMED_SECONDS
 from agent.reconcile.reconciler import Reconciler
+from agent.reconcile.view import Outside
 
-__all__ = ["UNCLAIMED_SECONDS", "Claim", "Reconciler"]
+__all__ = ["UNCLAIMED_SECONDS", "HeldUnit", "Outside", "Reconciler"]

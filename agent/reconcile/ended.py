@@ -14,10 +14,18 @@ from dataclasses import dataclass, replace
 
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
-from agent.reconcile.grants import Ended
 
 PAUSES = (0.3, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds until kubelet is asked about a pod, and again, and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A pod of which a sandbox's network was taken down."""
+
+    pod: PodRef
+    at: float
+    """When its DEL came, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)

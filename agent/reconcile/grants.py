@@ -1,42 +1,29 @@
-"""Which grants kubelet does not know of, knows otherwise, or names by an address that moved. Pure."""
+"""Grants that kubelet does not know of, knows otherwise, or names by an address that moved."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from agent.errors import AgentError, ClaimConflict
+from agent.kubelet.podresources import HeldUnit
+from agent.ledger import Ledger
 from agent.model.allocation import Grant, PodRef
-from agent.model.slots import is_slot_id
+from agent.model.unit_id import UnitId
+from agent.reconcile.ended import Ended, EndedPods
+from agent.reconcile.view import Outside, View
+from agent.state import Latest
 
 UNCLAIMED_SECONDS = 60.0
 """How old a grant must be before its absence from PodResources means that no pod has it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """What kubelet says that a pod holds."""
-
-    pod: PodRef
-    resource_name: str
-    unit_id: str
-    container: str = ""
-    """Its container that has the unit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A pod of which a sandbox's network was taken down."""
-
-    pod: PodRef
-    at: float
-    """When its DEL came, in seconds since the epoch."""
-
-
-@dataclass(frozen=True, slots=True)
 class TakeOver:
     """A pod has a unit that is not in the books."""
 
-    claim: Claim
+    held: HeldUnit
     device: str
 
 
@@ -44,7 +31,7 @@ class TakeOver:
 class Bind:
     """A unit's pod is known now, or is another one."""
 
-    claim: Claim
+    held: HeldUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +51,104 @@ class Move:
 
 
 Action = TakeOver | Bind | Release | Move
+Moved = Mapping[str, str] | None
+"""Where the VFs of the last boot are now: old address → new; None until worked out."""
+
+log = logging.getLogger(__name__)
+
+
+class Grants:
+    """Brings the grants of the books in line with kubelet's PodResources, the authority on who holds a unit.
+
+    What it says counts from when it was asked, not by the clock of now: healing may have taken minutes, in which pods
+    were granted units.
+    """
+
+    name = "grants"
+
+    def __init__(
+        self, ledger: Ledger, outside: Outside, ended: EndedPods, moved: Latest[Moved], settled: Latest[bool]
+    ) -> None:
+        """`moved` tells where the VFs of the last boot are; `settled` becomes true once the grants have agreed with
+        kubelet's word since the start."""
+        self.is_too_early = False
+        """Whether there were no device lists yet to compare kubelet's word with."""
+        self._ledger = ledger
+        self._outside = outside
+        self._ended = ended
+        self._moved = moved
+        self._settled = settled
+
+    def heal(self, view: View) -> None:
+        """Compare, if kubelet has answered."""
+        if view.held_units is None:
+            return
+        offered = self._outside.devices_of_units()
+        self.is_too_early = offered is None
+        try:
+            self._settle(view, view.held_units, offered)
+        except AgentError as error:
+            log.error("grants are not settled: %s", error)
+        else:
+            if offered is not None:
+                self._settled.set(True)
+
+    def _settle(self, view: View, held_units: Sequence[HeldUnit], offered: Mapping[str, str] | None) -> None:
+        self._date_anew()
+        grants = self._ledger.grants()
+        for action in decide(
+            grants,
+            held_units,
+            offered=offered,
+            attached={row.device for row in self._ledger.attachments()},
+            moved=self._moved.value or {},
+            asked_at=view.asked_at,
+            unclaimed_before=view.asked_at - UNCLAIMED_SECONDS,
+            ended=self._ended.pods(),
+            noted=self._outside.noted_units() if any(_is_nameless(g) for g in grants) else (),
+        ):
+            self._carry_out(action, view.asked_at)
+
+    def _date_anew(self) -> None:
+        """Grant once more what was granted at a time to come: the clock was set back.
+
+        Until that time kubelet's word on it would be taken for older than the grant.
+        """
+        latest = self._outside.now() + UNCLAIMED_SECONDS
+        for grant in self._ledger.grants():
+            if grant.granted_at > latest:
+                log.warning("the clock was set back since %s was granted", grant.unit_id)
+                self._ledger.grant(grant.resource_name, {grant.unit_id: grant.device})
+                if grant.pod is not None:
+                    self._ledger.bind([grant.unit_id], grant.pod)
+
+    def _carry_out(self, action: Action, asked_at: float) -> None:
+        match action:
+            case TakeOver(held, device):
+                try:
+                    self._ledger.grant(held.resource_name, {held.unit_id: device})
+                except ClaimConflict as error:
+                    log.error("kubelet counts %s to pod %s, and %s", held.unit_id, held.pod, error)
+                    return
+                log.warning("%s of %s was not in the ledger; taken over", held.unit_id, held.pod)
+                self._ledger.bind([held.unit_id], held.pod)
+                self._outside.count("grant-adopt", "claimed")
+            case Bind(held):
+                self._ledger.bind([held.unit_id], held.pod)
+                self._outside.count("grant-bind", "claimed")
+            case Release(unit_id):
+                log.info("%s is free again: kubelet counts it to no pod", unit_id)
+                self._ledger.release([unit_id], granted_before=asked_at)
+                self._outside.count("grant-release", "unclaimed")
+            case Move(unit_id, device, reason):
+                log.warning("unit %s stands for %s now: %s", unit_id, device, reason)
+                self._ledger.move_grants({unit_id: device})
+                self._outside.count("grant-move", reason)
 
 
 def decide(
     grants: Sequence[Grant],
-    claims: Sequence[Claim],
+    held_units: Sequence[HeldUnit],
     *,
     offered: Mapping[str, str] | None,
     attached: Collection[str],
@@ -76,6 +156,7 @@ def decide(
     asked_at: float,
     unclaimed_before: float,
     ended: Sequence[Ended] = (),
+    noted: Collection[str] = (),
 ) -> tuple[Action, ...]:
     """Compare the grants with kubelet's word, which is the authority on who holds a unit.
 
@@ -83,35 +164,42 @@ def decide(
     grants stay whatever kubelet has forgotten: one that has restarted while the API server is away knows
     no pods, though they run. `moved` maps addresses of the last boot to where those VFs are now. Kubelet was asked
     at `asked_at`: of what was granted since it has said nothing. What it does not count to a pod any more is free if
-    the grant is old, or known to be that of a pod that has `ended`: of a new one kubelet may tell late.
+    the grant is old, or known to be that of a pod that has `ended`: of a new one kubelet may tell late. Of init
+    containers it never tells: what they alone have stays, with its CDI spec, while its checkpoint has it (`noted`).
     """
     granted = {grant.unit_id: grant for grant in grants}
     actions: list[Action] = []
-    for claim in claims:
-        grant = granted.get(claim.unit_id)
+    for held in held_units:
+        grant = granted.get(held.unit_id)
         if grant is not None and grant.granted_at >= asked_at:
             continue
-        if grant is None and offered is not None and claim.unit_id in offered:
-            actions.append(TakeOver(claim, offered[claim.unit_id]))
-        elif grant is not None and (grant.pod is None or _differs(grant.pod, claim.pod)):
-            actions.append(Bind(claim))
-    claimed = {claim.unit_id for claim in claims}
+        if grant is None and offered is not None and held.unit_id in offered:
+            actions.append(TakeOver(held, offered[held.unit_id]))
+        elif grant is not None and (grant.pod is None or _differs(grant.pod, held.pod)):
+            actions.append(Bind(held))
+    claimed = {held.unit_id for held in held_units}
     gone = {
         grant.unit_id
         for grant in grants
         if grant.unit_id not in claimed
         and grant.device not in attached
+        and not (_is_nameless(grant) and grant.unit_id in noted)
         and (grant.granted_at < unclaimed_before or any(_is_of(grant, one, asked_at) for one in ended))
     }
     actions += [Release(unit) for unit in sorted(gone)]
     if offered is not None:
         kept = [grant for grant in grants if grant.unit_id not in gone and grant.device not in attached]
-        actions += _moves(kept, claims, offered, moved)
+        actions += _moves(kept, held_units, offered, moved)
     return tuple(actions)
 
 
+def _is_nameless(grant: Grant) -> bool:
+    """Tell whether nobody has said which pod has a unit whose container needs its CDI spec for each start."""
+    return grant.pod is None and grant.spec is not None
+
+
 def _moves(
-    grants: Sequence[Grant], claims: Sequence[Claim], offered: Mapping[str, str], moved: Mapping[str, str]
+    grants: Sequence[Grant], held_units: Sequence[HeldUnit], offered: Mapping[str, str], moved: Mapping[str, str]
 ) -> list[Move]:
     """List the grants whose device is elsewhere.
 
@@ -120,13 +208,13 @@ def _moves(
     where that is now, unless somebody else was given that.
     """
     moves = []
-    taken = {offered[c.unit_id] for c in claims if c.unit_id in offered} | {
+    taken = {offered[c.unit_id] for c in held_units if c.unit_id in offered} | {
         offered[g.unit_id] for g in grants if g.unit_id in offered
     }
     for grant in grants:
         if grant.unit_id in offered:
             # A slot's device is chosen for its pod; an offer only repeats it, a moment later.
-            if offered[grant.unit_id] != grant.device and not is_slot_id(grant.unit_id):
+            if offered[grant.unit_id] != grant.device and not UnitId.parse(grant.unit_id).is_slot:
                 moves.append(Move(grant.unit_id, offered[grant.unit_id], "offered-elsewhere"))
             continue
         target = moved.get(grant.device)

@@ -8,15 +8,18 @@ at growing intervals; a grant whose pod is not told by then is the reconciler's,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from agent.errors import AgentError
+from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
-from agent.reconcile.grants import Bind, Claim, decide
+from agent.reconcile.grants import Bind, decide
+from agent.reconcile.view import Outside
+from cni.holders import Holders
 
 PAUSES = (0.1, 0.3, 1.0)
 """Seconds before each time that kubelet is asked, which answers from memory."""
@@ -24,39 +27,53 @@ PAUSES = (0.1, 0.3, 1.0)
 log = logging.getLogger(__name__)
 
 
-async def follow(
-    changed: asyncio.Event,
-    claims: Callable[[], Awaitable[Sequence[Claim]]],
-    ledger: Ledger,
-    *,
-    needed: Callable[[], bool],
-    count: Callable[[str, str], None],
-    clock: Callable[[], float] = time.time,
-    pauses: Sequence[float] = PAUSES,
-) -> None:
-    """Name the pods of grants, for ever, after each change while it is needed. `claims` asks kubelet."""
-    while True:
-        await changed.wait()
-        changed.clear()
-        for pause in pauses:
-            await asyncio.sleep(pause)
-            if not needed():
-                break
-            asked_at = clock()
-            try:
-                await asyncio.to_thread(_bind, ledger, await claims(), asked_at, count)
-            except AgentError as error:
-                log.debug("the pods of new grants are not known yet: %s", error)
+class Owners:
+    """Names the pods of grants while there are some that nobody is known to have. `run` until cancelled."""
 
+    def __init__(self, ledger: Ledger, holders: Holders, outside: Outside, pauses: Sequence[float] = PAUSES) -> None:
+        self._ledger = ledger
+        self._holders = holders
+        self._outside = outside
+        self._pauses = pauses
 
-def _bind(ledger: Ledger, claims: Sequence[Claim], asked_at: float, count: Callable[[str, str], None]) -> None:
-    """Name the pods that hold granted units. What else there is to settle is left to the reconciler."""
-    units: dict[PodRef, list[str]] = {}
-    for action in decide(
-        ledger.grants(), claims, offered=None, attached=(), moved={}, asked_at=asked_at, unclaimed_before=-math.inf
-    ):
-        if isinstance(action, Bind):
-            units.setdefault(action.claim.pod, []).append(action.claim.unit_id)
-    for pod, unit_ids in units.items():
-        ledger.bind(unit_ids, pod)
-        count("grant-bind", "claimed")
+    async def run(self) -> None:
+        """Ask kubelet after each change of the books, a few times, for as long as a grant's pod is unknown."""
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def note() -> None:
+            if self._holders.has_unknown:
+                with contextlib.suppress(RuntimeError):  # the ledger may outlive the loop
+                    loop.call_soon_threadsafe(changed.set)
+
+        self._ledger.subscribe(note)
+        note()
+        while True:
+            await changed.wait()
+            changed.clear()
+            for pause in self._pauses:
+                await asyncio.sleep(pause)
+                if not self._holders.has_unknown:
+                    break
+                asked_at = self._outside.now()
+                try:
+                    await asyncio.to_thread(self._bind, await self._outside.held_units(), asked_at)
+                except AgentError as error:
+                    log.debug("the pods of new grants are not known yet: %s", error)
+
+    def _bind(self, held_units: Sequence[HeldUnit], asked_at: float) -> None:
+        """Name the pods that hold granted units. What else there is to settle is left to the reconciler."""
+        units: dict[PodRef, list[str]] = {}
+        for action in decide(
+            self._ledger.grants(),
+            held_units,
+            offered=None,
+            attached=(),
+            moved={},
+            asked_at=asked_at,
+            unclaimed_before=-math.inf,
+        ):
+            if isinstance(action, Bind):
+                units.setdefault(action.held.pod, []).append(action.held.unit_id)
+        for pod, unit_ids in units.items():
+            self._ledger.bind(unit_ids, pod)
+            self._outside.count("grant-bind", "claimed")

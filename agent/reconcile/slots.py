@@ -1,4 +1,4 @@
-"""Which bindings of slots have outlived their sandbox. Pure, but for the protocol of who lets go of them.
+"""Bindings of slots that have outlived their sandbox, and CDI specs that do not fit them.
 
 A binding with an attachment follows it: that one is healed, or not, by what its namespace and device show. One without
 (a device that a program drives, or an ADD that was killed half way) follows what runtime and kubelet know.
@@ -6,18 +6,25 @@ A binding with an attachment follows it: that one is healed, or not, by what its
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from agent.clients.cri import Sandbox
+from agent.kubelet.cri import Sandbox
+from agent.kubelet.podresources import HeldUnit
+from agent.ledger import Ledger
 from agent.model.allocation import Attachment, Binding
 from agent.model.device import Snapshot
-from agent.reconcile.grants import Claim
+from agent.reconcile.view import Outside, View
+from agent.state import Latest
 
 SANDBOX_SECONDS = 240.0
 """How long a runtime may take from the ADD until it lists the sandbox: kubelet gives it as long to make one (twice its
 runtimeRequestTimeout). containerd lists a sandbox when all of it stands."""
+
+log = logging.getLogger(__name__)
 
 
 class Slots(Protocol):
@@ -44,8 +51,30 @@ class Known:
     """Namespace and name of kubelet's pods; None if it did not answer."""
     sandboxes: Collection[Sandbox] | None
     """The runtime's; None if it did not answer, or cannot be asked."""
-    claims: Collection[Claim] | None = None
+    held_units: Collection[HeldUnit] | None = None
     """What kubelet said that pods hold; None if it did not answer."""
+
+
+class Bindings:
+    """Lets go of what was bound for sandboxes that are no more, and has bindings and CDI specs agree."""
+
+    name = "slots"
+
+    def __init__(self, ledger: Ledger, slots: Slots, snapshot: Latest[Snapshot], outside: Outside) -> None:
+        self._ledger = ledger
+        self._slots = slots
+        self._snapshot = snapshot
+        self._outside = outside
+
+    def heal(self, view: View) -> None:
+        """Look at all bindings, then at all specs."""
+        known = Known(view.asked_at, self._ledger.attachments(), view.pods, view.sandboxes, view.held_units)
+        for binding in self._slots.release(partial(is_over, known=known, is_noted=self._slots.is_noted)):
+            log.warning("%s was still bound for pod %s, which is gone", binding.unit_id, binding.pod)
+            self._outside.count("slot-release", "sandbox-gone")
+        for action, slot in self._slots.mend(known, self._snapshot.value):
+            log.info("%s: %s", action, slot)
+            self._outside.count(action, "mended")
 
 
 def is_over(binding: Binding, known: Known, is_noted: Callable[[Binding], bool] = lambda binding: False) -> bool:

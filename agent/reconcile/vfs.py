@@ -1,14 +1,118 @@
-"""Which VFs of the host are to be remembered, put back under their own names, or looked for. Pure."""
+"""VFs without a row: remembered as they are, put back under their own names, or looked for in namespaces."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.model.allocation import Quarantine
-from agent.model.device import PciDevice, Snapshot, is_pci_address
-from agent.model.known import KnownDevice, identities
-from agent.model.names import is_strange, may_be_strange, usual_name
+from agent.errors import AgentError
+from agent.ledger import Ledger
+from agent.model.allocation import PodRef
+from agent.model.device import PciDevice, Snapshot
+from agent.model.vf_identity import KnownDevice, identities, is_strange, may_be_strange, moved, usual_name
+from agent.reconcile.grants import Moved
+from agent.reconcile.inherited import ReplacedPlugins
+from agent.reconcile.rows import SEARCH, Rows
+from agent.reconcile.view import Outside, View
+from agent.state import Latest
+from cni.attachment import Attachments
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """What is known of this boot's devices."""
+
+    snapshot: Latest[Snapshot]
+    moved: Latest[Moved]
+    """Where the VFs of the last boot are now."""
+    settled: Latest[bool]
+    """Whether the grants have agreed with kubelet's word once since the start."""
+
+
+class Vfs:
+    """Looks after the VFs that no row speaks of."""
+
+    name = "VFs without a row"
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        attachments: Attachments,
+        outside: Outside,
+        rows: Rows,
+        replaced: ReplacedPlugins,
+        boot: Boot,
+    ) -> None:
+        self._ledger = ledger
+        self._attachments = attachments
+        self._outside = outside
+        self._rows = rows
+        self._replaced = replaced
+        self._boot = boot
+        self._missing: Sequence[str] = ()
+
+    def heal(self, view: View) -> None:
+        """Survey all VFs of the host."""
+        snapshot = self._boot.snapshot.value
+        if not snapshot.boot_id:
+            return  # nothing was scanned yet
+        known = self._ledger.known_devices()
+        if self._boot.moved.value is None:
+            there = moved(known, snapshot)
+            self._boot.moved.set(there)
+            for before, now in there.items():
+                log.warning("the VF that was %s before the reboot is %s now", before, now)
+        held = {row.device for row in self._ledger.attachments()}
+        found = survey(snapshot, held, known, self._attachments.finder.udev)
+        if found.strange or found.missing:  # mostly not, and to say which are ours takes long on a large node
+            found = found.of(set(self._outside.our_vfs()))
+        by_device = {k.device: k for k in known}
+        for device in found.strange:
+            if self._rows.backoff.is_due(device):
+                self._put_back(device, by_device.get(device), view)
+        self._look_for(found.missing, view)
+        # What the last boot's VFs were is needed until the grants have followed them.
+        if self._boot.settled.value or not self._boot.moved.value:
+            gone = forgotten(snapshot, known)
+            if found.learn or gone:
+                self._ledger.know(found.learn, gone)
+
+    def _put_back(self, device: str, known: KnownDevice | None, view: View) -> None:
+        try:
+            if not self._attachments.finder.under_a_strange_name(device, known):
+                return
+        except (AgentError, OSError) as error:  # and the others are looked at all the same
+            log.error("%s has a strange name, and cannot be put back yet: %s", device, error)
+            return
+        self._outside.count("restore", "strange-name")
+        self._rows.heal_one(device, view)
+
+    def _look_for(self, missing: Sequence[str], view: View) -> None:
+        """Search namespaces for VFs; for the same ones less and less often, since it opens each of them."""
+        if missing != self._missing:
+            self._missing = missing
+            self._rows.backoff.succeeded(SEARCH)
+        if not missing or not self._rows.backoff.is_due(SEARCH):
+            return
+        self._replaced.adopt()  # a replaced plugin that still has its name knows more of them than the search finds out
+        units, bindings = self._outside.devices_of_units() or {}, self._ledger.bindings()
+        pods: dict[str, PodRef] = {grant.device: grant.pod for grant in self._ledger.grants() if grant.pod}
+        pods |= {units.get(held.unit_id, held.unit_id): held.pod for held in view.held_units or ()}
+        pods |= {b.device: b.pod for b in bindings if b.pod.name}
+        live = [s for s in view.sandboxes or () if s.ready]
+        containers = {(s.pod.namespace, s.pod.name): s.sandbox_id for s in live}
+        resources = {units.get(held.unit_id, held.unit_id): held.resource_name for held in view.held_units or ()}
+        resources |= {b.device: b.resource_name for b in bindings}
+        for claim in self._ledger.claims():
+            alone = [device for device in claim.devices if device.exclusive and not device.admin]
+            pods |= {device.device: claim.pods[0] for device in alone if len(claim.pods) == 1}
+            resources |= {device.device: device.resource_name for device in alone}
+        for _ in self._attachments.finder.in_namespaces(missing, pods, containers, resources):
+            self._outside.count("adopt", "found-in-pod")
+        self._rows.backoff.failed(SEARCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +151,7 @@ def survey(
             before = None  # another device, maybe
         netdev = device.netdev
         if netdev is None:
-            if _should_have_interface(device, snapshot):
+            if should_have_interface(device, snapshot):
                 missing.append(device.address)
             continue
         if may_be_strange(netdev.name):
@@ -66,30 +170,7 @@ def forgotten(snapshot: Snapshot, known: Iterable[KnownDevice]) -> tuple[str, ..
     return tuple(k.device for k in known if k.boot_id != snapshot.boot_id or k.device not in snapshot.by_address)
 
 
-def quarantines_to_end(
-    withheld: Iterable[Quarantine], snapshot: Snapshot, held: Collection[str], boot_id: str
-) -> Mapping[str, str]:
-    """Tell which devices are clean again, and by what: device → reason.
-
-    The row of a device in doubt stays until it is verified clean. So one without a row is clean, if it is
-    where it should be; a reboot has reset it, and has made its address another device's, maybe; and what
-    is off the bus comes back reset.
-    """
-    ended = {}
-    for entry in withheld:
-        if entry.device in held:
-            continue
-        device = snapshot.by_address.get(entry.device)
-        if entry.boot_id not in ("", boot_id):
-            ended[entry.device] = "rebooted"
-        elif device is None:
-            ended[entry.device] = "device-gone" if is_pci_address(entry.device) else "verified"
-        elif device.netdev is not None or not _should_have_interface(device, snapshot):
-            ended[entry.device] = "verified"
-    return ended
-
-
-def _should_have_interface(device: PciDevice, snapshot: Snapshot) -> bool:
+def should_have_interface(device: PciDevice, snapshot: Snapshot) -> bool:
     """Tell whether the driver of a VF gives it an interface. Without a driver, or for vfio, there is none."""
     if device.driver is None or device.is_for_vfio or device.driver.startswith(("uio", "igb_uio")):
         return False

@@ -1,4 +1,4 @@
-"""A node that is not there: recorded hardware on real kernel links, and stand-ins for its peers.
+"""A node that is not there: recorded hardware on real kernel links, and stand-ins for kubelet and the runtime.
 
-The demo, the tests and the benchmarks use it. The agent knows it only through `Host`.
+What the demo needs; tests and benchmarks use it, too. The agent knows it only through `Host`.
 """

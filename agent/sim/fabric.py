@@ -15,13 +15,14 @@ import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.errors import AgentError
 from agent.hardware import netns as namespaces
-from agent.hardware.link_messages import IFLA_ADDRESS, IFLA_IFALIAS, LinkMessage
-from agent.hardware.rtnetlink import LinkSocket
+from agent.hardware.netlink.link_messages import IFLA_ADDRESS, IFLA_IFALIAS, LinkMessage
+from agent.hardware.netlink.rtnetlink import LinkSocket
 from agent.model.device import LinkLayer, Netdev, Snapshot
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Fabric:
         port = self.ports.get(device)
         if port is not None:
             with self._open() as netns:
-                namespaces.run_in(netns, lambda: _remove(port.port))
+                namespaces.run_in(netns, partial(_remove, port.port))
 
     def revive(self, devices: Collection[str]) -> bool:
         """Make those links anew that died with a namespace. Tell whether there were any."""

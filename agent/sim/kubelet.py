@@ -2,10 +2,12 @@
 
     python -m agent.sim.kubelet --dir D --manifests M --status S --netns-dir N --conflist F --cni-path P
 
-serves D/device-plugins/kubelet.sock and D/pod-resources/kubelet.sock, runs the pods of M's YAML
-files, and writes S/node.json and S/<namespace>_<pod>.json. SIGUSR1 restarts it as a kubelet would:
-all sockets of the plugin folder are wiped, kubelet.sock is made anew, the checkpoint is read back.
-Pods outlive that, and are torn down when the process ends by SIGTERM.
+serves D/device-plugins/kubelet.sock and D/pod-resources/kubelet.sock, registers the DRA drivers of
+D/plugins_registry if it has an API server, and runs the pods of M's YAML files: as the API server has
+them, with their UID, and with the status that names their claims. It writes S/node.json and
+S/<namespace>_<pod>.json. SIGUSR1 restarts it as a kubelet would: all sockets of the plugin folder are
+wiped, kubelet.sock is made anew, the checkpoints are read back. Pods outlive that, and are torn down
+when the process ends by SIGTERM.
 """
 
 from __future__ import annotations
@@ -21,15 +23,19 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
 from agent.sim.devices import CHECKPOINT, DeviceManager
+from agent.sim.dra.behaviour import SHORT, Behaviour
+from agent.sim.dra.cluster import Cluster, HttpCluster
+from agent.sim.dra.manager import DraManager
 from agent.sim.plugins import CHANNEL_OPTIONS, Registry
-from agent.sim.pod_life import DEFAULT_TIMING, PodLife, Timing, either
-from agent.sim.pod_status import Pod, describe, write_json
+from agent.sim.pod_life import DEFAULT_TIMING, Pod, PodLife, Timing, describe, either, write_json
 from agent.sim.podresources import ActivePod, PodResourcesService
 from agent.sim.pods import PodSpec, read_folder
 from agent.sim.runtime import CniRunner
@@ -53,7 +59,12 @@ class Kubelet:
         seed: int | None = None,
         timing: Timing = DEFAULT_TIMING,
         has_get: bool = True,
+        cluster: Cluster | None = None,
+        behaviour: Behaviour = SHORT,
     ) -> None:
+        """Pods may have claims if there is a cluster to read them from."""
+        self.behaviour = behaviour
+        self.dra: DraManager | None = None
         self.plugin_folder = folder / "device-plugins"
         self.podresources_folder = folder / "pod-resources"
         self.pods: dict[str, Pod] = {}
@@ -64,11 +75,14 @@ class Kubelet:
         self._manifests = manifests
         self._timing = timing
         self._has_get = has_get
+        self._folder = folder
+        self._cluster = cluster
         self._rng = random.Random(seed)  # noqa: S311 -- reproducible order, not secrecy
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="runtime")
         self._life = PodLife(self, netns_dir, runner, timing, self._rng, self._threads)
         self._lives: dict[str, asyncio.Task[None]] = {}
         """By pod UID; a pod's last DELs may fall into the life of another pod of its name."""
+        self._lost: set[asyncio.Task[None]] = set()
         self._problems: tuple[str, ...] = ()
         for path in (self.plugin_folder, self.podresources_folder, netns_dir, status_dir):
             if path is not None:
@@ -86,17 +100,21 @@ class Kubelet:
                     path.unlink()
         self._registration = await _serve(
             self.plugin_folder / "kubelet.sock",
-            lambda server: api_pb2_grpc.add_RegistrationServicer_to_server(self.registry, server),
+            partial(api_pb2_grpc.add_RegistrationServicer_to_server, self.registry),
         )
-        service = PodResourcesService(self.devices, self._active_pods, self._has_get)
+        service = PodResourcesService(self.devices, self._active_pods, self._has_get, self.dra)
         self._podresources = await _serve(
             self.podresources_folder / "kubelet.sock",
-            lambda server: podresources_grpc.add_PodResourcesListerServicer_to_server(service, server),
+            partial(podresources_grpc.add_PodResourcesListerServicer_to_server, service),
         )
+        if self.dra is not None:
+            await self.dra.start()
         self._write_node()
 
     async def stop(self) -> None:
         """Die as a kubelet dies: connections end, pods and sockets stay."""
+        if self.dra is not None:
+            await self.dra.close()
         await self.registry.close()
         await self._registration.stop(None)
         await self._podresources.stop(None)
@@ -111,15 +129,17 @@ class Kubelet:
         self.closing = True
         for pod in self.pods.values():
             pod.ending.set()  # one that failed may have ended by itself
-        await asyncio.gather(*self._lives.values())
+        await asyncio.gather(*self._lives.values(), *self._lost)
         await self.stop()
         self._threads.shutdown()
 
     def _open_books(self) -> None:
-        self.devices = DeviceManager(
-            self.plugin_folder / CHECKPOINT, self._rng, lambda: {p.uid for p in self._active_pods()}
-        )
+        self.devices = DeviceManager(self.plugin_folder / CHECKPOINT, self._rng, self._active_uids)
         self.registry = Registry(self.plugin_folder, self.devices, self._write_node)
+        if self._cluster is not None:
+            self.dra = DraManager(
+                self._folder, self._cluster, self._rng, self.behaviour, self._active_uids, self._health_changed
+            )
 
     # --------------------------------------------------------------------- pods
 
@@ -127,11 +147,11 @@ class Kubelet:
         """Begin a pod's life."""
         if spec.key in self.pods:
             raise ValueError(f"pod {spec.key} exists")
-        pod = Pod(str(uuid.UUID(int=self._rng.getrandbits(128), version=4)), spec)
+        pod = Pod(spec.uid or str(uuid.UUID(int=self._rng.getrandbits(128), version=4)), spec)
         self.pods[spec.key] = pod
         life = asyncio.get_running_loop().create_task(self._life.live(pod), name=f"pod {spec.key}")
         self._lives[pod.uid] = life
-        life.add_done_callback(lambda _: self._ended(pod))
+        life.add_done_callback(partial(self._ended, pod))
         self.write(pod)
         return pod
 
@@ -140,6 +160,19 @@ class Kubelet:
         pod = self.pods[key]
         pod.ending.set()
         return self._lives[pod.uid]
+
+    def lose(self, key: str) -> asyncio.Task[None]:
+        """Know nothing of a pod any more, as of one that was deleted by force while kubelet was away.
+
+        Its claims and its sandbox are found and ended later, in any order. The task ends with the sandbox.
+        """
+        pod = self.pods.pop(key)
+        pod.active = False
+        self._lives[pod.uid].cancel()
+        task = asyncio.get_running_loop().create_task(self._life.clean_up(pod), name=f"sandbox of the lost pod {key}")
+        self._lost.add(task)
+        task.add_done_callback(self._lost.discard)
+        return task
 
     async def run(self) -> None:
         """Follow the folder of manifests until cancelled."""
@@ -163,10 +196,13 @@ class Kubelet:
 
     def describe(self, pod: Pod) -> dict[str, Any]:
         """Tell all about a pod, ready for JSON."""
-        return describe(pod, self.devices)
+        return describe(pod, self.devices, self.dra)
 
     def _active_pods(self) -> list[ActivePod]:
         return [ActivePod(p.uid, p.spec) for p in self.pods.values() if p.active]
+
+    def _active_uids(self) -> set[str]:
+        return {pod.uid for pod in self.pods.values() if pod.active}
 
     def _write_node(self) -> None:
         if self._status_dir is not None:
@@ -178,11 +214,16 @@ class Kubelet:
         if self._status_dir is not None:
             write_json(self._status_path(pod), self.describe(pod))
 
+    def _health_changed(self, pod_uids: set[str]) -> None:
+        for pod in self.pods.values():
+            if pod.uid in pod_uids:
+                self.write(pod)
+
     def forget(self, pod: Pod) -> None:
         """Drop a pod that needs its devices no more; another of its name may come."""
         del self.pods[pod.spec.key]
 
-    def _ended(self, pod: Pod) -> None:
+    def _ended(self, pod: Pod, _life: asyncio.Task[None]) -> None:
         del self._lives[pod.uid]
         if self._status_dir is not None and pod.spec.key not in self.pods:
             self._status_path(pod).unlink(missing_ok=True)
@@ -215,6 +256,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--sandbox-retry", type=float, default=DEFAULT_TIMING.sandbox_retry, help="seconds to a new try"
     )
+    parser.add_argument("--api-server", default="", help="URL to read claims from; without it pods can have none")
+    parser.add_argument("--look", type=float, default=SHORT.look, help="seconds between two looks for DRA drivers")
+    parser.add_argument("--node", default="node", help="name of the node, whose slices are wiped")
     return parser.parse_args(argv)
 
 
@@ -232,6 +276,8 @@ async def serve(arguments: argparse.Namespace) -> None:
         manifests=arguments.manifests,
         seed=arguments.seed,
         timing=Timing(sandbox_retry=arguments.sandbox_retry, later_delete=arguments.later_delete),
+        cluster=HttpCluster(arguments.api_server, arguments.node) if arguments.api_server else None,
+        behaviour=replace(SHORT, look=arguments.look),
     )
     loop = asyncio.get_running_loop()
     stopping, restarting = asyncio.Event(), asyncio.Event()

@@ -11,15 +11,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from agent.errors import HardwareError
-from agent.hardware import counters, sysfs, sysfs_changes
+from agent.hardware.events.uevents import Uevents
 from agent.hardware.host import Link, RdmaLink, Watch
-from agent.hardware.link_messages import IFLA_IFALIAS
 from agent.hardware.machine import passing_on, with_newest_gpus
-from agent.hardware.netlink import Netlink
-from agent.hardware.nvml_monitor import GpuMonitor, GpuWatch, Pace
-from agent.hardware.uevents import Uevents
+from agent.hardware.netlink.link_messages import IFLA_IFALIAS
+from agent.hardware.netlink.links import Netlink
+from agent.hardware.nvml.monitor import GpuMonitor, GpuWatch, Pace
+from agent.hardware.sysfs import changes as sysfs_changes
+from agent.hardware.sysfs import counters
+from agent.hardware.sysfs import scan as sysfs
 from agent.model.allocation import VfSettings
-from agent.model.change import GPUS, Change, OnEvent
+from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
 from agent.model.device import Gpu, Netdev, PciDevice, Snapshot
 from agent.model.gpu_health import GpuEvent
@@ -130,7 +132,7 @@ class SimulatedMachine:
         built = Fabric(folder) if (folder / "links.json").exists() else None
         root = folder / "root"
         settings = RecordedVfControl(folder / "vf-settings.json")
-        rdma = SimulatedRdma(folder, root, built.cut if built is not None else lambda function: None)
+        rdma = SimulatedRdma(folder, root, built.cut if built is not None else None)
         live = folder / "gpus.live"
         monitor = GpuMonitor(Pace(**json.loads(live.read_text() or "{}"))) if live.exists() else None
         return cls(root, Netlink(fabric.device_of), settings, gpus, monitor, built, rdma)
@@ -157,7 +159,7 @@ class SimulatedMachine:
 
     def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
         """Read what the recorded adapters count; the PFs of simulated VFs tell nothing of them."""
-        return counters.read(self.root, snapshot, held, lambda _: None)
+        return counters.read(self.root, snapshot, held, _tells_nothing)
 
     def rescan(self, old: Snapshot, change: Change) -> Snapshot:
         """Bring a snapshot up to date: the recorded sysfs, and the links that changed."""
@@ -268,13 +270,13 @@ class SimulatedMachine:
         """Call `on_event` at link events, and at what `uevents.emit` says of the recorded sysfs."""
         heard = on_event
         if self.monitor is not None:
-            self.monitor.follow(on_change=lambda what: on_event(what, GPUS))
+            self.monitor.follow(on_change=on_event)
             heard = passing_on(on_event, self.monitor, self.root)
         return Uevents(heard, virtual_links=True, device_attribute=IFLA_IFALIAS)
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
         """Call `on_event` at the errors of live GPUs; recorded ones have none."""
-        monitor = self.monitor or GpuMonitor(is_installed=lambda: False)
+        monitor = self.monitor or GpuMonitor(is_installed=_no_library)
         monitor.follow(on_event=on_event)
         return GpuWatch(monitor)
 
@@ -287,6 +289,14 @@ class SimulatedMachine:
         self.links.close()
         if self.monitor is not None:
             self.monitor.close()
+
+
+def _tells_nothing(pf_netdev: str) -> None:
+    """Be a PF that counts nothing of its VFs."""
+
+
+def _no_library() -> bool:
+    return False
 
 
 def _with_link(device: PciDevice, link: Link | None) -> PciDevice:

@@ -12,6 +12,8 @@ import grpc
 import grpc.aio
 
 from agent.sim.devices import DeviceManager
+from agent.sim.dra.claims import ClaimInfo
+from agent.sim.dra.manager import DraManager
 from agent.sim.pods import PodSpec
 from proto.podresources.v1 import api_pb2, api_pb2_grpc
 
@@ -29,12 +31,19 @@ class ActivePod:
 class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):
     """Answers from the device manager's books."""
 
-    def __init__(self, devices: DeviceManager, pods: Callable[[], Iterable[ActivePod]], has_get: bool = True) -> None:
+    def __init__(
+        self,
+        devices: DeviceManager,
+        pods: Callable[[], Iterable[ActivePod]],
+        has_get: bool = True,
+        dra: DraManager | None = None,
+    ) -> None:
         self.lists = 0
         """How often List was called."""
         self._devices = devices
         self._pods = pods
         self._has_get = has_get
+        self._dra = dra
 
     async def List(
         self, request: api_pb2.ListPodResourcesRequest, context: Context
@@ -77,6 +86,11 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):
                         for held in self._devices.of_container(pod.uid, container.name)
                         for unit_id in held.ids
                     ],
+                    dynamic_resources=[
+                        _claim(info)
+                        for info in (self._dra.infos(pod.spec, container) if self._dra is not None else ())
+                        if any(info.drivers.values())
+                    ],
                 )
                 for container in pod.spec.containers
             ],
@@ -91,3 +105,20 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):
             device_ids=[unit_id],
             topology=api_pb2.TopologyInfo(nodes=[api_pb2.NUMANode(ID=n) for n in nodes]) if nodes else None,
         )
+
+
+def _claim(info: ClaimInfo) -> api_pb2.DynamicResource:
+    return api_pb2.DynamicResource(
+        claim_name=info.name,
+        claim_namespace=info.namespace,
+        claim_resources=[
+            api_pb2.ClaimResource(
+                cdi_devices=[api_pb2.CDIDevice(name=name) for name in device.cdi_ids],
+                driver_name=driver,
+                pool_name=device.pool,
+                device_name=device.name,
+                share_id=device.share_id or None,
+            )
+            for driver, device in info.devices()
+        ],
+    )

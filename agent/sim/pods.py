@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,50 @@ class ManifestInvalid(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class UsedClaim:
+    """A claim of the pod that a container names."""
+
+    name: str
+    """As in the pod's spec."""
+    request: str = ""
+    """One request of it; empty for all."""
+
+
+@dataclass(frozen=True, slots=True)
 class Container:
     name: str
     limits: tuple[tuple[str, int], ...] = ()
     """Extended resources and their counts."""
+    claims: tuple[UsedClaim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PodClaim:
+    """A claim that the pod is to have."""
+
+    name: str
+    """In the pod's spec."""
+    claim_name: str = ""
+    """Of the ResourceClaim; empty if the pod needs none for it."""
+    from_template: bool = False
+    """It was made for this pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendedRequest:
+    """Which request of the special claim stands for an extended resource of a container."""
+
+    container: str
+    resource: str
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendedClaim:
+    """The claim that the scheduler has made for a pod's extended resources."""
+
+    claim_name: str
+    requests: tuple[ExtendedRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +76,26 @@ class PodSpec:
     init_containers: tuple[Container, ...] = ()
     containers: tuple[Container, ...] = ()
     host_network: bool = False
+    uid: str = ""
+    """As the API server gave it; kubelet makes one if it is empty."""
+    claims: tuple[PodClaim, ...] = ()
+    extended: ExtendedClaim | None = None
 
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def has_claims(self) -> bool:
+        return bool(self.claims) or self.extended is not None
+
+    def by_plugins(self, containers: Iterable[Container]) -> tuple[Container, ...]:
+        """Return containers without the limits that a claim stands for: device plugins are not asked for those."""
+        mapped = {(r.container, r.resource) for r in self.extended.requests} if self.extended is not None else set()
+        return tuple(
+            replace(c, limits=tuple((name, n) for name, n in c.limits if (c.name, name) not in mapped))
+            for c in containers
+        )
 
 
 def read_manifest(text: str, source: str) -> tuple[PodSpec, ...]:
@@ -89,7 +145,35 @@ def _pod(document: Any, source: str) -> PodSpec:
         init_containers=_containers(spec.get("initContainers"), f"{source}: spec.initContainers"),
         containers=containers,
         host_network=bool(spec.get("hostNetwork", False)),
+        uid=str(metadata.get("uid") or ""),
+        claims=tuple(_claims(document, source)),
+        extended=_extended_claim(document.get("status") or {}),
     )
+
+
+def _claims(document: Mapping[str, Any], source: str) -> Iterable[PodClaim]:
+    """Read the claims, those from templates by the names that the status tells."""
+    status = document.get("status") or {}
+    made = {s["name"]: s.get("resourceClaimName") or "" for s in status.get("resourceClaimStatuses") or ()}
+    for item in document["spec"].get("resourceClaims") or ():
+        name, direct = str(item.get("name")), item.get("resourceClaimName")
+        if direct:
+            yield PodClaim(name, str(direct))
+        elif name in made:
+            yield PodClaim(name, made[name], from_template=True)
+        else:
+            raise ManifestInvalid(f"{source}: claim {name}: no ResourceClaim has been made for it yet")
+
+
+def _extended_claim(status: Mapping[str, Any]) -> ExtendedClaim | None:
+    found = status.get("extendedResourceClaimStatus")
+    if not found:
+        return None
+    requests = tuple(
+        ExtendedRequest(m["containerName"], m["resourceName"], m["requestName"])
+        for m in found.get("requestMappings") or ()
+    )
+    return ExtendedClaim(found["resourceClaimName"], requests)
 
 
 def _mapping(document: Mapping[str, Any], key: str, source: str) -> Mapping[str, Any]:
@@ -110,8 +194,9 @@ def _containers(value: Any, source: str) -> tuple[Container, ...]:
 def _container(value: Any, source: str) -> Container:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ManifestInvalid(f"{source}: needs a name")
-    limits = (value.get("resources") or {}).get("limits") or {}
-    return Container(value["name"], tuple(_extended(limits.items(), source)))
+    resources = value.get("resources") or {}
+    claims = tuple(UsedClaim(str(c["name"]), str(c.get("request") or "")) for c in resources.get("claims") or ())
+    return Container(value["name"], tuple(_extended((resources.get("limits") or {}).items(), source)), claims)
 
 
 def _extended(limits: Iterable[tuple[Any, Any]], source: str) -> Iterable[tuple[str, int]]:

@@ -22,7 +22,7 @@ from typing import Any
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.host import RdmaCharDevice, RdmaLink
-from agent.hardware.renumbering import WAIT_SECONDS, Renumbering
+from agent.hardware.rdma import WAIT_SECONDS, Renumbering
 from agent.model.device import is_pci_address
 from agent.sim import uevents
 
@@ -38,7 +38,7 @@ class SimulatedRdma:
         self,
         folder: Path,
         root: Path,
-        on_ib_move: Callable[[str], None] = lambda function: None,
+        on_ib_move: Callable[[str], None] | None = None,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         """`on_ib_move` is told the PCI function of an InfiniBand device that moves: its IPoIB interface comes anew."""
@@ -132,7 +132,8 @@ class SimulatedRdma:
                 self._hide(found)
             elif target is None:
                 self._show(found)
-        if found["protocol"] == "ib":
+            self._renumber(found)
+        if found["protocol"] == "ib" and self._on_ib_move is not None:
             self._on_ib_move(found["function"])
 
     def withdraw(self, function: str) -> None:
@@ -165,12 +166,27 @@ class SimulatedRdma:
             device["cookie"] = None
             state["devices"].append(device)
             self._show(device)
-            verbs = self._classes / "infiniband_verbs"
-            number = next(n for n in range(1000) if not (verbs / f"uverbs{n}").exists())
+            verbs, entry = self._classes / "infiniband_verbs", self._free_verbs()
             target = f"../../{os.path.dirname(os.path.dirname(device['link'])).removeprefix('../../')}/infiniband_verbs"
-            (verbs / target / f"uverbs{number}").mkdir(parents=True)
-            (verbs / f"uverbs{number}").symlink_to(f"{target}/uverbs{number}")
-            (verbs / f"uverbs{number}" / "ibdev").write_text(f"{device['name']}\n")
+            (verbs / target / entry).mkdir(parents=True)
+            (verbs / entry).symlink_to(f"{target}/{entry}")
+            (verbs / entry / "ibdev").write_text(f"{device['name']}\n")
+
+    def _renumber(self, device: dict[str, Any]) -> None:
+        """Make a device's verbs node anew, as ib_uverbs does with each move: with the lowest number that is free."""
+        for entry in self._verbs_of(device["name"]):
+            name = self._free_verbs(besides=entry.name)
+            if name != entry.name:
+                folder, target = entry.resolve(), Path(os.readlink(entry))
+                entry.unlink()
+                folder.rename(folder.with_name(name))
+                entry.with_name(name).symlink_to(target.with_name(name))
+
+    def _free_verbs(self, besides: str = "") -> str:
+        """Name the first verbs node that there is not; one that is about to go counts as gone."""
+        verbs = self._classes / "infiniband_verbs"
+        names = (f"uverbs{n}" for n in range(1000))
+        return next(name for name in names if name == besides or not (verbs / name).is_symlink())
 
     def _verbs_of(self, name: str) -> list[Path]:
         folder = self._classes / "infiniband_verbs"

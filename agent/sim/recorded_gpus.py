@@ -17,7 +17,9 @@ from typing import Any
 from agent.model.device import Gpu, MigDevice, is_pci_address
 
 _WANTED = tuple(f.name for f in fields(Gpu) if f.default is MISSING)
-_OPTIONAL = {f.name: f.default for f in fields(Gpu) if f.default is not MISSING and f.name != "enumeration"}
+_OPTIONAL = {
+    f.name: f.default for f in fields(Gpu) if f.default is not MISSING and f.name not in ("enumeration", "names")
+}
 _NOTHING = object()
 _MIG_KEYS = frozenset(f.name for f in fields(MigDevice) if f.default is MISSING)
 _MIG_OPTIONAL = frozenset(f.name for f in fields(MigDevice) if f.default is not MISSING)

@@ -6,6 +6,7 @@ the network and mount namespace of this process, which should be fresh ones.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -26,7 +27,9 @@ from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
 
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 100.0
+"""Only what fails reaches it, so a machine with much to do may take its time."""
+NODE = "sim-node"
 LOG_LINES_SHOWN = 40
 CONFIG: Mapping[str, Any] = {
     "resources": [
@@ -50,6 +53,7 @@ class Stage:
     host: tuple[str, ...] = ()
     """How the agent finds its hardware: options of `nodefabric run`; set by `build_node`."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _machine: SimulatedMachine | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
@@ -72,10 +76,16 @@ class Stage:
         self._stack.callback(SimulatedMachine.destroy, place)
         file = node if isinstance(node, Path) else recorded.find(node)
         SimulatedMachine.create(place, recorded.load(file), with_links=with_links)
-        machine = SimulatedMachine.open(place)
+        self._machine = machine = SimulatedMachine.open(place)
         self._stack.callback(machine.close)
         self.host = ("--simulate", str(place))
         return machine
+
+    @property
+    def machine(self) -> SimulatedMachine:
+        """The hardware that `build_node` has laid out, which is closed with the stage."""
+        assert self._machine is not None, "build_node comes before"
+        return self._machine
 
     # ------------------------------------------------------------ configuration
 
@@ -129,7 +139,7 @@ class Stage:
         """Start the agent. `write_config` and `build_node` come before. `env` is put into its environment."""
         config = self.folder / "config.yaml"
         arguments = ["-m", "agent", "run", "--config", str(config), *self.host, "--log-format", "text", *options]
-        return self.spawn("agent", arguments, {"NODE_NAME": "sim-node", **(env or {})})
+        return self.spawn("agent", arguments, {"NODE_NAME": NODE, **(env or {})})
 
     def start_kubelet(self, *options: str) -> subprocess.Popen[bytes]:
         """Start the kubelet stand-in. `write_conflist` comes before."""
@@ -208,15 +218,26 @@ class Stage:
 
     def await_no_pod(self, *names: str) -> None:
         """Wait until kubelet has forgotten some pods."""
-        wait(f"{', '.join(names)} to end", lambda: all(self.pod(name) is None for name in names) or None)
+
+        def are_gone() -> bool | None:
+            return all(self.pod(name) is None for name in names) or None
+
+        wait(f"{', '.join(names)} to end", are_gone)
+
+    def files_of(self, container: Mapping[str, Any]) -> list[str]:
+        """List the host's device files that a container of a pod gets now."""
+        return files_of(container, self.folder / "cdi-specs")
 
     # ---------------------------------------------------------------- endpoints
 
     def fetch(self, path: str) -> str:
         """Ask the agent's endpoints. Raises OSError."""
         url = f"http://127.0.0.1:{self.port}{path}"
-        with urllib.request.urlopen(url, timeout=20) as answer:
-            return str(answer.read().decode())
+        try:
+            with urllib.request.urlopen(url, timeout=20) as answer:
+                return str(answer.read().decode())
+        except http.client.HTTPException as error:  # the agent ended while it answered
+            raise OSError(str(error)) from error
 
     def status(self) -> dict[str, Any]:
         """Return the agent's status document. Raises OSError."""
@@ -245,7 +266,13 @@ class Stage:
             node = json.loads((self.folder / "pods/node.json").read_text())
         except FileNotFoundError:
             return False
-        return all(node["allocatable"].get(found["name"], 0) == found["healthy"] for found in resources)
+        config = yaml.safe_load((self.folder / "config.yaml").read_text())
+        for_claims = {resource["name"] for resource in config["resources"] if resource.get("offer") == "dra"}
+        return all(
+            node["allocatable"].get(found["name"], 0) == found["healthy"]
+            for found in resources
+            if found["name"] not in for_claims
+        )
 
 
 def manifest(name: str, limits: Mapping[str, int]) -> str:
@@ -262,6 +289,29 @@ spec:
       resources:
         limits: {{{shown}}}
 """
+
+
+def spec_edits(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Read the agent's CDI specs as a runtime does: qualified name → containerEdits."""
+    documents = [json.loads(path.read_text()) for path in folder.glob("nodefabric-*.json")]
+    return {f"{spec['kind']}={one['name']}": one["containerEdits"] for spec in documents for one in spec["devices"]}
+
+
+def files_of(container: Mapping[str, Any], folder: Path) -> list[str]:
+    """List the host's device files that a container gets now, by their paths and by CDI names of the agent's."""
+    specs = spec_edits(folder)
+    edits = [specs[name] for name in container["cdi_devices"] if name.startswith("nodefabric.io/")]
+    by_name = {node.get("hostPath", node["path"]) for each in edits for node in each.get("deviceNodes", ())}
+    return sorted(by_name | {node["host"] for node in container["device_nodes"]})
+
+
+def in_pod(pod: Mapping[str, Any], *command: str) -> str:
+    """Run a command in a pod's network, and return what it says. Raises AgentError if it fails."""
+    entered = ("/usr/bin/nsenter", f"--net={pod['netns']}", *command)
+    done = subprocess.run(entered, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise AgentError(f"{' '.join(entered)} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
 
 
 def wait(what: str, look: Callable[[], T | None], seconds: float = DEADLINE_SECONDS) -> T:

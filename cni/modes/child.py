@@ -1,34 +1,231 @@
-"""What macvlan and ipoib have in common: an interface made for the pod upon one of the host, and removed again.
+"""Modes `macvlan`, `ipvlan` and `ipoib`: an interface made for the pod upon one of the host, and removed again.
 
-The parent stays in the host and serves many pods. The row in the ledger is keyed by parent, container and
-interface. A child ends with its namespace, so what there is to undo is in a namespace that lives, or nowhere.
+The parent stays in the host and serves many pods. One that is a port of a bond stands for the bond, which carries what
+its ports can (as an HCA with RoCE LAG, whose RDMA device is one over both its ports). The row in the ledger is keyed by
+parent, container and interface. A child ends with its namespace, so what there is to undo is in a namespace that lives,
+or nowhere.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from agent.errors import DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware import netns as namespaces
-from agent.hardware.host import Child, Host, Link
+from agent.hardware.host import Child, Host, Link, LinkChange
+from agent.hardware.netlink.link_messages import IPOIB_MODES
 from agent.model.allocation import Attachment, Undo, VfSettings
-from cni.modes import moving
+from agent.model.device import Snapshot
+from cni.modes import moving, partition
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.netconf import NetConf
 
+PASSTHRU = "passthru"
+ARPHRD_INFINIBAND = "32"
+BONDS = ("bond", "team")
 
-def key(host: Host, conf: NetConf, container_id: str, ifname: str) -> str:
-    """Name the parent, the container and the interface. Raises RequestInvalid if no parent is named."""
-    parent = conf.master or conf.device
-    if parent is None:
-        raise RequestInvalid(f"mode {conf.mode} needs master (an interface of the host) or deviceID (its PCI address)")
-    return f"{parent}/{container_id}/{ifname}"
+log = logging.getLogger(__name__)
 
 
-def parent_of(host: Host, conf: NetConf) -> Link:
-    """Find the interface to build upon: `master`, or that of the device that was granted.
+class ChildMode:
+    """What they have in common; each adds how its child is planned."""
+
+    def key(self, host: Host, conf: NetConf, container_id: str, ifname: str) -> str:
+        """Name the parent, the container and the interface. Raises RequestInvalid if no parent is named."""
+        parent = conf.master or conf.device
+        if parent is None:
+            raise RequestInvalid(
+                f"mode {conf.mode} needs master (an interface of the host) or deviceID (its PCI address)"
+            )
+        return f"{parent}/{container_id}/{ifname}"
+
+    def enter(self, host: Host, planned: Planned, netns: int) -> InterfaceFacts:
+        """Make the child in the namespace, complete, and see what it is like."""
+        child, parent = planned.child, planned.link
+        assert child is not None
+        assert parent is not None
+        try:
+            host.links.create(child, parent, netns)
+        except NetlinkFailed as error:
+            raise NetlinkFailed(error.action, error.errno, _why(child, parent, error)) from error
+        found = host.links.find(child.name, netns)
+        if found is None:
+            raise HardwareError(f"{child.kind} interface {child.name} was made in the pod but is not there")
+        if planned.altnames:
+            host.links.change_altnames(found, add=planned.altnames, netns=netns)
+        return InterfaceFacts(found.name, found.mac, found.mtu, None)
+
+    def leave(self, host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
+        """Remove the child, wherever it is, and verify that. Without a namespace it ended with it."""
+        found = find_child(host, attachment, netns) if netns is not None else None
+        if found is not None:
+            host.links.remove(found, netns)
+            if netns is not None and find_child(host, attachment, netns) is not None:
+                raise HardwareError(
+                    f"{found.name} of {attachment.device} was removed without an error but is still there"
+                )
+        return ()
+
+    def away(self, host: Host, attachment: Attachment) -> bool:
+        """Tell whether the namespace, with which the child ends, cannot be judged from here: its pod may live."""
+        return namespaces.is_hidden(attachment.owner.netns, attachment.netns_path)
+
+    def differences(self, host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
+        """Tell what about the child is not as it was made."""
+        undo, request = attachment.undo, attachment.request
+        link = find_child(host, attachment, netns)
+        mac = undo.mac or (link.mac if link is not None else "")
+        mtu = request["mtu"] or undo.mtu
+        found = moving.link_differences(link, attachment.ifname, mac, mtu, tuple(request.get("altnames", ())))
+        parent = host.links.find(undo.netdev)
+        if parent is None or not _is_the_same(parent, undo):
+            found.append(f"its parent {undo.netdev} is not in the host any more")
+        elif not parent.up:
+            found.append(f"its parent {undo.netdev} is down")
+        return found
+
+
+class Macvlan(ChildMode):
+    """An interface of the pod's own upon the netdev of a shared HCA.
+
+    RDMA-CM in the pod binds to an address of the pod, and the HCA's port has a GID for each address of an interface
+    upon its netdev; so pods that share an HCA need no more than this to be told apart. Made in the pod's namespace in
+    one request: no name in the host, no half-made interface after a crash but in the pod.
+    """
+
+    def plan(self, host: Host, snapshot: Snapshot, target: Target) -> Planned:
+        """Find the parent and choose the MAC, by which the interface is found again. Changes nothing."""
+        conf = target.conf
+        _refuse_settings(conf)
+        parent = _parent_of(host, conf)
+        mac = conf.settings.mac or _mac_for(target)
+        if conf.macvlan_mode == PASSTHRU:  # shares its parent's; another would be set on the parent too
+            if conf.settings.mac is not None:
+                raise RequestInvalid(
+                    f"mac cannot be had in macvlanMode passthru: it would become that of {parent.name}"
+                )
+            mac = parent.mac
+        made = Child(
+            kind="macvlan",
+            name=target.ifname,
+            mode=conf.macvlan_mode,
+            mac=None if conf.macvlan_mode == PASSTHRU else mac,
+            mtu=conf.mtu or parent.mtu,
+        )
+        return _planned(target, parent, made, mac)
+
+
+class Ipvlan(ChildMode):
+    """An interface of the pod's own with the MAC of the netdev that it is upon.
+
+    For networks that let one MAC in at each port, as clouds and some switches do: the pods of a node are told apart by
+    their addresses alone. What is said of macvlans and RDMA-CM goes for it, too.
+    """
+
+    def plan(self, host: Host, snapshot: Snapshot, target: Target) -> Planned:
+        """Find the parent. Changes nothing."""
+        conf = target.conf
+        _refuse_settings(conf)
+        parent = _parent_of(host, conf)
+        made = Child(kind="ipvlan", name=target.ifname, mode=conf.ipvlan_mode, mtu=conf.mtu or parent.mtu)
+        # Its MAC tells nothing: that of all others upon the parent, and another when a bond's port is another.
+        found = _planned(target, parent, made, "")
+        return replace(found, undo=replace(found.undo, extra={**found.undo.extra, "ipvlan_mode": made.mode}))
+
+
+class Ipoib(ChildMode):
+    """An IP-over-InfiniBand child of the pod's own upon an IPoIB interface of the host, in any partition.
+
+    Made in the pod's namespace at once. Should a kernel refuse that, it is made in the host under a name of its own and
+    moved, as has long been done; the name follows from the row, so that a crash in between leaves nothing behind.
+    """
+
+    def plan(self, host: Host, snapshot: Snapshot, target: Target) -> Planned:
+        """Find the parent, and the partition in its port's table. Changes nothing.
+
+        Raises HardwareError for a parent that is not IPoIB, and for a partition that its port is not a member of.
+        """
+        conf = target.conf
+        if conf.settings.mac is not None:
+            raise RequestInvalid(
+                "mac cannot be had in mode ipoib: the address is made of the port's GID and a queue pair"
+            )
+        _refuse_settings(conf)
+        parent = _parent_of(host, conf)
+        folder = host.root / "sys/class/net" / parent.name
+        if partition.text(folder / "type") != ARPHRD_INFINIBAND:
+            raise HardwareError(
+                f"{parent.name} is no IPoIB interface: name one as master (ib0, say), or take mode macvlan"
+            )
+        mode = partition.text(folder / "mode")
+        if conf.pkey is not None:
+            partition.require(folder / "device", partition.port_of(folder), conf.pkey)
+        made = Child(
+            kind="ipoib",
+            name=target.ifname,
+            mode=mode if mode in IPOIB_MODES else "datagram",
+            mtu=conf.mtu,
+            pkey=conf.pkey if conf.pkey is not None else partition.number(partition.text(folder / "pkey")),
+        )
+        found = _planned(target, parent, made, "")
+        return replace(found, undo=replace(found.undo, extra={**found.undo.extra, "pkey": made.pkey}))
+
+    def enter(self, host: Host, planned: Planned, netns: int) -> InterfaceFacts:
+        """Make it in the namespace, or make it in the host and move it there."""
+        try:
+            return super().enter(host, planned, netns)
+        except NetlinkFailed as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+            log.info("no IPoIB child can be made in another namespace: %s", error)
+            return self._enter_by_moving(host, planned, netns, error)
+
+    def _enter_by_moving(self, host: Host, planned: Planned, netns: int, error: NetlinkFailed) -> InterfaceFacts:
+        made, parent = planned.child, planned.link
+        assert made is not None
+        assert parent is not None
+        name = temporary_name(planned.device)
+        try:
+            host.links.create(replace(made, name=name, up=False), parent, None)
+        except NetlinkFailed:
+            raise error from None  # refused for another reason, and that error says which
+        found = host.links.find(name)
+        if found is None:
+            raise HardwareError(f"ipoib interface {name} was made in the host but is not there")
+        host.links.move_in(found, netns, LinkChange(name=made.name, up=True))
+        moved = host.links.find(made.name, netns)
+        if moved is None:
+            raise HardwareError(f"ipoib interface {made.name} was moved into the pod but is not there")
+        return InterfaceFacts(moved.name, moved.mac, moved.mtu, None)
+
+    def leave(self, host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
+        """Remove it from the pod, or from the host if it did not get further, and verify that."""
+        super().leave(host, snapshot, attachment, netns)
+        left = host.links.find(temporary_name(attachment.device))
+        if left is not None and left.kind == "ipoib":
+            host.links.remove(left)
+        return ()
+
+    def differences(self, host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
+        """Tell what about it is not as it was made."""
+        found = super().differences(host, attachment, netns, conf)
+        pkey, folder = attachment.undo.extra.get("pkey"), host.root / "sys/class/net" / attachment.undo.netdev
+        if pkey is not None and not partition.has(folder / "device", partition.port_of(folder), pkey):
+            found.append(f"{attachment.undo.netdev} is not in partition {pkey:#06x} any more")
+        return found
+
+
+def temporary_name(device: str) -> str:
+    """Name the interface in the host, from the row's key: no other has that name."""
+    return "nf" + hashlib.blake2b(device.encode(), digest_size=6).hexdigest()
+
+
+def _parent_of(host: Host, conf: NetConf) -> Link:
+    """Find the interface to build upon: `master`, or that of the device that was granted; a bond for a port of it.
 
     Raises DeviceGone, and HardwareError for one that is down: its children would carry nothing.
     """
@@ -36,6 +233,8 @@ def parent_of(host: Host, conf: NetConf) -> Link:
     if found is None:
         name = conf.master or conf.device or ""
         raise DeviceGone(name, f"with an interface in the host, which mode {conf.mode} builds upon")
+    if found.master is not None and conf.mode != "ipoib":  # a port takes no child, but one of InfiniBand does
+        found = bond_above(host, found)
     if not found.up:
         raise HardwareError(f"{found.name} is down, and nothing upon it could talk: ip link set {found.name} up")
     if conf.mtu is not None and conf.mtu > found.mtu:
@@ -43,49 +242,41 @@ def parent_of(host: Host, conf: NetConf) -> Link:
     return found
 
 
-def refuse_settings(conf: NetConf) -> None:
+def bond_above(host: Host, port: Link) -> Link:
+    """Find the bond that an interface is a port of; the interface itself where it is a port of something else."""
+
+    def is_it(link: Link) -> bool:
+        return link.ifindex == port.master and link.kind in BONDS
+
+    return next(iter(host.links.listed(None, is_it)), port)
+
+
+def _is_the_same(parent: Link, undo: Undo) -> bool:
+    """Tell whether an interface is the one that a child was made upon. A bond's MAC may follow its ports'."""
+    return parent.kind in BONDS or parent.mac == undo.extra.get("parent_mac", parent.mac)
+
+
+def _refuse_settings(conf: NetConf) -> None:
     """Raise RequestInvalid for what only the PF of a VF can enforce."""
     if conf.settings != VfSettings(mac=conf.settings.mac):
         raise RequestInvalid(f"vlan, rates, spoofchk, trust and link_state need a VF: mode {conf.mode} has none")
 
 
-def planned(target: Target, parent: Link, child: Child, mac: str) -> Planned:
+def _planned(target: Target, parent: Link, child: Child, mac: str) -> Planned:
     """Say what is to be made, and what the row must hold to find it again. `mac` is empty if the kernel chooses it."""
     extra = {"parent_mac": parent.mac, "kind": child.kind}
     undo = Undo(netdev=parent.name, mac=mac, mtu=child.mtu or parent.mtu, up=True, mode=target.mode)
-    return Planned(target.device, target.ifname, replace(undo, extra=extra), None, parent, facts=(child, target))
+    return Planned(
+        device=target.device,
+        ifname=target.ifname,
+        undo=replace(undo, extra=extra),
+        link=parent,
+        altnames=target.conf.altnames,
+        child=child,
+    )
 
 
-def enter(host: Host, plan: Planned, netns: int) -> InterfaceFacts:
-    """Make the child in the namespace, complete, and see what it is like."""
-    child, target = plan.facts
-    parent = plan.link
-    assert parent is not None
-    try:
-        host.links.create(child, parent, netns)
-    except NetlinkFailed as error:
-        raise NetlinkFailed(error.action, error.errno, _why(child, parent, error)) from error
-    found = host.links.find(child.name, netns)
-    if found is None:
-        raise HardwareError(f"{child.kind} interface {child.name} was made in the pod but is not there")
-    if target.conf.altnames:
-        host.links.change_altnames(found, add=target.conf.altnames, netns=netns)
-    return InterfaceFacts(found.name, found.mac, found.mtu, None)
-
-
-def leave(host: Host, attachment: Attachment, netns: int | None) -> None:
-    """Remove the child, wherever it is, and verify that. Without a namespace it ended with it."""
-    if netns is None:
-        return
-    found = find(host, attachment, netns)
-    if found is None:
-        return
-    host.links.remove(found, netns)
-    if find(host, attachment, netns) is not None:
-        raise HardwareError(f"{found.name} of {attachment.device} was removed without an error but is still there")
-
-
-def find(host: Host, attachment: Attachment, netns: int) -> Link | None:
+def find_child(host: Host, attachment: Attachment, netns: int) -> Link | None:
     """Find the child in the pod: under its name, or renamed, by the MAC that the row tells."""
     undo = attachment.undo
     kind = undo.extra.get("kind")
@@ -94,30 +285,14 @@ def find(host: Host, attachment: Attachment, netns: int) -> Link | None:
         return found
     if not undo.mac:
         return None
-    return next(iter(host.links.listed(netns, lambda link: (link.kind, link.mac) == (kind, undo.mac))), None)
+
+    def is_it(link: Link) -> bool:
+        return (link.kind, link.mac) == (kind, undo.mac)
+
+    return next(iter(host.links.listed(netns, is_it)), None)
 
 
-def away(attachment: Attachment) -> bool:
-    """Tell whether the namespace, with which the child ends, cannot be judged from here: its pod may live."""
-    return namespaces.is_hidden(attachment.owner.netns, attachment.netns_path)
-
-
-def differences(host: Host, attachment: Attachment, netns: int) -> list[str]:
-    """Tell what about the child is not as it was made."""
-    undo, request = attachment.undo, attachment.request
-    link = find(host, attachment, netns)
-    mac = undo.mac or (link.mac if link is not None else "")
-    mtu = request["mtu"] or undo.mtu
-    found = moving.link_differences(link, attachment.ifname, mac, mtu, tuple(request.get("altnames", ())))
-    parent = host.links.find(undo.netdev)
-    if parent is None or parent.mac != undo.extra.get("parent_mac", parent.mac):
-        found.append(f"its parent {undo.netdev} is not in the host any more")
-    elif not parent.up:
-        found.append(f"its parent {undo.netdev} is down")
-    return found
-
-
-def mac_for(target: Target) -> str:
+def _mac_for(target: Target) -> str:
     """Choose a MAC that is the container's own and the same at each try; locally administered, unicast."""
     digest = hashlib.blake2b(f"{target.container_id}/{target.ifname}/{target.device}".encode(), digest_size=5)
     return "02:" + digest.digest().hex(":")
@@ -129,7 +304,8 @@ def _why(child: Child, parent: Link, error: NetlinkFailed) -> str:
     if error.errno == errno.EOPNOTSUPP:
         return f"the kernel has no {child.kind} interfaces: load the module {_MODULES.get(child.kind, child.kind)}"
     if error.errno == errno.EBUSY:
-        return f"{parent.name} is in use otherwise, as a bridge's port or by a passthru macvlan"
+        others = "macvlans" if child.kind == "ipvlan" else "ipvlans or a passthru macvlan"
+        return f"{parent.name} is in use otherwise, as a bridge's port or by {others}: an interface carries one sort"
     if error.errno == errno.EINVAL:
         return f"{parent.name} cannot carry it (is it an interface of the right kind?)"
     return str(error).removeprefix(f"{error.action}: ")

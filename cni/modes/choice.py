@@ -8,17 +8,30 @@ from types import MappingProxyType
 from agent.errors import AttachmentError, RequestInvalid
 from agent.model.allocation import Attachment
 from agent.model.device import LinkLayer, Snapshot
-from cni.modes import infiniband, ipoib, macvlan, nic, vf, vfio
+from cni.modes import infiniband, nic, vf, vfio
+from cni.modes.bond import Bond
+from cni.modes.child import Ipoib, Ipvlan, Macvlan
 from cni.modes.mode import Mode
 from cni.netconf import NetConf
 
 MODES: Mapping[str, Mode] = MappingProxyType(
-    {"vf": vf, "vfio": vfio, "nic": nic, "macvlan": macvlan, "ipoib": ipoib, "infiniband": infiniband}
+    {
+        "vf": vf,
+        "vfio": vfio,
+        "nic": nic,
+        "infiniband": infiniband,
+        "macvlan": Macvlan(),
+        "ipvlan": Ipvlan(),
+        "ipoib": Ipoib(),
+        "bond": Bond(),
+    }
 )
 
 
 def name_for(conf: NetConf, snapshot: Snapshot) -> str:
     """Choose the mode for a configuration: the asked one, or what the VF shows to be."""
+    if conf.ports and conf.device is None:
+        return "bond"
     if conf.mode not in ("vf", "nic"):
         return conf.mode
     facts = snapshot.by_address.get(conf.device or "")

@@ -14,11 +14,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from agent.errors import HardwareError, RequestInvalid
-from agent.hardware import binding
 from agent.hardware.host import Host, Link
+from agent.hardware.sysfs import binding
 from agent.model.allocation import Undo
 from agent.model.device import LinkLayer, PciDevice, Snapshot
 from cni.modes import pf, rdma
@@ -111,10 +112,7 @@ def take_back(host: Host, device: str, undo: Undo) -> None:
         return
     driver = str(undo.extra["driver"])
     node, port = _settable(undo)
-    uplink = pf.interface(host, device)
-    now = (
-        host.vf_control.guids(uplink.name, undo.vf_index) if uplink is not None and undo.vf_index is not None else None
-    )
+    now = _on_pf(host, device, undo)
     if (
         now in ((node, port), tuple(undo.extra["guids"]))
         and pf.driver(host, device) == driver
@@ -139,10 +137,7 @@ def put_back_on_pf(host: Host, device: str, undo: Undo) -> None:
     if "guids" not in undo.extra:
         return
     node, port = _settable(undo)
-    uplink = pf.interface(host, device)
-    now = (
-        host.vf_control.guids(uplink.name, undo.vf_index) if uplink is not None and undo.vf_index is not None else None
-    )
+    now = _on_pf(host, device, undo)
     if now is None or now not in ((node, port), tuple(undo.extra["guids"])):
         _set(host, device, undo, node, port)
     if _has_given(host, device, undo):
@@ -190,11 +185,11 @@ def rebind(host: Host, device: str, driver: str) -> None:
 
 def settled(host: Host, device: str, undo: Undo) -> Link:
     """Wait until a function's interface is there, and its RDMA device with its verbs node under its own name."""
-    link = _awaited(lambda: host.find_netdev(device), f"{device} has no interface")
+    link = _awaited(partial(host.find_netdev, device), f"{device} has no interface")
     name = undo.extra.get("rdma_name")
     if name is not None:
-        found = _awaited(lambda: host.find_rdma(device), f"{device} has no RDMA device")
-        _awaited(lambda: rdma.node(host, found), f"RDMA device {found.name} of {device} has no verbs node")
+        found = _awaited(partial(host.find_rdma, device), f"{device} has no RDMA device")
+        _awaited(partial(rdma.node, host, found), f"RDMA device {found.name} of {device} has no verbs node")
         if found.name != name:
             rdma.rename(host, found, str(name))
     return link
@@ -205,6 +200,14 @@ def _set(host: Host, device: str, undo: Undo, node: str, port: str) -> None:
     if uplink is None or undo.vf_index is None:
         raise HardwareError(f"the PF of {device} has no interface, and GUIDs are set through it: load ib_ipoib")
     host.vf_control.set_guids(uplink.name, undo.vf_index, node, port)
+
+
+def _on_pf(host: Host, device: str, undo: Undo) -> tuple[str, str] | None:
+    """Read node and port GUID that the PF has for its VF; None where it does not tell."""
+    uplink = pf.interface(host, device)
+    if uplink is None or undo.vf_index is None:
+        return None
+    return host.vf_control.guids(uplink.name, undo.vf_index)
 
 
 def _settable(undo: Undo) -> tuple[str, str]:

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from agent.errors import DeviceGone, HardwareError, RequestInvalid
+from agent.errors import HardwareError, RequestInvalid
 from agent.hardware.host import Host, Link, LinkChange
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import Snapshot
 from cni.modes import guid, moving, partition, pf, rdma, returning
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.modes.moving import POLL_SECONDS, Whereabouts
+from cni.modes.vf import key as key
 from cni.netconf import NetConf
 
 PARTITION_SECONDS = 5.0
@@ -30,13 +31,6 @@ REMADE_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
-def key(host: Host, conf: NetConf, container_id: str, ifname: str) -> str:
-    """Name a VF by its PCI address."""
-    if conf.device is None:
-        raise RequestInvalid("deviceID is missing: name a VF by its PCI address")
-    return conf.device
-
-
 def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     """Find the VF and record how it is now. Changes nothing.
 
@@ -45,9 +39,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     device, conf = target.device, target.conf
     if conf.settings != VfSettings(link_state=conf.settings.link_state):
         raise RequestInvalid(f"{device} is an InfiniBand VF: of what a PF enforces, it has guid and link_state only")
-    facts = snapshot.by_address.get(device)
-    if facts is None:
-        raise DeviceGone(device, "among the node's PCI devices; its PF's sriov_numvfs may have been changed")
+    facts = pf.known(snapshot, device)
     if facts.physfn is None or facts.vf_index is None:
         raise HardwareError(f"{device} is not a VF: mode nic moves whole adapters")
     link = host.find_netdev(device)
@@ -72,7 +64,17 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         )
     change = LinkChange(name=target.ifname, mtu=conf.mtu, up=True)
     undo = replace(undo, extra=extra)
-    return Planned(device, target.ifname, undo, device, link, change, conf.settings, conf.altnames, target.cpu)
+    return Planned(
+        device=device,
+        ifname=target.ifname,
+        undo=undo,
+        pci_id=device,
+        link=link,
+        change=change,
+        settings=conf.settings,
+        altnames=conf.altnames,
+        cpu=target.cpu,
+    )
 
 
 def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
@@ -84,12 +86,12 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
         if "guids" in undo.extra:
             guid.give(host, device, undo, str(undo.extra["rdma_guid"]))
         _require_partition(host, device, undo)
-        rdma.enter(host, device, undo, netns)
+        rdma.enter(host, device, undo, netns, any_node=planned.any_node)
         link = _after_rdma(where, netns, moved=undo.rdma is not None)
         if link is None:
             _change_in_pod(host, where, netns, planned)
         else:
-            moving.move_in(host, link, where, netns, planned.change, planned.facts, planned.cpu)
+            moving.move_in(host, link, where, netns, planned.change, planned.altnames, planned.cpu)
     found = where.there(netns)
     if found is None:
         raise HardwareError(f"{device} was moved into the pod but is not there")
@@ -121,8 +123,7 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
 
 def away(host: Host, attachment: Attachment) -> bool:
     """Tell whether the VF is not back: only a namespace that lives can keep it."""
-    device = attachment.device
-    return pf.exists(host, device) and host.find_netdev(device) is None and pf.can_have_interface(host, device)
+    return pf.is_away(host, attachment.device)
 
 
 def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
@@ -154,8 +155,8 @@ def _change_in_pod(host: Host, where: Whereabouts, netns: int, planned: Planned)
     if link is None:
         raise HardwareError(f"{planned.device} came anew in the pod but is not there")
     host.links.change(link, planned.change, netns)
-    if planned.facts:
-        host.links.change_altnames(link, add=planned.facts, netns=netns)
+    if planned.altnames:
+        host.links.change_altnames(link, add=planned.altnames, netns=netns)
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from agent.hardware.host import Host, Link, LinkChange
+from agent.hardware.host import Child, Host, Link, LinkChange
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import Snapshot
 from cni.netconf import NetConf
@@ -31,6 +31,8 @@ class Target:
     conf: NetConf
     cpu: int | None = None
     """Processor that the caller runs on, if that is known."""
+    claim_uid: str = ""
+    """The DRA claim that brings it; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +59,18 @@ class Planned:
     link: Link | None = None
     change: LinkChange = field(default_factory=LinkChange)
     settings: VfSettings = field(default_factory=VfSettings)
-    facts: Any = None
-    """What only this mode knows."""
+    altnames: tuple[str, ...] = ()
+    """Names that it is to have in the pod besides its own."""
+    child: Child | None = None
+    """What is to be made upon `link`, where that stays in the host."""
     cpu: int | None = None
     """Processor on which the interface is best moved (agent.hardware.cpus); None: any."""
+    any_node: bool = False
+    """Whether it may come to another verbs node than it has in the host: containers are told afterwards."""
 
 
 class Mode(Protocol):
-    """A module of this package."""
+    """A module of this package, or of `child` a class."""
 
     def key(self, host: Host, conf: NetConf, container_id: str, ifname: str) -> str:
         """Name what the ledger keeps a row of. Raises AgentError if the configuration does not tell."""

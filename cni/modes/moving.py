@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.host import Host, Link, LinkChange, TcxProgram
@@ -49,7 +50,7 @@ def by_address(host: Host, device: str, ifname: str) -> Whereabouts:
             link = host.links.find_device(device, netns)  # renamed in the pod, or not moved in full
         return link
 
-    return Whereabouts(device, lambda: host.find_netdev(device), there)
+    return Whereabouts(device, partial(host.find_netdev, device), there)
 
 
 def refuse_needed(snapshot: Snapshot, link: Link) -> None:

@@ -2,27 +2,42 @@
 
 Named by PCI address, or by the interface's name where there is no PCI device below it. An interface of hardware
 comes back with its namespace's end; one of software (veth, dummy …) dies there, unless it left before.
-The host's addresses and routes on it end with the move, and are given back.
+The host's addresses and routes on it end with the move, and are given back as far as the host still takes them: a
+gateway may be reached no longer, or a destination by another way. An adapter is not withheld for that, since waiting
+does not bring the gateway back; but it is told, with the command that gives it by hand.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-from collections.abc import Collection, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
+from typing import TypeVar
 
-from agent.errors import DeviceGone, HardwareError, RequestInvalid
+from agent.errors import DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link, LinkChange, Route
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import Snapshot, is_pci_address
-from cni.modes import host_routes, moving, pf, rdma, returning
+from cni.modes import moving, pf, rdma, returning
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.modes.moving import Whereabouts
 from cni.netconf import NetConf
 
 LOOPBACK = "lo"
+PATIENCE_SECONDS = 2.0
+"""How long the host may take until a gateway is reached again: others may be setting up interfaces, too."""
+POLL_SECONDS = 0.1
+NOT_ITS_FAULT = frozenset((errno.ENODEV, errno.ENOMEM, errno.ENOBUFS, errno.EINTR))
+"""These say nothing of the address or the route."""
+
+Place = tuple[str, int | None, int | None]
+"""What no two routes share: destination, table and metric."""
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +83,16 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     if has_pci:
         undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)
     change = LinkChange(name=target.ifname, mac=conf.settings.mac, mtu=conf.mtu, up=True)
-    pci_id = device if has_pci else None
-    return Planned(device, target.ifname, undo, pci_id, link, change, facts=conf.altnames, cpu=target.cpu)
+    return Planned(
+        device=device,
+        ifname=target.ifname,
+        undo=undo,
+        pci_id=device if has_pci else None,
+        link=link,
+        change=change,
+        altnames=conf.altnames,
+        cpu=target.cpu,
+    )
 
 
 def _refuse_needed(host: Host, link: Link) -> None:
@@ -101,8 +124,8 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     undo, link, change = planned.undo, planned.link, planned.change
     assert link is not None
     where = _where(host, planned.device, planned.ifname, undo)
-    moving.move_in(host, link, where, netns, change, planned.facts, planned.cpu)
-    rdma.enter(host, planned.device, undo, netns)
+    moving.move_in(host, link, where, netns, change, planned.altnames, planned.cpu)
+    rdma.enter(host, planned.device, undo, netns, any_node=planned.any_node)
     return InterfaceFacts(planned.ifname, change.mac or undo.mac, change.mtu or undo.mtu, planned.pci_id)
 
 
@@ -128,7 +151,7 @@ def _leave(host: Host, attachment: Attachment, netns: int | None) -> Sequence[st
     returning.settle(host, where, undo, link, pod_may_hold=returning.may_hold(attachment, netns))
     routes = tuple(Route(**route) for route in undo.extra.get("routes", ()))
     name = (where.home() or link).name
-    return host_routes.give_back(host, name, tuple(undo.extra.get("addresses", ())), routes)
+    return _give_back(host, name, tuple(undo.extra.get("addresses", ())), routes)
 
 
 def _where(host: Host, device: str, ifname: str, undo: Undo) -> Whereabouts:
@@ -163,7 +186,10 @@ def _known(host: Host, netns: int | None, undo: Undo, names: Collection[str]) ->
             return 0
         return sum((link.name in names, link.mac in undo.extra["macs"], link.ifindex == index))
 
-    return max(host.links.listed(netns, lambda link: alike(link) >= 2), key=alike, default=None)
+    def fits(link: Link) -> bool:
+        return alike(link) >= 2
+
+    return max(host.links.listed(netns, fits), key=alike, default=None)
 
 
 def away(host: Host, attachment: Attachment) -> bool:
@@ -175,7 +201,7 @@ def away(host: Host, attachment: Attachment) -> bool:
     if not is_pci_address(device):
         is_back = _where(host, device, attachment.ifname, undo).home() is not None
         return not is_back and namespaces.is_hidden(attachment.owner.netns, attachment.netns_path)
-    return pf.exists(host, device) and host.find_netdev(device) is None and pf.can_have_interface(host, device)
+    return pf.is_away(host, device)
 
 
 def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
@@ -185,3 +211,70 @@ def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -
     mac, mtu = moving.expected_mac(attachment, conf), request["mtu"] or undo.mtu
     found = moving.link_differences(link, attachment.ifname, mac, mtu, tuple(request.get("altnames", ())))
     return found + rdma.differences(host, attachment, netns)
+
+
+def _give_back(host: Host, name: str, addresses: Sequence[str], routes: Sequence[Route]) -> tuple[str, ...]:
+    """Give an interface its addresses and routes. Return what the host does not take, as commands with the reason.
+
+    Raises HardwareError if the interface itself is in the way.
+    """
+    refused = [
+        f"ip address add {address} dev {name}: {why}" for address, why in _given(host, name, addresses, _address)
+    ]
+    if not routes:
+        return tuple(refused)
+    occupied = {_place(route) for route in Counter(host.links.routes(None)) - Counter(host.links.routes(None, name))}
+    wanted = [route for route in routes if _place(route) not in occupied]
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while failed := _given(host, name, wanted, _route):
+        if len(failed) == len(wanted):  # otherwise one may lead to the gateway of another
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS)
+        wanted = [route for route, _ in failed]
+    refused += [f"{_command(name, route)}: {why}" for route, why in failed]
+    refused += [
+        f"{_command(name, route)}: its destination is reached by another way now"
+        for route in routes
+        if _place(route) in occupied
+    ]
+    return tuple(refused)
+
+
+def _command(name: str, route: Route) -> str:
+    """Spell the command that makes a route."""
+    told = (
+        ("via", route.gateway),
+        ("dev", name),
+        ("metric", route.priority),
+        ("table", route.table),
+        ("src", route.source),
+        ("proto", route.protocol),
+    )
+    words = " ".join(f"{word} {value}" for word, value in told if value is not None)
+    return f"ip route add {route.destination} {words}" + (" onlink" if route.onlink else "")
+
+
+def _address(host: Host, name: str, address: str) -> None:
+    host.links.configure(name, None, (address,), ())
+
+
+def _route(host: Host, name: str, route: Route) -> None:
+    host.links.configure(name, None, (), (route,))
+
+
+def _given(host: Host, name: str, wanted: Sequence[T], give: Callable[[Host, str, T], None]) -> list[tuple[T, str]]:
+    """Give one after the other; return those that are refused, each with the reason."""
+    refused = []
+    for one in wanted:
+        try:
+            give(host, name, one)
+        except NetlinkFailed as error:
+            if error.errno in NOT_ITS_FAULT:
+                raise
+            refused.append((one, str(error).removeprefix(f"{error.action}: ")))
+    return refused
+
+
+def _place(route: Route) -> Place:
+    return route.destination, route.table, route.priority

@@ -7,10 +7,10 @@ import logging
 import os
 from dataclasses import fields, replace
 
-from agent.errors import HardwareError, NetlinkFailed
+from agent.errors import DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware.host import Host, Link
 from agent.model.allocation import Attachment, Undo, VfSettings
-from agent.model.device import PciDevice, drives_for_programs
+from agent.model.device import PciDevice, Snapshot, drives_for_programs
 
 NO_MAC = "00:00:00:00:00:00"
 NEUTRAL = VfSettings(
@@ -31,13 +31,14 @@ log = logging.getLogger(__name__)
 def with_settings(host: Host, facts: PciDevice, undo: Undo, wanted: VfSettings) -> Undo:
     """Add to an undo record what the PF enforces now, as far as it is about to be changed.
 
-    Raises HardwareError if the PF cannot be asked.
+    Raises HardwareError if the PF cannot be asked, RequestInvalid for a rate that is above its speed.
     """
     pf = interface(host, facts.address)
     if facts.vf_index is None or pf is None:
         raise HardwareError(
             f"the PF of {facts.address}, {facts.physfn}, has no interface: VLAN, MAC, rates cannot be set"
         )
+    _refuse_rates(host, pf.name, wanted)
     try:
         before = host.vf_control.read(pf.name, facts.vf_index)
     except NetlinkFailed as error:
@@ -49,6 +50,19 @@ def with_settings(host: Host, facts: PciDevice, undo: Undo, wanted: VfSettings) 
         # mlx5 makes the VF's node GUID from this MAC; with none, RDMA-CM fails until the driver is bound anew.
         before = replace(before, mac=undo.mac)
     return replace(undo, pf_netdev=pf.name, vf_index=facts.vf_index, settings=_only(before, wanted))
+
+
+def _refuse_rates(host: Host, pf: str, wanted: VfSettings) -> None:
+    """Raise RequestInvalid for a rate above a PF's speed: not all drivers do. Without a link it is not known."""
+    if not (wanted.min_tx_rate or wanted.max_tx_rate):
+        return
+    try:
+        speed = int((host.root / "sys/class/net" / pf / "speed").read_text())
+    except (OSError, ValueError):
+        return
+    for key, rate in (("min_tx_rate", wanted.min_tx_rate), ("max_tx_rate", wanted.max_tx_rate)):
+        if rate and rate > speed > 0:
+            raise RequestInvalid(f"{key} {rate} is above the speed of {pf}, {speed} Mbit/s: take at most that")
 
 
 def apply(host: Host, device: str, undo: Undo, settings: VfSettings) -> None:
@@ -130,6 +144,19 @@ def given_mac(host: Host, facts: PciDevice) -> str:
         log.info("the MAC of %s is not known: %s", facts.address, error)
         return ""
     return mac if mac is not None and mac != NO_MAC else ""
+
+
+def known(snapshot: Snapshot, device: str) -> PciDevice:
+    """Return what is known of a device. Raises DeviceGone."""
+    facts = snapshot.by_address.get(device)
+    if facts is None:
+        raise DeviceGone(device, "among the node's PCI devices; its PF's sriov_numvfs may have been changed")
+    return facts
+
+
+def is_away(host: Host, device: str) -> bool:
+    """Tell whether a device is there without its interface, which only a namespace that lives can keep."""
+    return exists(host, device) and host.find_netdev(device) is None and can_have_interface(host, device)
 
 
 def interface(host: Host, device: str) -> Link | None:

@@ -63,11 +63,11 @@ def with_device(host: Host, snapshot: Snapshot, device: str, wanted: bool | None
     return replace(undo, rdma=found.name, extra={**undo.extra, "rdma_index": found.index})
 
 
-def enter(host: Host, device: str, undo: Undo, netns: int) -> None:
+def enter(host: Host, device: str, undo: Undo, netns: int, *, any_node: bool = False) -> None:
     """Move the RDMA device of an undo record into the namespace.
 
-    Raises HardwareError if its driver refuses, or if its character device has another number afterwards: the
-    container was promised the old one.
+    Raises HardwareError if its driver refuses, or, but for `any_node`, if its character device has another number
+    afterwards: the container was promised the old one.
     """
     if undo.rdma is None:
         return
@@ -82,7 +82,8 @@ def enter(host: Host, device: str, undo: Undo, netns: int) -> None:
             if error.errno == errno.EOPNOTSUPP:
                 raise NetlinkFailed(error.action, error.errno, _refusal(host, device, found)) from error
             raise
-        refuse_other_node(device, found, promised, node(host, found, netns))
+        if not any_node:
+            refuse_other_node(device, found, promised, node(host, found, netns))
 
 
 @contextmanager
@@ -113,15 +114,56 @@ def require_node(host: Host, row: Attachment, netns: int, promised: str) -> None
     Only moves and binding anew give another; a device that did neither is not looked at. A VF of InfiniBand may have
     been bound anew for its former pod's GUID.
     """
-    undo, found = row.undo, None
-    if undo.rdma is not None:
-        found = next((d for d in host.rdma.devices(netns) if _is_it(d, undo)), None)
-        given = node(host, found, netns) if found is not None else None
-    elif "guids" in undo.extra or undo.mode == "infiniband":
-        found = host.find_rdma(row.device)
-        given = node(host, found) if found is not None else None
+    found, where = moved(host, row, netns)
     if found is not None:
-        refuse_other_node(row.device, found, promised, given)
+        refuse_other_node(row.device, found, promised, node(host, found, where))
+
+
+def moved(host: Host, row: Attachment, netns: int) -> tuple[RdmaLink | None, int | None]:
+    """Find the RDMA device of a row, and the namespace that has it (None: the host).
+
+    None for a device that was neither moved nor bound anew for its pod.
+    """
+    undo = row.undo
+    if undo.rdma is not None:
+        return next((d for d in host.rdma.devices(netns) if _is_it(d, undo)), None), netns
+    if "guids" in undo.extra or undo.mode == "infiniband":
+        return host.find_rdma(row.device), None
+    return None, None
+
+
+def renumbered(host: Host, row: Attachment, netns: int, edits: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Say the containerEdits of a row's device with the character devices that it has now.
+
+    Raises HardwareError if it has none any more of a sort that containers are to get.
+    """
+    found, where = moved(host, row, netns)
+    nodes = edits.get("deviceNodes", ())
+    if found is None or not nodes:
+        return edits
+    new: dict[str, str] = {}
+    for kind in ("uverbs", "umad", "issm"):
+        start = f"/dev/infiniband/{kind}"
+        old = [each["path"] for each in nodes if each["path"].startswith(start)]
+        for number, path in enumerate(old, 1):  # of ports, in their order; a device has one of verbs
+            port = None if kind == "uverbs" else number
+            try:
+                name = host.rdma.char_device(found, kind, port, where).name
+            except (NetlinkFailed, DriverUnavailable) as error:
+                raise HardwareError(
+                    f"{row.device} came into its pod without {kind}, in place of {path}: {error}"
+                ) from error
+            new[path] = f"/dev/infiniband/{name}"
+    if all(old_path == new_path for old_path, new_path in new.items()):
+        return edits
+    return {**edits, "deviceNodes": [_at(each, new) for each in nodes]}
+
+
+def _at(node: Mapping[str, Any], new: Mapping[str, str]) -> Mapping[str, Any]:
+    path = new.get(node["path"])
+    if path is None:
+        return node
+    return {**node, "path": path, **({"hostPath": path} if "hostPath" in node else {})}
 
 
 def node_of_edits(edits: Mapping[str, Any]) -> str | None:

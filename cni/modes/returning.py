@@ -191,7 +191,7 @@ def _settle_limits(host: Host, undo: Undo, link: Link) -> None:
         log.warning("%s keeps its offload limits: %s", link.name, error)
 
 
-_SETTLED = tuple(field.name for field in fields(LinkChange) if field.name not in ("name", "limits"))
+_SETTLED = tuple(field.name for field in fields(LinkChange) if field.name not in ("name", "limits", "master"))
 
 
 def _lacking(undo: Undo, link: Link) -> LinkChange:

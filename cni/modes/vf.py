@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from agent.errors import DeviceGone, HardwareError, RequestInvalid
+from agent.errors import HardwareError, RequestInvalid
 from agent.hardware.host import Host, LinkChange
 from agent.model.allocation import Attachment
 from agent.model.device import Snapshot
@@ -34,9 +34,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     Raises DeviceGone for a device that vanished, HardwareError for one that is no VF or has no interface.
     """
     device, conf = target.device, target.conf
-    facts = snapshot.by_address.get(device)
-    if facts is None:
-        raise DeviceGone(device, "among the node's PCI devices; its PF's sriov_numvfs may have been changed")
+    facts = pf.known(snapshot, device)
     if facts.physfn is None:
         raise HardwareError(
             f"{device} is not a VF, and mode vf takes nothing else: the node may need it itself;"
@@ -55,12 +53,23 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
             " it needs a network driver, or sits in another namespace"
         )
     moving.refuse_needed(snapshot, link)
-    change = LinkChange(name=target.ifname, mac=conf.settings.mac, mtu=conf.mtu, up=True)
+    up = not conf.ports  # a bond takes what is down, and brings it up
+    change = LinkChange(name=target.ifname, mac=conf.settings.mac, mtu=conf.mtu, up=up)
     undo = moving.record(host, link, mode="vf")
     if not conf.settings.is_empty:
         undo = pf.with_settings(host, facts, undo, conf.settings)
     undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)
-    return Planned(device, target.ifname, undo, device, link, change, conf.settings, conf.altnames, target.cpu)
+    return Planned(
+        device=device,
+        ifname=target.ifname,
+        undo=undo,
+        pci_id=device,
+        link=link,
+        change=change,
+        settings=conf.settings,
+        altnames=conf.altnames,
+        cpu=target.cpu,
+    )
 
 
 def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
@@ -69,8 +78,8 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     assert link is not None
     pf.apply(host, planned.device, undo, planned.settings)
     where = moving.by_address(host, planned.device, planned.ifname)
-    moving.move_in(host, link, where, netns, change, planned.facts, planned.cpu)
-    rdma.enter(host, planned.device, undo, netns)
+    moving.move_in(host, link, where, netns, change, planned.altnames, planned.cpu)
+    rdma.enter(host, planned.device, undo, netns, any_node=planned.any_node)
     return InterfaceFacts(planned.ifname, change.mac or undo.mac, change.mtu or undo.mtu, planned.pci_id)
 
 
@@ -105,8 +114,7 @@ def _leave(host: Host, attachment: Attachment, netns: int | None) -> None:
 
 def away(host: Host, attachment: Attachment) -> bool:
     """Tell whether the VF is not back: only a namespace that lives can keep it."""
-    device = attachment.device
-    return pf.exists(host, device) and host.find_netdev(device) is None and pf.can_have_interface(host, device)
+    return pf.is_away(host, attachment.device)
 
 
 def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agent.errors import DeviceGone, HardwareError, RequestInvalid
-from agent.hardware import binding
+from agent.errors import HardwareError, RequestInvalid
 from agent.hardware import netns as namespaces
-from agent.hardware.host import Host
+from agent.hardware.host import Host, LinkChange
+from agent.hardware.sysfs import binding
 from agent.model.allocation import Attachment, Undo
 from agent.model.device import LinkLayer, PciDevice, Snapshot, drives_for_programs
 from cni.modes import guid, pf
@@ -31,9 +31,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     do what was asked for, RequestInvalid for a key that is of no use here.
     """
     device, conf = target.device, target.conf
-    facts = snapshot.by_address.get(device)
-    if facts is None:
-        raise DeviceGone(device, "among the node's PCI devices; its PF's sriov_numvfs may have been changed")
+    facts = pf.known(snapshot, device)
     bound = pf.driver(host, device)
     if not drives_for_programs(bound):
         raise HardwareError(
@@ -64,7 +62,8 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         extra = {**undo.extra, **guid.recorded_on_pf(host, snapshot, facts), "rdma_guid": conf.guid}
         undo = replace(undo, vf_index=facts.vf_index, extra=extra)
     mac = conf.settings.mac or ("" if _is_infiniband(snapshot, facts) else pf.given_mac(host, facts))
-    return Planned(device, target.ifname, undo, device, settings=conf.settings, facts=mac)
+    change = LinkChange(mac=mac or None)  # which a program in the pod finds, or makes so
+    return Planned(device, target.ifname, undo, pci_id=device, change=change, settings=conf.settings)
 
 
 def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
@@ -73,7 +72,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     pf.apply(host, planned.device, undo, planned.settings)
     if "guids" in undo.extra:
         guid.set_on_pf(host, planned.device, undo, str(undo.extra["rdma_guid"]))
-    return InterfaceFacts(planned.ifname, planned.facts, 0, planned.pci_id, in_kernel=False)
+    return InterfaceFacts(planned.ifname, planned.change.mac or "", 0, planned.pci_id, in_kernel=False)
 
 
 def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:

@@ -32,7 +32,8 @@ static void put(size_t *at, const char *bytes, size_t length)
     *at += length;
 }
 
-/* The agent moves the pod's interface on the processor where this process runs: agent/hardware/cpus.py tells why. */
+/* The agent moves the pod's interface on the processor where this process runs: agent/hardware/netlink/cpus.py tells
+ * why. */
 static void put_processor(size_t *at)
 {
     static const char name[] = "NODEFABRIC_CPU=";

@@ -12,7 +12,7 @@
 
 enum { LONGEST_FILE = 256 << 10, LONGEST_LINE = 520, BOOT_ID_LENGTH = 36 };
 
-static const char begin[] = "nodefabric-pods 1\nboot ", all_known[] = "\nunknown 0\n", end[] = "\nend\n";
+static const char begin[] = "nodefabric-pods 2\nboot ", all_known[] = "\nunknown 0\n", end[] = "\nend\n";
 
 enum { HEAD = sizeof begin - 1 + BOOT_ID_LENGTH + sizeof all_known - 1 };
 
@@ -152,5 +152,5 @@ bool pod_has_nothing(const char *socket_path)
     if (!read_pod(&pod) || !read_names(socket_path, &names))
         return false;
     return !has_line(names, pod.container_id, "", nothing) && !has_line(names, pod.name_space, "/", pod.name) &&
-           !has_line(names, pod.uid, "", nothing);
+           !has_line(names, pod.name_space, "/", nothing) && !has_line(names, pod.uid, "", nothing);
 }

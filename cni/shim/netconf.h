@@ -21,7 +21,7 @@ bool is_name(struct span span);
  * into the pod is then what kubelet gave it, and of a pod that has nothing `previous` is the whole answer. It is the
  * result of the plugin before, as it came, or empty. A NUL follows the text.
  * False for what is so, or may be read otherwise by somebody: the agent has the word then. It reads all keys, in
- * cni/netconf.py and cni/kinds.py. */
+ * cni/netconf.py and agent/config/networks.py. */
 bool is_chained(struct span text, struct span *previous);
 
 #endif

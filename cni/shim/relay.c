@@ -63,7 +63,7 @@ struct command {
     int64_t stream_ms; /* wait for the runtime to end its input, and to take our output */
 };
 
-/* ADD: kubelet gives a sandbox four minutes, and addresses may take most of them: cni/leases.py.
+/* ADD: kubelet gives a sandbox four minutes, and addresses may take most of them: cni/ipam/leases.py.
  * STATUS: kubelet asks every 5 s on a loop that also tells whether the runtime lives, so it is answered at once. */
 static const struct command commands[] = {
     {"ADD", RESULT, NAMESPACE_NEEDED, TELL, true, TRY_AGAIN_LATER, 10000, 230000, STREAM_WAIT_MS},

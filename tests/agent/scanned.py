@@ -115,17 +115,25 @@ class FakeHost:
         pass
 
 
+async def until_generation(inventory: Inventory, generation: int) -> Snapshot:
+    """Wait for a snapshot of this generation or a later one."""
+    snapshot = inventory.snapshot.value
+    while snapshot.generation < generation:
+        snapshot = await inventory.snapshot.other_than(snapshot)
+    return snapshot
+
+
 async def running(inventory: Inventory) -> asyncio.Task[None]:
     task = asyncio.create_task(inventory.run())
     async with asyncio.timeout(DEADLINE):
-        await inventory.newer_than(0)
+        await until_generation(inventory, 1)
     return task
 
 
 async def learns(inventory: Inventory, boot_id: str, than: int = 1) -> None:
     """Wait for a snapshot newer than a generation, which must show this boot ID."""
     async with asyncio.timeout(DEADLINE):
-        assert (await inventory.newer_than(than)).boot_id == boot_id
+        assert (await until_generation(inventory, than + 1)).boot_id == boot_id
 
 
 async def stopped(task: asyncio.Task[None]) -> None:

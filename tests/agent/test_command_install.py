@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
-from cni import commands
-from cni.install import MARKER
+from cni.install import commands
+from cni.install.installation import MARKER
 from tests.waiting import until
 
 CONFLIST = '{"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "ptp"}]}'

@@ -33,6 +33,19 @@ def test_check_config_names_all_devices_in_json(tmp_path: Path, capsys: pytest.C
     assert len(json.loads(capsys.readouterr().out)["resources"][0]["devices"]) == 64
 
 
+def test_check_config_names_the_devices_that_the_scheduler_would_see(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    late = "{name: rdma/vf, kind: vf, offer: dra, binding: late}"
+    path.write_text(f"resources: [{late}, {{name: rdma/hca, kind: hca, offer: dra}}]")
+    assert main(["check-config", "--node", "h100-8gpu", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "rdma/vf (vf): 64 of 64 devices, 8 devices in slices\n" in shown
+    assert "  the scheduler sees slots-rdma-vf-gpu-6b3fd5a0, " in shown
+    assert "  the scheduler sees hca-946dae0300000000, " in shown
+
+
 def test_check_config_says_what_is_protected_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text('{cni: {protect: ["0000:18:00.0", typo0]}, resources: [{name: rdma/hca, kind: hca}]}')

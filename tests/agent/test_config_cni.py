@@ -8,10 +8,10 @@ import pytest
 
 from agent import config
 from agent.config import CniSettings, Config, Resource
-from agent.config.sources import Sources
-from agent.config.values import RailNic
+from agent.config.files import Sources
+from agent.config.resources import RailNic
 from agent.errors import ConfigError
-from deviceplugin.resources import list_units
+from agent.offer.units import list_units
 from tests.deviceplugin.machines import node
 
 

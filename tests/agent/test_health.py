@@ -4,8 +4,7 @@ from agent.config import HealthSettings
 from agent.health import HealthBook
 from agent.model.device import Gpu
 from agent.model.gpu_health import GpuEvent
-from agent.model.health import HEALTHY, unhealthy
-from agent.model.reasons import Reason
+from agent.model.health import HEALTHY, Reason, unhealthy
 
 PF, GPU = "0000:3b:00.0", "GPU-1"
 LINK = unhealthy(Reason.LINK_DOWN)
@@ -36,12 +35,12 @@ class Node:
     def look(self, *raw: bool, at: float = 0.0) -> str:
         """Look at the link of a PF (up or not, nothing to leave it out) at a time; return the reason that counts."""
         self.clock.now = 100.0 + at
-        terms = self.book.terms()
+        terms = self.book.policy()
         return "".join(terms.lasting(PF, HEALTHY if up else LINK).reason for up in raw)
 
     def look_at_gpu(self, at: float = 0.0, card: Gpu = CARD) -> str:
         self.clock.now = 100.0 + at
-        return self.book.terms().gpu(card, "").reason
+        return self.book.policy().gpu(card, "").reason
 
 
 def test_a_look_is_due_when_a_link_has_been_down_for_long_enough() -> None:
@@ -96,8 +95,8 @@ def test_other_settings_count_from_the_next_look_on() -> None:
 
 
 def test_links_may_be_ignored() -> None:
-    assert HealthBook(HealthSettings(link="ignore")).terms().follow_link is False
-    assert HealthBook().terms().follow_link is True
+    assert HealthBook(HealthSettings(link="ignore")).policy().follow_link is False
+    assert HealthBook().policy().follow_link is True
 
 
 def test_an_error_of_a_gpu_asks_for_a_look_and_ends_by_itself_if_it_may() -> None:

@@ -6,20 +6,24 @@ import asyncio
 import logging
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from agent.config import Placement
 from agent.errors import DriverUnavailable, HardwareError
 from agent.inventory import Inventory
 from agent.model.change import EVERYTHING, of_function
 from agent.model.device import Problem, Snapshot
+from agent.model.gpu_ids import GpuIds
+from agent.model.places import Places
 from tests.agent.scanned import DEADLINE, FakeHost, FakeWatch, learns, running, stopped
 from tests.awaiting import until
 
 
 def test_before_the_first_scan_there_is_an_empty_generation_zero() -> None:
-    assert Inventory(FakeHost(), 60).snapshot == Snapshot()
-    assert Inventory(FakeHost(), 60).snapshot.generation == 0
+    assert Inventory(FakeHost(), 60).snapshot.value == Snapshot()
+    assert Inventory(FakeHost(), 60).snapshot.value.generation == 0
 
 
 def test_the_first_scan_counts_even_if_it_finds_nothing() -> None:
@@ -40,48 +44,7 @@ def test_only_a_difference_makes_a_new_generation() -> None:
         host.now = Snapshot(boot_id="b")
         second = await inventory.scan_now()
         assert (second.generation, second.boot_id) == (2, "b")
-        assert inventory.snapshot is second
-
-    asyncio.run(scenario())
-
-
-def test_all_waiters_wake_at_a_newer_generation() -> None:
-    async def scenario() -> None:
-        host = FakeHost()
-        inventory = Inventory(host, 60)
-        await inventory.scan_now()
-        waiting = [asyncio.create_task(inventory.newer_than(1)) for _ in range(50)]
-        late = asyncio.create_task(inventory.newer_than(2))
-        await asyncio.sleep(0)
-        host.now = Snapshot(boot_id="b")
-        await inventory.scan_now()
-        async with asyncio.timeout(DEADLINE):
-            assert {s.generation for s in await asyncio.gather(*waiting)} == {2}
-        assert not late.done()
-        late.cancel()
-        assert (await inventory.newer_than(0)).generation == 2
-
-    asyncio.run(scenario())
-
-
-def test_no_follower_misses_the_last_of_many_changes() -> None:
-    async def scenario() -> None:
-        host = FakeHost()
-        inventory = Inventory(host, 60)
-
-        async def follow() -> int:
-            seen = 0
-            while seen < 30:
-                seen = (await inventory.newer_than(seen)).generation
-                await asyncio.sleep(0)
-            return seen
-
-        followers = [asyncio.create_task(follow()) for _ in range(5)]
-        for number in range(30):
-            host.now = Snapshot(boot_id=str(number))
-            await inventory.scan_now()
-        async with asyncio.timeout(DEADLINE):
-            assert await asyncio.gather(*followers) == [30] * 5
+        assert inventory.snapshot.value is second
 
     asyncio.run(scenario())
 
@@ -113,7 +76,7 @@ def test_a_failed_scan_keeps_the_snapshot_and_tells_the_caller() -> None:
         host.error = HardwareError("broken")
         with pytest.raises(HardwareError):
             await inventory.scan_now()
-        assert inventory.snapshot is first
+        assert inventory.snapshot.value is first
 
     asyncio.run(scenario())
 
@@ -353,7 +316,7 @@ def test_a_problem_is_logged_once_when_it_comes_and_once_when_it_goes(caplog: py
         host.now = replace(sound, problems=(Problem("/sys/class/net/eth0/mtu", "cannot be read: EIO"),))
         for _ in range(3):
             await inventory.scan_now()
-        assert inventory.problems == host.now.problems
+        assert inventory.snapshot.value.problems == host.now.problems
         host.now = sound
         for _ in range(3):
             await inventory.scan_now()
@@ -384,5 +347,38 @@ def test_a_slow_scan_does_not_stop_the_loop() -> None:
         assert not scan.done()
         host.gate.set()
         await scan
+
+    asyncio.run(scenario())
+
+
+TOPOLOGY = '<system><cpu numaid="0"><pci busid="ffff:ff:01.0"><pci busid="0001:00:00.0"/></pci></cpu></system>'
+
+
+def test_what_the_configuration_says_of_gpus_is_part_of_the_snapshot(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        host, file = FakeHost(), tmp_path / "topo.xml"
+        inventory = Inventory(host, 60)
+        ids = (GpuIds("example.com/npu", "(?P<pci>.+)"),)
+        inventory.heed(Placement(ids, file))
+        assert (await inventory.scan_now()).gpu_ids == ids
+        assert inventory.snapshot.value.places == Places(), "the node has no such file"
+        file.write_text(TOPOLOGY)
+        assert (await inventory.scan_now()).places.source == str(file)
+        file.write_text("<html>")
+        found = await inventory.scan_now()
+        assert found.places == Places()
+        assert [(p.path, "no topology file" in p.text) for p in found.problems] == [(str(file), True)]
+        inventory.heed(Placement())
+        assert await inventory.scan_now() == replace(found, gpu_ids=(), problems=())
+
+    asyncio.run(scenario())
+
+
+def test_the_table_of_a_known_instance_stays_where_there_is_no_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        known = Places("a known one", (("0001:00:00.0", ("s", "s", "0001:00:00.0"), 0),))
+        inventory = Inventory(FakeHost(Snapshot(places=known)), 60)
+        inventory.heed(Placement(topology_file=tmp_path / "none.xml"))
+        assert (await inventory.scan_now()).places == known
 
     asyncio.run(scenario())

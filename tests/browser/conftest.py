@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.hardware.sysfs import scan
+from agent.hardware.sysfs.scan import scan
 from agent.model.device import Snapshot
 from agent.sim import recorded
 from tests.browser.chromium import Browser, program

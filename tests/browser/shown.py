@@ -2,65 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from agent import page
-from agent.endpoints import EndpointServer, Pages
 from agent.ledger import Ledger
-from agent.metrics import Facts
 from agent.model.allocation import NetnsId, Owner, PodRef, Undo
 from agent.model.device import PciDevice, Snapshot
 from agent.model.health import HEALTHY, Health
-from agent.overview import Overview
+from agent.offer.offer import Unit
+from agent.report import page
+from agent.report.endpoints import EndpointServer
+from agent.report.replies import Pages
+from tests.agent.report.told_node import ToldNode
 
 KINDS = {"rdma/hca": "hca", "rdma/vf": "vf", "nvidia.com/gpu": "gpu"}
 SHARES = 63
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """One unit, as the device plugins offer it."""
-
-    unit_id: str
-    resource_name: str
-    device: str
-    health: Health = HEALTHY
-    numa_node: int = 0
+def offered(unit_id: str, resource_name: str, device: str, health: Health = HEALTHY, gpu: str = "") -> Unit:
+    """Make one unit, as the device plugins offer it."""
+    return Unit(unit_id, resource_name, "vf", device, health, 0, gpu=gpu)
 
 
-@dataclass(frozen=True, slots=True)
-class RailUnit(Unit):
-    """A GPU with its NIC, which is the unit's device."""
-
-    gpu: str = ""
-
-
-@dataclass
-class ShownNode:
+class ShownNode(ToldNode):
     """What the page shows, and how it changes."""
 
-    snapshot: Snapshot
-    ledger: Ledger
-    units: Mapping[str, Sequence[Unit]] = field(default_factory=dict)
-    overview: Overview = field(init=False)
-    server: EndpointServer | None = None
-
-    def __post_init__(self) -> None:
-        self.units = self.units or offer(self.snapshot)
-        self.overview = Overview(
-            self.facts,
-            lambda: self.units,
-            lambda: KINDS,
-            lambda: self.snapshot.generation,
-            node="node-1",
-            version="1.2.3",
-        )
-        for name in list(self.overview.obstacles.found):
-            self.overview.obstacles.set(name, None)
-        self.overview.follow(self.ledger)
+    def __init__(self, snapshot: Snapshot, ledger: Ledger) -> None:
+        super().__init__(snapshot, offer(snapshot), KINDS, ledger)
+        self.ledger = ledger
+        self.server: EndpointServer | None = None
+        for name in list(self.overview.conditions.found):
+            self.overview.conditions.set(name, None)
 
     @property
     def url(self) -> str:
@@ -76,18 +50,6 @@ class ShownNode:
         """Be away."""
         assert self.server is not None
         self.server.close()
-
-    def facts(self) -> Facts:
-        books = self.ledger
-        return Facts(
-            self.snapshot,
-            self.units,
-            books.grants(),
-            books.attachments(),
-            books.quarantines(),
-            1.0,
-            books.owed_leases(),
-        )
 
     def attach(self, vf: str, pod: PodRef, number: int = 1) -> None:
         """Put a VF into a pod, in the books."""
@@ -115,9 +77,9 @@ def offer(snapshot: Snapshot) -> dict[str, tuple[Unit, ...]]:
     """Offer what there is: VFs, GPUs, and shares of every adapter that has VFs."""
     hcas = [d for d in snapshot.devices if d.vfs]
     return {
-        "rdma/hca": tuple(Unit(f"hca-{d.address}-{n}", "rdma/hca", d.address) for d in hcas for n in range(SHARES)),
-        "rdma/vf": tuple(Unit(d.address, "rdma/vf", d.address) for d in snapshot.devices if d.is_vf),
-        "nvidia.com/gpu": tuple(Unit(gpu.uuid, "nvidia.com/gpu", gpu.uuid) for gpu in snapshot.gpus),
+        "rdma/hca": tuple(offered(f"hca-{d.address}-{n}", "rdma/hca", d.address) for d in hcas for n in range(SHARES)),
+        "rdma/vf": tuple(offered(d.address, "rdma/vf", d.address) for d in snapshot.devices if d.is_vf),
+        "nvidia.com/gpu": tuple(offered(gpu.uuid, "nvidia.com/gpu", gpu.uuid) for gpu in snapshot.gpus),
     }
 
 

@@ -10,13 +10,16 @@ from dataclasses import replace
 
 import pytest
 
-from agent.endpoints import EndpointServer, Pages
 from agent.model.allocation import PodRef
 from agent.model.device import MigDevice
 from agent.model.health import unhealthy
-from agent.status.cached import served
+from agent.report.dra import DriverState
+from agent.report.endpoints import EndpointServer
+from agent.report.replies import Pages
+from agent.report.status.cached import served
+from tests.agent.claimed import claimed_vf, prepare
 from tests.browser.chromium import Browser, Page
-from tests.browser.shown import RailUnit, ShownNode, Unit
+from tests.browser.shown import ShownNode, offered
 
 AWAY = "Failed to load resource: net::ERR_"
 """Said of what nobody answers; an answer that is an error is told otherwise."""
@@ -191,7 +194,7 @@ def test_names_from_pods_are_text_and_nothing_else(browser: Browser, node: Shown
     node.attach(VF, PodRef(HOSTILE, HOSTILE))
     node.ledger.quarantine(HOSTILE, HOSTILE)
     node.overview.events.note("agent", HOSTILE, HOSTILE)
-    node.overview.obstacles.set("ledger", HOSTILE)
+    node.overview.conditions.set("ledger", HOSTILE)
     with looking(browser, node) as page:
         page.point(f'[data-key="{VF}"]', click=True)
         assert HOSTILE in page.text("#details-body")
@@ -247,11 +250,11 @@ def test_an_agent_that_begins_anew_with_a_wrong_configuration_says_so(browser: B
 
 
 def test_what_keeps_the_agent_from_its_work_is_said_on_top(browser: Browser, node: ShownNode) -> None:
-    node.overview.obstacles.set("kubelet", "has no open stream for rdma/vf")
+    node.overview.conditions.set("kubelet", "has no open stream for rdma/vf")
     with looking(browser, node) as page:
         assert page.text("#readiness") == "▲ not ready"
         assert "kubelet: has no open stream for rdma/vf" in page.text("#obstacles")
-        node.overview.obstacles.set("kubelet", None)
+        node.overview.conditions.set("kubelet", None)
         page.until("document.querySelector('#readiness').textContent === '● ready'")
 
 
@@ -313,15 +316,37 @@ def test_everything_that_can_be_reached_has_a_name(browser: Browser, node: Shown
         assert roles.count("treeitem") == 2 + 9 + 8 + 10 + 64
 
 
+def test_claims_are_shown_with_their_driver_and_only_where_there_are_any(browser: Browser, node: ShownNode) -> None:
+    with looking(browser, node) as page:
+        assert page.evaluate("document.querySelector('#claims-section').hidden")
+        prepare(node.ledger, "nics", claimed_vf(VF), claimed_vf("0000:18:00.2", request="other"))
+        node.report.driver.set(
+            DriverState("nodefabric.io", "", 2, frozenset({"taints"}), (("rdma/vf", "LinkDown", 1),))
+        )
+        page.until("!document.querySelector('#claims-section').hidden")
+        assert [row[:6] for row in rows(page, "claims")] == [
+            ["default/nics", "nic", VF, "rdma/vf", "default/trainer", "prepared"],
+            ["default/nics", "other", "0000:18:00.2", "rdma/vf", "default/trainer", "prepared"],
+        ]
+        line = "registered with kubelet; 2 slices published; 1 device (▲ 1 LinkDown); ▲ the cluster leaves out taints"
+        assert page.text("#dra") == f"DRA driver nodefabric.io: {line}"
+        assert state(page, VF) == "granted"
+        assert [row[1:6] for row in rows(page, "held")] == [["rdma/vf", "default/trainer", "", "", "prepared"]] * 2
+        node.report.driver.set(DriverState("nodefabric.io", "kubelet is away"))
+        page.until(
+            "document.querySelector('#dra').textContent.includes('▲ not registered with kubelet: kubelet is away')"
+        )
+
+
 def test_slots_slices_rails_and_kinds_of_tomorrow_are_shown(browser: Browser, node: ShownNode) -> None:
     gpu = replace(node.snapshot.gpus[0], mig_mode=True, mig_devices=(MigDevice("MIG-1", "1g.10gb", 7, 0, 10 << 30),))
     node.snapshot = replace(node.snapshot, gpus=(gpu, *node.snapshot.gpus[1:]), generation=2)
-    rail = RailUnit("rail-1", "rdma/rail", VF, gpu=node.snapshot.gpus[3].uuid)
+    rail = offered("rail-1", "rdma/rail", VF, gpu=node.snapshot.gpus[3].uuid)
     node.units = {
-        "rdma/vf": tuple(Unit(f"slot-vf-0-{n}", "rdma/vf", "") for n in range(4)),
-        "gpu/mig": (Unit("MIG-1", "gpu/mig", "MIG-1"),),
+        "rdma/vf": tuple(offered(f"slot-vf-0-{n}", "rdma/vf", "") for n in range(4)),
+        "gpu/mig": (offered("MIG-1", "gpu/mig", "MIG-1"),),
         "rdma/rail": (rail,),
-        "new/kind": (Unit("x", "new/kind", "of-no-known-device", unhealthy("LinkDown")),),
+        "new/kind": (offered("x", "new/kind", "of-no-known-device", unhealthy("LinkDown")),),
     }
     node.ledger.grant("rdma/vf", {"slot-vf-0-0": ""})
     node.ledger.grant("gpu/mig", {"MIG-1": "MIG-1"})

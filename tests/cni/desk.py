@@ -10,10 +10,12 @@ from typing import Any
 
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment
-from cni.leases import STATUS_SECONDS, LeaseBook
+from cni.ipam.leases import STATUS_SECONDS, LeaseBook, Limits
 from tests.agent.books import attach, open_books, owner
 
 PLUGINS = "/opt/cni/bin:/usr/lib/cni"
+NOTES = "echo $CNI_COMMAND $CNI_CONTAINERID >>$(dirname $0)/calls; "
+"""What a plugin begins with that writes down what it was asked; `Desk.said` reads it."""
 
 
 class Desk:
@@ -32,9 +34,7 @@ class Desk:
         self.now = time.time()
         self.leases = LeaseBook(
             books,
-            seconds=seconds,
-            add_seconds=add_seconds or seconds,
-            status_seconds=status_seconds,
+            Limits(seconds, add_seconds or seconds, status_seconds),
             clock=lambda: self.now,
             uptime=lambda: self.now,
         )

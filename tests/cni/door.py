@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cni import protocol
-from cni.attachment import Attachments, Call
+from cni.attachment import Attachments
+from cni.call import Call
 from cni.protocol import Request
 from cni.server import CniServer
 
@@ -61,12 +62,12 @@ class Door:
     def __init__(self, path: Path, receive_seconds: float = 20.0) -> None:
         self.path = path
         self.attachments = Scripted()
-        self.obstacle: str | None = None
+        self.condition: str | None = None
         self.observed: list[str] = []
         self.server = CniServer(
             path,
             self.attachments,
-            obstacle=lambda: self.obstacle,
+            condition=lambda: self.condition,
             observe=self._observe,
             receive_seconds=receive_seconds,
         )

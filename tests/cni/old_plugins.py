@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.model.allocation import VfSettings
-from cni.adoption import Adopted
+from cni.migrate.adoption import Adopted
 from tests.cni.tiny_node import PF_NETDEV, Rig, mac_of, netdev, vf
 
 CONTAINER = "c0ffee" * 10 + "cafe"

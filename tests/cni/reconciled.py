@@ -5,27 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from agent.reconcile import Claim, Reconciler
+from agent.reconcile import Reconciler
+from agent.state import Latest
+from tests.agent.reconcile.told_outside import ToldOutside
 from tests.cni.tiny_node import Rig, vf
+from tests.live import Live
 
 
 def reconciler_of(
     rig: Rig, boot_id: str = "boot", replay_spool: Callable[[], int] = lambda: 0
 ) -> tuple[Reconciler, list[tuple[str, str]]]:
     """Make a reconciler to which all VFs are offered, and the list of what it does."""
-    counted: list[tuple[str, str]] = []
-
-    async def claims() -> tuple[Claim, ...]:
-        return ()
-
-    made = Reconciler(
-        rig.ledger,
-        rig.attachments,
-        claims=claims,
-        devices_of_units=lambda: {vf(i): vf(i) for i in range(3)},
-        replay_spool=replay_spool,
-        count=lambda action, reason: counted.append((action, reason)),
-        snapshot=lambda: replace(rig.machine.scan(), boot_id=boot_id),
-        ours=lambda: {vf(i) for i in range(3)},
+    outside = ToldOutside(
+        units=lambda: {vf(i): vf(i) for i in range(3)}, ours=lambda: {vf(i) for i in range(3)}, replay=replay_spool
     )
-    return made, counted
+    scanning = Live(lambda: replace(rig.machine.scan(), boot_id=boot_id))
+    return Reconciler(rig.ledger, rig.attachments, scanning, outside, Latest(False)), outside.counted

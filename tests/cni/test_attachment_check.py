@@ -202,7 +202,7 @@ def test_gc_does_not_wait_for_ever(rig: Rig) -> None:
         rig.call("", None, {"cni.dev/valid-attachments": []}) as call,
         pytest.raises(AttachmentError, match="on its way"),
     ):
-        check.collect(rig.ledger, rig.attachments, call, seconds=0.05)
+        check.collect(rig.ledger, rig.attachments.detacher, call, seconds=0.05)
     rig.await_back()
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,14 @@ from agent.errors import (
 from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
 from agent.sim.machine import RecordedVfControl, SimulatedMachine
+from agent.state import Latest
 from cni.attachment import Attachments
 from cni.modes.returning import spare_name
+from cni.node import Node
 from tests.cni import tiny_node
 from tests.cni.tiny_node import ASKED, Rig, netdev, open_rig, stub_answer, vf
+from tests.cni.told_grants import ToldGrants
+from tests.live import Live
 from tests.waiting import until
 
 
@@ -177,7 +182,7 @@ def test_books_that_cannot_be_written_give_the_vf_back_and_are_put_right_later(r
     pod, before = rig.pod(), rig.found()
     ledger = Forgetful.open(rig.folder / "ledger.db", "boot")
     snapshot = rig.machine.scan()
-    attachments = Attachments(rig.machine, ledger, lambda: snapshot, lambda pod: ())
+    attachments = Attachments(Node(rig.machine, ledger, Latest(snapshot)))
     with (
         rig.call("c1", pod, {"deviceID": vf(0), **ASKED, "ipam": rig.ipam()}) as call,
         pytest.raises(LedgerError, match="the disk is full"),
@@ -298,7 +303,7 @@ def test_kubelet_that_does_not_answer_fails_the_add_untouched(rig: Rig) -> None:
     def unavailable(pod: PodRef) -> Any:
         raise Unavailable("kubelet does not answer")
 
-    attachments = Attachments(rig.machine, rig.ledger, rig.machine.scan, unavailable)
+    attachments = Attachments(Node(rig.machine, rig.ledger, Live(rig.machine.scan)), ToldGrants(answer=unavailable))
     with (
         rig.call("c1", rig.pod(), {"prevResult": {"interfaces": []}}) as call,
         pytest.raises(Unavailable, match="kubelet does not answer"),
@@ -333,16 +338,14 @@ def test_everything_still_works_when_the_folder_of_leases_is_gone(rig: Rig) -> N
     assert rig.ledger.owed_leases() == ()
 
 
-def test_a_device_that_no_thread_can_be_started_for_is_withheld_until_one_can(rig: Rig) -> None:
+def test_a_device_that_no_thread_could_be_started_for_is_brought_back_later(rig: Rig) -> None:
     pod, before = rig.pod(), rig.found()
     rig.add("c1", pod)
     former = threading.stack_size(1 << 46)  # more than there is
     try:
-        rig.delete("c1", pod)
-        with pytest.raises(HardwareError, match="can't start new thread"):
-            rig.attachments.heal(vf(0))
-        [withheld] = rig.ledger.quarantines()
-        assert withheld.device == vf(0)
+        for bring_back in (partial(rig.delete, "c1", pod), partial(rig.attachments.heal, vf(0))):
+            with pytest.raises(Unavailable, match="can't start new thread"):
+                bring_back()
     finally:
         threading.stack_size(former)
     assert rig.attachments.heal(vf(0)) == "half-detaching"

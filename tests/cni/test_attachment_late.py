@@ -14,10 +14,15 @@ from agent.errors import AgentError, DeviceBusy
 from agent.hardware.host import Link, LinkChange
 from agent.model.allocation import PodRef
 from agent.sim.machine import SimulatedMachine
-from cni.attachment import Attachments, GrantedDevice
-from cni.underway import Underway
+from cni.attachment import Attachments
+from cni.grants import GrantedDevice
+from cni.in_flight import InFlight
+from cni.node import Node
 from tests.cni import tiny_node
+from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, open_rig, vf
+from tests.cni.told_grants import ToldGrants
+from tests.live import Live
 from tests.waiting import until
 
 ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "vlan": 100, "trust": "on"}
@@ -130,9 +135,9 @@ def test_a_del_while_kubelet_is_asked_makes_the_add_undo_itself(rig: Rig) -> Non
     def granted(of: PodRef) -> Sequence[GrantedDevice]:
         with rig.call("c1", pod, {}, "eth0") as call:
             attachments.delete(call)
-        return (GrantedDevice(vf(0), "rdma/vf", {"ipam": rig.ipam()}),)
+        return (GrantedDevice(vf(0), "rdma/vf", network({"ipam": rig.ipam()})),)
 
-    attachments = Attachments(rig.machine, rig.ledger, rig.machine.scan, granted)
+    attachments = Attachments(Node(rig.machine, rig.ledger, Live(rig.machine.scan)), ToldGrants(answer=granted))
     try:
         with (
             rig.call("c1", pod, {"prevResult": {"cniVersion": "1.0.0"}}, "eth0") as call,
@@ -172,7 +177,7 @@ def test_a_del_that_the_next_pods_add_overtakes_touches_nothing(rig: Rig) -> Non
     rig.add("c2", second, ipam=rig.ipam(), **{**ASKED, "vlan": 200})
     (row,) = rig.ledger.attachments()
     rig.ledger.begin_detach([read_before.attachment_id])
-    rig.attachments.start_detach(read_before, None)
+    rig.attachments.detacher.start_detach(read_before, None)
     rig.attachments.close()
     assert rig.ledger.attachments() == (row,)
     rig.check("c2", second)
@@ -211,17 +216,17 @@ def test_an_add_after_its_del_is_a_new_one(rig: Rig) -> None:
 
 
 def test_word_left_for_one_add_reaches_no_other() -> None:
-    underway = Underway()
-    underway.overtake("c1", "net1")
-    with underway.add("c1", "net1") as first, underway.add("c1", "net2") as other:
-        with underway.add("c1", "net1") as again:
-            underway.overtake("c1", "net1")
+    in_flight = InFlight()
+    in_flight.overtake("c1", "net1")
+    with in_flight.add("c1", "net1") as first, in_flight.add("c1", "net2") as other:
+        with in_flight.add("c1", "net1") as again:
+            in_flight.overtake("c1", "net1")
             assert (first.close(), again.close(), other.close()) == (True, True, False)
-        underway.overtake("c1", "net1")
+        in_flight.overtake("c1", "net1")
         assert first.overtaken
-        underway.overtake("c1", "net2")  # the rows are written: DEL finds them
+        in_flight.overtake("c1", "net2")  # the rows are written: DEL finds them
         assert not other.overtaken
-    with underway.add("c1", "net1") as later:
+    with in_flight.add("c1", "net1") as later:
         assert not later.close()
 
 

@@ -151,7 +151,7 @@ def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: R
     (folder / "1.del").write_bytes(protocol.encode_request(spooled))
     rig.remove(pods[1])
     server = CniServer(
-        rig.folder / "cni.sock", rig.attachments, obstacle=lambda: None, observe=lambda command: nullcontext()
+        rig.folder / "cni.sock", rig.attachments, condition=lambda: None, observe=lambda command: nullcontext()
     )
     reconciler, counted = reconciler_of(rig, replay_spool=lambda: spool.replay(folder, server.answer))
     rig.ledger.quarantine("0000:99:00.0", "its row is gone")

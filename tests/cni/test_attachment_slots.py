@@ -11,15 +11,19 @@ from typing import Any
 import pytest
 
 from agent.errors import DeviceBusy, RequestInvalid
-from agent.model.slots import slot_id
-from cni.attachment import Attachments
-from cni.call import Call, GrantedDevice
+from agent.model.unit_id import slot_id
+from cni.attachment import Attachments, Settings
+from cni.call import Call
+from cni.grants import NO_GRANTS, GrantedDevice
+from cni.node import Node
 from tests.cni import tiny_node
+from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, stub_answer, vf
+from tests.live import Live
 
 SLOT, OTHER = (slot_id("rdma/vf", 0, n) for n in range(2))
 CHAINED: Mapping[str, Any] = {"prevResult": {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]}}
-NETWORK: Mapping[str, Any] = {"name": "rails", "vlan": 7}
+NETWORK = network({"name": "rails", "vlan": 7})
 
 
 class Chooser:
@@ -51,9 +55,8 @@ def rig(own_network: None, tmp_path: Path, slots: Chooser) -> Iterator[Rig]:
     tiny_node.create(tmp_path)
     with tiny_node.open_rig(tmp_path) as rig:
         rig.attachments.close()
-        rig.attachments = Attachments(
-            *(rig.machine, rig.ledger, rig.machine.scan, lambda pod: ()), busy_seconds=0.3, slots=slots
-        )
+        node = Node(rig.machine, rig.ledger, Live(rig.machine.scan))
+        rig.attachments = Attachments(node, NO_GRANTS, slots, Settings(busy_seconds=0.3))
         yield rig
 
 
@@ -92,7 +95,7 @@ def test_a_slot_of_another_pod_is_refused(rig: Rig, slots: Chooser) -> None:
 
 
 def test_what_was_bound_for_an_add_that_fails_is_let_go(rig: Rig, slots: Chooser) -> None:
-    slots.found = [GrantedDevice(vf(0), "rdma/vf", {"name": "rails", "ipam": rig.stub_ipam("exit 1")}, SLOT)]
+    slots.found = [GrantedDevice(vf(0), "rdma/vf", network({"name": "rails", "ipam": rig.stub_ipam("exit 1")}), SLOT)]
     before = rig.found()
     with pytest.raises(Exception, match="stub"):
         rig.add("c1", rig.pod(), "eth0", **CHAINED)
@@ -122,9 +125,8 @@ def test_calls_for_a_device_by_its_address_ask_for_no_slots(rig: Rig, slots: Cho
 
 def test_few_pods_wait_at_once_for_the_devices_of_their_slots(rig: Rig, slots: Chooser) -> None:
     rig.attachments.close()
-    rig.attachments = Attachments(
-        *(rig.machine, rig.ledger, rig.machine.scan, lambda pod: ()), slots=slots, max_adding=2
-    )
+    node = Node(rig.machine, rig.ledger, Live(rig.machine.scan))
+    rig.attachments = Attachments(node, NO_GRANTS, slots, Settings(max_adding=2))
     waits, go = threading.Event(), threading.Event()
 
     def wait() -> None:

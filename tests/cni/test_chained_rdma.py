@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from agent.errors import HardwareError, RequestInvalid
-from cni import chained_rdma
+from agent.state import Latest
+from cni.attachment import Attachments
+from cni.node import Node
 from tests.agent.books import attach, owner
 from tests.cni.tiny_node import Rig, tiny_snapshot, vf
 
@@ -38,12 +40,13 @@ def test_a_call_that_is_not_chained_is_refused(rig: Rig) -> None:
 
 
 def test_where_devices_are_kept_apart_the_pod_must_have_got_its_own(rig: Rig) -> None:
+    attachments = Attachments(Node(rig.machine, rig.ledger, Latest(EXCLUSIVE)))
     with rig.call("c1", rig.pod(), CONF) as call:
         with pytest.raises(HardwareError, match="was brought into the pod by another plugin"):
-            chained_rdma.add(rig.ledger, EXCLUSIVE, call)
+            attachments.add(call)
         row = attach(rig.ledger, vf(0), owner("c1"))
         with pytest.raises(HardwareError, match=f"{vf(0)} came into the pod without an RDMA device"):
-            chained_rdma.add(rig.ledger, EXCLUSIVE, call)
+            attachments.add(call)
         rig.ledger.finish_detach(row)
         rig.ledger.begin_attach(
             row.owner,
@@ -54,5 +57,6 @@ def test_where_devices_are_kept_apart_the_pod_must_have_got_its_own(rig: Rig) ->
             netns_path="/x",
             request=row.request,
         )
-        assert chained_rdma.add(rig.ledger, EXCLUSIVE, call) == RESULT
+        assert attachments.add(call) == RESULT
         rig.ledger.finish_detach(rig.ledger.attachments()[0])
+    attachments.close()

@@ -83,7 +83,7 @@ def node(own_network: None, tmp_path: Path, short_folder: Path, relay_program: C
         rig.stub_ipam(HANGS)
         subprocess.run(["ip", "link", "set", PF_NETDEV, "up"], check=True)
         relay = Relay(relay_program("static"), short_folder)
-        server = CniServer(relay.socket, rig.attachments, obstacle=lambda: None, observe=lambda _: nullcontext())
+        server = CniServer(relay.socket, rig.attachments, condition=lambda: None, observe=lambda _: nullcontext())
         server.start()
         yield Node(rig, relay, rig.pod())
         server.close()

@@ -53,7 +53,10 @@ class Dhcp:
             self._processes = [subprocess.Popen([*enter, sys.executable, "-c", SERVER], stdout=log)]
         program = shutil.which("dhcp", path=PLUGINS)
         assert program is not None
-        self._processes.append(subprocess.Popen([program, "daemon", "-socketpath", self.socket]))
+        self._said = rig.folder / "daemon.log"
+        with self._said.open("w") as said:
+            command = [program, "daemon", "-socketpath", str(self.socket)]
+            self._processes.append(subprocess.Popen(command, stderr=said))
         until(lambda: self.socket.exists() and "READY" in self._log.read_text())
 
     def close(self) -> None:
@@ -69,6 +72,17 @@ class Dhcp:
         """List the MACs that the server has heard something from, maybe more than once."""
         lines = (line.split() for line in self._log.read_text().splitlines())
         return {words[1] for words in lines if words[0] == kind}
+
+    def await_release(self, mac: str) -> None:
+        """Wait until the server has heard that an address is free. A failure shows what each of the three did.
+
+        Nobody acknowledges a DHCPRELEASE (RFC 2131, 4.4.6): whether the interface was still in the pod when the daemon
+        sent it shows in its log alone.
+        """
+        try:
+            until(lambda: self.heard("RELEASE") == {mac})
+        except AssertionError as error:
+            raise AssertionError(f"server:\n{self._log.read_text()}daemon:\n{self._said.read_text()}") from error
 
 
 @pytest.fixture
@@ -89,7 +103,7 @@ def test_an_address_comes_from_the_server_and_goes_back_to_it(rig: Rig, dhcp: Dh
     rig.check("c1", pod)
     rig.delete("c1", pod)
     rig.await_back()
-    until(lambda: dhcp.heard("RELEASE") == {mac_of(0)})
+    dhcp.await_release(mac_of(0))
     assert (rig.found(), rig.ledger.quarantines(), rig.ledger.owed_leases()) == (before, (), ())
 
 

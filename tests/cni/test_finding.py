@@ -13,11 +13,16 @@ import pytest
 from agent.errors import DeviceBusy, InUse
 from agent.hardware import netns as namespaces
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
-from agent.model.known import KnownDevice
+from agent.model.vf_identity import KnownDevice
 from cni.finding import UNKNOWN, Finder
+from cni.node import Node
 from cni.release import Wish
+from tests.agent.claimed import claimed_vf, prepare
 from tests.cni import tiny_node
+from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, mac_of, netdev, open_rig, vf
+from tests.cni.told_grants import ToldGrants
+from tests.live import Live
 from tests.waiting import until
 
 ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "mtu": 1400, "vlan": 100, "trust": "on", "spoofchk": "off"}
@@ -43,14 +48,13 @@ def lost(own_network: None, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
 
 
 def finder(rig: Rig, **more: Any) -> Finder:
+    node = Node(rig.machine, rig.ledger, Live(rig.machine.scan))
+    node.locks = rig.attachments._node.locks
     return Finder(
-        rig.machine,
-        rig.ledger,
-        rig.attachments._locks,
-        rig.machine.scan,
+        node,
+        **more,
         netns_folders=(rig.folder,),
         processes=rig.folder / "no-proc",
-        **more,
     )
 
 
@@ -74,6 +78,14 @@ def test_a_vf_in_a_pod_gets_a_row_again_and_is_cleaned_when_the_pod_ends(lost: C
     until(lambda: rig.attachments.heal(vf(0)) == "owner-gone")
     assert rig.found() == rig.before  # type: ignore[attr-defined]
     assert rig.ledger.attachments() == ()
+
+
+def test_a_vf_of_a_claim_is_found_as_what_the_claim_has_brought(lost: Callable[..., Rig]) -> None:
+    rig = lost()
+    prepare(rig.ledger, "nics", claimed_vf(vf(0)))
+    finder(rig).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"}, {vf(0): "rdma/vf"})
+    (row,) = rig.ledger.attachments()
+    assert (row.device, row.resource_name, row.claim_uid) == (vf(0), "rdma/vf", "uid-nics")
 
 
 def test_the_pods_own_del_ends_what_was_found(lost: Callable[..., Rig]) -> None:
@@ -204,11 +216,11 @@ def test_a_del_tells_whose_the_found_row_is_and_returns_its_leases(
 ) -> None:
     """By the interface of its call, or, chained, by the one name it has for all; named by the runtime or not."""
     rig = lost()
-    network = {"name": "rails", "ipam": rig.ipam()}
+    joined = network({"name": "rails", "ipam": rig.ipam()})
     pods = {vf(0): PodRef("default", "a")}
-    assert finder(rig, network_of=lambda resource: network).in_namespaces([vf(0)], pods, containers) == (vf(0),)
+    assert finder(rig, grants=ToldGrants(networks={"": joined})).in_namespaces([vf(0)], pods, containers) == (vf(0),)
     assert len(rig.leases()) == 2
-    naming = finder(rig, network_of=lambda resource: network)
+    naming = finder(rig, grants=ToldGrants(networks={"": joined}))
     with rig.call("c1", rig.folder / "pod.netns", {}, ifname) as call:
         naming.name_owner(call)
         (row,) = rig.ledger.attachments()
@@ -234,8 +246,8 @@ def test_a_del_of_another_namespace_or_interface_names_nobody(lost: Callable[...
 
 def test_a_known_containers_leases_are_returned_without_any_del(lost: Callable[..., Rig]) -> None:
     rig = lost()
-    network = {"name": "rails", "ipam": rig.ipam()}
-    finding = finder(rig, network_of=lambda resource: network if resource == "rdma/vf" else None)
+    joined = network({"name": "rails", "ipam": rig.ipam()})
+    finding = finder(rig, grants=ToldGrants(networks={"rdma/vf": joined}))
     names = {("default", "trainer"): "c1"}
     assert finding.in_namespaces([vf(0)], {vf(0): POD}, names, {vf(0): "rdma/vf"}) == (vf(0),)
     rig.remove(rig.folder / "pod.netns")

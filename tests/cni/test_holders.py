@@ -3,66 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent.config import RailNic, Resource
+from agent.config import Config, RailNic, Resource
 from agent.errors import LedgerError
+from agent.kubelet import checkpoint
 from agent.ledger import Ledger
 from agent.model.allocation import Binding, Grant, PodRef
-from cni import holders
-from cni.holders import Holders, content_of, may_join, name_of
+from agent.state import Latest
+from cni.holders import content_of, may_join, name_of
 from tests.agent.books import attach, open_books, owner
+from tests.cni.holding import BOOT, GPUS, HCA, OTHER, RESOURCES, SHARES, TRAINER, VF, VFS, WEB, named, open_holders
+from tests.cni.holding import books as books  # the fixture
+from tests.cni.holding import path as path  # the fixture
 from tests.cni.small_disk import disk
 
-BOOT = "6b3c2f1e-0000-4000-8000-000000000001"
-VF, OTHER = "0000:3b:00.2", "0000:3b:00.3"
 GPU = "GPU-6b3fd5a0-0000-4000-8000-000000000000"
 SLOT = "slot-rdma:vf-0-3"
 SHARE = "hca-0c42a10300651234-7"
-HCA = "0000:18:00.0"
-VFS, GPUS, SHARES = Resource("rdma/vf", "vf"), Resource("nvidia.com/gpu", "gpu"), Resource("rdma/hca", "hca")
-RESOURCES = (VFS, GPUS, SHARES)
-TRAINER, WEB = PodRef("default", "trainer"), PodRef("shop", "web")
-Open = Callable[..., Holders]
 
 
-@pytest.fixture
-def books(tmp_path: Path) -> Iterator[Ledger]:
-    with open_books(tmp_path) as books:
-        yield books
-
-
-@pytest.fixture
-def path(short_folder: Path) -> Path:
-    return short_folder / "run/cni.sock.pods"
-
-
-def open_holders(
-    path: Path, books: Ledger, *, noted: Callable[[], Collection[str] | None] = lambda: None, is_new: bool = False
-) -> Holders:
-    """Open the file of a ledger that agrees with kubelet."""
-    made = Holders(path, BOOT, books, RESOURCES, noted)
-    made.look()
-    if not is_new:
-        made.complete()
-    return made
-
-
-def named(path: Path) -> list[str]:
-    """List what the file says of pods; it must be whole."""
-    content = path.read_bytes()
-    assert holders.is_of_boot(content, BOOT)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
-    first, second, unknown, *names, last = content.decode().splitlines()
-    assert (first, second, last) == ("nodefabric-pods 1", f"boot {BOOT}", "end")
-    return [*(["?"] if unknown == "unknown 1" else []), *names]
+def note(path: Path, *pods: str | None, resource_name: str = "rdma/vf", unit_id: str = VF) -> None:
+    """Have kubelet's checkpoint count a unit to pods (UIDs); None for a file that cannot be read."""
+    file = path.parent.parent / checkpoint.FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    entries = [
+        {"PodUID": pod, "ContainerName": "c", "ResourceName": resource_name, "DeviceIDs": {"0": [unit_id]}}
+        for pod in pods
+    ]
+    file.write_text("{" if None in pods else json.dumps({"Data": {"PodDeviceEntries": entries}, "Checksum": 1}))
 
 
 # ------------------------------------------------------------------------ words
@@ -202,26 +177,43 @@ def test_a_pods_start_writes_nothing_where_its_grant_names_it(books: Ledger, pat
 
 def test_kubelets_notes_count_for_as_long_as_they_say(books: Ledger, path: Path) -> None:
     """A kubelet that has started anew while the API server is away lists no pods, and their grants end."""
-    told: list[Collection[str] | None] = [("uid-1",), None, ("uid-2",), ()]
-    opened = open_holders(path, books, noted=lambda: told.pop(0))
+    note(path, "uid-1")
+    opened = open_holders(path, books)
     assert named(path) == ["uid-1"]
+    note(path, None)
     opened.look()
     assert named(path) == ["uid-1"]  # they could not be read
+    note(path, "uid-2")
     opened.look()
     assert named(path) == ["uid-2"]
+    note(path)
     opened.look()
     assert named(path) == []
+
+
+def test_only_what_comes_into_a_network_counts_of_kubelets_notes(books: Ledger, path: Path) -> None:
+    note(path, "uid-1", resource_name="nvidia.com/gpu")
+    opened = open_holders(path, books)
+    assert named(path) == []
+    note(path, "uid-2", resource_name="rdma/gone", unit_id="slot-rdma:gone-0-0")
+    opened.look()
+    assert named(path) == ["uid-2"]
 
 
 def test_another_configuration_decides_what_a_share_is_for(books: Ledger, path: Path) -> None:
-    opened = open_holders(path, books)
+    config = Latest(Config(resources=RESOURCES, kubelet_dir=path.parent))
+    open_holders(path, books, config=config)
     books.grant("rdma/hca", {SHARE: HCA})
     books.bind([SHARE], TRAINER)
-    opened.reconfigure((replace(SHARES, network="shared"),))
+
+    def reconfigure(*resources: Resource) -> None:
+        config.set(replace(config.value, resources=resources))
+
+    reconfigure(replace(SHARES, network="shared"))
     assert named(path) == ["default/trainer"]
-    opened.reconfigure((SHARES,))
+    reconfigure(SHARES)
     assert named(path) == []
-    opened.reconfigure(())
+    reconfigure()
     books.grant("rdma/vf", {VF: VF})
     books.bind([VF], TRAINER)
     assert named(path) == ["default/trainer"]  # what its resource was, nobody knows
@@ -324,6 +316,22 @@ def fill(folder: Path) -> Path:
 
 def remount(folder: Path, how: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{how}", str(folder)], check=True)
+
+
+def test_an_agent_that_ends_leaves_the_file_to_the_next_and_grants_nothing_more(books: Ledger, path: Path) -> None:
+    kept = open_holders(path, books)
+    books.grant("rdma/vf", {VF: VF})
+    books.bind([VF], TRAINER)
+    kept.close()
+    left = named(path)
+    assert left == ["default/trainer"]
+    books.release([VF])
+    kept.look()
+    kept.complete()
+    assert named(path) == left
+    with pytest.raises(LedgerError, match="the agent is ending"):
+        books.grant("rdma/vf", {OTHER: OTHER})
+    assert books.grants() == ()
 
 
 def test_many_threads_leave_what_is_true(books: Ledger, path: Path) -> None:

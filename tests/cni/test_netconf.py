@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agent.errors import RequestInvalid
 from agent.model.allocation import VfSettings
 from cni import netconf
+from tests.cni.networks import network
 
 FULL = {
     "cniVersion": "1.1.0",
@@ -265,7 +266,7 @@ def test_the_attachments_to_keep_are_read_under_both_their_names() -> None:
 
 def test_a_network_of_the_agents_configuration_decides_how_an_interface_is_set_up() -> None:
     call = read({"cniVersion": "1.0.0", "name": "chain", "prevResult": {"interfaces": []}, "mtu": 1400, "trust": "on"})
-    conf = netconf.with_network(call, {"mode": "vf", "mtu": 9000, "vlan": 7, "ipam": {"type": "static"}})
+    conf = netconf.with_network(call, network({"mode": "vf", "mtu": 9000, "vlan": 7, "ipam": {"type": "static"}}))
     assert (conf.cni_version, conf.name, conf.prev_result) == ("1.0.0", "chain", {"interfaces": []})
     assert (conf.mtu, conf.settings, conf.ipam) == (9000, VfSettings(vlan=7), {"type": "static"})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,13 +14,16 @@ import pytest
 from agent.config import CniSettings
 from agent.errors import DeviceBusy, HardwareError, NotAllowed, Unavailable
 from agent.model.allocation import PodRef
-from cni.answers import code_of
 from cni.attachment import Attachments
-from cni.call import Call, GrantedDevice, NoSlots
-from cni.others import Holding, Others
+from cni.call import Call, NoSlots
+from cni.grants import GrantedDevice, Holding
+from cni.node import Node
 from cni.permission import Named, refusal
+from cni.request import code_of
 from tests.cni import tiny_node
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, netdev, vf
+from tests.cni.told_grants import ToldGrants
+from tests.live import Live
 
 POD = PodRef("default", "pod-of-c1")
 OTHER = PodRef("default", "other")
@@ -28,16 +31,16 @@ SLOT = "slot-rdma:vf-0-0"
 
 
 @dataclass
-class Kubelet:
+class Kubelet(ToldGrants):
     """What resources offer, and what kubelet says that pods have."""
 
-    offered: dict[str, str] = field(default_factory=lambda: {vf(0): "rdma/vf", vf(1): "rdma/vf"})
+    resources: Mapping[str, str] = field(default_factory=lambda: {vf(0): "rdma/vf", vf(1): "rdma/vf"})
     pods: dict[PodRef, Holding] = field(default_factory=dict)
-    settings: CniSettings = field(default_factory=CniSettings)
+    cni: CniSettings = field(default_factory=CniSettings)
     asked: int = 0
     away: bool = False
 
-    def held_by(self, pod: PodRef) -> Holding | None:
+    def holding(self, pod: PodRef) -> Holding | None:
         self.asked += 1
         if self.away:
             raise Unavailable("kubelet is away")
@@ -56,8 +59,7 @@ def kubelet() -> Kubelet:
 def strict(own_network: None, tmp_path: Path, kubelet: Kubelet) -> Iterator[Rig]:
     """A node whose VFs 0 and 1 a resource offers."""
     tiny_node.create(tmp_path)
-    others = Others(offered=lambda: kubelet.offered, held_by=kubelet.held_by, settings=lambda: kubelet.settings)
-    with tiny_node.open_rig(tmp_path, others=others) as rig:
+    with tiny_node.open_rig(tmp_path, grants=kubelet) as rig:
         yield rig
 
 
@@ -110,7 +112,7 @@ def test_a_pod_that_kubelet_does_not_know_and_a_call_without_a_pod_get_nothing(s
 def test_what_no_resource_offers_is_had_by_name_as_ever(strict: Rig, kubelet: Kubelet) -> None:
     kubelet.away = True
     strict.add("c1", strict.pod("a"), deviceID=vf(2))
-    kubelet.settings = CniSettings(require_grant=False)
+    kubelet.cni = CniSettings(require_grant=False)
     strict.add("c2", strict.pod("b"), deviceID=vf(0))
 
 
@@ -129,10 +131,10 @@ def test_an_adapter_whose_vfs_are_offered_is_not_taken_away_with_them(
     kubelet.gives(vf(0))
     with refused(f"would take VFs along that rdma/vf offers ({vf(0)} and others)"):
         strict.add("c1", pod, mode="nic", **conf)
-    kubelet.offered = {PF: "rdma/nic"}
+    kubelet.resources = {PF: "rdma/nic"}
     with refused("belongs to rdma/nic, and kubelet has given it to no known pod"):
         strict.add("c1", pod, mode="nic", **conf)
-    kubelet.offered = {PF: "rdma/nic", vf(0): "rdma/vf"}
+    kubelet.resources = {PF: "rdma/nic", vf(0): "rdma/vf"}
     kubelet.gives(PF)
     strict.add("c1", pod, mode="nic", **conf)
 
@@ -149,7 +151,7 @@ def test_a_share_is_enough_to_build_upon_an_adapter_and_not_to_take_it(
     strict: Rig, kubelet: Kubelet, conf: dict[str, Any]
 ) -> None:
     strict.pod()
-    kubelet.offered = {PF: "rdma/hca"}
+    kubelet.resources = {PF: "rdma/hca"}
     kubelet.gives(vf(0))
     with refused("belongs to rdma/hca"):
         strict.add("c1", strict.folder / "pod.netns", mode="macvlan", **conf)
@@ -168,7 +170,7 @@ def test_one_may_build_upon_an_adapter_of_which_only_vfs_are_offered(strict: Rig
 
 def test_what_stands_upon_an_adapter_and_its_other_names_are_the_adapter(strict: Rig, kubelet: Kubelet) -> None:
     pod = strict.pod()
-    kubelet.offered = {PF: "rdma/hca"}
+    kubelet.resources = {PF: "rdma/hca"}
     kubelet.gives(vf(0))
     subprocess.run(["ip", "link", "add", "storage.5", "type", "veth", "peer", "name", "far"], check=True)
     (strict.machine.root / f"sys/class/net/storage.5/lower_{PF_NETDEV}").mkdir(parents=True)
@@ -176,10 +178,10 @@ def test_what_stands_upon_an_adapter_and_its_other_names_are_the_adapter(strict:
     for master in ("storage.5", "second"):
         with refused(f"{master} belongs to rdma/hca"):
             strict.add("c1", pod, mode="macvlan", deviceID=None, master=master)
-        kubelet.settings = CniSettings(require_grant=False, protect=(PF_NETDEV,))
+        kubelet.cni = CniSettings(require_grant=False, protect=(PF_NETDEV,))
         with refused(f"{master} is the host's alone, since cni.protect", PF_NETDEV):
             strict.add("c1", pod, mode="macvlan", deviceID=None, master=master)
-        kubelet.settings = CniSettings()
+        kubelet.cni = CniSettings()
 
 
 @pytest.mark.parametrize("entry", [PF, PF_NETDEV])
@@ -187,7 +189,7 @@ def test_a_protected_adapter_comes_into_no_pod_and_its_vfs_only_through_a_resour
     strict: Rig, kubelet: Kubelet, entry: str
 ) -> None:
     pod = strict.pod()
-    kubelet.settings = CniSettings(protect=(entry,))
+    kubelet.cni = CniSettings(protect=(entry,))
     kubelet.gives(vf(0), PF)
     for conf in (
         {"mode": "nic", "deviceID": PF},
@@ -200,7 +202,7 @@ def test_a_protected_adapter_comes_into_no_pod_and_its_vfs_only_through_a_resour
     ):
         with refused(f"is the host's alone, since cni.protect of the agent's configuration names {entry}"):
             strict.add("c1", pod, **conf)
-    kubelet.offered = {vf(0): "rdma/vf"}
+    kubelet.resources = {vf(0): "rdma/vf"}
     with pytest.raises(DeviceBusy, match=r"no VF is free: of the 3 that pf selects, 3 of adapters that cni\.protect"):
         strict.add("c1", pod, deviceID=None, pf=[PF_NETDEV])
     assert strict.ledger.attachments() == ()
@@ -211,11 +213,11 @@ def test_a_protected_device_that_a_pod_was_given_before_does_not_come_into_its_n
     strict: Rig, kubelet: Kubelet
 ) -> None:
     strict.granted.append(GrantedDevice(vf(0), "rdma/vf", None))
-    kubelet.settings = CniSettings(protect=(netdev(0),))
+    kubelet.cni = CniSettings(protect=(netdev(0),))
     previous = {"cniVersion": "1.1.0", "interfaces": []}
     with refused(f"{vf(0)} is the host's alone"):
         strict.add("c1", strict.pod(), "eth0", prevResult=previous)
-    kubelet.settings = CniSettings(protect=(PF_NETDEV,))
+    kubelet.cni = CniSettings(protect=(PF_NETDEV,))
     kubelet.away = True
     strict.add("c1", strict.folder / "pod.netns", "eth0", prevResult=previous)
 
@@ -225,13 +227,10 @@ def test_a_slot_of_the_pods_own_brings_no_other_interface_along(strict: Rig, kub
         def bind(self, call: Call, wanted: object) -> tuple[GrantedDevice, ...]:
             return (GrantedDevice(vf(0), "rdma/vf", None, SLOT),)
 
-    kubelet.offered = {PF: "rdma/hca", vf(0): "rdma/vf"}
+    kubelet.resources = {PF: "rdma/hca", vf(0): "rdma/vf"}
     kubelet.gives(vf(0))
     strict.attachments.close()
-    others = Others(offered=lambda: kubelet.offered, held_by=kubelet.held_by, settings=lambda: kubelet.settings)
-    strict.attachments = Attachments(
-        *(strict.machine, strict.ledger, strict.machine.scan, lambda pod: ()), slots=Slots(), others=others
-    )
+    strict.attachments = Attachments(Node(strict.machine, strict.ledger, Live(strict.machine.scan)), kubelet, Slots())
     pod = strict.pod()
     with refused(f"{PF_NETDEV} belongs to rdma/hca"):
         strict.add("c1", pod, deviceID=SLOT, mode="macvlan", master=PF_NETDEV)

@@ -8,21 +8,33 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from agent.errors import AgentError, AttachmentError, DeviceBusy, HardwareError, IpamFailed, RequestInvalid, Unavailable
+from agent.errors import (
+    AgentError,
+    AttachmentError,
+    ConnectivityLimited,
+    DeviceBusy,
+    HardwareError,
+    IpamFailed,
+    RequestInvalid,
+    Unavailable,
+)
+from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef, Undo
 from agent.model.device import Snapshot
+from agent.state import Latest
 from cni import netconf
 from cni.call import Call
-from cni.others import Others
+from cni.grants import NO_GRANTS, Grants
+from cni.node import Node
 from cni.pool import Pool
-from cni.readiness import ConnectivityLimited
 from tests.agent.books import attach, open_books, owner
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
+from tests.cni.told_grants import ToldGrants
 from tests.deviceplugin.machines import gpu_uuid, node
 from tests.waiting import until
 
@@ -39,9 +51,9 @@ def call_for(container_id: str, *pf: str, pod: str = "trainer") -> Call:
 
 
 @contextmanager
-def opened(folder: Path, snapshot: Snapshot, others: Others) -> Iterator[tuple[Pool, Ledger]]:
+def opened(folder: Path, snapshot: Snapshot, grants: Grants) -> Iterator[tuple[Pool, Ledger]]:
     with open_books(folder) as books:
-        yield Pool(books, lambda: snapshot, others), books
+        yield Pool(Node(cast(Host, None), books, Latest(snapshot)), grants), books
 
 
 def test_each_pod_gets_a_vf_of_its_own_until_none_is_left(rig: Rig) -> None:
@@ -147,8 +159,8 @@ def test_what_others_give_is_never_taken(tmp_path: Path) -> None:
     snapshot = node(rails=1, vfs=6)
     free = [device.address for device in snapshot.devices if device.is_vf]
     moved = tuple(replace(d, netdevs=()) if d.address == free[4] else d for d in snapshot.devices)
-    others = Others(offered=lambda: {free[0]: "rdma/vf"})
-    with opened(tmp_path, replace(snapshot, devices=moved), others) as (pool, books):
+    grants = ToldGrants(resources={free[0]: "rdma/vf"})
+    with opened(tmp_path, replace(snapshot, devices=moved), grants) as (pool, books):
         books.grant("former/resource", {"unit": free[1]})
         books.quarantine(free[2], "reason")
         attach(books, free[3], owner("somebody"))
@@ -170,7 +182,7 @@ def test_a_vf_that_could_not_be_attached_is_passed_over(tmp_path: Path) -> None:
     port = replace(first, netdevs=(replace(first.netdevs[0], is_enslaved=True),))
     devices = tuple(port if d is first else d for d in snapshot.devices)
     snapshot = replace(snapshot, devices=devices, only_ways=frozenset({second.netdevs[0].name}))
-    with opened(tmp_path, snapshot, Others()) as (pool, books):
+    with opened(tmp_path, snapshot, NO_GRANTS) as (pool, books):
         assert pool.take(call_for("c1", "rail0")) == third.address
         with pytest.raises(DeviceBusy, match="of the 3 that pf selects, 1 in pods and 2 that the host itself uses"):
             pool.take(call_for("c2", "rail0"))
@@ -203,7 +215,7 @@ def test_the_vf_is_near_the_pods_gpu_and_else_of_the_pf_with_the_fewest_in_use(t
         assert netdev is not None
         return netdev.name
 
-    with opened(tmp_path, snapshot, Others(units_of=units_of)) as (pool, _):
+    with opened(tmp_path, snapshot, ToldGrants(units_of=units_of)) as (pool, _):
         assert rail_of(pool.take(call_for("c1", *rails))) == "rail2"
         taken = [
             rail_of(pool.take(call_for(f"d{n}", *rails, pod=pod))) for n, pod in enumerate(("plain", "nobody", ""))

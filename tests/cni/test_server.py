@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from agent.errors import (
     AttachmentError,
     ConfigError,
+    ConnectivityLimited,
     DeviceBusy,
     DeviceGone,
     HardwareError,
@@ -31,10 +32,9 @@ from agent.errors import (
     Unavailable,
 )
 from cni import protocol
-from cni.attachment import Call
+from cni.call import Call
 from cni.netconf import SUPPORTED_VERSIONS
 from cni.protocol import Answer, Request
-from cni.readiness import ConnectivityLimited
 from cni.server import CniServer
 from tests.cni.door import CONF, ENV, NEWEST, Door, Scripted, read_all
 
@@ -80,16 +80,16 @@ def test_version_needs_no_configuration(door: Door) -> None:
 
 
 def test_status_tells_what_is_in_the_way(door: Door) -> None:
-    door.obstacle = "kubelet: has no open stream"
+    door.condition = "kubelet: has no open stream"
     status, document = door.ask("STATUS", {**NEWEST, "ipam": {"type": "host-local"}}, netns=False)
     assert status == 1
-    assert (document["code"], document["cniVersion"], document["msg"]) == (50, "1.1.0", door.obstacle)
+    assert (document["code"], document["cniVersion"], document["msg"]) == (50, "1.1.0", door.condition)
     assert door.observed == ["STATUS Unavailable"]
 
 
 def test_a_network_that_asks_for_nothing_by_itself_is_well_while_the_agent_answers(door: Door) -> None:
     """The node would be not ready else, though its pods start that have nothing."""
-    door.obstacle = "ledger: the disk is full"
+    door.condition = "ledger: the disk is full"
     assert door.ask("STATUS", NEWEST, netns=False) == (0, None)
 
 
@@ -312,7 +312,7 @@ TEXTS = st.one_of(
 )
 def test_whatever_is_asked_the_answer_is_cni(env: dict[str, str], stdin: bytes) -> None:
     attachments = Scripted()
-    server = CniServer(Path("/unused"), attachments, obstacle=lambda: None, observe=lambda command: nullcontext())
+    server = CniServer(Path("/unused"), attachments, condition=lambda: None, observe=lambda command: nullcontext())
     answer = server.answer(Request(env, stdin))
     if answer.exit == 0:
         assert answer.stdout == b"" or isinstance(json.loads(answer.stdout), dict)

@@ -20,7 +20,7 @@ from tests.cni.tiny_node import Rig, vf
 @pytest.fixture
 def ask(rig: Rig) -> Callable[..., Answer]:
     """Ask a CNI server over a node with VFs; nobody listens."""
-    server = CniServer(rig.folder / "s", rig.attachments, obstacle=lambda: None, observe=lambda _: nullcontext())
+    server = CniServer(rig.folder / "s", rig.attachments, condition=lambda: None, observe=lambda _: nullcontext())
 
     def answer(command: str, pod: Path, container_id: str = "c1", **env: str) -> Answer:
         named = {

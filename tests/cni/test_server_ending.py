@@ -16,7 +16,8 @@ import pytest
 
 from agent.errors import ConfigError, LedgerError
 from cni import protocol
-from cni.attachment import Attachments, Call
+from cni.attachment import Attachments
+from cni.call import Call
 from cni.server import ACCEPT_PAUSE_SECONDS, WAITING_THREADS, CniServer
 from tests.waiting import until
 
@@ -43,7 +44,7 @@ class Attaching:
 def served(folder: Path, attaching: Attaching) -> Iterator[CniServer]:
     """Listen on `folder/s`."""
     server = CniServer(
-        folder / "s", cast(Attachments, attaching), obstacle=lambda: None, observe=lambda _: nullcontext()
+        folder / "s", cast(Attachments, attaching), condition=lambda: None, observe=lambda _: nullcontext()
     )
     server.start()
     try:
@@ -133,7 +134,7 @@ def test_a_server_whose_socket_was_removed_is_found_again(short_folder: Path) ->
 def test_a_server_without_a_socket_stands_nowhere(short_folder: Path) -> None:
     """Its socket may be gone again before it was looked at."""
     attachments = cast(Attachments, Attaching())
-    server = CniServer(short_folder / "s", attachments, obstacle=lambda: None, observe=lambda _: nullcontext())
+    server = CniServer(short_folder / "s", attachments, condition=lambda: None, observe=lambda _: nullcontext())
     assert not server.stands()
 
 

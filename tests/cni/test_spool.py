@@ -64,28 +64,28 @@ def test_one_that_fails_stays_and_the_others_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"NFC1\0\0\0\x09A=1\0\0{}", b"x" * (protocol.MAX_REQUEST + 9)])
-def test_a_file_that_is_no_request_is_set_aside(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_request_is_removed(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "1.del").write_bytes(content)
     put(tmp_path, "2.del", "c2")
     server = Server()
     assert spool.replay(tmp_path, server.answer) == 1
     assert server.asked == ["c2"]
-    assert names(tmp_path) == ["1.bad"]
+    assert names(tmp_path) == []
 
 
-def test_anything_but_a_del_is_set_aside(tmp_path: Path) -> None:
+def test_anything_but_a_del_is_removed(tmp_path: Path) -> None:
     put(tmp_path, "1.del", "c1", command="ADD")
     server = Server()
     assert spool.replay(tmp_path, server.answer) == 0
     assert server.asked == []
-    assert names(tmp_path) == ["1.bad"]
+    assert names(tmp_path) == []
 
 
-def test_a_del_that_no_agent_will_ever_accept_is_set_aside(tmp_path: Path) -> None:
+def test_a_del_that_no_agent_will_ever_accept_is_removed(tmp_path: Path) -> None:
     put(tmp_path, "1.del", "")
     refusal = Answer(1, b'{"code": 4, "msg": "CNI_CONTAINERID must be letters"}')
     assert spool.replay(tmp_path, lambda request: refusal) == 0
-    assert names(tmp_path) == ["1.bad"]
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("text", [b"", b"null", b"[4]", b'{"code": "4"}', b'{"code": 11}', b"\xff"])
@@ -117,28 +117,26 @@ def test_one_that_fails_again_and_again_is_told_of_now_and_then(
     assert len(caplog.records) == 2
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_what_is_no_file_is_set_aside_and_never_waited_for(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_file_is_removed_and_never_waited_for(tmp_path: Path, kind: str) -> None:
     outside = put(tmp_path, "outside", "c1")
     folder = tmp_path / "spool"
     folder.mkdir()
     if kind == "link":
         (folder / "1.del").symlink_to(outside)
-    elif kind == "pipe":
-        os.mkfifo(folder / "1.del")
     else:
-        (folder / "1.del").mkdir()
+        os.mkfifo(folder / "1.del")
     server = Server()
     assert spool.replay(folder, server.answer) == 0
-    assert (server.asked, names(folder)) == ([], ["1.bad"])
+    assert (server.asked, names(folder)) == ([], [])
     assert outside.exists()
 
 
-def test_a_file_that_somebody_else_made_is_set_aside(tmp_path: Path) -> None:
+def test_a_file_that_somebody_else_made_is_removed(tmp_path: Path) -> None:
     os.chown(put(tmp_path, "1.del", "c1"), 1, -1)
     server = Server()
     assert spool.replay(tmp_path, server.answer) == 0
-    assert (server.asked, names(tmp_path)) == ([], ["1.bad"])
+    assert (server.asked, names(tmp_path)) == ([], [])
 
 
 def test_what_killed_relays_left_is_removed_when_it_is_old(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,16 +149,9 @@ def test_what_killed_relays_left_is_removed_when_it_is_old(tmp_path: Path, caplo
     assert [".1-a.del.tmp" in caplog.text, ".2-a.tmp" in caplog.text] == [True, True]
 
 
-def test_what_was_set_aside_is_kept_for_a_while_and_in_a_small_number(tmp_path: Path) -> None:
-    numbers = range(100, 100 + spool.KEPT_BAD + 3)
-    for number in numbers:
-        put(tmp_path, f"{number}.bad", "c1")
-    now = (tmp_path / "100.bad").stat().st_mtime
-    kept = spool.Spool(tmp_path, clock=lambda: now + 10)
-    kept.replay(Server().answer)
-    assert names(tmp_path) == [f"{number}.bad" for number in numbers[3:]]
-    kept = spool.Spool(tmp_path, clock=lambda: now + spool.BAD_SECONDS + 60)
-    kept.replay(Server().answer)
+def test_what_an_earlier_version_set_aside_is_removed(tmp_path: Path) -> None:
+    os.utime(put(tmp_path, "100.bad", "c1"), (0, 0))
+    spool.replay(tmp_path, Server().answer)
     assert names(tmp_path) == []
 
 
@@ -197,7 +188,7 @@ def test_a_spool_that_cannot_be_written_stops_nothing(own_network: None, tmp_pat
 def server_of(rig: Rig) -> CniServer:
     """Make a CNI server over a node with VFs; nobody listens."""
     return CniServer(
-        rig.folder / "s", rig.attachments, obstacle=lambda: None, observe=lambda _: contextlib.nullcontext()
+        rig.folder / "s", rig.attachments, condition=lambda: None, observe=lambda _: contextlib.nullcontext()
     )
 
 

@@ -20,12 +20,16 @@ from agent.model.allocation import LONGEST_PAUSE_SECONDS, PodRef, VfSettings
 from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
 from agent.sim.machine import SimulatedMachine
 from agent.sim.recorded import Node
+from agent.state import Latest
 from cni import netconf
 from cni.attach import MAX_ADDING
-from cni.attachment import Attachments, Call, GrantedDevice
-from cni.detach import HEAL_SECONDS
-from cni.leases import LeaseBook
-from cni.others import NO_OTHERS, Others
+from cni.attachment import Attachments, Settings
+from cni.call import Call
+from cni.grants import GrantedDevice
+from cni.heal import HEAL_SECONDS
+from cni.ipam.leases import LeaseBook
+from cni.node import Node as CniNode
+from tests.cni.told_grants import ToldGrants
 from tests.waiting import until
 
 PF = "0000:3b:00.0"
@@ -79,7 +83,7 @@ def tiny_snapshot(
     def netdevs(name: str, mac: str) -> tuple[Netdev, ...]:
         return (Netdev(name, 1, mac, 1500, "up", True, LinkLayer.ETHERNET, None),)
 
-    base = PciDevice(address(PF), (), 0x020000, 0x15B3, 0x101D, 0, 0, "mlx5_core", 0, None, sriov_totalvfs=64)
+    base = PciDevice(address(PF), (), 0x020000, 0x15B3, 0x101D, "mlx5_core", 0, None, sriov_totalvfs=64)
     mine = tuple(
         replace(
             base,
@@ -134,10 +138,7 @@ class Rig:
 
     def pod(self, name: str = "pod") -> Path:
         """Make a pod's network namespace and return its path."""
-        path = self.folder / f"{name}.netns"
-        path.touch()
-        subprocess.run(["unshare", f"--net={path}", "ip", "link", "set", "lo", "up"], check=True)
-        return path
+        return make_pod(self.folder / f"{name}.netns")
 
     def remove(self, pod: Path) -> None:
         """Remove a pod's network namespace, as a runtime does."""
@@ -223,7 +224,7 @@ class Rig:
     def await_withheld(self) -> str:
         """Wait until a device is in quarantine and nobody is at it any more. Return why it is there."""
         until(lambda: bool(self.ledger.quarantines()))
-        until(lambda: not any(self.attachments.is_leaving(row) for row in self.ledger.attachments()))
+        until(lambda: not any(row in self.attachments.detacher.leaving for row in self.ledger.attachments()))
         (withheld,) = self.ledger.quarantines()
         return withheld.reason
 
@@ -269,39 +270,36 @@ def open_rig(
     folder: Path,
     *,
     host: Callable[[SimulatedMachine], Host] = lambda machine: machine,
+    seen: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
     boot_id: str = "boot",
     heal_seconds: float = HEAL_SECONDS,
     busy_seconds: float = 0.3,
     max_adding: int = MAX_ADDING,
-    verbs_node: Callable[[str], str | None] = lambda device: None,
-    others: Others = NO_OTHERS,
+    grants: ToldGrants | None = None,
 ) -> Iterator[Rig]:
     """Open the agent's parts on a node that was created before, as at an agent's start.
 
-    `host` may put something between the machine and what attaches; `heal_seconds` is how long healing waits,
-    `busy_seconds` how long an ADD waits for the device's former owner, `max_adding` how many ADDs with a device may be
-    under way, `verbs_node` what kubelet was told of a device, `others` what resources offer and kubelet gave.
+    `host` may put something between the machine and what attaches, `seen` change what the scan saw; `heal_seconds` is
+    how long healing waits, `busy_seconds` how long an ADD waits for the device's former owner, `max_adding` how many
+    ADDs with a device may be under way, `grants` what resources offer and kubelet gave.
     """
     machine = SimulatedMachine.open(folder)
-    snapshot = machine.scan()
+    snapshot = seen(machine.scan())
     granted: list[GrantedDevice] = []
-
-    def granted_to(pod: PodRef) -> Sequence[GrantedDevice]:
-        return tuple(granted)
+    grants = grants or ToldGrants()
+    grants.given = granted
 
     def open_parts() -> tuple[Ledger, Attachments]:
         ledger = Ledger.open(folder / "ledger.db", boot_id)
-        foreign = folder / "var/lib/cni", folder / "var/run/cni"
-        attachments = Attachments(
-            *(host(machine), ledger, lambda: snapshot, granted_to),
-            busy_seconds=busy_seconds,
-            max_adding=max_adding,
-            foreign_folders=foreign,
-            heal_seconds=heal_seconds,
-            verbs_node=verbs_node,
-            others=others,
+        settings = Settings(
+            busy_seconds,
+            heal_seconds,
+            max_adding,
+            foreign_state=folder / "var/lib/cni",
+            foreign_run=folder / "var/run/cni",
         )
-        return ledger, attachments
+        node = CniNode(host(machine), ledger, Latest(snapshot))
+        return ledger, Attachments(node, grants, settings=settings)
 
     rig = Rig(folder, machine, *open_parts(), open_parts, granted)
     try:
@@ -314,6 +312,13 @@ def open_rig(
 def create(folder: Path, vfs: int = 3) -> None:
     """Make the node and its links, in the network namespace of the caller."""
     SimulatedMachine.create(folder, tiny_node(vfs))
+
+
+def make_pod(path: Path) -> Path:
+    """Make a network namespace, as a runtime does for a pod, at a path."""
+    path.touch()
+    subprocess.run(["unshare", f"--net={path}", "ip", "link", "set", "lo", "up"], check=True)
+    return path
 
 
 def stub_answer(*addresses: str, **more: Any) -> str:

@@ -73,22 +73,28 @@ def containerd(stage: Stage, suite: str, snapshotter: str) -> Iterator[Container
 
 
 @pytest.fixture
-def bare(
+def runtime_only(
     stage: Stage, containerd: Containerd, suite: str, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Node, SimulatedMachine]]:
-    """The 8-GPU node with kubelet and runtime, and no agent yet. Its logs are shown if the test fails."""
+    """The 8-GPU node with a runtime, and neither kubelet nor agent yet. Its logs are shown if the test fails."""
     failed_before = request.session.testsfailed
     simulated = stage.build_node("h100-8gpu")
     make_devices(simulated.scan(), simulated.root)
     stage.write_config({**CONFIG, "runtimeSocket": str(containerd.socket), "cdiDir": "/var/run/cdi"})
     made = Node(stage, containerd)
     made.install(CNI_VERSIONS[suite])
-    made.start_kubelet()
     try:
         yield made, simulated
     finally:
         if request.session.testsfailed > failed_before:
             print(stage.log_ends(), "--- the end of containerd.log", containerd.log_end(), sep="\n")
+
+
+@pytest.fixture
+def bare(runtime_only: tuple[Node, SimulatedMachine]) -> tuple[Node, SimulatedMachine]:
+    """The node with kubelet and runtime, and no agent yet."""
+    runtime_only[0].start_kubelet()
+    return runtime_only
 
 
 @pytest.fixture

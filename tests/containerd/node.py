@@ -45,11 +45,11 @@ class Node:
     stage: Stage
     runtime: Containerd
 
-    def start_kubelet(self) -> None:
+    def start_kubelet(self, *options: str) -> None:
         """Start the stand-in as one that leaves sandboxes alone."""
         places = {"dir": "kubelet", "manifests": "manifests", "status": "pods", "netns-dir": "netns"}
         words = [text for key, name in places.items() for text in (f"--{key}", str(self.stage.folder / name))]
-        self.stage.spawn("kubelet", ["-m", "agent.sim.kubelet", *words, "--seed", "7"], {})
+        self.stage.spawn("kubelet", ["-m", "agent.sim.kubelet", *words, "--seed", "7", *options], {})
 
     def install(self, version: str) -> None:
         """Write the cluster network, and have our plugin installed and chained into it."""
@@ -72,6 +72,10 @@ class Node:
     def admit(self, name: str, limits: Mapping[str, int]) -> Pod:
         """Have kubelet grant a pod its devices."""
         self.stage.create_pod(name, limits)
+        return self.admitted(name)
+
+    def admitted(self, name: str) -> Pod:
+        """Wait until a pod has all that kubelet gets for it before its sandbox."""
         admitted = self.stage.await_pod(name)
         folder = self.runtime.folder / "logs" / name
         folder.mkdir(exist_ok=True)
@@ -88,9 +92,9 @@ class Node:
         pod.config.metadata.attempt = attempt
         return self.runtime.cri.run_sandbox(pod.config)
 
-    def start_container(self, pod: Pod, sandbox: str, attempt: int = 0) -> str:
-        """Create and start a pod's only container."""
-        (granted,) = pod.containers
+    def start_container(self, pod: Pod, sandbox: str, attempt: int = 0, name: str = "") -> str:
+        """Create and start a pod's only container, or the one of this name."""
+        (granted,) = [each for each in pod.containers if name in ("", each["name"])]
         config = container_config(granted, image.POD, image.SLEEP, attempt)
         container = self.runtime.cri.create_container(sandbox, config, pod.config)
         self.runtime.cri.start_container(container)

@@ -10,7 +10,7 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from agent.demo import not_back, still_attached
+from agent.sim.demo import not_back, still_attached
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import settled
 from tests.containerd.node import Node, Pod

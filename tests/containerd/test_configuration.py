@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from agent.doctor import containerd_config
+from agent.report.doctor import containerd_config
 from tests.containerd import runtime
 
 SECTION = '[plugins."io.containerd.grpc.v1.cri"'

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.clients.cri import ContainerRuntime
-from agent.demo import not_back, still_attached
 from agent.hardware.host import Link
+from agent.kubelet.cri import ContainerRuntime
 from agent.model.allocation import PodRef
+from agent.sim.demo import not_back, still_attached
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import settled, wait
 from tests.containerd.cri import RuntimeRefused

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from agent.demo import not_back, still_attached
 from agent.model.topology import Locality
-from agent.placement import Terrain
+from agent.placement import Distances
 from agent.sim import recorded
+from agent.sim.demo import not_back, still_attached
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import CONFIG, settled, wait
 from tests.containerd import machine
@@ -51,7 +51,7 @@ class Late:
 
     def __post_init__(self) -> None:
         self.snapshot = self.hardware.scan()
-        self.terrain = Terrain(self.snapshot)
+        self.distances = Distances(self.snapshot)
         self.links = self.hardware.links.by_device()
 
     def devices_in(self, sandbox: str) -> list[str]:
@@ -84,8 +84,10 @@ class Late:
         files, told = self.seen(container)
         assert files == self.expected(devices)
         assert told == devices
-        for gpu, device in zip(sorted(pod.units("nvidia.com/gpu"), key=self.terrain.gpus.index), devices, strict=False):
-            assert self.terrain.distance(gpu, device) is Locality.PIX
+        for gpu, device in zip(
+            sorted(pod.units("nvidia.com/gpu"), key=self.distances.gpus.index), devices, strict=False
+        ):
+            assert self.distances.distance(gpu, device) is Locality.PIX
         return devices
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from agent.demo import not_back, still_attached
+from pathlib import Path
+
+from agent.sim.demo import not_back, still_attached
 from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import settled
+from agent.sim.stage import files_of, settled
 from tests.containerd import machine
 from tests.containerd.node import Node
 from tests.containerd.suites import RUNTIMES
 
+SPECS = Path("/var/run/cdi")
 ALL = {"rdma/hca": 1, "rdma/vf": 1, "nvidia.com/gpu": 1}
 
 
@@ -31,7 +34,7 @@ def test_a_pod_gets_its_vf_and_its_device_files_and_leaves_nothing_behind(
     container = node.start_container(pod, sandbox)
     shown = node.shell(container, "b ls /dev /dev/infiniband; echo $GPU_BY_CDI $PCIDEVICE_RDMA_VF; b ip addr show net1")
     assert shown.status == 0, shown.stderr
-    nodes = {n["container"].removeprefix("/dev/infiniband/") for n in pod.containers[0]["device_nodes"]}
+    nodes = {path.removeprefix("/dev/infiniband/") for path in files_of(pod.containers[0], SPECS)}
     assert {word for word in shown.stdout.split() if word.startswith(("uverbs", "rdma_cm"))} == nodes
     index = next(g.index for g in hardware.gpus if g.uuid == gpu)
     assert [word for word in shown.stdout.split() if word.startswith("nvidia")] == [f"nvidia{index}"]
@@ -49,7 +52,7 @@ def test_a_container_can_open_the_device_files_of_its_own_hca_only(node: Node) -
     pod = node.admit("a", {"rdma/hca": 1})
     sandbox = node.run(pod)
     container = node.start_container(pod, sandbox)
-    (granted,) = [n["container"] for n in pod.containers[0]["device_nodes"] if "uverbs" in n["container"]]
+    (granted,) = [path for path in files_of(pod.containers[0], SPECS) if "uverbs" in path]
     minor = int(granted.removeprefix("/dev/infiniband/uverbs"))
     # A container may make any device file; the runtime's control group says which it may open.
     other = f"b mknod /tmp/other c {machine.RDMA_MAJOR} {machine.minor_of(f'uverbs{1 - min(minor, 1)}')}"

@@ -42,6 +42,8 @@ TYPED: Mapping[str, Mapping[str, str]] = {
     "Metadata": _METADATA,
     "Node": {"metadata": "k8s.Metadata", "spec": "k8s.Spec"},
     "Event": {"metadata": "k8s.Metadata", "involvedObject": "k8s.Reference"},
+    "ResourceSlice": {"metadata": "k8s.Metadata", "spec": "google.protobuf.Struct"},
+    "ResourceClaim": dict.fromkeys(("spec", "status"), "google.protobuf.Struct") | {"metadata": "k8s.Metadata"},
 }
 """What of the kinds that are built into the API server the policy may name: for status.typeChecking it compiles each
 expression once more, with `object` of each of these types (pkg/admission/plugin/policy/validating/typechecking.go)."""

@@ -15,16 +15,16 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.clients.kubelet import PodResources
 from agent.hardware import netns
-from agent.hardware.lldp import LldpSockets
-from agent.hardware.netlink import Netlink
-from agent.hardware.nvml import Nvml, is_installed
-from agent.hardware.rdma_netlink import RdmaNetlink
-from agent.hardware.uevents import Uevents
+from agent.hardware.events.lldp import LldpSockets
+from agent.hardware.events.uevents import Uevents
+from agent.hardware.netlink.links import Netlink
+from agent.hardware.nvml.library import Nvml, is_installed
+from agent.hardware.rdma import RdmaNetlink
+from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger
 from agent.sim.kubelet import Kubelet
-from cni.folder_changes import FolderChanges
+from cni.install.folder import FolderChanges
 
 DEADLINE = 30.0
 FOLDER = Path("/tmp")

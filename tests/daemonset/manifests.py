@@ -21,6 +21,32 @@ CHART = FOLDER / "chart"
 COMPONENTS = sorted(path.parent.name for path in (FOLDER / "components").glob("*/kustomization.yaml"))
 
 Document = dict[str, Any]
+SWITCHES: dict[str, Document] = {
+    "chain": {"cni": {"chain": True}},
+    "nvidia": {"nvidia": {"enabled": True}},
+    "sysfs": {"writableSysfs": True},
+    "sysctls": {"writableSysctls": True},
+    "late": {"config": {"resources": [{"name": "rdma/vf", "kind": "vf", "binding": "late"}]}},
+    "dra": {
+        "config": {
+            "resources": [
+                {"name": "rdma/hca", "kind": "hca", "offer": "dra", "binding": "late"},
+                {"name": "rdma/vf", "kind": "vf", "offer": "dra", "binding": "late", "network": "rails"},
+            ]
+        }
+    },
+    "alerts": {"prometheusRule": {"enabled": True}},
+    "volcano": {"config": {"topology": {"volcano": True}}},
+    "pods": {"config": {"topology": {"fingerprint": {"pods": "dedicated"}}}},
+    "whereabouts": {"cni": {"ipamFolders": ["whereabouts.d"]}},
+    "seccomp": {"localhostSeccompProfile": "nodefabric.json"},
+    "labels": {"config": {"topology": {"labels": {"keys": {"example.com/rails": "rails"}}}}},
+    "lldp": {"config": {"topology": {"labels": {"keys": {"example.com/leaf": "leaf-switch"}}}}},
+    "restart": {"config": {"restart": {"taint": True}}},
+    "before-1.30": {"admissionPolicy": {"enabled": False}},
+    "monitor": {"podMonitor": {"enabled": True}, "config": {"endpoints": {"address": "0.0.0.0"}}},
+}
+"""What in the chart's values each component of kustomize stands for."""
 
 
 def documents(path: Path) -> list[Document]:
@@ -118,3 +144,15 @@ def overlay(folder: Path, *components: str, config_text: str | None = None) -> P
         ]
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     return folder
+
+
+def named(found: list[Document], kind: str) -> Document:
+    """Return the one object of a kind."""
+    (document,) = [d for d in found if d["kind"] == kind]
+    return document
+
+
+def pod(found: list[Document]) -> Document:
+    """Return what the DaemonSet makes its pods of."""
+    spec: Document = named(found, "DaemonSet")["spec"]["template"]["spec"]
+    return spec

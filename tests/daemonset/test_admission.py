@@ -2,70 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import json
-import re
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.node_events import NodeEvents
-from agent.topology.node_taint import KEY
+from agent.cluster.node_taint import KEY
 from tests.daemonset.admission import Policy, Request
-from tests.daemonset.manifests import BASE, CHART, REPOSITORY, Document, Kube, documents, overlay, parsed
-
-NODE, OTHER = "gpu-7", "gpu-8"
-OBJECTS = REPOSITORY / "tests/agent/topology/objects"
-ACCOUNT = "system:serviceaccount:nodefabric:nodefabric"
-CLAIM = "authentication.kubernetes.io/node-name"
-RESTRICTED = "the agent may not change labels of node-role.kubernetes.io and node-restriction.kubernetes.io"
-
-
-def published(name: str) -> Document:
-    """An object as the publisher makes it."""
-    document: Document = json.loads((OBJECTS / f"{name}.json").read_text())
-    assert document["metadata"]["name"] == NODE
-    return document
-
-
-def own_event() -> Document:
-    """An event as the agent sends it."""
-
-    async def first() -> Document:
-        loop = asyncio.get_running_loop()
-        told: asyncio.Future[Document] = loop.create_future()
-
-        class Api:
-            def create(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
-                loop.call_soon_threadsafe(told.set_result, dict(document))
-                return {}
-
-        running = asyncio.ensure_future(NodeEvents(Api(), NODE, dict, lambda: "a new error").run())
-        try:
-            async with asyncio.timeout(60):
-                return await told
-        finally:
-            running.cancel()
-
-    return asyncio.run(first())
-
-
-def node(name: str = NODE, **metadata: Any) -> Document:
-    taint = {"key": "example.com/maintenance", "effect": "NoSchedule"}
-    plain = {"name": name, "labels": {"kubernetes.io/hostname": name}, "annotations": {"a": "1"}}
-    return {"metadata": {**plain, **metadata}, "spec": {"taints": [taint], "podCIDR": "10.0.0.0/24"}, "status": {}}
-
-
-def create(group: str, version: str, resource: str, document: Document) -> Request:
-    return Request("CREATE", group, version, resource, ACCOUNT, {CLAIM: [NODE]}, document)
-
-
-def update(changed: Document, old: Document | None = None) -> Request:
-    return Request("UPDATE", "", "v1", "nodes", ACCOUNT, {CLAIM: [NODE]}, changed, old or node())
+from tests.daemonset.manifests import BASE, CHART, Document, Kube, documents, overlay, parsed
+from tests.daemonset.node_writes import (
+    CLAIM,
+    CONFIG,
+    EVENT,
+    LABELS,
+    NODE,
+    OTHER,
+    TOPOLOGY,
+    WRITES,
+    messages,
+    node,
+    policy_in,
+    update,
+)
+from tests.daemonset.node_writes import policy as policy  # the fixture
 
 
 def changed(request: Request, path: str, value: object) -> Request:
@@ -80,41 +40,6 @@ def changed(request: Request, path: str, value: object) -> Request:
     else:
         place[last] = value
     return replace(request, object=document)
-
-
-TOPOLOGY = create("topology.node.k8s.io", "v1alpha2", "noderesourcetopologies", published("noderesourcetopology"))
-VOLCANO = create("nodeinfo.volcano.sh", "v1alpha1", "numatopologies", published("numatopology"))
-EVENT = create("", "v1", "events", own_event())
-LABELS = update(
-    node(
-        labels={"kubernetes.io/hostname": NODE, "example.com/rails": "8"},
-        annotations={"a": "1", "example.com/load": "{}"},
-    )
-)
-CONFIG: Document = {
-    "publish": True,
-    "volcano": True,
-    "labels": {"keys": {"example.com/rails": "rails", "plain.example/leaf.{nic}": "leaf-switch"}},
-    "bandwidth": {"annotation": "example.com/load"},
-}
-WRITES = {"topology": TOPOLOGY, "volcano": VOLCANO, "event": EVENT, "labels": LABELS}
-
-
-@pytest.fixture(scope="module")
-def policy(kube: Kube) -> Policy:
-    """The one that is installed with CONFIG."""
-    return policy_in(kube.template({"config": {"topology": CONFIG}}))
-
-
-def policy_in(found: list[Document]) -> Policy:
-    (document,) = [d for d in found if d["kind"] == "ValidatingAdmissionPolicy"]
-    return Policy(document)
-
-
-def messages(policy: Policy, request: Request) -> list[str]:
-    denials = policy.denials(request)
-    assert denials is not None, "the policy does not look at this"
-    return [denial.message for denial in denials]
 
 
 def test_every_expression_has_the_type_that_it_is_used_as(policy: Policy) -> None:
@@ -309,86 +234,6 @@ def test_of_a_node_finalizers_and_owners_stay_as_they_are(policy: Policy, key: s
     for new, old in ((with_it, node()), (node(), with_it)):
         assert messages(policy, update(new, old)) == ["the agent may not change the finalizers and owners of a Node"]
     assert policy.denials(update(with_it, with_it)) == ()
-
-
-def with_(what: str, values: dict[str, str]) -> Document:
-    """Return the Node with these labels or annotations in place of its own."""
-    document = node()
-    document["metadata"][what] = values
-    return document
-
-
-OWN = ("example.com/rails", "plain.example/leaf.0000-3b-00.0", "plain.example/leaf.10000-3b-1f.7")
-FOREIGN = (
-    *("kubernetes.io/hostname", "topology.kubernetes.io/zone", "node.k8s.io/x", "feature.node.kubernetes.io/rdma"),
-    *("example.com/rails2", "example-com/rails", "plain.example/leaf.", "plain.example/leaf.0000-3b-00.0.1", "pool"),
-)
-NAMED = {
-    "labels": "labels but those of topology.labels",
-    "annotations": "annotations but that of topology.bandwidth.annotation",
-}
-
-
-@pytest.mark.parametrize("what", ["labels", "annotations"])
-@pytest.mark.parametrize("key", [*OWN, "example.com/load", *FOREIGN])
-def test_of_labels_and_annotations_it_sets_those_of_its_configuration(policy: Policy, what: str, key: str) -> None:
-    own = OWN if what == "labels" else ("example.com/load",)
-    refused = [f"the agent may change no {NAMED[what]}: {key}"]
-    none, one, two, bare = (with_(what, values) for values in ({}, {key: "1"}, {key: "2"}, {}))
-    del bare["metadata"][what]
-    for new, old in ((one, none), (two, one), (one, bare)):
-        assert messages(policy, update(new, old)) == ([] if key in own else refused)
-    # What has left the configuration is taken back; nobody takes away what is Kubernetes' own.
-    taken = refused if "kubernetes.io" in key or "k8s.io" in key else []
-    for new, old in ((none, one), (bare, one)):
-        assert messages(policy, update(new, old)) == taken
-    for same in (none, one, bare):
-        assert policy.denials(update(same, same)) == ()
-
-
-def test_without_labels_in_the_configuration_it_sets_none(kube: Kube) -> None:
-    policy = policy_in(kube.template())
-    assert messages(policy, LABELS) == [
-        "the agent may change no labels but those of topology.labels: example.com/rails",
-        "the agent may change no annotations but that of topology.bandwidth.annotation: example.com/load",
-    ]
-
-
-def test_with_labels_in_a_file_for_nfd_it_sets_none_either(kube: Kube) -> None:
-    topology = {**CONFIG, "labels": {**CONFIG["labels"], "to": "nfd"}}
-    (told,) = messages(policy_in(kube.template({"config": {"topology": topology}})), LABELS)
-    assert told.endswith(": example.com/rails")
-
-
-def test_by_kustomize_the_keys_are_patched_into_the_policy(kube: Kube, tmp_path: Path) -> None:
-    """As docs/install.md tells."""
-    folder = overlay(tmp_path / "overlay", "labels")
-    text = (REPOSITORY / "docs/install.md").read_text()
-    (patch,) = re.findall(r"^```yaml\n(patches:\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    with (folder / "kustomization.yaml").open("a") as file:
-        file.write(patch)
-    policy = policy_in(kube.kustomize(folder))
-    assert policy.denials(update(with_("labels", {"nodefabric.io/rails": "8"}), with_("labels", {}))) == ()
-    assert policy.denials(update(with_("labels", {"example.com/rails": "8"}), with_("labels", {}))) != ()
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "node-restriction.kubernetes.io/zone",
-        "team.node-restriction.kubernetes.io/zone",
-        "node-role.kubernetes.io/control-plane",
-    ],
-)
-def test_labels_that_others_trust_stay_whatever_the_configuration_says(kube: Kube, key: str) -> None:
-    policy = policy_in(kube.template({"config": {"topology": {**CONFIG, "labels": {"keys": {key: "rails"}}}}}))
-    none, empty, one, two = (
-        node(labels=labels) for labels in ({"a": "b"}, {"a": "b", key: ""}, {"a": "b", key: "1"}, {"a": "b", key: "2"})
-    )
-    for new, old in ((one, none), (two, one), (none, one), (empty, none), (none, empty)):
-        assert messages(policy, update(new, old)) == [RESTRICTED]
-    for same in (none, empty, one):
-        assert policy.denials(update(same, same)) == ()
 
 
 def test_what_it_does_not_look_at_is_for_the_role_to_refuse(policy: Policy) -> None:

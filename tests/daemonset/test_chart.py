@@ -1,12 +1,10 @@
-"""The chart, by real helm; and kustomize's base and components, by real kubectl, which must say the same."""
+"""The chart, by real helm."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,77 +13,32 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from agent import config, probe
-from agent.clients.apiserver import SERVICE_ACCOUNT
+from agent import config
+from agent.cluster.apiserver import SERVICE_ACCOUNT
+from agent.cluster.node_taint import DAEMON_SET, DEFAULT_PACE, KEY
 from agent.commands.run import STOP_SECONDS
-from agent.config.restart import MAX_WAIT_SECONDS
-from agent.topology.node_taint import DAEMON_SET, DEFAULT_PACE, KEY
-from cni import kinds, netconf
+from agent.config.networks import REPLACED
+from agent.config.sections import MAX_WAIT_SECONDS
+from agent.hardware.netlink import configuring
+from agent.operator import probe
+from cni import netconf
 from tests.daemonset.manifests import (
     CHART,
-    COMPONENTS,
     FOLDER,
     REPOSITORY,
+    SWITCHES,
     Document,
     Kube,
     container,
     documents,
     host_paths,
     identity,
-    overlay,
+    named,
+    pod,
 )
 
-SWITCHES: dict[str, Document] = {
-    "chain": {"cni": {"chain": True}},
-    "nvidia": {"nvidia": {"enabled": True}},
-    "sysfs": {"writableSysfs": True},
-    "late": {"config": {"resources": [{"name": "rdma/vf", "kind": "vf", "binding": "late"}]}},
-    "alerts": {"prometheusRule": {"enabled": True}},
-    "volcano": {"config": {"topology": {"volcano": True}}},
-    "pods": {"config": {"topology": {"fingerprint": {"pods": "dedicated"}}}},
-    "whereabouts": {"cni": {"ipamFolders": ["whereabouts.d"]}},
-    "seccomp": {"localhostSeccompProfile": "nodefabric.json"},
-    "labels": {"config": {"topology": {"labels": {"keys": {"example.com/rails": "rails"}}}}},
-    "lldp": {"config": {"topology": {"labels": {"keys": {"example.com/leaf": "leaf-switch"}}}}},
-    "restart": {"config": {"restart": {"taint": True}}},
-    "before-1.30": {"admissionPolicy": {"enabled": False}},
-    "monitor": {"podMonitor": {"enabled": True}, "config": {"endpoints": {"address": "0.0.0.0"}}},
-}
-"""What in the chart's values each component of kustomize stands for."""
-OLDEST, NEWEST = "1.30", "1.37"
+OLDEST, OLDEST_WITH_CLAIMS, NEWEST = "1.30", "1.34", "1.37"
 EXTENSIONS = ("monitoring.coreos.com/", "k8s.cni.cncf.io/", "kustomize.config.k8s.io/", "batch.volcano.sh/")
-
-
-def named(found: list[Document], kind: str) -> Document:
-    (document,) = [d for d in found if d["kind"] == kind]
-    return document
-
-
-def pod(found: list[Document]) -> Document:
-    spec: Document = named(found, "DaemonSet")["spec"]["template"]["spec"]
-    return spec
-
-
-def comparable(found: list[Document], *, config_map: str = "nodefabric") -> dict[str, Document]:
-    """Return objects by name, without what the two ways say differently for the same end."""
-    kept: dict[str, Document] = {}
-    for document in found:
-        if document["kind"] in ("Namespace", "ConfigMap"):  # helm does not own the one, the other has a hash
-            continue
-        text = json.dumps(document).replace(config_map, "nodefabric").replace("registry.example/", "")
-        kept[identity(document)] = json.loads(text)
-        annotations = kept[identity(document)].get("spec", {}).get("template", {}).get("metadata", {})
-        annotations.pop("annotations", None)
-    return {key: in_order(value) for key, value in kept.items()}
-
-
-def in_order(value: Any) -> Any:
-    """Sort lists whose order means nothing: kustomize puts what a patch adds first."""
-    if isinstance(value, dict):
-        return {key: in_order(inner) for key, inner in value.items()}
-    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        return sorted(map(in_order, value), key=lambda item: json.dumps(item, sort_keys=True))
-    return value
 
 
 def test_the_chart_stands_helms_own_examination(kube: Kube) -> None:
@@ -94,56 +47,13 @@ def test_the_chart_stands_helms_own_examination(kube: Kube) -> None:
     assert "0 chart(s) failed" in done.stdout
 
 
-def test_base_and_components_are_what_the_chart_says(kube: Kube) -> None:
-    done = subprocess.run(
-        [sys.executable, REPOSITORY / "hack/make-manifests", "--check"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-
-
-def test_a_base_that_was_edited_by_hand_is_found(kube: Kube, tmp_path: Path) -> None:
-    copy = tmp_path / "repository"
-    copy.mkdir()
-    subprocess.run(["cp", "-a", "daemonset", "docs", "hack", copy], cwd=REPOSITORY, check=True)
-    (copy / ".venv").symlink_to(REPOSITORY / ".venv")
-    edited = copy / "daemonset/base/daemonset.yaml"
-    edited.write_text(edited.read_text().replace("maxSurge: 0", "maxSurge: 1"))
-    done = subprocess.run(
-        [sys.executable, copy / "hack/make-manifests", "--check"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "-      maxSurge: 1\n+      maxSurge: 0\n" in done.stdout
-
-
-@pytest.mark.parametrize("component", [None, *COMPONENTS], ids=str)
-def test_kustomize_and_helm_install_the_same(kube: Kube, tmp_path: Path, component: str | None) -> None:
-    by_kustomize = kube.kustomize(overlay(tmp_path / "overlay", *([component] if component else [])))
-    by_helm = kube.template(SWITCHES[component] if component else {})
-    hashed = named(by_kustomize, "ConfigMap")["metadata"]["name"]
-    assert re.fullmatch(r"nodefabric-[a-z0-9]{10}", hashed)
-    assert comparable(by_kustomize, config_map=hashed) == comparable(by_helm)
-
-
-def test_every_component_has_a_switch_in_the_chart() -> None:
-    assert set(COMPONENTS) == set(SWITCHES)
-
-
-def test_all_components_go_together(kube: Kube, tmp_path: Path) -> None:
-    spec = pod(kube.kustomize(overlay(tmp_path / "overlay", *COMPONENTS)))
-    assert {c["name"] for c in spec["containers"]} == {"agent", "cni-chain"}
-    assert spec["runtimeClassName"] == "nvidia"
-    assert {c["image"] for c in (*spec["containers"], *spec["initContainers"])} == {"registry.example/nodefabric:0.1.0"}
-
-
-def test_removing_is_the_same_by_kustomize_and_helm(kube: Kube) -> None:
-    assert comparable(kube.kustomize(FOLDER / "remove")) == comparable(kube.template({"remove": True}))
-
-
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("switch", [None, "remove", *SWITCHES], ids=str)
 def test_what_is_rendered_fits_kubernetes_own_schemas(kube: Kube, switch: str | None, version: str) -> None:
     values = {"remove": True} if switch == "remove" else SWITCHES[switch] if switch else {}
     found = kube.template(values)
+    if switch == "dra" and version == OLDEST:
+        version = OLDEST_WITH_CLAIMS
     for document in found:
         if not document["apiVersion"].startswith(EXTENSIONS):
             assert kubernetes_validate.validate(document, version, strict=True).startswith(version)
@@ -200,6 +110,24 @@ def test_no_path_is_mounted_twice_which_the_api_server_refuses(kube: Kube, confi
     paths = [mount["mountPath"].rstrip("/") for mount in container(spec, "agent")["volumeMounts"]]
     assert len(paths) == len(set(paths))
     assert "/etc/cdi" in paths
+
+
+@pytest.mark.parametrize(
+    ("values", "is_mounted"),
+    [
+        ({}, False),
+        ({"writableSysctls": True}, True),
+        ({"config": {"networks": [{"name": "rails"}, {"name": "b", "sysctls": {"arp_notify": 1}}]}}, False),
+        ({"config": {"networks": [{"name": "rails"}, {"name": "b", "sysctls": {"accept_ra": 0}}]}}, True),
+        ({"config": {"networks": [{"name": name, "sysctls": {"disable_ipv6": 1}} for name in ("rails", "b")]}}, True),
+    ],
+)
+def test_the_hosts_settings_are_mounted_where_a_network_sets_those_of_ipv6(
+    kube: Kube, values: Document, is_mounted: bool
+) -> None:
+    spec = pod(kube.template(values))
+    mounts = {mount["mountPath"]: mount["name"] for mount in container(spec, "agent")["volumeMounts"]}
+    assert (host_paths(spec).get(mounts.get(str(configuring.FILES[0]), "")) == "/proc/sys/net") is is_mounted
 
 
 def test_probes_ask_the_agents_own_socket_whatever_port_it_has(kube: Kube) -> None:
@@ -344,7 +272,7 @@ def test_names_of_plugins_to_replace_reach_the_installer(kube: Kube) -> None:
     options = _parser().parse_args(container(spec, "install-cni")["args"])
     assert (options.replace, options.force) == (("sriov", "rdma"), True)
     schema = json.loads((CHART / "values.schema.json").read_text())
-    assert tuple(schema["properties"]["cni"]["properties"]["replace"]["items"]["enum"]) == kinds.REPLACED
+    assert tuple(schema["properties"]["cni"]["properties"]["replace"]["items"]["enum"]) == REPLACED
 
 
 def test_configurations_of_replaced_device_plugins_reach_the_agent_as_they_are(kube: Kube) -> None:

@@ -12,24 +12,29 @@ import pytest
 
 from agent import config
 from agent.config import Config
+from agent.offer.explanation import explain_all
+from agent.process.startup import check
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
-from agent.startup import check
 from cni import netconf
-from deviceplugin.explanation import explain
 from tests.daemonset.manifests import BASE, FOLDER, Document, documents
 
 EXAMPLES = FOLDER / "examples"
 CONFIGS = sorted(EXAMPLES.glob("config-*.yaml"))
 NODES = {
     "config-vf.yaml": "h100-8gpu",
+    "config-rail-networks.yaml": "h100-8gpu",
     "config-rails.yaml": "h100-8gpu",
     "config-infiniband.yaml": "ib-dual-port",
+    "config-roce.yaml": "h100-8gpu",
     "config-dpdk.yaml": "dense-16x64",
+    "config-dra.yaml": "h100-8gpu",
 }
 WITHOUT_DEVICES = {"config-infiniband.yaml": {"rdma/hca"}, "config-dpdk.yaml": {"intel.com/dpdk"}}
 """No recorded node has an adapter for these; their files say so."""
 JOBS = sorted(p for p in EXAMPLES.glob("*.yaml") if p not in CONFIGS and p.name != "network-attachment.yaml")
+BY_PLUGIN = [p for p in JOBS if "config-dra.yaml" not in p.read_text().splitlines()[0]]
+"""The others are in `test_examples_dra.py`."""
 OWN = re.compile(r"(rdma|intel\.com)/")
 
 
@@ -65,13 +70,14 @@ def test_a_configuration_is_sound_on_a_recorded_node_and_finds_its_devices(path:
     try:
         snapshot = host.scan()
         check(parsed, snapshot)
-        empty = {r.name for r in parsed.resources if r.kind != "rail" and not explain(r, snapshot).devices}
+        others = [r for r in parsed.resources if r.kind != "rail"]
+        empty = {r.resource_name for r in explain_all(others, snapshot).resources if not r.devices}
     finally:
         host.close()
     assert empty == WITHOUT_DEVICES.get(path.name, set())
 
 
-@pytest.mark.parametrize("path", JOBS, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", BY_PLUGIN, ids=lambda p: p.name)
 def test_what_an_example_asks_for_is_offered_by_the_configurations_it_names(path: Path) -> None:
     asked = {name for d in documents(path) for spec in pods(d) for c in spec["containers"] for name in extended(c)}
     assert asked
@@ -91,7 +97,7 @@ def test_kubernetes_takes_the_example(path: Path) -> None:
             kubernetes_validate.validate(pod, "1.37", strict=True)
 
 
-@pytest.mark.parametrize("path", JOBS, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", BY_PLUGIN, ids=lambda p: p.name)
 def test_who_pins_memory_may_do_so(path: Path) -> None:
     for document in documents(path):
         for spec in pods(document):

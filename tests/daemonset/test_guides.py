@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -11,9 +12,9 @@ import yaml
 
 from agent import config
 from agent.__main__ import _parser
+from agent.process.startup import check
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
-from agent.startup import check
 from tests.daemonset.manifests import (
     CHART,
     COMPONENTS,
@@ -28,7 +29,8 @@ from tests.daemonset.manifests import (
 from tests.documents import blocks, first_cells, headings
 
 INSTALL = REPOSITORY / "docs/install.md"
-GUIDES = [INSTALL, *sorted((REPOSITORY / "docs/migrate").glob("*.md")), FOLDER / "examples/README.md"]
+DRA = REPOSITORY / "docs/dra.md"
+GUIDES = [INSTALL, DRA, *sorted((REPOSITORY / "docs/migrate").glob("*.md")), FOLDER / "examples/README.md"]
 COMMANDS = [
     (path, line)
     for path in GUIDES
@@ -116,7 +118,7 @@ def test_every_component_that_can_be_replaced_has_a_page_with_the_way_back() -> 
     folder = REPOSITORY / "docs/migrate"
     listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (folder / "README.md").read_text()))
     assert listed == {p.name for p in folder.glob("*.md")} - {"README.md"}
-    assert len(listed) == 10
+    assert len(listed - {"claims.md"}) == 10
     for name in listed:
         text = (folder / name).read_text()
         for part in ("**Delete**", "**Stays**", "## Change over", "**Back**"):
@@ -143,12 +145,15 @@ def _arguments(documents: list[Document]) -> dict[str, list[str]]:
 
 
 def test_metrics_and_settings_that_the_guides_name_exist() -> None:
-    text = "".join(path.read_text() for path in GUIDES)
+    text = "".join(path.read_text() for path in (*GUIDES, REPOSITORY / "README.md"))
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     for name in re.findall(r"`((?:podMonitor|prometheusRule|dashboard|admissionPolicy|nvidia)\.\w+)", text):
         section, _, key = name.partition(".")
         assert key in values[section], name
     schema = (REPOSITORY / "docs/config.schema.json").read_text()
+    of_agent = json.loads(schema)["properties"]["cni"]["properties"]
+    for name in re.findall(r"`cni\.([\w.]+)", text):
+        assert name in {*values["cni"], *of_agent}, name
     for name in re.findall(r"`config\.((?!yaml)[\w.]+)", text):
         for key in name.split("."):
             assert f'"{key}"' in schema, name

@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from agent import probe
+from agent.operator import probe
 from agent.sim.stage import CONFIG, Stage, wait
-from cni.commands import DEFAULT_RELAY
+from cni.install.commands import DEFAULT_RELAY
 from tests import sandbox
 from tests.daemonset.image import Image
 from tests.daemonset.manifests import FOLDER, REPOSITORY, Document

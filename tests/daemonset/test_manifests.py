@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-from agent import cdi
 from agent.__main__ import DEFAULT_CONFIG, _parser
+from agent.edits import spec_files
+from agent.process.startup import check
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
-from agent.startup import check
-from cni.commands import DEFAULT_CONFIGURATIONS, DEFAULT_TARGET
+from cni.install.commands import DEFAULT_CONFIGURATIONS, DEFAULT_TARGET
 from tests.daemonset.manifests import (
     BASE,
     CHART,
@@ -80,7 +80,7 @@ def test_every_path_the_config_names_is_a_mount_of_the_same_host_path() -> None:
         conf.run_dir: True,
         Path("/var/run/netns"): False,
         Path("/opt/cni/bin"): False,
-        **dict.fromkeys(cdi.SPEC_FOLDERS, False),
+        **dict(zip(spec_files.SPEC_FOLDERS, (False, True), strict=True)),
     }
     shown = host_paths(daemonset())
     mounts = {m["mountPath"]: m for m in agent_container()["volumeMounts"]}
@@ -174,8 +174,9 @@ def test_what_removes_looks_where_the_base_and_its_component_put_things() -> Non
         conf.state_dir,
         conf.run_dir,
     )
-    assert options.cdi_dir in cdi.SPEC_FOLDERS
+    assert options.cdi_dir in spec_files.SPEC_FOLDERS
     assert options.nfd_file == conf.topology.labels.nfd_file
+    assert options.dra_driver == conf.dra.driver
     (mount,) = remove["volumeMounts"]
     assert (mount["mountPath"], host_paths(removing())[mount["name"]]) == (str(options.root), "/")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from agent.clients.apiserver import NODE, NUMATOPOLOGY, TOPOLOGY, ApiServer, ObjectKind
-from agent.clients.pod_watch import read_pod
+from agent.cluster.apiserver import CLAIM, CLASS, DAEMONSET, NODE, NUMATOPOLOGY, POD, SLICE, TOPOLOGY, ApiServer
+from agent.cluster.pod_watch import read_pod
 from tests.daemonset.manifests import Document, Kube, host_paths
 
 Right = tuple[str, str, str, str]
@@ -42,15 +42,16 @@ class Asked:
         found: set[Right] = set()
         for method, url in self._seen:
             path, _, query = url.partition("?")
-            match = re.fullmatch(r"/(?:api|apis/([^/]+))/[^/]+(?:/namespaces/([^/]+))?/([^/]+)(/n)?", path)
+            match = re.fullmatch(r"/(?:api|apis/([^/]+))/[^/]+(?:/namespaces/([^/]+))?/([^/]+)(/n(/status)?)?", path)
             assert match is not None, url
-            verbs = {"GET": ["get"], "PATCH": ["patch"], "POST": ["create"]}[method]
+            verbs = {"GET": ["get"], "PATCH": ["patch"], "POST": ["create"], "DELETE": ["delete"]}[method]
             if method == "GET" and match[4] is None:
                 verbs = ["watch" if "watch=true" in query else "list"]
-            # An apply creates the object if there is none, and the API server asks for both. A Node is always there.
-            if method == "PATCH" and match[3] != "nodes":
+            # An apply creates the object if there is none, and the API server asks for both. A Node is always there,
+            # and so is what has a status.
+            if method == "PATCH" and match[3] != "nodes" and not match[5]:
                 verbs = ["patch", "create"]
-            found |= {(match[1] or "", match[3], verb, match[2] or "") for verb in verbs}
+            found |= {(match[1] or "", f"{match[3]}{match[5] or ''}", verb, match[2] or "") for verb in verbs}
         return found
 
 
@@ -71,6 +72,7 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
 
         do_PATCH = do_GET
         do_POST = do_GET
+        do_DELETE = do_GET
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -123,8 +125,8 @@ def work(client: ApiServer, topology: Document) -> None:
             client.get(kind, "n")
             client.apply(kind, {"metadata": {"name": "n"}}, force=False)
     if topology.get("publish") and topology.get("fingerprint"):
-        client.list_pods("n", read_pod)
-        list(client.watch_pods("n", "0", 1))
+        client.list_of(POD, {"spec.nodeName": "n"}, read_pod)
+        list(client.watch(POD, {"spec.nodeName": "n"}, "0", 1))
     if "labels" in topology or "bandwidth" in topology:
         client.apply(NODE, {"metadata": {"name": "n"}}, force=False)
 
@@ -176,11 +178,42 @@ def test_who_taints_its_node_may_do_that_and_look_for_its_daemon_set(kube: Kube,
     asked.client.create("/api/v1/namespaces/default/events", {"kind": "Event"})
     asked.client.read(NODE, "n")
     asked.client.merge(NODE, "n", {"spec": {"taints": None}})
-    asked.client.read(ObjectKind("apps/v1", "DaemonSet", "namespaces/nodefabric/daemonsets"), "n")
+    asked.client.read(DAEMONSET.within("nodefabric"), "n")
     found = kube.template(TAINT)
     assert allowed(found) == asked.rights
     (rule,) = [r for d in found if d["kind"] == "Role" for r in d["rules"] if "daemonsets" in r["resources"]]
     assert rule["resourceNames"] == ["nodefabric"]
+
+
+def test_who_offers_devices_to_claims_may_do_that_and_no_more(kube: Kube, asked: Asked) -> None:
+    client, document = asked.client, {"metadata": {"name": "n"}}
+    fields = {"spec.driver": "nodefabric.io", "spec.nodeName": "n"}
+    client.metadata(NODE, "n")
+    client.create("/api/v1/namespaces/default/events", {"kind": "Event"})
+    client.list_of(SLICE, fields, str)
+    list(client.watch(SLICE, fields, "0", 1))
+    client.apply(SLICE, document, force=True)
+    client.delete(SLICE, "n", "u")
+    client.current(CLAIM.within("a"), "n")
+    client.list_of(CLASS, {}, str)
+    client.apply_status(CLAIM.within("a"), document)
+    client.read(POD.within("a"), "n")
+    # By namespace as roles of the cluster give them: in any.
+    rights = {(group, what, verb, "" if where == "a" else where) for group, what, verb, where in asked.rights}
+    resources = [{"name": "rdma/vf", "kind": "vf", "offer": "dra", "binding": "late"}]
+    found = kube.template({"config": {"topology": {"publish": False}, "resources": resources}})
+    of_driver = ("resource.k8s.io", "resourceclaims/driver", "associated-node:patch", "")
+    assert allowed(found) == {*rights, of_driver}
+    looked_at = {
+        (resource, operation)
+        for policy in found
+        if policy["kind"] == "ValidatingAdmissionPolicy"
+        for rule in policy["spec"]["matchConstraints"]["resourceRules"]
+        for resource in rule["resources"]
+        for operation in rule["operations"]
+    }
+    written = {("resourceslices", operation) for operation in ("CREATE", "UPDATE", "DELETE")}
+    assert looked_at >= {*written, ("resourceclaims/status", "UPDATE"), ("events", "CREATE")}
 
 
 def test_a_packet_socket_is_had_only_for_what_switches_say(kube: Kube) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 from agent.model.device import CharDevice, Gpu, LinkLayer, Netdev, PciDevice, RdmaDevice, RdmaPort, Snapshot
@@ -14,10 +13,8 @@ def rdma(number: int, guid: str, *, state: str = "ACTIVE", layer: LinkLayer = Li
         name=f"mlx5_{number}",
         node_type="CA",
         node_guid=guid,
-        sys_image_guid=guid,
         fw_version="28.39.1002",
-        board_id="MT_0000000838",
-        ports=(RdmaPort(1, state, "LinkUp", layer, 400.0, 0),),
+        ports=(RdmaPort(1, state, layer, 400.0),),
         char_devices=(
             CharDevice("uverbs", f"/dev/infiniband/uverbs{number}"),
             CharDevice("umad", f"/dev/infiniband/umad{number}", 1),
@@ -39,8 +36,6 @@ def pci(address: str, path: tuple[str, ...], numa_node: int, **more: object) -> 
         pci_class=0x020000,
         vendor=0x15B3,
         device=0x1021,
-        subsystem_vendor=0x15B3,
-        subsystem_device=0x0023,
         driver="mlx5_core",
         numa_node=numa_node,
         iommu_group=None,
@@ -105,23 +100,3 @@ def without(snapshot: Snapshot, *addresses: str) -> Snapshot:
     """Take devices away."""
     devices = tuple(d for d in snapshot.devices if d.address not in addresses)
     return replace(snapshot, devices=devices, generation=snapshot.generation + 1)
-
-
-class StillInventory:
-    """An inventory that changes when told to."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-        self._changed = asyncio.Condition()
-
-    async def publish(self, snapshot: Snapshot) -> None:
-        """Make a snapshot the newest."""
-        async with self._changed:
-            self.snapshot = replace(snapshot, generation=self.snapshot.generation + 1)
-            self._changed.notify_all()
-
-    async def newer_than(self, generation: int) -> Snapshot:
-        """Wait for a newer snapshot."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.snapshot.generation > generation)
-            return self.snapshot

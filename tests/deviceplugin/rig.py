@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.config import Config, Resource
+from agent.config import Config, HealthSettings, Resource
+from agent.edits.device_info import GrantedFiles
+from agent.edits.gpus import GpuFiles
+from agent.edits.unit_specs import UnitSpecs
 from agent.health import HealthBook
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
+from agent.offer.offer import Offer
 from agent.sim.kubelet import Kubelet
 from agent.sim.plugins import Call
 from agent.sim.pods import Container, PodSpec
-from deviceplugin.gpu_response import GpuFiles
-from deviceplugin.plugins import Books, DevicePlugins
+from agent.state import Latest
+from deviceplugin.allocation import Allocator
+from deviceplugin.informed import InformingBook
+from deviceplugin.plugins import DevicePlugins, Ground
 from deviceplugin.registration import Pace
 from deviceplugin.server import Observe, unobserved
 from tests.awaiting import until
-from tests.deviceplugin.machines import StillInventory, node
+from tests.deviceplugin.machines import node
 
 T = TypeVar("T")
 RESOURCES = (
@@ -38,7 +44,8 @@ QUICK = Pace(poll=0.02, first_retry=0.02, last_retry=0.2, register=20.0, stream=
 class Rig:
     folder: Path
     kubelet: Kubelet
-    inventory: StillInventory
+    config: Latest[Config]
+    snapshot: Latest[Snapshot]
     ledger: Ledger
     plugins: DevicePlugins
 
@@ -48,6 +55,15 @@ class Rig:
 
     def allocatable(self) -> dict[str, int]:
         return self.kubelet.devices.allocatable()
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Make a snapshot the newest."""
+        self.snapshot.set(replace(snapshot, generation=self.snapshot.value.generation + 1))
+
+    async def reconfigure(self, *resources: Resource) -> None:
+        """Offer by another configuration, and wait for its lists."""
+        self.config.set(replace(self.config.value, resources=resources))
+        await self.plugins.reconfigured()
 
     async def run_pod(self, name: str, *containers: Container, init: tuple[Container, ...] = ()) -> dict[str, Any]:
         """Create a pod and wait until it runs or has failed."""
@@ -63,7 +79,7 @@ async def rig(
     snapshot: Snapshot | None = None,
     resources: tuple[Resource, ...] = RESOURCES,
     seed: int = 1,
-    book: Books | None = None,
+    book: Ledger | None = None,
     observe: Observe = unobserved,
     device_info: Path | None = None,
     health: HealthBook | None = None,
@@ -73,24 +89,19 @@ async def rig(
     """Start both sides and wait until kubelet knows all units."""
     kubelet = new_kubelet(folder, seed)
     await kubelet.start()
-    inventory = StillInventory(snapshot or node())
+    found = Latest(snapshot or node())
     ledger = Ledger.open(folder / "ledger.db", "boot")
-    config = Config(resources=resources, kubelet_dir=folder, cdi_dir=folder / "cdi")
-    plugins = DevicePlugins(
+    config = Latest(Config(resources=resources, kubelet_dir=folder, cdi_dir=folder / "cdi"))
+    plugins = plugins_on(
         config,
-        inventory,
-        book or ledger,
+        Ground(found, book or ledger, health or all_counts(), gpu_files, files_seconds),
         observe=observe,
-        gpu_files=gpu_files,
         device_info=device_info,
-        health=health,
-        pace=QUICK,
-        files_seconds=files_seconds,
     )
     running = asyncio.create_task(plugins.run())
     try:
         await until(lambda: running.done() or (plugins.ready and knows_all(kubelet, plugins)))
-        yield Rig(folder, kubelet, inventory, ledger, plugins)
+        yield Rig(folder, kubelet, config, found, ledger, plugins)
         await plugins.close()
         await running
     finally:
@@ -98,6 +109,23 @@ async def rig(
         await asyncio.gather(running, return_exceptions=True)
         await kubelet.close()
         ledger.close()
+
+
+def all_counts() -> HealthBook:
+    """Remember nothing: every fact counts at once."""
+    return HealthBook(HealthSettings(0, 0, 0))
+
+
+def plugins_on(
+    config: Latest[Config], ground: Ground, *, observe: Observe = unobserved, device_info: Path | None = None
+) -> DevicePlugins:
+    """Make device plugins with an allocator of their own."""
+    offer = Latest(Offer())
+    files = GrantedFiles(device_info) if device_info is not None else None
+    specs = UnitSpecs(ground.ledger, config.value.cdi_dir, Latest(True))
+    informing = InformingBook(ground.ledger, files, offer, ground.snapshot, specs) if files is not None else None
+    allocator = Allocator(offer, (), informing or ground.ledger, ground.clock, ground.ledger.pod_of)
+    return DevicePlugins(config, ground, allocator, informing, observe, QUICK)
 
 
 def knows_all(kubelet: Kubelet, plugins: DevicePlugins) -> bool:

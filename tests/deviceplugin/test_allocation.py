@@ -12,8 +12,10 @@ from agent.config import Resource
 from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
 from agent.ledger import Ledger
 from agent.model.device import CharDevice, Snapshot
-from deviceplugin.allocation import Allocator, Offer
-from deviceplugin.resources import list_units
+from agent.offer.offer import Offer
+from agent.offer.units import list_units
+from agent.state import Latest
+from deviceplugin.allocation import Allocator
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
 
 RESOURCES = (
@@ -45,8 +47,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def allocator(ledger: Ledger, clock: Clock) -> Iterator[Allocator]:
-    with contextlib.closing(Allocator(RESOURCES, ledger, clock)) as allocator:
-        allocator.offer = offer(node())
+    with contextlib.closing(Allocator(Latest(Offer()), RESOURCES, ledger, clock)) as allocator:
+        allocator.offer.set(offer(node()))
         yield allocator
 
 
@@ -59,7 +61,7 @@ def allocate(allocator: Allocator, resource: str, *unit_ids: str) -> object:
 
 
 def everything(allocator: Allocator, resource: str) -> list[str]:
-    return [u.unit_id for u in allocator.offer.units[resource]]
+    return [u.unit_id for u in allocator.offer.value.units[resource]]
 
 
 def test_a_grant_is_in_the_ledger_before_the_answer(allocator: Allocator, ledger: Ledger) -> None:
@@ -94,10 +96,10 @@ def test_the_verbs_node_of_the_last_answer_about_a_device_is_remembered(allocato
     for number in (5, 8):
         verbs = CharDevice("uverbs", f"/dev/infiniband/uverbs{number}")
         with_rdma = change(node(), "0000:12:00.1", rdma_devices=(replace(of_pf[0], char_devices=(verbs,)),))
-        allocator.offer = offer(with_rdma)
+        allocator.offer.set(offer(with_rdma))
         allocate(allocator, "rdma/vf", "0000:12:00.1")
         assert allocator.verbs_nodes == {"0000:12:00.1": verbs.path}
-    allocator.offer = offer(node())
+    allocator.offer.set(offer(node()))
     allocate(allocator, "rdma/vf", "0000:12:00.1")
     assert allocator.verbs_nodes == {}
 
@@ -110,32 +112,32 @@ def test_a_unit_that_the_resource_does_not_offer_is_unknown(allocator: Allocator
 
 
 def test_a_vf_that_vanished_is_unknown(allocator: Allocator) -> None:
-    allocator.offer = offer(without(node(), "0000:12:00.1"))
+    allocator.offer.set(offer(without(node(), "0000:12:00.1")))
     with pytest.raises(UnknownUnit, match="its device is gone"):
         allocate(allocator, "rdma/vf", "0000:12:00.1")
 
 
 def test_a_withheld_device_is_refused(allocator: Allocator) -> None:
-    allocator.offer = offer(node(), {"0000:12:00.1": "vlan"})
+    allocator.offer.set(offer(node(), {"0000:12:00.1": "vlan"}))
     with pytest.raises(UnitUnhealthy, match="is withheld"):
         allocate(allocator, "rdma/vf", "0000:12:00.1")
 
 
 def test_a_link_that_is_down_does_not_fail_the_pod_for_good(allocator: Allocator, ledger: Ledger) -> None:
     down = change(node(), "0000:12:00.0", netdevs=(netdev("rail0", carrier=False),), rdma_devices=())
-    allocator.offer = offer(down)
-    assert not allocator.offer.by_id["0000:12:00.1"].health.healthy
+    allocator.offer.set(offer(down))
+    assert not allocator.offer.value.by_id["0000:12:00.1"].health.healthy
     allocate(allocator, "rdma/vf", "0000:12:00.1")
     assert len(ledger.grants()) == 1
 
 
 def test_a_ledger_that_cannot_be_written_grants_nothing(clock: Clock) -> None:
     class FullDisk:
-        def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
+        def grant(self, resource_name: str, units: Mapping[str, str], specs: object = None) -> None:
             raise LedgerError("/var/lib/nodefabric/ledger.db: database or disk is full")
 
-    with contextlib.closing(Allocator(RESOURCES, FullDisk(), clock)) as allocator:
-        allocator.offer = offer(node())
+    with contextlib.closing(Allocator(Latest(Offer()), RESOURCES, FullDisk(), clock)) as allocator:
+        allocator.offer.set(offer(node()))
         with pytest.raises(LedgerError, match="disk is full"):
             allocate(allocator, "rdma/vf", "0000:12:00.1")
         assert allocator.prefer("nvidia.com/gpu", [gpu_uuid(0), gpu_uuid(1)], (), 1) == (gpu_uuid(0),)

@@ -11,14 +11,14 @@ import grpc
 import grpc.aio
 import pytest
 
-from agent.config import Config, Flags, parse
+from agent.config import Flags, parse
+from agent.edits.build import build
+from agent.edits.compat import go_marshal
+from agent.edits.container_edits import ContainerEdits
 from agent.errors import UnitUnhealthy
 from agent.model.device import CharDevice, RdmaDevice, Snapshot, VdpaDevice
+from agent.offer.units import list_units
 from agent.sim.pods import Container
-from deviceplugin.compat_response import go_marshal
-from deviceplugin.grants import Grants
-from deviceplugin.resources import list_units
-from deviceplugin.response import build
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, node, without
@@ -30,7 +30,7 @@ FILES = ("uverbs4", "umad4", "issm4")
 
 def rdma_vf(snapshot: Snapshot, address: str = VF) -> Snapshot:
     files = tuple(CharDevice(name.rstrip("4"), f"/dev/infiniband/{name}") for name in FILES)
-    return change(snapshot, address, rdma_devices=(RdmaDevice("mlx5_4", "CA", "", "", "", "", (), files),))
+    return change(snapshot, address, rdma_devices=(RdmaDevice("mlx5_4", "CA", "", "", (), files),))
 
 
 def sriov(*pools: dict[str, Any], **flags: Any) -> Any:
@@ -41,13 +41,13 @@ def shared(*pools: dict[str, Any], **flags: Any) -> Any:
     return parse(json.dumps({"configList": pools}), "x", Flags(**flags)).resources
 
 
-def granted(resources: Any, snapshot: Snapshot, count: int = 1) -> Grants:
+def granted(resources: Any, snapshot: Snapshot, count: int = 1) -> ContainerEdits:
     (resource,) = resources
     units = list_units(resources, snapshot)[resource.name]
     return build(resource, units[:count], snapshot)
 
 
-def files(found: Grants) -> list[tuple[str, str]]:
+def files(found: ContainerEdits) -> list[tuple[str, str]]:
     return [(node.path, node.permissions) for node in found.devices]
 
 
@@ -59,11 +59,11 @@ async def allocate(r: Rig, resource: str, *ids: str) -> api_pb2.ContainerAllocat
         return (await api_pb2_grpc.DevicePluginStub(channel).Allocate(request)).container_responses[0]
 
 
-def test_a_container_gets_what_the_sriov_plugin_gives(short_path: Path) -> None:
+def test_a_container_gets_what_the_sriov_plugin_gives(short_folder: Path) -> None:
     pool = {"resourceName": "vf_rdma", "selectors": {"pfNames": ["rail0"], "isRdma": True}}
 
     async def work() -> None:
-        async with rig(short_path, snapshot=rdma_vf(node(rails=1)), resources=sriov(pool)) as r:
+        async with rig(short_folder, snapshot=rdma_vf(node(rails=1)), resources=sriov(pool)) as r:
             answer = await allocate(r, "intel.com/vf_rdma", VF)
             info = (
                 '{"0000:12:00.1":{"generic":{"deviceID":"0000:12:00.1"},"rdma":{"issm":"/dev/infiniband/issm4",'
@@ -84,18 +84,18 @@ def test_a_container_gets_what_the_sriov_plugin_gives(short_path: Path) -> None:
     run(work())
 
 
-def test_with_cdi_a_container_gets_an_annotation_in_place_of_files(short_path: Path) -> None:
+def test_with_cdi_a_container_gets_an_annotation_in_place_of_files(short_folder: Path) -> None:
     pool = {"resourceName": "vf_rdma", "selectors": {"pfNames": ["rail0"], "isRdma": True}}
 
     async def work() -> None:
         resources = sriov(pool, use_cdi=True)
-        async with rig(short_path, snapshot=rdma_vf(node(rails=1)), resources=resources) as r:
+        async with rig(short_folder, snapshot=rdma_vf(node(rails=1)), resources=resources) as r:
             answer = await allocate(r, "intel.com/vf_rdma", VF)
             assert dict(answer.annotations) == {"cdi.k8s.io/intel.com_net-pci": f"intel.com/net-pci={VF}"}
             assert [device.name for device in answer.cdi_devices] == [f"intel.com/net-pci={VF}"]
             assert not answer.devices
             assert "PCIDEVICE_INTEL_COM_VF_RDMA_INFO" in answer.envs
-            (spec,) = [json.loads(path.read_text()) for path in (short_path / "cdi").iterdir()]
+            (spec,) = [json.loads(path.read_text()) for path in (short_folder / "cdi").iterdir()]
             assert (spec["cdiVersion"], spec["kind"]) == ("0.5.0", "intel.com/net-pci")
             (device,) = spec["devices"]
             assert device["name"] == VF
@@ -106,12 +106,12 @@ def test_with_cdi_a_container_gets_an_annotation_in_place_of_files(short_path: P
     run(work())
 
 
-def test_cdi_names_follow_the_hardware_and_go_with_the_pool(short_path: Path) -> None:
+def test_cdi_names_follow_the_hardware_and_go_with_the_pool(short_folder: Path) -> None:
     pool = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}
 
     def names() -> dict[str, set[str]]:
         found = {}
-        for path in (short_path / "cdi").iterdir():
+        for path in (short_folder / "cdi").iterdir():
             spec = json.loads(path.read_text())
             assert all(device["containerEdits"]["env"] for device in spec["devices"])  # one without edits voids all
             found[spec["kind"]] = {device["name"] for device in spec["devices"]}
@@ -122,27 +122,27 @@ def test_cdi_names_follow_the_hardware_and_go_with_the_pool(short_path: Path) ->
             *sriov(pool, use_cdi=True),
             *shared({"resourceName": "a", "rdmaHcaMax": 3, "devices": ["rail1"]}, use_cdi=True),
         )
-        async with rig(short_path, snapshot=node(rails=2, vfs=2), resources=both) as r:
+        async with rig(short_folder, snapshot=node(rails=2, vfs=2), resources=both) as r:
             assert names() == {
                 "intel.com/net-pci": {"0000:12:00.1", "0000:12:00.2"},
                 "nvidia.com/net-rdma": {"0000:22:00.0"},
             }
-            await r.inventory.publish(without(r.inventory.snapshot, "0000:12:00.1"))
+            r.publish(without(r.snapshot.value, "0000:12:00.1"))
             await until(lambda: names()["intel.com/net-pci"] == {"0000:12:00.2"})
-            foreign = short_path / "cdi/nvidia.com_hca.yaml"
+            foreign = short_folder / "cdi/nvidia.com_hca.yaml"
             foreign.write_text('{"kind": "x/y", "devices": []}')
-            await r.plugins.reconfigure(Config(resources=both[:1], kubelet_dir=short_path))
+            await r.reconfigure(*both[:1])
             assert names().keys() == {"intel.com/net-pci", "x/y"}
 
     run(work())
 
 
-def test_cdi_specs_that_could_not_be_written_or_were_removed_come_by_themselves(short_path: Path) -> None:
-    pool, folder = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}, short_path / "cdi"
+def test_cdi_specs_that_could_not_be_written_or_were_removed_come_by_themselves(short_folder: Path) -> None:
+    pool, folder = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}, short_folder / "cdi"
     folder.write_text("in the way")
 
     async def work() -> None:
-        async with rig(short_path, snapshot=node(rails=1, vfs=1), resources=sriov(pool, use_cdi=True)):
+        async with rig(short_folder, snapshot=node(rails=1, vfs=1), resources=sriov(pool, use_cdi=True)):
             folder.unlink()
             await until(lambda: folder.is_dir() and [path for path in folder.iterdir() if path.suffix == ".json"])
             (spec,) = folder.iterdir()
@@ -156,12 +156,12 @@ def test_cdi_specs_that_could_not_be_written_or_were_removed_come_by_themselves(
     run(work())
 
 
-def test_a_cdi_spec_that_was_removed_comes_as_soon_as_somebody_says_so(short_path: Path) -> None:
-    pool, folder = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}, short_path / "cdi"
+def test_a_cdi_spec_that_was_removed_comes_as_soon_as_somebody_says_so(short_folder: Path) -> None:
+    pool, folder = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}, short_folder / "cdi"
 
     async def work() -> None:
         resources = sriov(pool, use_cdi=True)
-        async with rig(short_path, snapshot=node(rails=1, vfs=1), resources=resources, files_seconds=3600) as made:
+        async with rig(short_folder, snapshot=node(rails=1, vfs=1), resources=resources, files_seconds=3600) as made:
             (spec,) = folder.iterdir()
             spec.unlink()
             made.plugins.look_again()
@@ -272,7 +272,7 @@ def test_a_pool_may_hide_numa_nodes() -> None:
     assert {unit.numa_node for unit in units} == {-1}
 
 
-def test_shared_pools_count_to_their_number_whatever_their_adapters(short_path: Path) -> None:
+def test_shared_pools_count_to_their_number_whatever_their_adapters(short_folder: Path) -> None:
     pools = (
         {"resourceName": "a", "rdmaHcaMax": 3, "selectors": {"vendors": ["15b3"]}},
         {"resourceName": "b", "rdmaHcaMax": 5, "selectors": {"ifNames": ["rail1"]}},
@@ -280,7 +280,7 @@ def test_shared_pools_count_to_their_number_whatever_their_adapters(short_path: 
     )
 
     async def work() -> None:
-        async with rig(short_path, snapshot=node(rails=2, vfs=0), resources=shared(*pools)) as r:
+        async with rig(short_folder, snapshot=node(rails=2, vfs=0), resources=shared(*pools)) as r:
             assert r.allocatable() == {"rdma/a": 3, "rdma/b": 5, "rdma/c": 0}
             listed = {name: [unit.unit_id for unit in units] for name, units in r.plugins.units.items()}
             assert listed["rdma/a"] == ["0", "1", "2"]
@@ -299,19 +299,19 @@ def test_shared_pools_count_to_their_number_whatever_their_adapters(short_path: 
     run(work())
 
 
-def test_a_shared_pool_is_ill_only_if_all_its_adapters_are(short_path: Path) -> None:
+def test_a_shared_pool_is_ill_only_if_all_its_adapters_are(short_folder: Path) -> None:
     pool = {"resourceName": "a", "rdmaHcaMax": 3, "selectors": {"vendors": ["15b3"]}}
 
     async def work() -> None:
         snapshot = node(rails=2, vfs=0)
-        async with rig(short_path, snapshot=snapshot, resources=shared(pool)) as r:
+        async with rig(short_folder, snapshot=snapshot, resources=shared(pool)) as r:
             pf = snapshot.by_address["0000:12:00.0"]
             bare = replace(pf.rdma_devices[0], char_devices=())
             snapshot = change(snapshot, "0000:12:00.0", rdma_devices=(bare,))
-            await r.inventory.publish(snapshot)
-            await until(lambda: r.plugins.allocator.offer.snapshot.generation == 2)
+            r.publish(snapshot)
+            await until(lambda: r.plugins.allocator.offer.value.snapshot.generation == 2)
             assert r.allocatable() == {"rdma/a": 3}
-            await r.inventory.publish(replace(snapshot, rdma_exclusive=True))
+            r.publish(replace(snapshot, rdma_exclusive=True))
             await until(lambda: r.allocatable() == {"rdma/a": 0})
             assert {unit.health.reason for unit in r.plugins.units["rdma/a"]} <= {"NoCharDevice", "ExclusiveRdma"}
 

@@ -18,9 +18,9 @@ import yaml
 from agent import config
 from agent.errors import ConfigError
 from agent.model.device import Snapshot
+from agent.offer.explanation import Explanation, explain_all
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
-from deviceplugin.explanation import Explanation, explain_all
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.yaml"))
 SHOWN = 3

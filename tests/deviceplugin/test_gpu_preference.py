@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from agent.config import Resource
 from agent.model.device import MigDevice, Snapshot
+from agent.offer.gpu_units import with_profiles
+from agent.offer.units import list_units
 from agent.placement import Layout, Option, choose
-from deviceplugin.gpu_units import with_profiles
-from deviceplugin.resources import list_units
 from tests.deviceplugin.machines import node
 
 NAME = "nvidia.com/gpu"

@@ -10,7 +10,7 @@ from agent.config import HealthSettings, Resource, Select
 from agent.health import HealthBook
 from agent.model.device import Snapshot
 from agent.model.gpu_health import GpuEvent
-from agent.model.reasons import Reason
+from agent.model.health import Reason
 from agent.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
@@ -33,79 +33,79 @@ def book(down: float = NEVER, up: float = NEVER, gone: float = NEVER) -> HealthB
     return HealthBook(HealthSettings(down_seconds=down, up_seconds=up, gone_seconds=gone))
 
 
-def test_a_link_that_stays_down_is_told_without_another_event(short_path: Path) -> None:
+def test_a_link_that_stays_down_is_told_without_another_event(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, snapshot=link(True), health=book(down=0.3, up=0.3)) as r:
-            await r.inventory.publish(link(False))
+        async with rig(short_folder, snapshot=link(True), health=book(down=0.3, up=0.3)) as r:
+            r.publish(link(False))
             await until(lambda: r.allocatable()["rdma/vf"] == 12)
             assert reasons(r) == {"LinkDown": 4}
-            await r.inventory.publish(link(True))
+            r.publish(link(True))
             await until(lambda: r.allocatable()["rdma/vf"] == 16)
 
     run(work())
 
 
-def test_a_flap_is_not_told_though_other_things_are(short_path: Path) -> None:
+def test_a_flap_is_not_told_though_other_things_are(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, snapshot=link(True), health=book()) as r:
-            await r.inventory.publish(link(False))
-            await r.inventory.publish(change(link(False), "0000:22:00.1", driver=None))
+        async with rig(short_folder, snapshot=link(True), health=book()) as r:
+            r.publish(link(False))
+            r.publish(change(link(False), "0000:22:00.1", driver=None))
             await until(lambda: r.allocatable()["rdma/vf"] == 15)
             assert reasons(r) == {"NoDriver": 1}
 
     run(work())
 
 
-def test_a_hard_fault_is_told_at_once_and_its_end_too(short_path: Path) -> None:
+def test_a_hard_fault_is_told_at_once_and_its_end_too(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, health=book()) as r:
-            await r.inventory.publish(change(node(), VF, driver=None))
+        async with rig(short_folder, health=book()) as r:
+            r.publish(change(node(), VF, driver=None))
             await until(lambda: reasons(r) == {"NoDriver": 1} and r.allocatable()["rdma/vf"] == 15)
-            await r.inventory.publish(node())
+            r.publish(node())
             await until(lambda: r.allocatable()["rdma/vf"] == 16)
 
     run(work())
 
 
-def test_vfs_and_shares_follow_a_pf_that_lost_its_driver(short_path: Path) -> None:
+def test_vfs_and_shares_follow_a_pf_that_lost_its_driver(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, health=book()) as r:
-            await r.inventory.publish(change(node(), PF, driver=None, netdevs=(), rdma_devices=()))
+        async with rig(short_folder, health=book()) as r:
+            r.publish(change(node(), PF, driver=None, netdevs=(), rdma_devices=()))
             await until(lambda: r.allocatable()["rdma/vf"] == 12 and r.allocatable()["rdma/hca"] == 12)
             assert (reasons(r), reasons(r, "rdma/hca")) == ({"ParentDown": 4}, {"NoDriver": 4})
             assert r.kubelet.devices.capacity()["rdma/hca"] == 16
-            await r.inventory.publish(node())
+            r.publish(node())
             await until(lambda: r.allocatable()["rdma/vf"] == 16 and r.allocatable()["rdma/hca"] == 16)
 
     run(work())
 
 
-def test_vfs_that_vanish_stay_in_the_list_for_a_while_and_come_back(short_path: Path) -> None:
+def test_vfs_that_vanish_stay_in_the_list_for_a_while_and_come_back(short_folder: Path) -> None:
     async def work() -> None:
         health = book()
-        async with rig(short_path, health=health) as r:
-            await r.inventory.publish(node(vfs=2))
+        async with rig(short_folder, health=health) as r:
+            r.publish(node(vfs=2))
             await until(lambda: r.allocatable()["rdma/vf"] == 8)
             assert r.kubelet.devices.capacity()["rdma/vf"] == 16
             assert reasons(r) == {"DeviceGone": 8}
             health.settings = replace(health.settings, gone_seconds=0.5)
             await until(lambda: r.kubelet.devices.capacity()["rdma/vf"] == 8)  # time alone
-            await r.inventory.publish(node())
+            r.publish(node())
             await until(lambda: r.allocatable()["rdma/vf"] == 16)
             assert reasons(r) == {}
 
     run(work())
 
 
-def test_a_device_that_vanished_from_under_a_pod_is_listed_until_the_pod_has_ended(short_path: Path) -> None:
+def test_a_device_that_vanished_from_under_a_pod_is_listed_until_the_pod_has_ended(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, health=book(gone=0.1)) as r:
+        async with rig(short_folder, health=book(gone=0.1)) as r:
             await r.run_pod("a", Container("c", (("rdma/vf", 1),)))
             (grant,) = r.ledger.grants()
-            await r.inventory.publish(without(node(), grant.device))
+            r.publish(without(node(), grant.device))
             await until(lambda: reasons(r) == {"DeviceGone": 1})
             await asyncio.sleep(0.3)
-            await r.inventory.publish(without(node(), grant.device, "0000:22:00.1"))
+            r.publish(without(node(), grant.device, "0000:22:00.1"))
             await until(lambda: reasons(r) == {"DeviceGone": 1} and len(r.plugins.units["rdma/vf"]) == 15)
             await asyncio.to_thread(r.ledger.release, (grant.unit_id,))
             await until(lambda: reasons(r) == {} and r.kubelet.devices.capacity()["rdma/vf"] == 14)
@@ -113,52 +113,52 @@ def test_a_device_that_vanished_from_under_a_pod_is_listed_until_the_pod_has_end
     run(work())
 
 
-def test_a_vf_bound_to_another_driver_than_its_resource_selects_says_so(short_path: Path) -> None:
+def test_a_vf_bound_to_another_driver_than_its_resource_selects_says_so(short_folder: Path) -> None:
     resources = (Resource("rdma/vf", "vf", select=Select(drivers=("mlx5_core",))),)
 
     async def work() -> None:
-        async with rig(short_path, resources=resources, health=book()) as r:
-            await r.inventory.publish(change(node(), VF, driver="vfio-pci"))
+        async with rig(short_folder, resources=resources, health=book()) as r:
+            r.publish(change(node(), VF, driver="vfio-pci"))
             await until(lambda: reasons(r) == {"WrongDriver": 1})
-            await r.inventory.publish(change(node(), VF, driver=None))
+            r.publish(change(node(), VF, driver=None))
             await until(lambda: reasons(r) == {"NoDriver": 1})
-            await r.inventory.publish(node())
+            r.publish(node())
             await until(lambda: r.allocatable()["rdma/vf"] == 16)
 
     run(work())
 
 
-def test_a_vf_that_another_resource_selects_by_its_driver_goes_there(short_path: Path) -> None:
+def test_a_vf_that_another_resource_selects_by_its_driver_goes_there(short_folder: Path) -> None:
     resources = (
         Resource("rdma/vf", "vf", select=Select(drivers=("mlx5_core",))),
         Resource("vfio/vf", "vf", select=Select(drivers=("vfio-pci",))),
     )
 
     async def work() -> None:
-        async with rig(short_path, resources=resources, health=book()) as r:
-            await r.inventory.publish(change(node(), VF, driver="vfio-pci", iommu_group=7))
+        async with rig(short_folder, resources=resources, health=book()) as r:
+            r.publish(change(node(), VF, driver="vfio-pci", iommu_group=7))
             await until(lambda: r.allocatable() == {"rdma/vf": 15, "vfio/vf": 1})
             assert r.kubelet.devices.capacity() == {"rdma/vf": 15, "vfio/vf": 1}
 
     run(work())
 
 
-def test_an_hca_whose_rdma_device_went_with_its_module_says_so(short_path: Path) -> None:
+def test_an_hca_whose_rdma_device_went_with_its_module_says_so(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, health=book()) as r:
-            await r.inventory.publish(change(node(), PF, rdma_devices=()))
+        async with rig(short_folder, health=book()) as r:
+            r.publish(change(node(), PF, rdma_devices=()))
             await until(lambda: reasons(r, "rdma/hca") == {"NoRdmaDevice": 4})
-            await r.inventory.publish(node())
+            r.publish(node())
             await until(lambda: r.allocatable()["rdma/hca"] == 16)
 
     run(work())
 
 
-def test_an_error_of_a_gpu_is_told_though_nothing_else_changed(short_path: Path) -> None:
+def test_an_error_of_a_gpu_is_told_though_nothing_else_changed(short_folder: Path) -> None:
     health = HealthBook(HealthSettings(xid_quiet_seconds=NEVER))
 
     async def work() -> None:
-        async with rig(short_path, health=health) as r:
+        async with rig(short_folder, health=health) as r:
             loop = asyncio.get_running_loop()
             event = GpuEvent(74, asyncio.get_running_loop().time(), gpu_uuid(1))
             await loop.run_in_executor(None, health.gpu_event, event)
@@ -170,24 +170,24 @@ def test_an_error_of_a_gpu_is_told_though_nothing_else_changed(short_path: Path)
     run(work())
 
 
-def test_a_gpu_that_left_the_bus_is_gone_and_comes_back(short_path: Path) -> None:
+def test_a_gpu_that_left_the_bus_is_gone_and_comes_back(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, health=book()) as r:
+        async with rig(short_folder, health=book()) as r:
             left = without(node(), "0000:14:00.0")
-            await r.inventory.publish(replace(left, gpus=left.gpus[1:]))
+            r.publish(replace(left, gpus=left.gpus[1:]))
             await until(lambda: reasons(r, "nvidia.com/gpu") == {"DeviceGone": 1})
             await until(lambda: r.allocatable()["nvidia.com/gpu"] == 3)
-            await r.inventory.publish(node())
+            r.publish(node())
             await until(lambda: r.allocatable()["nvidia.com/gpu"] == 4)
 
     run(work())
 
 
-def test_books_that_cannot_be_written_keep_kubelet_from_sending_pods_here(short_path: Path) -> None:
+def test_books_that_cannot_be_written_keep_kubelet_from_sending_pods_here(short_folder: Path) -> None:
     health = book()
 
     async def work() -> None:
-        async with rig(short_path, health=health) as r:
+        async with rig(short_folder, health=health) as r:
             health.withhold(Reason.BOOKS_UNWRITABLE)
             await until(lambda: set(r.allocatable().values()) == {0})
             assert reasons(r) == {"BooksUnwritable": 16}

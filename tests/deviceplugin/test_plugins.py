@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agent.config import Resource
-from agent.model.device import NO_NUMA_NODE
+from agent.edits.gpus import GpuFiles
+from agent.model.device import NO_NUMA_NODE, Snapshot
 from agent.sim.pods import Container
-from deviceplugin.gpu_response import GpuFiles
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
 from tests.deviceplugin.rig import RESOURCES, VF_ONLY, rig, run
@@ -19,9 +19,9 @@ GPU = RESOURCES[2]
 THREE = Container("main", (("rdma/hca", 1), ("rdma/vf", 1), ("nvidia.com/gpu", 1)))
 
 
-def test_every_resource_is_served_before_it_registers(short_path: Path) -> None:
+def test_every_resource_is_served_before_it_registers(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path) as r:
+        async with rig(short_folder) as r:
             assert r.allocatable() == {"nvidia.com/gpu": 4, "rdma/hca": 16, "rdma/vf": 16}
             for resource in RESOURCES:
                 calls = [c.name for c in r.kubelet.registry.calls if c.resource_name == resource.name]
@@ -30,20 +30,20 @@ def test_every_resource_is_served_before_it_registers(short_path: Path) -> None:
     run(work())
 
 
-def test_a_resource_without_devices_is_registered_with_an_empty_list(short_path: Path) -> None:
+def test_a_resource_without_devices_is_registered_with_an_empty_list(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, snapshot=node(vfs=0), resources=VF_ONLY) as r:
+        async with rig(short_folder, snapshot=node(vfs=0), resources=VF_ONLY) as r:
             assert r.plugins.ready
             assert r.allocatable() == {"rdma/vf": 0}
 
     run(work())
 
 
-def test_the_numa_node_is_told_and_an_unknown_one_is_not(short_path: Path) -> None:
+def test_the_numa_node_is_told_and_an_unknown_one_is_not(short_folder: Path) -> None:
     async def work() -> None:
         snapshot = change(node(rails=2, vfs=1), "0000:12:00.1", numa_node=NO_NUMA_NODE)
         snapshot = change(snapshot, "0000:12:00.0", numa_node=NO_NUMA_NODE)
-        async with rig(short_path, snapshot=snapshot, resources=VF_ONLY) as r:
+        async with rig(short_folder, snapshot=snapshot, resources=VF_ONLY) as r:
             known = r.kubelet.devices.resources["rdma/vf"].devices
             assert not known["0000:12:00.1"].HasField("topology")
             assert [n.ID for n in known["0000:22:00.1"].topology.nodes] == [1]
@@ -52,9 +52,9 @@ def test_the_numa_node_is_told_and_an_unknown_one_is_not(short_path: Path) -> No
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_pod_gets_its_nics_beside_its_gpu_in_whatever_order_kubelet_asks(short_path: Path, seed: int) -> None:
+def test_a_pod_gets_its_nics_beside_its_gpu_in_whatever_order_kubelet_asks(short_folder: Path, seed: int) -> None:
     async def work() -> None:
-        async with rig(short_path, seed=seed) as r:
+        async with rig(short_folder, seed=seed) as r:
             for number in range(4):
                 pod = await r.run_pod(f"p{number}", THREE)
                 assert pod["phase"] == "Running", pod["message"]
@@ -75,9 +75,9 @@ def test_a_pod_gets_its_nics_beside_its_gpu_in_whatever_order_kubelet_asks(short
     run(work())
 
 
-def test_kubelet_asks_for_the_resources_in_random_order(short_path: Path) -> None:
+def test_kubelet_asks_for_the_resources_in_random_order(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, seed=3) as r:
+        async with rig(short_folder, seed=3) as r:
             for number in range(4):
                 await r.run_pod(f"p{number}", THREE)
             order = [c.resource_name for c in r.calls("Allocate")]
@@ -86,9 +86,9 @@ def test_kubelet_asks_for_the_resources_in_random_order(short_path: Path) -> Non
     run(work())
 
 
-def test_an_init_containers_units_are_granted_again(short_path: Path) -> None:
+def test_an_init_containers_units_are_granted_again(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, resources=VF_ONLY) as r:
+        async with rig(short_folder, resources=VF_ONLY) as r:
             pod = await r.run_pod(
                 "p",
                 Container("c1", (("rdma/vf", 1),)),
@@ -106,53 +106,65 @@ def test_an_init_containers_units_are_granted_again(short_path: Path) -> None:
     run(work())
 
 
-def test_the_lists_follow_the_hardware(short_path: Path) -> None:
+def test_the_lists_follow_the_hardware(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path) as r:
-            await r.inventory.publish(node(vfs=0))
+        async with rig(short_folder) as r:
+            r.publish(node(vfs=0))
             await until(lambda: r.kubelet.devices.capacity()["rdma/vf"] == 0)
-            await r.inventory.publish(node(vfs=7))
+            r.publish(node(vfs=7))
             await until(lambda: r.allocatable()["rdma/vf"] == 28)
-            await r.inventory.publish(without(node(vfs=7), "0000:12:00.1"))
+            r.publish(without(node(vfs=7), "0000:12:00.1"))
             await until(lambda: r.allocatable()["rdma/vf"] == 27)
 
     run(work())
 
 
-def test_a_cdi_spec_that_comes_after_the_gpus_is_heeded_though_no_hardware_changes(short_path: Path) -> None:
+def test_the_numbers_of_rails_outlive_the_agent_and_an_adapter_that_is_gone_at_its_start(short_folder: Path) -> None:
+    whole, gone = node(vfs=1), without(node(vfs=1), "0000:12:00.0", "0000:12:00.1")
+
+    async def work(snapshot: Snapshot) -> dict[str, int]:
+        async with rig(short_folder, snapshot=snapshot, resources=VF_ONLY) as r:
+            return dict(r.plugins.allocator.offer.value.rail_of)
+
+    numbers = run(work(whole))
+    assert numbers["0000:42:00.0"] == 3
+    assert run(work(gone)) == numbers
+
+
+def test_a_cdi_spec_that_comes_after_the_gpus_is_heeded_though_no_hardware_changes(short_folder: Path) -> None:
     files = GpuFiles()
 
     async def work() -> None:
         nonlocal files
-        async with rig(short_path, resources=(GPU,), gpu_files=lambda: files) as r:
+        async with rig(short_folder, resources=(GPU,), gpu_files=lambda: files) as r:
             (before,) = await r.plugins.allocator.allocate(GPU.name, [[gpu_uuid(0)]])
             assert before.cdi_devices == ()
             files = GpuFiles(cdi_names=frozenset({gpu_uuid(0)}))
-            await until(lambda: r.plugins.allocator.offer.gpu_files == files)
+            await until(lambda: r.plugins.allocator.gpu_files == files)
             (after,) = await r.plugins.allocator.allocate(GPU.name, [[gpu_uuid(0)]])
             assert (after.cdi_devices, after.envs) == ((f"nvidia.com/gpu={gpu_uuid(0)}",), ())
 
     run(work())
 
 
-def test_a_lost_link_makes_units_unhealthy_and_its_return_healthy(short_path: Path) -> None:
+def test_a_lost_link_makes_units_unhealthy_and_its_return_healthy(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path) as r:
+        async with rig(short_folder) as r:
             down = change(node(), "0000:12:00.0", netdevs=(netdev("rail0", carrier=False),), rdma_devices=())
-            await r.inventory.publish(down)
+            r.publish(down)
             await until(lambda: r.allocatable()["rdma/vf"] == 12)
             assert r.kubelet.devices.capacity()["rdma/vf"] == 16
             vf = next(s for s in r.plugins.status() if s.resource_name == "rdma/vf")
             assert (vf.units, vf.unhealthy) == (16, (("LinkDown", 4),))
-            await r.inventory.publish(node())
+            r.publish(node())
             await until(lambda: r.allocatable()["rdma/vf"] == 16)
 
     run(work())
 
 
-def test_a_quarantine_shows_at_once_and_so_does_its_end(short_path: Path) -> None:
+def test_a_quarantine_shows_at_once_and_so_does_its_end(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path) as r:
+        async with rig(short_folder) as r:
             await asyncio.to_thread(r.ledger.quarantine, "0000:12:00.1", "vlan could not be reset")
             await until(lambda: r.allocatable()["rdma/vf"] == 15)
             await asyncio.to_thread(r.ledger.end_quarantine, "0000:12:00.1")
@@ -161,10 +173,10 @@ def test_a_quarantine_shows_at_once_and_so_does_its_end(short_path: Path) -> Non
     run(work())
 
 
-def test_a_thousand_units_are_listed_and_preferred(short_path: Path) -> None:
+def test_a_thousand_units_are_listed_and_preferred(short_folder: Path) -> None:
     async def work() -> None:
         resources = (Resource("rdma/hca", "hca", shares=250),)
-        async with rig(short_path, resources=resources) as r:
+        async with rig(short_folder, resources=resources) as r:
             assert r.allocatable() == {"rdma/hca": 1000}
             pod = await r.run_pod("p", Container("c", (("rdma/hca", 8),)))
             assert len(pod["containers"][0]["device_nodes"]) == 5
@@ -172,22 +184,22 @@ def test_a_thousand_units_are_listed_and_preferred(short_path: Path) -> None:
     run(work())
 
 
-def test_a_burst_of_changes_ends_with_the_newest_list(short_path: Path) -> None:
+def test_a_burst_of_changes_ends_with_the_newest_list(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, resources=VF_ONLY) as r:
+        async with rig(short_folder, resources=VF_ONLY) as r:
             for round_ in range(60):
-                await r.inventory.publish(node(vfs=round_ % 7))
-            await r.inventory.publish(node(vfs=5))
+                r.publish(node(vfs=round_ % 7))
+            r.publish(node(vfs=5))
             await until(lambda: r.allocatable() == {"rdma/vf": 20})
 
     run(work())
 
 
 def test_closing_tells_kubelet_and_leaves_neither_sockets_nor_tracebacks(
-    short_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    short_folder: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def work() -> None:
-        async with rig(short_path) as r:
+        async with rig(short_folder) as r:
             async with asyncio.timeout(10):
                 await r.plugins.close()
             await until(lambda: not any(r.allocatable().values()))

@@ -37,10 +37,10 @@ async def plugin_stub(rig: Rig, resource: str):  # type: ignore[no-untyped-def]
     ],
 )
 def test_an_impossible_allocation_is_told_apart(
-    short_path: Path, unit_id: str, code: grpc.StatusCode, text: str
+    short_folder: Path, unit_id: str, code: grpc.StatusCode, text: str
 ) -> None:
     async def work() -> None:
-        async with rig(short_path) as r:
+        async with rig(short_folder) as r:
             await asyncio.to_thread(r.ledger.quarantine, "0000:12:00.1", "vlan could not be reset")
             await until(lambda: r.allocatable()["rdma/vf"] == 15)
             async with plugin_stub(r, "rdma/vf") as stub:
@@ -53,32 +53,13 @@ def test_an_impossible_allocation_is_told_apart(
     run(work())
 
 
-class Broken:
-    """Books in which nothing can be written."""
+class Broken(Ledger):
+    """Books in which no grant can be written."""
 
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    error: Exception
 
-    def grant(self, resource_name: str, units: Mapping[str, str]) -> None:
+    def grant(self, resource_name: str, units: Mapping[str, str], specs: object = None) -> None:
         raise self.error
-
-    def quarantines(self) -> tuple[()]:
-        return ()
-
-    def attachments(self) -> tuple[()]:
-        return ()
-
-    def grants(self) -> tuple[()]:
-        return ()
-
-    def bindings(self) -> tuple[()]:
-        return ()
-
-    def pod_of(self, unit_id: str) -> None:
-        return None
-
-    def subscribe(self, listener: object) -> None:
-        return
 
 
 @pytest.mark.parametrize(
@@ -91,15 +72,18 @@ class Broken:
         (ZeroDivisionError("surprise"), "code = INTERNAL desc = ZeroDivisionError: surprise"),
     ],
 )
-def test_a_failing_ledger_fails_the_request_and_nothing_else(short_path: Path, error: Exception, text: str) -> None:
+def test_a_failing_ledger_fails_the_request_and_nothing_else(short_folder: Path, error: Exception, text: str) -> None:
     async def work() -> None:
-        async with rig(short_path, resources=VF_ONLY, book=Broken(error)) as r:
-            for name in ("one", "two"):
-                pod = await r.run_pod(name, Container("c", (("rdma/vf", 1),)))
-                assert (pod["phase"], pod["reason"]) == ("Failed", "UnexpectedAdmissionError")
-                assert re.search(text, pod["message"])
-            assert r.plugins.ready
-            assert r.allocatable() == {"rdma/vf": 16}
+        book = Broken.open(short_folder / "broken.db", "boot")
+        book.error = error
+        with contextlib.closing(book):
+            async with rig(short_folder, resources=VF_ONLY, book=book) as r:
+                for name in ("one", "two"):
+                    pod = await r.run_pod(name, Container("c", (("rdma/vf", 1),)))
+                    assert (pod["phase"], pod["reason"]) == ("Failed", "UnexpectedAdmissionError")
+                    assert re.search(text, pod["message"])
+                assert r.plugins.ready
+                assert r.allocatable() == {"rdma/vf": 16}
 
     run(work())
 
@@ -112,11 +96,11 @@ def tiny_disk(tmp_path: Path, own_network: None) -> Iterator[Path]:
     subprocess.run(["umount", tmp_path], check=True)
 
 
-def test_a_full_disk_under_the_ledger_refuses_grants_and_heals(short_path: Path, tiny_disk: Path) -> None:
+def test_a_full_disk_under_the_ledger_refuses_grants_and_heals(short_folder: Path, tiny_disk: Path) -> None:
     async def work() -> None:
         ledger = Ledger.open(tiny_disk / "ledger.db", "boot")
         with contextlib.closing(ledger):
-            async with rig(short_path, resources=VF_ONLY, book=ledger) as r:
+            async with rig(short_folder, resources=VF_ONLY, book=ledger) as r:
                 filler = tiny_disk / "filler"
                 with contextlib.suppress(OSError), filler.open("wb") as file:
                     while True:
@@ -134,7 +118,7 @@ def test_a_full_disk_under_the_ledger_refuses_grants_and_heals(short_path: Path,
     run(work())
 
 
-def test_each_call_is_observed_with_its_resource_and_error(short_path: Path) -> None:
+def test_each_call_is_observed_with_its_resource_and_error(short_folder: Path) -> None:
     seen: list[tuple[str, str, str]] = []
     lock = threading.Lock()
 
@@ -151,7 +135,7 @@ def test_each_call_is_observed_with_its_resource_and_error(short_path: Path) -> 
                 seen.append((operation, resource, outcome))
 
     async def work() -> None:
-        async with rig(short_path, resources=VF_ONLY, observe=observe) as r:
+        async with rig(short_folder, resources=VF_ONLY, observe=observe) as r:
             await r.run_pod("p", Container("c", (("rdma/vf", 1),)))
             async with plugin_stub(r, "rdma/vf") as stub:
                 request = api_pb2.ContainerAllocateRequest(devices_ids=["nonsense"])

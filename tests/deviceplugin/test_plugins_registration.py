@@ -14,19 +14,19 @@ import pytest
 from agent.config import Config
 from agent.ledger import Ledger
 from agent.sim.pods import Container
-from deviceplugin.plugins import DevicePlugins
+from agent.state import Latest
+from deviceplugin.plugins import DevicePlugins, Ground
 from tests.awaiting import until
-from tests.deviceplugin.machines import StillInventory, node
-from tests.deviceplugin.rig import QUICK, VF_ONLY, new_kubelet, rig, run
+from tests.deviceplugin.machines import node
+from tests.deviceplugin.rig import QUICK, VF_ONLY, all_counts, new_kubelet, plugins_on, rig, run
 
 
 @contextlib.asynccontextmanager
 async def early(folder: Path, kubelet_dir: Path) -> AsyncIterator[tuple[DevicePlugins, Callable[[], Awaitable[None]]]]:
     """Start device plugins before their kubelet; the test starts that, and it ends after them."""
     with contextlib.closing(Ledger.open(folder / "ledger.db", "boot")) as ledger:
-        plugins = DevicePlugins(
-            Config(resources=VF_ONLY, kubelet_dir=kubelet_dir), StillInventory(node()), ledger, pace=QUICK
-        )
+        config = Latest(Config(resources=VF_ONLY, kubelet_dir=kubelet_dir))
+        plugins = plugins_on(config, Ground(Latest(node()), ledger, all_counts()))
         async with contextlib.AsyncExitStack() as afterwards:
 
             async def start_kubelet() -> None:
@@ -47,9 +47,9 @@ def problem_of(plugins: DevicePlugins) -> str:
     return status.registration.problem
 
 
-def test_plugins_register_again_after_kubelet_has_restarted(short_path: Path) -> None:
+def test_plugins_register_again_after_kubelet_has_restarted(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path) as r:
+        async with rig(short_folder) as r:
             before = {s.registration.socket for s in r.plugins.status()}
             await r.kubelet.restart()
             assert r.allocatable() == {"nvidia.com/gpu": 0, "rdma/hca": 0, "rdma/vf": 0}
@@ -62,9 +62,9 @@ def test_plugins_register_again_after_kubelet_has_restarted(short_path: Path) ->
     run(work())
 
 
-def test_running_pods_keep_their_units_over_a_kubelet_restart(short_path: Path) -> None:
+def test_running_pods_keep_their_units_over_a_kubelet_restart(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, resources=VF_ONLY) as r:
+        async with rig(short_folder, resources=VF_ONLY) as r:
             first = await r.run_pod("first", Container("c", (("rdma/vf", 8),)))
             await r.kubelet.restart()
             await until(lambda: r.allocatable() == {"rdma/vf": 16})
@@ -76,11 +76,11 @@ def test_running_pods_keep_their_units_over_a_kubelet_restart(short_path: Path) 
 
 
 def test_a_kubelet_that_is_not_there_is_waited_for_and_logged_once(
-    short_path: Path, caplog: pytest.LogCaptureFixture
+    short_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        (short_path / "device-plugins").mkdir()
-        async with early(short_path, short_path) as (plugins, start_kubelet):
+        (short_folder / "device-plugins").mkdir()
+        async with early(short_folder, short_folder) as (plugins, start_kubelet):
             await until(lambda: problem_of(plugins).endswith("kubelet.sock is missing: waiting for kubelet"))
             await asyncio.sleep(10 * QUICK.poll)
             assert not plugins.ready
@@ -92,11 +92,11 @@ def test_a_kubelet_that_is_not_there_is_waited_for_and_logged_once(
     assert sum("is missing" in r.message for r in caplog.records) == 1
 
 
-def test_a_missing_kubelet_folder_is_waited_for_and_named(short_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_kubelet_folder_is_waited_for_and_named(short_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     said = "device-plugins is missing: waiting for kubelet"
 
     async def work() -> None:
-        async with early(short_path, short_path / "kubelet") as (plugins, start_kubelet):
+        async with early(short_folder, short_folder / "kubelet") as (plugins, start_kubelet):
             await until(lambda: said in problem_of(plugins))
             await asyncio.sleep(2 * QUICK.last_retry)
             await start_kubelet()
@@ -106,23 +106,23 @@ def test_a_missing_kubelet_folder_is_waited_for_and_named(short_path: Path, capl
     assert sum(said in r.message for r in caplog.records) == 1
 
 
-def test_a_kubelet_folder_with_too_long_a_name_is_named_with_the_remedy(short_path: Path) -> None:
+def test_a_kubelet_folder_with_too_long_a_name_is_named_with_the_remedy(short_folder: Path) -> None:
     async def work() -> None:
-        folder = short_path / ("x" * 80)
+        folder = short_folder / ("x" * 80)
         (folder / "device-plugins").mkdir(parents=True)
-        async with early(short_path, folder) as (plugins, _):
+        async with early(short_folder, folder) as (plugins, _):
             await until(lambda: "set a shorter kubeletDir" in problem_of(plugins))
 
     run(work())
 
 
-def test_a_stale_kubelet_socket_is_retried_until_kubelet_is_back(short_path: Path) -> None:
+def test_a_stale_kubelet_socket_is_retried_until_kubelet_is_back(short_folder: Path) -> None:
     async def work() -> None:
-        folder = short_path / "device-plugins"
+        folder = short_folder / "device-plugins"
         folder.mkdir()
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(folder / "kubelet.sock"))
-        async with early(short_path, short_path) as (plugins, start_kubelet):
+        async with early(short_folder, short_folder) as (plugins, start_kubelet):
             await until(lambda: "did not register" in problem_of(plugins))
             await start_kubelet()
             await until(lambda: plugins.ready)
@@ -130,9 +130,9 @@ def test_a_stale_kubelet_socket_is_retried_until_kubelet_is_back(short_path: Pat
     run(work())
 
 
-def test_a_removed_socket_file_is_replaced_and_registered_again(short_path: Path) -> None:
+def test_a_removed_socket_file_is_replaced_and_registered_again(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path) as r:
+        async with rig(short_folder) as r:
             old = next(s.registration for s in r.plugins.status() if s.resource_name == "rdma/vf")
             (r.plugins.folder / old.socket).unlink()
             await until(lambda: len(r.calls("Register")) == 4)
@@ -145,9 +145,9 @@ def test_a_removed_socket_file_is_replaced_and_registered_again(short_path: Path
     run(work())
 
 
-def test_the_old_stream_has_ended_before_the_next_registration(short_path: Path) -> None:
+def test_the_old_stream_has_ended_before_the_next_registration(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, resources=VF_ONLY) as r:
+        async with rig(short_folder, resources=VF_ONLY) as r:
             for round_ in range(1, 4):
                 (r.plugins.folder / r.plugins.status()[0].registration.socket).unlink()
                 await until(lambda n=round_: len(r.calls("ListAndWatch")) == n + 1)  # type: ignore[misc]
@@ -159,9 +159,9 @@ def test_the_old_stream_has_ended_before_the_next_registration(short_path: Path)
     run(work())
 
 
-def test_a_stream_that_kubelet_ends_is_registered_again(short_path: Path) -> None:
+def test_a_stream_that_kubelet_ends_is_registered_again(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, resources=VF_ONLY) as r:
+        async with rig(short_folder, resources=VF_ONLY) as r:
             client = r.kubelet.registry.client("rdma/vf")
             assert client is not None
             await client.close()
@@ -171,9 +171,9 @@ def test_a_stream_that_kubelet_ends_is_registered_again(short_path: Path) -> Non
     run(work())
 
 
-def test_sockets_that_a_killed_process_left_are_swept_and_live_ones_are_not(short_path: Path) -> None:
+def test_sockets_that_a_killed_process_left_are_swept_and_live_ones_are_not(short_folder: Path) -> None:
     async def work() -> None:
-        folder = short_path / "device-plugins"
+        folder = short_folder / "device-plugins"
         folder.mkdir()
         dead, foreign = folder / "nodefabric-rdma-vf-00000000.sock", folder / "other.sock"
         for path in (dead, foreign):
@@ -182,7 +182,7 @@ def test_sockets_that_a_killed_process_left_are_swept_and_live_ones_are_not(shor
         with socket.socket(socket.AF_UNIX) as live:
             live.bind(str(folder / "nodefabric-rdma-vf-11111111.sock"))
             live.listen()
-            async with early(short_path, short_path) as (plugins, _):
+            async with early(short_folder, short_folder) as (plugins, _):
                 await until(lambda: plugins.status()[0].registration.socket)
                 own = plugins.status()[0].registration.socket
                 assert {p.name for p in folder.iterdir()} == {"nodefabric-rdma-vf-11111111.sock", "other.sock", own}

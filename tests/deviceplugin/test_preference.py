@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.clients.kubelet import ContainerDevices, DeviceAssignment, PodDevices
 from agent.config import RailNic, Resource
-from agent.errors import Unavailable
+from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import PodRef
-from agent.model.device import Snapshot
-from deviceplugin import usage
-from deviceplugin.allocation import Allocator, Offer
-from deviceplugin.resources import list_units
-from tests.agent.placement.hosts import hosts
-from tests.awaiting import until
-from tests.deviceplugin.machines import gpu_uuid, node
+from agent.model.device import LinkLayer, Snapshot
+from agent.offer.offer import Offer
+from agent.offer.units import list_units
+from agent.state import Latest
+from deviceplugin.allocation import Allocator
+from tests.agent.placement.hosts import Host, hosts
+from tests.agent.placement.hosts import uuid as gpu_name
+from tests.deviceplugin.machines import change, gpu_uuid, node, rdma
 
 GPU, VF, HCA = Resource("nvidia.com/gpu", "gpu"), Resource("rdma/vf", "vf"), Resource("rdma/hca", "hca", shares=2)
 
@@ -27,9 +27,9 @@ class Books:
     """Takes every grant, and knows the pods that it is told."""
 
     def __init__(self) -> None:
-        self.pods: set[str] = set()
+        self.pods: dict[str, PodRef] = {}
 
-    def grant(self, resource_name: str, units: object) -> None:
+    def grant(self, resource_name: str, units: object, specs: object = None) -> None:
         """Take a grant."""
 
 
@@ -46,14 +46,14 @@ class Desk:
 
     def __init__(self, *resources: Resource, snapshot: Snapshot | None = None) -> None:
         self.books, self.clock = Books(), Clock()
-        self.allocator = Allocator(resources, self.books, self.clock, self.books.pods.__contains__)
+        self.allocator = Allocator(Latest(Offer()), resources, self.books, self.clock, self.books.pods.get)
         snapshot = snapshot or node()
-        self.allocator.offer = Offer(snapshot, list_units(resources, snapshot))
-        self.terrain = self.allocator.offer.terrain
+        self.allocator.offer.set(Offer(snapshot, list_units(resources, snapshot)))
+        self.distances = self.allocator.offer.value.distances
         self.used: set[str] = set()
 
     def prefer(self, resource: Resource, size: int = 1) -> tuple[str, ...]:
-        free = [u.unit_id for u in self.allocator.offer.units[resource.name] if u.unit_id not in self.used]
+        free = [u.unit_id for u in self.allocator.offer.value.units[resource.name] if u.unit_id not in self.used]
         return self.allocator.prefer(resource.name, free, (), size)
 
     def get(self, resource: Resource, size: int = 1) -> tuple[str, ...]:
@@ -64,8 +64,8 @@ class Desk:
         return units
 
     def near(self, gpu: str, nic: str) -> bool:
-        unit = self.allocator.offer.by_id[nic]
-        return self.terrain.distance(gpu, unit.device).name == "PIX"
+        unit = self.allocator.offer.value.by_id[nic]
+        return self.distances.distance(gpu, unit.device).name == "PIX"
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ def pod(name: str, **units: Sequence[str]) -> PodDevices:
 def test_a_gpu_chosen_first_is_one_whose_nic_is_free() -> None:
     with desk(GPU, Resource("rdma/hca", "hca", shares=1)) as d:
         hca = Resource("rdma/hca", "hca", shares=1)
-        taken = [u.unit_id for u in d.allocator.offer.units["rdma/hca"]][:3]
+        taken = [u.unit_id for u in d.allocator.offer.value.units["rdma/hca"]][:3]
         asyncio.run(d.allocator.allocate("rdma/hca", [taken]))
         d.used.update(taken)
         d.clock.now += 60
@@ -167,9 +167,9 @@ def test_a_rail_is_near_its_own_nic_and_drawn_by_no_other() -> None:
     rail = Resource("rdma/rail", "rail", nic=RailNic("hca", shares=1))
     with desk(rail, VF) as d:
         alone = d.prefer(rail)
-        (other,) = [u.unit_id for u in d.allocator.offer.units[rail.name] if u.gpu == gpu_uuid(3)]
+        (other,) = [u.unit_id for u in d.allocator.offer.value.units[rail.name] if u.gpu == gpu_uuid(3)]
         assert alone != (other,)
-        (vf, *_) = [u.unit_id for u in d.allocator.offer.units[VF.name] if d.near(gpu_uuid(3), u.unit_id)]
+        (vf, *_) = [u.unit_id for u in d.allocator.offer.value.units[VF.name] if d.near(gpu_uuid(3), u.unit_id)]
         asyncio.run(d.allocator.allocate(VF.name, [[vf]]))
         assert d.prefer(rail) == alone
 
@@ -178,7 +178,9 @@ def test_a_grant_whose_pod_is_known_draws_no_partner() -> None:
     with desk(GPU, VF) as d:
         (gpu,) = d.get(GPU)  # of a pod that wants nothing else
         assert d.near(gpu, d.prefer(VF)[0])
-        d.books.pods.add(gpu)
+        d.books.pods[gpu] = PodRef("default", "p")
+        assert d.near(gpu, d.prefer(VF)[0])  # PodResources may have been read between its GPU and its VF
+        d.clock.now += 1
         assert not d.near(gpu, d.prefer(VF)[0])
         (vf,) = d.get(VF)
         assert d.near(d.get(GPU)[0], vf)
@@ -222,7 +224,7 @@ def test_nics_of_a_container_without_gpus_are_near_each_other() -> None:
 
 
 def nics_at(d: Desk, resource: Resource, rail: int) -> list[str]:
-    return [u.unit_id for u in d.allocator.offer.units[resource.name] if d.near(gpu_uuid(rail), u.unit_id)]
+    return [u.unit_id for u in d.allocator.offer.value.units[resource.name] if d.near(gpu_uuid(rail), u.unit_id)]
 
 
 def take(d: Desk, resource: Resource, units: Sequence[str]) -> None:
@@ -262,56 +264,8 @@ def test_where_one_nic_resource_has_nothing_left_at_all_the_other_one_counts() -
 def test_a_surprise_ends_in_the_first_units_available() -> None:
     with desk(GPU, VF) as d:
         assert d.allocator.prefer("no/resource", ["b", "a"], ("c",), 2) == ("c", "b")
-        d.allocator.offer = None  # type: ignore[assignment]
+        d.allocator.offer.set(None)  # type: ignore[arg-type]
         assert d.allocator.prefer(VF.name, ["b", "a"], (), 1) == ("b",)
-
-
-def test_kubelet_is_read_at_the_start_and_after_each_change() -> None:
-    async def work() -> None:
-        changed, answers, heard = asyncio.Event(), iter([[pod("a")], None, [pod("b")]]), list[object]()
-
-        async def pods() -> Sequence[PodDevices]:
-            if (answer := next(answers)) is None:
-                raise Unavailable("kubelet is away")
-            return answer
-
-        following = asyncio.create_task(
-            usage.follow(changed, pods, lambda *x: heard.append(x), lambda: 7.0, needed=lambda: True, settle=0, pause=0)
-        )
-        await until(lambda: heard == [([pod("a")], 7.0)])
-        changed.set()
-        await until(lambda: not changed.is_set())
-        changed.set()
-        await until(lambda: len(heard) == 2)
-        assert heard[1] == ([pod("b")], 7.0)
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-
-    asyncio.run(work())
-
-
-def test_kubelet_is_not_read_on_a_node_without_gpus() -> None:
-    async def work() -> None:
-        changed, asked = asyncio.Event(), list[bool]()
-
-        async def pods() -> Sequence[PodDevices]:
-            raise AssertionError("asked")
-
-        def needed() -> bool:
-            asked.append(True)
-            return False
-
-        following = asyncio.create_task(
-            usage.follow(changed, pods, lambda *_: None, lambda: 0.0, needed=needed, settle=0, pause=0)
-        )
-        await until(lambda: asked)
-        changed.set()
-        await until(lambda: len(asked) == 2)
-        assert not following.done()
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-
-    asyncio.run(work())
 
 
 @settings(max_examples=60, deadline=None)
@@ -323,7 +277,7 @@ def test_whatever_kubelet_asks_the_answer_is_whole_and_valid(data: st.DataObject
         for _ in range(data.draw(st.integers(1, 8))):
             d.clock.now += data.draw(st.sampled_from([0.01, 60.0]))
             resource = data.draw(st.sampled_from(resources))
-            units = [u.unit_id for u in d.allocator.offer.units[resource.name]]
+            units = [u.unit_id for u in d.allocator.offer.value.units[resource.name]]
             known = st.sampled_from([*units, "unknown"])
             available = data.draw(st.lists(known, unique=True, max_size=12))
             must = data.draw(st.lists(st.sampled_from(available), unique=True, max_size=2)) if available else []
@@ -336,3 +290,113 @@ def test_whatever_kubelet_asks_the_answer_is_whole_and_valid(data: st.DataObject
                 asyncio.run(d.allocator.allocate(resource.name, [granted]))
             if data.draw(st.booleans()):
                 d.allocator.heard([pod("a", **{resource.name.replace("/", "__").replace(".", "_"): granted})], 0.0)
+
+
+def wide(gpus: int = 8, nics: int = 4) -> Snapshot:
+    """Two sockets; below each switch a GPU and several adapters of its own, as on p5 instances."""
+    host = Host()
+    for rail in range(gpus):
+        path = (f"pci0000:{rail:02x}", f"port{rail}", f"switch{rail}")
+        host.gpu((*path, "g"), rail * 2 // gpus)
+        for number in range(nics):
+            host.nic((*path, f"n{number}"), rail * 2 // gpus)
+    snapshot = host.snapshot()
+    adapters = [d.address for d in snapshot.devices if d.pci_class == 0x020000]
+    for n, address in enumerate(adapters):
+        hca = rdma(n, f"0000:0000:0000:{n + 1:04x}", layer=LinkLayer.INFINIBAND)
+        snapshot = change(snapshot, address, driver="mlx5_core", rdma_devices=(hca,))
+    return snapshot
+
+
+WHOLE = Resource("rdma/whole", "hca", shares=1)
+
+
+def below_one_switch(d: Desk, nics: Sequence[str], gpus: Sequence[str]) -> int:
+    """Count the NICs that stand below the switch of one of the GPUs."""
+    return sum(any(d.near(gpu, nic) for gpu in gpus) for nic in nics)
+
+
+def test_more_nics_than_there_are_gpus_are_for_as_many_gpus_as_they_stand_beside() -> None:
+    with desk(GPU, WHOLE, snapshot=wide()) as d:
+        nics = d.get(WHOLE, 16)
+        gpus = d.get(GPU, 4)
+        assert below_one_switch(d, nics, gpus) == 16
+        assert len({d.distances.numa_node(gpu) for gpu in gpus}) == 1
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_containers_are_taken_to_have_as_many_gpus_as_the_last_one_with_so_many_nics(heard: bool) -> None:
+    with desk(GPU, WHOLE, snapshot=wide()) as d:
+        if heard:  # of a pod that was there before the agent
+            units = [u.unit_id for u in d.allocator.offer.value.units[WHOLE.name] if d.near(gpu_name(0), u.unit_id)]
+            d.allocator.heard([pod("a", rdma__whole=units, ex_com__gpu=[gpu_name(0)])], d.clock.now)
+            d.used.update((gpu_name(0), *units))
+        else:
+            assert below_one_switch(d, d.get(WHOLE, 4), d.get(GPU, 1)) == 1  # one each, for want of a better guess
+        d.clock.now += 60
+        nics = d.get(WHOLE, 4)
+        assert below_one_switch(d, nics, d.get(GPU, 1)) == 4
+        d.clock.now += 60
+        nics = d.get(WHOLE, 8)  # in the same ratio
+        assert below_one_switch(d, nics, d.get(GPU, 2)) == 8
+
+
+def test_gpus_are_chosen_where_as_many_nics_are_free_as_containers_with_them_had() -> None:
+    with desk(GPU, WHOLE, snapshot=wide()) as d:
+        gpus = d.get(GPU, 2)
+        assert below_one_switch(d, d.get(WHOLE, 8), gpus) == 8
+        for number in (2, 3, 4, 6):
+            take(d, WHOLE, nics_at_gpu(d, number)[:1])
+        gpus = d.get(GPU, 2)
+        assert below_one_switch(d, d.get(WHOLE, 8), gpus) == 8
+
+
+def nics_at_gpu(d: Desk, number: int) -> list[str]:
+    return [u.unit_id for u in d.allocator.offer.value.units[WHOLE.name] if d.near(gpu_name(number), u.unit_id)]
+
+
+def test_a_nic_that_came_back_tells_of_its_pods_gpu() -> None:
+    with desk(GPU, VF) as d:
+        held = []
+        for rail in range(4):
+            (gpu,) = d.get(GPU)
+            held.append((gpu, *d.get(VF)))
+            d.clock.now += 60
+            d.books.pods |= dict.fromkeys(held[rail], PodRef("default", f"p{rail}", "uid"))
+        gpu, vf = held[2]
+        d.used -= {gpu, vf}  # its pod has ended, and PodResources were not read since
+        d.clock.now += 1
+        assert d.near(gpu, d.get(VF)[0])
+        assert d.get(GPU) == (gpu,)
+
+
+def test_what_a_new_pod_of_the_same_name_has_does_not_come_back_with_the_old_ones() -> None:
+    with desk(GPU, VF) as d:
+        (old,) = d.get(VF)
+        d.get(GPU)
+        d.allocator.heard([pod("web-0", rdma__vf=[old], nvidia_com__gpu=[gpu_uuid(0)])], d.clock.now)
+        d.clock.now += 60
+        for rail in (0, 1, 2):
+            take(d, GPU, [gpu_uuid(rail)])
+            d.books.pods[gpu_uuid(rail)] = PodRef("default", "web-0")
+        d.used.remove(old)
+        assert d.near(gpu_uuid(3), d.get(VF)[0])
+
+
+def test_gpus_that_must_have_come_back_unheard_of_get_a_nic_each() -> None:
+    with desk(GPU, VF) as d:
+        for rail in (0, 1, 2):
+            take(d, GPU, [gpu_uuid(rail)])
+        d.clock.now += 60
+        vfs = d.get(VF, 2)  # kubelet would not ask if only one GPU were free, which it does not say
+        assert len({unit[:7] for unit in vfs}) == 2
+        assert any(d.near(gpu_uuid(3), vf) for vf in vfs)
+
+
+def test_once_the_pod_of_a_nic_is_known_its_gpu_draws_no_other_nic() -> None:
+    with desk(GPU, VF) as d:
+        (vf,) = d.get(VF)
+        (gpu,) = d.get(GPU)
+        d.books.pods[vf] = PodRef("default", "p")
+        d.clock.now += 0.5
+        assert not d.near(gpu, d.prefer(VF)[0])

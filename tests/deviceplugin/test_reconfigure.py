@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import Config, HealthSettings, RailNic, Resource, Select, parse_pf
+from agent.config import HealthSettings, RailNic, Resource, Select, parse_pf
 from agent.health import HealthBook
 from agent.model.allocation import Binding, PodRef
-from agent.model.terms import Terms
+from agent.model.health_policy import HealthPolicy
 from agent.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, node, without
@@ -27,16 +27,16 @@ def vfs(name: str, *pf: str) -> Resource:
 
 
 async def reconfigure(r: Rig, *resources: Resource) -> None:
-    await r.plugins.reconfigure(Config(resources=resources, kubelet_dir=r.folder))
+    await r.reconfigure(*resources)
 
 
 def reasons(r: Rig, name: str) -> dict[str, str]:
     return {unit.unit_id: unit.health.reason for unit in r.plugins.units[name] if not unit.health.healthy}
 
 
-def test_a_new_resource_is_offered_and_the_others_keep_their_streams(short_path: Path) -> None:
+def test_a_new_resource_is_offered_and_the_others_keep_their_streams(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, resources=(VF,)) as r:
+        async with rig(short_folder, resources=(VF,)) as r:
             registered = len(r.calls("Register"))
             await reconfigure(r, VF, HCA)
             await until(lambda: r.allocatable() == {"rdma/hca": 16, "rdma/vf": 16})
@@ -48,9 +48,9 @@ def test_a_new_resource_is_offered_and_the_others_keep_their_streams(short_path:
     run(work())
 
 
-def test_a_resource_that_is_gone_is_no_longer_served_and_leaves_no_socket(short_path: Path) -> None:
+def test_a_resource_that_is_gone_is_no_longer_served_and_leaves_no_socket(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, resources=(VF, HCA)) as r:
+        async with rig(short_folder, resources=(VF, HCA)) as r:
             await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
             await reconfigure(r, HCA)
             await until(lambda: r.allocatable()["rdma/vf"] == 0)
@@ -63,9 +63,9 @@ def test_a_resource_that_is_gone_is_no_longer_served_and_leaves_no_socket(short_
     run(work())
 
 
-def test_a_resource_that_comes_back_while_its_server_ends_is_served_again(short_path: Path) -> None:
+def test_a_resource_that_comes_back_while_its_server_ends_is_served_again(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, resources=(VF, HCA)) as r:
+        async with rig(short_folder, resources=(VF, HCA)) as r:
             registered = len(r.calls("Register"))
             await reconfigure(r, HCA)
             await reconfigure(r, HCA, VF)
@@ -76,9 +76,9 @@ def test_a_resource_that_comes_back_while_its_server_ends_is_served_again(short_
     run(work())
 
 
-def test_a_changed_selector_changes_the_list(short_path: Path) -> None:
+def test_a_changed_selector_changes_the_list(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, resources=(vfs("rdma/vf", "rail0"), replace(HCA, shares=1))) as r:
+        async with rig(short_folder, resources=(vfs("rdma/vf", "rail0"), replace(HCA, shares=1))) as r:
             await reconfigure(r, vfs("rdma/vf", "rail0#0", "rail1"), replace(HCA, shares=3))
             await until(lambda: r.allocatable() == {"rdma/hca": 12, "rdma/vf": 5})
             assert len(r.calls("Register")) == 2
@@ -91,17 +91,17 @@ class Interrupted(HealthBook):
 
     during: Callable[[], None] | None = None
 
-    def terms(self) -> Terms:
+    def policy(self) -> HealthPolicy:
         happens, self.during = self.during, None
         if happens is not None:
             happens()
-        return super().terms()
+        return super().policy()
 
 
-def test_a_device_that_leaves_while_the_configuration_changes_stays_listed(short_path: Path) -> None:
+def test_a_device_that_leaves_while_the_configuration_changes_stays_listed(short_folder: Path) -> None:
     async def work() -> None:
         health, loop = Interrupted(HealthSettings(0, 0, 300)), asyncio.get_running_loop()
-        async with rig(short_path, resources=(VF,), health=health) as r:
+        async with rig(short_folder, resources=(VF,), health=health) as r:
             gone = r.plugins.units["rdma/vf"][0].device
             changing: list[asyncio.Task[None]] = []
 
@@ -110,7 +110,7 @@ def test_a_device_that_leaves_while_the_configuration_changes_stays_listed(short
                 await asyncio.sleep(0)  # until it has the new resources
 
             health.during = lambda: asyncio.run_coroutine_threadsafe(begin(), loop).result(10)
-            await r.inventory.publish(without(node(), gone))
+            r.publish(without(node(), gone))
             await until(lambda: bool(changing))
             await changing[0]
             await until(lambda: reasons(r, "rdma/vf") == {gone: "DeviceGone"})
@@ -118,10 +118,10 @@ def test_a_device_that_leaves_while_the_configuration_changes_stays_listed(short
     run(work())
 
 
-def test_a_vf_in_use_goes_to_another_resource_when_it_is_free(short_path: Path) -> None:
+def test_a_vf_in_use_goes_to_another_resource_when_it_is_free(short_folder: Path) -> None:
     async def work() -> None:
         low, high = vfs("a/low", "rail0#0-1"), vfs("a/high", "rail0#2-3")
-        async with rig(short_path, snapshot=node(rails=1), resources=(low, high)) as r:
+        async with rig(short_folder, snapshot=node(rails=1), resources=(low, high)) as r:
             await r.run_pod("p", Container("main", (("a/low", 2),)))
             await reconfigure(r, vfs("a/low", "rail0#0"), vfs("a/high", "rail0#1-3"))
             listed = {name: len(units) for name, units in r.plugins.units.items()}
@@ -134,9 +134,9 @@ def test_a_vf_in_use_goes_to_another_resource_when_it_is_free(short_path: Path) 
     run(work())
 
 
-def test_a_vf_in_use_is_withheld_while_its_own_resource_is_gone(short_path: Path) -> None:
+def test_a_vf_in_use_is_withheld_while_its_own_resource_is_gone(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, snapshot=node(rails=1), resources=(vfs("a/old", "rail0"),)) as r:
+        async with rig(short_folder, snapshot=node(rails=1), resources=(vfs("a/old", "rail0"),)) as r:
             await r.run_pod("p", Container("main", (("a/old", 1),)))
             (held,) = [grant.unit_id for grant in r.ledger.grants()]
             await reconfigure(r, vfs("a/new", "rail0"))
@@ -148,9 +148,9 @@ def test_a_vf_in_use_is_withheld_while_its_own_resource_is_gone(short_path: Path
     run(work())
 
 
-def test_a_vf_in_use_makes_no_slot_when_its_resource_is_bound_late_from_now_on(short_path: Path) -> None:
+def test_a_vf_in_use_makes_no_slot_when_its_resource_is_bound_late_from_now_on(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, snapshot=node(rails=1), resources=(VF,)) as r:
+        async with rig(short_folder, snapshot=node(rails=1), resources=(VF,)) as r:
             await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
             held = [grant.unit_id for grant in r.ledger.grants()]
             await reconfigure(r, replace(VF, binding="late"))
@@ -162,13 +162,13 @@ def test_a_vf_in_use_makes_no_slot_when_its_resource_is_bound_late_from_now_on(s
     run(work())
 
 
-def test_the_vf_of_a_slot_in_use_is_withheld_when_its_resource_is_bound_early_from_now_on(short_path: Path) -> None:
+def test_the_vf_of_a_slot_in_use_is_withheld_when_its_resource_is_bound_early_from_now_on(short_folder: Path) -> None:
     async def work() -> None:
         late = replace(VF, binding="late")
-        async with rig(short_path, snapshot=node(rails=1), resources=(late,)) as r:
+        async with rig(short_folder, snapshot=node(rails=1), resources=(late,)) as r:
             await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
             (slot,) = [grant.unit_id for grant in r.ledger.grants()]
-            device = r.plugins.allocator.offer.pools["rdma/vf"][0].device
+            device = r.plugins.allocator.offer.value.pools["rdma/vf"][0].device
             pod = PodRef("default", "p", "uid-p")
             binding = Binding(slot, "rdma/vf", "vf", device, "main", "c1", "net1", pod, {})
             r.ledger.bind_slots([binding])
@@ -182,10 +182,10 @@ def test_the_vf_of_a_slot_in_use_is_withheld_when_its_resource_is_bound_early_fr
     run(work())
 
 
-def test_both_halves_of_a_rail_in_use_are_withheld_while_its_resource_is_gone(short_path: Path) -> None:
+def test_both_halves_of_a_rail_in_use_are_withheld_while_its_resource_is_gone(short_folder: Path) -> None:
     async def work() -> None:
         rails = Resource("a/rail", "rail", nic=RailNic("vf"))
-        async with rig(short_path, snapshot=node(rails=2, vfs=2), resources=(rails,)) as r:
+        async with rig(short_folder, snapshot=node(rails=2, vfs=2), resources=(rails,)) as r:
             await r.run_pod("p", Container("main", (("a/rail", 1),)))
             (rail,) = r.ledger.grants()
             await reconfigure(r, GPU, VF)
@@ -197,10 +197,10 @@ def test_both_halves_of_a_rail_in_use_are_withheld_while_its_resource_is_gone(sh
     run(work())
 
 
-def test_the_halves_of_a_rail_in_use_are_withheld_from_what_its_name_means_now(short_path: Path) -> None:
+def test_the_halves_of_a_rail_in_use_are_withheld_from_what_its_name_means_now(short_folder: Path) -> None:
     async def work() -> None:
         rails = Resource("a/x", "rail", nic=RailNic("vf"))
-        async with rig(short_path, snapshot=node(rails=2, vfs=2), resources=(rails,)) as r:
+        async with rig(short_folder, snapshot=node(rails=2, vfs=2), resources=(rails,)) as r:
             await r.run_pod("p", Container("main", (("a/x", 1),)))
             (rail,) = r.ledger.grants()
             await reconfigure(r, vfs("a/x", "rail0", "rail1"))
@@ -213,14 +213,14 @@ def test_the_halves_of_a_rail_in_use_are_withheld_from_what_its_name_means_now(s
     run(work())
 
 
-def test_what_pods_hold_is_known_to_an_agent_that_starts_with_another_configuration(short_path: Path) -> None:
+def test_what_pods_hold_is_known_to_an_agent_that_starts_with_another_configuration(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, snapshot=node(rails=1), resources=(vfs("a/old", "rail0"),)) as r:
+        async with rig(short_folder, snapshot=node(rails=1), resources=(vfs("a/old", "rail0"),)) as r:
             await r.run_pod("p", Container("main", (("a/old", 1),)))
             held = [grant.unit_id for grant in r.ledger.grants()]
-        later = short_path / "later"
+        later = short_folder / "later"
         later.mkdir()
-        shutil.copy(short_path / "ledger.db", later)
+        shutil.copy(short_folder / "ledger.db", later)
         async with rig(later, snapshot=node(rails=1), resources=(vfs("a/new", "rail0"),)) as r:
             assert reasons(r, "a/new") == dict.fromkeys(held, "Held")
 
@@ -228,16 +228,16 @@ def test_what_pods_hold_is_known_to_an_agent_that_starts_with_another_configurat
 
 
 def test_an_overlap_that_turns_up_later_is_told_and_the_first_resource_has_the_device(
-    short_path: Path, caplog: pytest.LogCaptureFixture
+    short_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
         named = Resource("a/named", "vf", Select(netdevs=("rail0v0", "late")))
-        async with rig(short_path, snapshot=node(rails=2), resources=(named, vfs("a/rail1", "rail1"))) as r:
+        async with rig(short_folder, snapshot=node(rails=2), resources=(named, vfs("a/rail1", "rail1"))) as r:
             assert not r.plugins.overlaps
-            snapshot = r.inventory.snapshot
+            snapshot = r.snapshot.value
             vf = snapshot.by_address["0000:22:00.1"]
             renamed = change(snapshot, vf.address, netdevs=(replace(vf.netdevs[0], name="late"),))
-            await r.inventory.publish(renamed)
+            r.publish(renamed)
             await until(lambda: r.plugins.overlaps)
             (overlap,) = r.plugins.overlaps
             assert (overlap.device, overlap.owner, overlap.loser) == ("0000:22:00.1", "a/named", "a/rail1")
@@ -247,9 +247,9 @@ def test_an_overlap_that_turns_up_later_is_told_and_the_first_resource_has_the_d
     assert "a/rail1 selects 0000:22:00.1, which a/named has already" in caplog.text
 
 
-def test_configurations_in_quick_succession_end_with_the_last(short_path: Path) -> None:
+def test_configurations_in_quick_succession_end_with_the_last(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, resources=(VF,)) as r:
+        async with rig(short_folder, resources=(VF,)) as r:
             await asyncio.gather(
                 *(reconfigure(r, *resources) for resources in ((HCA,), (VF, HCA), (GPU,), (VF, GPU), (HCA, GPU)))
             )
@@ -260,12 +260,30 @@ def test_configurations_in_quick_succession_end_with_the_last(short_path: Path) 
     run(work())
 
 
-def test_a_reconfiguration_while_closing_does_not_hang(short_path: Path) -> None:
+def test_a_reconfiguration_while_closing_does_not_hang(short_folder: Path) -> None:
     async def work() -> None:
-        async with rig(short_path, resources=(VF,)) as r:
+        async with rig(short_folder, resources=(VF,)) as r:
             closing = asyncio.create_task(r.plugins.close())
             async with asyncio.timeout(10):
                 await reconfigure(r, HCA)
                 await closing
+
+    run(work())
+
+
+def test_a_resource_that_claims_are_for_is_served_no_more_and_what_pods_have_of_it_is_marked(
+    short_folder: Path,
+) -> None:
+    async def work() -> None:
+        async with rig(short_folder, snapshot=node(rails=1, vfs=2), resources=(VF, HCA)) as r:
+            await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
+            [grant] = r.ledger.grants()
+            await reconfigure(r, replace(VF, offer="dra"), HCA)
+            await until(lambda: r.allocatable() == {"rdma/hca": 4, "rdma/vf": 0})
+            assert [status.resource_name for status in r.plugins.status()] == ["rdma/hca"]
+            assert r.plugins.units.keys() == {"rdma/vf", "rdma/hca"}
+            assert reasons(r, "rdma/vf") == {grant.unit_id: "Held"}
+            await reconfigure(r, VF, HCA)
+            await until(lambda: r.allocatable()["rdma/vf"] == 2)
 
     run(work())

@@ -21,34 +21,34 @@ def left_behind(path: Path) -> Path:
 
 
 @pytest.fixture
-def read_only(own_network: None, short_path: Path) -> Iterator[Path]:
+def read_only(own_network: None, short_folder: Path) -> Iterator[Path]:
     """A folder that cannot be written, with a left socket in it. Mounts are the test run's own."""
-    left_behind(short_path / "nodefabric-a-1.sock")
-    for options in (["--bind", str(short_path), str(short_path)], ["-o", "remount,bind,ro", str(short_path)]):
+    left_behind(short_folder / "nodefabric-a-1.sock")
+    for options in (["--bind", str(short_folder), str(short_folder)], ["-o", "remount,bind,ro", str(short_folder)]):
         subprocess.run(["mount", *options], check=True)
-    yield short_path
-    subprocess.run(["umount", str(short_path)], check=True)
+    yield short_folder
+    subprocess.run(["umount", str(short_folder)], check=True)
 
 
-def test_only_sockets_of_ours_that_nobody_serves_are_removed(short_path: Path) -> None:
-    ours, others = left_behind(short_path / "nodefabric-a-1.sock"), left_behind(short_path / "other.sock")
+def test_only_sockets_of_ours_that_nobody_serves_are_removed(short_folder: Path) -> None:
+    ours, others = left_behind(short_folder / "nodefabric-a-1.sock"), left_behind(short_folder / "other.sock")
     with socket.socket(socket.AF_UNIX) as alive:
-        alive.bind(str(short_path / "nodefabric-b-1.sock"))
+        alive.bind(str(short_folder / "nodefabric-b-1.sock"))
         alive.listen()
-        sweep(short_path)
-        assert (short_path / "nodefabric-b-1.sock").exists()
+        sweep(short_folder)
+        assert (short_folder / "nodefabric-b-1.sock").exists()
     assert (ours.exists(), others.exists()) == (False, True)
 
 
-def test_a_process_that_takes_no_connections_does_not_hold_up_the_start(short_path: Path) -> None:
-    path = short_path / "nodefabric-a-1.sock"
+def test_a_process_that_takes_no_connections_does_not_hold_up_the_start(short_folder: Path) -> None:
+    path = short_folder / "nodefabric-a-1.sock"
     with ExitStack() as stack:
         stuck = stack.enter_context(socket.socket(socket.AF_UNIX))
         stuck.bind(str(path))
         stuck.listen(0)
         waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
         waiting.connect(str(path))  # the queue is full now
-        sweep(short_path)
+        sweep(short_folder)
     assert path.exists()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 
-from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import CONFIG, Stage, wait
 
 CONTAINER = "ab" * 32
@@ -15,7 +14,7 @@ def test_a_pod_of_the_old_plugin_keeps_its_vf_and_gives_it_back(stage: Stage) ->
     stage.build_node("h100-8gpu")
     stage.write_config({**CONFIG, "netnsDirs": [str(stage.folder / "netns")]})
     stage.write_conflist()
-    machine = SimulatedMachine.open(stage.folder / "node")
+    machine = stage.machine
     snapshot = machine.scan()
     facts = next(device for device in snapshot.devices if device.is_vf and device.netdev is not None)
     link, pf = machine.find_netdev(facts.address), snapshot.pf_netdev(facts)
@@ -52,4 +51,3 @@ def test_a_pod_of_the_old_plugin_keeps_its_vf_and_gives_it_back(stage: Stage) ->
     assert (back.name, back.mac, back.mtu) == (link.name, link.mac, link.mtu)
     assert not file.exists()
     subprocess.run(["umount", "--lazy", pod], check=True)
-    machine.close()

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.demo import still_attached
-from agent.sim.machine import SimulatedMachine
+from agent.sim.demo import still_attached
 from agent.sim.stage import CONFIG, Stage, settled, wait
 from tests.e2e.test_pods import allocatable
 
@@ -63,7 +62,7 @@ def leases(stage: Stage) -> list[Path]:
 
 @pytest.mark.parametrize("how", ["lost", "damaged"])
 def test_pods_keep_their_vfs_when_the_books_are_gone_and_are_cleaned_up_after(small: Stage, how: str) -> None:
-    machine = SimulatedMachine.open(small.folder / "node")
+    machine = small.machine
     before = machine.links.by_device()
     small.create_pod("a", {"rdma/vf": 2})
     small.await_pod("a")
@@ -91,15 +90,14 @@ def test_pods_keep_their_vfs_when_the_books_are_gone_and_are_cleaned_up_after(sm
     names = {link.device: link.name for link in machine.links.listed() if link.device}
     assert {d: names.get(d) for d in held} == {d: before[d].name for d in held}
     assert leases(small) == []
-    machine.close()
 
 
 def test_books_that_are_damaged_under_the_running_agent_are_written_anew(small: Stage) -> None:
     path = small.folder / "state/ledger.db"
     small.create_pod("a", {"rdma/vf": 2})
     small.await_pod("a")
-    # CNI names the pod of a grant, and kubelet its container later.
-    before = wait("grants with their container", lambda: with_containers(small))
+    # CNI names the pod of a grant, and kubelet its container later: at the latest in the reconciler's next round.
+    before = wait("grants with their container", lambda: with_containers(small), seconds=240)
     assert "damage" not in before["obstacles"]
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.commands.exits import WRONG_INPUT
+from agent.commands.options import WRONG_INPUT
 from agent.errors import AgentError
 from agent.sim import recorded, uevents
 from agent.sim.stage import CONFIG, Stage, wait

@@ -14,7 +14,7 @@ import pytest
 
 from agent.sim.runtime import make_netns, remove_netns
 from agent.sim.stage import CONFIG, Stage, settled, wait
-from cni.leases import ASKED
+from cni.ipam.leases import ASKED
 from tests.waiting import until
 
 ANSWER = '{"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.5/24"}]}'

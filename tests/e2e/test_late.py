@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from agent.demo import not_back, still_attached
 from agent.model.topology import Locality
-from agent.placement import Terrain
-from agent.sim.machine import SimulatedMachine
+from agent.placement import Distances
+from agent.sim.demo import not_back, still_attached
 from agent.sim.stage import CONFIG, Stage, settled, wait
 from tests.waiting import until
 
@@ -36,10 +35,6 @@ def late(stage: Stage) -> Stage:
     stage.start_agent()
     stage.await_ready()
     return stage
-
-
-def machine(stage: Stage) -> SimulatedMachine:
-    return SimulatedMachine.open(stage.folder / "node")
 
 
 def slots_of(pod: Mapping[str, Any], container: int = 0) -> list[str]:
@@ -77,66 +72,58 @@ def devices_in(stage: Stage, pod: Mapping[str, Any], snapshot: Any, container: i
 
 
 def nothing_left(stage: Stage, before: Mapping[str, Any]) -> list[str]:
-    hardware = machine(stage)
-    try:
-        wrong = [*not_back(hardware, before), *still_attached(stage), *specs(stage)]
-    finally:
-        hardware.close()
-    return wrong
+    return [*not_back(stage.machine, before), *still_attached(stage), *specs(stage)]
 
 
 def test_a_pod_gets_the_vf_beside_its_gpu_for_as_long_as_it_lives(late: Stage) -> None:
-    hardware = machine(late)
+    hardware = late.machine
     snapshot, before = hardware.scan(), hardware.links.by_device()
-    terrain = Terrain(snapshot)
+    distances = Distances(snapshot)
     late.create_pod("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
     pod = late.await_pod("a")
     (slot,) = slots_of(pod)
     (vf,) = devices_in(late, pod, snapshot)
     (gpu,) = pod["containers"][0]["devices"]["nvidia.com/gpu"]
-    assert terrain.distance(gpu, vf) is Locality.PIX
+    assert distances.distance(gpu, vf) is Locality.PIX
     assert f"PCIDEVICE_RDMA_VF={vf}" in specs(late)[slot]["env"]
     assert vf not in hardware.links.by_device()
     assert [(row["pod"], row["device"]) for row in late.status()["attachments"]] == [("default/a", vf)]
     late.delete_pod("a")
     late.await_no_pod("a")
     assert settled(lambda: nothing_left(late, before)) == []
-    hardware.close()
 
 
 def test_all_gpus_of_a_node_find_their_own_vf(late: Stage) -> None:
-    hardware = machine(late)
+    hardware = late.machine
     snapshot = hardware.scan()
-    terrain = Terrain(snapshot)
+    distances = Distances(snapshot)
     late.create_pod("whole", {"nvidia.com/gpu": 8, "rdma/vf": 8})
     pod = late.await_pod("whole")
     gpus = pod["containers"][0]["devices"]["nvidia.com/gpu"]
     vfs = devices_in(late, pod, snapshot)
-    assert sorted(min(terrain.distance(gpu, vf) for vf in vfs) for gpu in gpus) == [Locality.PIX] * 8
+    assert sorted(min(distances.distance(gpu, vf) for vf in vfs) for gpu in gpus) == [Locality.PIX] * 8
     # The interfaces are in the order of the GPUs.
     ports = {interface["name"]: interface for interface in pod["cni_result"]["interfaces"] if interface.get("sandbox")}
     in_order = [ports[f"net{n}"]["pciID"] for n in range(1, 9)] if "pciID" in ports["net1"] else []
-    for gpu, vf in zip(sorted(gpus, key=terrain.gpus.index), in_order, strict=False):
-        assert terrain.distance(gpu, vf) is Locality.PIX
-    hardware.close()
+    for gpu, vf in zip(sorted(gpus, key=distances.gpus.index), in_order, strict=False):
+        assert distances.distance(gpu, vf) is Locality.PIX
 
 
 def test_a_slot_that_is_used_again_has_the_new_pods_device(late: Stage) -> None:
-    hardware = machine(late)
+    hardware = late.machine
     snapshot, before = hardware.scan(), hardware.links.by_device()
-    terrain = Terrain(snapshot)
+    distances = Distances(snapshot)
     for n in range(6):
         name = f"p{n}"
         late.create_pod(name, {"rdma/vf": 1, "nvidia.com/gpu": 1})
         pod = late.await_pod(name)
         (vf,) = devices_in(late, pod, snapshot)
         (gpu,) = pod["containers"][0]["devices"]["nvidia.com/gpu"]
-        assert terrain.distance(gpu, vf) is Locality.PIX
+        assert distances.distance(gpu, vf) is Locality.PIX
         assert f"PCIDEVICE_RDMA_VF={vf}" in specs(late)[slots_of(pod)[0]]["env"]
         late.delete_pod(name)  # its last DELs come while the next pods live
         late.await_no_pod(name)
     assert settled(lambda: nothing_left(late, before)) == []
-    hardware.close()
 
 
 def test_specs_outlive_the_agent_and_lost_ones_come_back(late: Stage) -> None:
@@ -165,7 +152,7 @@ def test_specs_that_are_removed_under_a_pod_are_back_before_the_reconciler_looks
 
 
 def test_an_init_container_gets_what_only_it_has(late: Stage) -> None:
-    hardware = machine(late)
+    hardware = late.machine
     snapshot, before = hardware.scan(), hardware.links.by_device()
     (late.folder / "manifests/a.yaml").write_text(
         """
@@ -189,7 +176,6 @@ spec:
     late.delete_pod("a")
     late.await_no_pod("a")
     assert settled(lambda: nothing_left(late, before)) == []
-    hardware.close()
 
 
 def test_a_device_that_no_interface_shows_goes_to_no_second_pod_when_the_books_are_lost(stage: Stage) -> None:

@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.sim.apiserver import ApiServerStandIn, Fault
+from agent.cluster.node_taint import KEY
 from agent.sim.kubelet import Kubelet
-from agent.sim.pod_status import Pod
+from agent.sim.pod_life import Pod
 from agent.sim.pods import Container, PodSpec
 from agent.sim.stage import Stage
-from agent.topology.node_taint import KEY
 from tests.awaiting import until
+from tests.standins.apiserver import ApiServerStandIn, Fault
 
 NODE = "sim-node"
 RESOURCE, ADAPTERS, SHARES = "rdma/hca", 8, 8

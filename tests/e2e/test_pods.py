@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from agent.demo import not_back, still_attached
-from agent.sim.machine import SimulatedMachine
+from agent.kubelet import checkpoint
+from agent.sim.demo import not_back, still_attached
 from agent.sim.stage import Stage, settled
 
 ALL = {"rdma/hca": 1, "rdma/vf": 1, "nvidia.com/gpu": 1}
@@ -24,6 +24,11 @@ def units(pod: dict[str, Any], resource: str) -> list[str]:
     return found
 
 
+def noted(stage: Stage) -> list[str]:
+    """List the units whose Allocate kubelet has had answered. They are granted in the agent's books a moment before."""
+    return [unit for entry in checkpoint.entries(stage.folder / "kubelet") or () for unit in entry.unit_ids]
+
+
 def allocatable(stage: Stage, resource: str) -> int:
     """Tell how many units of a resource kubelet may hand out."""
     file = stage.folder / "pods/node.json"
@@ -32,7 +37,7 @@ def allocatable(stage: Stage, resource: str) -> int:
 
 
 def test_a_pod_gets_its_devices_and_leaves_nothing_behind(node: Stage) -> None:
-    machine = SimulatedMachine.open(node.folder / "node")
+    machine = node.machine
     before = machine.links.by_device()
     for name in ("a", "b"):
         node.create_pod(name, ALL)
@@ -55,7 +60,6 @@ def test_a_pod_gets_its_devices_and_leaves_nothing_behind(node: Stage) -> None:
     node.await_no_pod("a", "b")
     assert settled(lambda: [*not_back(machine, before), *still_attached(node)]) == []
     assert list(leases.glob("192.168.*")) == []
-    machine.close()
 
 
 def test_an_agent_that_attaches_has_given_up_mounts_and_the_like_in_every_thread(node: Stage) -> None:
@@ -74,7 +78,7 @@ def test_an_agent_that_attaches_has_given_up_mounts_and_the_like_in_every_thread
 def test_an_hca_share_brings_the_char_devices_of_that_hca_only(node: Stage) -> None:
     node.create_pod("a", {"rdma/hca": 1})
     pod = node.await_pod("a")
-    nodes = [entry["host"] for entry in pod["containers"][0]["device_nodes"]]
+    nodes = node.files_of(pod["containers"][0])
     assert sum("uverbs" in path for path in nodes) == 1
     assert set(nodes) - {n for n in nodes if "uverbs" in n} == {"/dev/infiniband/rdma_cm"}
 
@@ -82,7 +86,7 @@ def test_an_hca_share_brings_the_char_devices_of_that_hca_only(node: Stage) -> N
 def test_vf_and_gpu_of_a_pod_are_below_one_switch(node: Stage) -> None:
     from agent.model.topology import Locality, locality
 
-    machine = SimulatedMachine.open(node.folder / "node")
+    machine = node.machine
     snapshot = machine.scan()
     for n in range(4):
         node.create_pod(f"p{n}", {"nvidia.com/gpu": 1, "rdma/vf": 1})
@@ -91,7 +95,6 @@ def test_vf_and_gpu_of_a_pod_are_below_one_switch(node: Stage) -> None:
         gpu = snapshot.gpu_by_uuid[units(pod, "nvidia.com/gpu")[0]]
         vf = snapshot.by_address[units(pod, "rdma/vf")[0]]
         assert locality(snapshot.by_address[gpu.pci_address], vf) is Locality.PIX
-    machine.close()
 
 
 def test_a_pod_with_nothing_of_ours_passes_through(node: Stage) -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 
 from agent.model.topology import Locality
-from agent.placement import Terrain
+from agent.placement import Distances
 from agent.sim.stage import CONFIG, Stage, settled
 
 
@@ -50,7 +50,7 @@ def test_a_pod_gets_a_vf_beside_its_gpu_that_no_resource_offers(stage: Stage) ->
     device = snapshot.by_address[interface["pciID"]]
     assert device.vf_index is not None
     assert device.vf_index > 2
-    assert Terrain(snapshot).distance(device.address, gpu) is Locality.PIX
+    assert Distances(snapshot).distance(device.address, gpu) is Locality.PIX
     assert device.address in {row["device"] for row in stage.status()["attachments"]}
     scraped = stage.fetch("/metrics")
     assert f'nodefabric_rdma_port_active{{device="{device.address}"' in scraped

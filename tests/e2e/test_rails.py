@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.demo import not_back, still_attached
 from agent.model.topology import Locality
-from agent.placement import Terrain
+from agent.placement import Distances
+from agent.sim.demo import not_back, still_attached
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import CONFIG, Stage, settled
 
@@ -33,14 +33,14 @@ def play(stage: Stage, node: str, *resources: dict[str, Any]) -> SimulatedMachin
 def test_a_rail_brings_its_gpu_and_the_vf_beside_it(stage: Stage) -> None:
     hardware = play(stage, "h100-8gpu", RAIL)
     snapshot, before = hardware.scan(), hardware.links.by_device()
-    terrain = Terrain(snapshot)
+    distances = Distances(snapshot)
     stage.create_pod("a", {"rdma/rail": 2})
     pod = stage.await_pod("a")
     (container,) = pod["containers"]
     gpus = container["envs"]["NVIDIA_VISIBLE_DEVICES"].split(",")
     vfs = container["envs"]["PCIDEVICE_RDMA_RAIL"].split(",")
     assert {f"rail-{gpu}" for gpu in gpus} == set(container["devices"]["rdma/rail"])
-    assert [terrain.distance(gpu, vf) for gpu, vf in zip(gpus, vfs, strict=True)] == [Locality.PIX] * 2
+    assert [distances.distance(gpu, vf) for gpu, vf in zip(gpus, vfs, strict=True)] == [Locality.PIX] * 2
     assert {row["device"] for row in stage.status()["attachments"]} == set(vfs)
     assert not set(vfs) & hardware.links.by_device().keys()
     (resource,) = stage.status()["resources"]

@@ -52,10 +52,6 @@ def test_a_pod_with_shares_gets_one_interface_for_each_adapter(stage: Stage) -> 
 
 def stage_netdev(stage: Stage) -> str:
     """Name the interface of the adapter mlx5_0."""
-    from agent.sim.machine import SimulatedMachine
-
-    machine = SimulatedMachine.open(stage.folder / "node")
-    device = next(d for d in machine.scan().devices if [r.name for r in d.rdma_devices] == ["mlx5_0"])
-    machine.close()
+    device = next(d for d in stage.machine.scan().devices if [r.name for r in d.rdma_devices] == ["mlx5_0"])
     assert device.netdev is not None
     return device.netdev.name

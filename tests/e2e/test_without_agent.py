@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.demo import still_attached
+from agent.sim.demo import still_attached
 from agent.sim.stage import CONFIG, Stage, settled, wait
+from tests.e2e.test_pods import noted
 
 GATE = """\
 #!/usr/bin/env python3
@@ -163,6 +164,7 @@ def test_a_wrong_configuration_stops_no_pod_that_has_nothing(gated: Stage, fresh
     (gated.folder / "closed").touch()
     gated.create_pod("trainer", start_second)
     wait("both on file", lambda: holders(gated) == ["default/former", "default/trainer"] or None)
+    wait("both resources to be given", lambda: len(noted(gated)) == 3 or None)
     gated.end("agent")
     if fresh:
         (gated.folder / "run/cni.sock.pods").unlink()

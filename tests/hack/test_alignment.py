@@ -15,11 +15,12 @@ from measure.alignment.node_health import NodeHealth, Soonness, faults_of
 from measure.alignment.rivals import Books, greedy, kubelet_default, numa_only
 from measure.alignment.scenarios import scenarios
 from measure.alignment.score import Chance, Tally, attained, best
-from measure.alignment.stream import Step, steps
+from measure.alignment.stream import EVEN, PLAYS, Play, steps
 from measure.alignment.table import BEGIN, END, WAYS, Line, markdown, report, table, told
 
 from agent.model.topology import Locality
-from agent.placement import Terrain
+from agent.placement import Distances
+from agent.placement.distances import FINE
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
 from tests.agent.placement.hosts import Host, uuid
@@ -28,85 +29,108 @@ ROOT = Path(__file__).parents[2]
 PIX, NODE, SYS = Locality.PIX, Locality.NODE, Locality.SYS
 
 
-def rails(*, linked: bool = False) -> tuple[Terrain, Chance]:
+def far(localities: list[Locality]) -> list[int]:
+    return [locality * FINE for locality in localities]
+
+
+def near(spans: tuple[int, ...]) -> tuple[Locality, ...]:
+    return tuple(Locality(span // FINE) for span in spans)
+
+
+def rails(*, linked: bool = False) -> tuple[Distances, Chance]:
     """Two sockets with two GPUs each; NICs beside GPUs 0, 2 and 3."""
     host = Host()
     for number in range(4):
         links = [(number - 1, 12)] if linked and number % 2 else []
         host.gpu((f"pci0000:{number}0", "p", "s", "g"), number // 2, nvlinks=links)
     nics = tuple(host.nic((f"pci0000:{n}0", "p", "s", "n"), n // 2) for n in (0, 2, 3))
-    terrain = Terrain(host.snapshot())
-    return terrain, Chance(terrain.gpus, nics)
+    distances = Distances(host.snapshot())
+    return distances, Chance(distances.gpus, nics)
 
 
 def test_a_pod_that_could_not_have_done_better_attains_all() -> None:
-    assert attained([PIX, SYS, SYS], [PIX, SYS, SYS]) == 3
-    assert attained([PIX, NODE, SYS], [NODE, NODE, SYS]) == 3
+    assert attained(far([PIX, SYS, SYS]), far([PIX, SYS, SYS])) == 3
+    assert attained(far([PIX, NODE, SYS]), far([NODE, NODE, SYS])) == 3
 
 
 def test_pairs_are_compared_the_nearest_with_the_nearest() -> None:
-    assert attained([PIX, NODE, SYS], [PIX, PIX, NODE]) == 1
-    assert attained([PIX, PIX, NODE], [PIX, PIX, PIX]) == 2
-    assert attained([SYS], [PIX]) == 0
+    assert attained(far([PIX, NODE, SYS]), far([PIX, PIX, NODE])) == 1
+    assert attained(far([PIX, PIX, NODE]), far([PIX, PIX, PIX])) == 2
+    assert attained(far([SYS]), far([PIX])) == 0
 
 
 def test_the_best_is_looked_for_among_all_that_is_free() -> None:
-    terrain, chance = rails()
-    assert best(terrain, chance, 1) == (PIX,)
-    assert best(terrain, chance, 3) == (PIX, PIX, PIX)
-    assert best(terrain, Chance(chance.gpus[:2], chance.nics), 2) == (PIX, SYS)
+    distances, chance = rails()
+    assert near(best(distances, chance, [(1, 1)])) == (PIX,)
+    assert near(best(distances, chance, [(3, 3)])) == (PIX, PIX, PIX)
+    assert near(best(distances, Chance(chance.gpus[:2], chance.nics), [(2, 2)])) == (PIX, SYS)
     tally = Tally()
-    tally.add(terrain, chance, [uuid(1)], [chance.nics[0]])
-    tally.add(terrain, chance, [uuid(2), uuid(3)], [chance.nics[2], chance.nics[1]])
+    tally.add(distances, chance, [([uuid(1)], [chance.nics[0]])])
+    tally.add(distances, chance, [([uuid(2), uuid(3)], [chance.nics[2], chance.nics[1]]), ([], [chance.nics[0]])])
     assert (tally.pairs, tally.attained, tally.localities) == (3, 2, Counter({PIX: 2, NODE: 1}))
 
 
 def test_a_choice_that_gives_up_nvlinks_is_no_better_one() -> None:
-    terrain, chance = rails(linked=True)
+    distances, chance = rails(linked=True)
     left = Chance(chance.gpus[:3], chance.nics[:2])
-    assert best(terrain, left, 2) == (PIX, SYS)
+    assert near(best(distances, left, [(2, 2)])) == (PIX, SYS)
     tally = Tally()
-    tally.add(terrain, left, [uuid(0), uuid(1)], left.nics)
+    tally.add(distances, left, [([uuid(0), uuid(1)], left.nics)])
     assert (tally.attained, tally.attained_of_any) == (2, 1)
 
 
-def test_pods_fit_whenever_they_come() -> None:
-    running: dict[str, int] = {}
+def test_a_containers_pairs_are_its_nics_shared_out_among_its_gpus() -> None:
+    host = Host()
+    for number in range(2):
+        host.gpu((f"pci0000:{number}0", "p", "s", "g"), number)
+        for _ in range(2):
+            host.nic((f"pci0000:{number}0", "p", "s", "n"), number)
+    distances = Distances(host.snapshot())
+    nics = tuple(device.address for device in host.devices if device.pci_class == 0x020000)
+    chance = Chance(distances.gpus, nics)
+    assert near(best(distances, chance, [(1, 2)])) == (PIX, PIX)
+    assert near(best(distances, chance, [(1, 3)])) == (PIX, PIX, SYS)
+    assert near(best(distances, chance, [(1, 1), (1, 3)])) == (PIX, PIX, PIX, SYS)
+    tally = Tally()
+    tally.add(distances, chance, [([uuid(0), uuid(1)], [nics[0], nics[1], nics[2]])])
+    assert (tally.pairs, tally.attained) == (3, 3)
+    tally = Tally()
+    tally.add(distances, chance, [([uuid(0)], nics[2:])])
+    assert (tally.pairs, tally.attained) == (2, 0)
+
+
+def test_of_gpus_that_another_plugin_chose_the_nics_alone_are_judged() -> None:
+    distances, chance = rails()
+    for given, attained_pairs in ((True, 1), (False, 0)):
+        tally = Tally()
+        tally.add(distances, chance, [([uuid(1)], [chance.nics[0]])], given=given)
+        assert tally.attained == attained_pairs
+
+
+@pytest.mark.parametrize("play", PLAYS, ids=lambda play: play.name)
+def test_pods_fit_whenever_they_come_and_live_for_a_while(play: Play) -> None:
+    now = 0.0
+    running: dict[str, tuple[float, int, int]] = {}
     come = 0
-    for step in steps(8, 4, 200, 1):
+    for step in steps(play, 8, 32, 200, 1):
+        now += step.after
         if step.comes:
             come += 1
-            running[step.pod] = step.gpus
-            assert step.nics == step.gpus
-            assert not step.at_once
+            running[step.pod] = now, step.gpus, step.nics
         else:
-            del running[step.pod]
-        assert sum(running.values()) <= 4
+            assert now - running.pop(step.pod)[0] >= 1
+        assert sum(gpus for _, gpus, _ in running.values()) <= 8
+        assert sum(nics for _, _, nics in running.values()) <= 32
     assert come == 200
-    assert list(steps(8, 0, 5, 1)) == []
-
-
-def test_pods_of_a_mixed_play_ask_for_one_kind_or_both_and_some_come_at_once() -> None:
-    running: dict[str, Step] = {}
-    kinds = Counter[tuple[bool, bool]]()
-    for step in steps(8, 4, 200, 1, alone=0.5, at_once=0.5):
-        if step.comes:
-            running[step.pod] = step
-            kinds[bool(step.gpus), bool(step.nics)] += 1
-        else:
-            del running[step.pod]
-        assert sum(s.gpus for s in running.values()) <= 8
-        assert sum(s.nics for s in running.values()) <= 4
-    assert set(kinds) >= {(True, False), (False, True), (True, True)}
-    assert kinds.total() == 200
+    assert list(steps(EVEN, 8, 0, 5, 1)) == []
 
 
 def test_rivals_take_what_is_free() -> None:
 
-    terrain, chance = rails()
+    distances, chance = rails()
     for rival in (kubelet_default, numa_only, greedy):
         books = Books(chance.gpus, chance.nics)
-        gpus, nics = rival(terrain, books.free, 2, random.Random(1))
+        gpus, nics = rival(distances, books.free, 2, random.Random(1))
         books.take("a", (gpus, nics))
         assert len({*gpus, *nics}) == 4
         assert set(books.free.gpus) == set(chance.gpus) - set(gpus)
@@ -116,32 +140,39 @@ def test_rivals_take_what_is_free() -> None:
 
 def test_numa_alignment_keeps_to_one_node_while_it_can() -> None:
 
-    terrain, chance = rails()
+    distances, chance = rails()
     for seed in range(10):
-        gpus, nics = numa_only(terrain, chance, 2, random.Random(seed))
-        assert {terrain.numa_node(d) for d in (*gpus, *nics)} == {1}
-        gpus, nics = numa_only(terrain, chance, 3, random.Random(seed))
+        gpus, nics = numa_only(distances, chance, 2, random.Random(seed))
+        assert {distances.numa_node(d) for d in (*gpus, *nics)} == {1}
+        gpus, nics = numa_only(distances, chance, 3, random.Random(seed))
         assert len(set(gpus)) == len(set(nics)) == 3
 
 
 def test_the_report_counts_pairs_over_all_nodes() -> None:
     good, bad = Tally(3, 3, 3, Counter({PIX: 3})), Tally(1, 0, 0, Counter({SYS: 1}))
-    every = {way: good for way, _ in WAYS} | {"early_pairing_unread": good, "early_pairing_mixed_burst": good}
+    half = Tally(4, 2, 2, Counter({PIX: 2, SYS: 2}))
+    every = {way: good for way, _ in WAYS} | {"early_pairing_unread": good, "early_pairing_told": good}
     without_late = {way: bad for way in every if way != "late_binding"}
-    found = report([Line("a", "x", every), Line("b", "x", without_late)], {"placement_p99_ms": 1.23456})
+    plays = {"1:1": without_late, "1:4": {"early_pairing": half, "early_pairing_told": good}}
+    lines = [Line("a", "x", {"1:1": every}), Line("b<", "x", plays)]
+    found = report(lines, {"placement_p99_ms": 1.23456})
     assert found["pairs"] == 4
     assert found["late_binding_attained_pct"] == 100
     assert found["early_pairing_attained_pct"] == 75
     assert found["placement_p99_ms"] == 1.235
-    assert found["nodes"]["b"]["late_binding_attained_pct"] is None
-    assert found["nodes"]["b"]["nics"]["x"]["localities"]["greedy"] == {"SYS": 1}
-    lines = [Line("a", "x", every), Line("b<", "x", without_late)]
+    assert found["nodes"]["b<"]["late_binding_attained_pct"] is None
+    assert found["nodes"]["b<"]["nics"]["x"]["localities"]["greedy"] == {"SYS": 1}
+    assert (found["worst_late_pct"], found["worst_early_pct"], found["worst_early_told_pct"]) == (100, 0, 0)
+    assert found["early_all_plays_pct"] == 62.5
+    assert found["plays"]["1:4"]["early_pairing_pct"] == 50
+    assert found["plays"]["2:1"]["early_pairing_pct"] is None
     ElementTree.fromstring(svg.draw(lines))
     text = markdown(f"before\n{BEGIN}\nold\n{END}\nafter\n", lines, found)
     assert "old" not in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "| a | x | 3 | 100 |" in text
+    assert "– / 50 (100)" in text
     with pytest.raises(ValueError, match="has no"):
         markdown("nothing", lines, found)
 
@@ -149,7 +180,7 @@ def test_the_report_counts_pairs_over_all_nodes() -> None:
 def test_the_tables_say_how_soon_each_nodes_list_tells_of_a_fault_or_that_none_was_shown() -> None:
     good = Tally(3, 3, 3, Counter({PIX: 3}))
     every = {way: good for way, _ in WAYS}
-    lines = [Line("a", "x", every), Line("b", "x", every), Line("c", "x", every)]
+    lines = [Line(name, "x", {"1:1": every}) for name in "abc"]
     found = report(lines, {})
     found["nodes"]["a"] |= told(Soonness("a PF's link", 41.6666)) | {"placement_p99_ms": 0.21}
     found["nodes"]["b"] |= told(None)
@@ -213,14 +244,29 @@ def test_the_whole_benchmark_runs_on_a_folder_of_nodes(tmp_path: Path) -> None:
     for name in ("one-numa-node", "efa", "one-nic"):
         (nodes / f"{name}.json").write_bytes((ROOT / f"tests/nodes/{name}.json").read_bytes())
     report_file, drawing = tmp_path / "alignment.json", tmp_path / "alignment.svg"
-    options = ["--pods", "6", "--choices", "3", "--events", "0", "--report", str(report_file), "--svg", str(drawing)]
-    done = subprocess.run([ROOT / "hack/bench/alignment", nodes, *options], capture_output=True, text=True, timeout=120)
+    options = [
+        "--pods",
+        "6",
+        "--choices",
+        "3",
+        "--jobs",
+        "1",
+        "--events",
+        "0",
+        "--report",
+        str(report_file),
+        "--svg",
+        str(drawing),
+    ]
+    done = subprocess.run([ROOT / "hack/bench/alignment", nodes, *options], capture_output=True, text=True, timeout=400)
     assert done.returncode in (0, 1), done.stderr  # 1: a busy machine chose too slowly
     found = json.loads(report_file.read_text())
-    assert found["late_binding_attained_pct"] == 100
-    assert found["early_pairing_attained_pct"] >= 99
+    assert (found["seed"], found["pods"]) == (4, 6)
+    assert (found["worst_late_pct"], found["worst_early_even_pct"]) == (100, 100)
+    assert found["worst_early_pct"] <= found["early_all_plays_pct"] <= 100
+    assert {play.name for play in PLAYS} == set(found["plays"])
     assert set(found["nodes"]) == {"one-numa-node", "efa"}
-    assert found["nodes"]["efa"]["late_binding_attained_pct"] is None
+    assert found["nodes"]["efa"]["late_binding_attained_pct"] == 100
     assert found["pairs"] == sum(node["pairs"] for node in found["nodes"].values()) > 0
     assert {f"{way}_attained_pct" for way, _ in WAYS} | {"placement_p99_ms"} <= set(found)
     for figures in found["nodes"].values():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from measure.breakdown import breakdown
 from measure.figures import exceeded, quantile, spread, table
-from measure.markdown import BEGIN, END, SectionMissing, put_into
+from measure.markdown import BEGIN, END, SectionMissing, put_into, section
 from measure.program import Program
 
 
@@ -60,7 +60,7 @@ def test_the_readme_gets_the_figures_between_its_marks() -> None:
     text = f"before\n{BEGIN}old\n{END}after\n"
     counts = {"links": 75, "podded_links": 185, "crowded_links": 1099, "leased_links": 75}
     measured = Measured(add_ratio_host_device=0.75, podded_add_ratio_host_device=0.5, **counts)
-    new = put_into(text, measured)
+    new = put_into(text, section(measured))
     assert new.startswith(f"before\n{BEGIN}\n| p50 / p99 |")
     assert new.endswith(f"\n\n{END}after\n")
     assert "| ADD on a host with 75 interfaces | 12.3 / 12.3 ms | 12.3 / 12.3 ms | 0.75 |" in new
@@ -68,9 +68,9 @@ def test_the_readme_gets_the_figures_between_its_marks() -> None:
     assert "| ADD on a host with 1,099 interfaces, as with 1,024 VFs more | 12.3 / 12.3 ms |" in new
     assert "| ADD on a host with 75 interfaces, addresses from host-local | 12.3 / 12.3 ms |" in new
     assert "| from the agent's start until kubelet has all its lists, p50 / p99 | 12 / 12 ms |" in new
-    assert put_into(new, measured) == new
+    assert put_into(new, section(measured)) == new
 
 
 def test_a_file_without_a_place_for_figures_is_refused() -> None:
     with pytest.raises(SectionMissing, match="there must be the lines"):
-        put_into("no marks", {})
+        put_into("no marks", [])

@@ -13,11 +13,12 @@ from measure.fleet.hollow import Cluster, HollowAgent
 
 from agent.config.topology import Fingerprint, Topology
 from agent.model.device import NumaNode, Snapshot
-from agent.sim.apiserver import ApiServerStandIn
-from tests.agent.topology.two_sockets import FakeUnit
+from tests.agent.cluster.topology.two_sockets import offered
+from tests.standins.apiserver import ApiServerStandIn
+from tests.standins.kinds import POD, Target
 
 SNAPSHOT = Snapshot(numa_nodes=(NumaNode(0, (0, 1), 1 << 30), NumaNode(1, (2, 3), 1 << 30)))
-UNITS = {"rdma/vf": tuple(FakeUnit(f"u{n}", n % 2) for n in range(8))}
+UNITS = {"rdma/vf": tuple(offered(f"u{n}", n % 2) for n in range(8))}
 
 
 class Fleet:
@@ -67,7 +68,7 @@ def test_every_pod_lives_in_order_and_all_pods_are_gone_in_the_end(tmp_path: Pat
         assert kinds == ["bound", "running", "ended", "released", "deleted"]
     fleet.pass_time(happenings, happenings[-1].at + 60)
     assert all(not agent.kubelet.held and not agent.phases for agent in fleet.agents)
-    assert server.state.list_pods("node-0")[1] == []
+    assert server.state.listed(Target(POD), {"spec.nodeName": "node-0"})[1] == []
     assert 2 * len(pods) <= server.state.counts.applies <= 4 * len(pods) + 2
     stored = server.state.get("NodeResourceTopology", "node-0")
     assert stored is not None

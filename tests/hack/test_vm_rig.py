@@ -173,10 +173,13 @@ def test_vmrun_needs_nothing_installed_to_say_what_it_does() -> None:
 
 
 def test_drivers_are_built_for_the_guest_and_told_to_it(tmp_path: Path) -> None:
-    program = _script(tmp_path, 'mkdir -p "$1" && touch "$1/rdma_rxe.ko" && [ "$NODEFABRIC_VM_CACHE" = "${1%/extra}" ]')
+    program = _script(
+        tmp_path, 'mkdir -p "$1" && touch "$1/rdma_rxe.ko" && [ "$NODEFABRIC_VM_CACHE" = "${1%/extra-*}" ]'
+    )
     told = suite.extra_modules(tmp_path / "cache", {}, Deadline.after(30), program)
-    assert told == {"NODEFABRIC_EXTRA_MODULES": str(tmp_path / "cache/extra")}
-    assert (tmp_path / "cache/extra/rdma_rxe.ko").exists()
+    folder = Path(told["NODEFABRIC_EXTRA_MODULES"])
+    assert folder.parent == tmp_path / "cache"
+    assert (folder / "rdma_rxe.ko").exists()
 
 
 def test_drivers_that_cannot_be_built_leave_tests_out_loudly_but_not_in_ci(

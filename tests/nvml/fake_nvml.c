@@ -374,15 +374,6 @@ int nvmlDeviceGetGpuFabricInfoV(struct device *d, struct fabric_info *out)
 	return end(d->fabric ? SUCCESS : NOT_SUPPORTED);
 }
 
-int nvmlDeviceGetGpuFabricInfo(struct device *d, unsigned char *out)
-{
-	BEGIN("DeviceGetGpuFabricInfo", d);
-	unsigned rest[3] = {0, d->clique, (unsigned)d->fabric};
-	memcpy(out, d->cluster, 16);
-	memcpy(out + 16, rest, sizeof rest);
-	return end(d->fabric ? SUCCESS : NOT_SUPPORTED);
-}
-
 int nvmlDeviceGetTotalEccErrors(struct device *d, int type, int counter, unsigned long long *out)
 {
 	(void)type, (void)counter;

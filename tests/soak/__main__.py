@@ -20,8 +20,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from agent.sim.stage import CNI_FOLDERS
 from tests import sandbox
 from tests.soak import churn, crash
+from tests.soak.claim_life import life_on
 from tests.soak.crash import Limits, Outcome
-from tests.soak.state_machine import Nodes, life_on
+from tests.soak.scenarios import SCENARIOS
+from tests.soak.state_machine import Nodes
 from tests.soak.supervisor import Figures, Supervisor, note
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -97,7 +99,8 @@ def _crash(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[s
         }
 
     limits = Limits(options.lines, seconds=options.crash_seconds)
-    outcome = crash.run(options.seed, limits, say, options.scenario, lambda now: tell(figures(now), now.violations))
+    chosen = [each for each in SCENARIOS if options.scenario in (None, each.name)]
+    outcome = crash.run(options.seed, limits, say, chosen, lambda now: tell(figures(now), now.violations))
     say(f"crash test: {outcome}")
     left = outcome.chosen - outcome.points
     problems = [*outcome.violations, *([f"{left} fault points were not tried"] if left else [])]
@@ -147,6 +150,7 @@ def _churn(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[s
     def figures(found: churn.Figures) -> Figures:
         return {
             "churn_pods": found.pods,
+            "churn_by_claim": found.by_claim,
             "churn_attached": found.attached,
             "churn_crashes": found.crashes,
             "churn_failures": len(found.failures),
@@ -155,7 +159,7 @@ def _churn(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[s
     with sandbox.network():
         found = churn.run(
             options.pods,
-            vfs=64,
+            vfs=32,
             concurrency=16,
             crash_every=50,
             seed=options.seed,

@@ -40,6 +40,11 @@ class Pod:
     def name(self) -> str:
         return f"pod-of-{self.container_id}"
 
+    @property
+    def uid(self) -> str:
+        """As the API server gave it."""
+        return f"uid-of-{self.container_id}"
+
 
 @dataclass
 class Call:
@@ -75,7 +80,9 @@ def start(
             "CNI_CONTAINERID": pod.container_id,
             "CNI_IFNAME": ifname,
             "CNI_NETNS": str(pod.netns),
-            "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod.name}",
+            "CNI_ARGS": ";".join(
+                ("IgnoreUnknown=1", "K8S_POD_NAMESPACE=default", f"K8S_POD_NAME={pod.name}", f"K8S_POD_UID={pod.uid}")
+            ),
         }
     pipe = subprocess.PIPE
     process = subprocess.Popen([RELAY], env={**variables, **env}, stdin=pipe, stdout=pipe, stderr=pipe)

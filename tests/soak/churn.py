@@ -3,6 +3,8 @@
 A VF goes to the next pod the moment that the last one is told to be gone, and the one that was freed last
 goes first. Pods end in all the ways in which runtimes end them: DEL and then the namespace, the namespace
 first and then several DELs, or no DEL at all.
+
+A third of the pods have their devices by DRA claims: VFs bound early or late, and shares of an adapter.
 """
 
 from __future__ import annotations
@@ -23,17 +25,20 @@ from typing import Any
 from agent.model.device import PciDevice
 from agent.sim.runtime import make_netns, remove_netns
 from agent.sim.stage import CONFIG, Stage
-from tests.soak import observe
+from tests.soak import churn_claims, observe
 from tests.soak.calls import RELAY
+from tests.soak.churn_claims import Desk, PodClaim
 from tests.soak.history import History
 from tests.soak.invariants import violations
-from tests.soak.scenarios import SETTINGS
-from tests.soak.world import Expected, Violation, World
+from tests.soak.scenarios import CHAINED, SETTINGS
+from tests.soak.world import Expected, Lease, Violation, World
 
 NODE = "h100-8gpu"
 TRY_AGAIN_LATER = 11
 PATIENCE_SECONDS = 90.0
 REST_SECONDS = 45.0
+BY_CLAIM = 0.35
+"""So many of the pods have their devices by claims."""
 
 
 @dataclass
@@ -41,6 +46,8 @@ class Figures:
     """What came of a churn."""
 
     pods: int = 0
+    by_claim: int = 0
+    """Of these pods."""
     attached: int = 0
     crashes: int = 0
     told_to_try_again: int = 0
@@ -52,9 +59,34 @@ class Figures:
 
     def __str__(self) -> str:
         return (
-            f"{self.pods} pods, {self.attached} attached, {self.crashes} crashes, {self.told_to_try_again} times error"
-            f" 11, {len(self.failures)} failures, {len(self.leaks)} leaks, {self.seconds:.0f} s"
+            f"{self.pods} pods ({self.by_claim} by claim), {self.attached} attached, {self.crashes} crashes,"
+            f" {self.told_to_try_again} times error 11, {len(self.failures)} failures, {len(self.leaks)} leaks,"
+            f" {self.seconds:.0f} s"
         )
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A pod's sandbox, and what its ADD and DEL say."""
+
+    container: str
+    netns: Path
+    conf: Mapping[str, Any]
+    claim: PodClaim | None = None
+
+    @property
+    def concerns(self) -> str:
+        """Tell what its history is about: the one VF that it names, or itself."""
+        return str(self.conf.get("deviceID", self.container))
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Name the interface, and for a pod of the cluster the pod."""
+        if self.claim is None:
+            return {"CNI_IFNAME": "net1"}
+        names = {"NAMESPACE": "default", "NAME": self.container, "UID": self.claim.pod_uid}
+        words = ("IgnoreUnknown=1", *(f"K8S_POD_{key}={value}" for key, value in names.items()))
+        return {"CNI_IFNAME": "eth0", "CNI_ARGS": ";".join(words)}
 
 
 class Churn:
@@ -68,12 +100,22 @@ class Churn:
         self._tell = tell
         self._machine = stage.build_node(NODE)
         found = self._machine.scan()
-        self._vfs: dict[str, PciDevice] = {d.address: d for d in [d for d in found.devices if d.is_vf][:vfs]}
+        pfs = [d.address for d in found.devices if d.vfs]
+        claimed = pfs[-4:]
+        plain = [d.address for d in found.devices if d.is_vf and d.physfn not in claimed][:vfs]
+        self._vfs: dict[str, PciDevice] = {
+            d.address: d for d in found.devices if d.address in plain or d.physfn in claimed[:-1]
+        }
         self._pfs = {device: found.pf_netdev(facts) for device, facts in self._vfs.items()}
-        resources = [{"name": "rdma/vf", "kind": "vf"}]
+        resources = [{"name": "rdma/vf", "kind": "vf", "select": {"rootDevices": pfs[:-4]}}]
+        resources += churn_claims.resources(claimed)
+        network = {"name": "claims", "vlan": 11, "ipam": stage.ipam("claims", "10.8.0.0/20")}
         # The pods are no kubelet's.
-        stage.write_config({**CONFIG, "networks": [], "resources": resources, "cni": {"requireGrant": False}})
-        self._free = list(self._vfs)
+        stage.write_config({**CONFIG, "networks": [network], "resources": resources, "cni": {"requireGrant": False}})
+        stage.write_conflist()
+        stage.start_kubelet()
+        self._desk = Desk(stage)
+        self._free = plain
         self._guard = threading.Lock()
         self._rng = random.Random(seed)
         self._history = History()
@@ -85,7 +127,8 @@ class Churn:
         """Let so many pods live and end, and return what came of it."""
         started = time.monotonic()
         figures = self.figures
-        self._stage.start_agent()
+        self._start_agent()
+        self._desk.open()
         with ThreadPoolExecutor(concurrency) as threads:
             lives = [threads.submit(self._live, number, self._rng.random()) for number in range(pods)]
             try:
@@ -109,7 +152,7 @@ class Churn:
                 time.sleep(self._rng.random() * 0.2)
                 self._stage.end("agent", signal.SIGKILL)
                 self._note("the agent is killed")
-                self._stage.start_agent()
+                self._start_agent()
                 figures.crashes += 1
                 self._say(f"churn: {figures}")
                 self._tell(figures)
@@ -120,18 +163,26 @@ class Churn:
         rng = random.Random(seed)
         with self._guard:
             self.figures.pods += 1
+        claim = self._desk.hand_out(f"pod{number}", rng) if rng.random() < BY_CLAIM else None
+        if claim is not None:
+            self._live_by_claim(f"pod{number}", claim, rng)
+        else:
+            self._live_alone(number, rng)
+
+    def _live_alone(self, number: int, rng: random.Random) -> None:
+        with self._guard:
             device = self._free.pop()  # the one that was freed last
         container = f"pod{number}"
         netns = self._stage.folder / "netns" / f"{container}.netns"
         make_netns(netns)
         conf = self._conf(number, device, rng)
         try:
-            if self._attach(container, netns, conf):
+            if self._attach(Sandbox(container, netns, conf)):
                 self._expect_interface(container, netns, conf)
                 time.sleep(rng.random() * 0.1)
                 self._expect_interface(container, netns, conf)
         finally:
-            self._end(container, netns, conf, rng)
+            self._end(Sandbox(container, netns, conf), rng)
             with self._guard:
                 self._free.append(device)
 
@@ -143,17 +194,53 @@ class Churn:
             conf["ipam"] = self._stage.ipam("rails", "10.9.0.0/20")
         return conf
 
-    def _attach(self, container: str, netns: Path, conf: Mapping[str, Any]) -> bool:
+    def _live_by_claim(self, container: str, claim: PodClaim, rng: random.Random) -> None:
+        """Prepare, ADD, DEL, Unprepare; and sometimes the scheduler has the devices back before that."""
+        with self._guard:
+            self.figures.by_claim += 1
+        names = ", ".join(piece.device for piece in claim.pieces)
+        self._note(f"{container} gets {names} by claim {claim.uid}", container)
+        netns = self._stage.folder / "netns" / f"{container}.netns"
+        sandbox = Sandbox(container, netns, CHAINED, claim)
+        is_forced = rng.random() < 0.2
+        problem = self._desk.prepare(claim)
+        try:
+            if problem:
+                self._fail(container, f"claim {claim.uid} is not prepared: {problem}")
+            else:
+                make_netns(netns)
+                if self._attach(sandbox):
+                    self._expect_claimed(sandbox, claim)
+                    time.sleep(rng.random() * 0.1)
+                    self._expect_claimed(sandbox, claim)
+                if is_forced:
+                    self._desk.take_back(claim)
+                    time.sleep(rng.random() * 0.1)
+                self._end(sandbox, rng)
+        finally:
+            if problem := self._desk.unprepare(claim):
+                self._fail(container, f"claim {claim.uid} is not unprepared: {problem}")
+            if not is_forced:
+                self._desk.take_back(claim)
+
+    def _expect_claimed(self, sandbox: Sandbox, claim: PodClaim) -> None:
+        place = str(sandbox.netns)
+        found = {device for device, seen in observe.links({place: 0}).items() if any(s.place == place for s in seen)}
+        if len(found & self._vfs.keys()) != claim.vfs or not claim.addresses <= found:
+            self._fail(sandbox.container, f"should have {claim.pieces}, and has {sorted(found)}")
+
+    def _attach(self, sandbox: Sandbox) -> bool:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            done = self._relay("ADD", container, str(netns), conf)
+            done = self._relay("ADD", sandbox)
             if done.returncode == 0:
-                self.figures.attached += 1
-                self._note(f"ADD of {container} with {conf['deviceID']}", conf["deviceID"])
+                with self._guard:
+                    self.figures.attached += 1
+                self._note(f"ADD of {sandbox.container} with {sandbox.concerns}", sandbox.concerns)
                 return True
             error = json.loads(done.stdout)
             if error["code"] != TRY_AGAIN_LATER or time.monotonic() > deadline:
-                self._fail(conf["deviceID"], f"ADD of {container} failed: {error}")
+                self._fail(sandbox.concerns, f"ADD of {sandbox.container} failed: {error}")
                 return False
             self.figures.told_to_try_again += 1
             time.sleep(0.2)
@@ -166,32 +253,30 @@ class Churn:
         elif seen[0].shape.mac != conf.get("mac", self._expected.shapes[device].mac):
             self._fail(device, f"{container} has {seen}, asked for {dict(conf)}")
 
-    def _end(self, container: str, netns: Path, conf: Mapping[str, Any], rng: random.Random) -> None:
+    def _end(self, sandbox: Sandbox, rng: random.Random) -> None:
         way = rng.choice(("DEL first", "DEL first", "namespace first", "no DEL"))
-        self._note(f"{container} ends: {way}", conf["deviceID"])
+        self._note(f"{sandbox.container} ends: {way}", sandbox.concerns)
         if way == "DEL first":
-            self._delete(container, str(netns), conf)
-        remove_netns(netns)
+            self._delete(sandbox)
+        remove_netns(sandbox.netns)
         for _ in range(rng.choice((0, 1)) if way == "DEL first" else 2 * (way == "namespace first")):
-            self._delete(container, "", conf)
+            self._delete(sandbox, netns="")
 
-    def _delete(self, container: str, netns: str, conf: Mapping[str, Any]) -> None:
-        done = self._relay("DEL", container, netns, conf)
+    def _delete(self, sandbox: Sandbox, netns: str | None = None) -> None:
+        done = self._relay("DEL", sandbox, netns)
         if done.returncode != 0:
-            self._fail(conf["deviceID"], f"DEL of {container} failed: {done.stdout!r}")
+            self._fail(sandbox.concerns, f"DEL of {sandbox.container} failed: {done.stdout!r}")
 
-    def _relay(
-        self, command: str, container: str, netns: str, conf: Mapping[str, Any]
-    ) -> subprocess.CompletedProcess[bytes]:
+    def _relay(self, command: str, sandbox: Sandbox, netns: str | None = None) -> subprocess.CompletedProcess[bytes]:
         env = {
             **self._stage.relay_environment,
+            **sandbox.environment,
             "CNI_COMMAND": command,
-            "CNI_CONTAINERID": container,
-            "CNI_NETNS": netns,
-            "CNI_IFNAME": "net1",
+            "CNI_CONTAINERID": sandbox.container,
+            "CNI_NETNS": str(sandbox.netns) if netns is None else netns,
             "CNI_PATH": self._stage.cni_path,
         }
-        document = {"cniVersion": "1.1.0", "name": "rails", "type": "nodefabric", **conf}
+        document = {"cniVersion": "1.1.0", "name": "rails", "type": "nodefabric", **sandbox.conf}
         return subprocess.run([RELAY], input=json.dumps(document).encode(), env=env, capture_output=True, check=False)
 
     # ------------------------------------------------------------------- the end
@@ -208,13 +293,20 @@ class Churn:
                 break
             self._note("the agent is started once more")
             self._stage.end("agent")
-            self._stage.start_agent()
+            self._start_agent()
         return wrong
+
+    def _start_agent(self) -> None:
+        self._stage.start_agent(*self._desk.agent_options)
 
     def _look(self) -> World:
         self._machine.scan()
         found = observe.links({})
         books = observe.Books(self._stage.folder / "state/ledger.db")
+
+        def leases(network: str) -> Sequence[Lease]:
+            return observe.leases(self._stage.folder / f"leases-{network}")
+
         return World(
             links={device: found.get(device, ()) for device in self._vfs},
             settings={device: self._settings(device) for device in self._vfs},
@@ -222,9 +314,11 @@ class Churn:
             rows=books.rows,
             quarantine=books.quarantine,
             owed=books.owed,
-            leases=observe.leases(self._stage.folder / "leases-rails"),
+            leases=(*leases("rails"), *leases("claims")),
             spool=tuple(name for name in observe.spool(self._stage.folder / "state/spool") if name.endswith(".del")),
             damage=books.damage,
+            claims=books.claims,
+            claim_specs=observe.claim_specs(self._stage.folder / "cdi-specs"),
         )
 
     def _settings(self, device: str) -> dict[str, object]:

@@ -6,14 +6,14 @@ import math
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.soak.node import Node
 from tests.soak.points import Point, distinct
-from tests.soak.scenarios import SCENARIOS, Play, Scenario, plain
+from tests.soak.scenarios import BY_CLAIM, SCENARIOS, Play, Scenario, allocate, plain
 from tests.soak.world import Violation
 
 REST_SECONDS = 30.0
@@ -157,16 +157,21 @@ class CrashTest:
             (node.folder / file).unlink(missing_ok=True)
         if wrong := node.wrong():
             return wrong
+        if play.claims and (wrong := self._go_on_with_claims(play, rng)):
+            return wrong
         if play.pods:
             # kubelet ends a pod whose ADD failed, or any other, with several DELs, some without a namespace.
             ended = [held for held in play.pods if held[1].get("deviceID", node.devices[0]) == node.devices[0]]
             for pod, conf in ended:
                 for _ in range(rng.choice((1, 2))):
                     node.delete(pod, conf, netns=rng.random() < 0.5)
-            following = node.make_pod()
-            play.pods.append((following, plain(node)))
+            if play.claims:
+                if wrong := self._follow_claims(play):
+                    return wrong
+            else:
+                play.pods.append((node.make_pod(), plain(node)))
             for _ in range(TRIES):
-                answer = node.add(following, plain(node))
+                answer = node.add(*play.pods[-1])
                 if answer.succeeded or answer.document.get("code") != 11:
                     break
             node.delete(*ended[0], netns=False)
@@ -178,7 +183,37 @@ class CrashTest:
             node.delete(pod, conf)
             if str(pod.netns) in node.look().pods:
                 node.end_pod(pod)
-        return self._rest(node)
+        return self._unprepare_all(play) or self._rest(node)
+
+    def _go_on_with_claims(self, play: Play, rng: random.Random) -> tuple[Violation, ...]:
+        """Do what kubelet may do next: have claims prepared once more, and start their pods."""
+        node = play.node
+        for uid, pod in play.claims.items():
+            is_wanted = uid in node.claims.uids and uid not in node.claims.ended and rng.random() < 0.5
+            if is_wanted and node.claims.prepare(node.running(), uid) and str(pod.netns) in node.look().pods:
+                node.add(pod, BY_CLAIM)
+        return node.wrong()
+
+    def _follow_claims(self, play: Play) -> tuple[Violation, ...]:
+        """Give the first device to another claim, once kubelet has had the claims before unprepared."""
+        node = play.node
+        if wrong := self._unprepare_all(play):
+            return wrong
+        uid = allocate(play)
+        if any(node.claims.prepare(node.running(), uid) for _ in range(TRIES)):
+            return node.wrong()
+        return (Violation(uid, "cannot be prepared", node.history.all()),)
+
+    def _unprepare_all(self, play: Play) -> tuple[Violation, ...]:
+        """Have claims unprepared as kubelet does, which tries again for ever."""
+        node = play.node
+        while play.claims:
+            uid, pod = play.claims.popitem()
+            if not any(node.claims.unprepare(node.running(), uid) for _ in range(TRIES)):
+                return (Violation(uid, "cannot be unprepared", node.history.all()),)
+            node.claims.delete(uid)
+            node.claims.unlist(pod)
+        return node.wrong()
 
     def _rest(self, node: Node) -> tuple[Violation, ...]:
         """Let everything come to rest; return what is wrong then."""
@@ -249,18 +284,17 @@ def run(
     seed: int,
     limits: Limits,
     say: Callable[[str], None] = print,
-    only: str | None = None,
+    scenarios: Sequence[Scenario] = SCENARIOS,
     note: Callable[[Outcome], object] = lambda outcome: None,
 ) -> Outcome:
-    """Try the points of all scenarios. `note` is told after each what has come of all so far."""
+    """Try the points of scenarios. `note` is told after each what has come of all so far."""
     test = CrashTest(say)
     began = time.monotonic()
     try:
         found = {}
-        for scenario in SCENARIOS:
-            if only is None or scenario.name == only:
-                found[scenario] = points = test.find_points(scenario)
-                say(f"{scenario.name}: {len(points)} points, {sum(p.after_change for p in points)} after a change")
+        for scenario in scenarios:
+            found[scenario] = points = test.find_points(scenario)
+            say(f"{scenario.name}: {len(points)} points, {sum(p.after_change for p in points)} after a change")
         crashes = choose(found, limits, seed)
         test.outcome.chosen = len(crashes)
         say(f"{len(crashes)} points to try, found in {time.monotonic() - began:.0f} s")

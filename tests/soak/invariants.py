@@ -8,9 +8,10 @@ The rest is asked for when everything has come to rest (`settled`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 
-from tests.soak.world import HOST, Expected, Promise, Row, Shape, Violation, World
+from tests.soak.world import HOST, Claimed, Expected, Promise, Row, Shape, Violation, World
 
 History = Callable[[str], tuple[str, ...]]
 Finding = tuple[str, str]
@@ -22,9 +23,10 @@ def violations(
 ) -> tuple[Violation, ...]:
     """Name all that must not be. `history` tells what happened to a device or container so far."""
     found = [*_books(world), *_devices(world, expected), *_promises(world, expected), *_leases(world, expected)]
-    found += [*_slots(world, expected), *_left_out(expected)]
+    found += [*_slots(world, expected), *_claims(world, expected), *_left_out(expected)]
     if settled:
         found += [*_at_rest(world, expected), *_leases_at_rest(world, expected), *_slots_at_rest(world, expected)]
+        found += _claims_at_rest(world, expected)
     return tuple(Violation(what, text, history(what)) for what, text in dict.fromkeys(found))
 
 
@@ -142,6 +144,65 @@ def _slots_at_rest(world: World, expected: Expected) -> Iterator[Finding]:
             yield bound.slot, f"is bound to {bound.device}, and its spec does not say so"
     for slot in world.specs.keys() - {bound.slot for bound in world.bound}:
         yield slot, "has a spec, and nobody has it"
+
+
+def _claims(world: World, expected: Expected) -> Iterator[Finding]:
+    """A device that a claim has is in no other hands, and what kubelet was answered holds."""
+    owners: dict[str, Claimed] = {}
+    for claim in world.claims:
+        for device, _ in claim.devices:
+            if device in owners:
+                yield device, f"is in two claims: {owners[device].uid} and {claim.uid}"
+            owners[device] = claim
+    for device, resource in world.granted:
+        # A claim of an earlier boot has followed its device before kubelet was heard of the grants; it comes into no
+        # pod until it is prepared anew, which asks for them.
+        if device in owners and owners[device].boot_id == expected.boot_id:
+            yield device, f"is in claim {owners[device].uid}, and granted as a unit of {resource}"
+    for bound in world.bound:
+        if bound.device in owners:
+            yield bound.device, f"is in claim {owners[bound.device].uid}, and bound to {bound.slot}"
+    for row in world.rows:
+        owner = owners.get(row.device)
+        if owner is not None and row.claim_uid != owner.uid and f"pod-of-{row.container_id}" not in owner.pods:
+            yield row.device, f"is in claim {owner.uid}, and {row.state} for {_owner(row)}, who has no right to it"
+        is_ours = owner is not None and row.claim_uid == owner.uid
+        if row.claim_uid and row.state != "detaching" and row.device not in world.quarantine and not is_ours:
+            yield row.device, f"is {row.state} by claim {row.claim_uid}, which is not in the books with it"
+    if not expected.damaged:
+        yield from _claims_promised(world, expected)
+
+
+def _claims_promised(world: World, expected: Expected) -> Iterator[Finding]:
+    books = {claim.uid: claim for claim in world.claims}
+    for uid in world.claim_specs.keys() - books.keys():
+        yield uid, "has a CDI spec, and is not in the books"
+    for claim in world.claims:
+        names = tuple(name for _, name in claim.devices)
+        if claim.uid in world.claim_specs and _cdi_names(world.claim_specs[claim.uid]) != names:
+            yield claim.uid, f"has the CDI devices {names} in the books, and its spec says otherwise"
+    for uid, names in expected.prepared.items():
+        if uid not in books or books[uid].state != "prepared":
+            found = f"is {books[uid].state} in the books" if uid in books else "is not in the books"
+            yield uid, f"was told to be prepared, and {found}"
+        elif uid not in world.claim_specs or _cdi_names(world.claim_specs[uid]) != names:
+            yield uid, f"was told to be prepared with {names}, which no CDI spec has"
+    for uid in expected.unprepared & books.keys():
+        yield uid, f"was told to be unprepared, and is {books[uid].state} in the books"
+
+
+def _cdi_names(text: str) -> tuple[str, ...]:
+    return tuple(device["name"] for device in json.loads(text)["devices"])
+
+
+def _claims_at_rest(world: World, expected: Expected) -> Iterator[Finding]:
+    for claim in world.claims:
+        if claim.uid not in expected.prepared:
+            yield claim.uid, f"is still {claim.state} in the books, and nobody has it"
+        spec = world.claim_specs.get(claim.uid, "")
+        for device, _ in claim.devices:
+            if device not in spec:
+                yield claim.uid, f"has {device}, and its CDI spec does not say so"
 
 
 def _leases(world: World, expected: Expected) -> Iterator[Finding]:

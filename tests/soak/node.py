@@ -23,8 +23,10 @@ from tests.cni import tiny_node
 from tests.soak import observe
 from tests.soak.agent import SECONDS, Agent
 from tests.soak.calls import Answer, Call, Pod, names, promised, start
+from tests.soak.claims import ipam
 from tests.soak.history import History
 from tests.soak.invariants import violations
+from tests.soak.node_claims import NodeClaims
 from tests.soak.slots import SLOTS, SPECS
 from tests.soak.small_agent import GRANTED, SOCKET, Options
 from tests.soak.world import HOST, Expected, Promise, Settings, Shape, Violation, World
@@ -70,6 +72,7 @@ class Node:
 
     def __post_init__(self) -> None:
         # Of its own: the links of a node that was closed are gone only after a while.
+        self.claims = NodeClaims(self.folder, lambda: self.history)
         self._network = sandbox.network()
         self._network.__enter__()
         tiny_node.create(self.folder, self.vfs)
@@ -80,6 +83,8 @@ class Node:
         plugin.chmod(0o755)
         self.machine = SimulatedMachine.open(self.folder)
         self.devices = tuple(tiny_node.vf(i) for i in range(self.vfs))
+        self._order = list(self.devices)
+        """By their numbers at the PF."""
         found = observe.links({})
         self.shapes: dict[str, Shape] = {device: found[device][0].shape for device in self.devices}
         self.settings = {device: self._settings(device) for device in self.devices}
@@ -113,6 +118,7 @@ class Node:
         self.agent = Agent(self._requests, options, self.folder / "agent.log")
         end = f", killed at {self.agent.place_of_death}" if not self.agent.lives else ""
         self.history.note(f"an agent starts (boot {self.boot}){end}")
+        self.claims.damaged = self.claims.damaged and not self.agent.lives
         return self.agent
 
     def kill_agent(self) -> None:
@@ -169,8 +175,7 @@ class Node:
 
     def ipam(self, number: int = 9) -> dict[str, Any]:
         """Configure addresses, one of each family. Each network has a number of its own."""
-        ranges = [[{"subnet": f"10.{number}.0.0/16"}], [{"subnet": f"fd{number:02}::/64"}]]
-        return {"type": "journalled", "dataDir": str(self.folder / "leases"), "ranges": ranges}
+        return ipam(self.folder, number)
 
     def call(self, command: str, pod: Pod | None, conf: Mapping[str, Any], ifname: str = "net1", **env: str) -> Call:
         """Start a relay. `env` may take the place of what the runtime says by itself."""
@@ -189,6 +194,8 @@ class Node:
         if answer.succeeded and "prevResult" in conf:
             missing = {device for device, _ in self._granted.get(pod.name, ())} - {p.device for p in promises}
             self.left_out += [(device, pod.container_id) for device in sorted(missing)]
+            if len(promises) < self.claims.results_of(pod):
+                self.left_out.append(("a device of its claims", pod.container_id))
         if promises:
             self.promises[pod.container_id, ifname] = promises
             self.results[pod.container_id] = answer.document
@@ -214,9 +221,12 @@ class Node:
 
     # ----------------------------------------------------------------- hardware
 
-    def reboot(self) -> None:
-        """Lose power: processes, namespaces, interfaces and settings are gone, files are there."""
-        self.history.note("the node reboots")
+    def reboot(self, *, renumbers: bool = False) -> None:
+        """Lose power: processes, namespaces, interfaces and settings are gone, files are there.
+
+        It may come up with the first two VFs at each other's addresses.
+        """
+        self.history.note(f"the node reboots{', and renumbers its devices' if renumbers else ''}")
         self.kill_agent()
         self.end_orphans()
         for path in observe.namespaces(self.folder / "pods"):
@@ -226,10 +236,23 @@ class Node:
                 subprocess.run(["ip", "link", "delete", places[0].shape.name], check=True)
         (self.folder / "vf-settings.json").unlink(missing_ok=True)
         self.until(self._reborn)
+        if renumbers:
+            self._renumber()
         self.promises.clear()
+        shutil.rmtree(self.folder / SPECS, ignore_errors=True)  # on a tmpfs
+        self.claims.prepared.clear()
+        self.claims.unlist_all()
         path_of(self.folder / SOCKET).unlink(missing_ok=True)  # of a folder that is empty then
         self.boot += 1
         (self.machine.root / "proc/sys/kernel/random/boot_id").write_text(f"boot-{self.boot}\n")
+
+    def _renumber(self) -> None:
+        self._order[:2] = reversed(self._order[:2])
+        pf = self.machine.root / "sys/bus/pci/devices" / tiny_node.PF
+        for index, device in enumerate(self._order[:2]):
+            link = pf / f"virtfn{index}"
+            link.unlink()
+            link.symlink_to(f"../{device}")
 
     def _reborn(self) -> bool:
         """Give devices that are new to the kernel the names that they get at each boot. Tells whether all are there."""
@@ -281,9 +304,25 @@ class Node:
         settings = self.folder / "vf-settings.json"
         if settings.exists():
             document = json.loads(settings.read_text())
-            document.pop(f"{tiny_node.PF_NETDEV}/{self.devices.index(device)}", None)
+            document.pop(f"{tiny_node.PF_NETDEV}/{self._order.index(device)}", None)
             settings.write_text(json.dumps(document))
         self.until(self._reborn)
+
+    def lose_books(self) -> None:
+        """Lose the agent, and with it the books."""
+        self.kill_agent()
+        self.history.note("the books are lost")
+        self.claims.damaged = True
+        for file in (self.folder / "state").glob("ledger.db*"):
+            file.unlink()
+
+    def lose_specs(self) -> None:
+        """Lose the agent, and with it all CDI specs."""
+        self.kill_agent()
+        self.history.note("the CDI specs are lost")
+        self.claims.damaged = True
+        for path in (self.folder / SPECS).glob("*"):
+            path.unlink()
 
     # -------------------------------------------------------------- observation
 
@@ -314,6 +353,9 @@ class Node:
             damage=books.damage,
             bound=books.bound,
             specs=observe.specs(self.folder / SPECS),
+            granted=books.granted,
+            claims=books.claims,
+            claim_specs=observe.claim_specs(self.folder / SPECS),
         )
 
     def expected(self) -> Expected:
@@ -325,6 +367,10 @@ class Node:
             unplugged=frozenset(self.unplugged),
             promises_void=frozenset(self.void),
             left_out=tuple(self.left_out),
+            prepared=dict(self.claims.promised),
+            unprepared=frozenset(self.claims.ended),
+            damaged=self.claims.damaged,
+            boot_id=f"boot-{self.boot}" if self.boot > 1 else "boot",
         )
 
     def wrong(self, *, settled: bool = False) -> tuple[Violation, ...]:
@@ -332,12 +378,13 @@ class Node:
         return violations(self.look(), self.expected(), settled=settled, history=self.history.of)
 
     def _settings(self, device: str) -> Settings:
-        index = self.devices.index(device) if hasattr(self, "devices") else 0
-        return asdict(self.machine.vf_control.read(tiny_node.PF_NETDEV, index))
+        return asdict(self.machine.vf_control.read(tiny_node.PF_NETDEV, self._order.index(device)))
 
     def forget(self) -> None:
         """Begin a new life: empty books, no lease, nothing spooled. Only for a node that is as it was."""
         self.kill_agent()
+        if self._order != list(self.devices):
+            self._renumber()
         for name in ("state", "spool", "leases", SPECS):
             shutil.rmtree(self.folder / name, ignore_errors=True)
         for file in ("ipam-calls", GRANTED, SLOTS):
@@ -349,3 +396,4 @@ class Node:
         self._granted = {}
         self.left_out.clear()
         self.void.clear()
+        self.claims.forget()

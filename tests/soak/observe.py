@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from tests.soak.world import HOST, Bound, Lease, Row, Seen, Shape
+from tests.soak.world import HOST, Bound, Claimed, Lease, Row, Seen, Shape
 
 
 def links(pods: Mapping[str, int]) -> dict[str, tuple[Seen, ...]]:
@@ -55,6 +55,8 @@ class Books:
         self.quarantine: dict[str, str] = {}
         self.owed: tuple[tuple[str, str], ...] = ()
         self.bound: tuple[Bound, ...] = ()
+        self.granted: tuple[tuple[str, str], ...] = ()
+        self.claims: tuple[Claimed, ...] = ()
         self.damage: str | None = None
         if not path.exists():
             return
@@ -79,6 +81,7 @@ class Books:
                 r["state"],
                 r["netns_inode"],
                 r["boot_id"],
+                r["claim_uid"],
             )
             for r in db.execute("SELECT * FROM attachments ORDER BY attachment_id")
         )
@@ -87,6 +90,20 @@ class Books:
         self.bound = tuple(
             Bound(r["unit_id"], r["device"], r["container_id"])
             for r in db.execute("SELECT * FROM bindings ORDER BY unit_id")
+        )
+        self.granted = tuple((r["device"], r["resource_name"]) for r in db.execute("SELECT * FROM grants"))
+        of_claims: dict[str, list[tuple[str, str]]] = {}
+        for r in db.execute("SELECT * FROM claim_devices ORDER BY rowid"):
+            of_claims.setdefault(r["claim_uid"], []).append((r["device"], r["cdi_name"]))
+        self.claims = tuple(
+            Claimed(
+                r["claim_uid"],
+                r["state"],
+                frozenset(pod["name"] for pod in json.loads(r["pods"])),
+                tuple(of_claims.get(r["claim_uid"], ())),
+                r["boot_id"],
+            )
+            for r in db.execute("SELECT * FROM claims ORDER BY claim_uid")
         )
 
 
@@ -115,10 +132,18 @@ def leases(folder: Path) -> tuple[Lease, ...]:
 
 
 def specs(folder: Path) -> dict[str, str]:
-    """Read our CDI specs: slot → text."""
-    prefix, suffix = "nodefabric-", ".json"
-    paths = folder.glob(f"{prefix}slot-*{suffix}")
-    return {path.name.removeprefix(prefix).removesuffix(suffix): path.read_text() for path in paths}
+    """Read our CDI specs of slots: slot → text."""
+    return _specs(folder, "nodefabric-", "slot-")
+
+
+def claim_specs(folder: Path) -> dict[str, str]:
+    """Read our CDI specs of claims: UID → text."""
+    return _specs(folder, "nodefabric-claim-")
+
+
+def _specs(folder: Path, prefix: str, start: str = "") -> dict[str, str]:
+    paths = folder.glob(f"{prefix}{start}*.json")
+    return {path.name.removeprefix(prefix).removesuffix(".json"): path.read_text() for path in paths}
 
 
 def spool(folder: Path) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.model.slots import slot_id
+from agent.model.unit_id import slot_id
 from tests.soak import slots
 from tests.soak.calls import Call, Pod
+from tests.soak.claims import NETWORK
 from tests.soak.node import Node
 
 MAC = "02:00:00:00:00:77"
@@ -29,6 +30,8 @@ class Play:
     """The relay that waits for the agent."""
     adding: tuple[Pod, Mapping[str, Any]] | None = None
     """Whose ADD that is."""
+    claims: dict[str, Pod] = field(default_factory=dict)
+    """Claims that kubelet may have had prepared, and their pods. All are unprepared in the end."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ SETTINGS: Mapping[str, Any] = {
     "max_tx_rate": 200,
 }
 CHAINED: Mapping[str, Any] = {"prevResult": {"cniVersion": "1.1.0", "interfaces": [{"name": "eth0"}]}}
+BY_CLAIM: Mapping[str, Any] = {**CHAINED, **NETWORK}
+"""What a pod with claims is set up with comes from the claims; it says here what is promised."""
 
 
 def _add(play: Play, conf: Mapping[str, Any]) -> Call:
@@ -160,12 +165,98 @@ def _slots_attached(play: Play) -> None:
 def _slots_left_behind(play: Play) -> None:
     """A pod that lives and whose specs are gone, and stray files of two others."""
     _slots_attached(play)
-    play.node.kill_agent()
+    play.node.lose_specs()
     folder = play.node.folder / slots.SPECS
-    for path in folder.iterdir():
-        path.unlink()
     (folder / "nodefabric-slot-late:vf-any-7.json").write_text("{}")
     (folder / ".nodefabric-slot-late:vf-any-8.json.1").write_text("{")
+
+
+def allocate(play: Play, early: int = 1, late: int = 1) -> str:
+    """Give a new pod VFs by a claim, of which some are chosen on the node."""
+    pod = play.node.make_pod()
+    play.pods.append((pod, BY_CLAIM))
+    uid = play.node.claims.allocate(pod, play.node.devices[:early], late)
+    play.claims[uid] = pod
+    return uid
+
+
+def _allocated(play: Play) -> None:
+    allocate(play)
+
+
+def _prepared(play: Play) -> None:
+    uid = allocate(play)
+    assert play.node.claims.prepare(play.node.running(), uid)
+
+
+def _prepared_and_rebooted(play: Play) -> None:
+    """A claim that kubelet has prepared again for the next sandbox, when nothing else has outlived the boot."""
+    _prepared(play)
+    play.node.reboot()
+
+
+def _attached_by_claim(play: Play) -> None:
+    _prepared(play)
+    answer = play.node.add(*play.pods[-1])
+    assert answer.succeeded, answer
+
+
+def _detached_by_claim(play: Play) -> None:
+    _attached_by_claim(play)
+    play.node.delete(*play.pods[-1])
+
+
+def _ended_without_del(play: Play) -> None:
+    _attached_by_claim(play)
+    play.node.end_pod(play.pods[-1][0])
+
+
+def _handed_out_again(play: Play) -> None:
+    """A pod that was deleted by force, whose devices the scheduler gives to another one while nobody has ended it."""
+    _ended_without_del(play)
+    play.node.claims.delete(next(iter(play.claims)))
+    allocate(play)
+
+
+def _orphan(play: Play) -> None:
+    """A prepared claim that nobody knows any more but the books."""
+    _detached_by_claim(play)
+    play.node.until(lambda: not play.node.look().rows)
+    play.node.claims.delete(next(iter(play.claims)))
+    play.node.claims.unlist(play.pods[-1][0])
+
+
+def _claims_left_behind(play: Play) -> None:
+    """A pod that lives and whose claim's specs are gone, one half prepared, and a stray spec."""
+    _attached_by_claim(play)
+    allocate(play, early=0)
+    play.node.lose_specs()
+    folder = play.node.folder / slots.SPECS
+    (folder / "nodefabric-claim-99999999.json").write_text("{}")
+    (folder / ".nodefabric-claim-99999998.json.1").write_text("{")
+
+
+def _books_lost(play: Play) -> None:
+    _prepared(play)
+    play.node.lose_books()
+
+
+def _reboot_with_claims(play: Play) -> None:
+    """Two pods with claims, and then their devices are at other addresses."""
+    _attached_by_claim(play)
+    play.node.claims.prepare(play.node.running(), allocate(play, early=0))
+    play.node.reboot(renumbers=True)
+
+
+def _prepare_last(play: Play) -> None:
+    play.node.claims.prepare(play.node.running(), list(play.claims)[-1])
+
+
+def _unprepare_first(play: Play) -> None:
+    """kubelet asks until the devices are back."""
+    agent = play.node.running()
+    while play.node.claims.unprepare(agent, next(iter(play.claims))) is False:
+        pass
 
 
 def _ipam_fails(play: Play) -> None:
@@ -251,6 +342,18 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("ADD of two slots", _grant_slots, _add_granted),
     Scenario("DEL of two slots", _slots_attached, _delete_first),
     Scenario("start with slots whose specs are gone", _slots_left_behind, None),
+    Scenario("Prepare of a claim", _allocated, _prepare_last),
+    Scenario("Prepare once more", _prepared, _prepare_last),
+    Scenario("Prepare after a reboot", _prepared_and_rebooted, _prepare_last),
+    Scenario("Prepare of what another claim had", _handed_out_again, _prepare_last),
+    Scenario("ADD by claim", _prepared, _add_granted),
+    Scenario("DEL by claim", _attached_by_claim, _delete_first),
+    Scenario("Unprepare of a claim", _detached_by_claim, _unprepare_first),
+    Scenario("Unprepare for a pod that ended without DEL", _ended_without_del, _unprepare_first),
+    Scenario("reconcile that ends a claim of nobody", _orphan, _reconcile),
+    Scenario("start with claims whose specs are gone", _claims_left_behind, None),
+    Scenario("start after a reboot that moves the devices of claims", _reboot_with_claims, None),
+    Scenario("start after the books were lost", _books_lost, None),
     Scenario("ADD whose addresses fail", _ipam_fails, lambda play: _add(play, everything(play.node))),
     Scenario("ADD after an owner that ended", _dead_owner, lambda play: _add(play, plain(play.node))),
     Scenario("DEL", _attached, _delete_first),
@@ -258,5 +361,5 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("GC", _three_attached, _collect),
     Scenario("start after a crash", _left_behind, None),
     Scenario("start after a reboot", _reboot, None),
-    Scenario("reconcile", _owed, lambda play: _reconcile(play)),
+    Scenario("reconcile", _owed, _reconcile),
 )

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent.cdi import SlotSpecs
-from agent.clients.kubelet import ContainerDevices, DeviceAssignment, PodDevices
-from agent.config import Resource
-from agent.late.binder import Binder
+from agent.config import Config, Resource
+from agent.config.networks import Network
+from agent.edits.cdi import SlotSpecs
+from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
-from agent.placement import Terrain
-from deviceplugin.assignment import assign
-from deviceplugin.resources import list_all
-from deviceplugin.unit import Unit
+from agent.offer.offer import Offer
+from agent.offer.units import plain_offer
+from agent.state import Latest
+from cni.grants import Grants
+from cni.slots.binder import Binder
+from cni.slots.bound import BoundSlots
+from tests.cni.networks import network
 
 SLOTS = "slots.json"
 """In the node's folder: the slots that kubelet says pods have, as {"pod": [slot, …]}."""
@@ -25,21 +27,9 @@ SPECS = "cdi"
 LATE = Resource("late/vf", "vf", binding="late")
 
 
-@dataclass(frozen=True)
-class Stock:
-    """What there is to choose from: all VFs of a snapshot."""
-
-    snapshot: Snapshot
-    pools: Mapping[str, Sequence[Unit]]
-    terrain: Terrain
-
-    def find(self, resource_name: str, unit_id: str) -> Unit | None:
-        return None
-
-
-def stock_of(snapshot: Snapshot) -> Stock:
-    """List the VFs."""
-    return Stock(snapshot, list_all((LATE,), assign((LATE,), snapshot), snapshot).pools, Terrain(snapshot))
+def stock_of(snapshot: Snapshot) -> Offer:
+    """List what there is to choose from: all VFs of a snapshot."""
+    return Offer(snapshot, pools=plain_offer((LATE,), snapshot).pools)
 
 
 def told(folder: Path) -> Mapping[str, Sequence[str]]:
@@ -56,23 +46,31 @@ def tell(folder: Path, slots: Mapping[str, Sequence[str]]) -> None:
     fresh.rename(folder / SLOTS)
 
 
-def make_binder(folder: Path, ledger: Ledger, stock: Callable[[], Stock]) -> Binder:
-    """Join the parts."""
+class _Grants(Grants):
+    """What a kubelet says that is a file."""
 
-    def ask(pod: PodRef) -> PodDevices | None:
-        slots = told(folder).get(pod.name)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def network_of(self, resource_name: str, device: str) -> Network:
+        return network({"name": "late", "vlan": 9})
+
+    def pod_devices(self, pod: PodRef) -> PodDevices | None:
+        slots = told(self._folder).get(pod.name)
         if slots is None:
             return None
         return PodDevices(pod, (ContainerDevices("worker", (DeviceAssignment(LATE.name, tuple(slots)),)),))
 
-    return Binder(
-        folder / "kubelet",
-        ledger,
-        SlotSpecs(folder / SPECS),
-        resources=lambda: (LATE,),
-        stock=stock,
-        ask_kubelet=ask,
-        network_of=lambda name: {"name": "late", "vlan": 9},
-        is_settled=lambda: True,
-        busy_seconds=0.5,
-    )
+
+def make_bound(folder: Path, ledger: Ledger) -> BoundSlots:
+    """Join the books and the specs."""
+    return BoundSlots(Latest(_config(folder)), ledger, SlotSpecs(folder / SPECS))
+
+
+def make_binder(folder: Path, ledger: Ledger, bound: BoundSlots, stock: Latest[Offer]) -> Binder:
+    """Join the parts."""
+    return Binder(Latest(_config(folder)), ledger, bound, stock, _Grants(folder), busy_seconds=0.5)
+
+
+def _config(folder: Path) -> Config:
+    return Config(resources=(LATE,), kubelet_dir=folder / "kubelet")

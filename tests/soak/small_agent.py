@@ -13,25 +13,32 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from agent.config import Resource
+from agent.config import Config, Resource
 from agent.errors import Unavailable
 from agent.hardware.host import Host
 from agent.hardware.machine import Machine
 from agent.ledger import Ledger
 from agent.model.allocation import LONGEST_PAUSE_SECONDS, PodRef, VfSettings
-from agent.reconcile import Claim, Reconciler
+from agent.reconcile import HeldUnit, Reconciler
+from agent.reconcile.slots import Bindings
 from agent.sim.machine import RecordedVfControl, SimulatedMachine
+from agent.state import Latest
 from cni import holders, spool
-from cni.attachment import Attachments, GrantedDevice
-from cni.leases import LeaseBook
+from cni.attachment import Attachments, Settings
+from cni.grants import GrantedDevice
+from cni.ipam.leases import LeaseBook
+from cni.node import Node
 from cni.server import CniServer
+from tests.agent.reconcile.told_outside import ToldOutside
+from tests.cni.networks import network
 from tests.soak import observe, slots
+from tests.soak.claims import ClaimParts, GrantsAndClaims, granted_or_not, ref_of
 from tests.soak.points import Points
 
 GRANTED = "granted.json"
@@ -70,44 +77,55 @@ class Options:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
+class _Outside(ToldOutside):
+    """Knows kubelet's pods, too."""
+
+    def __init__(self, pods: Callable[[], Collection[tuple[str, str]]], **told: Any) -> None:
+        super().__init__(**told)
+        self._pods = pods
+
+    def pods(self) -> Collection[tuple[str, str]]:
+        return self._pods()
+
+
 class SmallAgent:
     """The parts of one agent."""
 
     def __init__(self, options: Options) -> None:
         self.folder = Path(options.folder)
         host = self._host = _open_host(options)
-        self._snapshot = host.scan()
-        self.ledger = Ledger.open(self.folder / "state/ledger.db", self._snapshot.boot_id)
+        self._snapshot = Latest(host.scan())
+        self.ledger = Ledger.open(self.folder / "state/ledger.db", self._snapshot.value.boot_id)
         self.holders = holders.Holders(
             holders.path_of(self.folder / SOCKET),
             holders.kernel_boot_id(),
             self.ledger,
-            (Resource(RESOURCE, "vf"), slots.LATE),
-            lambda: None,
+            Latest(Config(resources=(Resource(RESOURCE, "vf"), slots.LATE), kubelet_dir=self.folder)),
         )
-        self._stock = slots.stock_of(self._snapshot)
-        self.binder = slots.make_binder(self.folder, self.ledger, lambda: self._stock)
-        self.attachments = Attachments(
-            *(host, self.ledger, lambda: self._snapshot, self._granted), busy_seconds=0.5, slots=self.binder
-        )
+        self._stock = Latest(slots.stock_of(self._snapshot.value))
+        self.bound = slots.make_bound(self.folder, self.ledger)
+        self.binder = slots.make_binder(self.folder, self.ledger, self.bound, self._stock)
+        node = Node(host, self.ledger, self._snapshot)
+        self.claims = ClaimParts(self.folder, node, self._snapshot)
+        grants = GrantsAndClaims(answer=self._granted, claims=self.claims.of_pods)
+        self.attachments = Attachments(node, grants, self.binder, Settings(busy_seconds=0.5))
         # Every pause of a lease that is owed is over at once: the state machine's time is not the clock's.
-        self.attachments.leases = LeaseBook(self.ledger, clock=lambda: time.time() + LONGEST_PAUSE_SECONDS)
+        self.attachments.detacher.leases = LeaseBook(self.ledger, clock=lambda: time.time() + LONGEST_PAUSE_SECONDS)
         self.server = CniServer(
-            self.folder / SOCKET, self.attachments, obstacle=lambda: None, observe=lambda command: nullcontext()
+            self.folder / SOCKET, self.attachments, condition=lambda: None, observe=lambda command: nullcontext()
         )
-        self.counted: list[str] = []
-        self.reconciler = Reconciler(
-            self.ledger,
-            self.attachments,
-            claims=self._claims,
-            devices_of_units=self._units,
-            replay_spool=lambda: spool.replay(self.folder / "spool", self.server.answer),
-            count=lambda action, reason: self.counted.append(f"{action}: {reason}"),
-            snapshot=lambda: self._snapshot,
+        self.outside = _Outside(
+            self.claims.listed,
+            units=self._units,
             ours=lambda: list(self._units()),
-            slots=self.binder,
-            tell_settled=self.holders.complete,
+            held_units=self._held_units,
+            replay=lambda: spool.replay(self.folder / "spool", self.server.answer),
         )
+        settled = Latest(False)
+        settled.subscribe(self.holders.complete)
+        bindings = Bindings(self.ledger, self.bound, self._snapshot, self.outside)
+        others = (bindings, self.claims.healer(self.outside))
+        self.reconciler = Reconciler(self.ledger, self.attachments, self._snapshot, self.outside, settled, others)
 
     def start(self) -> None:
         """Heal, then serve."""
@@ -115,37 +133,45 @@ class SmallAgent:
         asyncio.run(self.reconciler.look_around())
         self.reconciler.heal_attachments()
         self.server.start()
+        self.claims.serve(self.attachments)
         self.attachments.leases.resume()
 
     def obey(self, order: Mapping[str, Any]) -> Any:
         """Do what the runtime's and kubelet's part of a test asks for, beside CNI."""
         match order["do"]:
             case "reconcile":
-                self._snapshot = self._host.scan()
-                self._stock = slots.stock_of(self._snapshot)
-                self.counted.clear()
+                self._snapshot.set(self._host.scan())
+                self._stock.set(slots.stock_of(self._snapshot.value))
+                self.claims.look()
+                self.outside.counted.clear()
                 asyncio.run(self.reconciler.run_once())
-                return list(self.counted)
+                return [f"{action}: {reason}" for action, reason in self.outside.counted]
             case "grant":
-                return self.ledger.grant(RESOURCE, {device: device for device in order["devices"]})
+                return granted_or_not(self.ledger.grant, RESOURCE, {device: device for device in order["devices"]})
             case "grant slots":
-                self.binder.forget(order["slots"])
+                self.bound.forget(order["slots"])
                 return self.ledger.grant(slots.LATE.name, dict.fromkeys(order["slots"], ""))
+            case "prepare":
+                return self.claims.prepare(ref_of(order))
+            case "unprepare":
+                return self.claims.unprepare(ref_of(order))
             case "nothing":
                 return None
         raise ValueError(order)
 
     def _granted(self, pod: PodRef) -> Sequence[GrantedDevice]:
         found = self._told().get(pod.name, [])
-        return tuple(GrantedDevice(device, RESOURCE, network) for device, network in found)
+        return tuple(
+            GrantedDevice(device, RESOURCE, network(keys) if keys is not None else None) for device, keys in found
+        )
 
-    async def _claims(self) -> Sequence[Claim]:
+    async def _held_units(self) -> Sequence[HeldUnit]:
         self.holders.look()
         if (self.folder / AWAY).exists():
             raise Unavailable("kubelet is away")
         held = [(pod, RESOURCE, device) for pod, found in self._told().items() for device, _ in found]
         held += [(pod, slots.LATE.name, slot) for pod, found in slots.told(self.folder).items() for slot in found]
-        return tuple(Claim(PodRef("default", pod), name, unit) for pod, name, unit in held)
+        return tuple(HeldUnit(PodRef("default", pod), name, unit) for pod, name, unit in held)
 
     def _told(self) -> dict[str, Any]:
         try:
@@ -155,7 +181,7 @@ class SmallAgent:
         return document
 
     def _units(self) -> Mapping[str, str]:
-        return {device.address: device.address for device in self._snapshot.devices if device.is_vf}
+        return {device.address: device.address for device in self._snapshot.value.devices if device.is_vf}
 
 
 def _open_host(options: Options) -> Host:

@@ -127,6 +127,8 @@ class Life(RuleBasedStateMachine):
     def add_again(self, which: int) -> None:
         """The same ADD gets the same answer."""
         pod = self._one_with_a_promise(which)
+        if not self._may_be_added(pod):
+            return
         before = self.node.promises[pod.container_id, "net1"]
         answer = self._add(pod, self.confs[pod.container_id])
         assert answer.succeeded or any(p.device in self.node.unplugged | self.node.void for p in before), answer
@@ -191,7 +193,8 @@ class Life(RuleBasedStateMachine):
         pod, _ = self._new_pod(number, "plain")
         conf = {"prevResult": {"cniVersion": "1.1.0", "interfaces": [{"name": "eth0"}]}}
         self.confs[pod.container_id] = conf
-        self.node.running().order("grant", devices=[device])
+        if isinstance(self.node.running().order("grant", devices=[device]), dict):
+            return  # a claim has it, and kubelet rejects the pod
         self.node.tell_granted({pod.name: [(device, network)]})
         self._add(pod, conf)
 
@@ -222,6 +225,7 @@ class Life(RuleBasedStateMachine):
     def kubelet_restarts(self, away: bool) -> None:
         """For a while kubelet answers nothing, or knows no pods."""
         self.node.tell_granted({})
+        self.node.claims.unlist_all()
         (self.node.folder / AWAY).touch() if away else (self.node.folder / AWAY).unlink(missing_ok=True)
         self.node.history.note("kubelet is away" if away else "kubelet knows no pods")
 
@@ -268,6 +272,7 @@ class Life(RuleBasedStateMachine):
             assert self.node.delete(pod, self.confs[pod.container_id], netns=pod in self.pods).succeeded
         for pod in self.pods:
             self.node.end_pod(pod)
+        self._let_go()
         self._rest()
         pods = [self.node.make_pod() for _ in self.node.devices]
         for pod, device in zip(pods, self.node.devices, strict=True):
@@ -326,22 +331,19 @@ class Life(RuleBasedStateMachine):
         self.node.history.note(f"the agent is killed at {agent.place_of_death}")
         self.node.start_agent()
 
+    def _let_go(self) -> None:
+        """Have all pods' claims unprepared."""
+
+    def _may_be_added(self, pod: Pod) -> bool:
+        """Tell whether kubelet would have the pod's sandbox made."""
+        return True
+
     def _one(self, which: int) -> Pod:
         return self.pods[which % len(self.pods)]
 
     def _one_with_a_promise(self, which: int) -> Pod:
         held = [pod for pod in self.pods if (pod.container_id, "net1") in self.node.promises]
         return held[which % len(held)]
-
-
-def life_on(nodes: Nodes) -> type[Life]:
-    """Make the class that hypothesis wants: one that needs no argument."""
-
-    class LifeOnThese(Life):
-        def __init__(self) -> None:
-            super().__init__(nodes)
-
-    return LifeOnThese
 
 
 def _mac(number: int) -> str:

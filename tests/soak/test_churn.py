@@ -18,4 +18,5 @@ def test_pods_that_come_and_go_over_crashes_of_the_agent_leave_nothing(capsys: p
     assert figures.failures == []
     assert figures.leaks == []
     assert figures.crashes >= 2
+    assert figures.by_claim >= 10
     assert figures.attached == figures.pods == 60

@@ -11,15 +11,17 @@ from tests.soak.scenarios import SCENARIOS
 
 SEED = 1
 """The same selection in each run: what fails is due to the change that is tested."""
-POINTS = 80
-"""So many, however slow the machine is: that is a minute or so."""
+POINTS = 30
+"""So many of each part, however slow the machine is: that is less than a minute."""
+PARTS = 3
 
 
 @pytest.mark.usefixtures("own_network")
-def test_an_agent_killed_at_any_step_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = crash.run(SEED, Limits(others=10, most=POINTS))
+@pytest.mark.parametrize("part", range(PARTS))
+def test_an_agent_killed_at_any_step_loses_nothing(part: int, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = crash.run(SEED, Limits(others=10, most=POINTS), scenarios=SCENARIOS[part::PARTS])
     with capsys.disabled():
-        print(f"\ncrash test, seed {SEED}: {outcome}")
+        print(f"\ncrash test, seed {SEED}, part {part}: {outcome}")
     assert outcome.violations == []
     assert outcome.points == POINTS
     assert outcome.missed < outcome.points / 2  # threads go another way on a busy machine
@@ -33,10 +35,26 @@ def test_the_points_are_those_of_the_code_that_runs() -> None:
     finally:
         test.close()
     files = {point.where.partition(":")[0] for point in points}
-    assert {"cni/server.py", "cni/protocol.py", "cni/ipam.py", "agent/hardware/netlink.py"} <= files
+    assert {"cni/server.py", "cni/protocol.py", "cni/ipam/plugins.py", "agent/hardware/netlink/links.py"} <= files
     assert not {file for file in files if file.startswith(("agent/sim/", "tests/")) and file != "agent/sim/machine.py"}
     after = {point.where.rpartition(" ")[2] for point in points if point.after_change}
     assert {"execute", "send", "rename", "fork_exec"} <= after
+
+
+@pytest.mark.usefixtures("own_network")
+def test_the_points_of_claims_are_between_each_of_their_steps() -> None:
+    test = CrashTest()
+    named = {scenario.name: scenario for scenario in SCENARIOS}
+    try:
+        prepare, unprepare = (test.find_points(named[f"{call} of a claim"]) for call in ("Prepare", "Unprepare"))
+    finally:
+        test.close()
+    assert test.outcome.violations == []
+    files = {point.where.partition(":")[0] for point in prepare}
+    mine = {f"deviceplugin/dra/{name}.py" for name in ("preparer", "planner", "allocation", "parameters")}
+    assert mine | {"agent/ledger/claims.py", "agent/edits/claim_specs.py"} <= files
+    assert {"execute", "rename"} <= {p.where.rpartition(" ")[2] for p in prepare if p.after_change}
+    assert {"execute", "unlink"} <= {p.where.rpartition(" ")[2] for p in unprepare if p.after_change}
 
 
 def test_all_points_after_a_change_are_chosen_and_as_many_others_as_told() -> None:

@@ -19,7 +19,7 @@ from tests.soak.calls import Pod
 from tests.soak.invariants import violations
 from tests.soak.node import Node
 from tests.soak.scenarios import everything, plain
-from tests.soak.world import HOST, Bound, Expected, Lease, Promise, Row, Seen, Shape, World
+from tests.soak.world import HOST, Bound, Claimed, Expected, Lease, Promise, Row, Seen, Shape, World
 
 VF, OTHER, NETNS = "0000:3b:00.2", "0000:3b:00.3", "/pods/c1.netns"
 SHAPE = Shape("ens1f0v0", "02:00:00:00:01:00", 1500, False)
@@ -45,6 +45,42 @@ def found(world: World, expected: Expected = EXPECTED, *, settled: bool = True) 
 
 def test_nothing_is_wrong_with_a_node_that_keeps_its_promises() -> None:
     assert found(WORLD) == []
+
+
+CLAIM = Claimed("uid-1", "prepared", frozenset({"pod-of-c1"}), ((VF, "uid-1-0-vf"),))
+SPEC = json.dumps({"devices": [{"name": "uid-1-0-vf", "containerEdits": {"env": [f"PCIDEVICE_CLAIMED_VF={VF}"]}}]})
+BY_CLAIM = replace(WORLD, rows=(replace(ROW, claim_uid="uid-1"),), claims=(CLAIM,), claim_specs={"uid-1": SPEC})
+PREPARED = replace(EXPECTED, prepared={"uid-1": ("uid-1-0-vf",)})
+
+
+@pytest.mark.parametrize(
+    ("world", "text"),
+    [
+        (replace(BY_CLAIM, claims=(CLAIM, replace(CLAIM, uid="uid-2"))), f"{VF}: is in two claims: uid-1 and uid-2"),
+        (replace(BY_CLAIM, granted=((VF, "rdma/vf"),)), f"{VF}: is in claim uid-1, and granted as a unit of rdma/vf"),
+        (replace(BY_CLAIM, bound=(Bound("slot-1", VF, "c2"),)), f"{VF}: is in claim uid-1, and bound to slot-1"),
+        (replace(BY_CLAIM, claims=()), f"{VF}: is attached by claim uid-1, which is not in the books with it"),
+        (replace(BY_CLAIM, claims=()), "uid-1: was told to be prepared, and is not in the books"),
+        (replace(BY_CLAIM, claims=()), "uid-1: has a CDI spec, and is not in the books"),
+        (replace(BY_CLAIM, claims=(replace(CLAIM, state="preparing"),)), "uid-1: was told to be prepared, and is prep"),
+        (replace(BY_CLAIM, claim_specs={}), "uid-1: was told to be prepared with ('uid-1-0-vf',), which no CDI spec"),
+        (replace(BY_CLAIM, claim_specs={"uid-1": SPEC.replace("0-vf", "1-vf")}), "uid-1: has the CDI devices ("),
+        (replace(BY_CLAIM, claim_specs={"uid-1": SPEC.replace(VF, OTHER)}), f"uid-1: has {VF}, and its CDI spec does"),
+        (
+            replace(BY_CLAIM, rows=(ROW,), claims=(replace(CLAIM, pods=frozenset()),)),
+            f"{VF}: is in claim uid-1, and attached for container c1 net1, who has no right to it",
+        ),
+    ],
+)
+def test_a_broken_promise_about_a_claim_is_found(world: World, text: str) -> None:
+    assert found(BY_CLAIM, PREPARED) == []
+    assert any(line.startswith(text) for line in found(world, PREPARED)), found(world, PREPARED)
+
+
+def test_a_claim_that_was_unprepared_and_is_there_all_the_same_is_found() -> None:
+    ended = replace(EXPECTED, unprepared=frozenset({"uid-1"}))
+    assert "uid-1: was told to be unprepared, and is prepared in the books" in found(BY_CLAIM, ended)
+    assert "uid-1: is still prepared in the books, and nobody has it" in found(BY_CLAIM, ended)
 
 
 SLOT, OTHER_SLOT = "slot-late:vf-0-0", "slot-late:vf-0-1"

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.soak.state_machine import Nodes, life_on
+from tests.soak.claim_life import life_on
+from tests.soak.state_machine import Nodes
 
 
 @pytest.mark.usefixtures("own_network")

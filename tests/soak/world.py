@@ -42,6 +42,7 @@ class Row:
     state: str
     netns_inode: int
     boot_id: str
+    claim_uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,19 @@ class Bound:
     slot: str
     device: str
     container_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """One DRA claim in the ledger."""
+
+    uid: str
+    state: str
+    pods: frozenset[str]
+    """Names of those that it is for."""
+    devices: tuple[tuple[str, str], ...]
+    """Device and CDI name of each result."""
+    boot_id: str = "boot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,11 @@ class World:
     bound: tuple[Bound, ...] = ()
     specs: Mapping[str, str] = field(default_factory=dict)
     """Slot → what its CDI spec says."""
+    granted: tuple[tuple[str, str], ...] = ()
+    """Device and resource of each unit that a device plugin has given away."""
+    claims: tuple[Claimed, ...] = ()
+    claim_specs: Mapping[str, str] = field(default_factory=dict)
+    """Claim → what its CDI spec says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +133,13 @@ class Expected:
     """Devices that were off the bus while a pod had them: what that pod was told holds no more."""
     left_out: tuple[tuple[str, str], ...] = ()
     """Device and container of pods that kubelet gave a device, and that started without it."""
+    prepared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Claims that kubelet was told to be prepared → their CDI names."""
+    boot_id: str = "boot"
+    unprepared: frozenset[str] = frozenset()
+    """Claims that kubelet was told to be unprepared."""
+    damaged: bool = False
+    """Whether books or specs of claims were taken away, and no agent has started since."""
     leases_are_ours: bool = True
     """False where the leases' folder is no part of the node."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from tests.vm.adapters import Pf, find_pfs, ip, run
 
 IN_THE_MACHINE = Path("/run/vmrun/command").is_file()
 """hack/vm mounts this file. Anywhere else these tests would take somebody's adapters apart."""
+
+EXTRA = Path(os.environ.get("NODEFABRIC_EXTRA_MODULES", "/nonexistent"))
 
 collect_ignore_glob = [] if IN_THE_MACHINE else ["test_*.py"]
 
@@ -103,3 +106,24 @@ def rxe() -> Iterator[Callable[[str], str]]:
     for name in made:
         if Path("/sys/class/infiniband", name).exists():
             run("rdma", "link", "delete", name)
+
+
+@pytest.fixture
+def changed_rxe() -> Iterator[Callable[[str, str], None]]:
+    """Put the changed soft RoCE of hack/vm/extra-modules, under a name, on an interface."""
+    if not (EXTRA / "rdma_rxe.ko").exists():
+        pytest.skip("the changed rdma_rxe of hack/vm/extra-modules is not there")
+    made: list[str] = []
+    run("rmmod", "rdma_rxe")  # not modprobe, which would remove what it needs too
+    run("insmod", str(EXTRA / "rdma_rxe.ko"))
+
+    def make(name: str, netdev: str) -> None:
+        run("rdma", "link", "add", name, "type", "rxe", "netdev", netdev)
+        made.append(name)
+
+    yield make
+    for name in made:
+        if Path("/sys/class/infiniband", name).exists():
+            run("rdma", "link", "delete", name)
+    run("rmmod", "rdma_rxe")
+    run("modprobe", "rdma_rxe")

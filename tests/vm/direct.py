@@ -12,9 +12,14 @@ from typing import Any
 from agent.hardware.machine import Machine
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
+from agent.state import Latest
 from cni import netconf
-from cni.attachment import Attachments, Call
+from cni.attachment import Attachments
+from cni.call import Call
+from cni.node import Node
 from tests.vm.adapters import Pf, link, netdevs, wait_until
+
+IPAM_PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 
 
 @dataclass
@@ -25,20 +30,21 @@ class Direct:
     ledger: Ledger
     attachments: Attachments
 
-    def add(self, container_id: str, pod: str, device: str, **conf: Any) -> Any:
-        """ADD a device as net1."""
-        with self._call(container_id, pod, {"deviceID": device, **conf}) as call:
+    def add(self, container_id: str, pod: str, device: str, ifname: str = "net1", /, **conf: Any) -> Any:
+        """ADD a device."""
+        with self._call(container_id, pod, {"deviceID": device, **conf}, ifname) as call:
             return self.attachments.add(call)
 
-    def check(self, container_id: str, pod: str, **conf: Any) -> None:
+    def check(self, container_id: str, pod: str, ifname: str = "net1", /, **conf: Any) -> None:
         """CHECK."""
-        with self._call(container_id, pod, conf) as call:
+        with self._call(container_id, pod, conf, ifname) as call:
             self.attachments.check(call)
 
-    def delete(self, container_id: str, pod: str | None) -> None:
-        """DEL, and wait until everything is back, or withheld."""
-        with self._call(container_id, pod, {}) as call:
-            self.attachments.delete(call)
+    def delete(self, container_id: str, pod: str | None, *ifnames: str) -> None:
+        """DEL, of net1 or of several, and wait until everything is back, or withheld."""
+        for ifname in ifnames or ("net1",):
+            with self._call(container_id, pod, {}, ifname) as call:
+                self.attachments.delete(call)
         wait_until("the way back", lambda: not self._owns(container_id) or self.ledger.quarantines())
 
     def heal(self, device: str) -> str:
@@ -50,13 +56,13 @@ class Direct:
         return any(row.owner.container_id == container_id for row in self.ledger.attachments())
 
     @contextmanager
-    def _call(self, container_id: str, pod: str | None, conf: dict[str, Any]) -> Iterator[Call]:
+    def _call(self, container_id: str, pod: str | None, conf: dict[str, Any], ifname: str) -> Iterator[Call]:
         path = f"/run/netns/{pod}" if pod is not None else ""
         netns = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if pod is not None else None
         document = {"cniVersion": "1.1.0", "name": "rails", "type": "nodefabric", **conf}
         try:
             read = netconf.from_document(document)
-            yield Call(container_id, "net1", netns, path, PodRef("default", container_id), "", "", read)
+            yield Call(container_id, ifname, netns, path, PodRef("default", container_id), "", IPAM_PLUGINS, read)
         finally:
             if netns is not None:
                 os.close(netns)
@@ -69,7 +75,7 @@ def opened(folder: Path) -> Iterator[Direct]:
     ledger = Ledger.open(folder / "ledger.db", "boot")
     try:
         snapshot = machine.scan()
-        parts = Direct(machine, ledger, Attachments(machine, ledger, lambda: snapshot, lambda pod: ()))
+        parts = Direct(machine, ledger, Attachments(Node(machine, ledger, Latest(snapshot))))
         yield parts
         parts.attachments.close(seconds=30)
     finally:

@@ -6,9 +6,9 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.hardware import counters
-from agent.hardware.sysfs import scan
-from agent.hardware.vf_control import PfNetlink
+from agent.hardware.netlink.vf_control import PfNetlink
+from agent.hardware.sysfs import counters
+from agent.hardware.sysfs.scan import scan
 from agent.model.counters import Counters
 from tests.vm.adapters import Pf, ip, netdevs, wait_until
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from agent.sim.stage import files_of
 from tests.containerd.cri import sandbox_config
 from tests.containerd.runtime import Containerd
 from tests.vm.adapters import Pf, ip, link, netdevs, run, shows, wait_until
@@ -121,7 +122,7 @@ def test_pods_get_vfs_set_up_on_their_pfs_and_talk_and_leave_nothing(node: Node,
         run("/run/busybox", "ping", "-c", "2", "-w", "2", addresses["one"])  # the PF itself is outside of the VLAN
 
     (main,) = pods["one"]["containers"]
-    nodes = [device["host"] for device in main["device_nodes"]]
+    nodes = files_of(main, Path("/var/run/cdi"))
     assert nodes == ["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0"]
 
     (share,) = [grant for grant in node.status()["grants"] if grant["resource"] == "rdma/hca"]

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent.model.names import name_by_place
-from agent.reconcile import Claim, Reconciler
+from agent.model.vf_identity import name_by_place
+from agent.reconcile import Reconciler
+from agent.state import Latest
+from tests.agent.reconcile.told_outside import ToldOutside
+from tests.live import Live
 from tests.vm.adapters import Pf, ip, link, wait_until
 from tests.vm.direct import Direct, look, opened
 
@@ -25,23 +28,10 @@ ASKED: dict[str, Any] = {
 
 def reconcile(parts: Direct, pf: Pf) -> list[tuple[str, str]]:
     """Let the reconciler look once, as if all of the PF's VFs were offered to kubelet."""
-    counted: list[tuple[str, str]] = []
-
-    async def claims() -> tuple[Claim, ...]:
-        return ()
-
-    reconciler = Reconciler(
-        parts.ledger,
-        parts.attachments,
-        claims=claims,
-        devices_of_units=dict,
-        replay_spool=lambda: 0,
-        count=lambda action, reason: counted.append((action, reason)),
-        snapshot=parts.machine.scan,
-        ours=pf.vfs,
-    )
+    outside = ToldOutside(units=dict, ours=pf.vfs)
+    reconciler = Reconciler(parts.ledger, parts.attachments, Live(parts.machine.scan), outside, Latest(False))
     asyncio.run(reconciler.run_once())
-    return counted
+    return outside.counted
 
 
 def lose(folder: Path) -> None:

@@ -19,8 +19,11 @@ from agent.hardware.machine import Machine
 from agent.health import HealthBook
 from agent.inventory import Inventory
 from agent.ledger import Ledger
+from agent.offer.offer import Offer
 from agent.sim.kubelet import Kubelet
-from deviceplugin.plugins import DevicePlugins
+from agent.state import Latest
+from deviceplugin.allocation import Allocator
+from deviceplugin.plugins import DevicePlugins, Ground
 from tests.vm.adapters import PCI_DEVICES, Pf, wait_until
 
 RESOURCES = (Resource("rdma/vf", "vf"), Resource("rdma/hca", "hca", shares=2))
@@ -37,7 +40,8 @@ class Node:
         self.inventory = Inventory(self.machine, 3600)  # so that nothing is found by the timer
         self.ledger = Ledger.open(folder / "ledger.db", "boot")
         config = Config(resources=RESOURCES, kubelet_dir=folder)
-        self.plugins = DevicePlugins(config, self.inventory, self.ledger, health=HealthBook(SETTINGS))
+        ground = Ground(self.inventory.snapshot, self.ledger, HealthBook(SETTINGS))
+        self.plugins = DevicePlugins(Latest(config), ground, Allocator(Latest(Offer()), (), self.ledger))
         self.kubelet: Kubelet | None = None
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -146,4 +150,4 @@ def test_an_hca_whose_rdma_device_went_says_so(node: Node) -> None:
 
 
 def test_what_events_told_is_what_a_scan_of_everything_finds(node: Node) -> None:
-    wait_until("the end of all events", lambda: node.machine.scan().devices == node.inventory.snapshot.devices)
+    wait_until("the end of all events", lambda: node.machine.scan().devices == node.inventory.snapshot.value.devices)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.hardware.counters import traffic_of_all
-from agent.hardware.rtnetlink import LinkSocket
-from agent.hardware.vf_control import PfNetlink
+from agent.hardware.netlink.rtnetlink import LinkSocket
+from agent.hardware.netlink.vf_control import PfNetlink
+from agent.hardware.sysfs.counters import traffic_of_all
 from agent.model.allocation import VfSettings
 from agent.model.counters import VfTraffic
 from tests.vm.adapters import run, wait_until

@@ -20,16 +20,18 @@ import pytest
 from agent.errors import AttachmentError, HardwareError, NetlinkFailed
 from agent.hardware.host import RdmaLink
 from agent.hardware.machine import Machine
-from agent.hardware.rdma_netlink import RdmaNetlink
+from agent.hardware.rdma import RdmaNetlink
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.change import of_function
 from cni import netconf
-from cni.attachment import Attachments, Call
+from cni.attachment import Attachments
+from cni.call import Call
+from cni.node import Node as CniNode
+from tests.live import Live
 from tests.vm.adapters import Pf, ip, netdevs, run, wait_until
 
 RXE = "/sys/class/infiniband"
-EXTRA = Path(os.environ.get("NODEFABRIC_EXTRA_MODULES", "/nonexistent"))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,7 @@ def node(tmp_path: Path, pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str
         wait_until("the VF's interface", functools.partial(netdevs, address))
     machine = Machine.open()
     ledger = Ledger.open(tmp_path / "ledger.db", "boot")
-    attachments = Attachments(machine, ledger, machine.scan, lambda pod: ())
+    attachments = Attachments(CniNode(machine, ledger, Live(machine.scan)))
     yield Node(machine, attachments, ledger, made)
     attachments.close(20)
     ledger.close()
@@ -114,28 +116,17 @@ def _set_mode(rdma: RdmaNetlink, mode: str) -> None:
 
 
 @pytest.fixture
-def movable(node: Node) -> Iterator[Callable[[int], str]]:
+def movable(node: Node, changed_rxe: Callable[[str, str], None]) -> Callable[[int], str]:
     """Put the changed soft RoCE device on a VF."""
-    if not (EXTRA / "rdma_rxe.ko").exists():
-        pytest.skip("the changed rdma_rxe of hack/vm/extra-modules is not there")
-    made: list[str] = []
-    run("rmmod", "rdma_rxe")  # not modprobe, which would remove what it needs too
-    run("insmod", str(EXTRA / "rdma_rxe.ko"))
 
     def make(index: int) -> str:
         name = f"vfrdma{index}"
         (netdev,) = netdevs(node.vfs[index])
         ip("link", "set", netdev, "up")
-        run("rdma", "link", "add", name, "type", "rxe", "netdev", netdev)
-        made.append(name)
+        changed_rxe(name, netdev)
         return name
 
-    yield make
-    for name in made:
-        if Path(RXE, name).exists():
-            run("rdma", "link", "delete", name)
-    run("rmmod", "rdma_rxe")
-    run("modprobe", "rdma_rxe")
+    return make
 
 
 def test_the_mode_is_queried_set_and_refused_while_a_namespace_exists(

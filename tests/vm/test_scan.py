@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.hardware.sysfs import scan
+from agent.hardware.sysfs.scan import scan
 from agent.model.device import LinkLayer
 from agent.model.topology import Locality, locality
 from tests.vm.adapters import Pf, netdevs

@@ -18,7 +18,13 @@ from agent.hardware.machine import Machine
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from cni import netconf
-from cni.attachment import Attachments, Call, GrantedDevice
+from cni.attachment import Attachments
+from cni.call import Call
+from cni.grants import GrantedDevice
+from cni.node import Node as CniNode
+from tests.cni.networks import network
+from tests.cni.told_grants import ToldGrants
+from tests.live import Live
 from tests.vm.adapters import Pf, ip, link, run, wait_until
 from tests.vm.node import ping
 
@@ -32,7 +38,9 @@ class Node:
     granted: list[GrantedDevice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.attachments = Attachments(self.machine, self.ledger, self.machine.scan, lambda pod: tuple(self.granted))
+        self.attachments = Attachments(
+            CniNode(self.machine, self.ledger, Live(self.machine.scan)), ToldGrants(self.granted)
+        )
 
     def do(self, verb: str, pod: str, ifname: str = "net1", **conf: Any) -> Any:
         document = {"cniVersion": "1.1.0", "name": "shared", "type": "nodefabric", **conf}
@@ -71,7 +79,7 @@ def test_pods_with_shares_of_one_adapter_talk_and_its_rdma_device_knows_their_ad
     pods = [netns(), netns()]
     before = link(parent)
     for number, pod in enumerate(pods, 1):
-        node.granted[:] = [GrantedDevice(pfs[1].address, "rdma/hca", {"mode": "macvlan", "mtu": 1400})]
+        node.granted[:] = [GrantedDevice(pfs[1].address, "rdma/hca", network({"mode": "macvlan", "mtu": 1400}))]
         answer = node.do("add", pod, "eth0", prevResult=CLUSTER)
         shown = link("net1", pod)
         assert [i["name"] for i in answer["interfaces"]] == ["eth0", "net1"]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from agent.errors import HardwareError, NetlinkFailed
-from agent.hardware.vf_control import PfNetlink
+from agent.hardware.netlink.vf_control import PfNetlink
 from agent.model.allocation import VfSettings
 from tests.vm.adapters import Pf
 

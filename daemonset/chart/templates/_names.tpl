@@ -54,9 +54,51 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Values.config.cdiDir | default "/var/run/cdi" }}
 {{- end -}}
 
-{{- /* Whether a resource's devices are chosen when the pod starts, for which the agent writes CDI specs. */ -}}
-{{- define "nodefabric.bindsLate" -}}
-{{- range .Values.config.resources -}}{{- if eq (.binding | default "early") "late" -}}yes{{- break -}}{{- end -}}{{- end -}}
+{{- /* Whether the agent writes CDI specs: for network devices, unless they go by their paths, for claims, for pools. */ -}}
+{{- define "nodefabric.writesCdi" -}}
+{{- $byPaths := eq (toString .Values.config.cdiNames) "false" -}}
+{{- range .Values.config.resources -}}
+{{- if and (ne .kind "gpu") (or (not $byPaths) (eq (.binding | default "early") "late")) -}}yes{{- break -}}{{- end -}}
+{{- end -}}
+{{- if or (include "nodefabric.servesClaims" .) .Values.replacedConfigs.useCdi -}}yes{{- end -}}
+{{- end -}}
+
+{{- /* Whether a pod's interface may be told something that is a file: settings of IPv6. */ -}}
+{{- define "nodefabric.writesSysctls" -}}
+{{- if .Values.writableSysctls -}}yes{{- end -}}
+{{- range .Values.config.networks -}}{{- if pick (.sysctls | default dict) "accept_ra" "autoconf" "disable_ipv6" -}}yes{{- break -}}{{- end -}}{{- end -}}
+{{- end -}}
+
+{{- /* Whether a resource is handed out by claims (DRA). */ -}}
+{{- define "nodefabric.offersDra" -}}
+{{- range .Values.config.resources -}}{{- if eq (.offer | default "devicePlugin") "dra" -}}yes{{- break -}}{{- end -}}{{- end -}}
+{{- end -}}
+
+{{- /* Whether the agent serves claims: those that are prepared are to end, too. */ -}}
+{{- define "nodefabric.servesClaims" -}}
+{{- if or (include "nodefabric.offersDra" .) .Values.keepClaims -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "nodefabric.draDriver" -}}
+{{ (.Values.config.dra).driver | default "nodefabric.io" }}
+{{- end -}}
+
+{{- /* Whether the agent writes what it attached into the status of claims. */ -}}
+{{- define "nodefabric.writesClaims" -}}
+{{- $dra := .Values.config.dra | default dict -}}
+{{- if and (include "nodefabric.servesClaims" .) (ternary $dra.status true (hasKey $dra "status")) -}}yes{{- end -}}
+{{- end -}}
+
+{{- /* Whether a claim's pods are looked up: which containers name it, or which GPUs they have. */ -}}
+{{- define "nodefabric.readsClaimants" -}}
+{{- range .Values.config.resources -}}
+{{- if and (eq (.offer | default "devicePlugin") "dra") (or .environment (eq (.binding | default "early") "late")) -}}yes{{- break -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* What a resource is called as a DeviceClass: rdma/vf is rdma-vf. */ -}}
+{{- define "nodefabric.className" -}}
+{{ .name | lower | replace "/" "-" | replace "_" "-" }}
 {{- end -}}
 
 {{- /* What the configuration has the agent do at the API server; each is "yes", or nothing. */ -}}
@@ -92,7 +134,7 @@ nodefabric.io/agent-not-ready
 {{- end -}}
 
 {{- define "nodefabric.needsApi" -}}
-{{- if or (include "nodefabric.publishes" .) (include "nodefabric.publishesVolcano" .) (include "nodefabric.writesNode" .) (include "nodefabric.taints" .) -}}yes{{- end -}}
+{{- if or (include "nodefabric.publishes" .) (include "nodefabric.publishesVolcano" .) (include "nodefabric.writesNode" .) (include "nodefabric.taints" .) (include "nodefabric.servesClaims" .) -}}yes{{- end -}}
 {{- end -}}
 
 {{- /* Whether a label comes from what the switches say in LLDP frames. */ -}}

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent.sim.stage import CNI_FOLDERS, CONFIG, Stage
-from measure import agent_process, attach, attach_many, discovery, markdown, passthrough, starts
+from measure import agent_process, attach, attach_many, discovery, markdown, passthrough, routing, starts
 from measure.figures import Figures, exceeded, table
 from measure.namespaces import enter_namespaces
 
 CHECKOUT = Path(__file__).parents[3]
-PARTS = ("discovery", "agent", "starts", "attach-many", "attach", "passthrough")
+PARTS = ("discovery", "agent", "starts", "attach-many", "attach", "routing", "passthrough")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps({name: round(value, 4) for name, value in figures.items()}, indent=1) + "\n")
     if options.readme is not None:
-        options.readme.write_text(markdown.put_into(options.readme.read_text(), figures))
+        options.readme.write_text(markdown.put_into(options.readme.read_text(), markdown.section(figures)))
     print("\n" + "\n".join(table(figures)) + f"\n\nThe figures are in {options.report}", flush=True)
     for line in exceeded(figures):
         print(f"LIMIT NOT HELD: {line}", flush=True)
@@ -69,7 +69,7 @@ def _measure(options: argparse.Namespace) -> Figures:
         figures |= agent_process.measure(options.relay, options.calls, options.idle, _say)
     if "starts" in parts:
         figures |= starts.measure(options.relay, options.starts, _say)
-    if {"attach", "attach-many", "passthrough"} & set(parts):
+    if {"attach", "attach-many", "routing", "passthrough"} & set(parts):
         figures |= _measure_relay(options, parts)
     return figures
 
@@ -91,6 +91,8 @@ def _measure_relay(options: argparse.Namespace, parts: Sequence[str]) -> Figures
                 figures |= attach_many.measure(stage, machine, _host_device(), options.crowds, _say)
             if "attach" in parts:
                 figures |= attach.measure(stage, machine, _host_device(), options.rounds, _say)
+            if "routing" in parts:
+                figures |= routing.measure(stage, machine, options.rounds // 3, _say)
             if "passthrough" in parts:
                 figures |= passthrough.measure(stage, options.rounds, _say)
         except BaseException:

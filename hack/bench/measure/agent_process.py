@@ -46,7 +46,7 @@ def running_agent(relay: Path, *, publish: bool, say: Callable[[str], None]) -> 
         stage = Stage(Path(folder), relay)
         try:
             root = stage.build_node(discovery.NODE, with_links=False).root
-            stack.enter_context(_in_memory(root / "var/run"))
+            stack.enter_context(in_memory(root / "var/run"))
             stage.write_conflist()
             stage.start_kubelet()
             topology = {"publish": publish, "startSpreadSeconds": 0, "kubeletConfig": f"{folder}/kubelet.yaml"}
@@ -64,7 +64,7 @@ def running_agent(relay: Path, *, publish: bool, say: Callable[[str], None]) -> 
 
 
 @contextmanager
-def _in_memory(folder: Path) -> Iterator[None]:
+def in_memory(folder: Path) -> Iterator[None]:
     """Give a folder a tmpfs, as a host's /run is one: there are the files that tell Multus of granted VFs."""
     folder.mkdir(parents=True)
     subprocess.run(["/usr/bin/mount", "-t", "tmpfs", "nodefabric-bench", str(folder)], check=True)
@@ -76,7 +76,9 @@ def _in_memory(folder: Path) -> Iterator[None]:
 
 def _api_server(stage: Stage) -> tuple[str, str]:
     kubeconfig = stage.folder / "kubeconfig"
-    stage.spawn("apiserver", ["-m", "agent.sim.apiserver", "--kubeconfig", str(kubeconfig), "--node", "sim-node"], {})
+    stage.spawn(
+        "apiserver", ["-m", "tests.standins.apiserver", "--kubeconfig", str(kubeconfig), "--node", "sim-node"], {}
+    )
     wait("the API server", lambda: kubeconfig.exists() or None)
     return "--kubeconfig", str(kubeconfig)
 

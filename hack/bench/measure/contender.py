@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.hardware import netns as namespaces
-from agent.hardware.rtnetlink import LinkSocket
+from agent.hardware.netlink.rtnetlink import LinkSocket
 from agent.sim.runtime import make_netns, remove_netns
 from agent.sim.stage import CNI_FOLDERS
 from measure.program import Program, Run
@@ -50,13 +50,20 @@ class Contender:
     """A plugin, its network configuration, and the VF that it brings into a pod and back."""
 
     def __init__(
-        self, program: Program, host: Host, config: Mapping[str, Any], environment: Mapping[str, str], link: str
+        self,
+        program: Program,
+        host: Host,
+        config: Mapping[str, Any],
+        environment: Mapping[str, str],
+        link: str,
+        ifname: str = IFNAME,
     ) -> None:
-        """`link` is the interface's name in the host; `environment` is what the plugin needs beside CNI's."""
+        """`link` is the interface's name in the host, `ifname` that in the pod; `environment` goes over CNI's own."""
         self.name = program.path.name
         self.program = program
         self.host = host
         self.link = link
+        self._ifname = ifname
         self._config = {"cniVersion": "1.0.0", "name": "bench", **config}
         self._environment = dict(environment)
         self._netns: Path | None = None
@@ -65,8 +72,12 @@ class Contender:
     def make_pod(self, netns: Path) -> Path:
         """Make the pod's network namespace."""
         make_netns(netns)
-        self._netns = netns
+        self.enter_pod(netns)
         return netns
+
+    def enter_pod(self, netns: Path) -> None:
+        """Have the interface come into a pod that is there."""
+        self._netns = netns
 
     def end_pod(self) -> None:
         """End the pod's network namespace."""
@@ -78,10 +89,10 @@ class Contender:
         run = self._run("ADD", container_id, self._config)
         self._result = json.loads(run.output)
         found = [(i["name"], i["sandbox"]) for i in self._result.get("interfaces", ())]
-        if found != [(IFNAME, str(self._netns))]:
+        if found != [(self._ifname, str(self._netns))]:
             raise RuntimeError(f"{self.name} ADD answered with interfaces {found}")
         if not self._in_pod() or self.in_host():
-            raise RuntimeError(f"{self.name} ADD answered, but {self.link} is not in the pod as {IFNAME}")
+            raise RuntimeError(f"{self.name} ADD answered, but {self.link} is not in the pod as {self._ifname}")
         return run
 
     def delete(self, container_id: str) -> Run:
@@ -94,17 +105,17 @@ class Contender:
 
     def _in_pod(self) -> bool:
         with open(str(self._netns)) as netns:
-            return namespaces.run_in(netns.fileno(), lambda: _exists(IFNAME))
+            return namespaces.run_in(netns.fileno(), lambda: _exists(self._ifname))
 
     def _run(self, command: str, container_id: str, config: Mapping[str, Any]) -> Run:
         environment = {
-            **self._environment,
             "PATH": os.defpath,
             "CNI_COMMAND": command,
             "CNI_CONTAINERID": container_id,
             "CNI_NETNS": str(self._netns),
-            "CNI_IFNAME": IFNAME,
+            "CNI_IFNAME": self._ifname,
             "CNI_PATH": ":".join(map(str, (self.program.path.parent, *CNI_FOLDERS))),
+            **self._environment,
         }
         text = json.dumps(config).encode()
         run = self.host.do(lambda: self.program.run(environment, text))

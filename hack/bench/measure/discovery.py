@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.hardware import sysfs
+from agent.hardware.sysfs import scan as sysfs
 from agent.sim import recorded
 from measure.figures import Figures, quantile
 

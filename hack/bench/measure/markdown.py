@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from measure.figures import Figures
 
@@ -13,17 +13,17 @@ class SectionMissing(Exception):
     """The file has no place for figures."""
 
 
-def put_into(text: str, figures: Figures) -> str:
-    """Replace what stands between the marks. Raises SectionMissing, and KeyError for a figure not measured."""
-    before, begin, rest = text.partition(BEGIN)
+def put_into(text: str, lines: Iterable[str], mark: str = BEGIN) -> str:
+    """Replace what stands between the marks. Raises SectionMissing."""
+    before, begin, rest = text.partition(mark)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SectionMissing(f"there must be the lines {BEGIN.strip()} and {END.strip()}")
-    return before + begin + "\n" + "\n".join(section(figures)) + "\n\n" + end + after
+        raise SectionMissing(f"there must be the lines {mark.strip()} and {END.strip()}")
+    return before + begin + "\n" + "\n".join(lines) + "\n\n" + end + after
 
 
 def section(figures: Figures) -> Iterator[str]:
-    """Write the tables."""
+    """Write the tables. Raises KeyError for a figure not measured."""
 
     def ms(name: str) -> str:
         return f"{figures[name]:.1f} ms"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from agent.demo import UNSHARE
+from agent.sim.demo import UNSHARE
 
 
 def enter_namespaces(module: str, arguments: Sequence[str]) -> NoReturn:

@@ -7,6 +7,7 @@ Done in under fifteen minutes whatever happens, with nothing in the cache too.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ SOURCES = ("agent", "deviceplugin", "cni", "proto", "tests")
 NEEDS_IOMMU = ("tests/vm/test_vfio.py",)
 EXTRA_MODULES = ROOT / "hack" / "vm" / "extra-modules"
 EXTRA_VARIABLE = "NODEFABRIC_EXTRA_MODULES"
-IN_ALL_SECONDS, ONE_RUN_SECONDS, EXTRA_SECONDS = 1200, 840, 240
+IN_ALL_SECONDS, ONE_RUN_SECONDS, EXTRA_SECONDS = 1800, 1440, 240
 
 
 def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
@@ -76,7 +77,7 @@ def extra_modules(
 
     Without them the tests that need them are left out, loudly; where CI=true is set, that is a failure.
     """
-    folder = cache / "extra"
+    folder = cache / f"extra-{hashlib.sha256(program.read_bytes()).hexdigest()[:12]}"  # each checkout's own changes
     try:
         with step("building drivers for the guest's kernel, 1 to 2 minutes the first time", quiet_seconds=2):
             programs.run([program, folder], deadline.sooner(EXTRA_SECONDS), env={session.CACHE_VARIABLE: str(cache)})

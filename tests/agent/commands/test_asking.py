@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 
 from agent import config as configuration
-from agent import status
 from agent.__main__ import main
-from agent.admin import AdminServer
-from agent.doctor.collect import agent_answers
-from agent.endpoints import EndpointServer, Pages
-from agent.events import Events
-from agent.metrics import Facts
 from agent.model.device import Snapshot
-from agent.status.cached import served
+from agent.operator.admin import AdminServer
+from agent.report import status
+from agent.report.doctor.collect import agent_answers
+from agent.report.endpoints import EndpointServer
+from agent.report.events import Events
+from agent.report.metrics import Facts
+from agent.report.replies import Pages
+from agent.report.status.cached import served
 
 
 @pytest.fixture
@@ -29,7 +30,9 @@ def config(tmp_path: Path) -> Iterator[Path]:
     events = Events()
     events.note("attach", "0000:3b:00.2", "is net1 of default/a")
     events.note("health", "0000:3b:00.2", "LinkDown (rdma/vf)", warning=True)
-    document = status.build(Facts(Snapshot()), node="n1", version="1.2", kinds={}, obstacles={}, events=events.listed())
+    document = status.build(
+        Facts(Snapshot()), node="n1", version="1.2", kinds={}, conditions={}, events=events.listed()
+    )
     server = EndpointServer.open("127.0.0.1", 0, Pages(lambda _: ("", b""), lambda: served(document)))
     path = tmp_path / "config.yaml"
     path.write_text(f"{{endpoints: {{port: {server.port}}}, stateDir: {tmp_path}/state, runDir: {tmp_path}/run}}")

@@ -9,10 +9,12 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from agent.config import KINDS, parse, schema
+from agent.config import KINDS, parse
+from agent.config.schema import json_schema
 from agent.errors import ConfigError
+from hack.config_table import keys, markdown
 
-SCHEMA = schema.json_schema()
+SCHEMA = json_schema()
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLES = """
 - {}
@@ -27,13 +29,16 @@ EXAMPLES = """
 - {endpoints: {address: "::", port: 0}, rescanSeconds: 1.5, stateDir: /s, netnsDirs: [/n], health: {link: ignore}}
 - {endpoints: {address: 0.0.0.0, status: everywhere}}
 - {topology: {publish: true, coalesceSeconds: 1, kubeletConfig: /k}}
+- dra: {driver: dra.example.com, aliases: [], claimMay: [ifName, vlan], shares: devices}
+  resources: [{name: rdma/hca, kind: hca, offer: dra, binding: late}]
+  health: {evict: [DeviceGone]}
 """
 WRONG = """
 - {resourcs: []}
 - {endpoints: {status: anywhere}}
 - {resources: [{name: rdma/hca, kind: hcas}]}
 - {resources: [{kind: hca}]}
-- {resources: [{name: rdma/hca, kind: hca, binding: late}]}
+- {resources: [{name: x.org/gpu, kind: gpu, binding: late}]}
 - {resources: [{name: rdma/hca, kind: hca, shares: 0}]}
 - {resources: [{name: RDMA, kind: hca}]}
 - {resources: [{name: a/b, kind: gpu, select: {pf: [ens1f0]}}]}
@@ -44,6 +49,10 @@ WRONG = """
 - {kubeletDir: relative}
 - {health: {link: watch}}
 - {networks: [{mtu: 9000}]}
+- {dra: {driver: Example.com}}
+- {dra: {claimMay: [deviceID]}}
+- {resources: [{name: a/b, kind: rail, offer: dra}]}
+- {health: {evict: [Gone]}}
 """
 
 
@@ -72,7 +81,7 @@ def test_what_is_refused_is_not_valid(document: dict[str, Any]) -> None:
 
 
 def test_every_key_says_what_it_means() -> None:
-    assert [row.path for row in schema.keys(SCHEMA) if not row.about] == []
+    assert [row.path for row in keys(SCHEMA) if not row.about] == []
 
 
 def test_every_kind_has_a_schema_of_its_own() -> None:
@@ -81,6 +90,6 @@ def test_every_kind_has_a_schema_of_its_own() -> None:
 
 
 def test_the_files_in_docs_are_up_to_date() -> None:
-    table = schema.markdown(schema.keys(SCHEMA))
+    table = markdown(keys(SCHEMA))
     assert table in (REPOSITORY / "docs/configuration.md").read_text()
     assert yaml.safe_load((REPOSITORY / "docs/config.schema.json").read_text()) == SCHEMA

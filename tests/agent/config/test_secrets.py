@@ -11,8 +11,8 @@ import pytest
 from agent import config
 from agent.config.schema import json_schema
 from agent.errors import ConfigError, RequestInvalid
-from agent.model.masking import MASK, is_secret
-from cni.fields import Fields
+from agent.model.fields import Fields
+from agent.model.printable import MASK, is_secret
 
 NETWORKS = """
 networks:
@@ -57,13 +57,15 @@ def test_the_configuration_in_effect_is_told_without_secrets() -> None:
     told = config.describe(read)
     assert "s3cret" not in told
     (network,) = json.loads(told)["networks"]
-    assert network["netconf"]["ipam"] == {
+    assert network["ipam"] == {
         "type": "infoblox",
         "server": f"https://admin:{MASK}@grid.example/wapi",
         "credentials": MASK,
         "tokens": MASK,
     }
-    assert read.networks[0].netconf["ipam"]["credentials"] == {"user": "admin", "password": "s3cret"}
+    ipam = read.networks[0].setup.ipam
+    assert ipam is not None
+    assert ipam["credentials"] == {"user": "admin", "password": "s3cret"}
 
 
 def test_what_other_plugins_configurations_hold_as_secrets_is_not_told_either() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import Topology, parse
-from agent.config.labels import LabelRule
+from agent.config.topology import LabelRule
 from agent.errors import ConfigError
 
 

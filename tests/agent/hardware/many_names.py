@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.hardware.rtnetlink import LinkSocket
+from agent.hardware.netlink.rtnetlink import LinkSocket
 
 NAMES = 495
 """Of 127 bytes each: the kernel takes 64 KiB of them."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.hardware.machine import passing_on
-from agent.hardware.nvml_monitor import GpuMonitor
+from agent.hardware.nvml.monitor import GpuMonitor
 from agent.model.change import Change, OnEvent
 
 DEVICE = "0000:3b:00.2"

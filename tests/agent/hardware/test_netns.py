@@ -87,16 +87,6 @@ def test_a_namespace_is_known_by_device_and_inode_and_not_by_its_path(other: int
     assert str(others) == f"{others.device}:{others.inode}"
 
 
-def test_a_process_that_gets_no_thread_is_told_so_as_of_any_failure(other: int) -> None:
-    former = threading.stack_size(1 << 46)  # more than there is, so no thread can be started
-    try:
-        with pytest.raises(HardwareError, match="cannot enter the network namespace: can't start new thread"):
-            netns.run_in(other, inode)
-    finally:
-        threading.stack_size(former)
-    assert netns.run_in(other, inode) == os.fstat(other).st_ino
-
-
 def test_a_process_of_the_host_is_hidden_from_a_container(own_network: None) -> None:
     """Docker names namespaces by processes, and a container has others under these numbers, or none."""
     script = "from agent.hardware import netns; print(netns.is_hidden(netns.own(), '/proc/4194305/ns/net'))"
@@ -105,3 +95,13 @@ def test_a_process_of_the_host_is_hidden_from_a_container(own_network: None) -> 
     assert subprocess.run(apart, check=True, capture_output=True, text=True).stdout == "True\n"
     if os.stat("/proc/self/ns/pid").st_ino == netns.FIRST_PID_NAMESPACE:
         assert subprocess.run(program, check=True, capture_output=True, text=True).stdout == "False\n"
+
+
+def test_a_process_that_gets_no_thread_is_told_so_as_of_any_failure(other: int) -> None:
+    former = threading.stack_size(1 << 46)  # more than there is, so no thread can be started
+    try:
+        with pytest.raises(HardwareError, match="cannot enter the network namespace: can't start new thread"):
+            netns.run_in(other, inode)
+    finally:
+        threading.stack_size(former)
+    assert netns.run_in(other, inode) == os.fstat(other).st_ino

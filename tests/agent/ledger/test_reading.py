@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import subprocess
 import sys
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import LedgerError, LedgerInUse
+from agent.errors import LedgerError
 from agent.ledger import SCHEMA_VERSION
-from agent.ledger.lock import claim, is_claimed
 from agent.ledger.reading import Books, read
 from tests.agent.books import VF, attach, open_books, owner
 from tests.agent.ledger.format_1 import write_format_1
@@ -92,22 +90,3 @@ def test_a_file_that_is_damaged_or_newer_is_told(tmp_path: Path) -> None:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(LedgerError, match="written by a newer nodefabric"):
         read(path)
-
-
-def test_one_agent_at_a_time_has_the_books_and_others_can_see_that(tmp_path: Path) -> None:
-    assert not is_claimed(tmp_path)
-    lock = claim(tmp_path)
-    try:
-        assert is_claimed(tmp_path)
-        with pytest.raises(LedgerInUse, match="in use by another agent"):
-            claim(tmp_path)
-    finally:
-        os.close(lock)
-    assert not is_claimed(tmp_path)
-    os.close(claim(tmp_path))
-
-
-def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(LedgerError, match="cannot be used: "):
-        claim(tmp_path / "file/state")

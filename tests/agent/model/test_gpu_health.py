@@ -30,8 +30,7 @@ from agent.model.gpu_health import (
     slice_of,
     trouble_of,
 )
-from agent.model.health import HEALTHY, unhealthy
-from agent.model.reasons import Reason
+from agent.model.health import HEALTHY, Reason, unhealthy
 
 SLICES = (MigDevice("MIG-7", "1g.10gb", 7, 0, 1), MigDevice("MIG-8", "1g.10gb", 8, 0, 1))
 GPU = Gpu("GPU-a", 0, 0, "0000:1b:00.0", "H100", 1, mig_mode=True, mig_devices=SLICES)

@@ -5,16 +5,15 @@ from dataclasses import replace
 import pytest
 
 from agent.model.device import LinkLayer, Netdev, PciDevice, RdmaDevice, RdmaPort, Snapshot
-from agent.model.health import HEALTHY, Health
+from agent.model.health import HEALTHY, Health, Reason, Tempo, tempo_of, text_of
+from agent.model.health_policy import HealthPolicy
 from agent.model.nic_health import judge_link, judge_missing, judge_nic
-from agent.model.reasons import Reason, Tempo, tempo_of, text_of
-from agent.model.terms import Terms
 
 PF, VF = "0000:3b:00.0", "0000:3b:00.1"
 
 
 def function(address: str, driver: str | None = "mlx5_core", **facts: object) -> PciDevice:
-    plain = PciDevice(address, ("pci0000:3a", address), 0x020000, 0x15B3, 0x1021, 0x15B3, 0x23, driver, 0, 7)
+    plain = PciDevice(address, ("pci0000:3a", address), 0x020000, 0x15B3, 0x1021, driver, 0, 7)
     return replace(plain, **facts)  # type: ignore[arg-type]
 
 
@@ -23,8 +22,8 @@ def netdev(carrier: bool | None, name: str = "ens1f0", port: str = "") -> Netdev
 
 
 def rdma(*states: str, layer: LinkLayer = LinkLayer.ETHERNET) -> RdmaDevice:
-    ports = tuple(RdmaPort(n, state, "", layer, 100.0, 0) for n, state in enumerate(states, 1))
-    return RdmaDevice("mlx5_0", "CA", "", "", "", "", ports, ())
+    ports = tuple(RdmaPort(n, state, layer, 100.0) for n, state in enumerate(states, 1))
+    return RdmaDevice("mlx5_0", "CA", "", "", ports, ())
 
 
 def judged(
@@ -32,7 +31,7 @@ def judged(
 ) -> Health:
     device = vf or pf
     snapshot = Snapshot(devices=(pf,) if device is pf else (pf, device))
-    return judge_nic(device, snapshot, quarantined=quarantined, terms=Terms(follow_link=follow_link))
+    return judge_nic(device, snapshot, quarantined=quarantined, policy=HealthPolicy(follow_link=follow_link))
 
 
 VF_OF_IT = function(VF, physfn=PF)
@@ -116,8 +115,8 @@ def test_all_vfs_of_a_pf_share_one_view_of_its_link() -> None:
     pf = function(PF, netdevs=(netdev(False),))
     vfs = tuple(function(f"0000:3b:00.{n}", physfn=PF) for n in (1, 2))
     snapshot = Snapshot(devices=(pf, *vfs))
-    terms = Terms(lasting)
-    assert [judge_nic(d, snapshot, quarantined=None, terms=terms) for d in snapshot.devices] == [HEALTHY] * 3
+    terms = HealthPolicy(lasting)
+    assert [judge_nic(d, snapshot, quarantined=None, policy=terms) for d in snapshot.devices] == [HEALTHY] * 3
     assert asked == [(PF, "LinkDown"), (f"{PF} uplink", "LinkDown"), (f"{PF} uplink", "LinkDown")]
 
 

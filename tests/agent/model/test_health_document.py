@@ -5,7 +5,7 @@ from pathlib import Path
 
 from agent.config import HealthSettings
 from agent.model.gpu_health import WITHHOLDING, XID_REASONS
-from agent.model.reasons import Reason, Tempo
+from agent.model.health import Reason, Tempo
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/health.md").read_text()
 COUNTS = {Tempo.AT_ONCE: "at once", Tempo.SETTLED: "when it has lasted"}

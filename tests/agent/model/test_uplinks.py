@@ -18,7 +18,7 @@ def own(*netdevs: Netdev) -> str | None:
     answers = set()
     for _ in range(20):
         shuffled = random.sample(netdevs, len(netdevs))
-        device = PciDevice("0000:3b:00.0", (), 0x020000, 0, 0, 0, 0, None, 0, None, netdevs=tuple(shuffled))
+        device = PciDevice("0000:3b:00.0", (), 0x020000, 0, 0, None, 0, None, netdevs=tuple(shuffled))
         answers.add(device.netdev.name if device.netdev is not None else None)
     [answer] = answers
     return answer

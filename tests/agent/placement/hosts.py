@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.model.device import Gpu, MigDevice, NumaNode, PciDevice, Snapshot
 from agent.model.topology import Locality
-from agent.placement import Terrain
+from agent.placement import Distances
 
 
 def uuid(number: int) -> str:
@@ -36,8 +36,6 @@ class Host:
                 pci_class=pci_class,
                 vendor=0,
                 device=0,
-                subsystem_vendor=0,
-                subsystem_device=0,
                 driver=None,
                 numa_node=numa_node,
                 iommu_group=None,
@@ -100,7 +98,7 @@ def hosts(draw: st.DrawFn, *, gpus: int = 5, nics: int = 4, linked: bool = True)
     return host.snapshot()
 
 
-class AnyTerrain(Terrain):
+class AnyDistances(Distances):
     """A host whose distances are drawn, not those of a tree: harder to choose on than any real one."""
 
     def __init__(self, snapshot: Snapshot, localities: Mapping[frozenset[str], Locality]) -> None:
@@ -112,8 +110,8 @@ class AnyTerrain(Terrain):
 
 
 @st.composite
-def any_terrains(draw: st.DrawFn, *, gpus: int = 6, nics: int = 4) -> tuple[AnyTerrain, list[str]]:
-    """Draw GPUs and the VFs of some NICs at any distances; give the terrain and what can be taken."""
+def any_distances(draw: st.DrawFn, *, gpus: int = 6, nics: int = 4) -> tuple[AnyDistances, list[str]]:
+    """Draw GPUs and the VFs of some NICs at any distances; give the distances and what can be taken."""
     host = Host()
     for number in range(draw(st.integers(2, gpus))):
         host.gpu(
@@ -130,4 +128,4 @@ def any_terrains(draw: st.DrawFn, *, gpus: int = 6, nics: int = 4) -> tuple[AnyT
     chance = random.Random(draw(st.integers(0, 1 << 32)))
     near = [Locality.PIX, Locality.PXB, Locality.PHB, Locality.NODE, Locality.SYS]
     drawn = {frozenset(two): chance.choice(near) for two in combinations(places, 2)}
-    return AnyTerrain(snapshot, drawn), free
+    return AnyDistances(snapshot, drawn), free

@@ -6,10 +6,11 @@ from itertools import product
 
 import pytest
 
-from agent.model.device import Snapshot
+from agent.model.device import NumaNode, Snapshot
 from agent.model.topology import Locality
-from agent.placement import Terrain, choose_gpus, choose_pairs
-from agent.placement.nics import pair
+from agent.placement import Distances, choose_gpus, choose_pairs
+from agent.placement.distances import FINE
+from agent.placement.nics import spans
 from tests.agent.placement.hosts import Host, uuid
 
 
@@ -30,101 +31,101 @@ def test_nvlinks_count_before_anything_else() -> None:
     host = Host()
     for number, links in enumerate([(), (), (), ((0, 12),)]):
         host.gpu((f"pci0000:{number}0", "p"), number // 2, nvlinks=links)
-    terrain = Terrain(host.snapshot())
-    assert numbers(choose_gpus(terrain, terrain.gpus, (), 2)) == [0, 3]
+    distances = Distances(host.snapshot())
+    assert numbers(choose_gpus(distances, distances.gpus, (), 2)) == [0, 3]
 
 
 def test_without_nvlinks_gpus_of_one_switch_belong_together() -> None:
-    terrain = Terrain(sockets(switch=2).snapshot())
+    distances = Distances(sockets(switch=2).snapshot())
     free = [uuid(n) for n in (1, 2, 3, 6)]
-    assert numbers(choose_gpus(terrain, free, (), 2)) == [2, 3]
+    assert numbers(choose_gpus(distances, free, (), 2)) == [2, 3]
 
 
 def test_a_switch_that_is_begun_is_used_up_first() -> None:
-    terrain = Terrain(sockets(switch=2).snapshot())
+    distances = Distances(sockets(switch=2).snapshot())
     free = [uuid(n) for n in (0, 1, 2, 3, 4, 5, 6)]
-    assert numbers(choose_gpus(terrain, free, (), 1)) == [6]
+    assert numbers(choose_gpus(distances, free, (), 1)) == [6]
 
 
 def test_a_whole_numa_node_is_kept_whole() -> None:
-    terrain = Terrain(sockets().snapshot())
+    distances = Distances(sockets().snapshot())
     free = [uuid(n) for n in (0, 1, 2, 3, 5, 7)]
-    assert numbers(choose_gpus(terrain, free, (), 2)) == [5, 7]
-    assert numbers(choose_gpus(terrain, free, (), 3)) == [0, 1, 2]
+    assert numbers(choose_gpus(distances, free, (), 2)) == [5, 7]
+    assert numbers(choose_gpus(distances, free, (), 3)) == [0, 1, 2]
 
 
 def test_gpus_are_taken_where_their_nic_is_free() -> None:
     host = sockets()
     nics = [host.nic((f"pci0000:{n:02x}", "p", "s", "n"), n // 4) for n in range(8)]
-    terrain = Terrain(host.snapshot())
-    assert numbers(choose_gpus(terrain, terrain.gpus, (), 2, [nics[1], nics[6]])) == [1, 6]
-    assert numbers(choose_gpus(terrain, terrain.gpus, (), 3, [nics[5], nics[6]])) == [4, 5, 6]
+    distances = Distances(host.snapshot())
+    assert numbers(choose_gpus(distances, distances.gpus, (), 2, [nics[1], nics[6]])) == [1, 6]
+    assert numbers(choose_gpus(distances, distances.gpus, (), 3, [nics[5], nics[6]])) == [4, 5, 6]
 
 
 def test_two_gpus_that_share_a_port_are_not_taken_while_others_have_one_each() -> None:
     host = sockets(switch=2)
     nics = [host.nic((f"pci0000:{n:02x}", "p", "s", "n"), n // 2) for n in range(4)]
-    terrain = Terrain(host.snapshot())
-    found = choose_gpus(terrain, terrain.gpus, (), 4, nics)
+    distances = Distances(host.snapshot())
+    found = choose_gpus(distances, distances.gpus, (), 4, nics)
     assert [n // 2 for n in numbers(found)] == [0, 1, 2, 3]
 
 
 def test_gpus_without_nics_are_found_as_well() -> None:
-    terrain = Terrain(sockets().snapshot())
-    assert numbers(choose_gpus(terrain, terrain.gpus, (), 4)) == [0, 1, 2, 3]
-    assert numbers(choose_gpus(terrain, terrain.gpus, (), 4, ["0000:ff:00.0"])) == [0, 1, 2, 3]
+    distances = Distances(sockets().snapshot())
+    assert numbers(choose_gpus(distances, distances.gpus, (), 4)) == [0, 1, 2, 3]
+    assert numbers(choose_gpus(distances, distances.gpus, (), 4, ["0000:ff:00.0"])) == [0, 1, 2, 3]
 
 
 def test_what_must_be_included_comes_first_and_draws_the_rest() -> None:
-    terrain = Terrain(sockets().snapshot())
-    assert numbers(choose_gpus(terrain, terrain.gpus, (uuid(6),), 3)) == [6, 4, 5]
-    assert choose_gpus(terrain, terrain.gpus, (uuid(6), uuid(1)), 1) == (uuid(6),)
-    assert choose_gpus(terrain, terrain.gpus, (), 0) == ()
+    distances = Distances(sockets().snapshot())
+    assert numbers(choose_gpus(distances, distances.gpus, (uuid(6),), 3)) == [6, 4, 5]
+    assert choose_gpus(distances, distances.gpus, (uuid(6), uuid(1)), 1) == (uuid(6),)
+    assert choose_gpus(distances, distances.gpus, (), 0) == ()
 
 
 def test_more_than_there_are_gives_all_of_them() -> None:
-    terrain = Terrain(sockets().snapshot())
-    assert len(choose_gpus(terrain, terrain.gpus, (), 20)) == 8
-    assert choose_gpus(terrain, (), (), 2) == ()
+    distances = Distances(sockets().snapshot())
+    assert len(choose_gpus(distances, distances.gpus, (), 20)) == 8
+    assert choose_gpus(distances, (), (), 2) == ()
 
 
 def test_unknown_gpus_are_chosen_when_nothing_else_is_there() -> None:
-    terrain = Terrain(sockets().snapshot())
-    assert choose_gpus(terrain, ["GPU-x", "GPU-y"], (), 1) == ("GPU-x",)
-    assert choose_gpus(terrain, ["GPU-x", uuid(3), uuid(2)], (), 2) == (uuid(2), uuid(3))
+    distances = Distances(sockets().snapshot())
+    assert choose_gpus(distances, ["GPU-x", "GPU-y"], (), 1) == ("GPU-x",)
+    assert choose_gpus(distances, ["GPU-x", uuid(3), uuid(2)], (), 2) == (uuid(2), uuid(3))
 
 
 def test_replicas_of_one_gpu_are_not_taken_together() -> None:
-    terrain = Terrain(sockets(switch=2).snapshot())
+    distances = Distances(sockets(switch=2).snapshot())
     free = [f"{uuid(g)}::{n}" for g in range(3) for n in range(4)]
-    assert Counter(terrain.gpu(name) for name in choose_gpus(terrain, free, (), 3)) == dict.fromkeys(
+    assert Counter(distances.gpu(name) for name in choose_gpus(distances, free, (), 3)) == dict.fromkeys(
         map(uuid, range(3)), 1
     )
-    assert len(choose_gpus(terrain, free, (), 5)) == 5
+    assert len(choose_gpus(distances, free, (), 5)) == 5
 
 
 def test_the_least_shared_gpu_is_taken() -> None:
-    terrain = Terrain(sockets(switch=2).snapshot())
+    distances = Distances(sockets(switch=2).snapshot())
     free = [f"{uuid(g)}::{n}" for g in range(3) for n in range(4)]
     load = {uuid(0): 2, uuid(1): 1, uuid(2): 3}
-    assert terrain.gpu(choose_gpus(terrain, free, (), 1, (), load)[0]) == uuid(1)
+    assert distances.gpu(choose_gpus(distances, free, (), 1, (), load)[0]) == uuid(1)
 
 
 def test_slices_of_one_gpu_are_used_up_before_another_is_cut_into() -> None:
     host = Host()
     for number in range(3):
         host.gpu((f"pci0000:{number}0", "p"), 0, parts=3)
-    terrain = Terrain(host.snapshot())
+    distances = Distances(host.snapshot())
     free = ["MIG-0-0", "MIG-0-1", "MIG-0-2", "MIG-1-1", "MIG-1-2", "MIG-2-0", "MIG-2-1", "MIG-2-2"]
-    assert choose_gpus(terrain, free, (), 1) == ("MIG-1-1",)
-    assert {terrain.gpu(name) for name in choose_gpus(terrain, free, (), 3)} <= {uuid(0), uuid(2)}
+    assert choose_gpus(distances, free, (), 1) == ("MIG-1-1",)
+    assert {distances.gpu(name) for name in choose_gpus(distances, free, (), 3)} <= {uuid(0), uuid(2)}
 
 
 def test_the_order_of_what_is_free_does_not_matter() -> None:
-    terrain = Terrain(sockets(switch=2).snapshot())
-    free = list(terrain.gpus)
+    distances = Distances(sockets(switch=2).snapshot())
+    free = list(distances.gpus)
     for size in range(1, 9):
-        assert choose_gpus(terrain, free, (), size) == choose_gpus(terrain, free[::-1], (), size)
+        assert choose_gpus(distances, free, (), size) == choose_gpus(distances, free[::-1], (), size)
 
 
 @pytest.mark.parametrize("name", ["v100-16gpu", "a100-8gpu-4nic", "b200-8gpu-2nic", "efa", "one-numa-node"])
@@ -132,21 +133,34 @@ def test_on_hosts_with_equal_nvlinks_pairs_are_the_best_that_can_be(
     name: str, node_snapshot: Callable[[str], Snapshot]
 ) -> None:
     snapshot = node_snapshot(name)
-    terrain = Terrain(snapshot)
+    distances = Distances(snapshot)
     ports = [d.address for d in snapshot.devices if d.rdma_devices and not d.is_vf]
     for taken, size in product(range(0, len(ports), 2), (1, 2, 4, 8)):
         nics = ports[taken:]
-        found = choose_pairs(terrain, terrain.gpus, nics, size)
-        best = pair(terrain, terrain.gpus, Counter(nics), size)
-        assert sorted(terrain.distance(*p) for p in found) == sorted(d for d in best if d is not None)
+        found = choose_pairs(distances, distances.gpus, nics, size)
+        best = spans(distances, [(distances.gpus, min(size, len(nics)))], Counter(nics))
+        assert sorted(distances.distance(*p) for p in found) == sorted(
+            span // FINE for span in best if span is not None
+        )
 
 
 def test_a_16_gpu_host_gives_half_of_itself(node_snapshot: Callable[[str], Snapshot]) -> None:
     snapshot = node_snapshot("v100-16gpu")
-    terrain = Terrain(snapshot)
+    distances = Distances(snapshot)
     vfs = [d.address for d in snapshot.devices if d.is_vf]
-    found = choose_pairs(terrain, terrain.gpus, vfs, 8)
-    assert {terrain.distance(*p) for p in found} == {Locality.PIX}
-    assert len({terrain.numa_node(gpu) for gpu, _ in found}) == 1
-    rest = [gpu for gpu in terrain.gpus if gpu not in dict(found)]
-    assert len({terrain.numa_node(gpu) for gpu, _ in choose_pairs(terrain, rest, vfs, 8)}) == 1
+    found = choose_pairs(distances, distances.gpus, vfs, 8)
+    assert {distances.distance(*p) for p in found} == {Locality.PIX}
+    assert len({distances.numa_node(gpu) for gpu, _ in found}) == 1
+    rest = [gpu for gpu in distances.gpus if gpu not in dict(found)]
+    assert len({distances.numa_node(gpu) for gpu, _ in choose_pairs(distances, rest, vfs, 8)}) == 1
+
+
+def test_gpus_and_their_nics_are_on_numa_nodes_that_the_firmware_calls_near() -> None:
+    rows = ((10, 12, 32, 32), (12, 10, 32, 32), (32, 32, 10, 12), (32, 32, 12, 10))
+    host = Host(numa_nodes=tuple(NumaNode(n, (n,), 1, distances=row) for n, row in enumerate(rows)))
+    gpus = [host.gpu((f"pci0000:{n}0", "p"), n) for n in (0, 2, 1, 3)]
+    nic = host.nic(("pci0000:f0", "p"), 2)
+    distances = Distances(host.snapshot())
+    assert set(choose_gpus(distances, gpus, (gpus[0],), 2)) == {gpus[0], gpus[2]}, "of one socket"
+    free = [gpus[0], gpus[2], gpus[3]]
+    assert choose_pairs(distances, free, [nic], 1) == ((gpus[3], nic),), "none is on the NIC's node"

@@ -1,25 +1,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 
-from agent.model.device import NumaNode
+from agent.model.device import NumaNode, Snapshot
 from agent.model.topology import Locality
-from agent.placement import Terrain, match_nics
-from agent.placement.nics import pair
-from tests.agent.placement.hosts import AnyTerrain, Host, uuid
+from agent.placement import Distances, choose_pairs, for_pairs, match_nics
+from agent.placement.distances import FINE
+from agent.placement.nics import spans
+from tests.agent.placement.hosts import AnyDistances, Host, uuid
 
 
-def names(terrain: Terrain, gpus: list[str], nics: tuple[str, ...]) -> list[str]:
-    return [terrain.distance(g, n).name for g, n in zip(gpus, nics, strict=True)]
+def names(distances: Distances, gpus: list[str], nics: tuple[str, ...]) -> list[str]:
+    return [distances.distance(g, n).name for g, n in zip(gpus, nics, strict=True)]
 
 
 def test_a_host_without_a_switch_pairs_by_host_bridge() -> None:
     host = Host()
     gpus = [host.gpu((f"pci0000:{b}0", "g"), b // 2) for b in range(4)]
     nics = [host.nic((f"pci0000:{b}0", "n"), b // 2) for b in (3, 1)]
-    terrain = Terrain(host.snapshot())
-    assert match_nics(terrain, [gpus[1], gpus[3]], nics, 2) == (nics[1], nics[0])
-    assert names(terrain, [gpus[0]], match_nics(terrain, [gpus[0]], nics, 1)) == ["NODE"]
+    distances = Distances(host.snapshot())
+    assert match_nics(distances, [gpus[1], gpus[3]], nics, 2) == (nics[1], nics[0])
+    assert names(distances, [gpus[0]], match_nics(distances, [gpus[0]], nics, 1)) == ["NODE"]
 
 
 def test_the_worst_pair_counts_before_the_sum() -> None:
@@ -28,9 +31,9 @@ def test_the_worst_pair_counts_before_the_sum() -> None:
     nics = [host.nic((f"pci0000:{n}1",)) for n in range(2)]
     places = {(0, 0): Locality.PIX, (0, 1): Locality.NODE, (1, 0): Locality.NODE, (1, 1): Locality.SYS}
     drawn = {frozenset((gpus[g], nics[n])): place for (g, n), place in places.items()}
-    terrain = AnyTerrain(host.snapshot(), drawn)
-    assert match_nics(terrain, gpus, nics, 2, spare_gpus=[]) == (nics[1], nics[0])
-    assert pair(terrain, gpus, dict.fromkeys(nics, 1), 2) == (Locality.NODE, Locality.NODE)
+    distances = AnyDistances(host.snapshot(), drawn)
+    assert match_nics(distances, gpus, nics, 2, spare_gpus=[]) == (nics[1], nics[0])
+    assert spans(distances, [(gpus, 2)], dict.fromkeys(nics, 1)) == (Locality.NODE * FINE, Locality.NODE * FINE)
 
 
 def test_no_gpu_loses_its_only_near_nic_to_one_that_comes_first() -> None:
@@ -40,9 +43,9 @@ def test_no_gpu_loses_its_only_near_nic_to_one_that_comes_first() -> None:
     beside = host.nic(("pci0000:00", "p", "s", "b"), 0)
     other = host.nic(("pci0000:40", "p"), 0)
     far = host.nic(("pci0000:80", "p"), 1)
-    terrain = Terrain(host.snapshot())
-    assert match_nics(terrain, [second, first], [beside, other, far], 2) == (other, beside)
-    assert match_nics(terrain, [second, first], [beside, far], 2) == (far, beside)
+    distances = Distances(host.snapshot())
+    assert match_nics(distances, [second, first], [beside, other, far], 2) == (other, beside)
+    assert match_nics(distances, [second, first], [beside, far], 2) == (far, beside)
 
 
 def test_two_nics_of_one_switch_go_to_its_two_gpus() -> None:
@@ -50,11 +53,11 @@ def test_two_nics_of_one_switch_go_to_its_two_gpus() -> None:
     gpus = [host.gpu((f"pci0000:{s}0", "p", "s", f"g{i}"), s) for s in (0, 1) for i in (0, 1)]
     nics = [host.nic((f"pci0000:{s}0", "p", "s", f"n{i}"), s, vfs=4) for s in (0, 1) for i in (0, 1)]
     snapshot = host.snapshot()
-    terrain = Terrain(snapshot)
+    distances = Distances(snapshot)
     vfs = [d.address for d in snapshot.devices if d.is_vf]
-    found = match_nics(terrain, gpus, vfs, 4)
-    assert names(terrain, gpus, found) == ["PIX"] * 4
-    assert sorted(map(terrain.port, found)) == sorted(nics)
+    found = match_nics(distances, gpus, vfs, 4)
+    assert names(distances, gpus, found) == ["PIX"] * 4
+    assert sorted(map(distances.port, found)) == sorted(nics)
 
 
 def test_a_nic_that_is_a_free_gpus_nearest_is_left_when_an_equal_one_is_there() -> None:
@@ -63,10 +66,10 @@ def test_a_nic_that_is_a_free_gpus_nearest_is_left_when_an_equal_one_is_there() 
     host.gpu(("pci0000:10", "p", "s", "g"), 0)
     rail = host.nic(("pci0000:10", "p", "s", "n"), 0)
     lone = host.nic(("pci0000:20", "p"), 0)
-    terrain = Terrain(host.snapshot())
-    assert match_nics(terrain, [mine], [rail, lone], 1) == (lone,)
+    distances = Distances(host.snapshot())
+    assert match_nics(distances, [mine], [rail, lone], 1) == (lone,)
     # Nobody can get that GPU: no rail to keep whole.
-    assert match_nics(terrain, [mine], [rail, lone], 1, spare_gpus=[]) == (rail,)
+    assert match_nics(distances, [mine], [rail, lone], 1, spare_gpus=[]) == (rail,)
 
 
 def test_the_less_loaded_of_equal_ports_is_taken() -> None:
@@ -74,9 +77,9 @@ def test_the_less_loaded_of_equal_ports_is_taken() -> None:
     gpu = host.gpu(("pci0000:00", "p", "s", "g"), 0)
     nics = [host.nic(("pci0000:00", "p", "s", f"n{i}"), 0, vfs=3) for i in range(2)]
     snapshot = host.snapshot()
-    terrain = Terrain(snapshot)
+    distances = Distances(snapshot)
     vfs = [d.address for d in snapshot.devices if d.is_vf]
-    assert terrain.port(match_nics(terrain, [gpu], vfs, 1, {nics[0]: 2, nics[1]: 1})[0]) == nics[1]
+    assert distances.port(match_nics(distances, [gpu], vfs, 1, {nics[0]: 2, nics[1]: 1})[0]) == nics[1]
 
 
 def test_several_nics_for_one_gpu_are_on_both_ports() -> None:
@@ -84,28 +87,28 @@ def test_several_nics_for_one_gpu_are_on_both_ports() -> None:
     gpu = host.gpu(("pci0000:00", "p", "s", "g"), 0)
     nics = [host.nic(("pci0000:00", "p", "s", f"n{i}"), 0, vfs=3) for i in range(2)]
     snapshot = host.snapshot()
-    terrain = Terrain(snapshot)
+    distances = Distances(snapshot)
     vfs = [d.address for d in snapshot.devices if d.is_vf]
-    found = match_nics(terrain, [gpu], vfs, 4)
-    assert Counter(map(terrain.port, found)) == dict.fromkeys(nics, 2)
+    found = match_nics(distances, [gpu], vfs, 4)
+    assert Counter(map(distances.port, found)) == dict.fromkeys(nics, 2)
 
 
 def test_two_nics_each_come_in_turns() -> None:
     host = Host()
     gpus = [host.gpu((f"pci0000:{s}0", "p", "s", "g"), 0) for s in range(2)]
     nics = [host.nic((f"pci0000:{s}0", "p", "s", f"n{i}"), 0) for s in range(2) for i in range(2)]
-    terrain = Terrain(host.snapshot())
-    found = match_nics(terrain, gpus, nics, 4)
-    assert names(terrain, [*gpus, *gpus], found) == ["PIX"] * 4
-    assert len(match_nics(terrain, gpus, nics, 3)) == 3
+    distances = Distances(host.snapshot())
+    found = match_nics(distances, gpus, nics, 4)
+    assert names(distances, [*gpus, *gpus], found) == ["PIX"] * 4
+    assert len(match_nics(distances, gpus, nics, 3)) == 3
 
 
 def test_one_nic_for_several_gpus_is_near_to_all_of_them() -> None:
     host = Host()
     gpus = [host.gpu((f"pci0000:{b}0", "p", "s", "g"), b // 2) for b in range(4)]
     nics = [host.nic((f"pci0000:{b}0", "p", "s", "n"), b // 2) for b in range(4)]
-    terrain = Terrain(host.snapshot())
-    assert match_nics(terrain, [gpus[2], gpus[3], gpus[0]], nics, 1)[0] in nics[2:]
+    distances = Distances(host.snapshot())
+    assert match_nics(distances, [gpus[2], gpus[3], gpus[0]], nics, 1)[0] in nics[2:]
 
 
 def test_gpus_without_a_nic_near_get_the_nearest_that_is_left() -> None:
@@ -113,52 +116,52 @@ def test_gpus_without_a_nic_near_get_the_nearest_that_is_left() -> None:
     gpus = [host.gpu((f"pci0000:{b}0", "p"), b // 2) for b in range(4)]
     nic = host.nic(("pci0000:70", "p"), 1, vfs=4)
     snapshot = host.snapshot()
-    terrain = Terrain(snapshot)
-    found = match_nics(terrain, gpus, [d.address for d in snapshot.devices if d.is_vf], 4)
-    assert set(map(terrain.port, found)) == {nic}
-    assert names(terrain, gpus, found) == ["SYS", "SYS", "NODE", "NODE"]
+    distances = Distances(snapshot)
+    found = match_nics(distances, gpus, [d.address for d in snapshot.devices if d.is_vf], 4)
+    assert set(map(distances.port, found)) == {nic}
+    assert names(distances, gpus, found) == ["SYS", "SYS", "NODE", "NODE"]
 
 
 def test_a_nic_is_found_without_any_gpu() -> None:
     host = Host()
     nics = [host.nic((f"pci0000:{b}0", "p"), 0, vfs=2) for b in range(3)]
     snapshot = host.snapshot()
-    terrain = Terrain(snapshot)
+    distances = Distances(snapshot)
     vfs = [d.address for d in snapshot.devices if d.is_vf]
-    assert sorted(map(terrain.port, match_nics(terrain, (), vfs, 3))) == sorted(nics)
+    assert sorted(map(distances.port, match_nics(distances, (), vfs, 3))) == sorted(nics)
 
 
 def test_an_unknown_gpu_gets_any_nic() -> None:
     host = Host()
     nic = host.nic(("pci0000:00", "p"), 0)
-    assert match_nics(Terrain(host.snapshot()), ["GPU-unknown"], [nic], 1) == (nic,)
+    assert match_nics(Distances(host.snapshot()), ["GPU-unknown"], [nic], 1) == (nic,)
 
 
 def test_nothing_free_gives_nothing() -> None:
     host = Host()
     gpu = host.gpu(("pci0000:00", "p"), 0)
-    terrain = Terrain(host.snapshot())
-    assert match_nics(terrain, [gpu], (), 2) == ()
-    assert match_nics(terrain, [gpu], ["0000:01:00.0"], 0) == ()
+    distances = Distances(host.snapshot())
+    assert match_nics(distances, [gpu], (), 2) == ()
+    assert match_nics(distances, [gpu], ["0000:01:00.0"], 0) == ()
 
 
 def test_what_must_be_included_serves_a_gpu_and_the_rest_fit_around_it() -> None:
     host = Host()
     gpus = [host.gpu((f"pci0000:{b}0", "p", "s", "g"), 0) for b in range(3)]
     nics = [host.nic((f"pci0000:{b}0", "p", "s", "n"), 0) for b in range(3)]
-    terrain = Terrain(host.snapshot())
-    assert match_nics(terrain, gpus[:2], nics, 2, must_include=[nics[1]]) == (nics[0], nics[1])
-    found = match_nics(terrain, gpus[:2], nics, 2, must_include=[nics[2]])
+    distances = Distances(host.snapshot())
+    assert match_nics(distances, gpus[:2], nics, 2, must_include=[nics[1]]) == (nics[0], nics[1])
+    found = match_nics(distances, gpus[:2], nics, 2, must_include=[nics[2]])
     assert nics[2] in found
-    assert sorted(names(terrain, gpus[:2], found)) == ["NODE", "PIX"]
+    assert sorted(names(distances, gpus[:2], found)) == ["NODE", "PIX"]
 
 
 def test_shares_are_spread_over_hcas() -> None:
     host = Host()
     gpus = [host.gpu(("pci0000:00", "p", "s", f"g{i}"), 0) for i in range(4)]
     hcas = [host.nic(("pci0000:00", "p", "s", f"n{i}"), 0) for i in range(2)]
-    terrain = Terrain(host.snapshot())
-    found = match_nics(terrain, gpus, [hca for hca in hcas for _ in range(8)], 4)
+    distances = Distances(host.snapshot())
+    found = match_nics(distances, gpus, [hca for hca in hcas for _ in range(8)], 4)
     assert Counter(found) == dict.fromkeys(hcas, 2)
 
 
@@ -168,7 +171,7 @@ def test_vfs_of_a_port_are_taken_in_the_order_of_their_index() -> None:
     host.nic(("pci0000:00", "p", "s", "n"), 0, vfs=12)
     snapshot = host.snapshot()
     vfs = [d.address for d in sorted(snapshot.devices, key=lambda d: d.vf_index or 0) if d.is_vf]
-    assert match_nics(Terrain(snapshot), [gpu], vfs[::-1], 12) == tuple(vfs)
+    assert match_nics(Distances(snapshot), [gpu], vfs[::-1], 12) == tuple(vfs)
 
 
 def test_equal_localities_are_told_apart_by_the_distance_of_numa_nodes() -> None:
@@ -177,6 +180,40 @@ def test_equal_localities_are_told_apart_by_the_distance_of_numa_nodes() -> None
     gpu = host.gpu(("pci0000:00", "p"), 0)
     far = host.nic(("pci0000:40", "p"), 1)
     near = host.nic(("pci0000:80", "p"), 2)
-    terrain = Terrain(host.snapshot())
-    assert terrain.distance(gpu, far) is terrain.distance(gpu, near) is Locality.SYS
-    assert match_nics(terrain, [uuid(0)], [far, near], 1) == (near,)
+    distances = Distances(host.snapshot())
+    assert distances.distance(gpu, far) is distances.distance(gpu, near) is Locality.SYS
+    assert match_nics(distances, [uuid(0)], [far, near], 1) == (near,)
+
+
+def test_a_nic_with_fewer_bridges_between_is_taken_before_one_with_more(
+    node_snapshot: Callable[[str], Snapshot],
+) -> None:
+    distances = Distances(node_snapshot("mi250-8gpu"))
+    ports = [nic for nic in node_snapshot("mi250-8gpu").by_address.values() if nic.sriov_totalvfs]
+    free = [vf for nic in ports for vf in nic.vfs]
+    for gpu in distances.gpus:
+        (nic,) = match_nics(distances, [gpu], free, 1, {ports[0].address: 3, ports[2].address: 3})
+        assert distances.span(gpu, distances.port(nic)) == Locality.PXB * FINE + 4
+
+
+def test_gpus_are_taken_whose_nics_have_fewer_bridges_between(node_snapshot: Callable[[str], Snapshot]) -> None:
+    snapshot = node_snapshot("mi250-8gpu")
+    unlinked = replace(snapshot, accelerators=tuple(replace(gpu, nvlinks=()) for gpu in snapshot.accelerators))
+    distances = Distances(unlinked)
+    free = [nic.vfs[0] for nic in snapshot.devices if nic.sriov_totalvfs]
+    for size in (2, 4):
+        found = choose_pairs(distances, distances.gpus, free, size)
+        assert [distances.span(gpu, distances.port(nic)) % FINE for gpu, nic in found] == [4] * size
+
+
+def test_of_what_is_joined_in_pairs_half_is_of_one_port_at_most() -> None:
+    host = Host()
+    for n in range(2):
+        host.nic((f"pci0000:{n}0", "n"), n, vfs=4)
+    snapshot = host.snapshot()
+    distances = Distances(snapshot)
+    vfs = [d.address for d in snapshot.devices if d.is_vf]
+    kept = Counter(distances.port(device) for device in for_pairs(distances, vfs, 4))
+    assert list(kept.values()) == [2, 2]
+    assert for_pairs(distances, vfs, 3) == frozenset(vfs)
+    assert for_pairs(distances, vfs[:4], 4) < set(vfs[:4])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agent.model.device import Snapshot
-from agent.placement import Terrain, choose_gpus, choose_pairs, match_nics
-from tests.agent.placement.brute import best_nics, gpu_key, gpu_sets, nic_key, pair_keys
-from tests.agent.placement.hosts import AnyTerrain, any_terrains, hosts
+from agent.model.device import NO_NUMA_NODE, Snapshot
+from agent.placement import Distances, Group, choose_gpus, choose_pairs, match_groups, match_nics
+from tests.agent.placement.brute import best_nics, gpu_key, gpu_sets, nic_key, pair_keys, pairs_key, shared_out
+from tests.agent.placement.hosts import AnyDistances, any_distances, hosts
 
 
 def nics_of(snapshot: Snapshot) -> list[str]:
@@ -19,77 +21,123 @@ def nics_of(snapshot: Snapshot) -> list[str]:
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), snapshot=hosts(gpus=4))
 def test_no_other_choice_of_nics_is_better(data: st.DataObject, snapshot: Snapshot) -> None:
-    terrain = Terrain(snapshot)
+    distances = Distances(snapshot)
     free = data.draw(st.lists(st.sampled_from(nics_of(snapshot) or ["none"]), unique=True, max_size=6))
-    gpus = data.draw(st.lists(st.sampled_from(terrain.gpus), unique=True, min_size=1))
+    gpus = data.draw(st.lists(st.sampled_from(distances.gpus), unique=True, min_size=1))
     assume(len(free) >= len(gpus) and "none" not in free)
-    load = {terrain.port(n): data.draw(st.integers(0, 3)) for n in free}
-    found = match_nics(terrain, gpus, free, len(gpus), load)
+    load = {distances.port(n): data.draw(st.integers(0, 3)) for n in free}
+    found = match_nics(distances, gpus, free, len(gpus), load)
     assert len(found) == len(set(found)) == len(gpus)
-    assert nic_key(terrain, gpus, found, free, load) == best_nics(terrain, gpus, free, load)
+    assert nic_key(distances, gpus, found, free, load) == best_nics(distances, gpus, free, load)
 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), snapshot=hosts(gpus=4))
 def test_with_more_or_fewer_nics_than_gpus_the_pairs_are_the_best(data: st.DataObject, snapshot: Snapshot) -> None:
-    terrain = Terrain(snapshot)
+    distances = Distances(snapshot)
     free = data.draw(st.lists(st.sampled_from(nics_of(snapshot) or ["none"]), unique=True, max_size=6))
-    gpus = data.draw(st.lists(st.sampled_from(terrain.gpus), unique=True, min_size=1))
+    gpus = data.draw(st.lists(st.sampled_from(distances.gpus), unique=True, min_size=1))
     assume("none" not in free)
     count = data.draw(st.integers(0, len(free)))
-    found = match_nics(terrain, gpus, free, count)
+    found = match_nics(distances, gpus, free, count)
     assert len(found) == count
     assert set(found) <= set(free)
     if count <= len(gpus):
-        assert pair_keys(terrain, gpus, found) == pair_keys(terrain, gpus, free) or count < min(len(gpus), len(free))
+        assert pair_keys(distances, gpus, found) == pair_keys(distances, gpus, free) or count < min(
+            len(gpus), len(free)
+        )
 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), snapshot=hosts())
 def test_no_other_set_of_gpus_is_better(data: st.DataObject, snapshot: Snapshot) -> None:
-    terrain = Terrain(snapshot)
-    free = data.draw(st.lists(st.sampled_from(terrain.gpus), unique=True, min_size=1))
+    distances = Distances(snapshot)
+    free = data.draw(st.lists(st.sampled_from(distances.gpus), unique=True, min_size=1))
     must = data.draw(st.lists(st.sampled_from(free), unique=True, max_size=2))
     size = data.draw(st.integers(max(len(must), 1), len(free)))
     nics = data.draw(st.lists(st.sampled_from(nics_of(snapshot) or ["none"]), unique=True, max_size=5))
     nics = [n for n in nics if n != "none"]
-    found = choose_gpus(terrain, free, must, size, nics)
+    found = choose_gpus(distances, free, must, size, nics)
     assert len(found) == len(set(found)) == size
     assert found[: len(must)] == tuple(must)
-    best = min(gpu_key(terrain, chosen, free, nics) for chosen in gpu_sets(free, must, size))
-    assert gpu_key(terrain, found, free, nics) == best
+    best = min(gpu_key(distances, chosen, free, nics) for chosen in gpu_sets(free, must, size))
+    assert gpu_key(distances, found, free, nics) == best
 
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), snapshot=hosts(linked=False))
 def test_no_other_choice_of_both_has_better_pairs(data: st.DataObject, snapshot: Snapshot) -> None:
-    terrain = Terrain(snapshot)
-    gpus = data.draw(st.lists(st.sampled_from(terrain.gpus), unique=True, min_size=1))
+    distances = Distances(snapshot)
+    gpus = data.draw(st.lists(st.sampled_from(distances.gpus), unique=True, min_size=1))
     nics = data.draw(st.lists(st.sampled_from(nics_of(snapshot) or ["none"]), unique=True, max_size=5))
     assume("none" not in nics and nics)
     size = data.draw(st.integers(1, min(len(gpus), len(nics))))
-    found = choose_pairs(terrain, gpus, nics, size)
-    distances = [terrain.distance(g, n) for g, n in found]
-    best = min(pair_keys(terrain, chosen, nics) for chosen in gpu_sets(gpus, (), size))
-    assert (max(distances), sum(distances)) == best
+    found = choose_pairs(distances, gpus, nics, size)
+    best = min(pair_keys(distances, chosen, nics) for chosen in gpu_sets(gpus, (), size))
+    assert pairs_key(distances, found) == best
 
 
 @settings(max_examples=200, deadline=None)
-@given(data=st.data(), drawn=any_terrains(gpus=4))
-def test_nics_are_the_best_at_whatever_distances(data: st.DataObject, drawn: tuple[AnyTerrain, list[str]]) -> None:
-    terrain, free = drawn
-    gpus = data.draw(st.permutations(terrain.gpus))[: min(len(free), data.draw(st.integers(2, 4)))]
-    found = match_nics(terrain, gpus, free, len(gpus))
-    assert nic_key(terrain, gpus, found, free, {}) == best_nics(terrain, gpus, free, {})
+@given(data=st.data(), drawn=any_distances(gpus=4))
+def test_nics_are_the_best_at_whatever_distances(data: st.DataObject, drawn: tuple[AnyDistances, list[str]]) -> None:
+    distances, free = drawn
+    gpus = data.draw(st.permutations(distances.gpus))[: min(len(free), data.draw(st.integers(2, 4)))]
+    found = match_nics(distances, gpus, free, len(gpus))
+    assert nic_key(distances, gpus, found, free, {}) == best_nics(distances, gpus, free, {})
 
 
 @settings(max_examples=300, deadline=None)
-@given(data=st.data(), drawn=any_terrains(gpus=6))
-def test_gpus_are_the_best_at_whatever_distances(data: st.DataObject, drawn: tuple[AnyTerrain, list[str]]) -> None:
-    terrain, free = drawn
+@given(data=st.data(), drawn=any_distances(gpus=6))
+def test_gpus_are_the_best_at_whatever_distances(data: st.DataObject, drawn: tuple[AnyDistances, list[str]]) -> None:
+    distances, free = drawn
     nics = free[: data.draw(st.integers(0, 4))]
-    must = data.draw(st.lists(st.sampled_from(terrain.gpus), unique=True, max_size=1))
-    size = data.draw(st.integers(max(len(must), 1), len(terrain.gpus)))
-    found = choose_gpus(terrain, terrain.gpus, must, size, nics)
-    best = min(gpu_key(terrain, chosen, terrain.gpus, nics) for chosen in gpu_sets(terrain.gpus, must, size))
-    assert gpu_key(terrain, found, terrain.gpus, nics) == best
+    must = data.draw(st.lists(st.sampled_from(distances.gpus), unique=True, max_size=1))
+    size = data.draw(st.integers(max(len(must), 1), len(distances.gpus)))
+    found = choose_gpus(distances, distances.gpus, must, size, nics)
+    best = min(gpu_key(distances, chosen, distances.gpus, nics) for chosen in gpu_sets(distances.gpus, must, size))
+    assert gpu_key(distances, found, distances.gpus, nics) == best
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), drawn=any_distances(gpus=4))
+def test_no_other_choice_is_better_for_several_containers_with_ratios_of_their_own(
+    data: st.DataObject, drawn: tuple[AnyDistances, list[str]]
+) -> None:
+    distances, free = drawn
+    free = free[:5]
+    gpus = data.draw(st.permutations(distances.gpus))
+    cut = data.draw(st.integers(1, len(gpus) - 1))
+    parts = [tuple(gpus[:cut]), tuple(gpus[cut:])]
+    first = data.draw(st.integers(0, len(free)))
+    counts = [first, data.draw(st.integers(0, len(free) - first))]
+    found = match_groups(
+        distances,
+        [Group((NO_NUMA_NODE,) * n, g) for g, n in zip(parts, counts, strict=True)],
+        dict.fromkeys(free, 0),
+        {},
+    )
+    assert found is not None
+    assert [len(mine) for mine in found] == counts
+    assert len({nic for mine in found for nic in mine}) == sum(counts)
+    got = [shared_out(distances, [(g, n)], mine) for g, n, mine in zip(parts, counts, found, strict=True)]
+    groups = list(zip(parts, counts, strict=True))
+    assert (max(worst for worst, _ in got), sum(total for _, total in got)) == shared_out(distances, groups, free)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), drawn=any_distances(gpus=5))
+def test_no_other_set_of_gpus_has_better_pairs_with_several_nics_or_less_than_one_each(
+    data: st.DataObject, drawn: tuple[AnyDistances, list[str]]
+) -> None:
+    distances, free = drawn
+    free = free[:5]
+    size = data.draw(st.integers(1, min(3, len(distances.gpus))))
+    nics = data.draw(st.integers(1, len(free)))
+    found = choose_gpus(distances, distances.gpus, (), size, free, nics=nics)
+
+    def key(gpus: tuple[str, ...]) -> tuple[int, tuple[int, int]]:
+        return -sum(distances.links(a, b) for a, b in combinations(gpus, 2)), shared_out(
+            distances, [(gpus, nics)], free
+        )
+
+    assert key(found) == min(key(gpus) for gpus in gpu_sets(distances.gpus, (), size))

@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 
 from agent.model.device import Snapshot
-from agent.placement import Terrain, choose_gpus
+from agent.placement import Distances, choose_gpus
 from agent.placement.choices import collect
 from agent.placement.gpus import SEARCH
 from agent.placement.search import search
@@ -22,28 +22,28 @@ FEW, ALL = SEARCH // 2, 20_000
 @pytest.mark.parametrize("name", ["a100-8gpu-4nic", "b200-8gpu-2nic", "gb200-4gpu", "h100-8gpu", "v100-16gpu"])
 def test_more_looks_find_nothing_better(node_snapshot: Callable[[str], Snapshot], name: str) -> None:
     snapshot = node_snapshot(name)
-    terrain = Terrain(snapshot)
+    distances = Distances(snapshot)
     vfs = [device.address for device in snapshot.devices if device.is_vf]
     chance = random.Random(3)
     for _ in range(25):
-        free = chance.sample(terrain.gpus, chance.randint(1, len(terrain.gpus)))
+        free = chance.sample(distances.gpus, chance.randint(1, len(distances.gpus)))
         size = chance.randint(1, min(8, len(free)))
-        room = Counter(map(terrain.port, chance.sample(vfs, len(vfs) // chance.randint(1, 2))))
+        room = Counter(map(distances.port, chance.sample(vfs, len(vfs) // chance.randint(1, 2))))
         load = {port: chance.randrange(3) for port in room}
 
-        choices = [collect(terrain, free, (), size, room, load) for _ in range(2)]
+        choices = [collect(distances, free, (), size, room, load, size) for _ in range(2)]
         assert search(choices[0], FEW) == search(choices[1], ALL)
 
 
 def test_the_bound_ends_the_search(node_snapshot: Callable[[str], Snapshot]) -> None:
     snapshot = node_snapshot("v100-16gpu")
-    terrain = Terrain(snapshot)
-    room = Counter(terrain.port(device.address) for device in snapshot.devices if device.is_vf)
+    distances = Distances(snapshot)
+    room = Counter(distances.port(device.address) for device in snapshot.devices if device.is_vf)
     chance = random.Random(3)
     cut_short = 0
     for _ in range(20):
-        free = chance.sample(terrain.gpus, 11)
-        choices = [collect(terrain, free, (), 5, room, {}) for _ in range(2)]
+        free = chance.sample(distances.gpus, 11)
+        choices = [collect(distances, free, (), 5, room, {}, 5) for _ in range(2)]
         cut_short += search(choices[0], 1) != search(choices[1], SEARCH)
     assert cut_short
 
@@ -58,12 +58,12 @@ def test_in_a_mesh_no_other_gpus_are_joined_by_more_nvlinks() -> None:
         links = [(int(text[1]), len(text) - 1) for text in MESH if int(text[0]) == number]
         host.gpu((f"pci0000:{number // 2}0", "p", "s", f"g{number}"), number // 4, nvlinks=links)
     nics = [host.nic((f"pci0000:{number}0", "p", "s", "n"), number // 2) for number in range(4)]
-    terrain = Terrain(host.snapshot())
+    distances = Distances(host.snapshot())
 
     def joined(gpus: Sequence[str]) -> int:
-        return sum(terrain.links(a, b) for a, b in combinations(gpus, 2))
+        return sum(distances.links(a, b) for a, b in combinations(gpus, 2))
 
-    for free in (chosen for count in (4, 6, 8) for chosen in combinations(terrain.gpus, count)):
+    for free in (chosen for count in (4, 6, 8) for chosen in combinations(distances.gpus, count)):
         for size in range(2, len(free)):
             most = max(joined(gpus) for gpus in combinations(free, size))
-            assert joined(choose_gpus(terrain, free, (), size, nics)) == most
+            assert joined(choose_gpus(distances, free, (), size, nics)) == most

@@ -54,6 +54,34 @@ def test_with_the_best_nic_taken_the_same_socket_is_next() -> None:
     assert choose(Layout(snapshot, vfs(snapshot)), free, (), 1, (gpu_uuid(1),)) == ("0000:12:00.1",)
 
 
+def test_without_spread_one_adapter_is_filled_before_another() -> None:
+    snapshot = node()
+    options = vfs(snapshot)
+    filled, spread = Layout(snapshot, options, spread=False), Layout(snapshot, options)
+    adapters = [filled.adapter[unit] for unit in choose(filled, ids(options), (), 5)]
+    assert Counter(adapters) == {"0000:12:00.0": 4, "0000:22:00.0": 1}
+    assert len({spread.adapter[unit] for unit in choose(spread, ids(options), (), 4)}) == 4
+    free = [i for i in ids(options) if i not in ("0000:32:00.1", "0000:32:00.2")]
+    assert choose(filled, free, (), 2) == ("0000:32:00.3", "0000:32:00.4")
+    # The pod's GPU goes first, however full another adapter is.
+    assert choose(filled, free, (), 2, (gpu_uuid(1),)) == ("0000:22:00.1", "0000:22:00.2")
+    assert choose(filled, free, (), 1, (gpu_uuid(0), gpu_uuid(2))) == ("0000:32:00.3",)
+    assert choose(spread, free, (), 1, (gpu_uuid(0), gpu_uuid(2))) == ("0000:12:00.1",)
+
+
+def test_vfs_that_are_joined_in_pairs_are_half_of_each_pf_at_most() -> None:
+    snapshot = node()
+    options = vfs(snapshot)
+    plain, bonded = Layout(snapshot, options), Layout(snapshot, options, bonded=True)
+    for size, near in ((2, ()), (2, (gpu_uuid(1),)), (4, (gpu_uuid(1),)), (4, (gpu_uuid(0), gpu_uuid(2)))):
+        adapters = Counter(bonded.adapter[unit] for unit in choose(bonded, ids(options), (), size, near))
+        assert adapters.total() == size
+        assert max(adapters.values()) <= size // 2
+    assert {plain.adapter[unit] for unit in choose(plain, ids(options), (), 2, (gpu_uuid(1),))} == {"0000:22:00.0"}
+    with_it = choose(bonded, ids(options), ("0000:22:00.1",), 2, (gpu_uuid(1),))
+    assert [bonded.adapter[unit] for unit in with_it][1] != "0000:22:00.0"
+
+
 def test_shares_spread_over_the_hcas_by_load() -> None:
     snapshot = node()
     options = shares(snapshot)
@@ -111,7 +139,7 @@ def test_on_an_h100_host_every_pair_of_gpu_and_nic_shares_a_switch(node_snapshot
     for gpu in snapshot.gpus:
         (vf,) = choose(nics, free, (), 1, (gpu.uuid,))
         free.remove(vf)
-        assert nics.terrain.distance(vf, gpu.uuid) is Locality.PIX
+        assert nics.distances.distance(vf, gpu.uuid) is Locality.PIX
         assert choose(boards, ids(gpus(snapshot)), (), 1, (vf,)) == (gpu.uuid,)
 
 

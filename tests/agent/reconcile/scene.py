@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
-from agent.clients.cri import Sandbox
+from agent.kubelet.cri import Sandbox
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
-from agent.model.known import KnownDevice
-from agent.reconcile import Claim, Reconciler
-from agent.reconcile.slots import Slots
-from cni.adoption import Adopted
+from agent.model.vf_identity import KnownDevice
+from agent.reconcile import HeldUnit, Outside, Reconciler
+from agent.reconcile.slots import Bindings, Slots
+from agent.reconcile.view import Healer
+from agent.state import Latest
 from cni.attachment import Attachments
-from cni.detach import PodKnown
+from cni.condition import PodKnown
+from cni.migrate.adoption import Adopted
 from tests.agent.books import VF
 
 OTHER_VF = "0000:3b:00.3"
@@ -34,6 +36,7 @@ class Hands:
         self.looked_for: list[tuple[Any, ...]] = []
         self.strange: list[tuple[str, KnownDevice | None]] = []
         self.adopted = Adopted()
+        self.is_due = True
 
     def heal(self, device: str, pod_known: PodKnown) -> str | None:
         """Heal, or fail as told."""
@@ -64,7 +67,11 @@ class Hands:
 
     def adopt(self) -> Adopted:
         """Take over as told."""
+        self.is_due = bool(self.adopted.waiting)
         return self.adopted
+
+    def watch_ends(self, listener: object) -> None:
+        """No pod ends by a DEL."""
 
     def settle(self) -> tuple[int, int]:
         """Settle one, or fail as told."""
@@ -99,14 +106,13 @@ class Hands:
 class Scene:
     """A reconciler on real books. What surrounds it is told by the test."""
 
-    def __init__(self, books: Ledger, slots: Slots | None = None) -> None:
+    def __init__(self, books: Ledger, slots: Slots | None = None, others: Sequence[Healer] = ()) -> None:
         self.books = books
         self.hands = Hands()
-        self.claims: Sequence[Claim] | Exception = ()
+        self.held_units: Sequence[HeldUnit] | Exception = ()
         self.offered: dict[str, str] | None = {VF: VF}
         self.now = time.time()
         self.counted: list[tuple[str, str]] = []
-        self.snapshot = Snapshot(boot_id="boot")
         self.ours: set[str] = {VF, OTHER_VF}
         self.sandboxes: Sequence[Sandbox] | Exception = ()
         self.pods: frozenset[tuple[str, str]] = frozenset()
@@ -115,37 +121,65 @@ class Scene:
         """What happens after kubelet was asked, while devices are healed."""
         self.on_claims: Callable[[], object] = lambda: None
         """What happens when kubelet is asked."""
+        self.settled = Latest(False)
+        self.found = Latest(Snapshot(boot_id="boot"))
+        outside = _Told(self)
+        bindings = (Bindings(books, slots, self.found, outside),) if slots is not None else ()
         self.reconciler = Reconciler(
-            books,
-            cast(Attachments, self.hands),
-            claims=self._claims,
-            devices_of_units=lambda: self.offered,
-            replay_spool=self._heal,
-            count=lambda action, reason: self.counted.append((action, reason)),
-            snapshot=lambda: self.snapshot,
-            ours=lambda: self.ours,
-            pods=lambda: self.pods,
-            sandboxes=self._sandboxes,
-            complain=self.complaints.append,
-            slots=slots,
-            clock=lambda: self.now,
+            books, cast(Attachments, self.hands), self.found, outside, self.settled, (*bindings, *others)
         )
 
-    def _heal(self) -> int:
-        self.meanwhile()
-        return 0
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest one."""
+        return self.found.value
 
-    async def _sandboxes(self) -> Sequence[Sandbox]:
-        if isinstance(self.sandboxes, Exception):
-            raise self.sandboxes
-        return self.sandboxes
-
-    async def _claims(self) -> Sequence[Claim]:
-        self.on_claims()
-        if isinstance(self.claims, Exception):
-            raise self.claims
-        return self.claims
+    @snapshot.setter
+    def snapshot(self, snapshot: Snapshot) -> None:
+        self.found.set(snapshot)
 
     def run_once(self) -> None:
         """Reconcile."""
         asyncio.run(self.reconciler.run_once())
+
+
+class _Told(Outside):
+    """What surrounds the reconciler, as the test has it."""
+
+    asks_runtime = True
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    async def held_units(self) -> Sequence[HeldUnit]:
+        self._scene.on_claims()
+        if isinstance(self._scene.held_units, Exception):
+            raise self._scene.held_units
+        return self._scene.held_units
+
+    def pods(self) -> Collection[tuple[str, str]]:
+        return self._scene.pods
+
+    async def sandboxes(self) -> Sequence[Sandbox]:
+        if isinstance(self._scene.sandboxes, Exception):
+            raise self._scene.sandboxes
+        return self._scene.sandboxes
+
+    def devices_of_units(self) -> Mapping[str, str] | None:
+        return self._scene.offered
+
+    def our_vfs(self) -> Collection[str]:
+        return self._scene.ours
+
+    def replay(self) -> int:
+        self._scene.meanwhile()
+        return 0
+
+    def count(self, action: str, reason: str) -> None:
+        self._scene.counted.append((action, reason))
+
+    def complain(self, what: str | None) -> None:
+        self._scene.complaints.append(what)
+
+    def now(self) -> float:
+        return self._scene.now

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from agent.model.allocation import PodRef
-from agent.reconcile import Claim
+from agent.reconcile import HeldUnit
 from agent.reconcile.ended import PAUSES, EndedPods
 from tests.agent.books import POD, VF, open_books
 from tests.agent.reconcile.scene import OTHER_VF, Scene
@@ -21,8 +21,8 @@ def reconciling(scene: Scene, work: Callable[[], Awaitable[None]]) -> None:
     """Do something while the reconciler runs, to which nothing else happens for an hour."""
 
     async def scenario() -> None:
-        running = asyncio.create_task(scene.reconciler.run(lambda: asyncio.sleep(3600), seconds=3600))
-        await until(lambda: scene.reconciler.settled)
+        running = asyncio.create_task(scene.reconciler.run(seconds=3600))
+        await until(lambda: scene.settled.value)
         await work()
         running.cancel()
         await asyncio.wait([running])
@@ -43,11 +43,11 @@ def test_a_grant_is_free_soon_after_its_pods_end(scene: Scene) -> None:
     scene.books.grant("rdma/vf", {VF: VF, OTHER_VF: OTHER_VF})
     scene.books.bind([VF], POD)
     scene.books.bind([OTHER_VF], NEXT)
-    scene.claims = [Claim(POD, "rdma/vf", VF)]
+    scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
 
     async def work() -> None:
         end(scene, POD)
-        scene.claims = []
+        scene.held_units = []
         await until(lambda: [grant.unit_id for grant in scene.books.grants()] == [OTHER_VF])
 
     reconciling(scene, work)
@@ -56,7 +56,7 @@ def test_a_grant_is_free_soon_after_its_pods_end(scene: Scene) -> None:
 
 def test_kubelet_is_asked_again_while_it_still_lists_the_pod(scene: Scene) -> None:
     scene.books.grant("rdma/vf", {VF: VF})
-    scene.claims = [Claim(POD, "rdma/vf", VF)]
+    scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
     scene.now += 1
     asked = 0
 
@@ -72,7 +72,7 @@ def test_kubelet_is_asked_again_while_it_still_lists_the_pod(scene: Scene) -> No
         before = asked
         await until(lambda: asked > before)
         assert len(scene.books.grants()) == 1
-        scene.claims = []
+        scene.held_units = []
         await until(lambda: not scene.books.grants())
 
     reconciling(scene, work)

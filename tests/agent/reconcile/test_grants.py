@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from agent.model.allocation import Grant, PodRef
-from agent.reconcile.grants import Action, Bind, Claim, Ended, Move, Release, TakeOver, decide
+from agent.model.allocation import Grant, PodRef, UnitSpec
+from agent.reconcile import HeldUnit
+from agent.reconcile.ended import Ended
+from agent.reconcile.grants import Action, Bind, Move, Release, TakeOver, decide
 
 A, B, C = "0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.4"
 POD, NEXT = PodRef("default", "a", "uid"), PodRef("default", "b")
@@ -20,46 +23,48 @@ def grant(unit: str, device: str | None = None, pod: PodRef | None = POD, at: fl
     return Grant(unit, "rdma/vf", device or unit, at, pod)
 
 
-def claim(unit: str, pod: PodRef = POD) -> Claim:
-    return Claim(pod, "rdma/vf", unit)
+def held(unit: str, pod: PodRef = POD) -> HeldUnit:
+    return HeldUnit(pod, "rdma/vf", unit)
 
 
 def decided(
     grants: Sequence[Grant] = (),
-    claims: Sequence[Claim] = (),
+    held_units: Sequence[HeldUnit] = (),
     offered: Mapping[str, str] | None = None,
     attached: Collection[str] = (),
     moved: Mapping[str, str] | None = None,
     ended: Sequence[Ended] = (),
+    noted: Collection[str] = (),
 ) -> tuple[Action, ...]:
     return decide(
-        *(grants, claims),
+        *(grants, held_units),
         offered=offered,
         attached=attached,
         moved=moved or {},
         asked_at=160.0,
         unclaimed_before=100.0,
         ended=ended,
+        noted=noted,
     )
 
 
 def test_what_fits_is_left_alone() -> None:
-    assert decided([grant(A)], [claim(A)], {A: A}) == ()
+    assert decided([grant(A)], [held(A)], {A: A}) == ()
 
 
 def test_a_unit_that_a_pod_has_is_taken_over_once_it_is_offered() -> None:
-    assert decided([], [claim(A)], None) == ()
-    assert decided([], [claim(A)], {}) == ()
-    assert decided([], [claim(A)], {A: A}) == (TakeOver(claim(A), A),)
+    assert decided([], [held(A)], None) == ()
+    assert decided([], [held(A)], {}) == ()
+    assert decided([], [held(A)], {A: A}) == (TakeOver(held(A), A),)
 
 
 def test_a_unit_goes_to_the_pod_that_has_it_now() -> None:
-    assert decided([grant(A, pod=None)], [claim(A)]) == (Bind(claim(A)),)
-    assert decided([grant(A)], [claim(A, NEXT)]) == (Bind(claim(A, NEXT)),)
+    assert decided([grant(A, pod=None)], [held(A)]) == (Bind(held(A)),)
+    assert decided([grant(A)], [held(A, NEXT)]) == (Bind(held(A, NEXT)),)
 
 
 def test_what_kubelet_said_before_a_unit_was_granted_anew_is_of_another_pod() -> None:
-    assert decided([grant(A, pod=NEXT, at=170.0)], [claim(A)], {A: A}) == ()
+    assert decided([grant(A, pod=NEXT, at=170.0)], [held(A)], {A: A}) == ()
 
 
 def test_an_old_grant_that_no_pod_has_is_freed() -> None:
@@ -90,7 +95,7 @@ def test_a_new_grant_stays_unless_its_pod_ended_after_it_and_before_kubelet_was_
 
 def test_what_kubelet_counts_to_an_ended_pod_or_a_pod_has_attached_stays() -> None:
     new, ended = grant(A, at=140.0), Ended(POD, 150.0)
-    assert decided([new], [claim(A)], ended=[ended]) == ()
+    assert decided([new], [held(A)], ended=[ended]) == ()
     assert decided([new], attached=[A], ended=[ended]) == ()
 
 
@@ -99,32 +104,32 @@ def test_the_grant_of_a_device_in_a_pod_stays() -> None:
 
 
 def test_a_unit_whose_address_is_gone_follows_its_vf() -> None:
-    assert decided([grant(A)], [claim(A)], {B: B}, moved={A: B}) == (Move(A, B, "renumbered"),)
+    assert decided([grant(A)], [held(A)], {B: B}, moved={A: B}) == (Move(A, B, "renumbered"),)
 
 
 def test_a_unit_that_is_offered_stays_where_kubelet_takes_it_to_be() -> None:
     """Its container was told this address, whichever card answers there now."""
-    assert decided([grant(A)], [claim(A)], {A: A, B: B}, moved={A: B, B: A}) == ()
+    assert decided([grant(A)], [held(A)], {A: A, B: B}, moved={A: B, B: A}) == ()
 
 
 def test_a_share_whose_adapter_has_moved_follows_it() -> None:
-    assert decided([grant("hca-1-0", A)], [claim("hca-1-0")], {"hca-1-0": B}) == (
+    assert decided([grant("hca-1-0", A)], [held("hca-1-0")], {"hca-1-0": B}) == (
         Move("hca-1-0", B, "offered-elsewhere"),
     )
 
 
 def test_no_unit_follows_its_vf_to_where_another_pod_is() -> None:
-    grants, claims = [grant(A), grant(B, pod=NEXT)], [claim(A), claim(B, NEXT)]
-    assert decided(grants, claims, {B: B}, moved={A: B}) == ()
-    assert decided([grant(A)], claims, {B: B}, moved={A: B}) == (TakeOver(claim(B, NEXT), B),)
+    grants, held_units = [grant(A), grant(B, pod=NEXT)], [held(A), held(B, NEXT)]
+    assert decided(grants, held_units, {B: B}, moved={A: B}) == ()
+    assert decided([grant(A)], held_units, {B: B}, moved={A: B}) == (TakeOver(held(B, NEXT), B),)
 
 
 def test_nothing_moves_before_it_is_known_what_is_offered() -> None:
-    assert decided([grant(A)], [claim(A)], None, moved={A: B}) == ()
+    assert decided([grant(A)], [held(A)], None, moved={A: B}) == ()
 
 
 def test_the_device_of_a_living_attachment_moves_nowhere() -> None:
-    assert decided([grant(A)], [claim(A)], {A: B}, attached=[A]) == ()
+    assert decided([grant(A)], [held(A)], {A: B}, attached=[A]) == ()
 
 
 units = some.sampled_from([A, B, C, "hca-1-0"])
@@ -132,7 +137,7 @@ grants_ = some.lists(
     some.builds(grant, units, units, some.sampled_from([None, POD, NEXT]), some.sampled_from([0.0, 150.0])),
     unique_by=lambda g: g.unit_id,
 )
-claims_ = some.lists(some.builds(claim, units, some.sampled_from([POD, NEXT])), unique_by=lambda c: c.unit_id)
+held_ = some.lists(some.builds(held, units, some.sampled_from([POD, NEXT])), unique_by=lambda c: c.unit_id)
 
 
 def applied(grants: Sequence[Grant], actions: Sequence[Action]) -> list[Grant]:
@@ -153,15 +158,15 @@ def applied(grants: Sequence[Grant], actions: Sequence[Action]) -> list[Grant]:
     return list(now.values())
 
 
-@given(grants_, claims_, some.dictionaries(units, units), some.sets(units), some.dictionaries(units, units))
+@given(grants_, held_, some.dictionaries(units, units), some.sets(units), some.dictionaries(units, units))
 def test_once_settled_nothing_more_is_done_and_kubelet_is_obeyed(
-    grants: list[Grant], claims: list[Claim], offered: dict[str, str], attached: set[str], moved: dict[str, str]
+    grants: list[Grant], held_units: list[HeldUnit], offered: dict[str, str], attached: set[str], moved: dict[str, str]
 ) -> None:
     facts: dict[str, Any] = {"offered": offered, "attached": attached, "moved": moved}
-    actions = decided(grants, claims, **facts)
+    actions = decided(grants, held_units, **facts)
     after = applied(grants, actions)
     held = {g.unit_id: g for g in after}
-    for c in claims:
+    for c in held_units:
         if c.unit_id in held:
             holder = held[c.unit_id].pod
             assert holder is not None
@@ -169,9 +174,18 @@ def test_once_settled_nothing_more_is_done_and_kubelet_is_obeyed(
         else:
             assert c.unit_id not in offered
     freed = {a.unit_id for a in actions if isinstance(a, Release)}
-    assert freed.isdisjoint(c.unit_id for c in claims)
+    assert freed.isdisjoint(c.unit_id for c in held_units)
     assert all(g.device not in attached for g in grants if g.unit_id in freed)
     followed = [a.device for a in actions if isinstance(a, Move) and a.reason == "renumbered"]
     assert len(followed) == len(set(followed))
-    again = [a for a in decided(after, claims, **facts) if not isinstance(a, Move) or a.reason != "renumbered"]
+    again = [a for a in decided(after, held_units, **facts) if not isinstance(a, Move) or a.reason != "renumbered"]
     assert again == []
+
+
+def test_what_an_init_container_has_keeps_its_spec_while_kubelet_notes_it() -> None:
+    named = replace(
+        grant(A, pod=None), spec=UnitSpec("hca", (A,), {"deviceNodes": [{"path": "/dev/infiniband/uverbs0"}]})
+    )
+    assert decided([named], [], {A: A}, noted={A}) == ()
+    assert decided([named], [], {A: A}) == (Release(A),)
+    assert decided([replace(named, pod=POD)], [], {A: A}, noted={A}) == (Release(A),)

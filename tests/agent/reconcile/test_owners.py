@@ -7,19 +7,23 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from agent.errors import Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
-from agent.reconcile import Claim, owners
+from agent.reconcile import HeldUnit
+from agent.reconcile.owners import PAUSES, Owners
+from cni.holders import Holders
 from tests.agent.books import VF, open_books
+from tests.agent.reconcile.told_outside import ToldOutside
 from tests.awaiting import until
 
 TRAINER, WEB = PodRef("default", "trainer"), PodRef("shop", "web")
 OTHER = "0000:3b:00.3"
 
 
-def follow(books: Ledger, told: Sequence[Sequence[Claim] | None], enough: int) -> tuple[int, list[tuple[str, str]]]:
+def follow(books: Ledger, told: Sequence[Sequence[HeldUnit] | None], enough: int) -> tuple[int, list[tuple[str, str]]]:
     """Follow the grants while kubelet tells this, the last again and again; return how often it was asked.
 
     None is no answer. Ends once it was asked often enough, and nobody is looked for any more.
@@ -27,33 +31,28 @@ def follow(books: Ledger, told: Sequence[Sequence[Claim] | None], enough: int) -
     asked = 0
     counted: list[tuple[str, str]] = []
 
-    def needed() -> bool:
-        return any(grant.pod is None for grant in books.grants())
+    class Unknown:
+        @property
+        def has_unknown(self) -> bool:
+            return any(grant.pod is None for grant in books.grants())
 
     async def work() -> None:
-        changed = asyncio.Event()
         answers = itertools.chain(told, itertools.repeat(told[-1]))
 
-        async def claims() -> Sequence[Claim]:
+        async def held_units() -> Sequence[HeldUnit]:
             nonlocal asked
             asked += 1
             if (found := next(answers)) is None:
                 raise Unavailable("kubelet starts")
             return found
 
-        following = asyncio.create_task(
-            owners.follow(
-                *(changed, claims, books),
-                needed=needed,
-                count=lambda action, reason: counted.append((action, reason)),
-                pauses=(0.0, 0.0, 0.0),
-            )
-        )
-        changed.set()
+        outside = ToldOutside(dict, held_units=held_units)
+        following = asyncio.create_task(Owners(books, cast(Holders, Unknown()), outside, pauses=(0.0, 0.0, 0.0)).run())
         await until(lambda: asked >= enough)
         for _ in range(20):
             await asyncio.sleep(0.01)
         following.cancel()
+        counted.extend(outside.counted)
 
     asyncio.run(work())
     return asked, counted
@@ -62,8 +61,8 @@ def follow(books: Ledger, told: Sequence[Sequence[Claim] | None], enough: int) -
 def test_a_grants_pod_is_named_when_kubelet_tells_it(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         books.grant("rdma/vf", {VF: VF, OTHER: OTHER})
-        claims = [Claim(TRAINER, "rdma/vf", VF), Claim(TRAINER, "rdma/vf", OTHER), Claim(WEB, "a/b", "c")]
-        asked, counted = follow(books, [None, (), claims], 3)
+        held_units = [HeldUnit(TRAINER, "rdma/vf", VF), HeldUnit(TRAINER, "rdma/vf", OTHER), HeldUnit(WEB, "a/b", "c")]
+        asked, counted = follow(books, [None, (), held_units], 3)
         assert (asked, counted) == (3, [("grant-bind", "claimed")])
         assert [grant.pod for grant in books.grants()] == [TRAINER, TRAINER]
 
@@ -71,12 +70,12 @@ def test_a_grants_pod_is_named_when_kubelet_tells_it(tmp_path: Path) -> None:
 def test_kubelet_is_asked_a_few_times_and_no_grant_ends_by_that(tmp_path: Path) -> None:
     with open_books(tmp_path, clock=lambda: 1.0) as books:
         books.grant("rdma/vf", {VF: VF})
-        assert follow(books, [()], len(owners.PAUSES)) == (len(owners.PAUSES), [])
+        assert follow(books, [()], len(PAUSES)) == (len(PAUSES), [])
         assert [grant.pod for grant in books.grants()] == [None]
 
 
 def test_what_was_granted_after_kubelet_was_asked_is_nobodys_yet(tmp_path: Path) -> None:
     with open_books(tmp_path, clock=lambda: math.inf) as books:
         books.grant("rdma/vf", {VF: VF})
-        follow(books, [[Claim(WEB, "rdma/vf", VF)]], len(owners.PAUSES))
+        follow(books, [[HeldUnit(WEB, "rdma/vf", VF)]], len(PAUSES))
         assert [grant.pod for grant in books.grants()] == [None]

@@ -10,7 +10,7 @@ import pytest
 
 from agent.errors import HardwareError, LedgerError
 from agent.model.device import Snapshot
-from cni.adoption import Adopted
+from cni.migrate.adoption import Adopted
 from tests.agent.books import VF, attach, owner
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.awaiting import until
@@ -37,6 +37,16 @@ def test_what_replaced_plugins_left_is_adopted_once_the_node_is_known(scene: Sce
     scene.snapshot = Snapshot(boot_id="boot")
     scene.reconciler.heal_attachments()
     assert scene.counted == [("adopt", "replaced-plugin")] * 2
+    scene.reconciler.heal_attachments()
+    assert len(scene.counted) == 2
+
+
+def test_what_an_old_program_is_at_work_on_is_looked_at_again(scene: Scene) -> None:
+    scene.hands.adopted = Adopted(waiting=("/var/lib/cni/sriov/c1-net1",))
+    scene.reconciler.heal_attachments()
+    scene.hands.adopted = Adopted(devices=(VF,))
+    scene.reconciler.heal_attachments()
+    assert scene.counted == [("adopt", "replaced-plugin")]
 
 
 def test_what_replaced_plugins_left_has_a_row_before_kept_dels_are_carried_out(scene: Scene) -> None:
@@ -120,27 +130,20 @@ def test_books_that_can_be_written_again_are_told(scene: Scene) -> None:
     assert scene.complaints == [None]
 
 
-class _Enough(Exception):
-    """Ends what would go on for ever."""
-
-
 def test_what_is_due_again_is_not_waited_for_until_the_next_round(scene: Scene) -> None:
     attach(scene.books, VF, owner())
     scene.hands.errors[VF] = HardwareError("stuck")
-    waits = 0
 
-    async def changed() -> None:
-        nonlocal waits
-        waits += 1
-        if waits == 2:
-            raise _Enough
+    async def reconcile() -> None:
+        running = asyncio.create_task(scene.reconciler.run(seconds=3600))
+        await until(lambda: scene.counted)
         scene.now += 1000
         del scene.hands.errors[VF]
-        await asyncio.sleep(3600)
+        await until(lambda: scene.hands.healed)
+        running.cancel()
+        await asyncio.wait([running])
 
-    with pytest.raises(ExceptionGroup) as caught:
-        asyncio.run(scene.reconciler.run(changed, seconds=3600))
-    assert caught.group_contains(_Enough)
+    asyncio.run(reconcile())
     assert scene.hands.healed == [VF]
 
 
@@ -148,12 +151,9 @@ def test_leases_are_given_back_only_once_pods_are_served(scene: Scene) -> None:
     served = asyncio.Event()
     scene.hands.asked_for_leases = -1
 
-    async def for_ever() -> None:
-        await asyncio.sleep(3600)
-
     async def reconcile() -> None:
-        running = asyncio.create_task(scene.reconciler.run(for_ever, seconds=3600, served=served.wait))
-        await until(lambda: scene.reconciler.settled)
+        running = asyncio.create_task(scene.reconciler.run(seconds=3600, served=served.wait))
+        await until(lambda: scene.settled.value)
         assert scene.hands.asked_for_leases == -1
         served.set()
         await until(lambda: scene.hands.asked_for_leases == 1)

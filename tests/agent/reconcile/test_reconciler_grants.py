@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from agent.clients.cri import Sandbox
 from agent.errors import Unavailable
+from agent.kubelet.cri import Sandbox
 from agent.model.allocation import PodRef
-from agent.reconcile import UNCLAIMED_SECONDS, Claim
+from agent.reconcile import UNCLAIMED_SECONDS, HeldUnit
 from tests.agent.books import POD, VF, attach, open_books, owner
+from tests.agent.claimed import prepare
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.awaiting import until
 from tests.cni.tiny_node import tiny_snapshot
@@ -43,13 +44,13 @@ def test_a_clock_that_is_set_back_leaves_no_grant_for_the_time_between(tmp_path:
         books.grant("rdma/vf", {VF: VF, OTHER_VF: OTHER_VF})
         books.bind([OTHER_VF], POD)
         scene.now -= 8 * 3600
-        scene.claims = [Claim(POD, "rdma/vf", VF), Claim(POD, "rdma/vf", OTHER_VF)]
+        scene.held_units = [HeldUnit(POD, "rdma/vf", VF), HeldUnit(POD, "rdma/vf", OTHER_VF)]
         scene.run_once()
         assert books.pod_of(OTHER_VF) == POD
         scene.now += 1
         scene.run_once()
         assert [books.pod_of(unit) for unit in (VF, OTHER_VF)] == [POD, POD]
-        scene.claims = [Claim(POD, "rdma/vf", OTHER_VF)]
+        scene.held_units = [HeldUnit(POD, "rdma/vf", OTHER_VF)]
         scene.run_once()
         assert len(books.grants()) == 2
         scene.now += UNCLAIMED_SECONDS + 1
@@ -68,36 +69,43 @@ def test_the_grant_of_a_device_in_a_pod_stays_whatever_kubelet_has_forgotten(sce
 def test_a_kubelet_that_does_not_answer_frees_nothing(scene: Scene) -> None:
     scene.books.grant("rdma/vf", {VF: VF})
     scene.now += UNCLAIMED_SECONDS + 1
-    scene.claims = Unavailable("no kubelet")
+    scene.held_units = Unavailable("no kubelet")
     scene.run_once()
     assert [grant.unit_id for grant in scene.books.grants()] == [VF]
-    assert not scene.reconciler.settled
+    assert not scene.settled.value
 
 
 def test_a_unit_that_a_pod_claims_is_taken_over_once_it_is_offered(scene: Scene) -> None:
-    scene.claims = [Claim(POD, "rdma/vf", VF)]
+    scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
     scene.offered = None
     scene.run_once()
     assert scene.books.grants() == ()
-    assert not scene.reconciler.settled
+    assert not scene.settled.value
     scene.offered = {VF: VF}
     scene.run_once()
     (grant,) = scene.books.grants()
     assert (grant.device, grant.pod) == (VF, POD)
-    assert scene.reconciler.settled
+    assert scene.settled.value
+
+
+def test_a_unit_whose_device_a_claim_has_is_not_taken_over_and_keeps_no_other_from_it(scene: Scene) -> None:
+    prepare(scene.books)
+    scene.offered = {VF: VF, OTHER_VF: OTHER_VF}
+    scene.held_units = [HeldUnit(POD, "rdma/vf", VF), HeldUnit(POD, "rdma/vf", OTHER_VF)]
+    scene.run_once()
+    assert [grant.device for grant in scene.books.grants()] == [OTHER_VF]
+    assert scene.settled.value
 
 
 def test_grants_are_settled_soon_after_the_lists_are_made_though_nothing_happens(scene: Scene) -> None:
-    scene.claims = [Claim(POD, "rdma/vf", VF)]
+    scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
     scene.offered = None
 
-    async def nothing_happens() -> None:
-        scene.offered = {VF: VF}  # after the first look
-        await asyncio.sleep(3600)
-
     async def reconcile() -> None:
-        running = asyncio.create_task(scene.reconciler.run(nothing_happens, seconds=3600))
-        await until(lambda: scene.reconciler.settled)
+        running = asyncio.create_task(scene.reconciler.run(seconds=3600))
+        await until(lambda: scene.reconciler.grants.is_too_early)
+        scene.offered = {VF: VF}
+        await until(lambda: scene.settled.value)
         running.cancel()
         await asyncio.wait([running])
 
@@ -106,14 +114,12 @@ def test_grants_are_settled_soon_after_the_lists_are_made_though_nothing_happens
 
 
 def test_who_did_not_answer_is_asked_again_soon_though_nothing_happens(scene: Scene) -> None:
-    scene.claims = Unavailable("no kubelet")
-
-    async def nothing_happens() -> None:
-        scene.claims = [Claim(POD, "rdma/vf", VF)]  # after the first look
-        await asyncio.sleep(3600)
+    scene.held_units = Unavailable("no kubelet")
 
     async def reconcile() -> None:
-        running = asyncio.create_task(scene.reconciler.run(nothing_happens, seconds=3600))
+        running = asyncio.create_task(scene.reconciler.run(seconds=3600))
+        await until(lambda: scene.reconciler.view.asked_at > 0)
+        scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
         await until(lambda: scene.books.grants())
         running.cancel()
         await asyncio.wait([running])
@@ -126,7 +132,7 @@ def test_a_grant_goes_to_the_pod_that_claims_it_now(scene: Scene) -> None:
     scene.books.grant("rdma/vf", {VF: VF})
     scene.books.bind([VF], POD)
     scene.now += 1
-    scene.claims = [Claim(PodRef("default", "next"), "rdma/vf", VF)]
+    scene.held_units = [HeldUnit(PodRef("default", "next"), "rdma/vf", VF)]
     scene.run_once()
     assert [grant.pod for grant in scene.books.grants()] == [PodRef("default", "next")]
 
@@ -134,15 +140,15 @@ def test_a_grant_goes_to_the_pod_that_claims_it_now(scene: Scene) -> None:
 def test_a_pod_is_known_to_kubelet_or_to_the_runtime_or_to_nobody(scene: Scene) -> None:
     row = attach(scene.books, VF, owner("c1"))
     known: list[bool | None] = []
-    for claims, sandboxes in (
-        ([Claim(POD, "rdma/vf", VF)], Unavailable("no runtime")),
+    for held_units, sandboxes in (
+        ([HeldUnit(POD, "rdma/vf", VF)], Unavailable("no runtime")),
         ((), [Sandbox("c1", POD, ready=False)]),
         ((), ()),
         (Unavailable("no kubelet"), ()),
         ((), Unavailable("no runtime")),
         (Unavailable("no kubelet"), [Sandbox("c1", POD, ready=True)]),
     ):
-        scene.claims, scene.sandboxes = claims, sandboxes
+        scene.held_units, scene.sandboxes = held_units, sandboxes
         scene.run_once()
         known.append(scene.hands.pod_known(row))
     assert known == [True, True, False, None, None, True]
@@ -158,7 +164,7 @@ def test_grants_follow_their_vfs_to_new_addresses_after_a_reboot(tmp_path: Path)
     with open_books(tmp_path, boot_id="today") as books:
         scene = Scene(books)
         scene.snapshot = tiny_snapshot(2, boot_id="today", bus="5e")
-        scene.claims = [Claim(POD, "rdma/vf", VF)]
+        scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
         scene.offered = None
         scene.run_once()
         # Not before it is known what is offered; and what is needed for it is not forgotten meanwhile.
@@ -181,4 +187,5 @@ def test_a_pod_that_holds_nothing_of_ours_is_known_all_the_same(scene: Scene) ->
     scene.run_once()
     assert scene.hands.pod_known(row) is False
     scene.pods = frozenset({("default", "trainer")})
+    scene.run_once()
     assert scene.hands.pod_known(row) is True

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-from agent.clients.cri import Sandbox
 from agent.errors import HardwareError
+from agent.kubelet.cri import Sandbox
 from agent.model.allocation import PodRef
-from agent.reconcile import Claim
+from agent.reconcile import HeldUnit
+from cni.migrate.adoption import Adopted
 from tests.agent.books import POD, VF, attach, owner
+from tests.agent.claimed import claimed_vf, prepare
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.cni.tiny_node import tiny_snapshot, vf
 
@@ -36,7 +38,7 @@ def test_natural_names_are_learnt_of_vfs_in_the_host_and_forgotten_with_them(sce
 
 def test_a_vf_that_has_no_interface_and_no_row_is_looked_for_with_all_that_is_known(scene: Scene) -> None:
     scene.snapshot = tiny_snapshot(2, in_pods=[0])
-    scene.claims = [Claim(POD, "rdma/vf", VF)]
+    scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
     scene.sandboxes = [Sandbox("c1", POD, ready=True), Sandbox("old", PodRef("default", "x"), ready=False)]
     scene.run_once()
     assert scene.hands.looked_for == [((VF,), {VF: POD}, {("default", "trainer"): "c1"}, {VF: "rdma/vf"})]
@@ -44,6 +46,27 @@ def test_a_vf_that_has_no_interface_and_no_row_is_looked_for_with_all_that_is_kn
     attach(scene.books, VF, owner())
     scene.run_once()
     assert len(scene.hands.looked_for) == 1
+
+
+def test_a_vf_of_a_claim_is_looked_for_as_its_pods(scene: Scene) -> None:
+    prepare(scene.books)
+    prepare(scene.books, "shared", claimed_vf(OTHER_VF), pods=(POD, PodRef("default", "other")), only_pod="")
+    scene.snapshot = tiny_snapshot(2, in_pods=[0, 1])
+    scene.run_once()
+    (looked_for,) = scene.hands.looked_for
+    assert looked_for == ((VF, OTHER_VF), {VF: POD}, {}, {VF: "rdma/vf", OTHER_VF: "rdma/vf"})
+
+
+def test_a_vf_that_an_old_program_took_after_the_start_is_adopted_before_it_is_looked_for(
+    scene: Scene,
+) -> None:
+    scene.snapshot = tiny_snapshot(2)
+    scene.run_once()
+    scene.snapshot = tiny_snapshot(2, in_pods=[0])
+    scene.hands.adopted = Adopted(devices=(VF,))
+    scene.run_once()
+    adopted = [action for action in scene.counted if action[0] == "adopt"]
+    assert adopted == [("adopt", "replaced-plugin"), ("adopt", "found-in-pod")]
 
 
 def test_a_vf_of_nobody_under_a_pods_name_is_put_back(scene: Scene) -> None:

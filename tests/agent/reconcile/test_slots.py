@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from agent.clients.cri import Sandbox
+from agent.kubelet.cri import Sandbox
 from agent.model.allocation import Binding, PodRef
 from agent.reconcile.slots import SANDBOX_SECONDS, Known, is_over
 from tests.agent.books import POD, VF, attach, open_books, owner

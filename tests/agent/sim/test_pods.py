@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.sim.pods import Container, ManifestInvalid, PodSpec, read_folder, read_manifest
+from agent.sim.pods import (
+    Container,
+    ExtendedClaim,
+    ExtendedRequest,
+    ManifestInvalid,
+    PodClaim,
+    PodSpec,
+    UsedClaim,
+    read_folder,
+    read_manifest,
+)
 
 POD = """
 apiVersion: v1
@@ -68,3 +78,44 @@ def test_a_bad_file_does_not_hide_the_good_ones(tmp_path: Path) -> None:
     assert [p.key for p in pods] == ["default/train-0"]
     assert len(problems) == 2
     assert "in another file already" in problems[1]
+
+
+CLAIMS = """
+apiVersion: v1
+kind: Pod
+metadata: {name: p, uid: uid-of-p}
+spec:
+  resourceClaims:
+    - {name: own, resourceClaimTemplateName: two-rails}
+    - {name: shared, resourceClaimName: hca}
+    - {name: none, resourceClaimTemplateName: nothing}
+  containers:
+    - {name: main, resources: {claims: [{name: own, request: nic-0}, {name: shared}], limits: {rdma/vf: 1, a/b: 2}}}
+status:
+  resourceClaimStatuses:
+    - {name: own, resourceClaimName: p-own-x7k2p}
+    - {name: none}
+  extendedResourceClaimStatus:
+    resourceClaimName: p-extended-resources-q8z5d
+    requestMappings: [{containerName: main, resourceName: rdma/vf, requestName: container-0-request-0}]
+"""
+
+
+def test_claims_are_read_from_spec_and_status_as_kubelet_gets_them() -> None:
+    (pod,) = read_manifest(CLAIMS, "pod.yaml")
+    assert pod.uid == "uid-of-p"
+    assert pod.claims == (
+        PodClaim("own", "p-own-x7k2p", from_template=True),
+        PodClaim("shared", "hca"),
+        PodClaim("none", "", from_template=True),
+    )
+    (main,) = pod.containers
+    assert main.claims == (UsedClaim("own", "nic-0"), UsedClaim("shared"))
+    mapping = ExtendedRequest("main", "rdma/vf", "container-0-request-0")
+    assert pod.extended == ExtendedClaim("p-extended-resources-q8z5d", (mapping,))
+    assert pod.by_plugins(pod.containers)[0].limits == (("a/b", 2),)
+
+
+def test_a_pod_whose_claim_is_not_made_yet_is_none_for_kubelet() -> None:
+    with pytest.raises(ManifestInvalid, match="claim own: no ResourceClaim has been made for it yet"):
+        read_manifest(CLAIMS.replace("- {name: own, resourceClaimName: p-own-x7k2p}", ""), "pod.yaml")

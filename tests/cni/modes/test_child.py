@@ -1,7 +1,7 @@
 """macvlan and IPoIB children: made for the pod, found again, removed in full.
 
 This kernel may have neither kind, so an ifb, an interface of software too, stands for them: real requests, real
-namespaces. tests/vm has real macvlans; the bytes of both kinds are in test_child_messages.
+namespaces. tests/vm has real macvlans; the bytes of both kinds are in test_link_messages_children.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pytest
 
 from agent.errors import AttachmentError, DeviceBusy, DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware.host import Child, Link, LinkChange
-from agent.hardware.link_messages import LinkMessage
-from agent.hardware.netlink import Netlink
+from agent.hardware.netlink.link_messages import LinkMessage
+from agent.hardware.netlink.links import Netlink
 from agent.sim.fabric import device_of
 from agent.sim.machine import SimulatedMachine
-from cni.modes import ipoib
+from cni.modes import child
 from tests.cni import tiny_node
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig
 from tests.waiting import until
@@ -42,10 +42,11 @@ class Kernel(Netlink):
         self.before_move()
         super().move_in(link, netns, change, cpu)
 
-    def create(self, child: Child, parent: Link, netns: int | None) -> None:
+    def create(self, child: Child, parent: Link | None, netns: int | None) -> None:
         if netns is not None and self.refuse_elsewhere is not None:
             raise NetlinkFailed("make it", self.refuse_elsewhere, "refused")
         self.made.append(child)
+        assert parent is not None
         super().create(replace(child, kind="ifb", mtu=child.mtu or parent.mtu), parent, netns)
 
     def _link(self, message: LinkMessage) -> Link:
@@ -320,7 +321,7 @@ def test_a_kernel_that_makes_no_child_elsewhere_makes_it_here_and_it_is_moved(in
     kernel.refuse_elsewhere = errno.EINVAL
     pod = rig.pod()
     rig.add("c1", pod, mode="ipoib", deviceID=None, master=PF_NETDEV)
-    assert kernel.made[0].name == ipoib.temporary_name(f"{PF_NETDEV}/c1/net1")
+    assert kernel.made[0].name == child.temporary_name(f"{PF_NETDEV}/c1/net1")
     found = looked_up(rig, kernel, pod)
     assert found is not None
     assert found.up

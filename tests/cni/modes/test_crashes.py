@@ -6,11 +6,15 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from cni.attachment import Attachments
+from agent.hardware.host import Host
+from agent.ledger import Ledger
+from agent.state import Latest
+from cni.attachment import Attachments, Settings
+from cni.node import Node
 from tests.cni import tiny_node
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, open_rig, vf
 from tests.waiting import until
@@ -106,14 +110,9 @@ def state(rig: Rig, case: Case) -> tuple[Any, ...]:
 def doomed(rig: Rig, calls: int) -> Attachments:
     """What attaches, in an agent that has so many calls left."""
     life, snapshot = Life(calls), rig.machine.scan()
-    folders = rig.folder / "state", rig.folder / "run"
-    return Attachments(
-        Doomed(rig.machine, life),
-        Doomed(rig.ledger, life),  # type: ignore[arg-type]
-        lambda: snapshot,
-        lambda pod: (),
-        foreign_folders=folders,
-    )
+    host, ledger = cast(Host, Doomed(rig.machine, life)), cast(Ledger, Doomed(rig.ledger, life))
+    settings = Settings(foreign_state=rig.folder / "state", foreign_run=rig.folder / "run")
+    return Attachments(Node(host, ledger, Latest(snapshot)), settings=settings)
 
 
 def add_until(rig: Rig, pod: Path, case: Case, calls: int) -> bool:
@@ -134,7 +133,7 @@ def undo_until(rig: Rig, pod: Path, calls: int) -> bool:
     rig.ledger.begin_detach([row.attachment_id])
     try:
         with open(pod) as netns:
-            attachments.undo(row, netns.fileno())
+            attachments.detacher.undo(row, netns.fileno())
     except Killed:
         return False
     return True

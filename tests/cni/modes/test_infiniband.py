@@ -15,15 +15,17 @@ import pytest
 
 from agent.errors import AttachmentError, HardwareError, RequestInvalid
 from agent.hardware.host import Link, LinkChange, VfControl
-from agent.hardware.netlink import Netlink
+from agent.hardware.netlink.links import Netlink
 from agent.model.allocation import Undo
 from agent.sim.machine import SimulatedMachine
-from cni.attachment import GrantedDevice
+from cni.grants import GrantedDevice
 from cni.modes import guid, rdma
 from tests.cni import tiny_node
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID, state
+from tests.cni.networks import network
 from tests.cni.tiny_node import PF_NETDEV, Rig, vf
+from tests.cni.told_grants import ToldGrants
 from tests.waiting import until
 
 NODE_GUID = "0200:0000:0000:0001"
@@ -182,10 +184,10 @@ def test_pods_that_start_at_once_do_not_get_each_others_char_devices(exclusive: 
 @pytest.mark.parametrize("where", ["the call", "the network"])
 def test_several_vfs_of_a_pod_do_not_get_one_guid(node: Rig, where: str) -> None:
     """A GUID is for one attachment, as Multus calls; a chained call brings all VFs of the pod."""
-    network = {"name": "ib", "guid": GUID} if where == "the network" else None
-    conf: dict[str, Any] = {"guid": GUID} if network is None else {}
+    joined = network({"name": "ib", "guid": GUID}) if where == "the network" else None
+    conf: dict[str, Any] = {"guid": GUID} if joined is None else {}
     before, pod = [state(node, index) for index in range(2)], node.pod()
-    node.granted.extend(GrantedDevice(vf(index), "rdma/ib", network) for index in range(2))
+    node.granted.extend(GrantedDevice(vf(index), "rdma/ib", joined) for index in range(2))
     with pytest.raises(RequestInvalid, match=f"guid {GUID} cannot be given to {vf(0)} and {vf(1)} at once"):
         node.add("c1", pod, "eth0", prevResult={"cniVersion": "1.1.0"}, **conf)
     assert ([state(node, index) for index in range(2)], node.ledger.attachments()) == (before, ())
@@ -199,7 +201,7 @@ def test_a_sandbox_made_anew_does_not_make_up_for_another_number(own_network: No
     """kubelet asks Allocate once for a pod: its container gets the file of the first number in any sandbox."""
     rdma_node.create(tmp_path, mode=mode, ib=True)
     promised = {vf(1): "/dev/infiniband/uverbs1"}
-    with tiny_node.open_rig(tmp_path, verbs_node=promised.get) as rig:
+    with tiny_node.open_rig(tmp_path, grants=ToldGrants(verbs_nodes=promised)) as rig:
         rig.ledger.grant("rdma/ib", {vf(1): vf(1)})
         rig.machine.unbind(vf(0))  # uverbs0 is free: whatever is bound anew, or moves, takes it
         for attempt in range(3):
@@ -218,7 +220,7 @@ def test_a_vf_that_its_former_pod_had_bound_anew_since_the_grant_is_looked_at(
     """The next pod asks for no GUID, so that its own ADD binds nothing anew."""
     rdma_node.create(tmp_path, mode="shared", ib=True)
     promised: dict[str, str] = {}
-    with tiny_node.open_rig(tmp_path, verbs_node=promised.get) as rig:
+    with tiny_node.open_rig(tmp_path, grants=ToldGrants(verbs_nodes=promised)) as rig:
         machine, pod, own = rig.machine, rig.pod(), "02:00:00:00:00:00:00:77"
         machine.vf_control.set_guids(PF_NETDEV, 1, own, own)
         for step in (machine.unbind, lambda device: machine.bind(device, "mlx5_core")):

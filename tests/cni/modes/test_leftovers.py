@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from agent.errors import HardwareError
-from agent.hardware import link_messages, rtnetlink, tcx
 from agent.hardware import netns as namespaces
+from agent.hardware import tcx
 from agent.hardware.host import Link, LinkChange
-from agent.hardware.netlink import Netlink
+from agent.hardware.netlink import codec, link_messages, rtnetlink
+from agent.hardware.netlink.links import Netlink
 from agent.model.allocation import Undo
 from agent.sim.fabric import device_of
 from cni.modes import moving, returning
@@ -163,11 +164,9 @@ def attach_xdp(pod: Path, program: int) -> None:
         with rtnetlink.LinkSocket() as links:
             link = links.find("net1")
             assert link is not None
-            content = rtnetlink._attribute(1, struct.pack("=i", program)) + rtnetlink._attribute(
-                3, struct.pack("=I", XDP_FLAGS_SKB_MODE)
-            )
-            xdp = rtnetlink._attribute(link_messages.IFLA_XDP | rtnetlink.NLA_F_NESTED, content)
-            links._ask(link_messages.RTM_NEWLINK, rtnetlink.NLM_F_ACK, rtnetlink._link(link.ifindex) + xdp)
+            content = codec.attribute(1, struct.pack("=i", program)) + codec.word(3, XDP_FLAGS_SKB_MODE)
+            xdp = codec.attribute(link_messages.IFLA_XDP | codec.NLA_F_NESTED, content)
+            links._ask(link_messages.RTM_NEWLINK, codec.NLM_F_ACK, rtnetlink._link(link.ifindex) + xdp)
 
     with open(pod) as netns:
         namespaces.run_in(netns.fileno(), attach)

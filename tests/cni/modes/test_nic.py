@@ -13,6 +13,7 @@ import pytest
 
 from agent.errors import AgentError, AttachmentError, DeviceBusy, DeviceGone, HardwareError, RequestInvalid
 from agent.hardware.host import Link
+from cni.node import Observer
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
 from tests.waiting import until
 
@@ -252,13 +253,18 @@ def test_a_route_that_the_host_takes_no_more_is_told_and_withholds_nothing(lab: 
     ip("route", "add", "198.51.100.0/24", "via", "192.0.2.1")
     ip("route", "add", "203.0.113.0/24", "via", "192.0.2.2", "metric", "7")
     told: list[tuple[str, str]] = []
-    lab.attachments._tell_lost = lambda device, text: told.append((device, text))
+
+    class Ears(Observer):
+        def not_put_back(self, device: str, what: str) -> None:
+            told.append((device, what))
+
+    lab.attachments._node.observer = Ears()
     add(lab, lab.pod(), master="lab0")
     [row] = lab.ledger.attachments()
     gone = {**row.undo.extra["routes"][0], "destination": "10.7.0.0/16", "gateway": "10.200.0.1", "source": None}
     undo = replace(row.undo, extra={**row.undo.extra, "routes": [gone, *row.undo.extra["routes"]]})
     ip("route", "add", "203.0.113.0/24", "dev", "way0", "metric", "7")  # the host goes another way meanwhile
-    lab.attachments.undo(replace(row, undo=undo))
+    lab.attachments.detacher.undo(replace(row, undo=undo))
     assert (lab.ledger.attachments(), lab.ledger.quarantines()) == ((), ())
     assert "198.51.100.0/24 via 192.0.2.1 dev lab0" in show("route")
     assert "203.0.113.0/24 dev way0" in show("route")

@@ -108,7 +108,7 @@ def test_an_mlx5_vf_with_an_rdma_device_keeps_a_mac_on_its_pf(rig: Rig) -> None:
     """With an all-zero MAC its node GUID would be zero too, and RDMA-CM fails until the driver is bound anew."""
     facts = replace(
         rig.machine.scan().by_address[vf(0)],
-        rdma_devices=(RdmaDevice("mlx5_1", "CA", "0", "0", "", "", (), ()),),
+        rdma_devices=(RdmaDevice("mlx5_1", "CA", "0", "", (), ()),),
     )
     undo = Undo("ens1f0v0", "02:00:00:00:01:00", 1500, up=False)
     wanted = VfSettings(mac="02:00:00:00:00:77")

@@ -23,6 +23,7 @@ from tests.cni.modes import rdma_node
 from tests.cni.modes.rdma_node import rdma_name
 from tests.cni.modes.stepping import Stepping
 from tests.cni.tiny_node import Rig, vf
+from tests.cni.told_grants import ToldGrants
 from tests.waiting import until
 
 
@@ -205,7 +206,7 @@ def test_a_device_that_another_pod_had_at_the_grant_must_have_the_number_of_then
 ) -> None:
     rdma_node.create(tmp_path)
     told = "/dev/infiniband/uverbs7"
-    with tiny_node.open_rig(tmp_path, verbs_node=lambda device: told) as node:
+    with tiny_node.open_rig(tmp_path, grants=ToldGrants(verbs_nodes={vf(1): told})) as node:
         node.add("c1", node.pod())  # of a device that kubelet has given to nobody, nobody was told
         node.ledger.grant("rdma/vf", {vf(1): vf(1)})
         pod = node.pod("other")
@@ -309,7 +310,7 @@ def test_a_del_that_meets_a_vf_that_does_not_come_back_is_finished_later(impatie
         assert f"{vf(2)} is still being moved" in impatient.ledger.quarantines()[0].reason
         until(lambda: impatient.found() == before)  # the interface does not wait
         (row,) = impatient.ledger.attachments()
-        until(lambda: not impatient.attachments.is_leaving(row))
+        until(lambda: row not in impatient.attachments.detacher.leaving)
         with pytest.raises(DeviceBusy, match=f"{vf(2)} is still being moved"):
             impatient.attachments.heal(vf(0))
         assert inside(impatient, pod) == ["mlx5_1"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import HardwareError, NetlinkFailed
-from agent.hardware.host import Child, Link, LinkChange, RdmaLink, Route, TcxProgram, Watch
+from agent.hardware.host import NO_POLICY, Child, Link, LinkChange, LinkPolicy, RdmaLink, Route, TcxProgram, Watch
 from agent.model.allocation import Attachment, AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
 from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
@@ -62,7 +62,7 @@ class Igb:
     def find_netdev(self, device: str) -> Link | None:
         return self.uplink if device == PF else self.find_device(device)
 
-    def create(self, child: Child, parent: Link, netns: int | None) -> None:
+    def create(self, child: Child, parent: Link | None, netns: int | None) -> None:
         raise AssertionError("not used")
 
     def remove(self, link: Link, netns: int | None = None) -> None:
@@ -118,10 +118,20 @@ class Igb:
         assert (programs, links) == ((), ())
         return ()
 
-    def listed(self, netns: int | None = None, wanted: Callable[[Link], bool] = lambda link: True) -> tuple[Link, ...]:
+    def listed(self, netns: int | None = None, wanted: Callable[[Link], bool] | None = None) -> tuple[Link, ...]:
         raise AssertionError("not used")
 
-    def configure(self, ifname: str, netns: int | None, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> None:
+    def configure(
+        self,
+        ifname: str,
+        netns: int | None,
+        addresses: tuple[str, ...],
+        routes: tuple[Route, ...],
+        policy: LinkPolicy = NO_POLICY,
+    ) -> None:
+        raise AssertionError("not used")
+
+    def policy(self, ifname: str, netns: int) -> LinkPolicy:
         raise AssertionError("not used")
 
     def addresses(self, ifname: str, netns: int | None) -> tuple[str, ...]:
@@ -156,7 +166,7 @@ class Igb:
 
 
 def device(address: str, **more: object) -> PciDevice:
-    facts = PciDevice(address, ("pci0000:3a", address), 0x020000, 0x8086, 0x10C9, 0, 0, "igb", 0, None)
+    facts = PciDevice(address, ("pci0000:3a", address), 0x020000, 0x8086, 0x10C9, "igb", 0, None)
     return replace(facts, **more)  # type: ignore[arg-type]
 
 

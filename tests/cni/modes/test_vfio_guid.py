@@ -13,11 +13,12 @@ import pytest
 
 from agent.errors import AttachmentError, HardwareError, RequestInvalid
 from agent.sim.machine import RecordedVfControl, SimulatedMachine
-from cni.attachment import GrantedDevice
+from cni.grants import GrantedDevice
 from cni.modes import guid
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID
 from tests.cni.modes.test_vfio import bind, unplug_interface
+from tests.cni.networks import network
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, open_rig, vf
 
 FORMER = ("02:00:00:00:00:00:0f:01", "02:00:00:00:00:00:0f:02")
@@ -118,7 +119,7 @@ def test_a_guid_that_somebody_else_changed_is_told_by_check(node: Rig) -> None:
 
 def test_a_vf_of_the_pods_resource_gets_the_guid_of_its_network(node: Rig) -> None:
     pod = node.pod()
-    node.granted.append(GrantedDevice(vf(0), "example.com/ib", network={"name": "rails", "guid": GUID}))
+    node.granted.append(GrantedDevice(vf(0), "example.com/ib", network=network({"name": "rails", "guid": GUID})))
     previous = {"cniVersion": "1.1.0", "interfaces": [{"name": "eth0"}]}
     node.add("c1", pod, prevResult=previous, name="cluster")
     assert guids(node) == (GUID, GUID)
@@ -181,7 +182,7 @@ def test_a_partition_is_refused(node: Rig) -> None:
 
 
 def test_an_rdma_device_that_must_go_along_with_a_vf_of_the_pods_resource_is_refused(node: Rig) -> None:
-    node.granted.append(GrantedDevice(vf(0), "example.com/ib", network={"name": "rails", "rdma": True}))
+    node.granted.append(GrantedDevice(vf(0), "example.com/ib", network=network({"name": "rails", "rdma": True})))
     with pytest.raises(RequestInvalid, match=f"rdma: true cannot be heeded for {vf(0)}"):
         node.add("c1", node.pod(), prevResult={"cniVersion": "1.1.0"}, name="cluster")
 

@@ -119,7 +119,7 @@ const char *try_holders(const uint8_t *bytes, size_t length)
     fclose(boot);
     sprintf(socket_path, "%s/s", base);
     sprintf(path, "%s/s.pods", base);
-    int headed = flags & 1 ? 0 : sprintf(head, "nodefabric-pods 1\nboot %sunknown 0\n", id);
+    int headed = flags & 1 ? 0 : sprintf(head, "nodefabric-pods 2\nboot %sunknown 0\n", id);
     int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     must(file >= 0 && fchmod(file, flags & 2 ? 0640 : 0600) == 0, path);
     must(write(file, head, (size_t)headed) == headed, path);
@@ -139,7 +139,7 @@ const char *try_holders(const uint8_t *bytes, size_t length)
         char *uid = argument(values[1], "K8S_POD_UID");
         MUST(*values[0] != 0 && *name != 0 && *name_space != 0 && *uid != 0);
         MUST(!has(at, left, values[0], "", "") && !has(at, left, name_space, "/", name));
-        MUST(!has(at, left, uid, "", ""));
+        MUST(!has(at, left, uid, "", "") && !has(at, left, name_space, "/", ""));
         free(name);
         free(name_space);
         free(uid);

@@ -1,171 +1,254 @@
-"""The device plugins and the kubelet stand-in on one node, joined by real sockets, and late binding beside them."""
+"""One node's allocator and binder, and the device manager of the kubelet stand-in, in one process and one time.
+
+What takes seconds on a node takes no time here, but happens in its order: kubelet frees what a pod had when it next
+looks, CNI ADD tells the books whose a grant is, and PodResources are read some seconds after the books have changed.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import random
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from agent import cdi
-from agent.clients.kubelet import PodDevices, PodResources
-from agent.config import Config
-from agent.late.binder import Binder
+from agent.config import Config, HealthSettings
+from agent.edits import cdi
+from agent.health import HealthBook
+from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
-from agent.model.device import Snapshot
-from agent.sim.kubelet import Kubelet
-from agent.sim.pods import Container, PodSpec
+from agent.offer.books import read
+from agent.offer.offer import Offer
+from agent.offer.offers import Offers
+from agent.sim.devices import DeviceManager, Held, Known
+from agent.sim.pods import Container
+from agent.state import Latest
 from cni.call import Call
+from cni.grants import Grants
 from cni.netconf import from_document
-from deviceplugin.plugins import DevicePlugins
-from measure.alignment.scenarios import GPU, NIC, Scenario
-from measure.alignment.score import Chance
-from measure.alignment.stream import Step
+from cni.slots.binder import Binder
+from cni.slots.bound import BoundSlots
+from deviceplugin.allocation import Allocator
+from deviceplugin.informed import SlotBook
+from measure.alignment.scenarios import NIC, Scenario
+from measure.alignment.score import Chance, Part
+from measure.alignment.stream import Play, Step
+from proto.deviceplugin.v1beta1 import api_pb2
 
 NAMESPACE = "default"
-CONTAINER = "c"
-PAUSE_SECONDS = 60.0
-"""Between two steps, by the plugins' clock."""
-AT_ONCE_SECONDS = 0.02
-"""Between two pods that come right one after the other."""
-DEADLINE_SECONDS = 30.0
+ADD_SECONDS = 0.1
+"""From the admission of a pod to its CNI ADD."""
+READ_SECONDS, READ_PAUSE_SECONDS = 1.1, 3.0
+"""PodResources are read so long after a change in the books, and after they were read last (deviceplugin.usage)."""
 
 
-class _Still:
-    """An inventory that never changes."""
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the node binds, and what it knows."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-
-    async def newer_than(self, generation: int) -> Snapshot:
-        if self.snapshot.generation <= generation:
-            await asyncio.Event().wait()
-        return self.snapshot
+    binding: str
+    """early or late."""
+    reads_pods: bool = True
+    """Whether it reads PodResources. If not, no pod's end is told but by kubelet's calls."""
+    foresees: bool = False
+    """It knows how many GPUs and NICs a pod's containers will ask for, before kubelet asks."""
 
 
 class AgentNode:
-    """One node with an agent's device plugins. `binding` is early or late."""
+    """A node on which pods come and go."""
 
-    def __init__(self, scenario: Scenario, folder: Path, binding: str, *, reads_pods: bool, seed: int) -> None:
-        """`reads_pods`: PodResources are read after a pod has gone, as they are once its DEL has changed the books."""
-        self._scenario = scenario
-        self._binding = binding
-        self._reads_pods = reads_pods
+    def __init__(self, scenario: Scenario, folder: Path, way: Way, play: Play, seed: int) -> None:
+        self._way = way
         self._now = 0.0
-        self._kubelet = Kubelet(folder, netns_dir=folder / "netns", seed=seed)
+        self._distances = scenario.distances
+        self._pods: dict[str, PodRef] = {}
+        self._due: list[tuple[float, Callable[[], None]]] = []
+        self._read_at = 0.0
+        self._devices = DeviceManager(folder / "checkpoint", random.Random(seed), lambda: set(self._pods))
         self._ledger = Ledger.open(folder / "ledger.db", "boot")
-        self._pod_resources = PodResources.of_kubelet(folder)
-        resources = scenario.resources(binding)
-        self._binder = Binder(
-            folder,
-            self._ledger,
-            cdi.SlotSpecs(folder / "cdi"),
-            resources=lambda: resources,
-            stock=lambda: self._plugins.allocator.offer,
-            ask_kubelet=self._ask_kubelet,
-            network_of=lambda _name: None,
-            is_settled=lambda: False,
-        )
-        self._plugins = DevicePlugins(
-            Config(resources=resources, kubelet_dir=folder),
-            _Still(scenario.snapshot),
-            self._ledger,
-            granting=self._binder.forget,
-            clock=lambda: self._now,
-        )
+        gpus, nics = scenario.resources(way.binding, other_plugin=play.other_plugin)
+        self.gpu = gpus if isinstance(gpus, str) else gpus.name
+        self._resources = (nics,) if isinstance(gpus, str) else (gpus, nics)
+        self._snapshot = scenario.snapshot
+        self._offer = Latest(Offer())
+        config = Latest(Config(resources=self._resources, kubelet_dir=folder))
+        bound = BoundSlots(config, self._ledger, cdi.SlotSpecs(folder / "cdi"))
+        self._binder = Binder(config, self._ledger, bound, self._offer, _PodGrants(self))
+        book = SlotBook(self._ledger, bound.forget)
+        self._allocator = Allocator(self._offer, self._resources, book, self._time, self._ledger.pod_of)
+        self._offers = Offers(HealthBook(HealthSettings(0, 0, 0), self._time), self._time)
+        for resource in self._resources:
+            self._devices.resources[resource.name] = Known(_OurPlugin(self._allocator, resource.name))
+        if isinstance(gpus, str):
+            self._devices.resources[gpus] = Known(_OtherPlugin())
+            self._devices.update(gpus, [_device(gpu, healthy=True) for gpu in self._distances.gpus])
         self._conf = from_document({"cniVersion": "1.0.0", "name": "bench", "type": "nodefabric"})
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[AgentNode]:
-        """Start both sides, wait until kubelet knows all units, and end them."""
-        self._loop = asyncio.get_running_loop()
-        await self._kubelet.start()
-        serving = asyncio.create_task(self._plugins.run())
+        """Make the first lists; end what was begun."""
         try:
-            await self._until(lambda: serving.done() or (self._plugins.ready and self._is_settled()))
+            self._offer_anew()
             yield self
-            await self._plugins.close()
-            await serving
         finally:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
-            await self._pod_resources.close()
-            await self._kubelet.close()
+            self._allocator.close()
             self._ledger.close()
+
+    def _time(self) -> float:
+        return self._now
 
     def free(self) -> Chance:
         """Tell what a new pod could get."""
-        self._kubelet.devices.free()
-        used = {unit for held in self._kubelet.devices.held for unit in held.ids}
-        gpus = [u.device for u in self._plugins.units[GPU] if u.unit_id not in used and u.health.healthy]
-        if self._binding == "late":
+        self._devices.free()
+        used = {unit for held in self._devices.held for unit in held.ids}
+        gpus = [self._gpu(unit) for unit in sorted(self._devices.resources[self.gpu].healthy - used)]
+        if self._way.binding == "late":
             bound = {b.device for b in self._ledger.bindings()}
-            pool = self._plugins.allocator.offer.pools[NIC]
-            nics = [u.device for u in pool if u.device not in bound and u.health.healthy]
+            nics = [u.device for u in self._offer.value.pools[NIC] if u.device not in bound and u.health.healthy]
         else:
-            nics = [u.device for u in self._plugins.units[NIC] if u.unit_id not in used and u.health.healthy]
+            nics = [u.device for u in self._offer.value.units[NIC] if u.unit_id not in used and u.health.healthy]
         return Chance(tuple(gpus), tuple(nics))
 
-    async def come(self, step: Step) -> tuple[list[str], list[str]]:
-        """Start a pod; give its GPUs and NICs."""
-        self._now += AT_ONCE_SECONDS if step.at_once else PAUSE_SECONDS
-        name = step.pod
-        limits = tuple((resource, count) for resource, count in ((GPU, step.gpus), (NIC, step.nics)) if count)
-        spec = PodSpec(NAMESPACE, name, containers=(Container(CONTAINER, limits),))
-        pod = self._kubelet.create(spec)
-        await self._until(lambda: pod.phase != "Pending")
-        if pod.phase != "Running":
-            raise RuntimeError(f"{self._scenario.node}: {step}: {pod.message}")
-        held = {h.resource_name: h.ids for h in self._kubelet.devices.of_container(pod.uid, CONTAINER)}
-        gpus = [unit.device for i in held.get(GPU, ()) if (unit := self._plugins.unit(i)) is not None]
-        if self._binding == "late":
-            bound = await asyncio.to_thread(self._binder.bind, self._call(name, pod.uid), lambda: True)
-            nics = [granted.device for granted in bound]
+    async def come(self, step: Step) -> list[Part]:
+        """Start a pod; give the GPUs and NICs of each container."""
+        self._advance(step.after)
+        pod = self._pods[step.pod] = PodRef(NAMESPACE, step.pod, step.pod)
+        if self._way.foresees:
+            for gpus, nics in step.containers:
+                if gpus and nics:
+                    self._allocator.preference.ratios.note(NIC, nics, gpus)
+        wanted = [
+            Container(f"c{number}", tuple((name, n) for name, n in zip((self.gpu, NIC), shape, strict=True) if n))
+            for number, shape in enumerate(step.containers)
+        ]
+        await self._devices.admit(step.pod, (), wanted)
+        self._note_change()
+        bound: dict[str, list[str]] = {}
+        if self._way.binding == "late":
+            self._binder.bind(Call(step.pod, "eth0", None, "", pod, "", "", self._conf), lambda: True)
+            for binding in self._ledger.bindings():
+                if binding.pod == pod:
+                    bound.setdefault(binding.container, []).append(binding.device)
+            self._offer_anew()
         else:
-            nics = [unit.device for i in held.get(NIC, ()) if (unit := self._plugins.unit(i)) is not None]
-        await self._until(self._is_settled)
-        if (len(gpus), len(nics)) != (step.gpus, step.nics):
-            raise RuntimeError(f"{self._scenario.node}: {step} got {gpus} and {nics}")
-        return gpus, nics
+            units = [unit for held in self._of(step.pod) for unit in held.ids]
+            self._due.append((self._now + ADD_SECONDS, partial(self._ledger.bind, units, pod)))
+        found: list[Part] = []
+        for container in wanted:
+            held = {h.resource_name: h.ids for h in self._devices.of_container(step.pod, container.name)}
+            early = [u.device for i in held.get(NIC, ()) if (u := self._offer.value.by_id.get(i)) is not None]
+            mine = bound.get(container.name, []) if self._way.binding == "late" else early
+            found.append(([self._gpu(unit) for unit in held.get(self.gpu, ())], mine))
+        if [(len(a), len(b)) for a, b in found] != list(step.containers):
+            raise RuntimeError(f"{step} got {found}")
+        return found
 
-    async def go(self, name: str) -> None:
+    def go(self, step: Step) -> None:
         """End a pod."""
-        self._now += PAUSE_SECONDS
-        if self._binding == "late":
-            await asyncio.to_thread(self._binder.unbind, name, "eth0")
-        await self._kubelet.delete(f"{NAMESPACE}/{name}")
-        self._kubelet.devices.free()
-        if self._binding == "late":
+        self._advance(step.after)
+        del self._pods[step.pod]
+        if self._way.binding == "late":
+            self._binder.unbind(step.pod, "eth0")
+            self._devices.free()
             # As the reconciler does when kubelet counts a unit to no pod any more.
-            used = {unit for held in self._kubelet.devices.held for unit in held.ids}
+            used = {unit for held in self._devices.held for unit in held.ids}
             self._ledger.release([g.unit_id for g in self._ledger.grants() if g.unit_id not in used])
-        if self._reads_pods:
-            self._now += PAUSE_SECONDS
-            self._plugins.allocator.heard(await self._pod_resources.list(), self._now)
-        await self._until(self._is_settled)
+            self._offer_anew()
+        self._note_change()
 
-    def _call(self, name: str, uid: str) -> Call:
-        return Call(name, "eth0", None, "", PodRef(NAMESPACE, name, uid), "", "", self._conf)
+    def listing(self, names: Iterable[str]) -> tuple[PodDevices, ...]:
+        """Tell what kubelet's PodResources would of some pods."""
+        return tuple(
+            PodDevices(self._pods[name], tuple(ContainerDevices(c, tuple(a)) for c, a in self._by_container(name)))
+            for name in names
+        )
 
-    def _ask_kubelet(self, pod: PodRef) -> PodDevices | None:
-        asked = asyncio.run_coroutine_threadsafe(self._pod_resources.get(pod), self._loop)
-        return asked.result(DEADLINE_SECONDS)
+    def _by_container(self, pod: str) -> Iterable[tuple[str, list[DeviceAssignment]]]:
+        found: dict[str, list[DeviceAssignment]] = {}
+        for held in self._of(pod):
+            found.setdefault(held.container, []).append(DeviceAssignment(held.resource_name, held.ids))
+        return found.items()
 
-    def _is_settled(self) -> bool:
-        """Tell whether the lists say what the books say, and kubelet has them."""
-        units = self._plugins.units
-        known = self._kubelet.devices.resources
-        if any(name not in known or known[name].healthy != _healthy(mine) for name, mine in units.items()):
-            return False
-        bound = {(b.unit_id, b.device) for b in self._ledger.bindings()}
-        return {(u.unit_id, u.device) for u in units.get(NIC, ()) if u.is_slot and u.device} == bound
+    def _of(self, pod: str) -> list[Held]:
+        return [held for held in self._devices.held if held.pod_uid == pod]
 
-    async def _until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while not condition():  # noqa: ASYNC110 -- what is waited for happens on the other side of a socket
-                await asyncio.sleep(0.002)
+    def _gpu(self, unit: str) -> str:
+        return self._distances.gpu(unit) or unit
+
+    def _advance(self, seconds: float) -> None:
+        """Let time go by, with what is due meanwhile."""
+        end = self._now + seconds
+        while self._due and (first := min(self._due, key=lambda due: due[0]))[0] <= end:
+            self._due.remove(first)
+            self._now = first[0]
+            first[1]()
+        self._now = end
+
+    def _note_change(self) -> None:
+        if self._way.reads_pods and self._read_at <= self._now:
+            self._read_at = max(self._now + READ_SECONDS, self._read_at + READ_PAUSE_SECONDS)
+            self._due.append((self._read_at, self._read))
+
+    def _read(self) -> None:
+        self._devices.free()
+        self._allocator.heard(self.listing(self._pods), self._now)
+
+    def _offer_anew(self) -> None:
+        """Post lists as the books are now."""
+        books = read(self._ledger, with_names=False, with_slots=self._way.binding == "late")
+        offer = self._offers.make(self._resources, self._snapshot, books)
+        if offer is None:
+            return
+        self._offer.set(offer)
+        for resource in self._resources:
+            units = offer.units[resource.name]
+            self._devices.update(resource.name, [_device(u.unit_id, healthy=u.health.healthy) for u in units])
 
 
-def _healthy(units: object) -> set[str]:
-    return {unit.unit_id for unit in units if unit.health.healthy}  # type: ignore[attr-defined]
+class _OurPlugin:
+    """The device plugin of one resource, without its sockets."""
+
+    prefers = True
+
+    def __init__(self, allocator: Allocator, resource_name: str) -> None:
+        self._allocator = allocator
+        self._name = resource_name
+
+    async def preferred(self, available: Iterable[str], must_include: Iterable[str], size: int) -> tuple[str, ...]:
+        return self._allocator.prefer(self._name, list(available), list(must_include), size)
+
+    async def allocate(self, ids: Iterable[str]) -> api_pb2.ContainerAllocateResponse:
+        await self._allocator.allocate(self._name, [list(ids)])
+        return api_pb2.ContainerAllocateResponse()
+
+
+class _OtherPlugin:
+    """Another vendor's, that has no preference."""
+
+    prefers = False
+
+    async def preferred(self, available: Iterable[str], must_include: Iterable[str], size: int) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    async def allocate(self, ids: Iterable[str]) -> api_pb2.ContainerAllocateResponse:
+        return api_pb2.ContainerAllocateResponse()
+
+
+class _PodGrants(Grants):
+    """Always asks kubelet, as after a start."""
+
+    def __init__(self, node: AgentNode) -> None:
+        self._node = node
+
+    @property
+    def is_settled(self) -> bool:
+        return False
+
+    def pod_devices(self, pod: PodRef) -> PodDevices | None:
+        return self._node.listing([pod.name])[0]
+
+
+def _device(unit: str, *, healthy: bool) -> api_pb2.Device:
+    return api_pb2.Device(ID=unit, health="Healthy" if healthy else "Unhealthy")

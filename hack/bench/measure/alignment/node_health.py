@@ -16,7 +16,7 @@ from typing import Any
 from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import Stage
 from measure import faults
-from measure.alignment.scenarios import GPU, NIC, Scenario
+from measure.alignment.scenarios import GPU, NIC, WHOLE, Scenario
 from measure.faults import Fault
 from measure.figures import quantile
 from measure.health import RELAY
@@ -100,7 +100,7 @@ def faults_of(machine: SimulatedMachine, nics: Sequence[str]) -> tuple[str, list
 
 def configuration(scenario: Scenario) -> Mapping[str, Any]:
     """Make the agent's configuration for the pods of a scenario."""
-    shares = {} if scenario.binds_late else {"shares": 1}
-    kind = "vf" if scenario.binds_late else "hca"
+    whole = scenario.nics == WHOLE
+    shares, kind = ({"shares": 1}, "hca") if whole else ({}, "vf")
     nic = {"name": NIC, "kind": kind, "select": {"pciAddresses": list(scenario.devices)}, **shares}
     return {"resources": [nic, {"name": GPU, "kind": "gpu"}], "health": {"downSeconds": 0, "upSeconds": 0}}

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 
 from agent.model.device import NO_NUMA_NODE
-from agent.placement import Terrain, choose_gpus
+from agent.placement import Distances, choose_gpus
 from measure.alignment.score import Chance
 
 Choice = tuple[list[str], list[str]]
 """GPUs and NICs."""
-Rival = Callable[[Terrain, Chance, int, random.Random], Choice]
+Rival = Callable[[Distances, Chance, int, random.Random], Choice]
 
 
-def kubelet_default(_terrain: Terrain, free: Chance, size: int, chance: random.Random) -> Choice:
+def kubelet_default(_distances: Distances, free: Chance, size: int, chance: random.Random) -> Choice:
     """Choose as kubelet does without preference and topology manager: it takes what its maps give first.
 
     devicesToAllocate and UnsortedList, pkg/kubelet/cm/devicemanager/manager.go.
@@ -23,28 +23,28 @@ def kubelet_default(_terrain: Terrain, free: Chance, size: int, chance: random.R
     return chance.sample(free.gpus, size), chance.sample(free.nics, size)
 
 
-def numa_only(terrain: Terrain, free: Chance, size: int, chance: random.Random) -> Choice:
+def numa_only(distances: Distances, free: Chance, size: int, chance: random.Random) -> Choice:
     """Choose as with the topology manager's best-effort: the fewest NUMA nodes that hold both, then any of theirs.
 
     Where firmware names no NUMA node the devices have no topology, and kubelet no preference.
     """
-    nodes = sorted({terrain.numa_node(d) for d in (*free.gpus, *free.nics)} - {NO_NUMA_NODE})
+    nodes = sorted({distances.numa_node(d) for d in (*free.gpus, *free.nics)} - {NO_NUMA_NODE})
     for width in range(1, len(nodes) + 1):
         for mask in combinations(nodes, width):
-            gpus = [d for d in free.gpus if terrain.numa_node(d) in mask]
-            nics = [d for d in free.nics if terrain.numa_node(d) in mask]
+            gpus = [d for d in free.gpus if distances.numa_node(d) in mask]
+            nics = [d for d in free.nics if distances.numa_node(d) in mask]
             if len(gpus) >= size and len(nics) >= size:
                 return chance.sample(gpus, size), chance.sample(nics, size)
-    return kubelet_default(terrain, free, size, chance)
+    return kubelet_default(distances, free, size, chance)
 
 
-def greedy(terrain: Terrain, free: Chance, size: int, _chance: random.Random) -> Choice:
+def greedy(distances: Distances, free: Chance, size: int, _chance: random.Random) -> Choice:
     """Choose GPUs that belong together without a look at NICs, then for one after the other the nearest free NIC."""
-    gpus = choose_gpus(terrain, free.gpus, (), size)
+    gpus = choose_gpus(distances, free.gpus, (), size)
     nics = list(free.nics)
     taken: list[str] = []
     for gpu in gpus:
-        taken.append(min(nics, key=lambda nic: (terrain.distance(gpu, nic), terrain.order(nic))))
+        taken.append(min(nics, key=lambda nic: (distances.distance(gpu, nic), distances.order(nic))))
         nics.remove(taken[-1])
     return list(gpus), taken
 

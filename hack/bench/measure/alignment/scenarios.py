@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.config import Resource, Select
-from agent.hardware import sysfs
+from agent.hardware.sysfs import scan as sysfs
 from agent.model.device import PciDevice, Snapshot
+from agent.placement import Distances
 from agent.sim import recorded
 
-GPU, NIC = "nvidia.com/gpu", "rdma/nic"
+GPU, OTHER_GPU, NIC = "nvidia.com/gpu", "amd.com/gpu", "rdma/nic"
+WHOLE = "whole HCAs"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scenario:
     """A node, and what a NIC is on it."""
 
@@ -22,22 +24,24 @@ class Scenario:
     nics: str
     """`all VFs`, `one VF per port` or `whole HCAs`."""
     snapshot: Snapshot
+    """GPUs that only sysfs shows stand beside those of NVML, as if a device plugin of ours handed them out, too."""
     devices: tuple[str, ...]
     """PCI addresses of the NICs."""
+    has_nvml: bool = True
+    """Whether there are GPUs of which NVML tells."""
+    distances: Distances = field(init=False, compare=False)
 
-    @property
-    def binds_late(self) -> bool:
-        """Tell whether late binding can be had: HCAs are handed out whole or shared, early."""
-        return self.nics != "whole HCAs"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "distances", Distances(self.snapshot))
 
-    def resources(self, binding: str) -> tuple[Resource, ...]:
-        """Make the configuration's resources."""
+    def resources(self, binding: str, *, other_plugin: bool = False) -> tuple[Resource | str, Resource]:
+        """Make the configuration's resources, or name that of another plugin: GPUs, NICs."""
         select = Select(pci_addresses=self.devices)
-        if self.nics == "whole HCAs":
-            nic = Resource(NIC, "hca", select=select, shares=1)
+        if self.nics == WHOLE:
+            nic = Resource(NIC, "hca", select=select, shares=1, binding=binding)
         else:
             nic = Resource(NIC, "vf", select=select, binding=binding)
-        return Resource(GPU, "gpu"), nic
+        return OTHER_GPU if other_plugin else Resource(GPU, "gpu"), nic
 
 
 def scenarios(file: Path, folder: Path) -> Iterator[Scenario]:
@@ -47,19 +51,19 @@ def scenarios(file: Path, folder: Path) -> Iterator[Scenario]:
     """
     node = recorded.load(file)
     recorded.unpack(node, folder)
-    scanned = sysfs.scan(folder)
-    snapshot = Snapshot(
-        devices=scanned.devices, gpus=node.gpus, numa_nodes=scanned.numa_nodes, boot_id=scanned.boot_id, generation=1
-    )
-    if not node.gpus:
+    scanned = replace(sysfs.scan(folder), gpus=node.gpus, generation=1)
+    snapshot = replace(scanned, gpus=scanned.all_gpus)
+    if not snapshot.gpus:
         return
     pfs = [d for d in snapshot.devices if d.rdma_devices and not d.is_vf and _is_up(d)]
     every = tuple(vf for pf in pfs for vf in pf.vfs)
+    has_nvml = bool(node.gpus)
     if every:
-        yield Scenario(node.name, "all VFs", snapshot, every)
-        yield Scenario(node.name, "one VF per port", snapshot, tuple(pf.vfs[0] for pf in pfs if pf.vfs))
+        yield Scenario(node.name, "all VFs", snapshot, every, has_nvml)
+        one_each = tuple(pf.vfs[0] for pf in pfs if pf.vfs)
+        yield Scenario(node.name, "one VF per port", snapshot, one_each, has_nvml)
     elif pfs:
-        yield Scenario(node.name, "whole HCAs", snapshot, tuple(pf.address for pf in pfs))
+        yield Scenario(node.name, WHOLE, snapshot, tuple(pf.address for pf in pfs), has_nvml)
 
 
 def _is_up(device: PciDevice) -> bool:

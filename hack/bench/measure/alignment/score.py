@@ -1,19 +1,27 @@
 """What a pod got against the best that it could have got at that moment. Pure.
 
-The best is worked out over all choices of free GPUs and free NICs, but for such as give up NVLinks that the GPUs
-could have among themselves: these are worth more than a nearer NIC.
+A container's pairs are its NICs, each with a GPU: every GPU has as many as every other, and some of them one more. The
+best is worked out over all choices of free GPUs and free NICs, but for such as give up NVLinks that a container's GPUs
+could have among themselves: these are worth more than a nearer NIC. Where another plugin has chosen the GPUs, it is the
+best for these.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
 from agent.model.topology import Locality
-from agent.placement import Terrain
-from agent.placement.nics import pair
+from agent.placement import Distances
+from agent.placement.distances import FINE
+from agent.placement.nics import spans
+
+Found = tuple[int, ...]
+"""Spans of pairs (`Distances.span`): their localities, and what tells pairs of one locality apart."""
+Part = tuple[Sequence[str], Sequence[str]]
+"""The GPUs and NICs of one container."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,46 +42,108 @@ class Tally:
     """Against choices too that give up NVLinks."""
     localities: Counter[Locality] = field(default_factory=Counter)
 
-    def add(self, terrain: Terrain, chance: Chance, gpus: Sequence[str], nics: Sequence[str]) -> None:
-        """Count a pod's pairs, matched in its own favour."""
-        got = localities(terrain, gpus, nics, len(gpus))
+    def add(self, distances: Distances, chance: Chance, parts: Sequence[Part], *, given: bool = False) -> None:
+        """Count the pairs of a pod's containers, matched in its own favour. `given`: the GPUs were not ours to choose.
+
+        Containers without GPUs, or without NICs, have no pairs.
+        """
+        parts = [(gpus, nics) for gpus, nics in parts if gpus and nics]
+        if not parts:
+            return
+        got = tuple(sorted(d for gpus, nics in parts for d in matched(distances, [(gpus, len(nics))], nics)))
+        sizes = [(len(gpus), len(nics)) for gpus, nics in parts]
+        if given:
+            of_any = could = matched(distances, [(gpus, len(nics)) for gpus, nics in parts], chance.nics)
+        else:
+            of_any = could = bound(distances, chance, sizes)
+            if _key(got) > _key(of_any):
+                could = best(distances, chance, sizes)
         self.pairs += len(got)
-        self.attained += attained(got, best(terrain, chance, len(gpus)))
-        self.attained_of_any += attained(got, localities(terrain, chance.gpus, chance.nics, len(gpus)))
-        self.localities.update(got)
+        self.attained += attained(got, could)
+        self.attained_of_any += attained(got, of_any)
+        self.localities.update(Locality(span // FINE) for span in got)
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.pairs + other.pairs,
+            self.attained + other.attained,
+            self.attained_of_any + other.attained_of_any,
+            self.localities + other.localities,
+        )
 
     @property
-    def percent(self) -> float:
-        return 100 * self.attained / self.pairs
+    def percent(self) -> float | None:
+        """Tell how many in a hundred; None if there are no pairs."""
+        return 100 * self.attained / self.pairs if self.pairs else None
 
 
-def best(terrain: Terrain, chance: Chance, size: int) -> tuple[Locality, ...]:
-    """Give the best pairs that so many GPUs could have had, among the sets that NVLink joins best."""
-    links = {terrain.links(a, b) for a, b in combinations(chance.gpus, 2)}
-    if len(links) <= 1:  # all alike: none, or all behind NVSwitches
-        return localities(terrain, chance.gpus, chance.nics, size)
-    sets = {
-        gpus: sum(terrain.links(a, b) for a, b in combinations(gpus, 2)) for gpus in combinations(chance.gpus, size)
-    }
+def matched(distances: Distances, groups: Sequence[tuple[Sequence[str], int]], nics: Sequence[str]) -> Found:
+    """Match each group's GPUs to its number of the NICs as well as can be: the worst pair counts, then the sum."""
+    room = Counter(distances.port(nic) for nic in nics)
+    return tuple(sorted(found for found in spans(distances, groups, room) if found is not None))
+
+
+def bound(distances: Distances, chance: Chance, sizes: Sequence[tuple[int, int]]) -> Found:
+    """Give pairs that no choice of GPUs is better than: each takes as many NICs as any GPU would get, or fewer."""
+    each = max(-(-nics // gpus) for gpus, nics in sizes)
+    return matched(distances, [(chance.gpus * each, sum(nics for _, nics in sizes))], chance.nics)
+
+
+def best(distances: Distances, chance: Chance, sizes: Sequence[tuple[int, int]]) -> Found:
+    """Give the best pairs that containers could have had, each with one of the sets that NVLink joins best."""
+    least = bound(distances, chance, sizes)
+    links = {distances.links(a, b) for a, b in combinations(chance.gpus, 2)}
+    linked = len(links) > 1  # else they are all alike: none, or all behind switches
+    if not linked and len(sizes) == 1 and sizes[0][0] >= sizes[0][1]:
+        return least
+    ports = sorted({distances.port(nic) for nic in chance.nics})
+    kinds = {gpu: tuple(distances.span(gpu, port) for port in ports) for gpu in chance.gpus}
+    seen = set[tuple[object, ...]]()
+    found: Found | None = None
+    for sets in _sets(distances, chance.gpus, [gpus for gpus, _ in sizes], linked=linked):
+        kind = tuple(tuple(sorted(kinds[gpu] for gpu in gpus)) for gpus in sets)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        groups = [(gpus, nics) for gpus, (_, nics) in zip(sets, sizes, strict=True)]
+        here = matched(distances, groups, chance.nics)
+        if found is None or _key(here) < _key(found):
+            found = here
+        if _key(found) == _key(least):
+            break
+    assert found is not None
+    return found
+
+
+def _sets(
+    distances: Distances, free: Sequence[str], sizes: Sequence[int], *, linked: bool
+) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """List the GPUs that containers can have, one after the other."""
+    if not sizes:
+        yield ()
+        return
+    sets = {gpus: _joined(distances, gpus) if linked else 0 for gpus in combinations(free, sizes[0])}
     most = max(sets.values())
-    return min(
-        (localities(terrain, gpus, chance.nics, size) for gpus, joined in sets.items() if joined == most),
-        key=lambda found: (max(found), sum(found)),
-    )
+    for gpus in (gpus for gpus, joined in sets.items() if joined == most):
+        rest = [gpu for gpu in free if gpu not in gpus]
+        for others in _sets(distances, rest, sizes[1:], linked=linked):
+            yield (gpus, *others)
 
 
-def localities(terrain: Terrain, gpus: Sequence[str], nics: Sequence[str], size: int) -> tuple[Locality, ...]:
-    """Match `size` of the GPUs to as many of the NICs as well as can be: the worst pair counts, then the sum."""
-    room = Counter(terrain.port(nic) for nic in nics)
-    return tuple(sorted(found for found in pair(terrain, gpus, room, size) if found is not None))
+def _joined(distances: Distances, gpus: Sequence[str]) -> int:
+    return sum(distances.links(a, b) for a, b in combinations(gpus, 2))
 
 
-def attained(got: Sequence[Locality], could: Sequence[Locality]) -> int:
+def attained(got: Sequence[int], could: Sequence[int]) -> int:
     """Count the pairs that are as near as any choice could have made them.
 
     All of them, if neither the worst pair nor the sum could have been better. Else pairs are compared in the
     order of their nearness, the nearest with the nearest.
     """
-    if (max(got), sum(got)) <= (max(could), sum(could)):
+    if _key(got) <= _key(could):
         return len(got)
     return sum(here <= there for here, there in zip(got, could, strict=True))
+
+
+def _key(found: Sequence[int]) -> tuple[int, int]:
+    return max(found) // FINE, sum(found)

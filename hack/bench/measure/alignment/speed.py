@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.placement import Layout, Option, Terrain, choose, choose_gpus, choose_pairs, match_nics
+from agent.placement import Distances, Layout, Option, choose, choose_gpus, choose_pairs, match_nics
 from agent.sim import recorded
 from measure.alignment.scenarios import Scenario, scenarios
 from measure.alignment.stream import SIZES
@@ -23,7 +23,7 @@ def measure(choices: int) -> Figures:
     """Make each kind of choice so many times, every time with other units free."""
     with tempfile.TemporaryDirectory(prefix="nf-") as folder:
         scenario = next(scenarios(recorded.find(NODE), Path(folder)))
-    if (len(Terrain(scenario.snapshot).gpus), len(scenario.devices)) != (16, 256):
+    if (len(Distances(scenario.snapshot).gpus), len(scenario.devices)) != (16, 256):
         raise RuntimeError(f"{NODE} is not the host of 16 GPUs and 256 VFs any more")
     return _of(scenario, choices)
 
@@ -34,10 +34,10 @@ def on(scenario: Scenario, choices: int) -> Figures:
 
 
 def _of(scenario: Scenario, choices: int) -> Figures:
-    nics = Layout(Terrain(scenario.snapshot), (Option(device, device) for device in scenario.devices))
-    terrain = nics.terrain
-    gpus = Layout(terrain, (Option(uuid, uuid) for uuid in terrain.gpus))
-    most = min(len(terrain.gpus), len(scenario.devices))
+    nics = Layout(Distances(scenario.snapshot), (Option(device, device) for device in scenario.devices))
+    distances = nics.distances
+    gpus = Layout(distances, (Option(uuid, uuid) for uuid in distances.gpus))
+    most = min(len(distances.gpus), len(scenario.devices))
     sizes = [size for size in SIZES if size <= most]
     chance = random.Random(11)
     samples: dict[str, list[float]] = {}
@@ -52,13 +52,13 @@ def _of(scenario: Scenario, choices: int) -> Figures:
 
     for _ in range(choices):
         size = chance.choice(sizes)
-        free_gpus = chance.sample(terrain.gpus, chance.randint(size, len(terrain.gpus)))
+        free_gpus = chance.sample(distances.gpus, chance.randint(size, len(distances.gpus)))
         free_nics = chance.sample(scenario.devices, chance.randint(size, len(scenario.devices)))
         some = free_gpus[:size]
         near = free_nics[:size]
-        timed("match_nics", lambda: match_nics(terrain, some, free_nics, size))  # noqa: B023
-        timed("choose_gpus", lambda: choose_gpus(terrain, free_gpus, (), size, free_nics))  # noqa: B023
-        timed("choose_pairs", lambda: choose_pairs(terrain, free_gpus, free_nics, size))  # noqa: B023
+        timed("match_nics", lambda: match_nics(distances, some, free_nics, size))  # noqa: B023
+        timed("choose_gpus", lambda: choose_gpus(distances, free_gpus, (), size, free_nics))  # noqa: B023
+        timed("choose_pairs", lambda: choose_pairs(distances, free_gpus, free_nics, size))  # noqa: B023
         timed("nic_units", lambda: choose(nics, free_nics, (), size, some, partners=free_gpus))  # noqa: B023
         timed("gpu_units", lambda: choose(gpus, free_gpus, (), size, near))  # noqa: B023
     everything = [value for values in samples.values() for value in values]

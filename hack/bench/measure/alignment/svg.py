@@ -56,7 +56,7 @@ def _group(line: Line, top: int) -> Iterator[str]:
     for n, ((way, words), colour) in enumerate(zip(WAYS, COLOURS, strict=True)):
         tally = line.tallies.get(way)
         y = top + n * HIGH
-        if tally is None:
+        if tally is None or tally.percent is None:
             yield f'<text x="{LEFT + 4}" y="{y + HIGH - 1}" font-size="8">early only</text>'
             continue
         wide = BAR * tally.percent / 100

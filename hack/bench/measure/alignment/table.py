@@ -8,6 +8,7 @@ from typing import Any
 
 from measure.alignment.node_health import Soonness
 from measure.alignment.score import Tally
+from measure.alignment.stream import BURSTS, EVEN, PLAYS
 
 WAYS = (
     ("late_binding", "late binding"),
@@ -19,9 +20,11 @@ WAYS = (
 """Key in the report, and words for people; the best first."""
 UNREAD = "early_pairing_unread"
 """Early pairing that hears of no pod's end but through kubelet's calls."""
-MIXED = "early_pairing_mixed_burst"
-"""Early pairing where some pods ask for one kind only, and many come at once."""
+TOLD = "early_pairing_told"
+"""Early pairing that knows how many GPUs and NICs containers will ask for: what is attainable."""
 OURS = ("late_binding", "early_pairing")
+PAIRED = tuple(play.name for play in PLAYS if not play.other_plugin)
+"""Plays in which early pairing hands out both, GPUs and NICs."""
 BEGIN, END = "<!-- alignment: begin -->", "<!-- alignment: end -->"
 
 
@@ -31,20 +34,30 @@ class Line:
 
     node: str
     nics: str
-    tallies: Mapping[str, Tally]
-    """By way; one that cannot be had there is missing."""
+    plays: Mapping[str, Mapping[str, Tally]]
+    """By play and way; a way that cannot be had there is missing."""
+
+    @property
+    def tallies(self) -> Mapping[str, Tally]:
+        """By way, where each pod has as many NICs as GPUs."""
+        return self.plays[EVEN.name]
 
 
 def report(lines: Sequence[Line], more: Mapping[str, float]) -> dict[str, Any]:
     """Work the report out: over all nodes, and the same for each."""
     nodes = dict.fromkeys(line.node for line in lines)
     return {
+        **_worst(lines),
         **_shares(lines),
+        "plays": _plays(lines),
         **rounded(more),
         "nodes": {
             node: {
                 **_shares(mine := [line for line in lines if line.node == node]),
-                "nics": {line.nics: {**_shares([line]), "localities": _localities(line)} for line in mine},
+                "nics": {
+                    line.nics: {**_shares([line]), "plays": _plays([line]), "localities": _localities(line)}
+                    for line in mine
+                },
             }
             for node in nodes
         },
@@ -70,13 +83,17 @@ def table(lines: Sequence[Line], found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{line.node:20}{line.nics:18}" + "".join(f"{_percent(line, way):>16}" for way, _ in WAYS)
     yield f"{'all':38}" + "".join(f"{_shown(found[f'{way}_attained_pct']):>16}" for way, _ in WAYS)
     yield ""
+    yield f"{'late / early (told beforehand), %':38}" + "".join(f"{play.name:>20}" for play in PLAYS)
+    for line in lines:
+        yield f"{line.node:20}{line.nics:18}" + "".join(f"{_cell(line, play.name):>20}" for play in PLAYS)
+    yield ""
     yield f"{'milliseconds':20}{'choice, p99':>14}{'event to list':>16}  event"
     for node, figures in found["nodes"].items():
         choice, soon, event = _times(figures)
         yield f"{node:20}{choice:>14}{soon:>16}  {event}"
     yield ""
     for name, value in found.items():
-        if name != "nodes" and not any(name == f"{way}_attained_pct" for way, _ in WAYS):
+        if name not in ("nodes", "plays") and not any(name == f"{way}_attained_pct" for way, _ in WAYS):
             yield f"{name:52}{'–' if value is None else value:>16}"
 
 
@@ -101,6 +118,13 @@ def markdown(document: str, lines: Sequence[Line], found: Mapping[str, Any]) -> 
     ]
     rows += [
         "",
+        "| node | a NIC is one of | " + " | ".join(play.name for play in PLAYS) + " |",
+        "|---|---|" + "--:|" * len(PLAYS),
+        *(
+            f"| {line.node} | {line.nics} | " + " | ".join(_cell(line, play.name) for play in PLAYS) + " |"
+            for line in lines
+        ),
+        "",
         "| node | a choice (99th percentile), ms | from event to list (median), ms | the event |",
         "|---|--:|--:|---|",
         *(f"| {' | '.join((node, *_times(figures)))} |" for node, figures in found["nodes"].items()),
@@ -116,16 +140,59 @@ def _times(figures: Mapping[str, Any]) -> tuple[str, str, str]:
     return "–" if choice is None else f"{choice:.1f}", "–" if soon is None else f"{soon:.0f}", event
 
 
+def _worst(lines: Sequence[Line]) -> dict[str, Any]:
+    """Give the worst shares over all nodes, kinds of NICs and plays, and early pairing's over all pairs."""
+    even = (EVEN.name, BURSTS.name)
+    return {
+        "worst_late_pct": _least(lines, "late_binding", [play.name for play in PLAYS]),
+        "worst_early_pct": _least(lines, "early_pairing", PAIRED),
+        "worst_early_even_pct": _least(lines, "early_pairing", even),
+        "worst_early_told_pct": _least(lines, TOLD, PAIRED),
+        "early_all_plays_pct": _pooled(lines, "early_pairing", PAIRED),
+        "early_told_all_plays_pct": _pooled(lines, TOLD, PAIRED),
+    }
+
+
+def _plays(lines: Sequence[Line]) -> dict[str, dict[str, float | None]]:
+    return {
+        play.name: {f"{way}_pct": _pooled(lines, way, [play.name]) for way in (*OURS, TOLD)}
+        | {f"worst_{way}_pct": _least(lines, way, [play.name]) for way in OURS}
+        for play in PLAYS
+    }
+
+
+def _tallies(lines: Sequence[Line], way: str, plays: Sequence[str]) -> list[Tally]:
+    return [line.plays[p][way] for line in lines for p in plays if p in line.plays and way in line.plays[p]]
+
+
+def _least(lines: Sequence[Line], way: str, plays: Sequence[str]) -> float | None:
+    found = [tally.percent for tally in _tallies(lines, way, plays) if tally.percent is not None]
+    return _down(min(found, default=None))
+
+
+def _pooled(lines: Sequence[Line], way: str, plays: Sequence[str]) -> float | None:
+    return _down(sum(_tallies(lines, way, plays), Tally()).percent)
+
+
+def _down(percent: float | None) -> float | None:
+    """Round down: 100 is all of them."""
+    return None if percent is None else int(percent * 100) / 100
+
+
+def _cell(line: Line, play: str) -> str:
+    """Spell out late and early, and what early would be if it were told beforehand."""
+    ways = line.plays.get(play, {})
+    late, early, told = (_shown(ways[way].percent if way in ways else None) for way in (*OURS, TOLD))
+    return f"{late} / {early}" + (f" ({told})" if told != early else "")
+
+
 def _shares(lines: Sequence[Line]) -> dict[str, Any]:
     shares: dict[str, Any] = {"pairs": sum(line.tallies["early_pairing"].pairs for line in lines)}
-    for way in (*(way for way, _ in WAYS), UNREAD, MIXED):
-        mine = [line.tallies[way] for line in lines if way in line.tallies]
-        pairs = sum(tally.pairs for tally in mine)
-        shares[f"{way}_attained_pct"] = round(100 * sum(t.attained for t in mine) / pairs, 2) if pairs else None
+    for way in (*(way for way, _ in WAYS), UNREAD):
+        shares[f"{way}_attained_pct"] = _pooled(lines, way, [EVEN.name])
     for way in OURS:
-        mine = [line.tallies[way] for line in lines if way in line.tallies]
-        pairs = sum(tally.pairs for tally in mine)
-        share = round(100 * sum(t.attained_of_any for t in mine) / pairs, 2) if pairs else None
+        tally = sum(_tallies(lines, way, [EVEN.name]), Tally())
+        share = _down(100 * tally.attained_of_any / tally.pairs) if tally.pairs else None
         shares[f"{way}_attained_without_regard_to_nvlink_pct"] = share
     return shares
 
@@ -143,5 +210,4 @@ def _percent(line: Line, way: str) -> str:
 
 
 def _shown(percent: float | None) -> str:
-    """Round down: 100 is all of them."""
     return "–" if percent is None else f"{int(percent * 10) / 10:g}"

@@ -16,14 +16,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.clients.pod_watch import read_pod
+from agent.cluster.apiserver import POD
+from agent.cluster.pod_watch import read_pod
 from agent.config import Resource, Select
 from agent.config.topology import Fingerprint, Topology
-from agent.demo import UNSHARE
-from agent.hardware import sysfs
+from agent.hardware.sysfs import scan as sysfs
 from agent.model.device import Snapshot
+from agent.offer.units import list_units
 from agent.sim import recorded
-from deviceplugin.resources import list_units
+from agent.sim.demo import UNSHARE
 from measure.figures import Figures
 from measure.fleet import scrape
 from measure.fleet.churn import Clock, lives, step_through
@@ -131,7 +132,7 @@ def _fleet(snapshot: Snapshot, units: Units, options: argparse.Namespace) -> Fig
 def _warm_up(kubeconfig: Path, snapshot: Snapshot, units: Units, clock: Clock) -> None:
     """Load all that the first agent of a process loads, so that it does not count for the others."""
     agent = HollowAgent("node-0", kubeconfig, Topology(), snapshot, units, clock)
-    agent.client.list_pods("node-0", read_pod)
+    agent.api.list_of(POD, {"spec.nodeName": "node-0"}, read_pod)
     agent.close()
 
 
@@ -168,7 +169,15 @@ def _cluster(nodes: int) -> Iterator[tuple[Cluster, Path]]:
     with tempfile.TemporaryDirectory(prefix="nf-fleet-", dir="/var/tmp") as folder:
         port_file, kubeconfig = Path(folder) / "port", Path(folder) / "kubeconfig"
         names = [option for n in range(nodes) for option in ("--node", f"node-{n}")]
-        command = [sys.executable, "-m", "agent.sim.apiserver", "--port-file", port_file, "--kubeconfig", kubeconfig]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.standins.apiserver",
+            "--port-file",
+            port_file,
+            "--kubeconfig",
+            kubeconfig,
+        ]
         process = subprocess.Popen([*map(str, command), *names])
         try:
             while not port_file.exists():

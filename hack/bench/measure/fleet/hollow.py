@@ -8,26 +8,32 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from prometheus_client import CollectorRegistry
 
-from agent.clients.apiserver import ApiServer, ObjectKind
-from agent.clients.kubelet import Allocatable, ContainerDevices, DeviceAssignment, PodDevices
+from agent.cluster.apiserver import ApiServer, ObjectKind
+from agent.cluster.publications import Publications
+from agent.cluster.topology.view import Node
 from agent.config.topology import Topology
-from agent.metrics import Metrics
-from agent.model.allocation import PodRef
+from agent.hardware.host import Host
+from agent.kubelet.podresources import Allocatable, ContainerDevices, DeviceAssignment, PodDevices, PodResources
+from agent.ledger import Ledger
+from agent.model.allocation import Attachment, Grant, PodRef
 from agent.model.device import Snapshot
-from agent.model.unit import OfferedUnit
-from agent.publication import Publications
+from agent.offer.offer import Offer, Unit
+from agent.process.conditions import Conditions
+from agent.report.metrics import Metrics
+from agent.state import Latest
 
 NAMESPACE = "jobs"
 WATCH_DEADLINE_SECONDS = 20.0
 
-Units = Mapping[str, Sequence[OfferedUnit]]
+Units = Mapping[str, Sequence[Unit]]
 T = TypeVar("T")
 
 
@@ -63,56 +69,55 @@ class Cluster:
             connection.close()
 
 
-class CountedApi:
-    """The real client, and how often it was asked."""
+class CountedApi(ApiServer):
+    """The client, and how often it was asked."""
 
-    def __init__(self, client: ApiServer) -> None:
-        self._client = client
-        self.reads = self.writes = 0
+    reads = writes = 0
 
     def metadata(self, kind: ObjectKind, name: str) -> dict[str, Any]:
         """As the client's."""
         self.reads += 1
-        return self._client.metadata(kind, name)
+        return super().metadata(kind, name)
 
     def get(self, kind: ObjectKind, name: str) -> dict[str, Any] | None:
         """As the client's."""
         self.reads += 1
-        return self._client.get(kind, name)
+        return super().get(kind, name)
 
     def apply(self, kind: ObjectKind, document: Mapping[str, Any], *, force: bool) -> dict[str, Any]:
         """As the client's."""
         self.writes += 1
-        return self._client.apply(kind, document, force=force)
+        return super().apply(kind, document, force=force)
 
     def create(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """As the client's."""
         self.writes += 1
-        return self._client.create(path, document)
-
-    def list_pods(self, node_name: str, read: Callable[[dict[str, Any]], T]) -> tuple[str, list[T]]:
-        """As the client's."""
-        return self._client.list_pods(node_name, read)
-
-    def watch_pods(self, node_name: str, since: str, seconds: int) -> Iterator[dict[str, Any]]:
-        """As the client's."""
-        return self._client.watch_pods(node_name, since, seconds)
+        return super().create(path, document)
 
 
-class StillHardware:
-    """A node that stays as it is."""
+class NothingHeld:
+    """Books of a node to whose pods CNI has brought nothing."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+    def grants(self) -> tuple[Grant, ...]:
+        """List nothing."""
+        return ()
 
-    async def newer_than(self, generation: int) -> Snapshot:
-        raise AssertionError("a hollow agent is stepped, not run")
+    def attachments(self) -> tuple[Attachment, ...]:
+        """List nothing."""
+        return ()
 
 
-class HollowKubelet:
+class NoHardware:
+    """A node without files."""
+
+    root = Path("/nonexistent")
+
+
+class HollowKubelet(PodResources):
     """PodResources of pods that hold one unit each."""
 
     def __init__(self) -> None:
+        super().__init__(Path("/nonexistent"))
         self.held: dict[str, tuple[str, str]] = {}
         """Pod → (resource name, unit ID); an empty unit for a pod without devices."""
 
@@ -142,23 +147,31 @@ class HollowAgent:
     ) -> None:
         self.name = name
         self.kubelet = HollowKubelet()
-        self.client = ApiServer.from_kubeconfig(kubeconfig)
-        self.api = CountedApi(self.client)
+        self.api = CountedApi.from_kubeconfig(kubeconfig)
         self.complaints: list[str] = []
+        conditions = Conditions(self._note)
         self.phases: dict[str, str] = {}
         """Pod → phase, as the API server has it."""
         self.publications = Publications(
             config,
-            name,
-            Path("/nonexistent"),
-            StillHardware(snapshot),
-            self.kubelet,
-            lambda: units,
-            Metrics(CollectorRegistry()),
+            Node(
+                name,
+                cast(Host, NoHardware()),
+                Latest(snapshot),
+                Latest(Offer(replace(snapshot, generation=1), {name: tuple(found) for name, found in units.items()})),
+                self.kubelet,
+                cast(Ledger, NothingHeld()),
+                Latest({}),
+            ),
             self.api,
-            lambda what: self.complaints.append(what) if what is not None else None,
+            Metrics(CollectorRegistry()),
+            conditions,
             clock,
         )
+
+    def _note(self, _name: str, what: str | None) -> None:
+        if what is not None:
+            self.complaints.append(what)
 
     @property
     def writes(self) -> int:
@@ -168,15 +181,15 @@ class HollowAgent:
     def await_watch(self) -> None:
         """Wait until the watch has brought all that happened to the pods: no figure depends on how long that takes."""
         deadline = time.monotonic() + WATCH_DEADLINE_SECONDS
-        while {pod.name: pod.phase for pod in self.publications.watched or ()} != self.phases:
+        while {pod.name: pod.phase for pod in self.publications.view.watched or ()} != self.phases:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name}: the watch of pods did not bring {self.phases}")
             time.sleep(0.001)
 
     def close(self) -> None:
         """End the watch and the connections."""
-        self.publications.stop()
-        self.client.close()
+        self.publications.view.stop()
+        self.api.close()
 
 
 def _assigned(resource: str, unit: str) -> tuple[DeviceAssignment, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
-from agent.hardware import sysfs
+from agent.hardware.sysfs import scan as sysfs
 from agent.model.counters import VfTraffic
 from measure.agent_process import running_agent
 from measure.figures import Figures

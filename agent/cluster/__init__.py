@@ -1,0 +1,1 @@
+"""What the API server is told and asked: the client, published objects, labels, events, pods."""

@@ -1,0 +1,97 @@
+"""What the API server answers: bodies, streams, and refusals as errors of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from agent.errors import Conflicted, Refused, Unavailable
+
+MAX_RETRY_AFTER_SECONDS = 3600.0
+MAX_ANSWER_BYTES = 16 << 20
+"""500 pods, which no kubelet is meant for, of 32 KiB each, which few have."""
+
+_MANAGER = re.compile(r'conflict with "([^"]*)"')
+_CUSTOM = re.compile(r"PATCH /apis/([^/]+)/[^/]+/([^/]+)/[^/]+$")
+_OF_DRA = re.compile(r"[A-Z]+ /apis/resource\.k8s\.io/v1/resourceslices")
+
+
+@contextlib.contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Turn the package's errors, and those of the connection, into Unavailable."""
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes.config.config_exception import ConfigException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except (ApiException, ConfigException, HTTPError, ssl.SSLError, OSError) as error:
+        raise Unavailable(f"{where}: the API server does not answer: {_short(error)}") from error
+
+
+def body_of(response: Any) -> bytes:
+    """Read a whole answer. Raises Unavailable for one without end."""
+    data: bytes = response.read(MAX_ANSWER_BYTES + 1)
+    if len(data) > MAX_ANSWER_BYTES:
+        raise Unavailable(f"the API server's answer is larger than {MAX_ANSWER_BYTES} bytes")
+    return data
+
+
+def lines_of(response: Any) -> Iterator[bytes]:
+    """Yield the lines of a streamed answer as they come: one watch event each, which holds one object."""
+    pending = b""
+    for chunk in response.stream(amt=None):
+        *lines, pending = (pending + chunk).split(b"\n")
+        yield from filter(None, lines)
+
+
+def decoded(data: bytes, where: str, kept: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
+    """Read a JSON object, with what `kept` makes of each object in it. Raises Unavailable for anything else.
+
+    Decoded, an object may take a dozen times as much memory as it has bytes, and who may create pods decides how many
+    and how large those of a node are. So a list is read with a `kept` that keeps little of each as soon as it is there.
+    """
+    try:
+        document: dict[str, Any] = json.loads(data, object_hook=kept)
+    except ValueError as error:
+        raise Unavailable(f"{where}: the answer is not JSON") from error
+    return document
+
+
+def refusal(status: int, retry_after: str | None, data: bytes, where: str) -> Unavailable:
+    """Make the error for an answer of this status, with the remedy where there is one."""
+    try:
+        answer = json.loads(data)
+        text = str(answer["message"])
+    except (ValueError, KeyError, TypeError):
+        answer, text = {}, data[:200].decode("utf-8", "replace")
+    if status == 404 and _OF_DRA.match(where):
+        text += " (Kubernetes 1.34 and newer have resource.k8s.io/v1: does this cluster?)"
+    elif status == 404 and (custom := _CUSTOM.match(where)):
+        text += f" (is the CustomResourceDefinition {custom[2]}.{custom[1]} installed?)"
+    if status in (401, 403):
+        text += " (does the agent's service account have the permissions that the configuration needs?)"
+    message = f"{where}: {status} {' '.join(text.split())}"
+    if status == 409:
+        return Conflicted(message, _owners(answer))
+    if status == 429 or status >= 500:
+        seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
+        return Unavailable(message, None if seconds is None else min(seconds, MAX_RETRY_AFTER_SECONDS))
+    return Refused(status, message)
+
+
+def _owners(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Read who owns what from the causes of a conflict."""
+    found = []
+    for cause in (answer.get("details") or {}).get("causes") or ():
+        if (manager := _MANAGER.search(cause.get("message", ""))) is not None:
+            found.append((cause.get("field", ""), manager[1]))
+    return found
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

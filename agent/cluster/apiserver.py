@@ -1,0 +1,347 @@
+"""The Kubernetes API server, through the `kubernetes` package.
+
+Owns credentials, time limits and the translation of that package's errors. The package is imported
+when a client is opened and not before: an agent that publishes nothing does not pay for it. Only its
+generic `ApiClient` is used; the typed models would cost more and say nothing about custom objects.
+All methods block: call them from a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from urllib.parse import quote, urlencode
+
+from agent.cluster.api_answers import body_of, decoded, lines_of, refusal, translated
+from agent.errors import ConfigError, Refused
+
+FIELD_MANAGER = "nodefabric"
+CONNECT_SECONDS = 5.0
+READ_SECONDS = 15.0
+APPLY = "application/apply-patch+yaml"
+"""Server-side apply. The body is JSON, which is YAML too."""
+MERGE = "application/merge-patch+json"
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""A Node object with its list of images is tens of kilobytes; its metadata one."""
+
+ITEMS_PER_PAGE = 50
+"""For servers without a cache: one with answers `resourceVersion=0` with all (kubernetes/kubernetes#70735)."""
+SOME_AT_ONCE = 8
+"""Requests of a client that serves many pods which start together."""
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+T = TypeVar("T")
+_IMPORTING = threading.Lock()
+"""The package imports itself in a ring: of two threads that come first together, one would see half of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKind:
+    """A kind of object: of the cluster, or of one namespace or all, or of all until `within` names one."""
+
+    api_version: str
+    kind: str
+    plural: str
+    item: frozenset[str] = frozenset({"metadata", "spec"})
+    """What an item of a list has, and nothing in such an object."""
+
+    def within(self, namespace: str) -> ObjectKind:
+        """Return the kind's objects of one namespace."""
+        return replace(self, plural=f"namespaces/{quote(namespace, safe='')}/{self.plural}")
+
+    @property
+    def path(self) -> str:
+        """The collection's path."""
+        root = "/apis" if "/" in self.api_version else "/api"
+        return f"{root}/{self.api_version}/{self.plural}"
+
+    def path_of(self, name: str) -> str:
+        """One object's path."""
+        return f"{self.path}/{quote(name, safe='')}"
+
+
+NODE = ObjectKind("v1", "Node", "nodes")
+TOPOLOGY = ObjectKind("topology.node.k8s.io/v1alpha2", "NodeResourceTopology", "noderesourcetopologies")
+NUMATOPOLOGY = ObjectKind("nodeinfo.volcano.sh/v1alpha1", "Numatopology", "numatopologies")
+POD = ObjectKind("v1", "Pod", "pods", frozenset({"metadata", "spec", "status"}))
+"""A volume claim's template, in a pod, has no status."""
+DAEMONSET = ObjectKind("apps/v1", "DaemonSet", "daemonsets")
+SLICE = ObjectKind("resource.k8s.io/v1", "ResourceSlice", "resourceslices")
+CLAIM = ObjectKind("resource.k8s.io/v1", "ResourceClaim", "resourceclaims")
+CLASS = ObjectKind("resource.k8s.io/v1", "DeviceClass", "deviceclasses")
+
+
+class ApiServer:
+    """An open client. Use `in_cluster` or `from_kubeconfig`."""
+
+    def __init__(self, client: Any, at_once: int = 1) -> None:
+        """`at_once`: so many requests, besides watches, are under way at a time."""
+        self._client = client
+        self._turns = threading.BoundedSemaphore(at_once)
+
+    @classmethod
+    def in_cluster(cls, environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT, at_once: int = 1) -> Self:
+        """Take address and credentials that kubelet gives to a pod. The token file is read again as it is renewed.
+
+        Raises ConfigError outside a pod or without a service account.
+        """
+        with _IMPORTING:
+            from kubernetes.client import ApiClient, Configuration
+            from kubernetes.config.config_exception import ConfigException
+            from kubernetes.config.incluster_config import InClusterConfigLoader
+
+        configuration = Configuration(retries=False)
+        configuration.keep_alive = True  # else a watch of a server that fell silent looks alive until its time is over
+        loader = InClusterConfigLoader(str(account / "token"), str(account / "ca.crt"), environ=environ)  # type: ignore[no-untyped-call]
+        try:
+            loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
+        except (ConfigException, OSError) as error:
+            raise ConfigError(
+                "API server", [f"{error}: run in a pod with a service account, name a kubeconfig, or do not publish"]
+            ) from error
+        return cls(ApiClient(configuration), at_once)
+
+    @classmethod
+    def from_kubeconfig(cls, path: Path, at_once: int = 1) -> Self:
+        """Take address and credentials of a kubeconfig file's current context. Raises ConfigError."""
+        import yaml
+
+        with _IMPORTING:
+            from kubernetes.client import ApiClient, Configuration
+            from kubernetes.config.config_exception import ConfigException
+            from kubernetes.config.kube_config import load_kube_config
+
+        configuration = Configuration(retries=False)
+        configuration.keep_alive = True  # else a watch of a server that fell silent looks alive until its time is over
+        try:
+            load_kube_config(  # type: ignore[no-untyped-call]
+                str(path), client_configuration=configuration, persist_config=False
+            )
+        except (ConfigException, OSError, TypeError, ValueError, yaml.YAMLError) as error:
+            raise ConfigError(str(path), [f"is not a usable kubeconfig: {' '.join(str(error).split())}"]) from error
+        return cls(ApiClient(configuration), at_once)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.rest_client.close()
+
+    def metadata(self, kind: ObjectKind, name: str) -> dict[str, Any]:
+        """Return an object's metadata, as fresh as the server's cache. Raises Unavailable, Refused if there is none."""
+        path = f"{kind.path_of(name)}?resourceVersion=0"
+        found: dict[str, Any] = self._call("GET", path, accept=METADATA_ONLY)["metadata"]
+        return found
+
+    def get(self, kind: ObjectKind, name: str) -> dict[str, Any] | None:
+        """Return an object, as fresh as the server's cache; None if there is none. Raises Unavailable."""
+        try:
+            return self._call("GET", f"{kind.path_of(name)}?resourceVersion=0")
+        except Refused as refused:
+            if refused.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    def apply(self, kind: ObjectKind, document: Mapping[str, Any], *, force: bool) -> dict[str, Any]:
+        """Apply an object on the server's side and return it as it is then.
+
+        Fields that this agent applied before and the document lacks are removed. Raises Conflicted if another
+        writer owns one of the fields with another value; with `force` it is taken over instead. Raises Unavailable.
+        """
+        query = urlencode({"fieldManager": FIELD_MANAGER, "force": str(force).lower()})
+        return self._call("PATCH", f"{kind.path_of(str(document['metadata']['name']))}?{query}", document)
+
+    def read(self, kind: ObjectKind, name: str) -> dict[str, Any]:
+        """Return an object as it is now, not as a cache has it. Raises Unavailable, Refused if there is none."""
+        return self._call("GET", kind.path_of(name))
+
+    def current(self, kind: ObjectKind, name: str) -> dict[str, Any] | None:
+        """Return an object as it is now, not as a cache has it; None if there is none. Raises Unavailable."""
+        try:
+            return self.read(kind, name)
+        except Refused as refused:
+            if refused.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    def merge(self, kind: ObjectKind, name: str, patch: Mapping[str, Any]) -> dict[str, Any]:
+        """Change the fields of an object that a patch names (RFC 7386), and return it as it is then.
+
+        Raises Conflicted if the patch has a resource version and the object another one by now; Unavailable.
+        """
+        query = urlencode({"fieldManager": FIELD_MANAGER})
+        return self._call("PATCH", f"{kind.path_of(name)}?{query}", patch, content_type=MERGE)
+
+    def create(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object in the collection of this path. Raises Unavailable."""
+        return self._call("POST", f"{path}?{urlencode({'fieldManager': FIELD_MANAGER})}", document)
+
+    def apply_status(self, kind: ObjectKind, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Apply an object's status, with force, and return the object. Raises Unavailable, Refused if there is none.
+
+        A `metadata.uid` in the document that is not the object's is refused, too.
+        """
+        query = urlencode({"fieldManager": FIELD_MANAGER, "force": "true"})
+        return self._call("PATCH", f"{kind.path_of(str(document['metadata']['name']))}/status?{query}", document)
+
+    def delete(self, kind: ObjectKind, name: str, uid: str, version: str = "") -> bool:
+        """Delete an object if it is still this one (and, if named, of this version). Tells whether it was there.
+
+        Raises Conflicted if it is another by now; Unavailable.
+        """
+        conditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": conditions}
+        try:
+            self._call("DELETE", kind.path_of(name), options)
+        except Refused as refused:
+            if refused.status == HTTPStatus.NOT_FOUND:
+                return False
+            raise
+        return True
+
+    def list_of(
+        self, kind: ObjectKind, selector: Mapping[str, str], read: Callable[[dict[str, Any]], T]
+    ) -> tuple[str, list[T]]:
+        """List what `read` makes of the objects whose fields are these, as fresh as the server's cache; their version.
+
+        Raises Unavailable; Refused with status 410 if the server forgot the list before its last page was asked for.
+        """
+
+        def kept(found: dict[str, Any]) -> Any:
+            return read(found) if found.keys() >= kind.item else found
+
+        query = {"fieldSelector": _fields(selector), "limit": str(ITEMS_PER_PAGE)}
+        items: list[T] = []
+        start = {"resourceVersion": "0"}
+        while True:
+            page = self._call("GET", f"{kind.path}?{urlencode(query | start)}", kept=kept)
+            items += page.get("items") or ()
+            if not (more := page["metadata"].get("continue")):
+                return page["metadata"]["resourceVersion"], items
+            start = {"continue": more}
+
+    def watch(
+        self, kind: ObjectKind, selector: Mapping[str, str], since: str, seconds: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yield what happens to the objects whose fields are these after the resource version `since`.
+
+        The server ends the watch after so many seconds; a connection that says nothing for a little longer counts as
+        dead. Raises Unavailable; Refused with status 410 if the server no longer knows that version.
+        """
+        query = urlencode(
+            {
+                "watch": "true",
+                "fieldSelector": _fields(selector),
+                "resourceVersion": since,
+                "allowWatchBookmarks": "true",
+                "timeoutSeconds": str(seconds),
+            }
+        )
+        where = f"WATCH {kind.path}"
+        with self._answer("GET", f"{kind.path}?{query}", None, "application/json", seconds + READ_SECONDS) as response:
+            if response.status != 200:
+                raise refusal(response.status, response.headers.get("Retry-After"), body_of(response), where)
+            with translated(where):
+                for line in lines_of(response):
+                    yield _event(line, where)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None = None,
+        accept: str = "application/json",
+        kept: Callable[[dict[str, Any]], Any] | None = None,
+        content_type: str = APPLY,
+    ) -> dict[str, Any]:
+        """Send a request. `content_type` is that of a patch."""
+        where = f"{method} {path.partition('?')[0]}"
+        with (
+            self._turns,
+            self._answer(method, path, document, accept, READ_SECONDS, content_type) as response,
+        ):
+            with translated(where):
+                data = body_of(response)
+            status, retry_after = int(response.status), response.headers.get("Retry-After")
+        if 200 <= status < 300:
+            return decoded(data, where, kept)
+        raise refusal(status, retry_after, data, where)
+
+    @contextlib.contextmanager
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None,
+        accept: str,
+        seconds: float,
+        content_type: str = APPLY,
+    ) -> Iterator[Any]:
+        """Send a request, and give its answer's head with the body still to be read."""
+        headers = {"Accept": accept}
+        if document is not None:
+            headers["Content-Type"] = content_type if method == "PATCH" else "application/json"
+        # The package encodes a body itself if its type says JSON.
+        body = json.dumps(document) if headers.get("Content-Type") == APPLY else document
+        with translated(f"{method} {path.partition('?')[0]}"):
+            # Also renews the token, if its file was.
+            request = self._client.param_serialize(
+                method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            response = self._client.call_api(*request, _request_timeout=(CONNECT_SECONDS, seconds)).response
+        with contextlib.closing(response):
+            yield response
+
+
+log = logging.getLogger(__name__)
+
+
+async def on_own_thread(work: Callable[[], T]) -> T:
+    """Run blocking work on a daemon thread of its own.
+
+    Not on the loop's executor: the interpreter joins that one's threads at exit, so an API server
+    that does not answer would hold up the end of the process.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(value)  # type: ignore[arg-type]  # None only where T allows it
+
+    def run() -> None:
+        value: T | None = None
+        failure: BaseException | None = None
+        try:
+            value = work()
+        except BaseException as error:
+            failure = error
+        try:
+            loop.call_soon_threadsafe(settle, value, failure)
+        except RuntimeError:
+            log.debug("the loop ended before the API server answered")
+
+    threading.Thread(target=run, name="api", daemon=True).start()
+    return await done
+
+
+def _fields(selector: Mapping[str, str]) -> str:
+    return ",".join(f"{field}={value}" for field, value in selector.items())
+
+
+def _event(line: bytes, where: str) -> dict[str, Any]:
+    event = decoded(line, where)
+    if event.get("type") == "ERROR":
+        status = event.get("object", {})
+        raise Refused(int(status.get("code", 500)), f"{where}: {status.get('message', 'failed')}")
+    return event

@@ -1,0 +1,209 @@
+"""ResourceClaims at the API server: read before they are prepared, told of their devices once these are in the pod."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from agent.cluster.apiserver import CLAIM, ApiServer, on_own_thread
+from agent.cluster.topology.publisher import Pace
+from agent.config import Config
+from agent.errors import AgentError, Refused, Unavailable
+from agent.model.claims import ClaimRef
+from agent.model.network_data import NetworkData
+from agent.report.metrics import Metrics
+from agent.state import Latest, first
+
+COALESCE_SECONDS = 0.2
+
+log = logging.getLogger(__name__)
+
+
+class ClaimReader:
+    """Reads claims. Blocks: call it from a thread, and from as many as the client has requests at once."""
+
+    def __init__(self, api: ApiServer) -> None:
+        self._api = api
+
+    def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
+        """Return the claim as it is now, not as a cache has it; None if there is none.
+
+        Another claim of this name is none: the UID decides. Raises Unavailable, and Refused without the right to read.
+        """
+        found = self._api.current(CLAIM.within(ref.namespace), ref.name)
+        return found if found is not None and found["metadata"]["uid"] == ref.uid else None
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedDevice:
+    """A device of a claim that is in a pod now."""
+
+    driver: str
+    pool: str
+    device: str
+    """In the ResourceSlice."""
+    ready_since: float
+    """Seconds since the epoch."""
+    share_id: str = ""
+    interface: str = ""
+    """In the pod; empty for a device without one."""
+    mac: str = ""
+    addresses: tuple[str, ...] = ()
+    """In CIDR form."""
+    pci_address: str = ""
+    rdma_device: str = ""
+    network: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What tells devices of one claim apart."""
+        return self.driver, self.pool, self.device, self.share_id
+
+    def status(self) -> dict[str, Any]:
+        """Write it as an entry of `status.devices`."""
+        where = f"as {self.interface}" if self.interface else "without an interface"
+        ready = {
+            "type": "Ready",
+            "status": "True",
+            "reason": "Attached",
+            "message": f"the device is in the pod {where}",
+            "lastTransitionTime": datetime.fromtimestamp(self.ready_since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        data = {"pciAddress": self.pci_address, "rdmaDevice": self.rdma_device, "network": self.network}
+        entry = {
+            "driver": self.driver,
+            "pool": self.pool,
+            "device": self.device,
+            "shareID": self.share_id,
+            "conditions": [ready],
+            "networkData": NetworkData(self.interface, self.mac, self.addresses).document(),
+            "data": {key: value for key, value in data.items() if value},
+        }
+        return {key: value for key, value in entry.items() if value}
+
+
+@dataclass(slots=True)
+class _Told:
+    """A claim that is prepared, and what its status is to say."""
+
+    ref: ClaimRef
+    devices: dict[tuple[str, str, str, str], AttachedDevice] = field(default_factory=dict)
+    due: float | None = None
+    failures: int = 0
+    said: str = ""
+    """The refusal that was logged last."""
+    written: tuple[AttachedDevice, ...] = ()
+
+
+class ClaimStatusWriter:
+    """Writes status.devices of claims, one write for what comes together. Run `run` as a task.
+
+    `attached` and `forget` may be called from any thread, and wait for nothing.
+    """
+
+    def __init__(self, api: ApiServer, config: Latest[Config], metrics: Metrics, pace: Pace | None = None) -> None:
+        """`pace`: how long to wait for what comes together, and after failures."""
+        self._api = api
+        self._config = config
+        self._metrics = metrics
+        self._pace = pace or Pace(coalesce=COALESCE_SECONDS)
+        self._chance = random.SystemRandom().random  # the module's own generator is every thread's
+        self._guard = threading.Lock()
+        self._claims: dict[str, _Told] = {}
+        self._news: Latest[object] = Latest(object())
+
+    def attached(self, claim: ClaimRef, *devices: AttachedDevice) -> None:
+        """Say that devices of a claim are in a pod. The same again is no news."""
+        if not self._config.value.dra.status:
+            return
+        with self._guard:
+            told = self._claims.setdefault(claim.uid, _Told(claim))
+            told.devices |= {device.key: device for device in devices}
+            if tuple(told.devices.values()) == told.written:
+                return
+            if told.due is None:
+                told.due = time.monotonic() + self._pace.coalesce
+        self._news.set(object())
+
+    def forget(self, claim_uid: str) -> None:
+        """Say that a claim is unprepared. The server removes the status when it takes the devices back."""
+        with self._guard:
+            self._claims.pop(claim_uid, None)
+
+    async def run(self) -> None:
+        """Write until cancelled. Errors of ours are waited out."""
+        while True:
+            news = self._news.value
+            due = await self.step(time.monotonic())
+            seconds = None if due is None else max(0.0, due - time.monotonic())
+            await first(self._news.other_than(news), seconds=seconds)
+
+    async def step(self, now: float) -> float | None:
+        """Write what is due at this moment, and return when something is due next; None: nothing is."""
+        with self._guard:
+            due = [told for told in self._claims.values() if told.due is not None and told.due <= now]
+        for told in due:
+            try:
+                await self._write(told)
+            except Refused as refused:
+                self._refused(told, refused, now)
+            except AgentError as error:
+                self._unavailable(error, now)
+                break
+        with self._guard:
+            return min((told.due for told in self._claims.values() if told.due is not None), default=None)
+
+    async def _write(self, told: _Told) -> None:
+        with self._guard:
+            told.due, devices = None, tuple(told.devices.values())
+        if not self._config.value.dra.status or devices == told.written:
+            return
+        ref = told.ref
+        document = {
+            "apiVersion": CLAIM.api_version,
+            "kind": CLAIM.kind,
+            "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
+            "status": {"devices": [device.status() for device in devices]},
+        }
+        try:
+            await on_own_thread(partial(self._api.apply_status, CLAIM.within(ref.namespace), document))
+        except Unavailable as error:
+            self._metrics.api_write(CLAIM.kind, error.reason)
+            with self._guard:
+                told.due = told.due or 0.0
+            raise
+        self._metrics.api_write(CLAIM.kind, "accepted")
+        told.written, told.failures = devices, 0
+
+    def _refused(self, told: _Told, error: Refused, now: float) -> None:
+        """Try this claim again later, unless it is gone."""
+        if error.status == HTTPStatus.NOT_FOUND:
+            self.forget(told.ref.uid)
+            return
+        if str(error) != told.said:
+            told.said = str(error)
+            log.warning("the status of claim %s is not written: %s", told.ref, error, extra={"reason": error.reason})
+        told.failures += 1
+        with self._guard:
+            told.due = now + self._pace.varied(self._pace.retry(told.failures, None), self._chance())
+
+    def _unavailable(self, error: AgentError, now: float) -> None:
+        """Try all claims again later: none of them would be answered now."""
+        with self._guard:
+            waiting = [told for told in self._claims.values() if told.due is not None]
+            for told in waiting:
+                told.failures += 1
+            failures = max((told.failures for told in waiting), default=1)
+            asked = error.retry_after if isinstance(error, Unavailable) else None
+            until = now + self._pace.varied(self._pace.retry(failures, asked), self._chance())
+            for told in waiting:
+                told.due = max(told.due or 0.0, until)
+        log.info("claims are told of their devices later: %s", error)

@@ -1,0 +1,200 @@
+"""Events at the Node object: devices that became unhealthy or healthy, a configuration that was refused.
+
+`kubectl describe node` shows them. Nothing in the agent waits for this: what became of units between two offers, or of
+a configuration, waits in a short list, and is sent at a bounded rate when the API server answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from agent.cluster.apiserver import ApiServer, on_own_thread
+from agent.config.files import WAITS
+from agent.errors import Refused, Unavailable
+from agent.model.health import text_of
+from agent.model.printable import one_line
+from agent.offer.changes import HealthChange, Units, health_changes
+from agent.offer.offer import Offer
+from agent.process.conditions import Conditions
+from agent.state import Latest
+
+PATH = "/api/v1/namespaces/default/events"
+"""Events about objects of no namespace are kept in this one (pkg/registry/core/event, k8s.io/client-go record)."""
+MOST_WAITING = 50
+MOST_MESSAGE = 1024
+"""The API server refuses longer messages."""
+MOST_NAMED = 3
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Times in seconds."""
+
+    look: float = 0.5
+    """Between looks for something new."""
+    refill: float = 30.0
+    """After so long one more event may be sent."""
+    burst: int = 10
+    """So many may be sent at once, after a quiet time."""
+    retry: float = 30.0
+    """Between attempts while the API server does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """What is to be said. Equal ones are counted."""
+
+    reason: str
+    message: str
+    warning: bool
+
+
+DEFAULT_PACE = Pace()
+
+
+def of_health(change: HealthChange) -> Saying:
+    """Say what became of units."""
+    named, reason = _named(change.devices), change.reason
+    if change.is_healthy:
+        text = f"{_count(change.resource, change.devices)} healthy again, after {reason}: {named}"
+        return Saying("DeviceHealthy", text[:MOST_MESSAGE], False)
+    text = f"{_count(change.resource, change.devices)} unhealthy: {text_of(reason) or reason}: {named}"
+    return Saying(reason, text[:MOST_MESSAGE], True)
+
+
+def of_config(problem: str | None) -> Saying:
+    """Say what became of a new configuration, given what is wrong with it."""
+    if problem is None:
+        return Saying("ConfigTaken", "the configuration is in effect", False)
+    return Saying("ConfigWaits" if problem.startswith(WAITS) else "ConfigRefused", problem[:MOST_MESSAGE], True)
+
+
+def of_renumbering(what: str | None) -> Saying:
+    """Say which pods kubelet would give another's device, or that it would no more."""
+    if what is None:
+        return Saying("RenumberedEnded", "no pod would be given another's device any more", False)
+    return Saying("Renumbered", what[:MOST_MESSAGE], True)
+
+
+OF_CONDITIONS = {"config": of_config, "renumbered": of_renumbering}
+"""Condition → what is said of it."""
+
+
+class NodeEvents:
+    """Tells the API server. `run` until cancelled."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        node_name: str,
+        offer: Latest[Offer],
+        conditions: Conditions,
+        pace: Pace = DEFAULT_PACE,
+    ) -> None:
+        self._api = api
+        self._node_name = node_name
+        self._offer = offer
+        self._conditions = conditions
+        self._pace = pace
+        self._waiting: OrderedDict[Saying, tuple[int, float, float]] = OrderedDict()
+        """What is to be said → how often it happened, first and last time (since the epoch)."""
+        self._tokens = float(pace.burst)
+        self._refilled = time.monotonic()
+        self._not_before = time.monotonic()
+        self._dropped = 0
+
+    async def run(self) -> None:
+        """Look, and say what is new."""
+        seen: Units = {}
+        known: dict[str, str | None] = dict.fromkeys(OF_CONDITIONS)
+        while True:
+            units = self._offer.value.offered
+            if units is not seen:
+                for change in health_changes(seen, units):
+                    self.note(of_health(change))
+                seen = units
+            for name, saying in OF_CONDITIONS.items():
+                now = self._conditions.found.get(name)
+                if now != known[name]:
+                    self.note(saying(now))
+                    known[name] = now
+            await self._send()
+            await asyncio.sleep(self._pace.look)
+
+    def note(self, saying: Saying) -> None:
+        """Put something on the list. The oldest give way when it is full."""
+        now = time.time()
+        count, first, _ = self._waiting.get(saying, (0, now, now))
+        self._waiting[saying] = count + 1, first, now
+        if len(self._waiting) > MOST_WAITING:
+            self._waiting.popitem(last=False)
+            self._dropped += 1
+
+    async def _send(self) -> None:
+        now = time.monotonic()
+        self._tokens = min(self._tokens + (now - self._refilled) / self._pace.refill, float(self._pace.burst))
+        self._refilled = now
+        while self._waiting and self._tokens >= 1 and time.monotonic() >= self._not_before:
+            saying, (count, first, last) = next(iter(self._waiting.items()))
+            document = self._document(saying, count, first, last)
+            try:
+                await on_own_thread(partial(self._api.create, PATH, document))
+            except Refused as error:
+                log.warning("the API server does not take events, %r is lost: %s", saying.message, error)
+            except Unavailable as error:
+                log.info("events wait for the API server: %s", error)
+                self._not_before = time.monotonic() + (error.retry_after or self._pace.retry)
+                return
+            self._tokens -= 1
+            del self._waiting[saying]
+            if self._dropped:
+                log.warning("%d events were too many, and never sent", self._dropped)
+                self._dropped = 0
+
+    def _document(self, saying: Saying, count: int, first: float, last: float) -> dict[str, Any]:
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{self._node_name}.{secrets.token_hex(8)}", "namespace": "default"},
+            # kubelet gives the node's name for its UID, and `kubectl describe node` looks for that.
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "name": self._node_name,
+                "uid": self._node_name,
+            },
+            "type": "Warning" if saying.warning else "Normal",
+            "reason": saying.reason,
+            "message": one_line(saying.message)[:MOST_MESSAGE],
+            "count": count,
+            "firstTimestamp": _rfc3339(first),
+            "lastTimestamp": _rfc3339(last),
+            "source": {"component": "nodefabric", "host": self._node_name},
+            "reportingComponent": "nodefabric",
+            "reportingInstance": self._node_name,
+        }
+
+
+def _rfc3339(seconds: float) -> str:
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _count(resource: str, devices: Sequence[str]) -> str:
+    return f"{len(devices)} units of {resource} are" if len(devices) > 1 else f"1 unit of {resource} is"
+
+
+def _named(devices: Sequence[str]) -> str:
+    named = list(dict.fromkeys(devices))
+    more = len(named) - MOST_NAMED
+    return ", ".join(named[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

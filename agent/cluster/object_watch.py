@@ -1,0 +1,194 @@
+"""Objects of one kind, as the API server has them: one list, then one watch that is taken up again.
+
+Runs on a thread of its own, because the client blocks. What is kept of an object is what `Watched.read` makes of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from agent.cluster.apiserver import ApiServer, ObjectKind
+from agent.errors import AgentError, Refused, Unavailable
+
+SHORTEST_WATCH_SECONDS = 300
+LONGEST_WATCH_SECONDS = 600
+"""The server is told to end a watch at a random moment between these, so that a cluster's watches do not all end at
+once; the same as client-go's reflectors do."""
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 300.0
+SHORT_SECONDS = 5.0
+LONGEST_REST_SECONDS = 60.0
+"""A watch that ends within the first is begun again after a rest that doubles up to the second: a server, or what
+stands before it, that ends each at once must not be asked without end."""
+GONE = 410
+T = TypeVar("T")
+_Key = tuple[str, str, str]
+"""Namespace, name, UID: a new object may have the name of one that is gone."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched(Generic[T]):
+    """Which objects are followed, and what is kept of them."""
+
+    kind: ObjectKind
+    fields: Mapping[str, str]
+    """Field path → value that it has in all of them."""
+    read: Callable[[dict[str, Any]], T]
+    words: str
+    """What they are, for people."""
+    longest_pause: float = LONGEST_PAUSE_SECONDS
+    """Between attempts while the server fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where a watch has its chance, its pauses and its time from. None: as it is."""
+
+    chance: Callable[[], float] | None = None
+    pause: Callable[[float], object] | None = None
+    clock: Callable[[], float] = time.monotonic
+
+
+class ObjectWatch(Generic[T]):
+    """Follows objects. `objects`, `version` and `problem` may be read from any thread."""
+
+    def __init__(
+        self, api: ApiServer, watched: Watched[T], changed: Callable[[], None], timing: Timing | None = None
+    ) -> None:
+        """`changed` is called, on the watch's thread, when an object came, went, or is another in what is kept of it.
+
+        Also when a problem begins.
+        """
+        timing = timing or Timing()
+        self._api = api
+        self._watched = watched
+        self._changed = changed
+        self._chance = timing.chance or random.SystemRandom().random  # the module's own generator is every thread's
+        self._stopped = threading.Event()
+        self._pause = timing.pause or self._stopped.wait
+        self._clock = timing.clock
+        self._short = 0
+        """How many watches in a row have ended at once."""
+        self._found: dict[_Key, T] = {}
+        self._version: str | None = None
+        self._failures = 0
+        self._state: tuple[tuple[T, ...], int] | None = None
+        self.problem: str | None = None
+        """Why the objects may be out of date, or have never been listed; None while all is well."""
+
+    @property
+    def objects(self) -> tuple[T, ...] | None:
+        """By namespace and name; None before the first list."""
+        state = self._state
+        return None if state is None else state[0]
+
+    @property
+    def state(self) -> tuple[tuple[T, ...], int] | None:
+        """The objects, and the resource version that they are of: what was written later is not in them yet."""
+        return self._state
+
+    def start(self) -> None:
+        """Follow on a daemon thread: one that waits for a server which says nothing must not hold up the end."""
+        threading.Thread(target=self.follow, name=f"watch {self._watched.kind.plural}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Tell nothing from now on. The thread ends with the server's next word: it sends a bookmark every minute."""
+        self._stopped.set()
+
+    def follow(self) -> None:
+        """List and watch until stopped."""
+        while not self._stopped.is_set():
+            began = self._clock()
+            try:
+                if self._version is None:
+                    self._list()
+                    continue
+                self._watch(self._version)
+            except AgentError as error:
+                if isinstance(error, Refused) and error.status == GONE:
+                    log.debug("the watch of %s is too far behind; listing anew", self._watched.words)
+                    self._version = None
+                    self._rest(self._clock() - began)
+                else:
+                    self._failed(error)
+            except Exception as error:  # the thread must live on: nobody else would ever look again
+                log.exception("the API server's answer about %s is not understood", self._watched.words)
+                self._version = None
+                self._failed(Unavailable(f"the answer is not understood: {type(error).__name__}: {error}"))
+            else:
+                self._rest(self._clock() - began)
+
+    def _rest(self, lasted: float) -> None:
+        self._short = self._short + 1 if lasted < SHORT_SECONDS else 0
+        rest = min(LONGEST_REST_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(max(self._short - 1, 0), 30))
+        self._pause(self._chance() * rest)
+
+    def _list(self) -> None:
+        version, found = self._api.list_of(self._watched.kind, self._watched.fields, self._keyed)
+        self._found = dict(found)
+        self._version = version
+        self._well()
+        self._tell()
+
+    def _watch(self, since: str) -> None:
+        spread = LONGEST_WATCH_SECONDS - SHORTEST_WATCH_SECONDS
+        seconds = SHORTEST_WATCH_SECONDS + int(spread * self._chance())
+        for event in self._api.watch(self._watched.kind, self._watched.fields, since, seconds):
+            if self._stopped.is_set():
+                return
+            self._well()
+            if self._take(event):
+                self._tell()
+        self._well()
+
+    def _take(self, event: Mapping[str, Any]) -> bool:
+        """Note an event. Tells whether anything that is kept has changed."""
+        item = event["object"]
+        self._version = item["metadata"]["resourceVersion"]
+        if event["type"] == "BOOKMARK":
+            return False
+        key, value = self._keyed(item)
+        if event["type"] == "DELETED":
+            return self._found.pop(key, None) is not None
+        before = self._found.get(key)
+        self._found[key] = value
+        return before != value
+
+    def _keyed(self, item: dict[str, Any]) -> tuple[_Key, T]:
+        metadata = item["metadata"]
+        return (metadata.get("namespace", ""), metadata["name"], metadata["uid"]), self._watched.read(item)
+
+    def _tell(self) -> None:
+        if self._stopped.is_set():
+            return  # another has a watch of its own by now
+        self._state = tuple(self._found[key] for key in sorted(self._found)), int(self._version or 0)
+        self._changed()
+
+    def _well(self) -> None:
+        if self._failures:
+            log.info("%s are watched again", self._watched.words, extra={"failures": self._failures})
+        self._failures = 0
+        self.problem = None
+
+    def _failed(self, error: AgentError) -> None:
+        if self._stopped.is_set():
+            return
+        self._failures += 1
+        text = f"{self._watched.words} cannot be watched: {error}"
+        if text != self.problem:
+            log.warning("%s", text, extra={"reason": error.reason})
+        self.problem = text
+        self._changed()
+        longest = self._watched.longest_pause
+        pause = min(longest, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 30))
+        if isinstance(error, Unavailable) and error.retry_after is not None:
+            pause = max(pause, min(error.retry_after, longest))
+        self._pause(pause * (0.5 + self._chance() / 2))

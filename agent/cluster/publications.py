@@ -1,0 +1,200 @@
+"""All that this node tells the cluster's schedulers: which objects, and what keeps each of them in step.
+
+`Publications` has the one list of them. What is published of another scheduler is a module with a `Publication`, and
+a line there. Nothing else in the agent waits for any of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from agent.cluster.apiserver import ApiServer
+from agent.cluster.bandwidth import Bandwidth
+from agent.cluster.topology.lldp import LeafListener
+from agent.cluster.topology.nfd import Features
+from agent.cluster.topology.node_object import NodeLabels, NodeObject
+from agent.cluster.topology.noderesourcetopology import NodeResourceTopology
+from agent.cluster.topology.numatopology import Numatopology
+from agent.cluster.topology.publisher import FACTS_SECONDS, Pace, Problems, Publication, Publisher
+from agent.cluster.topology.view import Node, View
+from agent.config import Config, Topology
+from agent.process.conditions import Conditions
+from agent.report.metrics import Metrics
+from agent.state import Latest
+
+LISTEN_SECONDS = 60.0
+"""How long an adapter that was away for a moment may go unheard."""
+AGAIN_SECONDS = 60.0
+"""After so long publications that failed unexpectedly begin anew."""
+
+log = logging.getLogger(__name__)
+
+
+class Publications:
+    """Everything that one configuration publishes. `run` until cancelled; `changed` may be called from any thread."""
+
+    def __init__(
+        self,
+        config: Topology,
+        node: Node,
+        api: ApiServer | None,
+        metrics: Metrics,
+        conditions: Conditions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`api` is None if nothing is to go to the API server. `conditions` are told what is wrong."""
+        self._config = config
+        self._problems = Problems(conditions)
+        self._view = view = View(config, node, api, self._problems, clock)
+        self._registry = metrics.registry
+        self._bandwidth = Bandwidth(config.bandwidth.annotation_seconds)
+        self._leaf = LeafListener(view)
+        labels = NodeLabels(view, self._leaf)
+        self._features = Features(view, labels)
+        objects: list[Publication] = []
+        if config.publish:
+            objects.append(NodeResourceTopology(view))
+        if config.volcano:
+            objects.append(Numatopology(view))
+        objects.append(NodeObject(view, labels, self._bandwidth))
+        self._publishers = [self._publisher(one, api, metrics) for one in objects] if api is not None else []
+
+    def _publisher(self, publication: Publication, api: ApiServer, metrics: Metrics) -> Publisher:
+        pace = Pace(
+            coalesce=self._config.coalesce_seconds,
+            heartbeat=self._config.heartbeat_seconds,
+            start_spread=self._config.start_spread_seconds,
+        )
+        if publication.is_of_facts:
+            pace = replace(pace, refresh=FACTS_SECONDS)
+        publisher = Publisher(publication, api, metrics, pace, self._problems)
+        (self._view.facts if publication.is_of_facts else self._view.usage).subscribe(publisher.changed)
+        return publisher
+
+    def changed(self) -> None:
+        """Say that units or pods may have changed."""
+        self._view.usage_changed()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        samples = self._config.bandwidth.sample_seconds > 0
+        if samples:
+            self._registry.register(self._bandwidth)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follow_hardware(), name="publications' inventory")
+                for publisher in self._publishers:
+                    tasks.create_task(publisher.run(), name="publisher")
+                if samples:
+                    tasks.create_task(self._sample(), name="bandwidth")
+                tasks.create_task(self._features.run(), name="features")
+                self._view.watch_pods()
+        finally:
+            self._view.stop()
+            self._leaf.close()
+            if samples:
+                self._registry.unregister(self._bandwidth)
+            self._problems.forget()
+
+    async def step(self, now: float) -> float:
+        """Do what is due at the API server at this moment, and return when something is due next.
+
+        Instead of `run`, for whoever passes the time himself.
+        """
+        self._view.watch_pods()
+        return min([await publisher.step(now) for publisher in self._publishers])
+
+    @property
+    def view(self) -> View:
+        """What is published is made of this."""
+        return self._view
+
+    async def _sample(self) -> None:
+        while True:
+            counts = await asyncio.to_thread(self._view.port_counts)
+            if self._bandwidth.sample(counts, self._view.clock()):
+                self._view.facts_changed()
+            await asyncio.sleep(self._config.bandwidth.sample_seconds)
+
+    async def _follow_hardware(self) -> None:
+        """Tell of each snapshot. An adapter that went and came back between two is listened on anew, too."""
+        snapshot = None
+        while True:
+            if self._config.labels.need_lldp:
+                self._leaf.follow(self._view.snapshot)
+            if self._view.snapshot is not snapshot:
+                snapshot = self._view.snapshot
+                self._view.usage_changed()
+                self._view.facts_changed()
+            try:
+                async with asyncio.timeout(LISTEN_SECONDS):
+                    await self._view.node.snapshot.other_than(snapshot)
+            except TimeoutError:
+                continue
+
+
+class Republication:
+    """Publishes as the configuration of the moment says: another one ends the publications, and others begin.
+
+    Pods need nothing that is published. So publications that fail with an error that nobody expected end neither the
+    agent nor themselves for good: that is said, and after a while they begin anew.
+    """
+
+    def __init__(
+        self,
+        config: Latest[Config],
+        node: Node,
+        api: ApiServer | None,
+        metrics: Metrics,
+        conditions: Conditions,
+        again_seconds: float = AGAIN_SECONDS,
+    ) -> None:
+        """What one configuration put into objects is taken back by the next."""
+        self._config = config
+        self._node = node
+        self._api = api
+        self._metrics = metrics
+        self._conditions = conditions
+        self._again_seconds = again_seconds
+        self._topology = config.value.topology
+        self._current = self.make(self._topology)
+
+    def make(self, topology: Topology) -> Publications:
+        """Make the publications of a configuration, which are not run yet."""
+        return Publications(topology, self._node, self._api, self._metrics, self._conditions)
+
+    def changed(self) -> None:
+        """Say that units or pods may have changed."""
+        self._current.changed()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            running = asyncio.create_task(self._current.run(), name="publications")
+            another = asyncio.create_task(self._another(), name="another configuration")
+            try:
+                await asyncio.wait((running, another), return_when=asyncio.FIRST_COMPLETED)
+                if running.done():
+                    failure = running.exception()
+                    if not isinstance(failure, Exception):
+                        return running.result()
+                    log.error("publications failed, and begin anew in %g s", self._again_seconds, exc_info=failure)
+                    what = f"failed unexpectedly, which the log tells more of: {type(failure).__name__}"
+                    self._conditions.set("publishing", what)
+                    await asyncio.wait((another,), timeout=self._again_seconds)
+                    self._conditions.set("publishing", None)
+            finally:
+                another.cancel()
+                running.cancel()
+                await asyncio.gather(running, another, return_exceptions=True)
+            self._topology = self._config.value.topology
+            self._current = self.make(self._topology)
+
+    async def _another(self) -> None:
+        """Wait for a configuration that publishes otherwise."""
+        while (config := self._config.value).topology == self._topology:
+            await self._config.other_than(config)

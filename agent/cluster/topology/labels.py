@@ -1,0 +1,199 @@
+"""Labels of the node, made of facts that change slowly or never. Pure.
+
+A fact that is not known at the moment (no switch has spoken yet, an adapter is in a pod) leaves its label as it is:
+nothing momentary may take a label away, since schedulers build their picture of the fabric from labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from agent.config.topology import NIC, OF_NIC, LabelRule
+from agent.model.device import Gpu, PciDevice, Snapshot
+from agent.model.lldp import Neighbour
+from agent.placement import Distances
+
+MAX_VALUE = 63
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
+NO_RAILS: Mapping[str, int] = MappingProxyType({})
+NOBODY_SEEN: Mapping[str, Seen] = MappingProxyType({})
+NVIDIA = 0x10DE
+
+_MODELS = {
+    (0x15B3, 0x1007): "ConnectX-3-Pro",
+    (0x15B3, 0x1013): "ConnectX-4",
+    (0x15B3, 0x1015): "ConnectX-4-Lx",
+    (0x15B3, 0x1017): "ConnectX-5",
+    (0x15B3, 0x1019): "ConnectX-5-Ex",
+    (0x15B3, 0x101B): "ConnectX-6",
+    (0x15B3, 0x101D): "ConnectX-6-Dx",
+    (0x15B3, 0x101F): "ConnectX-6-Lx",
+    (0x15B3, 0x1021): "ConnectX-7",
+    (0x15B3, 0x1023): "ConnectX-8",
+    (0x15B3, 0xA2D6): "BlueField-2",
+    (0x15B3, 0xA2DC): "BlueField-3",
+    (0x8086, 0x1592): "E810-C",
+    (0x8086, 0x1593): "E810-C",
+    (0x8086, 0x159B): "E810-XXV",
+    (0x14E4, 0x1750): "BCM57508",
+    (0x1D0F, 0xEFA0): "EFA",
+    (0x1D0F, 0xEFA1): "EFA",
+    (0x1D0F, 0xEFA2): "EFA",
+    (0x1D0F, 0xEFA3): "EFA",
+}
+"""Names for PCI vendor and device, as in the PCI ID database; any other adapter is called by its numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What labels can be made of."""
+
+    node_name: str
+    snapshot: Snapshot
+    nics: Sequence[PciDevice]
+    """The node's adapters to the fabric, the one of the first rail first."""
+    neighbour: Callable[[str], Neighbour | None]
+    """PCI address → the switch port at the other end."""
+    first_line: Callable[[Path], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an adapter to the fabric was like when all of it was there."""
+
+    driver: str | None
+    netdev: str
+    """Its interface, by which it may be named."""
+
+
+def fabric_nics(
+    snapshot: Snapshot,
+    netdevs: Sequence[str] = (),
+    host_names: Mapping[str, str] = NO_NAMES,
+    seen: Mapping[str, Seen] = NOBODY_SEEN,
+    rails: Mapping[str, int] = NO_RAILS,
+) -> tuple[PciDevice, ...]:
+    """List the adapters to the fabric: those of the named interfaces in that order, else all with an RDMA device.
+
+    Then `rails`, adapter → number, come first, in their order, whether they have one or not.
+
+    `host_names` tells the interface names, in the host, of adapters that are in pods; `seen` those that belonged
+    here before, by address: they do so while their driver is away or starts anew, and not with another one.
+    """
+    adapters = [device for device in snapshot.devices if not device.is_vf]
+    away = {d.address for d in adapters if d.address in seen and d.driver in (None, seen[d.address].driver)}
+    if netdevs:
+        by_name = {seen[d.address].netdev: d for d in adapters if d.address in away and not d.netdevs}
+        by_name |= {host_names[device.address]: device for device in adapters if device.address in host_names}
+        by_name |= {netdev.name: device for device in adapters for netdev in device.netdevs}
+        return tuple(dict.fromkeys(by_name[name] for name in netdevs if name in by_name))
+    found = (d for d in adapters if d.rdma_devices or d.address in away or d.address in rails)
+    return tuple(sorted(found, key=lambda device: (rails.get(device.address, math.inf), device.address)))
+
+
+def labels(rules: Iterable[LabelRule], known: Known, kept: Mapping[str, str]) -> dict[str, str]:
+    """Make the labels. `kept` are the present ones, for facts that are not known now."""
+    found: dict[str, str] = {}
+    for rule in rules:
+        for key, value in _values(rule, known):
+            text = kept.get(key) if value is None else label_value(_matched(rule, value))
+            if text:
+                found[key] = text
+    return found
+
+
+def label_value(text: str) -> str:
+    """Make a label value of a text: 63 characters, what is not allowed in one becoming dashes.
+
+    A longer text is cut, with a hash of the whole at the end: two of them must not become one.
+    """
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+    if len(plain) > MAX_VALUE:
+        plain = f"{plain[: MAX_VALUE - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return plain.strip("._-")
+
+
+def _matched(rule: LabelRule, value: str) -> str:
+    if rule.pattern is None:
+        return value
+    match = re.search(rule.pattern, value)
+    return (match[1] or "") if match is not None else ""
+
+
+def _values(rule: LabelRule, known: Known) -> Iterable[tuple[str, str | None]]:
+    if NIC in rule.key:
+        for nic in known.nics:
+            key = rule.key.replace(NIC, nic.address.replace(":", "-"))
+            yield key, _of_nic(rule.fact, nic, known)
+    elif rule.fact in OF_NIC and rule.fact not in ("hca-model", "hca-firmware"):
+        # One value per level: in a rail fabric the switch of the first rail is common to the nodes of one unit.
+        yield rule.key, _of_nic(rule.fact, known.nics[0], known) if known.nics else None
+    else:
+        yield rule.key, _of_node(rule, known)
+
+
+def _of_nic(fact: str, nic: PciDevice, known: Known) -> str | None:
+    if fact.startswith("leaf-"):
+        neighbour = known.neighbour(nic.address)
+        if neighbour is None:
+            return None
+        named = {"leaf-switch": neighbour.system_name or neighbour.chassis, "leaf-chassis": neighbour.chassis}
+        return named.get(fact, neighbour.port)
+    if fact == "hca-model":
+        return _MODELS.get((nic.vendor, nic.device), f"{nic.vendor:04x}-{nic.device:04x}")
+    rdma = next((r for r in nic.rdma_devices if not r.absent), None)
+    if rdma is None:
+        return None
+    return (rdma.fw_version if fact == "hca-firmware" else rdma.node_guid.replace(":", "")) or None
+
+
+def _of_node(rule: LabelRule, known: Known) -> str | None:
+    snapshot = known.snapshot
+    match rule.fact:
+        case "node-name":
+            return known.node_name
+        case "text":
+            return rule.text
+        case "file":
+            return known.first_line(rule.path) if rule.path is not None else None
+        case "rails":
+            return str(rail_count(snapshot, known.nics))
+        case "hca-count":
+            return str(len(known.nics))
+        case "gpu-count":
+            return str(len(snapshot.all_gpus))
+        case "gpu-model":
+            return _joined(gpu.name for gpu in snapshot.gpus or _of_other_vendors(snapshot))
+        case "nvlink-domain":
+            return _joined(gpu.fabric_clique for gpu in snapshot.gpus)
+        case _:
+            return _joined(_of_nic(rule.fact, nic, known) for nic in known.nics)
+
+
+def rail_count(snapshot: Snapshot, nics: Sequence[PciDevice]) -> int:
+    """Count the rails: adapters that are the nearest of some GPU, no more than GPUs; without GPUs, all adapters."""
+    distances = Distances(snapshot)
+    if not distances.gpus:
+        return len(nics)
+    ports = [nic.address for nic in nics]
+    nearest = {port for gpu in distances.gpus for port in distances.nearest(gpu, ports)}
+    return min(len(distances.gpus), len(nearest))
+
+
+def _of_other_vendors(snapshot: Snapshot) -> tuple[Gpu, ...]:
+    """List the accelerators that sysfs names. NVIDIA's have their names from NVML, which may answer later."""
+    return tuple(gpu for gpu in snapshot.accelerators if snapshot.by_address[gpu.pci_address].vendor != NVIDIA)
+
+
+def _joined(values: Iterable[str | None]) -> str | None:
+    """Make one value of what all adapters or GPUs say: theirs, if it is the same; None as long as one says nothing."""
+    found = list(values)
+    if not found or not all(found):
+        return None
+    return "_".join(sorted({value for value in found if value}))

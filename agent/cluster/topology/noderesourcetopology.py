@@ -1,0 +1,143 @@
+"""The NodeResourceTopology object (topology.node.k8s.io/v1alpha2) of this node. Pure.
+
+The object says what the scheduler plugin NodeResourceTopologyMatch reads:
+
+- A zone `node-<N>` for every NUMA node from 0 up without a gap, in order, also for a node without
+  devices or CPUs: the scheduler indexes arrays by the number. It takes numbers below 64 only.
+- Each zone has cpu, memory and every huge page size of the node: if no zone had them, every pod
+  asking for them would be rejected here. `agent.cluster.topology.amounts` tells what the amounts mean.
+- Policy and scope in kubelet's words; the deprecated topologyPolicies say the same to schedulers that
+  read no attributes.
+- The fingerprint of the node's pods, and by which method it was made. The scheduler takes over what an object says of
+  a node only if this equals what it computes from its own list of the node's pods. So the same pods must count here:
+  with a dedicated informer (the scheduler's default) all bound pods that are not Pending, those that have ended too;
+  with the shared one, Running pods (scheduler-plugins, podprovider). Only the API server knows the phases. By the
+  method `with-exclusive-resources` only pods count that own something of the zones: devices whose resource is in the
+  published zones, or, if Guaranteed, whole CPUs, memory or huge pages (resourcerequests/exclusive.go). Without a watch
+  of pods those that kubelet lists count, by the method `all`: since Kubernetes 1.34 the admitted ones that have not
+  ended, another set than the scheduler's as long as an ended pod is not deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from xxhash import xxh64_intdigest
+
+from agent.cluster.apiserver import TOPOLOGY
+from agent.cluster.pod_watch import WatchedPod
+from agent.cluster.topology.amounts import Amount, by_zone
+from agent.cluster.topology.publisher import Publication
+from agent.cluster.topology.state import NodeState
+from agent.cluster.topology.view import View
+from agent.model.device import NumaNode
+
+PREFIX = "pfp0v001"
+METHOD_ALL = "all"
+DEDICATED = "dedicated"
+SHARED = "shared"
+
+
+MAX_ZONES = 64
+
+_DEPRECATED = {
+    ("single-numa-node", "container"): "SingleNUMANodeContainerLevel",
+    ("single-numa-node", "pod"): "SingleNUMANodePodLevel",
+    ("restricted", "container"): "RestrictedContainerLevel",
+    ("restricted", "pod"): "RestrictedPodLevel",
+    ("best-effort", "container"): "BestEffortContainerLevel",
+    ("best-effort", "pod"): "BestEffortPodLevel",
+}
+
+
+class NodeResourceTopology(Publication):
+    """Published for the scheduler plugin."""
+
+    kind = TOPOLOGY
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    async def content(self) -> Mapping[str, Any] | None:
+        """Build the object of what kubelet tells now."""
+        state, counts = await self._view.state(), self._view.config.fingerprint
+        return build(state, counts.pods, counts.method) if state is not None else None
+
+
+def build(state: NodeState, informer: str = DEDICATED, method: str = METHOD_ALL) -> dict[str, Any] | None:
+    """Build the object, or None if the scan found no NUMA node to speak of.
+
+    `informer` and `method` say which of the watched pods the scheduler counts.
+    """
+    nodes = {node.number: node for node in state.snapshot.numa_nodes if 0 <= node.number < MAX_ZONES}
+    if not nodes:
+        return None
+    amounts = by_zone(range(max(nodes) + 1), nodes, state)
+    attributes = _attributes(state, informer, method, {a.name for zone in amounts.values() for a in zone})
+    policy = _DEPRECATED.get((state.kubelet.policy, state.kubelet.scope), "None")
+    return {
+        "apiVersion": TOPOLOGY.api_version,
+        "kind": TOPOLOGY.kind,
+        "metadata": metadata(state),
+        "attributes": [{"name": name, "value": value} for name, value in sorted(attributes.items())],
+        "topologyPolicies": [policy],
+        "zones": [_zone(number, zone, nodes, state) for number, zone in sorted(amounts.items())],
+    }
+
+
+def metadata(state: NodeState) -> dict[str, Any]:
+    """Name an object after the node, which owns it: the cluster removes it with the node."""
+    found: dict[str, Any] = {"name": state.node_name}
+    if state.node_uid is not None:
+        owner = {"apiVersion": "v1", "kind": "Node", "name": state.node_name, "uid": state.node_uid}
+        found["ownerReferences"] = [owner]
+    return found
+
+
+def _attributes(state: NodeState, informer: str, method: str, resources: set[str]) -> dict[str, str]:
+    if state.watched is not None:
+        pods = counted(state.watched, informer, method, resources)
+    else:
+        pods, method = [(pod.namespace, pod.name) for pod in state.pods], METHOD_ALL
+    attributes = {
+        "topologyManagerPolicy": state.kubelet.policy,
+        "topologyManagerScope": state.kubelet.scope,
+        "nodeTopologyPodsFingerprint": fingerprint(pods),
+        "nodeTopologyPodsFingerprintMethod": method,
+    }
+    if state.kubelet.max_numa_nodes is not None:
+        attributes["topologyManagerMaxNUMANodes"] = state.kubelet.max_numa_nodes
+    return attributes
+
+
+def _zone(number: int, amounts: tuple[Amount, ...], nodes: Mapping[int, NumaNode], state: NodeState) -> dict[str, Any]:
+    zone: dict[str, Any] = {"name": f"node-{number}", "type": "Node"}
+    node = nodes.get(number)
+    if node is not None and node.distances:
+        order = sorted(n.number for n in state.snapshot.numa_nodes)
+        zone["costs"] = [
+            {"name": f"node-{other}", "value": distance}
+            for other, distance in zip(order, node.distances, strict=False)
+            if other in nodes
+        ]
+    zone["resources"] = [amount.document() for amount in amounts]
+    return zone
+
+
+def fingerprint(pods: Iterable[tuple[str, str]]) -> str:
+    """Compute the fingerprint of pods, each given as (namespace, name), in any order."""
+    hashes = sorted(xxh64_intdigest(name, seed=xxh64_intdigest(namespace)) for namespace, name in pods)
+    return f"{PREFIX}{xxh64_intdigest(b''.join(value.to_bytes(8, 'little') for value in hashes)):016x}"
+
+
+def counted(
+    pods: Iterable[WatchedPod], informer: str, method: str, resources: Collection[str]
+) -> list[tuple[str, str]]:
+    """Choose the pods that the scheduler counts, as (namespace, name). `resources` are those of the zones."""
+    return [
+        (pod.namespace, pod.name)
+        for pod in pods
+        if (pod.phase == "Running" if informer == SHARED else pod.phase != "Pending")
+        and (method == METHOD_ALL or pod.exclusive_native or not pod.extended.isdisjoint(resources))
+    ]

@@ -1,0 +1,354 @@
+"""Keep one object at the API server in step with the node, and say nothing when there is nothing new.
+
+A change is waited out (`coalesce`), the object is built and compared with what the API server accepted last; equal
+content is not written. Once per `heartbeat` the object is read and compared, in case someone removed or changed it,
+and only then written. A failing API server is asked again with growing pauses; nothing else in the agent waits for
+it. The first write is spread over `start_spread` seconds, so that a cluster that powers on does not write all its
+nodes at once.
+
+An object is applied without force first. If another writer owns fields of it, that is said (log, metric, condition),
+and then the fields are taken over, or left to their owner, as the publication wants it.
+
+`step` is given the time and tells when it wants to be called again, so a day can pass in a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from agent.cluster.apiserver import FIELD_MANAGER, ApiServer, ObjectKind, on_own_thread
+from agent.errors import AgentError, Conflicted, Refused, Unavailable
+from agent.process.conditions import Conditions
+from agent.report.metrics import Metrics
+
+_OF_SERVER = frozenset({"apiVersion", "kind", "metadata", "status"})
+
+log = logging.getLogger(__name__)
+
+FACTS_SECONDS = 60.0
+"""What labels are made of is looked at this often, even if nothing told of a change: a file, a GPU's fabric."""
+
+
+class Publication(ABC):
+    """One object at the API server that is made of this node: a module of its own, and a line in `publications.py`."""
+
+    kind: ObjectKind
+    takes_over = True
+    """Whether fields that another writer owns are taken from it. If not, they are left out."""
+    is_local = True
+    """Whether what it is built of is asked of this node alone, which need not be spared as the API server must."""
+    is_of_facts = False
+    """Whether it is made of slow facts, not of units and pods."""
+
+    @abstractmethod
+    async def content(self) -> Mapping[str, Any] | None:
+        """Build the object of this moment; None if there is nothing to say. May raise errors of ours."""
+
+    def yields(self, error: AgentError) -> bool:
+        """Tell whether the object is built differently after this error, so that a repeat may succeed."""
+        return False
+
+
+class Problems:
+    """What is wrong with what is published, by subject. People see all of it as one condition."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+        self._found: dict[str, str] = {}
+
+    def note(self, subject: str, problem: str | None) -> None:
+        """Note what is wrong with a subject, or that nothing is."""
+        before = dict(self._found)
+        if problem is None:
+            self._found.pop(subject, None)
+        else:
+            self._found[subject] = problem
+        if before != self._found:
+            self._conditions.set("publishing", "; ".join(text for _, text in sorted(self._found.items())) or None)
+
+    def forget(self) -> None:
+        """Say no more that anything is wrong: nothing is published from now on."""
+        self._found = {}
+        self._conditions.set("publishing", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When to look and write. All in seconds."""
+
+    coalesce: float = 2.0
+    heartbeat: float = 600.0
+    """The object is read and compared this long after it was last found or made right."""
+    refresh: float = 10.0
+    """The object is built and compared with what was accepted this often even if nothing called `changed`: nobody
+    tells when kubelet takes units back, and pods without devices of ours count for the fingerprint too."""
+    start_spread: float = 60.0
+    retry_first: float = 1.0
+    retry_cap: float = 300.0
+    jitter: float = 0.1
+    """Share of a pause by which it is varied, so that nodes do not move in step."""
+
+    def retry(self, failures: int, asked: float | None) -> float:
+        """Return the pause after so many failures in a row; the server may ask for a longer one."""
+        pause = min(self.retry_cap, self.retry_first * 2.0 ** min(failures - 1, 30))
+        return max(pause, min(asked or 0.0, self.retry_cap))
+
+    def varied(self, pause: float, chance: float) -> float:
+        """Vary a pause; `chance` is from 0 to 1."""
+        return pause * (1 + self.jitter * (2 * chance - 1))
+
+
+class Publisher:
+    """Keeps one object in step with the node. Run `run` as a task; call `changed` from any thread."""
+
+    def __init__(
+        self,
+        publication: Publication,
+        api: ApiServer,
+        metrics: Metrics,
+        pace: Pace,
+        problems: Problems,
+        chance: Callable[[], float] | None = None,
+    ) -> None:
+        """`chance` gives numbers from 0 to 1."""
+        self._publication = publication
+        self._kind = publication.kind
+        self._api = api
+        self._metrics = metrics
+        self._pace = pace
+        self._problems = problems
+        self._chance = chance or random.SystemRandom().random  # the module's own generator is every thread's
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._nudge = asyncio.Event()
+        self._accepted: bytes | None = None
+        self._written: Mapping[str, Any] = {}
+        """What was applied last: the document, perhaps without what others own."""
+        self._is_unsure = False
+        """A write was not answered: the server may have taken it nevertheless."""
+        self._looked = False
+        self._look_at: float | None = None
+        """When the object is built next; None before the first step."""
+        self._check_at = 0.0
+        """When the server's object is read next."""
+        self._failures = 0
+        self._dispute: str | None = None
+        self._problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with publishing now; None if nothing."""
+        return self._problem
+
+    def changed(self) -> None:
+        """Say that the node may have changed."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            self._nudge.set()  # `run` is not there to be woken, or the test calls `step` itself
+        else:
+            loop.call_soon_threadsafe(self._nudge.set)
+
+    async def run(self) -> None:
+        """Publish until cancelled. Errors of ours are waited out; others end the task."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            while True:
+                due = await self.step(time.monotonic())
+                try:
+                    async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                        await self._nudge.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._loop = None
+
+    async def step(self, now: float) -> float:
+        """Do what is due at this moment, and return when something is due next, unless `changed` is called before."""
+        if self._look_at is None:
+            self._look_at = now + self._pace.start_spread * self._chance()
+        elif self._nudge.is_set() and self._looked and not self._failures:
+            self._look_at = min(self._look_at, now + (self._pace.coalesce if self._accepted is not None else 0.0))
+        self._nudge.clear()
+        if now < self._look_at:
+            return self._look_at
+        self._looked = True
+        self._look_at = now + self._pace.refresh
+        longest = self._pace.refresh if self._publication.is_local else self._pace.retry_cap
+        document = None
+        try:
+            document = await self._publication.content()
+            longest = self._pace.retry_cap
+            if document is not None:
+                await self._publish(document, now)
+        except AgentError as error:
+            self._failed(error, now, longest)
+        else:
+            self._went_well()
+        if document is not None and self._accepted is not None and not self._failures:
+            self._look_at = min(self._look_at, self._check_at)
+        return self._look_at
+
+    async def _publish(self, document: Mapping[str, Any], now: float) -> None:
+        content = canonical(document)
+        is_accepted = content == self._accepted and not self._is_unsure
+        if is_accepted and (now < self._check_at or await self._is_there(now)):
+            return
+        if self._accepted is None and await self._was_left(document):
+            self._written = document
+        else:
+            await self._apply(document)
+        self._accepted = content
+        self._check_at = self._next_check(now)
+
+    async def _was_left(self, document: Mapping[str, Any]) -> bool:
+        """Tell whether an earlier run of the agent has left exactly this: a fleet that restarts then writes nothing.
+
+        Only of objects that are wholly ours. Of another's object the server alone knows which fields are ours.
+        """
+        if not self._publication.takes_over:
+            return False
+        try:
+            name = str(document["metadata"]["name"])
+            stored = await on_own_thread(partial(self._api.get, self._kind, name))
+        except Refused:
+            return False
+        return stored is not None and same(stored, document) and not other_writers(stored, FIELD_MANAGER)
+
+    async def _is_there(self, now: float) -> bool:
+        """Tell whether the server still has the object as it was written. Says who changed it, if somebody did."""
+        if self._dispute and not self._publication.takes_over:
+            return False  # perhaps the others have given it up
+        try:
+            name = str(self._written["metadata"]["name"])
+            stored = await on_own_thread(partial(self._api.get, self._kind, name))
+        except Refused:
+            return False  # without the right to read, writing tells
+        if stored is not None and holds(stored, self._written):
+            self._check_at = self._next_check(now)
+            self._dispute = None  # nobody has written it for a whole heartbeat
+            return True
+        others = other_writers(stored or {}, FIELD_MANAGER)
+        what = f"was changed by {', '.join(others)}" if others else "was changed or removed"
+        log.warning("the %s of this node %s; applying it anew", self._kind.kind, what)
+        return False
+
+    async def _apply(self, document: Mapping[str, Any]) -> None:
+        try:
+            await self._write(document, force=False)
+        except Conflicted as conflict:
+            if not conflict.owners:
+                raise
+            self._dispute = self._disputed(conflict)
+            if self._publication.takes_over:
+                await self._write(document, force=True)
+            else:
+                await self._write(without(document, [field for field, _ in conflict.owners]), force=False)
+        else:
+            self._dispute = None
+
+    async def _write(self, document: Mapping[str, Any], *, force: bool) -> None:
+        try:
+            await on_own_thread(partial(self._api.apply, self._kind, document, force=force))
+        except Unavailable as error:
+            self._metrics.api_write(self._kind.kind, error.reason)
+            self._is_unsure |= not isinstance(error, Refused)
+            raise
+        self._metrics.api_write(self._kind.kind, "accepted")
+        self._written, self._is_unsure = document, False
+
+    def _disputed(self, conflict: Conflicted) -> str:
+        managers = ", ".join(sorted({manager for _, manager in conflict.owners}))
+        fields = ", ".join(sorted({field for field, _ in conflict.owners}))
+        text = f"{managers} writes {fields} of this node's {self._kind.kind} too"
+        if self._publication.takes_over:
+            return f"{text}: let only one of them publish it"
+        return f"{text}: these are left as they are; name other keys, or take them off the node"
+
+    def _next_check(self, now: float) -> float:
+        return now + self._pace.varied(self._pace.heartbeat, self._chance())
+
+    def _failed(self, error: AgentError, now: float, longest: float) -> None:
+        self._failures += 1
+        asked = error.retry_after if isinstance(error, Unavailable) else None
+        pause = self._pace.varied(min(self._pace.retry(self._failures, asked), longest), self._chance())
+        if self._publication.yields(error):
+            pause = min(pause, self._pace.coalesce)
+        self._look_at = now + pause
+        self._say(f"{self._kind.kind} cannot be published: {error}")
+
+    def _went_well(self) -> None:
+        if self._failures:
+            log.info("%s is published again", self._kind.kind, extra={"failures": self._failures})
+        self._failures = 0
+        self._say(self._dispute)
+
+    def _say(self, problem: str | None) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            self._problems.note(self._kind.kind, problem)
+
+
+def canonical(document: Mapping[str, Any]) -> bytes:
+    """Return one text for one content, to tell whether anything changed."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def holds(stored: Any, wanted: Any) -> bool:
+    """Tell whether a stored object has all that was applied. It may have more, as the server and others add to it."""
+    if isinstance(wanted, Mapping):
+        return isinstance(stored, Mapping) and all(k in stored and holds(stored[k], v) for k, v in wanted.items())
+    if isinstance(wanted, list) and wanted and all(isinstance(item, Mapping) and "uid" in item for item in wanted):
+        # Owner references: a list that the server keeps by UID, and others may add to.
+        return isinstance(stored, list) and all(any(holds(one, item) for one in stored) for item in wanted)
+    return bool(stored == wanted)
+
+
+def same(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Tell whether a stored object says what is wanted and nothing besides; its metadata may hold more."""
+    wanted_keys, stored_keys = (set(document) - {"metadata"} for document in (wanted, stored))
+    return (
+        wanted_keys == stored_keys
+        and all(stored[key] == wanted[key] for key in wanted_keys)
+        and holds(stored.get("metadata", {}), wanted.get("metadata", {}))
+    )
+
+
+def owned_keys(metadata: Mapping[str, Any], section: str, manager: str) -> frozenset[str]:
+    """List the keys of `labels` or `annotations` that a manager has applied on the server's side."""
+    found: set[str] = set()
+    for entry in metadata.get("managedFields", ()):
+        if entry["manager"] == manager and entry["operation"] == "Apply":
+            keys = entry["fieldsV1"].get("f:metadata", {}).get(f"f:{section}", {})
+            found |= {key.removeprefix("f:") for key in keys if key.startswith("f:")}
+    return frozenset(found)
+
+
+def other_writers(stored: Mapping[str, Any], manager: str) -> list[str]:
+    """List who else owns anything of an object besides its metadata."""
+    return sorted(
+        {
+            entry["manager"]
+            for entry in stored.get("metadata", {}).get("managedFields", ())
+            if entry["manager"] != manager and {key.removeprefix("f:") for key in entry["fieldsV1"]} - _OF_SERVER
+        }
+    )
+
+
+def without(document: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
+    """Leave out labels and annotations by their field path: `.metadata.labels.example.com/rack`."""
+    left = copy.deepcopy(dict(document))
+    for field in fields:
+        for section in ("labels", "annotations"):
+            prefix = f".metadata.{section}."
+            if field.startswith(prefix):
+                left.get("metadata", {}).get(section, {}).pop(field.removeprefix(prefix), None)
+    return left

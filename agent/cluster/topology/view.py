@@ -1,0 +1,252 @@
+"""What everything that is published is made of: one view of the node, its kubelet and its pods."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agent.cluster.apiserver import FIELD_MANAGER, NODE, ApiServer, on_own_thread
+from agent.cluster.pod_watch import PodWatch, WatchedPod
+from agent.cluster.topology.publisher import Problems, owned_keys
+from agent.cluster.topology.state import Allocatable, NodeState, PodUsage, unlisted
+from agent.config.topology import Topology
+from agent.errors import Unavailable
+from agent.hardware.host import Host
+from agent.hardware.sysfs.counters import read_port_counts, sums, with_busy_vfs
+from agent.kubelet.kubelet_config import KubeletConfigFile
+from agent.kubelet.podresources import PodResources
+from agent.ledger import Ledger
+from agent.model.counters import PortCount, VfCounters
+from agent.model.device import Snapshot
+from agent.model.lldp import Neighbour
+from agent.offer.offer import Offer
+from agent.state import Latest
+
+SHARED_STATE_SECONDS = 0.5
+"""Objects that are built within so short a time are made of one state: pods by the API server, then by kubelet."""
+FORGETFUL_SECONDS = 60.0
+"""How long kubelet may list fewer pods than run: for a moment after its start it knows the static ones alone."""
+RETRY_SECONDS = 30.0
+"""Between attempts to read the Node."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Where what is published of a node comes from. An offer of no snapshot is none: it comes later."""
+
+    name: str
+    host: Host
+    snapshot: Latest[Snapshot]
+    offer: Latest[Offer]
+    kubelet: PodResources
+    ledger: Ledger
+    leaves: Latest[Mapping[str, Neighbour]]
+    """Adapter → the switch port at the end of its link, as far as anybody has listened."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMetadata:
+    """What is read of the Node object."""
+
+    uid: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Those that this agent has applied."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Likewise."""
+
+
+class View:
+    """The node as the publications of one configuration see it. `api` is None if nothing goes to the API server."""
+
+    def __init__(
+        self,
+        config: Topology,
+        node: Node,
+        api: ApiServer | None,
+        problems: Problems,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.node = node
+        self.problems = problems
+        self.clock = clock
+        self.usage = Latest(object())
+        """Replaced when units or pods may have changed."""
+        self.facts = Latest(object())
+        """Replaced when what labels and annotation are made of may have changed."""
+        self.own_node = OwnNode(api, node.name, config.heartbeat_seconds, clock) if api is not None else None
+        self._watch = PodWatch(api, node.name, self.usage_changed) if api is not None and config.watches_pods else None
+        self._is_watching = False
+        self._kubelet_config = KubeletConfigFile(config.kubelet_config, config.kubelet_config_dir)
+        self._guard = asyncio.Lock()
+        self._state: NodeState | None = None
+        self._state_at = 0.0
+        self._forgetful_since: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The Node's name."""
+        return self.node.name
+
+    @property
+    def root(self) -> Path:
+        """Where the node's files are."""
+        return self.node.host.root
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest snapshot."""
+        return self.node.snapshot.value
+
+    def usage_changed(self) -> None:
+        """Say that units or pods may have changed. Any thread may."""
+        self.usage.set(object())
+
+    def facts_changed(self) -> None:
+        """Say that what labels and annotation are made of may have changed. Any thread may."""
+        self.facts.set(object())
+
+    # ------------------------------------------------------------------ pods
+
+    @property
+    def watched(self) -> tuple[WatchedPod, ...] | None:
+        """The pods of the node by the API server; None if they are not known, or not watched."""
+        return self._watch.pods if self._watch is not None else None
+
+    def watch_pods(self) -> None:
+        """Follow the pods by the API server, if they are wanted and not followed yet."""
+        if self._watch is not None and not self._is_watching:
+            self._is_watching = True
+            self._watch.start()
+
+    def stop(self) -> None:
+        """End the watch of pods."""
+        if self._watch is not None:
+            self._watch.stop()
+
+    async def state(self) -> NodeState | None:
+        """Ask kubelet what its pods hold. None as long as nothing is known of the units, or of the pods that count.
+
+        Also while kubelet itself does not know all pods yet that run. Raises Unavailable.
+
+        The pods by the API server are taken first: of a pod that counts, kubelet then knows what it holds.
+        """
+        async with self._guard:
+            now = self.clock()
+            fresh = min(SHARED_STATE_SECONDS, self.config.coalesce_seconds / 2)
+            if self._state is not None and now - self._state_at < fresh:
+                return self._state
+            taken_at, watched, offer = self.node.kubelet.clock(), self.watched, self.node.offer.value
+            if not offer.snapshot.generation:
+                return None  # a node without devices is something else
+            if self._watch is not None:
+                self.problems.note("pods", self._watch.problem)
+                if watched is None and self._watch.problem is None:
+                    return None  # it says `usage_changed` once the pods are listed
+            metadata = await self._own_metadata()
+            settings = await asyncio.to_thread(self._kubelet_config.read)
+            self.problems.note("kubelet's configuration", settings.problem)
+            listed = await self.node.kubelet.listing(taken_at)
+            if self._is_forgetful(unlisted(watched or (), listed.pods), now):
+                return None  # or what pods hold would be told as free
+            self._state = NodeState(
+                node_name=self.name,
+                node_uid=metadata.uid if metadata is not None else None,
+                snapshot=self.snapshot,
+                units=offer.units,
+                kubelet=settings,
+                pods=tuple(PodUsage.of(pod) for pod in listed.pods),
+                allocatable=Allocatable.of(await self.node.kubelet.allocatable()),
+                watched=watched,
+            )
+            self._state_at = now
+            return self._state
+
+    def _is_forgetful(self, missing: Sequence[WatchedPod], now: float) -> bool:
+        """Tell whether kubelet has still to hear of pods that run."""
+        if not missing:
+            self._forgetful_since = None
+            return False
+        if self._forgetful_since is None:
+            self._forgetful_since = now
+            log.info(
+                "kubelet does not list %s/%s, which runs: it may have just started",
+                missing[0].namespace,
+                missing[0].name,
+            )
+        return now - self._forgetful_since < FORGETFUL_SECONDS
+
+    async def _own_metadata(self) -> NodeMetadata | None:
+        """Read the Node that owns what is published. Nobody else would miss it: the name may be another node's."""
+        if self.own_node is None:
+            return None
+        found = await self.own_node.read()
+        owner = f"what is published has no owner: {self.own_node.problem}" if found is None else None
+        self.problems.note("owner", owner)
+        return found
+
+    # -------------------------------------------------------------- hardware
+
+    def host_names(self) -> dict[str, str]:
+        """Tell what the interfaces of adapters in pods are called in the host, by PCI address."""
+        return {row.device: row.undo.netdev for row in self.node.ledger.attachments()}
+
+    def port_counts(self) -> tuple[PortCount, ...]:
+        """Read what ports, and the VFs of those with one in a pod, have passed. Blocks for a moment."""
+        return read_port_counts(self.root, self.snapshot, sums(self._vf_counters(), self.snapshot))
+
+    def _vf_counters(self) -> tuple[VfCounters, ...]:
+        ledger = self.node.ledger
+        held = {grant.device for grant in ledger.grants()} | {row.device for row in ledger.attachments()}
+        busy = with_busy_vfs(self.snapshot, held)
+        return self.node.host.counters(busy, frozenset()).vfs if busy.devices else ()
+
+
+class OwnNode:
+    """Reads the own Node object's metadata when asked, at most once in `max_age` seconds.
+
+    It is read again when older than a heartbeat, for a node that was taken out of the cluster and came back has
+    another UID.
+    """
+
+    def __init__(self, api: ApiServer, name: str, max_age: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api = api
+        self._name = name
+        self._max_age = max_age
+        self._clock = clock
+        self._found: NodeMetadata | None = None
+        self._due: float | None = None
+        self._reading = asyncio.Lock()
+        self.problem = "the Node object has not been read yet"
+        """Why it could not be read when it was last tried; empty if it could."""
+
+    async def read(self) -> NodeMetadata | None:
+        """Return what is known of the Node; None while the API server has not told anything yet."""
+        async with self._reading:  # who asks meanwhile has the same answer
+            now = self._clock()
+            if self._due is None or now >= self._due:
+                self._due = now + RETRY_SECONDS
+                try:
+                    self._found = _parse(await on_own_thread(partial(self._api.metadata, NODE, self._name)))
+                    self._due = now + self._max_age
+                    self.problem = ""
+                except Unavailable as error:
+                    self.problem = str(error)
+                    log.debug("the Node object could not be read: %s", error)
+            return self._found
+
+
+def _parse(metadata: Mapping[str, Any]) -> NodeMetadata:
+    mine = {}
+    for section in ("labels", "annotations"):
+        keys = owned_keys(metadata, section, FIELD_MANAGER)
+        mine[section] = {key: text for key, text in metadata.get(section, {}).items() if key in keys}
+    return NodeMetadata(metadata["uid"], mine["labels"], mine["annotations"])

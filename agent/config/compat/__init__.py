@@ -1,0 +1,1 @@
+"""Configurations of other device plugins, read as they are."""

@@ -1,0 +1,210 @@
+"""What of a configuration does not go together, whatever node it meets. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import fields
+
+from agent.config.networks import OF_SHARES, Network, misplaced_in
+from agent.config.resources import Resource, Select
+from agent.config.template import possible, problems
+from agent.config.values import Config
+from agent.model.device import drives_for_programs
+
+CONDITIONS = tuple(f.name for f in fields(Select) if f.name not in ("need_vhost_net", "any_of", "is_rdma", "vdpa_type"))
+THEMSELVES = ("hca", "nic")
+"""Kinds that take the very adapters that `pf` and `rootDevices` name; a VF is another device than its PF."""
+
+
+def contradictions(config: Config, unread: Collection[int] = ()) -> Iterator[tuple[str, str]]:
+    """List what does not go together: a path of the document, and what is wrong there.
+
+    `unread` are the numbers of resources that select other devices than meant.
+    """
+    resources, networks = config.resources, config.networks
+    yield from _repeated("networks", [n.name for n in networks])
+    yield from _repeated("resources", [r.name for r in resources])
+    for i, resource in enumerate(resources):
+        for where, name in resource.networks.items():
+            yield from ((f"resources[{i}].network{where}", text) for text in _of_network(resource, name, networks))
+        yield from _misplaced(resource, networks)
+        yield from ((f"resources[{i}].environment", text) for text in _of_environment(i, resources))
+    for i, where, j in covered(resources):
+        if i not in unread and j not in unread:
+            name = f" ({resources[j].name})" if resources[j].name else ""  # empty where the name itself is wrong
+            text = (
+                f"selects nothing that resources[{j}]{name} does not select too, and a device serves one resource:"
+                " narrow one of the two selectors"
+            )
+            yield f"resources[{i}].{where}", text
+    yield from _mixed(networks)
+    for i, network in enumerate(networks):
+        for where, text in problems(network, possible(config.topology.rails)):
+            yield f"networks[{i}]{'.' if where else ''}{where}", text
+    yield from _protected(config.cni.protect, resources, networks)
+
+
+def _repeated(key: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for i, name in enumerate(names):
+        if name and name in names[:i]:
+            yield f"{key}[{i}].name", f"{name!r} is used by {key}[{names.index(name)}] already"
+
+
+def _of_environment(i: int, resources: Sequence[Resource]) -> Iterator[str]:
+    """Tell of variables that two resources of one container would both set: kubelet keeps either value."""
+    if _sums_up(resources[i]):
+        return
+    for word in resources[i].environment:
+        for j, other in enumerate(resources[:i]):
+            if word in other.environment and not _sums_up(other):
+                yield (
+                    f"{word} is set by resources[{j}] ({other.name}) already, and for a container that asks for both"
+                    " kubelet would keep either: set it at one of them, or give both binding: late or offer: dra"
+                )
+
+
+def _sums_up(resource: Resource) -> bool:
+    """Tell whether variables are set for all devices of a pod or claim together."""
+    return resource.binding == "late" or resource.offer == "dra"
+
+
+def _of_network(resource: Resource, name: str, networks: Sequence[Network]) -> Iterator[str]:
+    """Tell what keeps a resource's devices from a network that it names."""
+    network = next((n for n in networks if n.name == name), None)
+    if network is None:
+        yield f"{name!r} is not among the networks"
+        return
+    yield from (f"{name!r} {text}" for text in unfit(resource, network))
+
+
+def unfit(resource: Resource, network: Network) -> Iterator[str]:
+    """Tell what keeps a resource's devices from a network, in words that follow its name."""
+    kind, mode = resource.nic_kind, network.for_devices(resource.nic_kind).setup.mode
+    if kind == "hca" and mode not in OF_SHARES:
+        yield (
+            f"has mode {mode}, which takes the adapter from the others that share it: an hca"
+            f" needs a network of mode {' or '.join(OF_SHARES)}"
+        )
+    if kind == "vf" and mode in OF_SHARES:
+        yield f"has mode {mode}, which is for kind hca, not vf"
+    if "vf" in network.words and kind != "vf":
+        yield f"asks for {{vf}}, and a device of kind {kind} is no VF: take {{rail}} or {{pf}}"
+    if network.setup.bond is not None and network.words:
+        asked = " and ".join(f"{{{word}}}" for word in sorted(network.words))
+        yield f"has bond: {network.setup.bond}, which joins VFs of different PFs, so {asked} would say two things"
+    if network.setup.bond is not None and resource.kind != "vf":
+        yield f"has bond: {network.setup.bond}, which joins two VFs of a pod: that is for kind vf, not {resource.kind}"
+    if network.setup.bond is not None and not resource.spread:
+        yield f"has bond: {network.setup.bond}, which joins VFs of different PFs, and spread: false takes them of one"
+    drivers = (resource.nic.select if resource.kind == "rail" else resource.select).drivers
+    if network.setup.rdma and drivers and all(map(drives_for_programs, drivers)):
+        yield (
+            f"says rdma: true, and the resource selects devices of {' and '.join(drivers)}, which"
+            " makes no RDMA device: leave rdma out, or take another network"
+        )
+
+
+def _misplaced(resource: Resource, networks: Sequence[Network]) -> Iterator[tuple[str, str]]:
+    """Tell of keys that have no effect in the mode in which a resource's devices join a network that names none."""
+    for i, network in enumerate(networks):
+        joined = network.for_devices(resource.nic_kind)
+        named = network.name in resource.networks.values()
+        if named and joined is not network and (text := misplaced_in(joined)) is not None:
+            yield f"networks[{i}], for {resource.name}", text
+
+
+def selectors_of(resource: Resource) -> tuple[tuple[str, str, Select], ...]:
+    """List what a resource selects: where the selector stands, the kind of device, the selector."""
+    if resource.kind == "rail":
+        return ("gpu", "gpu", resource.gpu), ("nic.select", resource.nic.kind, resource.nic.select)
+    return (("select", resource.kind, resource.select),)
+
+
+def covered(resources: Sequence[Resource]) -> Iterator[tuple[int, str, int]]:
+    """List selectors that can take nothing: the resource's number, where the selector stands, and by whom.
+
+    An earlier resource of the same kind takes all that they select, on any node. Pools of other projects'
+    configurations are left alone: there the first takes what it likes by design.
+    """
+    for j, later in enumerate(resources):
+        for where, kind, select in selectors_of(later) if later.compat is None else ():
+            first = next((i for i, earlier in enumerate(resources[:j]) if _takes_all(earlier, kind, select)), None)
+            if first is not None:
+                yield j, where, first
+
+
+def _takes_all(resource: Resource, kind: str, select: Select) -> bool:
+    if resource.compat is not None:
+        return False
+    return any(k == kind and covers(s, select) for _, k, s in selectors_of(resource))
+
+
+def covers(wide: Select, narrow: Select) -> bool:
+    """Tell whether one selector takes all that another takes, as far as that shows without a node."""
+    if wide.any_of:
+        return wide == narrow or any(covers(other, narrow) for other in wide.any_of if not _own(wide))
+    if narrow.any_of:
+        return all(covers(wide, other) for other in narrow.any_of) or covers(wide, _without_alternatives(narrow))
+    if wide.is_rdma and not narrow.is_rdma:
+        return False
+    if wide.vdpa_type and wide.vdpa_type != narrow.vdpa_type:
+        return False
+    return all(_covers(getattr(wide, name), getattr(narrow, name)) for name in CONDITIONS)
+
+
+def _covers(wide: tuple[object, ...], narrow: tuple[object, ...]) -> bool:
+    return not wide or (bool(narrow) and set(narrow) <= set(wide))
+
+
+def _own(select: Select) -> bool:
+    return _without_alternatives(select) != Select()
+
+
+def _without_alternatives(select: Select) -> Select:
+    return Select(**{f.name: getattr(select, f.name) for f in fields(Select) if f.name != "any_of"})
+
+
+def _mixed(networks: Sequence[Network]) -> Iterator[tuple[str, str]]:
+    """List networks that build upon one interface what it cannot carry at once."""
+    first: dict[str, int] = {}
+    for i, network in enumerate(networks):
+        setup = network.setup
+        if setup.master is None or setup.mode not in ("macvlan", "ipvlan"):
+            continue
+        j = first.setdefault(setup.master, i)
+        other = networks[j].setup
+        if (setup.mode, setup.ipvlan_mode) != (other.mode, other.ipvlan_mode):
+            text = (
+                f"{setup.master} carries what networks[{j}] ({networks[j].name}) makes, and an interface carries"
+                " macvlans or ipvlans, and ipvlans of one ipvlanMode: name another master in one of the two"
+            )
+            yield f"networks[{i}].master", text
+
+
+def _protected(
+    protect: Sequence[str], resources: Sequence[Resource], networks: Sequence[Network]
+) -> Iterator[tuple[str, str]]:
+    """List where a protected adapter is named.
+
+    A selector that takes such an adapter without naming it is none of these: the adapter is left out of what it takes.
+    """
+    kept = {entry.lower() for entry in protect}
+    for i, resource in enumerate(resources):
+        for where, kind, select in selectors_of(resource) if resource.compat is None else ():
+            for path, name in _names(f"resources[{i}].{where}", kind, select):
+                if name.lower() in kept:
+                    yield path, f"{name} is never offered, since cni.protect names it: take it out of one of the two"
+    for i, network in enumerate(networks):
+        master = network.setup.master
+        if master in protect:
+            yield f"networks[{i}].master", f"{master} carries no pod's interface, since cni.protect names it"
+
+
+def _names(path: str, kind: str, select: Select) -> Iterator[tuple[str, str]]:
+    yield from ((f"{path}.pciAddresses", address) for address in select.pci_addresses)
+    yield from ((f"{path}.netdevs", name) for name in select.netdevs)
+    if kind in THEMSELVES:
+        yield from ((f"{path}.pf", selector.pf) for selector in select.pf)
+        yield from ((f"{path}.rootDevices", selector.pf) for selector in select.root_devices)
+    for i, other in enumerate(select.any_of):
+        yield from _names(f"{path}[{i}]", kind, other)

@@ -1,0 +1,78 @@
+"""The section `dra`: how devices are offered to claims (Dynamic Resource Allocation), and what claims may say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agent.config import declare
+from agent.config.routing import KEYS as ROUTING_KEYS
+
+DRIVER = "nodefabric.io"
+STANDARD = "resource.kubernetes.io"
+SHARES = ("capacity", "devices")
+ALIASED = ("uuid", "numaNode")
+"""What an alias can tell, by the second half of its name: the UUID of the nearest GPU, or the NUMA node."""
+SAFE_KEYS = ("ifName", "mtu", "addresses", *ROUTING_KEYS)
+"""What concerns the pod alone."""
+CLAIM_KEYS = (
+    *SAFE_KEYS,
+    *("network", "mode", "ipam", "master", "rdma", "pkey", "mac", "guid", "vlan", "vlanQoS", "vlanProto"),
+    *("min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "altNames", "macvlanMode", "vfio"),
+    *("ipvlanMode", "functionReset"),
+)
+"""All that the parameters of a class may say; those of a claim only what `claimMay` lists."""
+_LABEL = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
+_DOMAIN = rf"(?=[a-z0-9.-]{{1,63}}(?:/|$)){_LABEL}(?:\.{_LABEL})*"
+_ALIAS = re.compile(rf"({_DOMAIN})/([A-Za-z_][A-Za-z0-9_]{{0,31}})")
+
+
+def _alias(text: str) -> str:
+    """Read the name of another driver's attribute."""
+    found = _ALIAS.fullmatch(text)
+    if not found or found[2] not in ALIASED or found[1] == STANDARD:
+        raise ValueError(text)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Dra:
+    """How the resources with `offer: dra` are offered."""
+
+    driver: str = declare.text(
+        DRIVER,
+        "a domain of at most 63 characters, such as nodefabric.io",
+        re.compile(_DOMAIN),
+        about="The driver's name in slices and classes",
+    )
+    aliases: tuple[str, ...] = declare.strings(
+        f"an attribute of another driver, domain/name, with the name {' or '.join(ALIASED)}",
+        _alias,
+        default=("gpu.nvidia.com/uuid",),
+        may_be_empty=True,
+        about="Attributes of other drivers that our devices carry too, so that a claim can match them: uuid (of the"
+        " nearest GPU) or numaNode; default: gpu.nvidia.com/uuid; [] for none",
+    )
+    list_attributes: bool = declare.flag(
+        False, about="Tell all nearest GPUs of a shared adapter; needs the gate DRAListTypeAttributes in the cluster"
+    )
+    status: bool = declare.flag(True, about="Write interface and addresses into the claim's status")
+    metadata: bool = declare.flag(False, about="Give containers files that tell of their devices (KEP-5304)")
+    claim_may: tuple[str, ...] = declare.words(
+        CLAIM_KEYS,
+        default=SAFE_KEYS,
+        may_be_empty=True,
+        about=f"What the parameters of a claim may say; those of a class may say all; default: {', '.join(SAFE_KEYS)}",
+    )
+    shares: str = declare.choice(
+        "capacity",
+        SHARES,
+        about="How shares and late-bound units are told: as a device's capacity (Kubernetes 1.36), or as a device each",
+    )
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """List what does not go together: a key, and what is wrong there."""
+        for alias in self.aliases:
+            if alias.partition("/")[0] == self.driver:
+                yield "aliases", f"{alias} is in the driver's own domain, whose attributes are there anyway"

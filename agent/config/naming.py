@@ -1,0 +1,58 @@
+"""How a configuration names hardware and resources. A function says no with ValueError. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from agent.model.device import is_pci_address
+from agent.model.pf_selector import PfSelector, parse_pf
+
+RESOURCE_NAME = re.compile(
+    r"(?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]*[a-z0-9])?/"
+    r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+)
+_CLASS = re.compile(r"(?:0x)?([0-9a-f]{2}(?:[0-9a-f]{2}){0,2})")
+_PKEY = re.compile(r"(?:0x)?[0-9a-fA-F]{1,4}")
+_HEX_ID = re.compile(r"(?:0x)?[0-9a-fA-F]{4}")
+
+
+def hex_id(text: str) -> int:
+    """Read a PCI vendor or device ID."""
+    if not _HEX_ID.fullmatch(text):
+        raise ValueError(text)
+    return int(text, 16)
+
+
+def pci_class(text: str) -> str:
+    """Read the first digits of a PCI class code."""
+    found = _CLASS.fullmatch(text.lower())
+    if not found:
+        raise ValueError(text)
+    return found[1]
+
+
+def number(text: str) -> str:
+    """Read a number of the firmware's, as text."""
+    if not text.isascii() or not text.isdecimal() or len(text) > 10:
+        raise ValueError(text)
+    return text
+
+
+def pkey(text: str) -> int:
+    """Read a partition key."""
+    if not _PKEY.fullmatch(text):
+        raise ValueError(text)
+    return int(text, 16)
+
+
+def root_device(text: str) -> PfSelector:
+    """Read a PF's PCI address, perhaps with VF indices."""
+    found = parse_pf(text)
+    return PfSelector(pci_address(found.pf), found.vf_indices)
+
+
+def pci_address(text: str) -> str:
+    """Read a PCI address."""
+    if not is_pci_address(text.lower()):
+        raise ValueError(text)
+    return text.lower()

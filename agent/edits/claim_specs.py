@@ -1,0 +1,103 @@
+"""The CDI specs of DRA claims: a file for each claim, with a device for each of its results.
+
+A container gets the devices of the requests that it names, and one that is named twice does what it does once: device
+files and mounts have their places, and a variable its value.
+
+Beside each spec stands a copy of the claim's rows. Both are gone after a reboot, when kubelet has its claims prepared
+anew. Within one boot it does not, so should the books be lost, the copy is what they are made of again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agent.edits.metadata import MetadataFiles
+from agent.edits.spec_files import SPEC_FOLDERS, SpecFiles, text_of
+from agent.model.allocation import PodRef
+from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.unit_id import cdi_kind, cdi_name
+
+KIND = "claim"
+_START = f"{KIND}-"
+_WHOSE = "a pod of this claim"
+
+log = logging.getLogger(__name__)
+
+
+class ClaimSpecs:
+    """One spec file for each claim, `nodefabric-claim-<uid>.json`. Methods block, briefly."""
+
+    def __init__(self, folder: Path = SPEC_FOLDERS[1]) -> None:
+        self._files = SpecFiles(folder, _START, _WHOSE)
+        self._copies = SpecFiles(folder, _START, _WHOSE, ".claim", mode=0o600)
+        self.metadata = MetadataFiles(folder, _START)
+        """What tells containers of their devices, for claims that are to have it."""
+
+    def write(self, claim: Claim) -> None:
+        """Write the spec of a claim, in place of an earlier one; none if no device has a name. Raises Unavailable."""
+        name, text = _name(claim.ref.uid), _text(claim)
+        self._copies.write(name, json.dumps(asdict(claim)))
+        if text is None:
+            self._files.remove(name)
+        else:
+            self._files.write(name, text)
+
+    def remove(self, uid: str) -> None:
+        """Remove the spec of a claim, and its files. What is not there is removed already. Raises Unavailable."""
+        self._files.remove(_name(uid))
+        self.metadata.remove(uid)
+        self._copies.remove(_name(uid))
+
+    def is_written(self, claim: Claim) -> bool:
+        """Tell whether the spec of a claim is there and says what the claim does."""
+        text = _text(claim)
+        return self._files.says(_name(claim.ref.uid), text) if text is not None else True
+
+    def uids(self) -> frozenset[str]:
+        """List the claims that have a spec or file of ours. What a killed process has half written is removed."""
+        specs = frozenset(name.removeprefix(_START) for name in self._files.names() | self._copies.names())
+        return specs | self.metadata.uids()
+
+    def copies(self) -> tuple[Claim, ...]:
+        """Read the claims as they were when their specs were written, in the state in which they were then."""
+        found = (self._copy(name) for name in sorted(self._copies.names()))
+        return tuple(claim for claim in found if claim is not None)
+
+    def _copy(self, name: str) -> Claim | None:
+        try:
+            return _of_document(json.loads(self._copies.read(name)))
+        except (OSError, ValueError, KeyError, TypeError) as error:  # of another version, maybe
+            log.error("%s says nothing of a claim: %s", self._copies.path(name), error)
+            return None
+
+
+def qualified(name: str) -> str:
+    """Name a claim's device as kubelet and the runtime do: nodefabric.io/claim=<name>."""
+    return cdi_name(KIND, name)
+
+
+def _of_document(document: Mapping[str, Any]) -> Claim:
+    parts = {
+        "ref": ClaimRef(**document["ref"]),
+        "state": ClaimState(document["state"]),
+        "devices": tuple(ClaimDevice(**device) for device in document["devices"]),
+        "pods": tuple(PodRef(**pod) for pod in document["pods"]),
+    }
+    return Claim(**{**document, **parts})
+
+
+def _name(uid: str) -> str:
+    return f"{_START}{uid}"
+
+
+def _text(claim: Claim) -> str | None:
+    """Spell the spec of a claim; None for one that needs none."""
+    # A runtime refuses a whole spec for one device without edits (CDI's SPEC.md), and its name is told all the same.
+    default = {"env": [f"NODEFABRIC_CLAIM={claim.ref}"]}
+    devices = [(found.cdi_name, found.edits or default) for found in claim.devices if found.cdi_name]
+    return text_of(cdi_kind(KIND), devices) if devices else None

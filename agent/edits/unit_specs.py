@@ -1,0 +1,268 @@
+"""The CDI specs of granted units: what kubelet keeps of an Allocate answer are their names, and these stay true.
+
+kubelet replays an answer for every later start of a container, also after a reboot, or when a driver was loaded anew
+and the numbers of device files are others. So an answer names CDI devices of ours. What such a name means is written
+when the unit is granted, and anew whenever that changes. A unit whose device is gone has no spec: the runtime then
+creates no container, which is better than one with another's device.
+
+The grant's row says what the spec does, and comes first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent.config import Resource
+from agent.edits.by_device import unit_specs
+from agent.edits.replayed import owners, stranger
+from agent.edits.spec_files import SpecFiles, text_of
+from agent.errors import UnitUnhealthy
+from agent.kubelet.checkpoint import Entry
+from agent.ledger import Ledger
+from agent.model.allocation import NO_SPECS, Grant, UnitSpec
+from agent.model.device import Snapshot
+from agent.model.health import HEALTHY
+from agent.model.unit_id import cdi_kind
+from agent.offer.offer import Offer, Unit
+from agent.offer.offers import differs_in_pods_only
+from agent.state import Latest
+
+_START = "unit-"
+REBOUND_MODES = ("infiniband",)
+
+
+class UnitSpecs:
+    """One spec file for each granted unit that has a spec, `nodefabric-unit-<ID>.json`.
+
+    Methods block, briefly, and may be called on many threads at once.
+    """
+
+    def __init__(self, ledger: Ledger, folder: Path, settled: Latest[bool]) -> None:
+        """`settled` says whether the grants have agreed with kubelet's word since the start: the books may be new."""
+        self._ledger = ledger
+        self._files = SpecFiles(folder, _START, "this unit")
+        self._settled = settled
+        self._guard = threading.Lock()
+        """Held while rows and files change together."""
+        self._there: set[str] = set()
+        """Units that were seen to have a spec, or given one."""
+        self._read: dict[str, tuple[UnitSpec, tuple[int, int, int]]] = {}
+        """Unit → what its spec was seen to say, and of which file."""
+        self._gone_by: tuple[Snapshot, Sequence[Resource]] | None = None
+        """What specs were compared with last."""
+        self._seen: dict[str, tuple[str, float]] = {}
+        """Unit that was → the device and time of its grant."""
+
+    def grant(self, resource_name: str, units: Mapping[str, str], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
+        """Record a grant (unit ID → device), then write the specs of its units.
+
+        Raises LedgerError, and Unavailable if a spec cannot be written: the grant is on record then.
+        """
+        with self._guard:
+            self._ledger.grant(resource_name, units, specs)
+            self._write_all(specs)
+
+    def tell(self, told: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put containerEdits beside those of granted units' devices, in place of what was told before.
+
+        `told` maps unit IDs to them, as CDI has them (env, mounts …); what the device's own edits say may stand among
+        them. It stays until the unit is granted anew, or its device has other files. A unit without a spec is passed
+        over: its container gets what kubelet was answered. Raises LedgerError, and Unavailable if a spec cannot be
+        written.
+        """
+        with self._guard:
+            specs = {g.unit_id: g.spec for g in self._ledger.grants() if g.unit_id in told and g.spec is not None}
+            self._say({i: replace(spec, told=_beside(told[i], spec.edits)) for i, spec in specs.items()})
+
+    def say(self, specs: Mapping[str, UnitSpec]) -> None:
+        """Put specs of granted units into their rows, then into the files. Raises LedgerError, and Unavailable."""
+        with self._guard:
+            self._say(specs)
+
+    def adopt(self, entries: Sequence[Entry], offer: Offer, resources: Sequence[Resource]) -> None:
+        """Give grants that came back into lost books their specs again. Raises LedgerError, and Unavailable.
+
+        `entries` are kubelet's, of containers that were answered CDI names of ours.
+        """
+        by_name = {resource.name: resource for resource in resources}
+        with self._guard:
+            bare = {g.unit_id: g.device for g in self._ledger.grants() if g.spec is None}
+            for entry in entries:
+                mine = {i: bare[i] for i in entry.unit_ids if i in bare}
+                if mine and entry.resource_name in by_name:
+                    found = _of_container(by_name[entry.resource_name], sorted(entry.unit_ids), mine, offer)
+                    self._say({i: found[i] for i in mine if i in found})
+
+    def renew(self, offer: Offer, resources: Sequence[Resource]) -> Sequence[str]:
+        """Have rows and specs say what the hardware of an offer is; list the units of which they said something else.
+
+        Looks only at what has changed since the last offer; an older one than that is passed over.
+        Raises LedgerError, and Unavailable if a spec cannot be written or removed.
+        """
+        by_name = {resource.name: resource for resource in resources}
+        with self._guard:
+            if not self._goes_by(offer.snapshot, resources):
+                return ()
+            grants = {g.unit_id: g for g in self._ledger.grants() if g.spec is not None}
+            worked_out: dict[tuple[str, ...], Mapping[str, UnitSpec]] = {}
+            news = {}
+            for unit_id, grant in grants.items():
+                if self._seen.get(unit_id) == (grant.device, grant.granted_at):
+                    continue
+                now = self._now(grant, grants, by_name.get(grant.resource_name), offer, worked_out)
+                if now != grant.spec:
+                    news[unit_id] = now
+            self._say(news)
+            self._seen = {i: (grant.device, grant.granted_at) for i, grant in grants.items()}
+        return tuple(news)
+
+    def rewrite(self) -> Sequence[str]:
+        """Have the files say what the rows do: also those whose rows say nothing, and which a killed process has left.
+
+        Lists the units of which they said something else. Raises Unavailable, LedgerError.
+        """
+        with self._guard:
+            said = {g.unit_id: g.spec for g in self._ledger.grants() if g.spec is not None}
+            wrong = {unit_id: spec for unit_id, spec in said.items() if not self._is_written(unit_id, spec)}
+            self._write_all(wrong)
+        return list(wrong)
+
+    def look(self) -> None:
+        """See which units have a spec. What a killed process has half written is removed."""
+        with self._guard:
+            self._there = {name.removeprefix(_START) for name in self._files.names()}
+
+    def tidy(self) -> Sequence[str]:
+        """Remove the specs of units that are granted no more; list these units. Raises Unavailable and LedgerError."""
+        if not self._settled.value:
+            return ()
+        with self._guard:
+            over = sorted(self._there - self._ledger.granted_ids()) if self._there else []
+            for unit_id in over:
+                self._files.remove(_file(unit_id))
+                self._there.discard(unit_id)
+                self._read.pop(unit_id, None)
+        return over
+
+    # -------------------------------------------------------------------------------------------------- one spec
+
+    def _say(self, specs: Mapping[str, UnitSpec]) -> None:
+        """Put specs into the rows, then into the files. The caller holds the guard."""
+        if specs:
+            self._ledger.set_specs(specs)
+        self._write_all(specs)
+
+    def _goes_by(self, snapshot: Snapshot, resources: Sequence[Resource]) -> bool:
+        """Take a snapshot for the newest, unless it is older than that. What it may change is looked at anew."""
+        if self._gone_by is not None:
+            last, known = self._gone_by
+            if snapshot.generation < last.generation:
+                return False
+            if known == resources and (snapshot is last or differs_in_pods_only(last, snapshot)):
+                return True  # such as each pod makes, and of no account to files of devices
+        self._gone_by = snapshot, resources
+        self._seen.clear()
+        return True
+
+    def _write_all(self, specs: Mapping[str, UnitSpec]) -> None:
+        """Have the files say this. First those go that say nothing: they may name another's device by now."""
+        for unit_id in (unit_id for unit_id, spec in specs.items() if not spec.edits):
+            self._files.remove(_file(unit_id))
+            self._there.discard(unit_id)
+        for unit_id, spec in specs.items():
+            if spec.edits:
+                self._there.add(unit_id)
+                self._files.write(_file(unit_id), _text(unit_id, spec))
+
+    def _is_written(self, unit_id: str, spec: UnitSpec) -> bool:
+        """Tell whether a spec is there and says this. One that was seen to, and is the same file, is not read again."""
+        stamp = self._files.stamp(_file(unit_id))
+        if stamp is None or not spec.edits:
+            return stamp is None and not spec.edits
+        if self._read.get(unit_id) != (spec, stamp):
+            if not self._files.says(_file(unit_id), _text(unit_id, spec)):
+                return False
+            self._read[unit_id] = spec, stamp
+        return True
+
+    def _now(
+        self,
+        grant: Grant,
+        grants: Mapping[str, Grant],
+        resource: Resource | None,
+        offer: Offer,
+        worked_out: dict[tuple[str, ...], Mapping[str, UnitSpec]],
+    ) -> UnitSpec:
+        """Tell what a unit's spec is to say now. `worked_out` is what was found of the same container's other units."""
+        spec = grant.spec
+        assert spec is not None
+        if resource is None or resource.kind != spec.kind or resource.compat is not None:
+            # Nobody knows any more what its container is to get, but what it must not.
+            paths = (node.get("hostPath", node["path"]) for node in spec.edits.get("deviceNodes", ()))
+            is_wrong = stranger(paths, {grant.device}, owners(offer.snapshot)) is not None
+            return replace(spec, edits={}, told={}) if is_wrong else spec
+        if self._has_come_by_add(grant.device):
+            return spec
+        if spec.beside not in worked_out:
+            devices = {i: grants[i].device for i in spec.beside if i in grants}
+            worked_out[spec.beside] = _of_container(resource, spec.beside, devices, offer)
+        found = worked_out[spec.beside].get(grant.unit_id)
+        if found is None:
+            return replace(spec, edits={}, told={})
+        return spec if found.edits == spec.edits else found
+
+    def _has_come_by_add(self, device: str) -> bool:
+        """Tell whether the device's files are those that it got on its way into a pod: ADD knows them before a scan."""
+        row = self._ledger.attachment_on(device)
+        if row is None or row.boot_id != self._ledger.boot_id:
+            return False
+        return row.undo.rdma is not None or "guids" in row.undo.extra or row.undo.mode in REBOUND_MODES
+
+
+def _of_container(
+    resource: Resource, unit_ids: Sequence[str], devices: Mapping[str, str], offer: Offer
+) -> Mapping[str, UnitSpec]:
+    """Work out the specs of the units that one container has, as far as their devices are there.
+
+    `devices` are those that the books know of them.
+    """
+    units = [_unit(resource, unit_id, devices.get(unit_id), offer) for unit_id in unit_ids]
+    try:
+        found = unit_specs(resource, [unit for unit in units if unit is not None], offer.snapshot)
+    except UnitUnhealthy:
+        return NO_SPECS
+    return {unit_id: replace(spec, beside=tuple(unit_ids)) for unit_id, spec in found.items()}
+
+
+def _unit(resource: Resource, unit_id: str, device: str | None, offer: Offer) -> Unit | None:
+    """Find a unit on its device; None if that is gone.
+
+    A unit that is offered is what kubelet takes it for. One that is called by an address is offered no more where its
+    device has got another: the books know that. So they do of a rail, which keeps the NIC that it was granted with.
+    """
+    offered = offer.find(resource.name, unit_id)
+    found = offer.snapshot.by_address.get(device or "")
+    if offered is not None and (resource.kind != "rail" or found is None or offered.device == device):
+        return offered if offered.device in offer.snapshot.by_address else None
+    if found is None:
+        return None
+    names = tuple(sorted(rdma.name for rdma in found.rdma_devices))
+    return Unit(unit_id, resource.name, resource.nic_kind, found.address, HEALTHY, found.numa_node, names)
+
+
+def _beside(told: Mapping[str, Any], edits: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out of what is told what the device's own edits say."""
+    left = {key: [each for each in listed if each not in edits.get(key, ())] for key, listed in told.items()}
+    return {key: listed for key, listed in left.items() if listed}
+
+
+def _file(unit_id: str) -> str:
+    return f"{_START}{unit_id}"
+
+
+def _text(unit_id: str, spec: UnitSpec) -> str:
+    return text_of(cdi_kind(spec.kind), [(unit_id, spec.whole)])

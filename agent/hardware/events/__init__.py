@@ -1,0 +1,1 @@
+"""What is listened to: kernel uevents, link messages, LLDP frames."""

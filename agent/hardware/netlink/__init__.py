@@ -1,0 +1,1 @@
+"""rtnetlink: links, addresses, routes, and what PFs enforce on VFs."""

@@ -1,0 +1,399 @@
+"""Interfaces, their addresses and routes through rtnetlink.
+
+Links are `rtnetlink`'s, with a socket for each call at a time. Lists of addresses and routes are
+pyroute2's, whose sockets belong to the thread that opened them and to the namespace that thread was
+in. So what it is to do in the host's namespace goes through one socket on one thread; in a pod's
+namespace it opens a socket of its own on a thread that entered it. It is imported when the first such
+list is asked for: that takes longer than anything else the agent imports, and a start needs none.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, TypeVar
+
+from agent.errors import HardwareError
+from agent.hardware import netns as namespaces
+from agent.hardware.host import NO_POLICY, Child, Link, LinkChange, LinkPolicy, Route, TcxProgram
+from agent.hardware.netlink import configuring, link_messages
+from agent.hardware.netlink.cpus import Processors
+from agent.hardware.netlink.link_messages import (
+    IFF_ALLMULTI,
+    IFF_LOWER_UP,
+    IFF_MULTICAST,
+    IFF_NOARP,
+    IFF_PROMISC,
+    IFF_UP,
+    IFLA_ADDRESS,
+    IFLA_BROADCAST,
+    IFLA_GROUP,
+    IFLA_IFALIAS,
+    IFLA_IFNAME,
+    IFLA_LINKMODE,
+    IFLA_MASTER,
+    IFLA_MTU,
+    IFLA_PARENT_DEV_NAME,
+    IFLA_PHYS_PORT_NAME,
+    IFLA_TXQLEN,
+    OFFLOAD_LIMITS,
+    LinkMessage,
+    decode,
+)
+from agent.hardware.netlink.rtnetlink import IdleSockets, LinkSocket, failed, translated
+from agent.hardware.tcx import TcxPrograms
+from agent.model.device import names_representor, uplink_rank
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
+
+MAX_KEPT, MAX_KEPT_BYTES = 512, 4096
+"""So many descriptions of links are remembered as read, each of at most so many bytes: in a pod one may have 64 KiB of
+other names. A VF's is mostly the same when it is given to the next pod."""
+
+T = TypeVar("T")
+
+
+def parent_device(message: LinkMessage) -> str | None:
+    """Return the bus address of the device below an interface (Linux 5.14 and later tell it)."""
+    return message.text(IFLA_PARENT_DEV_NAME)
+
+
+class Netlink:
+    """`host.Links` on the real kernel."""
+
+    def __init__(
+        self,
+        device_of: Callable[[LinkMessage], str | None] = parent_device,
+        processors: Processors | None = None,
+    ) -> None:
+        """`device_of` names the device of a link message; a simulated node has another rule."""
+        self._device_of = device_of
+        self._kept = lru_cache(MAX_KEPT)(self._found)
+        self._host_netns = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="netlink")
+        self._socket: IPRoute | None = None
+        self._idle = IdleSockets()
+        self._tcx = TcxPrograms()
+        self._processors = processors or Processors()
+        self._closed = False
+
+    def close(self) -> None:
+        """Close the socket and end its thread. Whoever comes later gets a HardwareError."""
+        if self._closed:
+            return
+        self._closed = True
+        self._idle.close()
+        self._thread.submit(self._close_socket).result()
+        self._thread.shutdown()
+        # A detach that is late must not take for the host what gets this number next: a pod's namespace, say.
+        descriptor, self._host_netns = self._host_netns, -1
+        os.close(descriptor)
+
+    # ------------------------------------------------------------------- links
+
+    def find(self, name: str, netns: int | None = None) -> Link | None:
+        """Look an interface up by name."""
+        with self._links(netns, f"look up interface {name}") as links:
+            found = links.described(name)
+        return self._read(found).link if found is not None else None
+
+    def find_device(self, device: str, netns: int | None = None) -> Link | None:
+        """Look for the interface of a device, whatever its name is. Looks at all interfaces there."""
+        with self._links(netns, f"look for the interface of {device}") as links:
+            found = links.chosen(partial(self._link_of, device))
+        return found[-1] if found else None
+
+    def find_own(self, names: list[str], device: str) -> Link | None:
+        """Find, among the names that sysfs lists for a function, its own interface: no VF's representor.
+
+        Names that rank alike count in the order given.
+        """
+        best: tuple[tuple[int, int, str], _Found] | None = None
+        with self._links(None, f"look up the interface of {device}") as links:
+            for number, name in enumerate(names):
+                described = links.described(name)
+                found = self._read(described) if described is not None else None
+                if found is None or found.parent not in (None, device):
+                    continue  # the name is another's by now
+                rank = uplink_rank(found.port, number, name)
+                if best is None or rank < best[0]:
+                    best = rank, found
+        if best is None or names_representor(best[1].port):
+            return None
+        link = best[1].link
+        return link if link.device == device else replace(link, device=device)
+
+    def find_as(self, name: str, device: str) -> Link | None:
+        """Find the interface of a device under the name that was its only one. None if that is not certain any more."""
+        with self._links(None, f"look up the interface of {device}") as links:
+            described = links.described(name)
+        if described is None:
+            return None
+        found = self._read(described)
+        return found.link if found.is_of(device) else None
+
+    def listed(self, netns: int | None = None, wanted: Callable[[Link], bool] | None = None) -> tuple[Link, ...]:
+        """List the interfaces there, those that are wanted or all."""
+
+        def read(message: LinkMessage) -> Link | None:
+            link = self._link(message)
+            return link if wanted is None or wanted(link) else None
+
+        with self._links(netns, "list interfaces") as links:
+            return tuple(links.chosen(read))
+
+    def by_device(self, netns: int | None = None) -> dict[str, Link]:
+        """List the interfaces that have a device below them, by its bus address."""
+        return {link.device: link for link in self.listed(netns) if link.device is not None}
+
+    def move_in(self, link: Link, netns: int, change: LinkChange, cpu: int | None = None) -> None:
+        """Move a host interface into a namespace and apply the change.
+
+        One RTM_NEWLINK does it all: the kernel moves first and changes the rest there, so the
+        pod's namespace need not be entered (net/core/rtnetlink.c, do_setlink). Should it refuse the
+        rest after the move, the interface is in the namespace; the caller's undo looks for it there.
+        """
+        with self._processors.on(cpu):
+            self._move(link, None, netns, change)
+
+    def move_out(self, link: Link, netns: int, change: LinkChange) -> None:
+        """Move an interface from a namespace back to the host and apply the change."""
+        self._move(link, netns, self._host_netns, change)
+
+    def change(self, link: Link, change: LinkChange, netns: int | None = None) -> None:
+        """Change an interface where it is."""
+        lowered = link.up and change.name is not None
+        with self._links(netns, f"change interface {link.name}") as links:
+            if lowered:
+                links.change(link.ifindex, up=False)  # before Linux 6.2 a rename needs that
+            try:
+                links.change(link.ifindex, **change.given)
+            except OSError:
+                if lowered:
+                    links.change(link.ifindex, up=True)
+                raise
+
+    def create(self, child: Child, parent: Link | None, netns: int | None) -> None:
+        """Make an interface, upon one of the host or by itself, in the namespace of a descriptor or in the host."""
+        upon, index = (f" upon {parent.name}", parent.ifindex) if parent is not None else ("", None)
+        with self._links(None, f"make {child.kind} interface {child.name}{upon}") as links:
+            links.create(link_messages.creation(child, index, netns))
+
+    def remove(self, link: Link, netns: int | None = None) -> None:
+        """Remove an interface of software."""
+        with self._links(netns, f"remove interface {link.name}") as links:
+            links.remove(link.ifindex)
+
+    def change_altnames(
+        self, link: Link, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), netns: int | None = None
+    ) -> None:
+        """Give an interface other names, and take some away. What is so already is success."""
+        with self._links(netns, f"change the alternative names of interface {link.name}") as links:
+            for name in remove:
+                try:
+                    links.remove_altname(link.ifindex, name)
+                except OSError as error:
+                    if error.errno != errno.ENOENT:
+                        raise
+            for name in add:
+                try:
+                    links.add_altname(link.ifindex, name)
+                except OSError as error:
+                    found = links.find(name) if error.errno == errno.EEXIST else None
+                    if found is None or found.ifindex != link.ifindex:
+                        raise
+
+    def detach_xdp(self, link: Link, netns: int | None = None) -> None:
+        """Detach the XDP programs that `link.xdp` tells of."""
+        with self._links(netns, f"detach the XDP program of interface {link.name}") as links:
+            links.detach_xdp(link.ifindex, link.xdp)
+
+    def tcx_programs(self, link: Link) -> tuple[TcxProgram, ...]:
+        """List the tcx programs on an interface of the host."""
+        with translated(f"list the tcx programs of interface {link.name}"):
+            return self._tcx.attached(link.ifindex)
+
+    def detach_tcx(self, link: Link, programs: tuple[int, ...], links: tuple[int, ...]) -> tuple[TcxProgram, ...]:
+        """Detach all tcx programs of an interface of the host but these. Return what another bpf_link holds."""
+        with translated(f"detach a tcx program of interface {link.name}"):
+            return self._tcx.detach(link.ifindex, programs, links)
+
+    def configure(
+        self,
+        ifname: str,
+        netns: int | None,
+        addresses: tuple[str, ...],
+        routes: tuple[Route, ...],
+        policy: LinkPolicy = NO_POLICY,
+    ) -> None:
+        """Give an interface its addresses and routes, and what else there is."""
+        with self._links(netns, f"look up interface {ifname}") as links:
+            configuring.configure(links, ifname, netns, addresses, routes, policy)
+
+    def policy(self, ifname: str, netns: int) -> LinkPolicy:
+        """Read an interface's settings and lasting neighbours, and all rules of its namespace that name a table."""
+        with self._links(netns, f"look up interface {ifname}") as links:
+            if (found := links.find(ifname)) is None:
+                return NO_POLICY
+        from agent.hardware.netlink import addressing
+
+        return self._run(netns, partial(addressing.policy, link=found))
+
+    def addresses(self, ifname: str, netns: int | None) -> tuple[str, ...]:
+        """List an interface's global addresses as CIDR."""
+        from agent.hardware.netlink import addressing
+
+        link = self.find(ifname, netns)
+        return self._run(netns, partial(addressing.addresses, link=link)) if link is not None else ()
+
+    def routes(self, netns: int | None, ifname: str | None = None) -> tuple[Route, ...]:
+        """List the routes there, or those through one interface, whoever made them."""
+        link = self.find(ifname, netns) if ifname is not None else None
+        if ifname is not None and link is None:
+            return ()
+        from agent.hardware.netlink import addressing
+
+        return self._run(netns, partial(addressing.routes, link=link))
+
+    def default_ways(self) -> tuple[str, ...]:
+        """List the host's interfaces that the default route of IPv4 goes through, all of one with several ways."""
+        with self._links(None, "look up the default route") as links:
+            indices = links.default_ways()
+        return tuple(name for index in indices if (name := _name_of(index)) is not None)
+
+    def lifelines(self, address: str | None = None) -> Mapping[str, str]:
+        """Tell by which of the host's interfaces the default route goes, and the way to an address: name to reason."""
+        from agent.hardware.netlink import addressing
+
+        reasons = self._run(None, partial(addressing.lifelines, address=address))
+        return {link.name: reasons[link.ifindex] for link in self.listed() if link.ifindex in reasons}
+
+    # ---------------------------------------------------------------- plumbing
+
+    def _move(self, link: Link, source: int | None, target: int, change: LinkChange) -> None:
+        name = f" as {change.name}" if change.name else ""
+        with self._links(source, f"move interface {link.name}{name} to another network namespace") as links:
+            links.change(link.ifindex, netns=target, **change.given)
+
+    def _read(self, described: bytes) -> _Found:
+        return self._kept(described) if len(described) <= MAX_KEPT_BYTES else self._found(described)
+
+    def _found(self, described: bytes) -> _Found:
+        message = decode(described)
+        parent, port = message.text(IFLA_PARENT_DEV_NAME), message.text(IFLA_PHYS_PORT_NAME) or ""
+        return _Found(self._link(message), parent, port)
+
+    def _link_of(self, device: str, message: LinkMessage) -> Link | None:
+        return self._link(message) if self._device_of(message) == device else None
+
+    def _link(self, message: LinkMessage) -> Link:
+        mtu, tx_queue, group, master, *limits = message.numbers(
+            IFLA_MTU, IFLA_TXQLEN, IFLA_GROUP, IFLA_MASTER, *OFFLOAD_LIMITS
+        )
+        return Link(
+            name=message.text(IFLA_IFNAME) or "",
+            ifindex=message.ifindex,
+            mac=message.attributes.get(IFLA_ADDRESS, b"").hex(":"),
+            mtu=mtu,
+            up=bool(message.flags & IFF_UP),
+            carrier=bool(message.flags & IFF_LOWER_UP),
+            device=self._device_of(message),
+            altnames=message.altnames,
+            promisc=bool(message.flags & IFF_PROMISC),
+            allmulti=bool(message.flags & IFF_ALLMULTI),
+            arp=not message.flags & IFF_NOARP,
+            multicast=bool(message.flags & IFF_MULTICAST),
+            tx_queue=tx_queue,
+            group=group,
+            alias=message.text(IFLA_IFALIAS) or "",
+            broadcast=message.attributes.get(IFLA_BROADCAST, b"").hex(":"),
+            link_mode=message.attributes.get(IFLA_LINKMODE, b"\0")[0],
+            limits=tuple(limits),
+            xdp=message.xdp,
+            master=master or None,
+            kind=message.kind,
+        )
+
+    def _links(self, netns: int | None, action: str) -> _Links:
+        if self._closed:
+            raise HardwareError("netlink is closed: the agent is ending")
+        return _Links(self._idle, netns, action)
+
+    def _run(self, netns: int | None, work: Callable[[IPRoute], T]) -> T:
+        from pyroute2 import IPRoute
+
+        if self._closed:
+            raise HardwareError("netlink is closed: the agent is ending")
+        if netns is None:
+            return self._thread.submit(self._on_own_socket, work).result()
+
+        def inside() -> T:
+            with IPRoute() as ipr:
+                return work(ipr)
+
+        return namespaces.run_in(netns, inside)
+
+    def _on_own_socket(self, work: Callable[[IPRoute], T]) -> T:
+        from pyroute2 import IPRoute
+
+        if self._socket is None:
+            self._socket = IPRoute()
+        return work(self._socket)
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A link, and what tells which function's it is."""
+
+    link: Link
+    parent: str | None
+    """Bus address of the device below it, where the kernel tells."""
+    port: str
+    """IFLA_PHYS_PORT_NAME; empty where there is none."""
+
+    def is_of(self, device: str) -> bool:
+        return self.parent == self.link.device == device and not names_representor(self.port)
+
+
+class _Links:
+    """A socket for one action, in the host's namespace or that of a descriptor. NetlinkFailed for its OSErrors."""
+
+    __slots__ = ("_action", "_idle", "_netns", "_socket")
+
+    def __init__(self, idle: IdleSockets, netns: int | None, action: str) -> None:
+        self._idle = idle
+        self._netns = netns
+        self._action = action
+
+    def __enter__(self) -> LinkSocket:
+        try:
+            self._socket = self._idle.take() if self._netns is None else LinkSocket(self._netns)
+        except OSError as error:
+            raise failed(self._action, error) from error
+        return self._socket
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self._netns is None:
+            self._idle.give_back(self._socket, sound=error is None)
+        else:
+            self._socket.close()
+        if isinstance(error, OSError):
+            raise failed(self._action, error) from error
+
+
+def _name_of(ifindex: int) -> str | None:
+    try:
+        return socket.if_indextoname(ifindex)
+    except OSError:  # gone just now
+        return None

@@ -1,0 +1,1 @@
+"""What the kernel shows as files: PCI devices, interfaces, RDMA devices, NUMA nodes, counters."""

@@ -1,0 +1,107 @@
+"""Network interfaces as /sys/class/net shows them in the host's namespace, and what udev would call one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from agent.hardware.sysfs.read import Attributes, shown
+from agent.model.device import LinkLayer, Netdev
+
+_LINK_LAYER_OF_TYPE = {"1": LinkLayer.ETHERNET, "32": LinkLayer.INFINIBAND}
+"""ARPHRD_ETHER and ARPHRD_INFINIBAND (include/uapi/linux/if_arp.h)."""
+LOOPBACK = "lo"
+"""What an IPv6 table without a default route names in its place."""
+_MOST_LOWER = 64
+_MOST_UDEV_BYTES = 64 << 10
+_MOST_ROUTES = 16 << 20
+"""Bytes: more than 100,000 routes."""
+_IPV6_DEFAULT = f"\n{'0' * 32} 00 "
+
+
+def read_default_routes(read: Attributes) -> tuple[frozenset[str], frozenset[str]]:
+    """List the interfaces of the host's default routes, with those below them: of a VLAN, a bond, a bridge.
+
+    And those that all of these routes go through.
+    """
+    # Columns as net/ipv4/fib_trie.c (fib_route_seq_show) and net/ipv6/route.c (rt6_info_route) write them: interface,
+    # destination, … , mask eighth; and destination, prefix length, … , interface last. Of IPv4 default routes come
+    # first, of IPv6 behind all others of their table, which may be thousands.
+    rows = [line.split() for line in (read.text("/proc/net/route") or "").splitlines()[1:]]
+    found = {row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"}
+    six = "\n" + (read.long_text("/proc/net/ipv6_route", _MOST_ROUTES) or "")
+    rows = [rest.partition("\n")[0].split() for rest in six.split(_IPV6_DEFAULT)[1:]]
+    found |= {row[7] for row in rows if len(row) == 8}
+    return with_lower(read, found), only_ways(read, found)
+
+
+def only_ways(read: Attributes, names: Iterable[str]) -> frozenset[str]:
+    """List what each of these interfaces goes through: all that it is, or stands upon. `lo` leads nowhere."""
+    common: frozenset[str] | None = None
+    for name in set(names) - {LOOPBACK}:
+        below = with_lower(read, [name])
+        common = below if common is None else common & below
+        if not common:
+            break  # there may be a route through each of a thousand VFs
+    return common or frozenset()
+
+
+def with_lower(read: Attributes, names: Iterable[str]) -> frozenset[str]:
+    """List interfaces, and those below them."""
+    found: set[str] = set()
+    waiting = sorted(names)
+    while waiting and len(found) < _MOST_LOWER:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            entries = read.names(f"/sys/class/net/{name}")
+            waiting += [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_")]
+    return frozenset(map(shown, found))
+
+
+def read_netdev(read: Attributes, name: str) -> Netdev | None:
+    """Read one interface; None if it went away meanwhile."""
+    folder = f"/sys/class/net/{name}"
+    ifindex = read.whole(f"{folder}/ifindex", 0)
+    mac = read.text(f"{folder}/address")
+    if not ifindex or mac is None:
+        read.lacks(folder, "address" if ifindex else "ifindex")
+        return None
+    carrier = read.text(f"{folder}/carrier")
+    return Netdev(
+        name=shown(name),
+        ifindex=ifindex,
+        mac=mac,
+        mtu=read.whole(f"{folder}/mtu", 0),
+        operstate=read.text(f"{folder}/operstate") or "unknown",
+        carrier=carrier == "1" if carrier else None,
+        link_layer=_LINK_LAYER_OF_TYPE.get(read.text(f"{folder}/type") or "", LinkLayer.UNSPECIFIED),
+        # Without carrier there is no speed, and asking can cost a firmware command per interface.
+        speed_mbps=_speed(read, folder) if carrier == "1" else None,
+        phys_port_name=read.text(f"{folder}/phys_port_name") or "",
+        dev_port=read.whole(f"{folder}/dev_port", 0),
+        is_enslaved=read.exists(f"{folder}/master"),
+    )
+
+
+def _speed(read: Attributes, folder: str) -> int | None:
+    speed = read.whole(f"{folder}/speed", -1)
+    return speed if speed > 0 else None
+
+
+def udev_properties(root: Path, ifindex: int) -> Mapping[str, str]:
+    """Read what udev knows of an interface of the host's namespace; none where udev does not run, or is hidden.
+
+    The file holds lines with a letter each, E:NAME=VALUE for a property (systemd, sd-device/device-private.c).
+    """
+    try:
+        with (root / f"run/udev/data/n{ifindex}").open("rb") as file:
+            text = file.read(_MOST_UDEV_BYTES).decode(errors="replace")
+    except OSError:
+        return {}
+    found = {}
+    for line in text.splitlines():
+        if line.startswith("E:"):
+            name, _, value = line[2:].partition("=")
+            found[name] = value
+    return found

@@ -1,0 +1,1 @@
+"""What kubelet and the container runtime say: PodResources, checkpoint, configuration, sandboxes."""

@@ -1,0 +1,113 @@
+"""What kubelet keeps about the containers of a pod: the only place that tells of init containers.
+
+PodResources lists app containers alone (kubelet, pkg/kubelet/apis/podresources). kubelet writes its device manager's
+checkpoint after each Allocate, so before a pod's sandbox is made, and by UID:
+
+    {"Data": {"PodDeviceEntries": [
+        {"PodUID", "ContainerName", "ResourceName", "DeviceIDs": {"<NUMA>": [ID]}, "AllocResp"}
+    ]}}
+
+Before 1.20 DeviceIDs is a plain list. It is read for the slots that no pod of PodResources has, and for the answers
+that kubelet replays (AllocResp), and believed for nothing else: where it cannot be read, or looks otherwise, init
+containers go without. Of a pod that has no sandbox yet, or a new one, it is never out of date: kubelet takes nothing
+from a pod before that has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FILE = Path("device-plugins/kubelet_internal_checkpoint")
+"""Below kubelet's folder."""
+MAX_BYTES = 64 << 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What kubelet gave to one container."""
+
+    container: str
+    units: Mapping[str, tuple[str, ...]]
+    """Resource name → device IDs, of all plugins."""
+    numa_nodes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Resource name and device ID → NUMA node, where kubelet tells of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What kubelet gave to one container of one resource."""
+
+    pod_uid: str
+    container: str
+    resource_name: str
+    unit_ids: tuple[str, ...]
+    answer: str = ""
+    """What Allocate answered, for each start of the container: a ContainerAllocateResponse in Base64."""
+
+
+def containers_of(kubelet_dir: Path, pod_uid: str) -> tuple[Held, ...]:
+    """Tell what the containers of a pod were given, by the pod's UID. Nothing if that cannot be told.
+
+    Each ADD asks: a pod that the file does not name costs no more than reading it.
+    """
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    text = _read(kubelet_dir)
+    if text is None or pod_uid.encode() not in text:
+        return ()
+    for entry in _parsed(kubelet_dir, text) or ():
+        if entry.pod_uid == pod_uid:
+            units = found.setdefault(entry.container, {})
+            name = entry.resource_name
+            units[name] = tuple(dict.fromkeys((*units.get(name, ()), *entry.unit_ids)))
+    return tuple(Held(container, units) for container, units in found.items())
+
+
+def entries(kubelet_dir: Path) -> tuple[Entry, ...] | None:
+    """List what the containers of all pods were given; None if that cannot be told."""
+    text = _read(kubelet_dir)
+    return _parsed(kubelet_dir, text) if text is not None else None
+
+
+def _read(kubelet_dir: Path) -> bytes | None:
+    try:
+        with (kubelet_dir / FILE).open("rb") as stream:
+            return stream.read(MAX_BYTES)
+    except FileNotFoundError:
+        return None  # kubelet has given nothing to anybody yet
+    except OSError as error:
+        _say(kubelet_dir, error)
+        return None
+
+
+def _parsed(kubelet_dir: Path, text: bytes) -> tuple[Entry, ...] | None:
+    try:
+        return tuple(
+            Entry(
+                str(e["PodUID"]),
+                str(e["ContainerName"]),
+                str(e["ResourceName"]),
+                tuple(_ids(e["DeviceIDs"])),
+                str(e.get("AllocResp") or ""),
+            )
+            for e in json.loads(text)["Data"]["PodDeviceEntries"] or ()
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        _say(kubelet_dir, error)
+        return None
+
+
+def _say(kubelet_dir: Path, error: Exception) -> None:
+    log.warning("what kubelet gave to init containers is not known: %s cannot be read: %s", kubelet_dir / FILE, error)
+
+
+def _ids(value: Any) -> Iterator[str]:
+    lists = value.values() if isinstance(value, dict) else (value,)
+    for ids in lists:
+        yield from (str(unit_id) for unit_id in ids or ())

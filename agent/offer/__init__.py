@@ -1,0 +1,1 @@
+"""From a snapshot and the configuration to the units that kubelet is offered."""

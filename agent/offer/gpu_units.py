@@ -1,0 +1,184 @@
+"""The units of a resource of GPUs: whole ones, slices (MIG), replicas that take turns on one, and rails. Pure.
+
+`mig` says what becomes of GPUs that are cut into slices, in the words of NVIDIA's device plugin:
+
+    none     nobody looks: a GPU is a unit, cut or not
+    single   all GPUs of the resource are cut, into slices of one profile, and each slice is a unit of it
+    mixed    uncut GPUs are its units; slices are those of resources that exist beside it, one for each
+             profile, such as nvidia.com/mig-1g.10gb
+
+A rail is a GPU with the NIC that is nearest to it.
+
+A GPU that does not fit is not left out in silence: its unit is there, unhealthy, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from agent.config import Resource
+from agent.model.device import Gpu, MigDevice, Snapshot
+from agent.model.health import Health, unhealthy
+from agent.model.unit_id import UnitId, rail_id, replica_id
+from agent.offer.assignment import Taken
+from agent.offer.offer import Unit
+from agent.placement import Distances, choose_pairs
+
+MISFIT = "MigUnfit"
+NOTHING_KEPT: Mapping[str, str] = MappingProxyType({})
+Judge = Callable[[Taken, str], Health]
+"""Judges the GPU that a resource has, or the slice of it with that UUID."""
+Place = Callable[[Taken], int]
+"""Tells the NUMA node."""
+
+
+def with_profiles(resources: Sequence[Resource], snapshot: Snapshot, seen: Iterable[Resource]) -> tuple[Resource, ...]:
+    """Add the resources that `mig: mixed` makes, each behind the one it comes from.
+
+    Those `seen` before stay, with no units if need be: kubelet would count what it lost as unhealthy, for
+    nobody but GPUs that are being cut anew. A name that the configuration has itself is not made again.
+    """
+    names = {resource.name for resource in resources}
+    found: list[Resource] = []
+    for resource in resources:
+        found.append(resource)
+        if resource.mig != "mixed":
+            continue
+        profiles = {mig.profile for gpu in snapshot.gpus for mig in gpu.mig_devices}
+        profiles |= {old.mig_profile for old in seen if old.derived_from == resource.name}
+        for profile in sorted(profiles):
+            name = profile_resource(resource.name, profile)
+            if name not in names:
+                names.add(name)
+                found.append(replace(resource, name=name, mig_profile=profile, derived_from=resource.name))
+    return tuple(found)
+
+
+def profile_resource(name: str, profile: str) -> str:
+    """Name the resource of a profile: 1g.10gb+me beside nvidia.com/gpu is nvidia.com/mig-1g.10gb.me."""
+    domain, _, _ = name.rpartition("/")
+    return f"{domain}/mig-{profile.replace('+', '.')}"
+
+
+def offered_as(resource: Resource, part: MigDevice) -> str:
+    """Name the resource under which a slice of one of a resource's GPUs is offered; empty if only its GPU is."""
+    if resource.mig == "mixed":
+        return profile_resource(resource.name, part.profile)
+    return resource.name if resource.mig == "single" else ""
+
+
+def gpu_units(
+    resource: Resource, taken: Sequence[Taken], snapshot: Snapshot, judge: Judge, numa_node: Place
+) -> tuple[Unit, ...]:
+    """List the units of a resource of GPUs, which has these."""
+    found = [(t, snapshot.gpu_by_uuid[t.candidate.device]) for t in taken if t.candidate.device in snapshot.gpu_by_uuid]
+    units = []
+    for holder, device, health in _devices(resource, found, judge):
+        for unit_id in _ids(device, resource.replicas):
+            units.append(
+                Unit(
+                    unit_id=unit_id,
+                    resource_name=resource.name,
+                    kind="gpu",
+                    device=device,
+                    health=health,
+                    numa_node=numa_node(holder),
+                    alternative=holder.alternative,
+                )
+            )
+    return tuple(units)
+
+
+def _ids(device: str, replicas: int) -> Iterator[str]:
+    if replicas == 1:
+        yield device
+    else:
+        yield from (replica_id(device, n) for n in range(replicas))
+
+
+def _devices(
+    resource: Resource, found: Sequence[tuple[Taken, Gpu]], judge: Judge
+) -> Iterator[tuple[Taken, str, Health]]:
+    """List what the units stand for: the GPU it belongs to, its UUID, its health."""
+    misfit = unhealthy(MISFIT)
+    fits = resource.mig != "single" or _are_alike([gpu for _, gpu in found])
+    for taken, gpu in found:
+        is_cut = gpu.mig_mode and resource.mig != "none"
+        slices = [m for m in gpu.mig_devices if not resource.mig_profile or m.profile == resource.mig_profile]
+        if resource.mig_profile:
+            yield from _slices(taken, slices if is_cut else (), judge)
+        elif not fits or (is_cut and not gpu.mig_devices):
+            yield taken, gpu.uuid, misfit
+        elif not is_cut:
+            yield taken, gpu.uuid, judge(taken, "")
+        elif resource.mig == "single":
+            yield from _slices(taken, slices, judge)
+
+
+def _slices(taken: Taken, slices: Iterable[MigDevice], judge: Judge) -> Iterator[tuple[Taken, str, Health]]:
+    return ((taken, mig.uuid, judge(taken, mig.uuid)) for mig in slices)
+
+
+def _are_alike(gpus: Sequence[Gpu]) -> bool:
+    """Tell whether GPUs are all uncut, or all cut into slices of one profile."""
+    profiles = {mig.profile for gpu in gpus for mig in gpu.mig_devices if gpu.mig_mode}
+    return len({gpu.mig_mode for gpu in gpus}) <= 1 and len(profiles) <= 1
+
+
+def list_rails(
+    resource: Resource,
+    distances: Distances,
+    gpus: Sequence[Unit],
+    nics: Sequence[Unit],
+    kept: Mapping[str, str] = NOTHING_KEPT,
+) -> tuple[Unit, ...]:
+    """List a resource's rails, in the driver's order of the GPUs. A GPU that finds no NIC makes none.
+
+    The pairs are an exact matching over all GPUs and NICs of the resource, whatever their health and whoever has them,
+    so they stay as they are for as long as the hardware does. A rail that is granted keeps the NIC it was granted
+    with, even if other hardware comes or goes.
+
+    `gpus` and `nics` are units as resources of these kinds would offer them: an HCA's share is a NIC for one GPU.
+    `kept` maps rails that are granted to their NIC.
+    """
+    by_uuid = {unit.device: unit for unit in gpus}
+    by_address = {unit.device: unit for unit in nics}
+    room = Counter(unit.device for unit in nics)
+    pairs: dict[str, str] = {}
+    for rail, nic in kept.items():
+        uuid = UnitId.parse(rail).device
+        if UnitId.parse(rail).is_rail and room[nic]:
+            room[nic] -= 1  # also of a GPU that is lost: its pod has the NIC still
+            if uuid in by_uuid:
+                pairs[uuid] = nic
+    rest = [uuid for uuid in distances.gpus if uuid in by_uuid and uuid not in pairs]
+    pairs |= choose_pairs(distances, rest, sorted(room.elements()), len(rest))
+    return tuple(_rail(resource, by_uuid[uuid], by_address[pairs[uuid]]) for uuid in distances.gpus if uuid in pairs)
+
+
+def nic_resource(resource: Resource) -> Resource:
+    """Give the resource that the NICs of rails would be units of."""
+    nic = resource.nic
+    return replace(resource, kind=nic.kind, select=nic.select, shares=nic.shares)
+
+
+def gpu_resource(resource: Resource) -> Resource:
+    """Give the resource that the GPUs of rails would be units of."""
+    return replace(resource, kind="gpu", select=resource.gpu)
+
+
+def _rail(resource: Resource, gpu: Unit, nic: Unit) -> Unit:
+    return Unit(
+        unit_id=rail_id(gpu.device),
+        resource_name=resource.name,
+        kind="rail",
+        device=nic.device,
+        health=nic.health if gpu.health.healthy else gpu.health,
+        numa_node=gpu.numa_node,
+        rdma_devices=nic.rdma_devices,
+        alternative=nic.alternative,
+        gpu=gpu.device,
+    )

@@ -1,0 +1,49 @@
+"""Which networks the node's devices join, where these are templates: for checks, `check-config` and `doctor`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agent.config import Config
+from agent.config.networks import Network
+from agent.config.template import Place, filled, problems, templates_in
+from agent.offer.offer import Offer
+
+
+def template_problems(config: Config, offer: Offer) -> Iterator[str]:
+    """List what the templates of networks come to on this node that cannot be used: path and why."""
+    for i, network in enumerate(config.networks):
+        for where, text in problems(network, places_of(network, config, offer)):
+            yield f"networks[{i}]{where and '.'}{where}: {text}"
+
+
+def places_of(network: Network, config: Config, offer: Offer) -> tuple[Place, ...]:
+    """List places of devices that may join a network, one for each that it tells apart. None if it has no templates."""
+    found: dict[Place, Place] = {}
+    for place in _places(network, config, offer):
+        if _tells(place, network):
+            found.setdefault(place.only(network.words), place)
+    return tuple(found[each] for each in sorted(found, key=str))
+
+
+def strangers(network: Network, config: Config, offer: Offer) -> tuple[str, ...]:
+    """List adapters whose devices cannot join a network, since it asks for what they have not, such as a rail."""
+    places = _places(network, config, offer)
+    return tuple(sorted({place.adapter for place in places if not _tells(place, network)}))
+
+
+def told(network: Network, place: Place) -> tuple[tuple[str, Any], ...]:
+    """List what the templates of a network come to at a place: path and value."""
+    return tuple((path, filled(text, place)) for path, text in templates_in(network.keys))
+
+
+def _places(network: Network, config: Config, offer: Offer) -> tuple[Place, ...]:
+    names = {resource.name for resource in config.resources if network.name in resource.networks.values()}
+    if not network.words or not names:
+        return ()
+    return tuple(offer.place(device) for device, name in offer.network_devices.items() if name in names)
+
+
+def _tells(place: Place, network: Network) -> bool:
+    return all(getattr(place, word) not in (None, "") for word in network.words)

@@ -1,0 +1,202 @@
+"""`Offer`: all units of the node at one moment, which every door to kubelet hands out; `Unit`, one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+
+from agent.config.template import Place
+from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
+from agent.model.health import Health
+from agent.model.vf_identity import Rail
+from agent.offer.assignment import Overlap
+from agent.placement import Distances, Layout, Option
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What kubelet counts and hands out under one ID."""
+
+    unit_id: str
+    resource_name: str
+    kind: str
+    device: str
+    """PCI address of the device behind the unit, or the GPU's UUID; empty for a slot that is not bound."""
+    health: Health
+    numa_node: int
+    rdma_devices: tuple[str, ...] = ()
+    """RDMA devices that come with the unit: the HCA itself, or those of the VF."""
+    alternative: int = 0
+    """Which alternative of the resource's selector took the device."""
+    gpu: str = ""
+    """A rail's GPU, by its UUID; `device` is its NIC."""
+    is_slot: bool = False
+    """The device is chosen when the whole pod is known."""
+    beside: str = field(default="", compare=False)
+    """For a slot, a device of its NUMA node, to tell what is near to it."""
+
+    @property
+    def place(self) -> str:
+        """The device that stands where the unit is."""
+        return self.device or self.beside
+
+    @property
+    def is_counted(self) -> bool:
+        """Tell whether it stands for nothing but one more container, as in a pool that is shared as a whole."""
+        return not self.device and not self.is_slot
+
+
+@dataclass(frozen=True)
+class Offer:
+    """All units of the node at one moment, and the snapshot that they come from."""
+
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    units: Mapping[str, tuple[Unit, ...]] = field(default_factory=dict)
+    """Resource name → its units, as device plugins offer them to kubelet."""
+    overlaps: tuple[Overlap, ...] = ()
+    """Devices that a second resource selects too."""
+    pools: Mapping[str, tuple[Unit, ...]] = field(default_factory=dict)
+    """Late-bound resource → a unit for each device that its slots may get."""
+    claimable: Mapping[str, tuple[Unit, ...]] = field(default_factory=dict)
+    """Resource that claims are for (DRA) → a unit for each device; the shares of an HCA are one."""
+    granted: Mapping[str, int] = field(default_factory=dict)
+    """Claimable device → how many units of it pods still have from kubelet's device plugins."""
+    lost: frozenset[str] = frozenset()
+    """Claimable devices that are gone while a pod has them."""
+    filled: frozenset[str] = frozenset()
+    """Resources that fill one adapter before another."""
+    bonded: frozenset[str] = frozenset()
+    """Resources whose VFs come in pairs, of different PFs."""
+    rails: tuple[Rail, ...] = ()
+    """The node's adapters to the fabric, numbered; with those that are away."""
+    like: InitVar[Offer | None] = None
+    """An offer in which all devices are where they are in this one: what it has worked out is taken over."""
+    by_id: Mapping[str, Unit] = field(init=False, compare=False)
+    """Units by their ID, without those whose ID says nothing by itself."""
+    layouts: Mapping[str, Layout] = field(init=False, compare=False)
+    """Resource name → where its units are."""
+    distances: Distances = field(init=False, compare=False)
+    """How near everything is."""
+
+    def __post_init__(self, like: Offer | None) -> None:
+        distances = Distances(self.snapshot) if like is None else like.distances
+        same = like is not None and like.units is self.units
+        by_id = like.by_id if like is not None and same else _by_id(self.units)
+        layouts = like.layouts if like is not None and same else _layouts(distances, self, like)
+        object.__setattr__(self, "distances", distances)
+        object.__setattr__(self, "by_id", by_id)
+        object.__setattr__(self, "layouts", layouts)
+
+    def with_snapshot(self, snapshot: Snapshot) -> Offer:
+        """Return the same offer with a newer snapshot, in which all that is offered is where it was."""
+        return replace(self, snapshot=snapshot, like=self)
+
+    def with_slots(self, slots: Mapping[str, tuple[Unit, ...]]) -> Offer:
+        """Return the same offer with other slots of some resources."""
+        return replace(self, units=MappingProxyType({**self.units, **slots}), like=self)
+
+    @cached_property
+    def rail_of(self) -> Mapping[str, int]:
+        """Adapter → the number of its rail."""
+        return MappingProxyType({rail.device: rail.number for rail in self.rails})
+
+    def place(self, device: str) -> Place:
+        """Tell where a device stands, by its PCI address, for templates of networks."""
+        facts = self.snapshot.by_address.get(device)
+        if facts is None:
+            return Place(adapter=device)
+        adapter = self.snapshot.parent(facts) or facts
+        rail = next((rail for rail in self.rails if rail.device == adapter.address), None)
+        own = adapter.netdev.name if adapter.netdev is not None else ""
+        numa_node = facts.numa_node if facts.numa_node != NO_NUMA_NODE else adapter.numa_node
+        return Place(
+            rail=rail.number if rail is not None else None,
+            pf=own or (rail.netdev if rail is not None else ""),
+            numa=numa_node if numa_node != NO_NUMA_NODE else None,
+            vf=facts.vf_index,
+            adapter=adapter.address,
+        )
+
+    def find(self, resource_name: str, unit_id: str) -> Unit | None:
+        """Find a unit of a resource."""
+        unit = self.by_id.get(unit_id)
+        if unit is not None:
+            return unit if unit.resource_name == resource_name else None
+        return _counted(self.units.get(resource_name, ()), unit_id)
+
+    @cached_property
+    def offered(self) -> Mapping[str, tuple[Unit, ...]]:
+        """Every resource's units, whichever door offers it."""
+        return MappingProxyType({**self.units, **self.claimable})
+
+    @cached_property
+    def network_devices(self) -> Mapping[str, str]:
+        """The PCI devices that resources offer, as units, behind slots, as shares or to claims, with the resource.
+
+        Slots bring none to those of their pools. A VF among the adapters of a pool that is shared as a whole is
+        nobody's by that.
+        """
+        found: dict[str, str] = {}
+        for name, mine in self._lists():
+            if any(unit.is_counted for unit in mine):
+                devices = {a for a in self._behind(mine) if not self.snapshot.by_address[a].is_vf}
+            else:
+                devices = {unit.device for unit in mine if is_pci_address(unit.device)}
+            for device in devices:
+                found.setdefault(device, name)
+        return MappingProxyType(found)
+
+    @cached_property
+    def vfs(self) -> frozenset[str]:
+        """The VFs behind all units, and those that slots may get: what is ours to put back."""
+        offered = {unit.device for _, mine in self._lists() for unit in mine if unit.kind in ("vf", "rail")}
+        return frozenset(a for a in offered if (pci := self.snapshot.by_address.get(a)) is not None and pci.is_vf)
+
+    @cached_property
+    def adapters(self) -> frozenset[tuple[str, str]]:
+        """(Resource, adapter) for each adapter that a resource offers: itself, or its VFs."""
+        found: set[tuple[str, str]] = set()
+        for name, mine in self._lists():
+            shared = any(unit.is_counted for unit in mine)
+            addresses = self._behind(mine) if shared else {unit.device for unit in mine}
+            devices = (self.snapshot.by_address.get(address) for address in addresses)
+            found |= {(name, device.physfn or device.address) for device in devices if device is not None}
+        return frozenset(found)
+
+    def adapters_of_pool(self, resource_name: str) -> frozenset[str]:
+        """List the adapters of a pool each of whose units is all of them."""
+        return frozenset(self._behind(self.units.get(resource_name, ())))
+
+    def _lists(self) -> Iterator[tuple[str, Sequence[Unit]]]:
+        yield from self.units.items()
+        yield from self.pools.items()
+        yield from self.claimable.items()
+
+    def _behind(self, units: Sequence[Unit]) -> set[str]:
+        rdma = {name for unit in units[:1] for name in unit.rdma_devices}
+        return {d.address for d in self.snapshot.devices if any(r.name in rdma for r in d.rdma_devices)}
+
+
+def _by_id(units: Mapping[str, Sequence[Unit]]) -> Mapping[str, Unit]:
+    return MappingProxyType({u.unit_id: u for mine in units.values() for u in mine if not u.is_counted})
+
+
+def _counted(units: Sequence[Unit], unit_id: str) -> Unit | None:
+    """Find a unit of a pool that is shared as a whole. Their IDs are their numbers, the same for every pool."""
+    number = int(unit_id) if unit_id.isascii() and unit_id.isdecimal() and len(unit_id) < 9 else -1
+    unit = units[number] if 0 <= number < len(units) else None
+    return unit if unit is not None and unit.unit_id == unit_id else None
+
+
+def _layouts(distances: Distances, offer: Offer, like: Offer | None) -> Mapping[str, Layout]:
+    """Lay out every resource's units. Where devices are where they were, only new IDs ask for another layout."""
+    found = {}
+    for name, mine in offer.units.items():
+        known = like.layouts.get(name) if like is not None else None
+        if known is None or {u.unit_id for u in mine if not u.is_counted} != known.rank.keys():
+            options = (Option(u.unit_id, u.gpu or u.place) for u in mine if not u.is_counted)
+            known = Layout(distances, options, spread=name not in offer.filled, bonded=name in offer.bonded)
+        found[name] = known
+    return MappingProxyType(found)

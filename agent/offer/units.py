@@ -1,0 +1,237 @@
+"""Configuration and snapshot → the units that each resource offers to kubelet.
+
+Pure. A unit's ID is unique over all resources of the node and survives a reboot: a VF's is its PCI
+address, a GPU's its UUID, an HCA share's the node GUID with a number; an HCA whose shares are
+claimed (DRA) is one unit, by its node GUID. kubelet keeps IDs in its
+checkpoint and looks a unit's pod up by ID alone, whatever the resource.
+
+A device that is no longer in the snapshot has no unit here; `offers` keeps those of the last offer
+for a while. A VF whose interface sits in a pod is still a PCI device of the host, so it stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+
+from agent.config import Resource, SharedPool
+from agent.model.device import NO_NUMA_NODE, RdmaDevice, Snapshot
+from agent.model.health import HEALTHY, Health, Reason, unhealthy
+from agent.model.health_policy import PLAIN_POLICY, HealthPolicy
+from agent.model.nic_health import judge_nic
+from agent.model.unit_id import adapter_id, share_id
+from agent.model.vf_identity import Rail
+from agent.offer.assignment import Assignment, Taken, assign
+from agent.offer.gpu_units import gpu_resource, gpu_units, list_rails, nic_resource
+from agent.offer.offer import Offer, Unit
+from agent.offer.rails import rails_of
+from agent.offer.selectors import NETWORK_CLASS, NO_NAMES, Candidate
+from agent.offer.slots import NOTHING_HELD, Holdings, list_slots
+from agent.placement import Distances
+
+NO_QUARANTINE: Mapping[str, str] = MappingProxyType({})
+_NO_GUID = frozenset({"", "0" * 16, "f" * 16})
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All that an offer is made of."""
+
+    resources: Sequence[Resource]
+    snapshot: Snapshot
+    assignment: Assignment
+    """Which resource has each device."""
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    """Withheld device → the reason."""
+    held: Holdings = NOTHING_HELD
+    """What the books say of slots."""
+    policy: HealthPolicy = PLAIN_POLICY
+    """What of the facts counts."""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """Granted rail → the NIC that it was granted with."""
+    strays: Collection[str] = ()
+    """Slices of GPUs that pods hold under another name than they would be offered by."""
+    rulers: Collection[str] = ()
+    """Adapters that pods have whole."""
+    named_rails: Sequence[str] = ()
+    """Adapters as the configuration numbers them."""
+    known_rails: Sequence[Rail] = ()
+    """Rails as they were numbered last."""
+
+
+def make_offer(inputs: Inputs) -> Offer:
+    """List every resource's units, in the order of the configuration, and the devices behind slots and for claims."""
+    snapshot = inputs.snapshot
+    guids = _shared_guids(snapshot)
+    units: dict[str, tuple[Unit, ...]] = {}
+    pools: dict[str, tuple[Unit, ...]] = {}
+    claimable: dict[str, tuple[Unit, ...]] = {}
+    for resource in inputs.resources:
+        mine = inputs.assignment.taken[resource.derived_from or resource.name]
+        of_gpus = [taken for taken in mine if taken.kind == "gpu"]
+        as_gpus = resource if resource.kind != "rail" else gpu_resource(resource)
+        as_nics = resource if resource.kind != "rail" else nic_resource(resource)
+        gpus = gpu_units(as_gpus, of_gpus, snapshot, partial(_judge_gpu, inputs), partial(_place, resource, snapshot))
+        others = tuple(unit for taken in mine if taken.kind != "gpu" for unit in _units(as_nics, taken, inputs, guids))
+        found = (*gpus, *others)
+        if resource.kind == "rail":
+            found = list_rails(resource, Distances(snapshot), gpus, others, inputs.kept)
+        if resource.offer == "dra":
+            claimable[resource.name] = found
+            continue
+        if resource.has_slots:
+            pools[resource.name] = found
+            found = list_slots(resource, found, inputs.held)
+        if isinstance(resource.compat, SharedPool):
+            found = _pool_units(resource, found)
+        units[resource.name] = found
+    offer = Offer(
+        snapshot,
+        MappingProxyType(units),
+        inputs.assignment.overlaps,
+        MappingProxyType(pools),
+        MappingProxyType(claimable),
+        filled=frozenset(resource.name for resource in inputs.resources if not resource.spread),
+        bonded=frozenset(resource.name for resource in inputs.resources if resource.bonded),
+    )
+    return replace(offer, rails=rails_of(snapshot, offer.distances, inputs.named_rails, inputs.known_rails), like=offer)
+
+
+def plain_offer(
+    resources: Sequence[Resource],
+    snapshot: Snapshot,
+    quarantined: Mapping[str, str] = NO_QUARANTINE,
+    host_names: Mapping[str, str] = NO_NAMES,
+    named_rails: Sequence[str] = (),
+    known_rails: Sequence[Rail] = (),
+) -> Offer:
+    """Make an offer by the selectors alone, as if no pod had anything.
+
+    `quarantined` maps withheld devices to the reason, `host_names` devices in pods to the name of
+    their interface in the host; the last two are for `rails_of`. A device that two resources select goes
+    to the first of them: `check_overlaps` refuses such a configuration at start, but a device may also
+    appear later.
+    """
+    assignment = assign(resources, snapshot, host_names)
+    return make_offer(
+        Inputs(resources, snapshot, assignment, quarantined, named_rails=named_rails, known_rails=known_rails)
+    )
+
+
+def list_units(
+    resources: Sequence[Resource],
+    snapshot: Snapshot,
+    quarantined: Mapping[str, str] = NO_QUARANTINE,
+    host_names: Mapping[str, str] = NO_NAMES,
+) -> Mapping[str, tuple[Unit, ...]]:
+    """List every resource's units, as `plain_offer` offers them, whichever door does."""
+    return plain_offer(resources, snapshot, quarantined, host_names).offered
+
+
+def _pool_units(resource: Resource, adapters: Sequence[Unit]) -> tuple[Unit, ...]:
+    """List the units of a pool of k8s-rdma-shared-dev-plugin's: so many as it says, each of them all its adapters.
+
+    `adapters` has one unit for each adapter; without any the list is empty. IDs are "0" to "N-1", the same for every
+    pool, as kubelet's checkpoint of a running node has them: unique within their resource only, and neither the books
+    nor look-ups by ID alone know them. The units are healthy while any adapter is. They have no NUMA node, as the
+    adapters may be anywhere.
+    """
+    assert isinstance(resource.compat, SharedPool)
+    if not adapters:
+        return ()
+    health = next((unit.health for unit in adapters if unit.health.healthy), adapters[0].health)
+    names = tuple(sorted(name for unit in adapters for name in unit.rdma_devices))
+    return tuple(
+        Unit(str(number), resource.name, "hca", "", health, NO_NUMA_NODE, names)
+        for number in range(resource.compat.hca_max)
+    )
+
+
+def _units(resource: Resource, taken: Taken, inputs: Inputs, shared_guids: frozenset[str]) -> Iterable[Unit]:
+    candidate = taken.candidate
+    if taken.held_for:
+        health = unhealthy(Reason.HELD)
+    elif candidate.pci is not None and candidate.pci.physfn in inputs.rulers:
+        health = unhealthy(Reason.PARENT_DOWN)  # ADD would refuse it, for as long as that pod lives
+    else:
+        health = judge(candidate, inputs.snapshot, inputs.quarantined, inputs.policy)
+    numa_node = _place(resource, inputs.snapshot, taken)
+    if resource.kind == "hca":
+        name = _adapter_name(candidate, shared_guids)
+        if resource.offer == "dra":
+            ids = [adapter_id(name)]
+        else:
+            ids = [share_id(name, n) for n in range(1 if resource.compat else resource.shares)]
+    else:
+        ids = [candidate.device]
+    rdma = tuple(sorted(candidate.rdma_names))
+    return (
+        Unit(i, resource.name, taken.kind, candidate.device, health, numa_node, rdma, taken.alternative) for i in ids
+    )
+
+
+def _place(resource: Resource, snapshot: Snapshot, taken: Taken) -> int:
+    return NO_NUMA_NODE if resource.exclude_topology else _numa_node(taken.candidate, snapshot)
+
+
+def _judge_gpu(inputs: Inputs, taken: Taken, mig_uuid: str) -> Health:
+    gpu = inputs.snapshot.gpu_by_uuid[taken.candidate.device]
+    parts = [mig_uuid] if mig_uuid else [part.uuid for part in gpu.mig_devices]
+    if taken.held_for or any(part in inputs.strays for part in parts):
+        return unhealthy(Reason.HELD)
+    health = judge(taken.candidate, inputs.snapshot, inputs.quarantined, inputs.policy)
+    return inputs.policy.gpu(gpu, mig_uuid) if health.healthy else health
+
+
+def judge(
+    candidate: Candidate, snapshot: Snapshot, quarantined: Mapping[str, str], policy: HealthPolicy = PLAIN_POLICY
+) -> Health:
+    """Judge a device that is in the snapshot."""
+    withheld = quarantined.get(candidate.device)
+    if candidate.rdma is not None and not candidate.rdma.char_device("uverbs"):
+        return unhealthy(Reason.NO_CHAR_DEVICE)
+    if candidate.rdma is not None and snapshot.rdma_exclusive:
+        # The device belongs to the host's namespace, and opening it in another is refused (EPERM):
+        # drivers/infiniband/core/uverbs_main.c, ib_uverbs_open.
+        return unhealthy(Reason.EXCLUSIVE_RDMA)
+    if candidate.pci is not None and (candidate.rdma is not None or candidate.pci.pci_class >> 16 == NETWORK_CLASS):
+        return judge_nic(candidate.pci, snapshot, quarantined=withheld, policy=policy)
+    return HEALTHY if withheld is None else unhealthy(Reason.QUARANTINED)
+
+
+def _adapter_name(candidate: Candidate, shared_guids: frozenset[str]) -> str:
+    """Name an HCA by its node GUID, which moves with the card; by its PCI address where that says nothing.
+
+    Zero GUIDs are usual on virtual machines, and two devices of one card may carry the same.
+    """
+    assert candidate.rdma is not None
+    assert candidate.pci is not None
+    guid = guid_hex(candidate.rdma)
+    if guid not in _NO_GUID and guid not in shared_guids:
+        return guid
+    siblings = sorted(r.name for r in candidate.pci.rdma_devices)
+    port = f"-{siblings.index(candidate.rdma.name)}" if len(siblings) > 1 else ""
+    return f"{candidate.device}{port}"
+
+
+def guid_hex(rdma: RdmaDevice) -> str:
+    """Spell a node GUID without separators: 0c42:a103:0065:1234 → 0c42a10300651234."""
+    return re.sub(r"[^0-9a-f]", "", rdma.node_guid.lower())
+
+
+def _shared_guids(snapshot: Snapshot) -> frozenset[str]:
+    counts = Counter(guid_hex(r) for d in snapshot.devices if not d.is_vf for r in d.rdma_devices)
+    return frozenset(guid for guid, count in counts.items() if count > 1)
+
+
+def _numa_node(candidate: Candidate, snapshot: Snapshot) -> int:
+    if candidate.pci is None:
+        return NO_NUMA_NODE
+    parent = snapshot.parent(candidate.pci)
+    if candidate.pci.numa_node == NO_NUMA_NODE and parent is not None:
+        return parent.numa_node
+    return candidate.pci.numa_node

@@ -1,0 +1,188 @@
+"""Take everything off a node that the agent and its plugin have put there.
+
+Only what is known to be the agent's goes: files by their names, in its own folders too, which may be other programs'
+as well (`stateDir: /data`); networks and plugins as `cni.install` tells them. Its folders, and those that kubelet makes
+for the DaemonSet's mounts, go if they are empty. Repeatable, after a crash at any line too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.cluster import slices
+from agent.cluster.apiserver import ApiServer
+from agent.cluster.slices import Pool
+from agent.config.dra import DRIVER
+from agent.config.topology import NFD_FILE
+from agent.edits import device_info
+from agent.errors import InstallFailed, InUse, LedgerError
+from agent.ledger import files, reading
+from cni import spool
+from cni.install import chain
+from cni.install import installation as install
+from cni.ipam import processes
+
+LEDGER, SPOOL = "ledger.db", "spool"
+SHOWN = 8
+MOST_LINKS = 40
+"""As the kernel has it; one in a ring is left as it is."""
+BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(files.NAME)}|{processes.OWN.pattern}")
+"""With what SQLite keeps beside them, damaged ones that were set aside, and the marks of killed agents."""
+OWN_SOCKETS = re.compile(
+    r"(cni|admin)\.sock|cni\.sock\.(ready|pods)|\.cni\.sock\.pods\.new|\.(cni|admin)\.sock\.[0-9]+"
+)
+"""With the relay's note that the agent was ready, what it reads of pods, and what was not yet in place."""
+SOCKET = re.compile(r"nodefabric-.+\.sock")
+DRA_SOCKET = re.compile(r"dra-[0-9a-f]{8}\.sock")
+_SPEC = r"nodefabric-((slot|unit|pool|claim)-.+\.json|claim-.+\.(claim|metadata))"
+CDI_SPEC = re.compile(rf"{_SPEC}|\.{_SPEC}\.[0-9]+")
+"""With the copies of claims that are kept beside their specs, and what tells containers of their devices."""
+DEVICE_INFO = device_info.FOLDER / "dp"
+LIBCNI = Path("/var/lib/cni")
+MADE_FOR_MOUNTS = (
+    *(DEVICE_INFO, *list(DEVICE_INFO.parents)[:2]),
+    *(Path("/var/run/cdi"), Path("/etc/cdi"), Path("/var/run/cni"), LIBCNI, Path("/var/run/netns")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where things are on the host; `root` is where the host's own / is seen."""
+
+    root: Path
+    plugins: Path
+    networks: Path
+    kubelet: Path
+    state: Path
+    run: Path
+    cdi: Path
+    nfd_file: Path = NFD_FILE
+    """Labels for node-feature-discovery."""
+    dra_driver: str = DRIVER
+    """Name of the driver that hands out claims, which is that of its folder in kubelet's."""
+    boot_id: str = ""
+    """Of the running kernel; empty if it cannot be told."""
+
+    def inside(self, path: Path) -> Path:
+        """Return where a path of the host is found here.
+
+        Links on the way are followed as the host follows them: an absolute one, such as /var/run, or a kubelet's
+        folder that was put on another disk, would lead out of `root`.
+        """
+        found, left, links = self.root, list(path.parts[:0:-1]), 0
+        while left:
+            part = left.pop()
+            if part == "..":
+                found = found if found == self.root else found.parent
+                continue
+            found /= part
+            if links < MOST_LINKS and found.is_symlink():
+                links += 1
+                target = found.readlink()
+                found = self.root if target.is_absolute() else found.parent
+                left += target.parts[: 0 if target.is_absolute() else None : -1]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What the scheduler has been told of a node, and where."""
+
+    api: ApiServer
+    node_name: str
+
+
+def uninstall(
+    places: Places, *, instance: str, force: bool = False, published: Published | None = None
+) -> tuple[str, ...]:
+    """Remove plugin, networks' entries, sockets and state. Returns what was removed, as paths of the host.
+
+    What is `published` goes first: no pod is sent here then. Without that kubelet does it, half a minute after the
+    driver's end.
+
+    Raises InUse while an agent runs, or a pod has a device or a claim is prepared (not with `force`): without agent and
+    plugin nobody could take the device back, and kubelet would not let the claim's pod end. Raises InstallFailed if
+    another instance's plugin is there, or something cannot be removed, and Unavailable or Refused if the API server
+    does not do what it is asked for.
+    """
+    state = places.inside(places.state)
+    if files.is_claimed(state):
+        raise InUse(f"an agent works with {places.state}: delete its DaemonSet first")
+    resource_names: set[str] = set()
+    try:
+        books = reading.read(state / LEDGER)
+        resource_names = {grant.resource_name for grant in books.grants}
+        # A reboot has taken every device back from its pod, but kubelet still asks for its claims to be unprepared.
+        held = [f"{a.device} in {a.owner.pod}" for a in books.attachments if places.boot_id in ("", a.boot_id)]
+        held += [f"claim {claim.ref}" for claim in books.claims]
+    except LedgerError as error:
+        held = [f"whatever the books say, for {error}"]
+    if held and not force:
+        more = f" and {len(held) - SHOWN} more" if len(held) > SHOWN else ""
+        raise InUse(
+            f"pods have devices of this node: {', '.join(held[:SHOWN])}{more}: delete them while the agent still runs,"
+            " or use --force to leave the devices as they are"
+        )
+    withdrawn: tuple[str, ...] = ()
+    if published is not None and (
+        count := slices.remove_all(published.api, Pool(places.dra_driver, published.node_name))
+    ):
+        withdrawn = (f"{count} ResourceSlices of {published.node_name}",)
+    return (*withdrawn, *_remove_plugin(places, instance, force=force), *_remove_files(places, resource_names))
+
+
+def _remove_plugin(places: Places, instance: str, *, force: bool) -> Iterator[str]:
+    plugins, networks = places.inside(places.plugins), places.inside(places.networks)
+    install.see_owner(plugins, instance=instance, force=force)  # the networks are that one's too
+    if networks.is_dir():
+        yield from (f"the plugin in {places.networks / name}" for name in chain.unchain(networks))
+    remembered = chain.unchain_remembered(places.inside(LIBCNI))
+    yield from (f"the plugin in {LIBCNI / 'results' / name}" for name in remembered)
+    yield from (str(places.plugins / name) for name in install.remove(plugins, instance=instance, force=force))
+
+
+def _remove_files(places: Places, resource_names: Iterable[str]) -> Iterator[str]:
+    granted = "|".join(re.escape(name.replace("/", "-")) for name in resource_names)
+    features = re.escape(places.nfd_file.name)
+    for folder, pattern in (
+        (places.kubelet / "device-plugins", SOCKET),
+        (places.kubelet / "plugins_registry", re.compile(rf"{re.escape(places.dra_driver)}-[0-9a-f]{{8}}-reg\.sock")),
+        (places.kubelet / "plugins" / places.dra_driver, DRA_SOCKET),
+        (places.cdi, CDI_SPEC),
+        (places.nfd_file.parent, re.compile(rf"{features}|\.{features}\.new")),  # and a half-written one
+        (DEVICE_INFO, re.compile(rf"({granted})-.+-device\.json")),
+        (places.run, OWN_SOCKETS),
+        (places.state / SPOOL, spool.OWN),
+        # Last: whoever is interrupted before it finds the books again.
+        (places.state, BOOKS),
+    ):
+        yield from _remove_matching(places, folder, pattern)
+    own = (places.run, places.state / SPOOL, places.state, places.kubelet / "plugins" / places.dra_driver)
+    for folder in (*own, places.nfd_file.parent, *MADE_FOR_MOUNTS):
+        # Is not there, not empty, or a link: then what it leads to is the host's own, and would be missed.
+        with contextlib.suppress(OSError):
+            (places.inside(folder.parent) / folder.name).rmdir()
+            yield str(folder)
+
+
+def _remove_matching(places: Places, folder: Path, pattern: re.Pattern[str]) -> Iterator[str]:
+    inside = places.inside(folder)
+    for found in sorted(inside.iterdir()) if inside.is_dir() else ():
+        if pattern.fullmatch(found.name):
+            with _told(folder / found.name):
+                found.unlink(missing_ok=True)
+            yield str(folder / found.name)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InstallFailed(
+            f"{path} cannot be removed: {error.strerror}: run this as root, with the host's /"
+        ) from error

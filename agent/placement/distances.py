@@ -1,0 +1,198 @@
+"""How near the GPUs and NICs of one node are to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from agent.model.device import NO_NUMA_NODE, Gpu, PciDevice, Snapshot
+from agent.model.gpu_ids import gpu_name
+from agent.model.topology import Locality, bridges, locality, standing
+
+LOCAL = 10
+"""ACPI's distance of a NUMA node to itself (SLIT)."""
+UNKNOWN = 255
+"""ACPI's distance of nodes that cannot reach each other: what nothing is known of comes last."""
+NOWHERE: Mapping[tuple[str, str], int] = MappingProxyType({})
+_NUMA = "numa:"
+"""What begins the name of a place that is a NUMA node."""
+FINE = 1 << 20
+"""What a locality weighs in a span: more than all that tells pairs of one locality apart, over all pairs of a node."""
+
+
+class Distances:
+    """Distances on one node. Made once per snapshot; each distance is worked out once.
+
+    A VF is where its PF is. What is not on the node is far from everything.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        gpus = snapshot.all_gpus
+        self.gpus = tuple(gpu.uuid for gpu in gpus)
+        """UUIDs of all GPUs, in the driver's order; then PCI addresses of those that only sysfs shows."""
+        self._ranks = {uuid: rank for rank, uuid in enumerate(self.gpus)}
+        self._devices = snapshot.by_address
+        self._standing = {
+            address: standing(self._devices[address], snapshot.places)
+            for address in snapshot.places.of
+            if address in self._devices
+        }
+        self._gpu_ids = snapshot.gpu_ids
+        self._gpus = snapshot.gpu_by_uuid
+        self._names = {name: gpu.uuid for gpu in gpus for name in _names(gpu)}
+        self._links: dict[tuple[str, str], int] = {}
+        for gpu in gpus:
+            for peer, links in gpu.nvlinks:
+                # One end may not answer while its link is down.
+                for key in ((gpu.uuid, peer), (peer, gpu.uuid)):
+                    self._links[key] = max(links, self._links.get(key, 0))
+        self._one_node = len(snapshot.numa_nodes) <= 1
+        self._slit = {node.number: node.distances for node in snapshot.numa_nodes}
+        self._numbers = tuple(sorted(self._slit))
+        self._localities: dict[tuple[str, str], Locality] = {}
+        self._spans: dict[tuple[str, str], int] = {}
+
+    def gpu(self, name: str) -> str | None:
+        """Find a GPU's UUID by any name that GPU plugins use for it or a part of it.
+
+        UUID, MIG UUID (also the old form `MIG-GPU-…/gi/ci`), index (`0`, MIG `0:1`), `nvidia0` and
+        `nvidia0/gi1`, PCI address, also a VF's; what another vendor's driver calls it; each also as a
+        replica (`…::2`).
+        """
+        whole = name.partition("::")[0]
+        found = self._names.get(whole)
+        if found is None and whole.startswith("MIG-GPU-"):
+            found = self._names.get(whole.removeprefix("MIG-").partition("/")[0])
+        if found is None and "/gi" in whole:
+            found = self._names.get(whole.partition("/")[0])
+        if found is None and ":" in whole:
+            index, _, part = whole.partition(":")
+            found = self._names.get(index) if part.isdecimal() else None
+            virtual = self._devices.get(whole)
+            if virtual is not None and virtual.physfn is not None:
+                found = self._names.get(virtual.physfn)
+        return found
+
+    def gpus_of(
+        self,
+        units: Iterable[tuple[str, str]],
+        own: Collection[str] = (),
+        numa_nodes: Mapping[tuple[str, str], int] = NOWHERE,
+    ) -> tuple[str, ...]:
+        """List the GPUs behind some units (resource name, ID), whatever plugin gave them, in the driver's order.
+
+        `own` are names of resources that are GPUs by configuration, `numa_nodes` where kubelet says that units are. A
+        GPU whose ID says nothing is, behind the others, a place that is as near to all that is on its NUMA node.
+        """
+        found, places = set[str](), []
+        for unit in units:
+            name = gpu_name(*unit, own, self._gpu_ids)
+            gpu = self.gpu(name) if name else None
+            if gpu is not None:
+                found.add(gpu)
+            elif name is not None and unit in numa_nodes:
+                places.append(f"{_NUMA}{numa_nodes[unit]}")
+        return (*(gpu for gpu in self.gpus if gpu in found), *sorted(places))
+
+    def port(self, device: str) -> str:
+        """Name the place that a device stands for: a VF's PF, a GPU part's GPU, else the device itself."""
+        pci = self._devices.get(device)
+        if pci is not None:
+            return self._names.get(device) or pci.physfn or device
+        return self.gpu(device) or device
+
+    def distance(self, a: str, b: str) -> Locality:
+        """Tell how near two devices are; SYS for what is not on the node."""
+        return self.between(self.port(a), self.port(b))
+
+    def between(self, a: str, b: str) -> Locality:
+        """Tell how near two places (see `port`) are."""
+        found = self._localities.get((a, b))
+        if found is None:
+            found = self._localities[a, b] = self._localities[b, a] = self._locality(a, b)
+        return found
+
+    def span(self, a: str, b: str) -> int:
+        """Tell how far two places are apart, among pairs of one locality too: `locality * FINE + finer`.
+
+        Of pairs below several switches (PXB) those are nearer that have fewer bridges between them: some GPUs bring
+        bridges of their own. Of pairs on different NUMA nodes (SYS) those whose nodes the firmware calls nearer.
+        """
+        found = self._spans.get((a, b))
+        if found is None:
+            near = self.between(a, b)
+            found = self._spans[a, b] = self._spans[b, a] = near * FINE + self._finer(a, b, near)
+        return found
+
+    def nearest(self, place: str, others: Sequence[str]) -> tuple[str, ...]:
+        """List those of other places that are nearest to one."""
+        spans = [self.span(place, other) for other in others]
+        least = min(spans, default=0)
+        return tuple(other for other, span in zip(others, spans, strict=True) if span == least)
+
+    def links(self, a: str, b: str) -> int:
+        """Count the NVLinks, or xGMI links, between two GPUs, given by UUID."""
+        return self._links.get((a, b), 0)
+
+    def order(self, device: str) -> tuple[str, int, str]:
+        """Sort key: VFs of one PF by their index, which addresses do not follow; else by address."""
+        pci = self._devices.get(device)
+        if pci is None or pci.vf_index is None:
+            return device, -1, device
+        return pci.physfn or device, pci.vf_index, device
+
+    def gpu_order(self, name: str) -> tuple[int, int, str]:
+        """Sort key: the driver's order of GPUs, then natural order of their parts and replicas."""
+        return self._ranks.get(self.port(name), len(self._ranks)), len(name), name
+
+    def numa_node(self, device: str) -> int:
+        """Tell a device's NUMA node; -1 if nothing is known."""
+        pci = self._pci(self.port(device))
+        return NO_NUMA_NODE if pci is None else pci.numa_node
+
+    def numa_distance(self, a: str, b: str) -> int:
+        """Tell how far the memory of two places is apart: 10 on one NUMA node, 255 if nothing is known.
+
+        Parts of one socket (sub-NUMA clusters, NPS) are nearer than two sockets.
+        """
+        here, there = self.numa_node(a), self.numa_node(b)
+        if here == there:
+            return LOCAL if here != NO_NUMA_NODE or self._one_node else UNKNOWN
+        row = self._slit.get(here, ())
+        if there in self._slit and len(row) == len(self._numbers):
+            return row[self._numbers.index(there)]
+        return UNKNOWN
+
+    def _finer(self, a: str, b: str, near: Locality) -> int:
+        if near is Locality.SYS:
+            return self.numa_distance(a, b)
+        here, there = self._pci(a), self._pci(b)
+        return bridges(here, there) if near is Locality.PXB and here is not None and there is not None else 0
+
+    def _locality(self, a: str, b: str) -> Locality:
+        if a == b:
+            return Locality.SELF
+        here, there = self._pci(a), self._pci(b)
+        if here is None or there is None:
+            return Locality.SYS
+        return locality(here, there, one_numa_node=self._one_node)
+
+    def _pci(self, place: str) -> PciDevice | None:
+        gpu = self._gpus.get(place)
+        address = gpu.pci_address if gpu is not None else place
+        found = self._standing.get(address) or self._devices.get(address)
+        if found is None and place.startswith(_NUMA):
+            return PciDevice(place, (place,), 0, 0, 0, None, int(place.removeprefix(_NUMA)), None)
+        return found
+
+
+def _names(gpu: Gpu) -> Iterator[str]:
+    yield gpu.uuid
+    yield gpu.pci_address
+    yield from gpu.names
+    if gpu.uuid == gpu.pci_address:
+        return
+    yield str(gpu.index)
+    yield f"nvidia{gpu.index if gpu.minor is None else gpu.minor}"
+    for part in gpu.mig_devices:
+        yield part.uuid

@@ -1,0 +1,269 @@
+"""What the agent waits for at its start: a configuration that is right on this node, boot ID, ledger and socket.
+
+What is wrong is said at once and waited out: an agent that restarts in a loop explains nothing, and is no quicker to
+notice the repair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from agent.config import Config, Endpoints, load_legible
+from agent.config.files import Sources
+from agent.errors import AgentError, ConfigError, HardwareError, LedgerError
+from agent.inventory import Inventory
+from agent.ledger import Ledger
+from agent.ledger.files import claim
+from agent.model.device import Snapshot
+from agent.offer.assignment import check_overlaps
+from agent.offer.joining import template_problems
+from agent.offer.units import list_units, plain_offer
+from agent.operator import admin
+from agent.process.conditions import Conditions
+from agent.report.endpoints import EndpointServer
+from agent.report.metrics import Metrics
+from agent.report.replies import Pages
+from agent.report.status.cached import served
+
+CONFIG_SECONDS = 2.0
+RETRY_SECONDS = 1.0
+ENDPOINTS_RETRY_SECONDS = 2.0
+
+log = logging.getLogger(__name__)
+
+
+def check(config: Config, snapshot: Snapshot) -> None:
+    """Check what the configuration alone cannot tell. Raises ConfigError with all problems found."""
+    problems = network_problems(config, snapshot)
+    try:
+        check_overlaps(config.resources, snapshot, config.source)
+    except ConfigError as error:
+        problems.extend(error.problems)
+    if problems:
+        raise ConfigError(config.source, problems)
+
+
+def network_problems(config: Config, snapshot: Snapshot) -> list[str]:
+    """List what is wrong with the networks, on this node."""
+    problems = []
+    for i, network in enumerate(config.networks):
+        setup = network.setup
+        alone = [key for key, value in (("mac", setup.settings.mac), ("guid", setup.guid)) if value is not None]
+        if alone and (vfs := _count_vfs(config, network.name, snapshot)) > 1:
+            problems += [f"networks[{i}].{key}: {vfs} VFs would get the same one, so leave it out" for key in alone]
+    if any(network.words for network in config.networks):
+        offer = plain_offer(config.resources, snapshot, named_rails=config.topology.rails)
+        problems.extend(template_problems(config, offer))
+    return problems
+
+
+def _count_vfs(config: Config, network: str, snapshot: Snapshot) -> int:
+    offered = list_units(config.resources, snapshot)
+    return sum(len(offered[resource.name]) for resource in config.resources if network in resource.networks.values())
+
+
+Meanwhile = Callable[[Config, Sequence[str]], AbstractAsyncContextManager[None]]
+"""Makes what is done, for as long as it is entered, with what can be read of a wrong configuration. Takes that, and a
+list of what is wrong, which changes."""
+
+
+def _nothing(config: Config, wrong: Sequence[str]) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
+
+
+async def await_config(
+    sources: Sources,
+    scan: Callable[[], Awaitable[Snapshot]],
+    stop: asyncio.Event,
+    probe_socket: Path | None = None,
+    meanwhile: Meanwhile = _nothing,
+) -> Config | None:
+    """Read the configuration, waiting for its repair if it is wrong. None if asked to stop meanwhile.
+
+    Meanwhile /healthz is fine and /readyz says what is wrong, where the configuration has them as far as it can be
+    read, and to probes at their socket: kubelet would end an agent whose probes find nobody. `meanwhile` is tried until
+    it can be entered.
+    """
+    said: tuple[str, ...] = ()
+    wrong: list[str] = []
+    excuse: str | None = ""
+    async with AsyncExitStack() as stack:
+        while not stop.is_set():
+            try:
+                config = await _load(sources, scan)
+            except ConfigError as error:
+                if error.problems != said:
+                    for problem in error.problems:
+                        log.error("%s: %s", error.source, problem)
+                    log.error("waiting for %s to be repaired", sources)
+                    wrong[:] = error.problems
+                    if not said:
+                        legible = await asyncio.to_thread(_legible, sources)
+                        _explain(stack, wrong, legible.endpoints, probe_socket)
+                    said = error.problems
+                if excuse is not None:
+                    excuse = await _enter(stack, meanwhile, await asyncio.to_thread(_legible, sources), wrong, excuse)
+            else:
+                for warning in config.warnings:
+                    log.warning("%s: %s", config.source, warning)
+                return config
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CONFIG_SECONDS):
+                    await stop.wait()
+    return None
+
+
+async def _load(sources: Sources, scan: Callable[[], Awaitable[Snapshot]]) -> Config:
+    config = await asyncio.to_thread(sources.load)
+    try:
+        found = await scan()
+    except HardwareError as error:
+        raise ConfigError(config.source, [f"cannot be compared with the node: {error}"]) from error
+    await asyncio.to_thread(check, config, found)
+    return config
+
+
+def _legible(sources: Sources) -> Config:
+    """Read what can be read of a wrong configuration; the rest is as if it were not said."""
+    if sources.own is None:
+        return Config()
+    try:
+        return load_legible(sources.own)[0]
+    except ConfigError:
+        return Config()
+
+
+async def _enter(
+    stack: AsyncExitStack, meanwhile: Meanwhile, config: Config, wrong: Sequence[str], excuse: str
+) -> str | None:
+    """Begin what is done meanwhile. Say why that is not possible, once; None if it is."""
+    try:
+        await stack.enter_async_context(meanwhile(config, wrong))
+    except (AgentError, OSError) as error:
+        if str(error) != excuse:
+            log.warning("pods wait until the configuration is repaired: %s", error)
+        return str(error)
+    return None
+
+
+def _explain(stack: AsyncExitStack, wrong: Sequence[str], endpoints: Endpoints, probe_socket: Path | None) -> None:
+    metrics = Metrics(CollectorRegistry())
+    metrics.reloaded("refused")
+    pages = Pages(
+        metrics=metrics.render,
+        status=lambda: served({"ready": False, "obstacles": {"config": "; ".join(wrong)}}),
+        ready={"config": lambda: "; ".join(wrong)},
+        everywhere=endpoints.status == "everywhere",
+    )
+    stack.enter_context(admin.answering_probes(probe_socket, pages.health, pages.ready))
+    try:
+        stack.callback(EndpointServer.open(endpoints.address, endpoints.port, pages).close)
+    except ConfigError as error:
+        log.warning("the endpoints cannot say so: %s", error)
+
+
+async def learn_boot_id(inventory: Inventory, conditions: Conditions, root: Path, stop: asyncio.Event) -> str:
+    """Scan until the boot ID can be read: without it every row would look like one of an earlier boot."""
+    boot_id = inventory.snapshot.value.boot_id
+    while not boot_id and not stop.is_set():
+        try:
+            boot_id = (await inventory.scan_now()).boot_id
+        except HardwareError as error:
+            conditions.set("hardware", str(error))
+        else:
+            if boot_id:
+                conditions.set("hardware", None)
+                break
+            conditions.set("hardware", f"{root}/proc/sys/kernel/random/boot_id cannot be read: mount /proc")
+        await _pause(stop)
+    return boot_id
+
+
+async def open_ledger(
+    config: Config, boot_id: str, conditions: Conditions, stop: asyncio.Event, stack: AsyncExitStack
+) -> Ledger | None:
+    """Open the books, which no other agent may have open. None if asked to stop meanwhile.
+
+    The claim to them ends with `stack`; closing them is the caller's business.
+    """
+    claimed = False
+    while not stop.is_set():
+        try:
+            if not claimed:
+                stack.callback(os.close, await asyncio.to_thread(claim, config.state_dir))
+                claimed = True
+            ledger = await asyncio.to_thread(Ledger.open, config.ledger_path, boot_id)
+        except LedgerError as error:
+            conditions.set("ledger", str(error))
+            await _pause(stop)
+        else:
+            conditions.set("ledger", None)
+            return ledger
+    return None
+
+
+async def listen(start: Callable[[], None], conditions: Conditions, stop: asyncio.Event) -> None:
+    """Have the socket for pods opened: `start` raises ConfigError while that is not possible, on a full /run say."""
+    while not stop.is_set():
+        try:
+            await asyncio.to_thread(start)
+        except ConfigError as error:
+            conditions.set("cni", str(error))
+            await _pause(stop)
+        else:
+            conditions.set("cni", None)
+            return
+
+
+class OpenedEndpoints:
+    """The endpoints, opened however long another process has their port: pods need none."""
+
+    def __init__(self, settings: Endpoints, pages: Pages, conditions: Conditions) -> None:
+        self._settings = settings
+        self._pages = pages
+        self._conditions = conditions
+        self._server: EndpointServer | None = None
+
+    async def open(self) -> None:
+        """Return once they are open."""
+        while self._server is None:
+            try:
+                self._server = EndpointServer.open(self._settings.address, self._settings.port, self._pages)
+            except ConfigError as error:
+                self._conditions.set("endpoints", "; ".join(error.problems))
+                await asyncio.sleep(ENDPOINTS_RETRY_SECONDS)
+            else:
+                self._conditions.set("endpoints", None)
+
+    async def close(self) -> None:
+        """Close them."""
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close)
+
+
+async def keep_listening(stands: Callable[[], bool], again: Callable[[], None], conditions: Conditions) -> None:
+    """Open the socket for pods again whenever it does not stand any more: no relay would ever find it."""
+    while True:
+        if not stands():
+            conditions.set("cni", "somebody has removed the socket: it is made anew")
+            try:
+                await asyncio.to_thread(again)
+            except ConfigError as error:
+                conditions.set("cni", str(error))
+            else:
+                conditions.set("cni", None)
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _pause(stop: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(RETRY_SECONDS):
+            await stop.wait()

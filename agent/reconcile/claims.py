@@ -1,0 +1,212 @@
+"""DRA claims in the books: put back if the books were lost, their devices found again after a reboot, their specs kept,
+and those of nobody ended.
+
+Whether a claim is anybody's kubelet says in its own time, by unpreparing it. Where it does not, because it has lost its
+notes, the API server decides, once nothing else on the node speaks for the claim.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from agent.edits.claim_specs import ClaimSpecs
+from agent.errors import ClaimConflict, Refused, Unavailable
+from agent.ledger import Ledger
+from agent.model.claims import Claim, ClaimState
+from agent.model.device import Snapshot
+from agent.model.vf_identity import addresses
+from agent.reconcile.view import Outside, View
+from agent.state import Latest
+from cni.claims import ClaimReader, pods_of
+
+NEW_SECONDS = 120.0
+"""How old a claim must be before its pods' absence from kubelet's list means anything."""
+ASK_SECONDS = 600.0
+"""How long after a question about a claim the API server is asked again."""
+
+log = logging.getLogger(__name__)
+
+
+class Claims:
+    """Heals claims."""
+
+    name = "claims"
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        specs: ClaimSpecs,
+        snapshot: Latest[Snapshot],
+        outside: Outside,
+        reader: Latest[ClaimReader | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`reader` asks the API server; None while nobody can."""
+        self._ledger = ledger
+        self._specs = specs
+        self._snapshot = snapshot
+        self._outside = outside
+        self._reader = reader
+        self._clock = clock
+        self._asked_at: dict[str, float] = {}
+        self._is_restored = False
+        """Whether the books have the claims of this boot: they may have come in place of lost ones.
+
+        That they are new does not tell: an agent may have begun them, and been killed before it got further.
+        """
+
+    def heal(self, view: View) -> None:
+        """Look at all claims, and at all specs. Raises Unavailable if a spec cannot be written or removed."""
+        if not self._is_restored:
+            self._restore()
+        self._follow_moves()
+        self._end_orphans(view)
+        self._mend_specs()
+
+    def _restore(self) -> None:
+        """Take the claims of lost books from the copies beside their specs: kubelet has none prepared again.
+
+        Of a claim that is unprepared the copy goes before the rows. So one without rows is of lost books.
+        """
+        for copy in self._specs.copies():
+            if copy.boot_id != self._ledger.boot_id:
+                continue
+            known = self._ledger.claim(copy.ref.uid)
+            if known is None:
+                try:
+                    known = self._ledger.prepare_claim(copy)
+                except ClaimConflict as error:
+                    log.error("claim %s was lost with the books, and cannot be put back: %s", copy.ref, error)
+                    continue
+                log.warning("claim %s was lost with the books, and is in them again", copy.ref)
+                self._outside.count("claim-adopt", "books-lost")
+            if known.state is ClaimState.PREPARING and self._specs.is_written(known):  # also what was put back half
+                self._ledger.set_claim_state(copy.ref.uid, ClaimState.PREPARED)
+        self._is_restored = True
+
+    def _follow_moves(self) -> None:
+        there = moved(self._ledger.claims(), self._snapshot.value)
+        if not there:
+            return
+        try:
+            self._ledger.move_claims(there)
+        except ClaimConflict as error:
+            log.error("claims do not follow their devices: %s", error)
+            return
+        for claim in there:
+            log.warning("devices of claim %s have other addresses since the node was booted", claim.ref)
+            self._outside.count("claim-move", "renumbered")
+
+    def _mend_specs(self) -> None:
+        """Have a spec for each claim that is prepared, and no other of ours.
+
+        One of an earlier boot would name what may be another's now: it comes back when kubelet has the claim prepared,
+        which it does before it makes a container.
+        """
+        written = self._specs.uids()  # before the claims: of a new one the rows come first
+        for uid in sorted(written - {claim.ref.uid for claim in self._ledger.claims()}):
+            self._specs.remove(uid)
+            self._outside.count("spec-remove", "claim-gone")
+        for _ in self.rewrite():
+            self._outside.count("spec-write", "mended")
+
+    def rewrite(self) -> Sequence[str]:
+        """Write the specs that are missing or say something else, and list their claims. Raises Unavailable."""
+        missing = [
+            claim
+            for claim in self._ledger.claims()
+            if claim.state is ClaimState.PREPARED
+            and claim.boot_id == self._ledger.boot_id
+            and not self._specs.is_written(claim)
+        ]
+        for claim in missing:
+            self._specs.write(claim)
+        return [str(claim.ref) for claim in missing]
+
+    # -------------------------------------------------------------------------------------------------- of nobody
+
+    def _end_orphans(self, view: View) -> None:
+        reader = self._reader.value
+        if reader is None:
+            return
+        claims = self._ledger.claims()
+        for claim in claims:
+            if self._is_spoken_for(claim, view):
+                self._asked_at.pop(claim.ref.uid, None)
+                continue
+            try:
+                if self._is_due(claim) and not self._is_reserved(claim, reader):
+                    self._end(claim)
+            except Refused as error:
+                log.info("whether claim %s is reserved is not known: %s", claim.ref, error)
+            except Unavailable as error:
+                # All other healing waits for the answer. The server would be silent about the next claim, too.
+                log.info("whether claims are reserved is not known: %s", error)
+                self._asked_at |= {each.ref.uid: self._clock() for each in claims}
+                return
+
+    def _is_spoken_for(self, claim: Claim, view: View) -> bool:
+        """Tell whether anybody on the node has the claim, or may have."""
+        if view.pods is None or (view.asks_runtime and view.sandboxes is None):
+            return True
+        if claim.since > view.asked_at - NEW_SECONDS or self._has_devices_in_pods(claim):
+            return True
+        # A pod of the same name may be another one, whose claim waits for what this one has.
+        is_over = claim.state is ClaimState.UNPREPARING
+        if not is_over and any((pod.namespace, pod.name) in view.pods for pod in claim.pods):
+            return True
+        return any(sandbox.ready and claim.is_for(sandbox.pod) for sandbox in view.sandboxes or ())
+
+    def _has_devices_in_pods(self, claim: Claim) -> bool:
+        alone = {device.device for device in claim.devices if device.exclusive and not device.admin}
+        return any(row.claim_uid == claim.ref.uid or row.device in alone for row in self._ledger.attachments())
+
+    def _is_due(self, claim: Claim) -> bool:
+        now = self._clock()
+        if now - self._asked_at.get(claim.ref.uid, -ASK_SECONDS) < ASK_SECONDS:
+            return False
+        self._asked_at[claim.ref.uid] = now
+        return True
+
+    def _is_reserved(self, claim: Claim, reader: ClaimReader) -> bool:
+        found = reader.get(claim.ref)
+        if found is None:
+            return False
+        pods = tuple(pods_of(found))
+        if pods and pods != claim.pods:
+            self._ledger.set_claim_pods(claim.ref.uid, pods)
+        return bool(pods)
+
+    def _end(self, claim: Claim) -> None:
+        """Do what kubelet would have had done. From the first step on nothing of the claim comes into a pod."""
+        self._ledger.set_claim_state(claim.ref.uid, ClaimState.UNPREPARING)
+        if self._has_devices_in_pods(claim):
+            self._ledger.set_claim_state(claim.ref.uid, claim.state)
+            return
+        self._specs.remove(claim.ref.uid)
+        self._ledger.remove_claim(claim.ref.uid)
+        self._asked_at.pop(claim.ref.uid, None)
+        log.warning("claim %s was still in the books, and nobody has it any more", claim.ref)
+        self._outside.count("claim-unprepare", "orphan")
+
+
+def moved(claims: Iterable[Claim], snapshot: Snapshot) -> tuple[Claim, ...]:
+    """List the claims of earlier boots whose devices are elsewhere now, with their new addresses.
+
+    A device that is found nowhere keeps its address.
+    """
+    before = [claim for claim in claims if claim.boot_id != snapshot.boot_id]
+    if not (before and snapshot.boot_id):
+        return ()
+    now = addresses(snapshot)
+    there = [
+        replace(
+            claim,
+            devices=tuple(replace(device, device=now.get(device.identity, device.device)) for device in claim.devices),
+        )
+        for claim in before
+    ]
+    return tuple(new for old, new in zip(before, there, strict=True) if new != old)

@@ -1,0 +1,1 @@
+"""What people and Prometheus see: metrics, status, page, endpoints, recent events, charts, doctor."""

@@ -1,0 +1,214 @@
+"""The table of localities between GPUs and NICs that `nvidia-smi topo -m` made familiar. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent.model.device import NO_NUMA_NODE, Gpu, PciDevice, Snapshot
+from agent.model.places import is_virtual
+from agent.model.printable import joined
+from agent.model.topology import Locality, locality, standing
+from agent.placement import Distances
+from agent.report.chart.tree import cpu_list, is_nic
+
+AMD = 0x1002
+_MEANING = {
+    "PIX": "at most one PCIe switch between them",
+    "PXB": "several PCIe switches, not the host bridge",
+    "PHB": "through the host bridge of one root complex",
+    "NODE": "between host bridges of one NUMA node",
+    "SYS": "across the link between NUMA nodes, or unknown",
+    "NV#": "over # NVLinks",
+    "XGMI#": "over # xGMI links",
+}
+NEARNESS_UNKNOWN = (
+    "this virtual machine shows no PCIe switch that a GPU and a NIC have in common, so only their NUMA nodes count"
+)
+NEARNESS_REMEDY = "name NCCL's topology file of this kind of machine in placement.topologyFile"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One GPU, NIC or VF of the table."""
+
+    label: str
+    """GPU0, NIC0, or NIC0v3 for the VF 3 of NIC0."""
+    device: PciDevice | None
+    """None for a GPU whose PCI function the scan does not show."""
+    address: str
+    title: str
+    gpu: Gpu | None = None
+
+    @property
+    def numa_node(self) -> int:
+        return self.device.numa_node if self.device is not None else NO_NUMA_NODE
+
+
+def rows(snapshot: Snapshot, *, with_vfs: bool = False) -> tuple[Row, ...]:
+    """List the GPUs, those of NVML's first, then the NICs by address, each followed by its VFs if asked."""
+    found = [
+        Row(f"GPU{gpu.index}", snapshot.by_address.get(gpu.pci_address), gpu.pci_address, gpu.name, gpu)
+        for gpu in snapshot.all_gpus
+    ]
+    for number, device in enumerate(d for d in snapshot.devices if is_nic(d)):
+        found.append(Row(f"NIC{number}", device, device.address, _title(device, folded=not with_vfs)))
+        vfs = [snapshot.by_address[vf] for vf in device.vfs if vf in snapshot.by_address] if with_vfs else []
+        found += [Row(f"NIC{number}v{_index(vf, i)}", vf, vf.address, _names(vf)) for i, vf in enumerate(vfs)]
+    return tuple(found)
+
+
+def rails(snapshot: Snapshot) -> tuple[tuple[Gpu, tuple[PciDevice, ...], Locality | None], ...]:
+    """Pair each GPU with the NICs nearest to it, and say how near that is.
+
+    These are several if they are equally near, none if the node has none. NICs with an RDMA device come before any
+    without.
+    """
+    distances = Distances(snapshot)
+    nics = [d for d in snapshot.devices if is_nic(d)]
+    candidates = [d.address for d in nics if d.rdma_devices] or [d.address for d in nics]
+    found = []
+    for gpu in snapshot.all_gpus:
+        near = distances.nearest(gpu.uuid, candidates) if gpu.pci_address in snapshot.by_address else ()
+        place = distances.between(gpu.uuid, near[0]) if near else None
+        found.append((gpu, tuple(snapshot.by_address[nic] for nic in near), place))
+    return tuple(found)
+
+
+def nearness_known(snapshot: Snapshot) -> bool:
+    """Tell whether it is known how near GPUs and NICs are, and not only on which NUMA nodes.
+
+    On a machine that is no virtual one the PCI tree is the truth.
+    """
+    found = rails(snapshot)
+    tells = any(place is not None and place < Locality.PHB for _, _, place in found)
+    return tells or not is_virtual(snapshot.machine) or not any(len(nics) > 1 for _, nics, _ in found)
+
+
+def as_text(snapshot: Snapshot, *, with_vfs: bool = False) -> str:
+    """Draw the table with a legend, for a terminal."""
+    table = rows(snapshot, with_vfs=with_vfs)
+    if not table:
+        return "This node has neither GPUs nor NICs."
+    labels = [row.label for row in table]
+    cpus = {node.number: cpu_list(node) for node in snapshot.numa_nodes}
+    lines = [["", *labels, "CPU Affinity", "NUMA Affinity"]]
+    seen = set[str]()
+    for row in table:
+        cells = [_cell(row, other, snapshot) for other in table]
+        seen.update(cells)
+        numa = "-" if row.numa_node == NO_NUMA_NODE else str(row.numa_node)
+        lines.append([row.label, *cells, cpus.get(row.numa_node) or "-", numa])
+    drawn = _columns(lines)
+    width = max(map(len, labels))
+    drawn += ["", *(f"{row.label:<{width}}  {row.address}  {row.title}".rstrip() for row in table)]
+    found = rails(snapshot)
+    if any(nics for _, nics, _ in found):
+        label_of = {row.address: row.label for row in table}
+        drawn += ["", "Nearest NICs:"]
+        drawn += [f"{f'GPU{gpu.index}':<{width}}  {_listed(nics, place, label_of)}" for gpu, nics, place in found]
+    if snapshot.places.source:
+        drawn += ["", f"What hangs on one switch is told by {snapshot.places.source}, not by the PCI tree."]
+    elif not nearness_known(snapshot):
+        drawn += ["", f"How near they are is not known: {NEARNESS_UNKNOWN}; {NEARNESS_REMEDY}."]
+    drawn += ["", *_legend(seen)]
+    return joined(drawn)
+
+
+def as_document(snapshot: Snapshot, *, with_vfs: bool = False) -> dict[str, Any]:
+    """Give the same table as values that JSON can carry."""
+    table = rows(snapshot, with_vfs=with_vfs)
+    label_of = {row.address: row.label for row in table}
+    cpus = {node.number: cpu_list(node) for node in snapshot.numa_nodes}
+    return {
+        "devices": [
+            {
+                "label": row.label,
+                "pci_address": row.address,
+                "title": row.title,
+                "numa_node": None if row.numa_node == NO_NUMA_NODE else row.numa_node,
+                "cpus": cpus.get(row.numa_node, ""),
+                **({"vfs": len(row.device.vfs)} if row.device is not None and row.device.vfs else {}),
+            }
+            for row in table
+        ],
+        "locality": {
+            row.label: {
+                other.label: place.name for other in table if (place := _place(row, other, snapshot)) is not None
+            }
+            for row in table
+        },
+        "nvlinks": {
+            row.label: {other.label: links for other in table if other is not row and (links := _nvlinks(row, other))}
+            for row in table
+            if row.gpu is not None and row.gpu.nvlinks
+        },
+        "nearest_nics": {
+            f"GPU{gpu.index}": [label_of[nic.address] for nic in nics] for gpu, nics, _ in rails(snapshot)
+        },
+    }
+
+
+def place_of(a: PciDevice, b: PciDevice, snapshot: Snapshot) -> Locality:
+    """Tell how near two devices of a node are."""
+    here, there = standing(a, snapshot.places), standing(b, snapshot.places)
+    return locality(here, there, one_numa_node=len(snapshot.numa_nodes) <= 1)
+
+
+def _title(device: PciDevice, *, folded: bool) -> str:
+    vfs = f"({len(device.vfs)} VFs)" if folded and device.vfs else ""
+    return " ".join(filter(None, (_names(device), vfs)))
+
+
+def _names(device: PciDevice) -> str:
+    names = [r.name for r in device.rdma_devices] + [n.name for n in device.netdevs if not n.is_representor]
+    return " ".join(names)
+
+
+def _index(vf: PciDevice, position: int) -> int:
+    return position if vf.vf_index is None else vf.vf_index
+
+
+def _place(row: Row, other: Row, snapshot: Snapshot) -> Locality | None:
+    if row.device is None or other.device is None:
+        return None
+    return place_of(row.device, other.device, snapshot)
+
+
+def _nvlinks(row: Row, other: Row) -> int:
+    if row.gpu is None or other.gpu is None:
+        return 0
+    return dict(row.gpu.nvlinks).get(other.gpu.uuid, 0)
+
+
+def _cell(row: Row, other: Row, snapshot: Snapshot) -> str:
+    if row is other:
+        return "X"
+    if links := _nvlinks(row, other):
+        is_amd = row.device is not None and row.device.vendor == AMD
+        return f"{'XGMI' if is_amd else 'NV'}{links}"
+    place = _place(row, other, snapshot)
+    return "?" if place is None else place.name
+
+
+def _columns(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def _legend(seen: Iterable[str]) -> list[str]:
+    """Explain the words of the PCIe tree, and the others that occur."""
+    words = dict(_MEANING)
+    for word in ("NV#", "XGMI#"):
+        if not any(cell.startswith(word[:-1]) for cell in seen):
+            del words[word]
+    if "?" in seen:
+        words["?"] = "not known: the scan does not show one of them"
+    return [f"{word:<5} {meaning}" for word, meaning in words.items()]
+
+
+def _listed(nics: Sequence[PciDevice], place: Locality | None, label_of: Mapping[str, str]) -> str:
+    if place is None:
+        return "-"
+    return f"{place.name:<4}  {' '.join(label_of[nic.address] for nic in nics)}"

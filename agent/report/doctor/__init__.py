@@ -1,0 +1,37 @@
+"""Looks a node over: facts are collected below a root that is passed in, and pure checks find what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from agent.report.doctor import checks_claims, checks_hardware, checks_node
+from agent.report.doctor.facts import Facts
+from agent.report.doctor.findings import Finding
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    checks_node.configuration,
+    checks_node.agent,
+    checks_node.kubelet,
+    checks_node.cdi,
+    checks_node.memlock,
+    checks_node.cni,
+    checks_claims.driver,
+    checks_claims.slices,
+    checks_claims.classes,
+    checks_claims.held,
+    checks_hardware.modules,
+    checks_hardware.rdma_mode,
+    checks_hardware.iommu,
+    checks_hardware.vfs,
+    checks_hardware.mtu,
+    checks_hardware.names,
+    checks_hardware.rails,
+    checks_hardware.hugepages,
+    checks_hardware.gpus,
+)
+"""In the order in which they are told."""
+
+
+def examine(facts: Facts) -> tuple[Finding, ...]:
+    """Run every check; each says at least one thing, those of claims only where something is offered to them."""
+    return tuple(finding for check in CHECKS for finding in check(facts))

@@ -1,0 +1,318 @@
+"""Checks of kernel and hardware: modules, RDMA mode, IOMMU, VFs, MTU, names, rails, hugepages, GPUs. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+from agent.config import Config
+from agent.model.device import PciDevice, is_accelerator, is_vfio
+from agent.offer.joining import strangers, template_problems
+from agent.offer.units import plain_offer
+from agent.report.chart.matrix import NEARNESS_REMEDY, NEARNESS_UNKNOWN, nearness_known
+from agent.report.chart.tree import is_nic
+from agent.report.doctor.facts import Facts
+from agent.report.doctor.findings import Finding, Severity
+
+MOST_NAMED = 4
+MELLANOX, NVIDIA = 0x15B3, 0x10DE
+_KERNEL_NAME = re.compile(r"(?:eth|ib|wlan)\d+")
+_COUNTED_RDMA_NAME = re.compile(r"(?:mlx[45]|hfi1|irdma|bnxt_re|qedr|rxe|siw|efa|hns)_?\d+")
+
+
+def modules(facts: Facts) -> Iterator[Finding]:
+    """The modules that containers' RDMA and VFs need."""
+    if facts.modules is None:
+        yield Finding("modules", Severity.UNSEEN, "neither /proc/modules nor /sys/module is to be seen")
+        return
+    has_rdma = any(device.rdma_devices for device in facts.snapshot.devices)
+    wanted = {}
+    mellanox = [d for d in facts.snapshot.devices if d.vendor == MELLANOX and not d.is_for_programs]
+    if has_rdma or mellanox or _offers(facts, "hca"):
+        wanted["ib_uverbs"] = "containers get no uverbs device without it"
+    if _knows_rdma_cm(facts) or mellanox or (_offers(facts, "hca") and not has_rdma):
+        wanted["rdma_ucm"] = "RDMA-CM does not work without it"
+    if any(d.driver == "mlx5_core" for d in mellanox):
+        wanted["mlx5_ib"] = "ConnectX adapters have no RDMA device without it"
+    for driver in _vfio_drivers(facts):  # a variant of vfio-pci for single adapters does without it
+        wanted[driver.replace("-", "_")] = "VFs for DPDK and virtual machines are bound to it"
+    missing = [name for name in wanted if name not in facts.modules]
+    for name in missing:
+        yield Finding(
+            check="modules",
+            severity=Severity.ERROR,
+            text=f"the module {name} is not loaded: {wanted[name]}",
+            remedy=f"modprobe {name}, and write {name} into /etc/modules-load.d/nodefabric.conf",
+        )
+    if not missing:
+        loaded = ", ".join(wanted) or "nothing here needs any"
+        yield Finding("modules", Severity.FINE, loaded)
+
+
+def rdma_mode(facts: Facts) -> Iterator[Finding]:
+    """Whether RDMA devices are seen by all namespaces or belong to one."""
+    snapshot = facts.snapshot
+    if not any(device.rdma_devices for device in snapshot.devices):
+        yield Finding("rdma-mode", Severity.FINE, "there is no RDMA device")
+        return
+    if not snapshot.rdma_cm and _knows_rdma_cm(facts):
+        yield Finding(
+            check="rdma-mode",
+            severity=Severity.ERROR,
+            text="/dev/infiniband/rdma_cm is missing, though there are RDMA devices",
+            remedy="modprobe rdma_ucm",
+        )
+    mode = "exclusive" if snapshot.rdma_exclusive else "shared"
+    if snapshot.rdma_exclusive and _offers(facts, "hca"):
+        yield Finding(
+            "rdma-mode",
+            Severity.ERROR,
+            "RDMA devices belong to one network namespace each, so no HCA can be shared, and a resource of kind hca"
+            " is configured",
+            "rdma system set netns shared (options ib_core netns_mode=1 in /etc/modprobe.d), or offer VFs only",
+        )
+    elif not snapshot.rdma_exclusive and _offers(facts, "vf") and not _offers(facts, "hca"):
+        yield Finding(
+            "rdma-mode",
+            Severity.NOTE,
+            "the mode is shared: every pod sees the names and counters of all RDMA devices, though it can use only"
+            " its own",
+            "rdma system set netns exclusive (options ib_core netns_mode=0 in /etc/modprobe.d), before any pod runs",
+        )
+    else:
+        yield Finding("rdma-mode", Severity.FINE, f"{mode}, which suits the resources")
+
+
+def iommu(facts: Facts) -> Iterator[Finding]:
+    """The IOMMU, which vfio needs and which slows GPUs' peer-to-peer traffic where it translates."""
+    line = set(facts.command_line)
+    ungrouped = [d.address for d in facts.snapshot.devices if d.is_for_vfio and d.iommu_group is None]
+    if ungrouped or (_vfio_drivers(facts) and not facts.has_iommu):
+        who = f"{_some(ungrouped)}: bound to vfio-pci, " if ungrouped else "a resource selects vfio-pci, "
+        yield Finding(
+            check="iommu",
+            severity=Severity.ERROR,
+            text=f"{who}and the IOMMU is off",
+            remedy="switch on VT-d or AMD-Vi in the firmware, and boot with intel_iommu=on iommu=pt (AMD: iommu=pt)",
+        )
+    elif facts.has_iommu and facts.snapshot.all_gpus and "iommu=pt" not in line and "iommu.passthrough=1" not in line:
+        yield Finding(
+            "iommu",
+            Severity.NOTE,
+            "the IOMMU is on and may translate: GPUDirect traffic between GPU and NIC then takes the way over the"
+            " root complex",
+            "boot with iommu=pt",
+        )
+    else:
+        yield Finding("iommu", Severity.FINE, "on" if facts.has_iommu else "off, and nothing needs it")
+
+
+def vfs(facts: Facts) -> Iterator[Finding]:
+    """Whether there are VFs where a resource wants some, and whether they have drivers."""
+    devices = facts.snapshot.devices
+    pfs = sorted((d for d in devices if d.is_pf), key=lambda d: not d.rdma_devices)
+    found = [d for d in devices if d.is_vf]
+    if _offers(facts, "vf") and not found:
+        if pfs:
+            place = f"/sys/bus/pci/devices/{pfs[0].address}/sriov_numvfs"
+            text = f"a resource of kind vf is configured, and none of {_some([d.address for d in pfs])} has VFs"
+            yield Finding("vfs", Severity.ERROR, text, f"echo {min(8, pfs[0].sriov_totalvfs)} > {place}")
+        else:
+            yield Finding(
+                check="vfs",
+                severity=Severity.ERROR,
+                text="a resource of kind vf is configured, and no adapter can have VFs",
+                remedy="switch SR-IOV on in the firmware (ConnectX: mlxconfig -d ADDRESS set SRIOV_EN=1 NUM_OF_VFS=8)",
+            )
+        return
+    bare = [d.address for d in found if d.driver is None]
+    if bare:
+        yield Finding(
+            check="vfs",
+            severity=Severity.WARNING,
+            text=f"no driver is bound to {_some(bare)}",
+            remedy=f"echo {bare[0]} > /sys/bus/pci/drivers_probe, or look why the driver refuses them: dmesg",
+        )
+    elif found:
+        yield Finding("vfs", Severity.FINE, f"{len(found)} on {len([d for d in pfs if d.vfs])} adapters, each driven")
+    else:
+        yield Finding("vfs", Severity.FINE, "none, and none wanted")
+
+
+def mtu(facts: Facts) -> Iterator[Finding]:
+    """A VF takes no larger frames than its PF."""
+    wrong = []
+    for device in facts.snapshot.devices:
+        pf = facts.snapshot.pf_netdev(device)
+        own = device.netdev
+        if device.is_vf and pf is not None and own is not None and own.mtu > pf.mtu:
+            wrong.append(f"{own.name} has MTU {own.mtu}, its PF {pf.name} {pf.mtu}")
+    if wrong:
+        yield Finding(
+            check="mtu",
+            severity=Severity.WARNING,
+            text=f"{wrong[0]}" + (f", and {len(wrong) - 1} more alike" if wrong[1:] else ""),
+            remedy="set the MTU of the PF (ip link set PF mtu N) to that of the fabric, in the host's network"
+            " configuration",
+        )
+    asked = _too_large_networks(facts)
+    for text in asked:
+        yield Finding("mtu", Severity.ERROR, text, "raise the MTU of the PFs, or lower that of the network")
+    if not wrong and not asked:
+        yield Finding("mtu", Severity.FINE, "no VF and no network has a larger MTU than its PF")
+
+
+def names(facts: Facts) -> Iterator[Finding]:
+    """Names that hardware order decides may be other ones after the next reboot."""
+    config = facts.config
+    adapters = [d for d in facts.snapshot.devices if is_nic(d)]
+    counted = [n.name for d in adapters for n in d.netdevs if _KERNEL_NAME.fullmatch(n.name) and not n.is_representor]
+    selects = [s for r in config.resources for s in (r.select, r.nic.select)] if config is not None else []
+    by_netdev = {name for s in selects for name in (*s.netdevs, *(pf.pf for pf in s.pf))}
+    by_rdma = sorted({name for s in selects for name in s.rdma_devices if _COUNTED_RDMA_NAME.fullmatch(name)})
+    used = sorted(by_netdev & set(counted))
+    if used:
+        yield Finding(
+            check="names",
+            severity=Severity.WARNING,
+            text=f"a resource selects by {_some(used)}, a name that the order of probing decides",
+            remedy="select by PCI address or by vendor, or give the interface a lasting name (systemd.link(5))",
+        )
+    if by_rdma:
+        yield Finding(
+            "names",
+            Severity.WARNING,
+            f"a resource selects by {_some(by_rdma)}, which is numbered in the order of probing",
+            "select by PF or PCI address, or use rdma-core's rules for lasting names (60-rdma-persistent-naming.rules)",
+        )
+    if not used and not by_rdma:
+        rest = (
+            f"{_some(sorted(counted))}: named by the kernel, and nothing selects by it" if counted else "lasting ones"
+        )
+        yield Finding("names", Severity.FINE, rest)
+
+
+def rails(facts: Facts) -> Iterator[Finding]:
+    """Which adapters are rails, and whether networks that go by rail find what they ask for."""
+    config = facts.config or Config()
+    offer = plain_offer(config.resources, facts.snapshot, named_rails=config.topology.rails)
+    found = {rail.number: rail.netdev or rail.device for rail in offer.rails}
+    gone = [name for number, name in enumerate(config.topology.rails) if number not in found]
+    if gone:
+        text = f"topology.rails lists {_some(gone)}, and no adapter here is called so"
+        yield Finding("rails", Severity.WARNING, text, "plug the adapter in, or correct its name")
+    for problem in template_problems(config, offer):
+        yield Finding("rails", Severity.ERROR, problem, "correct the network: see nodefabric check-config")
+    for network in config.networks:
+        if strange := strangers(network, config, offer):
+            asked = " and ".join(sorted(network.words))
+            text = f"the network {network.name} goes by {asked}, which these adapters have not: {_some(list(strange))}"
+            yield Finding("rails", Severity.WARNING, text, "list them under topology.rails, or select other devices")
+    numbers = ", ".join(f"{number} {name}" for number, name in sorted(found.items()))
+    yield Finding("rails", Severity.FINE, numbers or "no adapter here has an RDMA device")
+
+
+def hugepages(facts: Facts) -> Iterator[Finding]:
+    """DPDK programs take their memory from hugepages, of the NUMA node of their VF."""
+    drivers = [d for d in facts.snapshot.devices if d.is_for_programs and is_network(d)]
+    if not drivers and not _vfio_drivers(facts):
+        yield Finding("hugepages", Severity.FINE, "nothing here is driven by programs")
+        return
+    wanted = {d.numa_node for d in drivers}
+    bare = [n.number for n in facts.snapshot.numa_nodes if n.number in wanted and not any(c for _, c in n.hugepages)]
+    none_at_all = not any(count for n in facts.snapshot.numa_nodes for _, count in n.hugepages)
+    if bare or none_at_all:
+        where = f"NUMA node {', '.join(map(str, bare))} has" if bare else "this node has"
+        yield Finding(
+            check="hugepages",
+            severity=Severity.WARNING,
+            text=f"{where} no hugepages, and DPDK programs need some beside their VF",
+            remedy="boot with default_hugepagesz=1G hugepagesz=1G hugepages=N, and restart kubelet so that it counts"
+            " them",
+        )
+    else:
+        yield Finding("hugepages", Severity.FINE, "there are some beside each VF that programs drive")
+
+
+def gpus(facts: Facts) -> Iterator[Finding]:
+    """GPUs of NVIDIA's that the PCI bus shows, their library must show too; how near NICs are should be known."""
+    shown = {gpu.pci_address for gpu in facts.snapshot.gpus}
+    on_bus = [d for d in facts.snapshot.devices if is_accelerator(d)]
+    nvidias = [d for d in on_bus if d.vendor == NVIDIA and d.driver in (None, "nvidia")]
+    silent = [d.address for d in nvidias if d.address not in shown]
+    if silent and (_offers(facts, "gpu") or _offers(facts, "rail")):
+        yield Finding(
+            check="gpus",
+            severity=Severity.ERROR,
+            text=f"the NVIDIA library does not show {_some(silent)}",
+            remedy="load the driver (nvidia-smi must list them), and let the agent see libnvidia-ml.so.1",
+        )
+    elif silent:
+        text = f"the NVIDIA library does not show {_some(silent)}: pods' GPUs are not known by UUID, only by address"
+        yield Finding("gpus", Severity.NOTE, text, "let the agent see libnvidia-ml.so.1, if pods use these GPUs")
+    else:
+        yield Finding("gpus", Severity.FINE, _gpus_in_words(len(shown), on_bus, shown))
+    if not nearness_known(facts.snapshot):
+        yield Finding("gpus", Severity.WARNING, NEARNESS_UNKNOWN, NEARNESS_REMEDY)
+    has_rdma = any(device.rdma_devices for device in facts.snapshot.devices)
+    if shown and has_rdma and facts.modules is not None and not facts.modules & {"nvidia_peermem", "nv_peer_mem"}:
+        yield Finding(
+            "gpus",
+            Severity.NOTE,
+            "nvidia_peermem is not loaded: GPUDirect RDMA then works only by dma-buf (open kernel modules, recent"
+            " libraries)",
+            "modprobe nvidia_peermem, unless all programs use dma-buf",
+        )
+
+
+def _gpus_in_words(answering: int, on_bus: Sequence[PciDevice], shown: Collection[str]) -> str:
+    others = Counter(d.driver or "no driver" for d in on_bus if d.address not in shown)
+    told = [f"{answering} GPUs answer"] if answering else []
+    told += [f"{count} known by sysfs ({driver})" for driver, count in sorted(others.items())]
+    return ", ".join(told) or "none"
+
+
+def is_network(device: PciDevice) -> bool:
+    """Tell whether a device is an adapter or a VF of one."""
+    return is_nic(device) or device.is_vf
+
+
+def _too_large_networks(facts: Facts) -> list[str]:
+    config = facts.config
+    if config is None:
+        return []
+    smallest = min((n.mtu for d in facts.snapshot.devices if d.vfs and (n := d.netdev) is not None), default=None)
+    used = {name for each in config.resources if each.kind in ("vf", "rail") for name in each.networks.values()}
+    return [
+        f"the network {network.name} asks for MTU {asked}, and a PF with VFs has {smallest}"
+        for network in config.networks
+        if network.name in used
+        and (asked := network.setup.mtu) is not None
+        and smallest is not None
+        and asked > smallest
+    ]
+
+
+def _vfio_drivers(facts: Facts) -> list[str]:
+    """Name vfio-pci and its variants, as far as adapters are bound to them or resources select them."""
+    bound = {d.driver for d in facts.snapshot.devices if is_network(d)}
+    resources = facts.config.resources if facts.config is not None else ()
+    selected = {driver for resource in resources for driver in resource.select.drivers}
+    return sorted(driver for driver in bound | selected if driver is not None and is_vfio(driver))
+
+
+def _knows_rdma_cm(facts: Facts) -> bool:
+    """Tell whether the RDMA-CM can do anything with one of the RDMA devices: it knows no EFA, of no type."""
+    return any(rdma.node_type != "unspecified" for device in facts.snapshot.devices for rdma in device.rdma_devices)
+
+
+def _offers(facts: Facts, kind: str) -> bool:
+    """Tell whether a resource of a kind is configured, a rail's NIC included."""
+    resources = facts.config.resources if facts.config is not None else ()
+    return any(r.kind == kind or (r.kind == "rail" and r.nic.kind == kind) for r in resources)
+
+
+def _some(found: list[str]) -> str:
+    rest = len(found) - MOST_NAMED
+    return ", ".join(found[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,259 @@
+"""Collects the facts: files below a root, the runtime's and kubelet's sockets, the agent's endpoints.
+
+Reads only. What is not there or may not be read is left as unseen: doctor may run in a container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agent.config import Config, Endpoints, Topology
+from agent.errors import AgentError, Unavailable
+from agent.kubelet import kubelet_config
+from agent.kubelet.cri import ContainerRuntime as RuntimeClient
+from agent.model.device import Snapshot
+from agent.process import sockets
+from agent.report.doctor import containerd_config
+from agent.report.doctor.claim_facts import ClaimFacts, ClusterFacts
+from agent.report.doctor.facts import UNLIMITED, ContainerRuntime, Facts, NetworkFile, is_containerd_2
+from agent.report.doctor.looking import below, is_open, is_read_only, listens
+
+MOST_BYTES = 1 << 20
+MOST_ANSWER_BYTES = 16 << 10
+ANSWER_SECONDS = 3.0
+RUNTIMES = {
+    "containerd": ("run/containerd/containerd.sock", "containerd"),
+    "cri-o": ("run/crio/crio.sock", "crio"),
+}
+UNIT_FOLDERS = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
+SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def collect(
+    root: Path,
+    snapshot: Snapshot,
+    config: Config | None,
+    config_path: Path,
+    config_problems: tuple[str, ...] = (),
+    *,
+    ask_agent: bool = True,
+    cluster: ClusterFacts | None = None,
+) -> Facts:
+    """Look at the node below `root`, and ask its agent unless it is another machine's root. Never raises.
+
+    `cluster` is what the API server told, where something is offered to claims.
+    """
+    kubelet_dir = below(root, config.kubelet_dir if config else Path("/var/lib/kubelet"))
+    return Facts(
+        snapshot=snapshot,
+        config=config,
+        config_problems=config_problems,
+        config_path=str(config_path),
+        modules=modules(root),
+        command_line=tuple((_text(root / "proc/cmdline") or "").split()),
+        has_iommu=bool(_names(root / "sys/class/iommu")),
+        runtime=runtime(root, config),
+        cdi_read_only=config is not None and is_read_only(below(root, config.cdi_dir)),
+        kubelet_sockets=tuple(
+            (str(path), listens(path))
+            for path in (kubelet_dir / "device-plugins/kubelet.sock", kubelet_dir / "pod-resources/kubelet.sock")
+            if is_open(kubelet_dir)
+        ),
+        topology_policy=_topology_policy(root, kubelet_dir, config),
+        plugins=_executables(root / "opt/cni/bin"),
+        networks=networks(root / "etc/cni/net.d"),
+        agent=agent_answers(config.endpoints) if config is not None and ask_agent else (),
+        claims=_claims(root, config, cluster or ClusterFacts(), ask_agent=ask_agent),
+    )
+
+
+def _claims(root: Path, config: Config | None, cluster: ClusterFacts, *, ask_agent: bool) -> ClaimFacts | None:
+    if config is None or not config.offers_dra:
+        return None
+    from agent.report.doctor import collect_claims  # most nodes need none of it
+
+    return collect_claims.collect(root, config, cluster, ask_agent=ask_agent)
+
+
+def _topology_policy(root: Path, kubelet_dir: Path, config: Config | None) -> str | None:
+    """Tell kubelet's topologyManagerPolicy; None if its configuration is not to be seen, or cannot be read."""
+    named, drop_ins = kubelet_dir / "config.yaml", None
+    if config is not None and config.topology.kubelet_config != Topology().kubelet_config:
+        named = below(root, config.topology.kubelet_config)
+    if config is not None and config.topology.kubelet_config_dir is not None:
+        drop_ins = below(root, config.topology.kubelet_config_dir)
+    settings = kubelet_config.read(*kubelet_config.files_of(named, drop_ins))  # which logs nothing
+    return settings.policy if settings.problem is None else None
+
+
+def modules(root: Path) -> frozenset[str] | None:
+    """List the modules that are loaded or built into the running kernel; None where neither is to be seen."""
+    loaded = _text(root / "proc/modules")
+    if loaded is None and not os.path.isdir(root / "sys/module"):
+        return None
+    found = {line.split()[0] for line in (loaded or "").splitlines() if line.strip()} | set(_names(root / "sys/module"))
+    release = (_text(root / "proc/sys/kernel/osrelease") or "").strip()
+    built_in = _text(root / f"lib/modules/{release}/modules.builtin") or ""
+    found |= {Path(line.strip()).name.partition(".")[0] for line in built_in.splitlines() if line.strip()}
+    return frozenset(name.replace("-", "_") for name in found)
+
+
+def runtime(root: Path, config: Config | None) -> ContainerRuntime | None:
+    """Find the container runtime; None if neither its socket nor its configuration is to be seen.
+
+    Both may be there, containerd for Docker: kubelet's is the one that is configured. One with a socket of its own
+    (k3s has one) has a configuration of its own, too, wherever that is.
+    """
+    configured = config.runtime_socket if config is not None else None
+    if configured is None:
+        found = (_runtime(root, name, root / place) for name, (place, _) in RUNTIMES.items())
+        return next((each for each in found if each is not None), None)
+    name = "cri-o" if "crio" in configured.name else "containerd"
+    is_usual = str(configured).removeprefix("/var") == f"/{RUNTIMES[name][0]}"
+    return _runtime(root, name, below(root, configured), is_usual=is_usual)
+
+
+def _runtime(root: Path, name: str, socket_path: Path, *, is_usual: bool = True) -> ContainerRuntime | None:
+    files, problem = containerd_config.read(root) if name == "containerd" and is_usual else ((), "")
+    if not os.path.exists(socket_path) and not files and not problem:
+        return None
+    version = _version(socket_path)
+    config_version = _whole(files[0].document.get("version", 1)) if files else None
+    cdi = containerd_config.cdi(files, merges=is_containerd_2(version, config_version))
+    return ContainerRuntime(
+        name,
+        version=version,
+        config_version=config_version,
+        enable_cdi=cdi.enabled,
+        cdi_file=cdi.file if is_usual else "",
+        memlock_bytes=memlock(root, RUNTIMES[name][1]),
+        problem=problem,
+    )
+
+
+def memlock(root: Path, program: str) -> int | None:
+    """Tell how much memory a program's process may lock: from the process, else from its systemd unit."""
+    for folder in (root / "proc").glob("[0-9]*"):
+        if (_text(folder / "comm") or "").strip() == program:
+            limit = re.search(r"^Max locked memory\s+(\S+)", _text(folder / "limits") or "", re.MULTILINE)
+            if limit is not None:
+                return UNLIMITED if limit[1] == "unlimited" else _whole(limit[1])
+    found = None
+    for text in _unit_texts(root, f"{program}.service"):
+        for value in re.findall(r"^\s*LimitMEMLOCK\s*=\s*(\S+)", text, re.MULTILINE):
+            found = _size(value.rpartition(":")[2])
+    return found
+
+
+def networks(folder: Path) -> tuple[NetworkFile, ...] | None:
+    """List the runtime's network configurations in the order in which it reads them; None if they cannot be seen.
+
+    The agent's container is shown folders of IPAM plugins in it at most.
+    """
+    names = _names(folder)
+    if not is_open(folder) or (names and all(os.path.isdir(folder / name) for name in names)):
+        return None
+    found = []
+    for name in sorted(n for n in names if n.endswith((".conflist", ".conf", ".json"))):
+        try:
+            document = json.loads(_text(folder / name) or "")
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(document, dict):
+            plugins = document.get("plugins", [document])
+            types = (
+                [str(p.get("type", "")) for p in plugins if isinstance(p, dict)] if isinstance(plugins, list) else []
+            )
+            found.append(NetworkFile(name, tuple(types)))
+    return tuple(found)
+
+
+def _complaints(answer: bytes) -> str:
+    """Return what is wrong by the answer of a check: one that is well may tell of what makes nothing unready."""
+    lines = answer.decode(errors="replace").strip().splitlines()
+    return "; ".join(line for line in lines if line != "ok" and not line.endswith(": ok"))
+
+
+def agent_answers(endpoints: Endpoints) -> tuple[tuple[str, str | None], ...]:
+    """Ask the agent whether it lives, and whether something keeps it from its work."""
+    host = f"[{endpoints.address}]" if ":" in endpoints.address else endpoints.address
+    found: list[tuple[str, str | None]] = []
+    for path in ("healthz", "readyz"):
+        url = f"http://{host}:{endpoints.port}/{path}"
+        try:
+            with sockets.get(url, ANSWER_SECONDS) as answer:
+                found.append((path, _complaints(answer.read(MOST_ANSWER_BYTES)) or None))
+        except urllib.error.HTTPError as error:
+            found.append((path, _complaints(error.read(MOST_ANSWER_BYTES))))
+        except Unavailable as error:
+            found.append((path, str(error)))
+            break
+        except OSError as error:
+            found.append((path, f"nobody answers at {url} ({getattr(error, 'reason', error)})"))
+            break
+    return tuple(found)
+
+
+# ------------------------------------------------------------------- reading
+
+
+def _text(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES).decode(errors="replace")
+    except (OSError, ValueError):
+        return None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _executables(folder: Path) -> frozenset[str] | None:
+    if not is_open(folder):
+        return None
+    return frozenset(name for name in _names(folder) if os.access(folder / name, os.X_OK))
+
+
+def _version(path: Path) -> str:
+    if not path.is_socket():
+        return ""
+    try:
+        return asyncio.run(RuntimeClient(path).version())
+    except AgentError:
+        return ""
+
+
+def _unit_texts(root: Path, unit: str) -> Iterator[str]:
+    """Read a systemd unit and its drop-ins, what counts last coming last."""
+    folders = [root / folder for folder in UNIT_FOLDERS]
+    main = next((text for folder in folders if (text := _text(folder / unit)) is not None), None)
+    if main is not None:
+        yield main
+    drop_ins = {name: folder for folder in reversed(folders) for name in _names(folder / f"{unit}.d")}
+    for name in sorted(drop_ins):
+        yield _text(drop_ins[name] / f"{unit}.d" / name) or ""
+
+
+def _size(text: str) -> int | None:
+    if text == "infinity":
+        return UNLIMITED
+    found = re.fullmatch(r"(\d+)([KMGT]?)B?", text)
+    return int(found[1]) * SIZES[found[2]] if found is not None else None
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None

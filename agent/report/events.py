@@ -1,0 +1,185 @@
+"""Recent events: a bounded list in memory of what became of devices and pods, for people who look.
+
+Grants and attachments are told by the ledger as they change, health by comparing one offer with the next,
+the rest by whoever did it. Nothing waits for this: to note an event is to append to a list.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from agent.model.allocation import Attachment, AttachmentState, Grant
+from agent.model.claims import Claim, ClaimRef, ClaimState
+from agent.offer.changes import Units, health_changes
+
+MOST_EVENTS = 200
+SAME_SECONDS = 60.0
+"""The same words again within this time are counted on the event that is there."""
+MOST_FAILING = 1000
+MOST_TEXT = 300
+"""Characters kept of one text: some of it comes from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened."""
+
+    number: int
+    """Counts up; a page that has seen one knows which are new."""
+    at: float
+    """Seconds since the epoch; of the last time, where `count` is more than one."""
+    kind: str
+    """grant, release, attach, detach, claim, health, reconcile or agent."""
+    subject: str
+    """A device, unit, claim, resource or part of the agent."""
+    text: str
+    warning: bool = False
+    """Whether somebody should look at it."""
+    count: int = 1
+
+
+class Events:
+    """The last `MOST_EVENTS` events. Any thread may note and read."""
+
+    def __init__(self, clock: Callable[[], float] = time.time, most: int = MOST_EVENTS) -> None:
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._kept: deque[Event] = deque(maxlen=most)
+        self._noted = 0
+        self._failing: dict[str, str] = {}
+        """UID of a claim → why it failed last."""
+
+    @property
+    def noted(self) -> int:
+        """How often something was noted: it changes whenever the list does."""
+        return self._noted
+
+    def note(self, kind: str, subject: str, text: str, *, warning: bool = False) -> None:
+        """Note an event. Never blocks for long, never raises."""
+        now = self._clock()
+        with self._guard:
+            self._noted += 1
+            event = Event(self._noted, now, kind, subject[:MOST_TEXT], text[:MOST_TEXT], warning)
+            last = self._kept[-1] if self._kept else None
+            if last is not None and _is_same(last, event):
+                self._kept[-1] = replace(event, count=last.count + 1)
+            else:
+                self._kept.append(event)
+
+    def listed(self) -> tuple[Event, ...]:
+        """List the events, the newest first."""
+        with self._guard:
+            return tuple(reversed(self._kept))
+
+    # ------------------------------------------------------ what others tell
+
+    def grant_changed(self, before: Grant | None, after: Grant | None) -> None:
+        """Note what became of a grant; None where there is none."""
+        told = tell_grant(before, after)
+        if told is not None:
+            self.note(*told)
+
+    def attachment_changed(self, before: Attachment | None, after: Attachment | None) -> None:
+        """Note what became of an attachment; None where there is none."""
+        told = tell_attachment(before, after)
+        if told is not None:
+            self.note(*told[:3], warning=told[3])
+
+    def claim_changed(self, before: Claim | None, after: Claim | None) -> None:
+        """Note what became of a claim; None where there is none."""
+        told = tell_claim(before, after)
+        if told is not None:
+            self.note("claim", *told)
+        for claim in (before, after):
+            if claim is not None and told is not None:
+                self._failing.pop(claim.ref.uid, None)
+
+    def claim_failed(self, ref: ClaimRef, text: str) -> None:
+        """Note why a claim is not prepared, or not unprepared; kubelet tries again for ever, so the same once."""
+        if self._failing.get(ref.uid) != text:
+            if len(self._failing) >= MOST_FAILING:
+                self._failing.clear()
+            self._failing[ref.uid] = text
+            self.note("claim", str(ref), text, warning=True)
+
+    def reconciled(self, action: str, reason: str) -> None:
+        """Note an action of the reconciler."""
+        self.note("reconcile", action, reason, warning=action.endswith("-failed"))
+
+    def condition(self, name: str, what: str | None) -> None:
+        """Note what keeps the agent from its work, or that it no longer does."""
+        self.note("agent", name, what if what is not None else "no longer in the way", warning=what is not None)
+
+    def units_changed(self, before: Units, after: Units) -> None:
+        """Note which units of an offer became unhealthy, and which healthy again, by resource and reason."""
+        for change in health_changes(before, after):
+            text = f"healthy again, was {change.reason}" if change.is_healthy else change.reason
+            self.note("health", _first(change.devices), f"{text} ({change.resource})", warning=not change.is_healthy)
+
+
+def tell_grant(before: Grant | None, after: Grant | None) -> tuple[str, str, str] | None:
+    """Say what became of a grant: kind, subject and text; None for what nobody needs to know."""
+    if after is None:
+        return None if before is None else ("release", _unit(before), f"{before.resource_name}{_of(before)} is free")
+    if after.pod is not None:
+        if before is not None and before.pod == after.pod and before.device == after.device:
+            return None
+        return "grant", _unit(after), f"{after.resource_name} to {after.pod}"
+    if before is not None and before.granted_at == after.granted_at:
+        return None
+    return "grant", _unit(after), f"{after.resource_name} to kubelet"
+
+
+def tell_attachment(before: Attachment | None, after: Attachment | None) -> tuple[str, str, str, bool] | None:
+    """Say what became of an attachment: kind, subject, text and whether that is a warning."""
+    row = after or before
+    if row is None:
+        return None
+    if after is None:
+        if before is not None and before.state is AttachmentState.ATTACHING:
+            return "detach", row.device, f"did not become {_where(row)}", True
+        return "detach", row.device, f"{_where(row)} is back in the host", False
+    if after.state is AttachmentState.ATTACHED and (before is None or before.state is not after.state):
+        return "attach", row.device, f"is {_where(row)}", False
+    return None
+
+
+def tell_claim(before: Claim | None, after: Claim | None) -> tuple[str, str] | None:
+    """Say what became of a claim: its name and text; None for what nobody needs to know."""
+    if after is None:
+        return None if before is None else (str(before.ref), f"unprepared: {_devices(before)}")
+    if after.state is not ClaimState.PREPARED or (before is not None and before.state is ClaimState.PREPARED):
+        return None
+    pods = ", ".join(map(str, after.pods)) or "no pod that is known"
+    return str(after.ref), f"prepared for {pods}: {_devices(after)}"
+
+
+def _devices(claim: Claim) -> str:
+    return ", ".join(f"{found.device} ({found.resource_name})" for found in claim.devices) or "no device"
+
+
+def _where(row: Attachment) -> str:
+    return f"{row.ifname} of {row.owner.pod}"
+
+
+def _first(devices: Sequence[str]) -> str:
+    """Name one device, and how many more there are."""
+    others = len(set(devices)) - 1
+    return f"{devices[0]} and {others} more" if others else devices[0]
+
+
+def _unit(grant: Grant) -> str:
+    return grant.device or grant.unit_id
+
+
+def _of(grant: Grant) -> str:
+    return f" of {grant.pod}" if grant.pod is not None else ""
+
+
+def _is_same(last: Event, event: Event) -> bool:
+    same = (last.kind, last.subject, last.text, last.warning) == (event.kind, event.subject, event.text, event.warning)
+    return same and event.at - last.at < SAME_SECONDS

@@ -1,0 +1,250 @@
+"""The node's state as series: units, attachments, quarantine, devices. Read when somebody scrapes."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, UnknownMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from agent.errors import AgentError
+from agent.model.allocation import Attachment, AttachmentState, Grant, OwedLease, Quarantine
+from agent.model.claims import Claim
+from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
+from agent.offer.offer import Unit
+from agent.report.dra import DriverState
+from agent.report.metrics.claims import claim_families
+from agent.report.metrics.gpus import gpu_families
+
+PCI_CLASS_NETWORK = 0x02
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that a scrape reads."""
+
+    snapshot: Snapshot
+    units: Mapping[str, Sequence[Unit]] = field(default_factory=dict)
+    """Resource name → its units, also for a resource that has none."""
+    grants: tuple[Grant, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
+    quarantines: tuple[Quarantine, ...] = ()
+    scan_milliseconds: float = 0.0
+    owed_leases: tuple[OwedLease, ...] = ()
+    containers: Mapping[str, str] = field(default_factory=dict)
+    """Unit → the container that has it, as far as kubelet told."""
+    conditions: tuple[str, ...] = ()
+    """Checks that found something in the way of the agent's work."""
+    exporter_names: bool = False
+    """The names of sriov-network-metrics-exporter are wanted besides ours."""
+    adapters: frozenset[tuple[str, str]] = frozenset()
+    """(resource, PCI address of an adapter that it offers, itself or as VFs)."""
+    claims: tuple[Claim, ...] = ()
+    driver: DriverState | None = None
+    """Of claims; None where nothing is offered to them."""
+    rails: Mapping[str, int] = field(default_factory=dict)
+    """Adapter → the number of its rail."""
+
+    @property
+    def granted(self) -> Mapping[str, str]:
+        """Map the units that somebody holds, by a plugin's grant or a claim, to the device behind each."""
+        claimed = {(found.resource_name, found.device) for claim in self.claims for found in claim.devices}
+        offered = (unit for units in self.units.values() for unit in units) if claimed else ()
+        by_claim = {unit.unit_id: unit.device for unit in offered if (unit.resource_name, unit.device) in claimed}
+        return by_claim | {grant.unit_id: grant.device for grant in self.grants}
+
+
+class FactsCollector(Collector):
+    """Turn the supplied facts into gauges.
+
+    If they cannot be had (a ledger on a broken disk), the agent's own series are still served.
+    """
+
+    def __init__(self, supplier: Callable[[], Facts], version: str) -> None:
+        self._supplier = supplier
+        self._version = version
+        self._failing: str | None = None
+        """Reason of the last failure: it is said once, not at each scrape."""
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # registering must not read the facts: the parts they come from may not be open yet
+
+    def collect(self) -> Iterable[Metric]:
+        yield InfoMetricFamily("nodefabric_build", "The agent's version.", value={"version": self._version})
+        available = GaugeMetricFamily("nodefabric_facts_available", "1 if the series about the node could be read.")
+        try:
+            facts = self._supplier()
+        except AgentError as error:
+            if self._failing != error.reason:
+                self._failing = error.reason
+                log.warning("metrics about the node are left out: %s", error, extra={"reason": error.reason})
+            available.add_metric((), 0)
+            yield available
+            return
+        self._failing = None
+        available.add_metric((), 1)
+        yield available
+        yield from families(facts)
+
+
+def families(facts: Facts) -> Iterator[Metric]:
+    """Build the series about the node from facts."""
+    yield from _unit_families(facts)
+    yield _tally(
+        "nodefabric_attachments",
+        "Devices in pods, by state of the move.",
+        "state",
+        {state.value: 0 for state in AttachmentState} | Tally(a.state.value for a in facts.attachments),
+    )
+    yield _tally(
+        "nodefabric_obstacle",
+        "1 for each check that found something in the way of the agent's work; /status says what.",
+        "check",
+        dict.fromkeys(facts.conditions, 1),
+    )
+    yield _tally(
+        "nodefabric_quarantined_devices",
+        "Devices withheld because their clean-up could not be verified.",
+        "reason",
+        # What comes after the colon names the device and what the kernel said: too many words for a label.
+        Tally(q.reason.partition(":")[0] for q in facts.quarantines),
+    )
+    yield _single(
+        "nodefabric_owed_leases",
+        "Interfaces that are gone, whose addresses the IPAM plugin has not taken back yet.",
+        len(facts.owed_leases),
+    )
+    offered = GaugeMetricFamily(
+        "nodefabric_adapter_offered",
+        "1 for each adapter that a resource offers, itself or as VFs.",
+        labels=("resource", "device"),
+    )
+    for pair in sorted(facts.adapters):
+        offered.add_metric(pair, 1)
+    yield offered
+    yield from gpu_families(facts.snapshot)
+    yield from claim_families(facts.driver, facts.claims, facts.attachments)
+    if facts.exporter_names:
+        yield _pod_devices(facts)
+    yield _tally("nodefabric_devices", "What the last scan found, by kind.", "kind", device_kinds(facts.snapshot))
+    yield _single("nodefabric_scan_duration_milliseconds", "Time the last scan took.", facts.scan_milliseconds)
+    yield _single("nodefabric_scan_problems", "Things the last scan could not read.", len(facts.snapshot.problems))
+
+
+def device_kinds(snapshot: Snapshot) -> dict[str, int]:
+    """Count the devices by kind: PCI functions (pf, vf, nic), RDMA devices and GPUs."""
+    kinds = dict.fromkeys(("gpu", "nic", "pf", "rdma", "vf"), 0)
+    for device in snapshot.devices:
+        if device.is_vf:
+            kinds["vf"] += 1
+        elif device.is_pf:
+            kinds["pf"] += 1
+        elif device.pci_class >> 16 == PCI_CLASS_NETWORK:
+            kinds["nic"] += 1
+        kinds["rdma"] += len(device.rdma_devices)
+    kinds["gpu"] = len(snapshot.all_gpus)
+    return kinds
+
+
+def _unit_families(facts: Facts) -> Iterator[Metric]:
+    granted = facts.granted
+    attached = {a.device for a in facts.attachments if a.state is AttachmentState.ATTACHED}
+    states = {(name, state): 0 for name in facts.units for state in _STATES}
+    reasons: Tally[tuple[str, str]] = Tally()
+    for name, units_of in facts.units.items():
+        for unit in units_of:
+            states[name, "healthy" if unit.health.healthy else "unhealthy"] += 1
+            states[name, "granted"] += unit.unit_id in granted
+            states[name, "attached"] += unit.device in attached
+            if not unit.health.healthy:
+                reasons[name, unit.health.reason] += 1
+    units = GaugeMetricFamily(
+        "nodefabric_units",
+        "Units by resource and state. Healthy and unhealthy add up to all units;"
+        " granted and attached count some of these again.",
+        labels=("resource", "state"),
+    )
+    for labels, value in sorted(states.items()):
+        units.add_metric(labels, value)
+    unhealthy = GaugeMetricFamily(
+        "nodefabric_unit_unhealthy", "Unhealthy units by resource and reason.", labels=("resource", "reason")
+    )
+    for labels, value in sorted(reasons.items()):
+        unhealthy.add_metric(labels, value)
+    yield from (units, unhealthy, _allocations(facts))
+
+
+def _allocations(facts: Facts) -> Metric:
+    """Tell which pod has which unit, whether a resource still offers it or not, and which device without one."""
+    family = GaugeMetricFamily(
+        "nodefabric_allocation_info",
+        "1 for each unit that a pod holds, each device of its claims, and each that CNI brought in by itself: join it"
+        " on device.",
+        labels=("namespace", "pod", "container", "resource", "unit", "device", "numa_node"),
+    )
+    offered = {unit.unit_id: unit for units in facts.units.values() for unit in units}
+    for grant in facts.grants:
+        if (pod := grant.pod) is not None:
+            unit = offered.get(grant.unit_id)
+            numa_node = unit.numa_node if unit is not None else _numa_node(facts.snapshot, grant.device)
+            where = pod.namespace, pod.name, facts.containers.get(grant.unit_id, "")
+            family.add_metric((*where, grant.resource_name, grant.unit_id, grant.device, str(numa_node)), 1)
+    granted = {grant.device for grant in facts.grants}
+    for named, resource, device in dict.fromkeys(_without_units(facts)):
+        if is_pci_address(device) and device not in granted:
+            numa_node = _numa_node(facts.snapshot, device)
+            family.add_metric((*named, "", resource, "", device, str(numa_node)), 1)
+    return family
+
+
+def _without_units(facts: Facts) -> Iterator[tuple[tuple[str, str], str, str]]:
+    """List who has devices without kubelet having granted a unit: (namespace and name of the pod, resource, device)."""
+    for row in facts.attachments:
+        yield (row.owner.pod.namespace, row.owner.pod.name), row.resource_name, row.device
+    for claim in facts.claims:
+        for pod in claim.pods:
+            yield from (((pod.namespace, pod.name), found.resource_name, found.device) for found in claim.devices)
+
+
+def _numa_node(snapshot: Snapshot, address: str) -> int:
+    device = snapshot.by_address.get(address)
+    return device.numa_node if device is not None else NO_NUMA_NODE
+
+
+_STATES = ("healthy", "unhealthy", "granted", "attached")
+
+
+def _pod_devices(facts: Facts) -> Metric:
+    """Tell which pod has which PCI device, as sriov-network-metrics-exporter does."""
+    family = UnknownMetricFamily(
+        "sriov_kubepoddevice",
+        "The same as nodefabric_allocation_info, for PCI devices.",
+        labels=("pciAddr", "dev_type", "pod", "namespace", "container"),
+    )
+    found = [
+        (g.device, g.resource_name, g.pod.name, g.pod.namespace, facts.containers.get(g.unit_id, ""))
+        for g in facts.grants
+        if g.pod is not None and is_pci_address(g.device)
+    ]
+    for labels in dict.fromkeys(found):  # shares of one HCA differ in nothing that the exporter tells
+        family.add_metric(labels, 1)
+    return family
+
+
+def _tally(name: str, text: str, label: str, counts: dict[str, int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=(label,))
+    for key, value in sorted(counts.items()):
+        family.add_metric((key,), value)
+    return family
+
+
+def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text)
+    family.add_metric((), value)
+    return family

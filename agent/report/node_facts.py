@@ -1,0 +1,76 @@
+"""The node as people and Prometheus are told of it, read from the parts that know when somebody asks."""
+
+from __future__ import annotations
+
+from agent.config import Config
+from agent.hardware.host import Host
+from agent.inventory import Inventory
+from agent.kubelet.podresources import PodResources
+from agent.ledger import Ledger
+from agent.model.counters import Counters
+from agent.offer.offer import Offer
+from agent.report.metrics import Facts
+from agent.report.report import Report
+from agent.state import Latest
+
+
+class NodeFacts:
+    """Reads the facts. Any thread may."""
+
+    def __init__(
+        self,
+        config: Latest[Config],
+        inventory: Inventory,
+        offer: Latest[Offer],
+        ledger: Latest[Ledger | None],
+        kubelet: PodResources,
+        report: Report,
+    ) -> None:
+        """`ledger` is None until it is open."""
+        self.config = config
+        self.snapshot = inventory.snapshot
+        self.offer = offer
+        self._inventory = inventory
+        self._ledger = ledger
+        self._kubelet = kubelet
+        self.driver = report.driver
+        self._conditions = report.conditions
+
+    def read(self) -> Facts:
+        """Read all that a scrape and the status document tell. Raises LedgerError while the books cannot be read."""
+        ledger, conditions = self._ledger.value, tuple(self._conditions.found)
+        if ledger is None:
+            return Facts(self.snapshot.value, conditions=conditions)
+        offer = self.offer.value
+        return Facts(
+            self.snapshot.value,
+            offer.offered,
+            ledger.grants(),
+            ledger.attachments(),
+            ledger.quarantines(),
+            self._inventory.scan_seconds * 1000,
+            ledger.owed_leases(),
+            self._kubelet.newest.value.containers,
+            conditions,
+            exporter_names=self.config.value.endpoints.exporter_names,
+            adapters=offer.adapters,
+            claims=ledger.claims(),
+            driver=self.driver.value,
+            rails=offer.rail_of,
+        )
+
+    def kinds(self) -> dict[str, str]:
+        """Name each offered resource's kind. One that the configuration does not have is of slices of GPUs (MIG)."""
+        configured = {resource.name: resource.kind for resource in self.config.value.resources}
+        return {
+            name: configured.get(name) or next((unit.kind for unit in units), "gpu")
+            for name, units in self.offer.value.offered.items()
+        }
+
+    def counters(self, host: Host) -> Counters:
+        """Read what adapters count, with the VFs that kubelet has granted or CNI brought into pods by itself."""
+        ledger = self._ledger.value
+        held: frozenset[str] = frozenset()
+        if ledger is not None:
+            held = frozenset(g.device for g in ledger.grants()) | frozenset(row.device for row in ledger.attachments())
+        return host.counters(self.snapshot.value, held)

@@ -1,0 +1,104 @@
+"""What people see of the agent: the status document of this moment, and what happened lately.
+
+It joins the parts that know, and notices when one of them has something new. Nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Hashable
+from typing import Any
+
+from agent.ledger import Ledger
+from agent.model.allocation import Attachment, Grant
+from agent.model.claims import Claim
+from agent.offer.changes import Units
+from agent.process.conditions import Conditions
+from agent.report import status
+from agent.report.events import Events
+from agent.report.node_facts import NodeFacts
+from agent.report.status.cached import CachedStatus, Served
+
+LOOK_SECONDS = 0.5
+"""How often a new offer is looked for; comparing with the last one costs nothing while it is the same."""
+
+
+class Overview:
+    """The status document and the recent events of one agent."""
+
+    def __init__(
+        self,
+        facts: NodeFacts,
+        conditions: Conditions,
+        events: Events,
+        *,
+        node: str,
+        version: str,
+    ) -> None:
+        self.conditions = conditions
+        self.events = events
+        self._facts = facts
+        self._node = node
+        self._version = version
+        self._offered: Units = {}
+        self._offers = 0
+        self._changes = itertools.count(1)
+        self._change = 0
+        """Number of the last change in the books: some are known before they are in the file."""
+        self._cached = CachedStatus(self._state, self._build)
+
+    def follow(self, ledger: Ledger) -> None:
+        """Hear of each change in the books."""
+        ledger.subscribe(self._changed)
+        ledger.watch_grants(self._grant_changed)
+        ledger.watch_attachments(self._attachment_changed)
+        ledger.watch_claims(self._claim_changed)
+
+    async def run(self) -> None:
+        """Note for ever which units become unhealthy, and which healthy."""
+        seen = self._facts.offer.value.offered
+        self.events.units_changed({}, seen)
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            units = self._facts.offer.value.offered
+            if units is not seen:
+                self.events.units_changed(seen, units)
+                seen = units
+
+    def served(self) -> Served:
+        """Return the status document. Any thread may ask; raises LedgerError while the books cannot be read."""
+        return self._cached.get()
+
+    def _changed(self) -> None:
+        self._change = next(self._changes)  # on any thread: no number is ever there twice
+
+    def _grant_changed(self, before: Grant | None, after: Grant | None) -> None:
+        self._changed()
+        self.events.grant_changed(before, after)
+
+    def _attachment_changed(self, before: Attachment | None, after: Attachment | None) -> None:
+        self._changed()
+        self.events.attachment_changed(before, after)
+
+    def _claim_changed(self, before: Claim | None, after: Claim | None) -> None:
+        self._changed()
+        self.events.claim_changed(before, after)
+
+    def _state(self) -> Hashable:
+        units = self._facts.offer.value.offered
+        if units is not self._offered:
+            self._offered, self._offers = units, self._offers + 1
+        generation, conditions = self._facts.snapshot.value.generation, tuple(self.conditions.found.items())
+        driver = self._facts.driver.value
+        return (generation, self._offers, self._change, conditions, self.events.noted, driver)
+
+    def _build(self) -> dict[str, Any]:
+        return status.build(
+            self._facts.read(),
+            node=self._node,
+            version=self._version,
+            kinds=self._facts.kinds(),
+            conditions=self.conditions.found,
+            events=self.events.listed(),
+        )

@@ -1,0 +1,325 @@
+"""The status document: what the node offers, who holds what, and what is wrong. Pure.
+
+The same document feeds the /status endpoint, the status page, `nodefabric status` and tests. It holds only what
+changes when something happens, and no clock, so that two documents of one state are the same to the byte.
+`docs/status-json.md` describes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from agent.edits.told import NOTED
+from agent.ledger.reading import Books
+from agent.model.allocation import Attachment, Grant, OwedLease, Quarantine
+from agent.model.device import NO_NUMA_NODE, Gpu, Netdev, PciDevice, RdmaDevice, Snapshot
+from agent.model.health import text_of
+from agent.model.unit_id import UnitId
+from agent.offer.offer import Unit
+from agent.process.conditions import NO_POD_NEEDS
+from agent.report.chart import matrix
+from agent.report.chart.tree import as_document, is_nic, tree
+from agent.report.events import Event
+from agent.report.metrics import Facts
+from agent.report.status.claims import claims_part
+
+NOTHING: Mapping[str, Any] = MappingProxyType(dict.fromkeys(("tree", "gpus", "nics", "rails"), ()))
+"""What is told of a node that nobody has looked at."""
+NO_RAILS: Mapping[str, int] = MappingProxyType({})
+
+
+FORMAT = 2
+"""Counts up when a key changes its meaning or goes; new keys may come without that."""
+
+
+def build(
+    facts: Facts,
+    *,
+    node: str,
+    version: str,
+    kinds: Mapping[str, str],
+    conditions: Mapping[str, str],
+    events: Sequence[Event] = (),
+) -> dict[str, Any]:
+    """Make the document. `kinds` maps resource names to their kind, `conditions` checks to what is wrong.
+
+    `events` come newest first.
+    """
+    granted = facts.granted
+    attached = {row.device for row in facts.attachments}
+    rails = {unit.unit_id: gpu for units in facts.units.values() for unit in units if (gpu := unit.gpu)}
+    return {
+        "format": FORMAT,
+        "node": node,
+        "version": version,
+        "ready": conditions.keys() <= NO_POD_NEEDS,
+        "obstacles": dict(conditions),
+        "snapshot": {"generation": facts.snapshot.generation, "scanMilliseconds": round(facts.scan_milliseconds, 1)},
+        "resources": [
+            {
+                "name": name,
+                "kind": kinds.get(name, ""),
+                "units": len(units),
+                "healthy": sum(unit.health.healthy for unit in units),
+                "granted": sum(unit.unit_id in granted for unit in units),
+                "attached": len(attached.intersection(unit.device for unit in units)),
+                "unhealthy": [
+                    {"unit": unit.unit_id, "reason": unit.health.reason} for unit in units if not unit.health.healthy
+                ],
+            }
+            for name, units in facts.units.items()
+        ],
+        "reasons": _reasons(facts.units),
+        "hardware": describe(facts.snapshot, facts.rails),
+        "offers": _offers(facts.units, kinds, granted),
+        "slots": _slots(facts.units, granted),
+        "grants": [
+            _grant(grant, facts.containers.get(grant.unit_id), rails.get(grant.unit_id, "")) for grant in facts.grants
+        ],
+        "attachments": [_attachment(row) for row in facts.attachments],
+        **claims_part(facts.driver, facts.claims, facts.attachments),
+        **_withheld(facts.quarantines, facts.owed_leases),
+        "problems": [{"path": problem.path, "text": problem.text} for problem in facts.snapshot.problems],
+        "events": [_event(event) for event in events],
+    }
+
+
+def without_agent(found: Books, *, node: str, version: str, problem: str) -> dict[str, Any]:
+    """Make the document from the books alone. `problem` says what is wrong with the agent.
+
+    What the hardware is like, and so the resources, only a running agent knows.
+    """
+    return {
+        "format": FORMAT,
+        "node": node,
+        "version": version,
+        "ready": False,
+        "obstacles": {"agent": problem},
+        "resources": [],
+        "reasons": {},
+        "hardware": dict(NOTHING),
+        "offers": [],
+        "slots": [],
+        "grants": [_grant(grant) for grant in found.grants],
+        "attachments": [_attachment(row) for row in found.attachments],
+        **claims_part(None, found.claims, found.attachments),
+        **_withheld(found.quarantines, found.owed_leases),
+        "problems": [],
+        "events": [],
+    }
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What is counted of the units of one resource on one device."""
+
+    units: int = 0
+    healthy: int = 0
+    granted: int = 0
+    bound: int = 0
+    reasons: tuple[str, ...] = ()
+
+    def count(self, unit: Unit, granted: Mapping[str, str]) -> None:
+        """Count a unit."""
+        self.units += 1
+        self.healthy += unit.health.healthy
+        self.granted += unit.unit_id in granted
+        self.bound += bool(granted.get(unit.unit_id))
+        if not unit.health.healthy and unit.health.reason not in self.reasons:
+            self.reasons = (*self.reasons, unit.health.reason)
+
+
+def _offers(
+    units: Mapping[str, Sequence[Unit]], kinds: Mapping[str, str], granted: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Tell how many units each device has in each resource; slots, which have none yet, are told apart."""
+    found: dict[tuple[str, str], _Tally] = {}
+    for name, of_resource in units.items():
+        for unit in of_resource:
+            for device in filter(None, (unit.device, unit.gpu)):
+                found.setdefault((device, name), _Tally()).count(unit, granted)
+    return [
+        {
+            "device": device,
+            "resource": name,
+            "kind": kinds.get(name, ""),
+            "units": tally.units,
+            "healthy": tally.healthy,
+            "granted": tally.granted,
+            "reasons": list(tally.reasons),
+        }
+        for (device, name), tally in found.items()
+    ]
+
+
+def _slots(units: Mapping[str, Sequence[Unit]], granted: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Count the slots of each resource and NUMA node, and how many of these have a device now."""
+    found: dict[tuple[str, int], _Tally] = {}
+    for name, of_resource in units.items():
+        for unit in of_resource:
+            if not unit.device or UnitId.parse(unit.unit_id).is_slot:
+                found.setdefault((name, unit.numa_node), _Tally()).count(unit, granted)
+    return [
+        {
+            "resource": name,
+            "numaNode": numa_node if numa_node >= 0 else None,
+            "units": tally.units,
+            "healthy": tally.healthy,
+            "granted": tally.granted,
+            "bound": tally.bound,
+            "reasons": list(tally.reasons),
+        }
+        for (name, numa_node), tally in found.items()
+    ]
+
+
+def _reasons(units: Mapping[str, Sequence[Unit]]) -> dict[str, str]:
+    """Explain the reason words that occur; empty for a word that nobody explains."""
+    words = {str(unit.health.reason) for found in units.values() for unit in found if not unit.health.healthy}
+    return {word: text_of(word) for word in sorted(words)}
+
+
+def _withheld(quarantines: Sequence[Quarantine], owed_leases: Sequence[OwedLease]) -> dict[str, Any]:
+    """Say what is withheld, and which addresses are still leased for nobody."""
+    return {
+        "quarantine": [{"device": q.device, "reason": q.reason, "since": q.since} for q in quarantines],
+        "owedLeases": [
+            {
+                "container": lease.container_id,
+                "ifname": lease.ifname,
+                "plugin": ((lease.request.get("network") or {}).get("ipam") or {}).get("type", ""),
+                "since": lease.since,
+                "triedAt": lease.tried_at or None,
+                "problem": lease.problem,
+            }
+            for lease in owed_leases
+        ],
+    }
+
+
+def _grant(grant: Grant, container: str | None = None, gpu: str = "") -> dict[str, Any]:
+    return {
+        "unit": grant.unit_id,
+        "resource": grant.resource_name,
+        "device": grant.device,
+        "pod": str(grant.pod) if grant.pod else None,
+        "container": container,
+        "since": grant.granted_at,
+        **({"gpu": gpu} if gpu else {}),
+    }
+
+
+def _attachment(row: Attachment) -> dict[str, Any]:
+    answer = row.result or {}
+    index = next((i for i, found in enumerate(answer.get("interfaces", [])) if found.get("name") == row.ifname), None)
+    return {
+        "device": row.device,
+        "mode": row.undo.mode,
+        "netdev": row.undo.netdev,
+        "resource": row.resource_name,
+        "ifname": row.ifname,
+        "addresses": [ip["address"] for ip in answer.get("ips", []) if ip.get("interface") == index],
+        "pod": str(row.owner.pod),
+        "container": row.owner.container_id,
+        "state": row.state.value,
+        "since": row.since,
+        **({"rdmaDevice": told["name"], "gidIndex": told["gid_index"]} if (told := row.request.get(NOTED)) else {}),
+    }
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {
+        "number": event.number,
+        "at": event.at,
+        "kind": event.kind,
+        "subject": event.subject,
+        "text": event.text,
+        "warning": event.warning,
+        "count": event.count,
+    }
+
+
+def describe(snapshot: Snapshot, rails: Mapping[str, int] = NO_RAILS) -> dict[str, Any]:
+    """Describe GPUs, NICs and VFs, and how they hang together. `rails` has the numbers of adapters."""
+    return {
+        "tree": as_document(tree(snapshot)),
+        "gpus": [_gpu(gpu, snapshot) for gpu in snapshot.all_gpus],
+        "nics": [_nic(device, snapshot, rails.get(device.address)) for device in snapshot.devices if is_nic(device)],
+        "rails": [
+            {
+                "gpu": gpu.uuid,
+                "nics": [nic.address for nic in nics],
+                "locality": place.name if place is not None else None,
+            }
+            for gpu, nics, place in matrix.rails(snapshot)
+        ],
+        "nearness": {"known": matrix.nearness_known(snapshot), "source": snapshot.places.source or None},
+    }
+
+
+def _gpu(gpu: Gpu, snapshot: Snapshot) -> dict[str, Any]:
+    device = snapshot.by_address.get(gpu.pci_address)
+    return {
+        "uuid": gpu.uuid,
+        "index": gpu.index,
+        "address": gpu.pci_address,
+        "name": gpu.name,
+        "memoryBytes": gpu.memory_bytes,
+        "numaNode": _numa(device),
+        "driver": device.driver if device is not None else None,
+        "nvlinks": sum(links for _, links in gpu.nvlinks),
+        "migMode": gpu.mig_mode,
+        "migDevices": [{"uuid": mig.uuid, "profile": mig.profile} for mig in gpu.mig_devices],
+        "ailments": list(gpu.ailments),
+    }
+
+
+def _nic(device: PciDevice, snapshot: Snapshot, rail: int | None) -> dict[str, Any]:
+    return {
+        "address": device.address,
+        "rail": rail,
+        "numaNode": _numa(device),
+        "driver": device.driver,
+        "netdevs": [_netdev(netdev) for netdev in device.netdevs if not netdev.is_representor],
+        "rdma": [_rdma(rdma) for rdma in device.rdma_devices],
+        "totalVfs": device.sriov_totalvfs,
+        "vfs": [_vf(snapshot.by_address[vf]) for vf in device.vfs if vf in snapshot.by_address],
+    }
+
+
+def _vf(vf: PciDevice) -> dict[str, Any]:
+    return {
+        "address": vf.address,
+        "index": vf.vf_index,
+        "driver": vf.driver,
+        "netdev": vf.netdev.name if vf.netdev is not None else None,
+        "rdma": vf.rdma_devices[0].name if vf.rdma_devices else None,
+    }
+
+
+def _netdev(netdev: Netdev) -> dict[str, Any]:
+    return {
+        "name": netdev.name,
+        "state": netdev.operstate,
+        "mtu": netdev.mtu,
+        "speedMbps": netdev.speed_mbps,
+        "linkLayer": netdev.link_layer.value,
+    }
+
+
+def _rdma(rdma: RdmaDevice) -> dict[str, Any]:
+    return {
+        "name": rdma.name,
+        "firmware": rdma.fw_version,
+        "ports": [
+            {"number": port.number, "state": port.state, "linkLayer": port.link_layer.value, "rateGbps": port.rate_gbps}
+            for port in rdma.ports
+        ],
+    }
+
+
+def _numa(device: PciDevice | None) -> int | None:
+    return device.numa_node if device is not None and device.numa_node != NO_NUMA_NODE else None

@@ -1,0 +1,43 @@
+"""How the stand-in's DRA manager behaves: kubelet's own times, which tests shorten, and the faults of its version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """Times are in seconds, and those of kubelet 1.36.2."""
+
+    look: float = 1.0
+    """Between two looks into the folder of plugins."""
+    call: float = 45.0
+    """Until a call to a driver is cancelled."""
+    retry: tuple[float, float] = (79.0, 89.0)
+    """From a failed Prepare to the next try, which comes with the pod's next sync."""
+    reconcile: float = 60.0
+    """Between two looks for claims of pods that are gone."""
+    wipe: float = 30.0
+    """From the end of a driver's last connection to the end of its slices."""
+    health_retry: float = 5.0
+    """Between two tries to watch a driver's health."""
+    services: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+    """Those that it knows; 1.32 and 1.33 know the older one alone."""
+    duplicates: bool = True
+    """A repeated Prepare adds the claim's devices once more to those that are known, as up to 1.36.2."""
+
+    def times(self, factor: float) -> Behaviour:
+        """Return the same with all times multiplied."""
+        return replace(
+            self,
+            look=self.look * factor,
+            call=self.call * factor,
+            retry=(self.retry[0] * factor, self.retry[1] * factor),
+            reconcile=self.reconcile * factor,
+            wipe=self.wipe * factor,
+            health_retry=self.health_retry * factor,
+        )
+
+
+SHORT = replace(Behaviour(), look=0.2, retry=(1.5, 1.7), reconcile=5.0, health_retry=1.0)
+"""For a demo and whole pods: shorter where one only waits, kubelet's own where a driver's time is counted."""

@@ -1,0 +1,1 @@
+"""The relay on the host, and the plugin in the cluster network's configuration."""

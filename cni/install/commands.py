@@ -1,0 +1,195 @@
+"""The commands that put nodefabric's plugin on a host, keep it there, and take it away."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from agent.config.networks import REPLACED
+from agent.errors import ConfigError, InstallFailed, Unavailable
+from agent.process import logs
+from agent.process.supervision import Volumes
+from cni.install import chain
+from cni.install import installation as install
+from cni.install.folder import FolderChanges
+from cni.install.installation import Installation
+
+DEFAULT_RELAY = Path("/usr/local/libexec/nodefabric/nodefabric-cni")
+DEFAULT_TARGET = Path("/opt/cni/bin")
+DEFAULT_CONFIGURATIONS = Path("/etc/cni/net.d")
+AGENT_PAUSE_SECONDS = 0.2
+
+log = logging.getLogger(__name__)
+Added = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
+
+
+def add(command: Added) -> None:
+    """Add the commands to a command line."""
+    text = "put the CNI relay where the container runtime looks for plugins, and into its network if asked"
+    parser = command("install-cni", _install, text)
+    text = "the program (default: %(default)s)"
+    parser.add_argument("--relay", type=Path, default=DEFAULT_RELAY, metavar="FILE", help=text)
+    _add_places(parser)
+    parser.add_argument("--create", action="store_true", help="make the target folder if it is missing")
+    parser.add_argument(
+        "--replace",
+        type=_names,
+        default=(),
+        metavar="NAME,…",
+        help=f"make these names links to the relay: {', '.join(REPLACED)}",
+    )
+    parser.add_argument(
+        "--conflist", type=Path, metavar="FILE", help="put a network configuration of your own there too"
+    )
+    parser.add_argument(
+        "--chain", action="store_true", help="chain the plugin into the cluster network's configuration"
+    )
+    parser.add_argument("--watch", action="store_true", help="do not end: put back what another program takes away")
+    parser.add_argument(
+        "--wait-for",
+        type=Path,
+        metavar="SOCKET",
+        help="chain once an agent listens there, so that no pod's start waits for it",
+    )
+    parser.add_argument(
+        "--wait-seconds", type=float, default=60.0, help="without --watch, wait no longer (default: %(default)g)"
+    )
+    parser.add_argument("--remove", action="store_true", help="the same as remove-cni")
+
+    parser = command("remove-cni", _remove, "take the plugin out of the networks and the relay away")
+    _add_places(parser)
+    parser.add_argument("--conflist", type=Path, metavar="NAME", help="take this configuration of your own away too")
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    text = "plugin folder (default: %(default)s)"
+    parser.add_argument("--target", type=Path, default=DEFAULT_TARGET, metavar="FOLDER", help=text)
+    parser.add_argument(
+        "--conf-dir",
+        type=Path,
+        default=DEFAULT_CONFIGURATIONS,
+        metavar="FOLDER",
+        help="network configurations (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--instance",
+        default=os.environ.get("NODEFABRIC_INSTANCE", install.DEFAULT_INSTANCE),
+        help="whose installation this is (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="take over another instance's installation; set others' plugins aside"
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (name.strip() for name in text.split(","))))
+
+
+def _install(options: argparse.Namespace) -> int:
+    if options.remove:
+        return _remove(options)
+    wanted = Installation(
+        options.relay, options.target, options.replace, options.instance, options.force, options.create
+    )
+    if options.chain and not options.conf_dir.is_dir():
+        raise ConfigError(str(options.conf_dir), [f"is no folder: {install.CONFIGURATION_FOLDER}"])
+    if options.conflist is not None:  # all is looked at before anything is changed
+        install.see_conflist(options.conflist, options.conf_dir, force=options.force)
+    changed = install.install(wanted)
+    print(f"{options.target}: {_said('installed', changed, 'this relay is there already')}")
+    if options.conflist is not None:
+        done = install.put_conflist(options.conflist, options.conf_dir, force=options.force)
+        there = options.conf_dir / options.conflist.name
+        print(f"{there}: {'is in place' if done else 'is there already'}")
+    if options.watch:
+        logs.configure(sys.stderr, "INFO", "auto")
+        signal.signal(signal.SIGTERM, _end)
+    if options.chain and options.wait_for is not None:
+        _await_agent(options.wait_for, None if options.watch else options.wait_seconds)
+    if options.watch:
+        _watch(options, wanted)
+    if options.chain:
+        plan = chain.chain(options.conf_dir)
+        if plan.network is None:
+            raise InstallFailed(
+                f"{options.conf_dir} holds no network to join yet: install the cluster network first, or use --watch"
+            )
+        print(f"{options.conf_dir / plan.network}: nodefabric is {'in it already' if plan.is_done else 'chained in'}")
+    return 0
+
+
+def _watch(options: argparse.Namespace, wanted: Installation) -> NoReturn:
+    """Keep the relay, and the chain if asked, for ever. Only the end of the process ends it.
+
+    Raises InstallFailed where it would work for nobody: in a folder of the host that another has taken the place of.
+    """
+    volumes = Volumes([wanted.target, options.conf_dir])
+    said = ""
+
+    def keep_relay() -> None:
+        nonlocal said
+        if lost := volumes.lost():
+            raise InstallFailed(lost)
+        try:
+            if changed := install.install(wanted):
+                log.warning("%s: put back: %s", wanted.target, ", ".join(changed))
+        except (ConfigError, InstallFailed) as error:
+            if str(error) != said:
+                log.error("%s", error)
+            said = str(error)
+        else:
+            said = ""
+
+    if options.chain:
+        chain.keep(options.conf_dir, FolderChanges(options.conf_dir), keep_relay)
+    while True:
+        keep_relay()
+        time.sleep(chain.POLL_SECONDS)
+
+
+def _remove(options: argparse.Namespace) -> int:
+    install.see_owner(options.target, instance=options.instance, force=options.force)  # the networks are that one's too
+    if options.conflist is not None and options.conf_dir.is_dir():
+        done = install.remove_conflist(options.conf_dir, options.conflist.name)
+        print(f"{options.conf_dir / options.conflist.name}: {'is removed' if done else 'was not there'}")
+    if options.conf_dir.is_dir():
+        for name in chain.unchain(options.conf_dir):
+            print(f"{options.conf_dir / name}: nodefabric is taken out")
+    changed = install.remove(options.target, instance=options.instance, force=options.force)
+    print(f"{options.target}: {_said('removed', changed, 'there was no relay')}")
+    return 0
+
+
+def _said(verb: str, changed: tuple[str, ...], otherwise: str) -> str:
+    return f"{verb} {', '.join(changed)}" if changed else otherwise
+
+
+def _await_agent(path: Path, seconds: float | None) -> None:
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while not _listens(path):
+        if deadline is not None and time.monotonic() >= deadline:
+            raise Unavailable(f"no agent listens on {path} after {seconds:g} s: the plugin is not chained in")
+        time.sleep(AGENT_PAUSE_SECONDS)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+        probe.settimeout(1)
+        probe.connect(str(path))
+        return True
+    return False
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End at once: every change is one step, and the first process of a container ends by no signal of itself."""
+    sys.exit(0)

@@ -1,0 +1,269 @@
+"""Put the CNI relay where the container runtime looks for plugins, and take it away again.
+
+The runtime may start the relay at any moment, so the file there is replaced in one step; a running relay
+keeps its own. On request the names of the plugins that nodefabric replaces become links to it. A marker
+beside the relay says who installed it and what, so that two installations do not undo each other's work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.config.networks import OWN, REPLACED
+from agent.errors import ConfigError, InstallFailed
+from cni.install import conflist
+from cni.install.conflist import ConflistInvalid
+from cni.install.folder import Entry, Folder, Step, locked, unobserved
+
+PLUGIN_NAME = OWN
+"""The `type` of a CNI configuration, and so the name of the executable."""
+DEFAULT_INSTANCE = "nodefabric"
+MAX_RELAY_BYTES = 16 << 20
+MAX_PLUGIN_BYTES = 512 << 20
+MARKER = ".nodefabric-installed"
+LINKED = ".nodefabric-relay"
+"""What the links point to: the relay once more. An installer that copies its plugin over a link writes through it
+(`cp -f`), and must not spoil the program that all pods of a chained network are started with."""
+BACKUP = ".nodefabric-backup"
+REMEDY = "mount the runtime's plugin folder there, writable"
+PLUGIN_FOLDER = "name the one that the runtime uses, or use --create"
+CONFIGURATION_FOLDER = "name the one that the runtime uses with --conf-dir"
+CONFIGURATION_REMEDY = "mount the runtime's network configuration there, writable"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What is to be in the plugin folder."""
+
+    relay: Path
+    target: Path
+    replace: tuple[str, ...] = ()
+    """Names of plugins that become links to the relay."""
+    instance: str = DEFAULT_INSTANCE
+    force: bool = False
+    """Take over another instance's installation, and set plugins of others aside."""
+    create: bool = False
+    """Make the folder if it is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Marker:
+    instance: str
+    replaced: tuple[str, ...] = ()
+
+
+def install(wanted: Installation, *, step: Step = unobserved) -> tuple[str, ...]:
+    """Put the relay and its links in place. Returns the names that changed.
+
+    Raises ConfigError for a name that nodefabric does not replace or a folder that is not there, and InstallFailed;
+    each name then is what it was before, or what it should become.
+    """
+    if unknown := [name for name in wanted.replace if name not in REPLACED]:
+        raise ConfigError("--replace", [f"{name!r} is none of {', '.join(REPLACED)}" for name in unknown])
+    content = _read_relay(wanted.relay)
+    _find_folder(wanted.target, create=wanted.create)
+    with locked(wanted.target, remedy=REMEDY, step=step) as folder:
+        marker = _claim(folder, wanted.instance, force=wanted.force)
+        foreign = [name for name in wanted.replace if _is_foreign(folder, name)]
+        if foreign and not wanted.force:
+            raise InstallFailed(
+                f"{folder.path}: {', '.join(foreign)} is a plugin of somebody else's: leave it out of --replace, or"
+                f" use --force to set it aside as NAME{BACKUP}"
+            )
+        changed = []
+        replaced = tuple(sorted({*marker.replaced, *wanted.replace}))
+        _write_marker(folder, _Marker(wanted.instance, replaced))
+        if not _is_installed(folder, PLUGIN_NAME, content):
+            folder.put(PLUGIN_NAME, content, mode=0o755)
+            changed.append(PLUGIN_NAME)
+        if replaced and not _is_installed(folder, LINKED, content):
+            if folder.read(LINKED, MAX_PLUGIN_BYTES) is not None:
+                changed.append(LINKED)
+            folder.put(LINKED, content, mode=0o755)
+        for name in wanted.replace:
+            if _link(folder, name) == LINKED:
+                continue
+            if name in foreign:
+                folder.copy(name, name + BACKUP)
+            folder.point(name, LINKED)
+            changed.append(name)
+        return tuple(changed)
+
+
+def remove(
+    target: Path, *, instance: str = DEFAULT_INSTANCE, force: bool = False, step: Step = unobserved
+) -> tuple[str, ...]:
+    """Take the relay and its links away, and put back what they replaced. Returns the names that changed.
+
+    Raises InstallFailed. Take the plugin out of the network configurations first: the runtime cannot stop
+    pods whose plugin is gone.
+    """
+    if not target.exists():
+        return ()
+    with locked(target, remedy="it is still in place", step=step) as folder:
+        marker = _claim(folder, instance, force=force)
+        changed = []
+        linked = [name for name in REPLACED if name not in marker.replaced and _is_link(folder, name)]
+        for name in (*marker.replaced, *linked):  # or a lost marker would leave links to nothing
+            has_backup = folder.read(name + BACKUP, MAX_PLUGIN_BYTES) is not None
+            if _is_link(folder, name):
+                if has_backup:
+                    folder.move(name + BACKUP, name)
+                else:
+                    folder.remove(name)
+                changed.append(name)
+            elif has_backup:  # its own installer has put a newer one there
+                folder.remove(name + BACKUP)
+        for name in (PLUGIN_NAME, LINKED, MARKER):
+            if folder.read(name, MAX_PLUGIN_BYTES) is not None:
+                folder.remove(name)
+                changed.append(name)
+        return tuple(name for name in changed if name not in (LINKED, MARKER))
+
+
+def see_owner(target: Path, *, instance: str, force: bool = False) -> None:
+    """Raise InstallFailed if another instance installed what is in a plugin folder."""
+    if target.exists():
+        with locked(target, remedy=REMEDY, step=unobserved) as folder:
+            _claim(folder, instance, force=force)
+
+
+def see_conflist(source: Path, configurations: Path, *, force: bool = False) -> None:
+    """Raise what `put_conflist` would raise, and change nothing."""
+    content = _read_conflist(source)
+    _find_folder(configurations, remedy=CONFIGURATION_FOLDER)
+    with locked(configurations, remedy=CONFIGURATION_REMEDY, step=unobserved) as folder:
+        _has_conflist(folder, source.name, content, force=force)
+
+
+def put_conflist(source: Path, configurations: Path, *, force: bool = False, step: Step = unobserved) -> bool:
+    """Put a conflist of one's own where the runtime reads it. Returns False if it is there already.
+
+    Raises ConfigError for one that cannot be used, InstallFailed if another file has its name.
+    """
+    content = _read_conflist(source)
+    _find_folder(configurations, remedy=CONFIGURATION_FOLDER)
+    with locked(configurations, remedy=CONFIGURATION_REMEDY, step=step) as folder:
+        if _has_conflist(folder, source.name, content, force=force):
+            return False
+        folder.put(source.name, content, mode=0o644)
+        return True
+
+
+def remove_conflist(configurations: Path, name: str, *, step: Step = unobserved) -> bool:
+    """Take a conflist of one's own away. Returns False if it is not there, raises InstallFailed if it is not ours."""
+    with locked(configurations, remedy="it is still in place", step=step) as folder:
+        found = folder.read(name, MAX_RELAY_BYTES)
+        if found is None:
+            return False
+        if found.content is None or not conflist.names_us(found.content):
+            raise InstallFailed(f"{folder.path / name} does not name the plugin: it is somebody else's")
+        folder.remove(name)
+        return True
+
+
+def _read_conflist(source: Path) -> bytes:
+    """Read a conflist of one's own. Raises ConfigError for one that no runtime could use."""
+    try:
+        content = source.read_bytes()
+        conflist.check(content)
+    except OSError as error:
+        raise ConfigError(str(source), [f"cannot be read: {error.strerror}"]) from error
+    except ConflistInvalid as error:
+        raise ConfigError(str(source), [str(error)]) from error
+    if not source.name.endswith(".conflist"):
+        raise ConfigError(str(source), ["must be called *.conflist: the runtime reads no other list"])
+    return content
+
+
+def _has_conflist(folder: Folder, name: str, content: bytes, *, force: bool) -> bool:
+    """Tell whether the folder has this file already. Raises InstallFailed if another one has its name."""
+    found = folder.read(name, MAX_RELAY_BYTES)
+    if found is None or found.content == content:
+        return found is not None
+    if not force and not (found.content and conflist.names_us(found.content)):
+        raise InstallFailed(f"{folder.path / name} is of somebody else's: give the file another name, or use --force")
+    return False
+
+
+def _find_folder(path: Path, *, create: bool = False, remedy: str = PLUGIN_FOLDER) -> None:
+    """See that a folder is there. One that is missing is more often a wrong path than a new host."""
+    try:
+        if create:
+            path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not path.is_dir():
+            raise ConfigError(str(path), [f"is no folder: {remedy}"])
+    except OSError as error:
+        raise InstallFailed(f"{path}: {error.strerror}: {REMEDY}") from error
+
+
+def _read_relay(relay: Path) -> bytes:
+    try:
+        with relay.open("rb") as file:
+            content = file.read(MAX_RELAY_BYTES + 1)
+    except OSError as error:
+        raise InstallFailed(
+            f"{relay}: {error.strerror}: build the relay first (make shim), or name it with --relay"
+        ) from error
+    if not content.startswith(b"\x7fELF") or len(content) > MAX_RELAY_BYTES:
+        raise InstallFailed(f"{relay} is not the relay: not an executable of at most {MAX_RELAY_BYTES >> 20} MiB")
+    return content
+
+
+def _is_installed(folder: Folder, name: str, content: bytes) -> bool:
+    """Compare content, owner and mode. A link there is replaced by the file, never followed."""
+    found = folder.read(name, MAX_PLUGIN_BYTES)
+    return found is not None and (found.content, found.mode, found.uid) == (content, 0o755, os.geteuid())
+
+
+def _link(folder: Folder, name: str) -> str | None:
+    found = folder.read(name, MAX_PLUGIN_BYTES)
+    return found.link if found is not None else None
+
+
+def _is_link(folder: Folder, name: str) -> bool:
+    """Tell whether a name is a link of ours, an earlier version's too."""
+    return _link(folder, name) in (PLUGIN_NAME, LINKED)
+
+
+def _is_foreign(folder: Folder, name: str) -> bool:
+    return folder.read(name, MAX_PLUGIN_BYTES) is not None and not _is_link(folder, name)
+
+
+def _claim(folder: Folder, instance: str, *, force: bool) -> _Marker:
+    """Read the marker. Raises InstallFailed if another instance installed what is there."""
+    found = folder.read(MARKER, MAX_RELAY_BYTES)
+    if found is None:
+        return _Marker(instance)
+    marker = _read_marker(found)
+    if marker is None:
+        if not force:
+            raise InstallFailed(f"{folder.path / MARKER} cannot be understood: remove it, or use --force")
+        return _Marker(instance)
+    if marker.instance != instance and not force:
+        raise InstallFailed(
+            f"{folder.path}: installed by instance {marker.instance!r}, this one is {instance!r}: remove that one"
+            " first, or use --force to take over"
+        )
+    return marker
+
+
+def _read_marker(found: Entry) -> _Marker | None:
+    try:
+        document: Any = json.loads(found.content or b"")
+        replaced = tuple(name for name in document["replaced"] if name in REPLACED)
+        return _Marker(str(document["instance"]), replaced)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _write_marker(folder: Folder, marker: _Marker) -> None:
+    document = {"instance": marker.instance, "replaced": list(marker.replaced)}
+    content = json.dumps(document).encode() + b"\n"
+    found = folder.read(MARKER, MAX_RELAY_BYTES)
+    if found is None or found.content != content:
+        folder.put(MARKER, content)

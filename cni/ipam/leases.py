@@ -1,0 +1,394 @@
+"""Addresses of interfaces: leased, and given back once and only once, whatever happens between.
+
+A lease belongs to a container and an interface, as the standard plugins keep them; so giving one back
+that is gone, or whose address has a new owner, does nothing. What could go wrong is an order of things:
+
+* A late DEL must not meet the lease of a repeated ADD of the same container. So who takes or gives back
+  for a container and interface does it alone, and ADD returns what is owed before it asks for more.
+* A plugin that outlives a killed agent may write its lease after the next agent has asked for it back.
+  So the lease stays owed while such a plugin may live (`processes`).
+* A plugin may end the agent, whatever bounds it. So what is given back is written down before the plugin is asked, and
+  is asked for again later and later; and after a start that waits until pods are served.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+from agent.config.networks import NO_IPAM
+from agent.errors import AgentError, DeviceBusy, IpamFailed, Unavailable
+from agent.ledger import Ledger
+from agent.model.allocation import Attachment, OwedLease
+from cni.call import Call, LeasingNetwork, ipam_call, joined, leasing_networks, request_of
+from cni.finding import UNKNOWN
+from cni.ipam import plugins as ipam
+from cni.ipam.plugins import IpamCall
+from cni.ipam.processes import Orphans
+from cni.ipam.program import Around, Room
+from cni.places import NoPlace, Places, Rules
+from cni.result import Leases
+
+ALONE_SECONDS = 35.0
+"""Longer than a release may take."""
+MAX_GROUPS = 8
+MAX_AT_WORK = 4
+"""So many plugins run at once, however many VFs come back when a job ends: they share the memory that the agent may
+have, and one that talks to the API server takes tens of megabytes of it."""
+ADDING, RETURNING, ASKING = "ADD", "DEL", "STATUS"
+"""What a plugin may be at work for. For an address and for what is given back one place is kept, whatever hangs."""
+TURN_SECONDS, ADD_TURN_SECONDS, RELEASE_TURN_SECONDS = 30.0, 90.0, 10.0
+"""How long to wait for that; what is to be given back may be owed instead. With the plugin's own time an ADD stays
+below what the relay waits for (cni/shim/relay.c), and that below kubelet's four minutes for a sandbox."""
+STATUS_SECONDS = 0.4
+"""For a plugin to say its versions, and then its status: the relay waits a second for both (cni/shim/relay.c)."""
+HUNG_SECONDS = 60.0
+"""So long after a network's plugin has hung nobody but `settle`, and an ADD, waits for it again."""
+WITH_INTERFACE = "dhcp"
+"""Its daemon tells the server through the pod's interface, and a thread of it keeps the namespace alive until then."""
+FORGET_SECONDS = 30 * 86400.0
+TRY_SECONDS = 86400.0
+"""An agent tries for so long in any case: the node may have been off for a month, or its clock stepped."""
+MAX_OWED = 4096
+ASKED = "no answer yet, or the agent ended while the plugin was asked"
+
+log = logging.getLogger(__name__)
+
+
+def goes_first(row: Attachment) -> bool:
+    """Tell whether a row's addresses are to be given back before its interface leaves the pod."""
+    return row.request["network"] is not None and row.request["network"]["ipam"]["type"] == WITH_INTERFACE
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one call of a plugin may take, in seconds."""
+
+    seconds: float = ipam.TIMEOUT_SECONDS
+    add_seconds: float = ipam.ADD_SECONDS
+    """One that asks for addresses."""
+    status_seconds: float = STATUS_SECONDS
+    """Each by which STATUS asks."""
+
+
+class LeaseBook:
+    """Leases of this node's interfaces. Methods block and may run on many threads at once."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        limits: Limits | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = time.monotonic,
+        room: Room | None = None,
+    ) -> None:
+        """`room` is the memory for all plugins together; by default what the container has."""
+        self._ledger = ledger
+        self._limits = limits or Limits()
+        self._clock = clock
+        self._uptime, self._began = uptime, uptime()
+        self._taken: set[tuple[str, str]] = set()
+        self._free = threading.Condition()
+        self._hung: dict[LeasingNetwork, float] = {}
+        """When a network's plugin hung, for those that have not answered since. However many, they count as one."""
+        self._places = Places("IPAM plugins at work", Rules(MAX_AT_WORK, (ADDING, RETURNING), self._hung))
+        self._room = room or Room.of_container()
+        self._is_deferring = self._has_settled = False
+        self._newest_path = ""
+        """Where plugins are, as the last call said. An upgrade may have moved them since a row was written."""
+        self._orphans = Orphans(ledger.path.parent)
+        self._ending = threading.Event()
+        self._beside = threading.Lock()
+        self._is_settling = self._asked_again = False
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._ending.set()
+        self._orphans.close()
+
+    def defer(self) -> None:
+        """Ask no plugin for what is to be given back, until `resume`: it is owed. Ends those of earlier agents."""
+        self._is_deferring = True
+        self._orphans.end_earlier()
+
+    def resume(self) -> None:
+        """Give back again what is to be given back."""
+        self._is_deferring = False
+
+    def take(self, row: Attachment) -> Leases:
+        """Lease addresses for an attachment, as its network says. Raises IpamFailed."""
+        container_id, ifname = row.owner.container_id, row.ifname
+        self._newest_path = row.request["cni_path"]
+        with self._alone(container_id, ifname):
+            for owed in self._ledger.owed_leases_of(container_id, ifname):
+                self._delete(owed)
+                self._ledger.settle_lease(owed.lease_id)
+            with self._call(row, ADD_TURN_SECONDS, ADDING) as call:
+                return ipam.add(row.request["network"], call, self._limits.add_seconds)
+
+    def give_back(self, row: Attachment, turn_seconds: float = RELEASE_TURN_SECONDS) -> bool:
+        """Give an attachment's addresses back, if it has any. False if they are still to be given back."""
+        if not self._may_have_leased(row):
+            return True
+        if self._is_deferring:
+            return False
+        if self._orphans.may_live():
+            log.warning("the addresses of %s are given back once earlier plugins have ended", row.ifname)
+            return False
+        network = _counted(row.request["network"])
+        if self._has_hung(network):
+            log.warning("the addresses of %s are given back later: the plugin of %s has hung", row.ifname, network)
+            return False
+        try:
+            with self._alone(row.owner.container_id, row.ifname):
+                self._delete(row, turn_seconds)
+        except (IpamFailed, DeviceBusy) as error:
+            log.error("the addresses of %s in container %s stay leased: %s", row.ifname, row.owner.container_id, error)
+            return False
+        return True
+
+    def give_back_unbooked(self, call: Call) -> None:
+        """Promise to give back what a call's network may have leased for an interface that no row is about.
+
+        It may be of a pod from before this plugin, or from before the books were lost. Raises LedgerError.
+        """
+        self._newest_path = call.cni_path
+        self._ledger.owe_lease(call.container_id, call.ifname, call.netns_path, request_of(call, call.conf))
+        with self._beside:
+            self._asked_again = True
+            if self._is_settling or self._is_deferring:
+                return
+            threading.Thread(target=self._settle_untried, name="leases", daemon=True).start()
+            self._is_settling = True
+
+    def _settle_untried(self) -> None:
+        """Give back what nobody has tried to give back yet, until no more of it is promised."""
+        while True:
+            with self._beside:
+                if not self._asked_again or self._ending.is_set():
+                    self._is_settling = False
+                    return
+                self._asked_again = False
+            try:
+                if not self._orphans.may_live():
+                    self._settle_all([lease for lease in self._ledger.owed_leases() if not lease.tried_at])
+            except AgentError as error:
+                log.error("leases are given back later: %s", error)
+
+    def check(self, row: Attachment) -> str | None:
+        """Tell what is wrong with an attachment's lease, in the plugin's words; None if nothing is."""
+        if not self._may_have_leased(row) or row.result is None:
+            return None
+        try:
+            with self._call(row) as call:
+                ipam.check(row.request["network"], call, row.result, self._limits.seconds)
+        except IpamFailed as error:
+            return str(error)
+        return None
+
+    def collect(self, call: Call) -> None:
+        """GC: have the IPAM plugins of a network free what nobody has any more. Raises IpamFailed.
+
+        The runtime lists the interface of its call, under which a chained call may have made others. So
+        what is in the books is kept too, and leaves by its own DEL. A row that was found again may be any container's.
+        """
+        rows, valid = self._ledger.attachments(), set(call.conf.valid_attachments or ())
+        kept = {(row.owner.container_id, row.ifname) for row in rows} | valid
+        nameless = {row.ifname for row in rows if row.owner.container_id == UNKNOWN}
+        kept |= {(container_id, ifname) for container_id, _ in valid for ifname in nameless}
+        for document in leasing_networks(call, rows):
+            with self._turn(document, TURN_SECONDS, RETURNING) as around:
+                ipam.collect(document, IpamCall("", "", "", "", call.cni_path, around), kept, self._limits.seconds)
+
+    def status(self, call: Call) -> None:
+        """STATUS: raise IpamFailed if the call's IPAM plugin says that it could lease nothing now.
+
+        A runtime that hears of a failure calls the whole node not ready. So a plugin that does not say in time, or
+        whose network has all its places, counts as well, unless it has just hung over what was to be given back.
+        """
+        for document in leasing_networks(call, ()):
+            try:
+                with self._turn(document, 0.0, ASKING) as around:
+                    ipam.status(document, IpamCall("", "", "", "", call.cni_path, around), self._limits.status_seconds)
+            except (NoPlace, ipam.IpamKilled) as error:
+                if self._has_hung(_counted(document)):
+                    raise
+                log.debug("whether addresses can be had is not known: %s", error)
+
+    def settle(self) -> tuple[int, int]:
+        """Try again to give back what is owed, and due. Returns how many were given back, and how many given up.
+
+        Plugins are asked side by side (at first, when one may have ended the agent before, one after the other), each
+        for one lease after the other; one that hangs is not asked for its others this time.
+        """
+        if self._is_deferring or self._orphans.may_live():
+            return 0, 0
+        given_up = self._give_up()
+        due = [lease for lease in self._ledger.owed_leases() if lease.is_due(self._clock())]
+        settled = self._settle_all(due, MAX_GROUPS if self._has_settled else 1)
+        self._has_settled = True
+        return settled, given_up
+
+    def _settle_all(self, leases: Sequence[OwedLease], at_once: int = MAX_GROUPS) -> int:
+        groups: defaultdict[tuple[str, str], list[OwedLease]] = defaultdict(list)
+        for lease in sorted(leases, key=attrgetter("tried_at", "lease_id")):
+            network = lease.request["network"] or {"ipam": {"type": ""}}
+            groups[network["ipam"]["type"], lease.request["cni_path"]].append(lease)
+        waiting = list(groups.values())
+        settled: list[int] = []
+        guard = threading.Lock()
+
+        def work() -> None:
+            while True:
+                with guard:
+                    if not waiting:
+                        return
+                    group = waiting.pop(0)
+                count = self._settle_group(group)
+                with guard:
+                    settled.append(count)
+
+        threads = [threading.Thread(target=work, name="leases", daemon=True) for _ in range(min(at_once, len(groups)))]
+        started: list[threading.Thread] = []
+        try:
+            for thread in threads:
+                thread.start()
+                started.append(thread)
+        except RuntimeError as error:
+            raise Unavailable(f"addresses are given back later: {error}") from error
+        finally:
+            for thread in started:
+                thread.join()
+        return sum(settled)
+
+    def _settle_group(self, group: Sequence[OwedLease]) -> int:
+        settled = 0
+        for lease in group:
+            if self._ending.is_set():
+                break
+            try:
+                of = lease.container_id, lease.ifname
+                with self._alone(*of, seconds=0):
+                    # An ADD that is under way for the same container returns it first, and asks anew.
+                    if self._ledger.has_interface(*of):
+                        continue
+                    if lease.lease_id not in {owed.lease_id for owed in self._ledger.owed_leases_of(*of)}:
+                        continue  # somebody else has given it back since
+                    self._delete(lease)
+                    self._ledger.settle_lease(lease.lease_id)
+                    settled += 1
+            except NoPlace:
+                break
+            except DeviceBusy:
+                continue
+            except IpamFailed as error:
+                log.error("container %s still has the addresses of %s: %s", lease.container_id, lease.ifname, error)
+                self._note(lease, str(error))
+                if isinstance(error, ipam.IpamKilled | ipam.IpamMissing):
+                    break
+            except AgentError as error:
+                log.error("a lease that was given back stays in the books: %s", error)
+                break
+        return settled
+
+    def _note(self, lease: OwedLease, problem: str) -> None:
+        try:
+            self._ledger.note_lease_problem(lease.lease_id, problem)
+        except AgentError as error:
+            log.error("why a lease is owed cannot be written down: %s", error)
+
+    def _give_up(self) -> int:
+        """Forget leases that nobody has taken back for a month, or beyond what the books should hold."""
+        owed = self._ledger.owed_leases()
+        has_tried = self._uptime() - self._began >= TRY_SECONDS
+        before = self._clock() - FORGET_SECONDS if has_tried else 0.0
+        dropped = [lease for i, lease in enumerate(owed) if lease.since < before or i < len(owed) - MAX_OWED]
+        for lease in dropped:
+            log.error(
+                "giving up on the addresses of %s in container %s, owed since %s: free them in the IPAM plugin"
+                " by hand (%s)",
+                lease.ifname,
+                lease.container_id,
+                time.strftime("%Y-%m-%d", time.gmtime(lease.since)),
+                lease.problem or "never asked",
+            )
+            self._ledger.settle_lease(lease.lease_id)
+        return len(dropped)
+
+    def _may_have_leased(self, row: Attachment | OwedLease) -> bool:
+        """Tell whether there can be addresses to give back. An earlier version took any plugin for one of addresses."""
+        network = row.request["network"]
+        return network is not None and network["ipam"]["type"] not in NO_IPAM
+
+    def _delete(self, row: Attachment | OwedLease, turn_seconds: float = TURN_SECONDS) -> None:
+        if self._may_have_leased(row):
+            with self._call(row, turn_seconds) as call:
+                if isinstance(row, OwedLease):  # a row's state tells the same
+                    self._ledger.note_lease_problem(row.lease_id, row.problem or ASKED)
+                ipam.delete(row.request["network"], call, self._limits.seconds)
+
+    @contextmanager
+    def _call(
+        self, row: Attachment | OwedLease, turn_seconds: float = TURN_SECONDS, work: str = RETURNING
+    ) -> Iterator[IpamCall]:
+        container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id
+        made = ipam_call(row.request, container_id, row.ifname, row.netns_path)
+        with self._turn(row.request["network"], turn_seconds, work) as around:
+            yield replace(made, cni_path=joined(made.cni_path, self._newest_path), around=around)
+
+    @contextmanager
+    def _turn(self, network: Mapping[str, Any], seconds: float, work: str) -> Iterator[Around]:
+        """Wait for one of the places where plugins are at work, and for memory, and yield what the plugin has of us."""
+        counted, until = _counted(network), self._uptime() + seconds
+        with (
+            self._places.hold(work, counted, seconds=seconds),
+            self._room.place(until - self._uptime()) as place,
+            self._orphans.plugin() as inherited,
+        ):
+            try:
+                yield Around(inherited, self._orphans.mark, place.allows)
+            except ipam.IpamKilled:
+                if work != ASKING:
+                    self._hung[counted] = self._clock()
+                raise
+            except IpamFailed:
+                self._has_answered(counted, work)
+                raise
+            self._has_answered(counted, work)
+
+    def _has_answered(self, network: LeasingNetwork, work: str) -> None:
+        if work != ASKING:  # a plugin may hang over addresses, and say all the same what versions it knows
+            self._hung.pop(network, None)
+
+    def _has_hung(self, network: LeasingNetwork) -> bool:
+        return 0 <= self._clock() - self._hung.get(network, -HUNG_SECONDS) < HUNG_SECONDS
+
+    @contextmanager
+    def _alone(self, container_id: str, ifname: str, seconds: float = ALONE_SECONDS) -> Iterator[None]:
+        key = container_id, ifname
+
+        def is_free() -> bool:
+            return key not in self._taken
+
+        with self._free:
+            if not self._free.wait_for(is_free, seconds):
+                raise DeviceBusy(f"an IPAM plugin is still at work for {ifname} of container {container_id}")
+            self._taken.add(key)
+        try:
+            yield
+        finally:
+            with self._free:
+                self._taken.discard(key)
+                self._free.notify_all()
+
+
+def _counted(network: Mapping[str, Any]) -> LeasingNetwork:
+    return LeasingNetwork.of(network["name"], network["ipam"])

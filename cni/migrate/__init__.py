@@ -1,0 +1,1 @@
+"""Attachments of replaced CNI plugins, taken into the books."""

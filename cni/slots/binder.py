@@ -1,0 +1,252 @@
+"""Binds slots: asks kubelet what a pod has, chooses devices, and writes books and CDI specs.
+
+A binding belongs to one sandbox. The next one of the pod, or the next pod that kubelet gives the slot to, makes
+another in its place; so a DEL that comes late, or once more, finds nothing that is its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from agent.config import Config, Resource
+from agent.config.networks import Network
+from agent.errors import DeviceBusy, UnitUnhealthy, UnknownUnit
+from agent.kubelet import checkpoint
+from agent.kubelet.checkpoint import Held
+from agent.kubelet.podresources import PodDevices
+from agent.ledger import Ledger
+from agent.model.allocation import Binding, PodRef
+from agent.model.unit_id import UnitId
+from agent.offer.offer import Offer, Unit
+from agent.placement import Distances, for_pairs
+from agent.state import Latest
+from cni.call import Call
+from cni.conflicts import pf_in_pod
+from cni.grants import GrantedDevice, Grants
+from cni.slots import edits
+from cni.slots.bound import BoundSlots
+from cni.slots.choice import Choice, choose
+from cni.slots.edits import Given
+from cni.slots.wishes import Wish, wishes
+
+BUSY_SECONDS = 5.0
+"""How long ADD waits for devices on their way back."""
+POLL_SECONDS = 0.05
+
+log = logging.getLogger(__name__)
+
+
+class Binder:
+    """Chooses devices for slots. Methods block and may run on many threads at once."""
+
+    def __init__(
+        self,
+        config: Latest[Config],
+        ledger: Ledger,
+        bound: BoundSlots,
+        offer: Latest[Offer],
+        grants: Grants,
+        busy_seconds: float = BUSY_SECONDS,
+    ) -> None:
+        """`busy_seconds` is how long a pod waits for devices on their way back."""
+        self._config = config
+        self._ledger = ledger
+        self._bound = bound
+        self._offer = offer
+        self._grants = grants
+        self._busy_seconds = busy_seconds
+
+    def bind(self, call: Call, wanted: Callable[[], bool]) -> Sequence[GrantedDevice]:
+        """Choose a device for each slot of the call's pod, once for each sandbox, and list them.
+
+        Raises UnknownUnit if the configuration does not bind the resource of one of them late any more.
+        """
+        config = self._config.value
+        bound = self._bound_before(call)
+        if not bound:
+            resources = config.resources
+            late = _late_of(resources)
+            containers = self._containers(call.pod, late)
+            if not containers:
+                return ()
+            _refuse_strangers(containers, late)
+            distances = self._offer.value.distances
+            own_gpus = {resource.name for resource in resources if resource.kind in ("gpu", "rail")}
+            own_nics = {resource.name for resource in resources} - own_gpus
+            asked = wishes(containers, late, distances, own_gpus, own_nics)
+            if not asked:
+                return ()
+            bound = self._bind(call, asked, containers, wanted)
+        return tuple(_granted(b, config.network_of(b.resource_name)) for b in bound)
+
+    def unbind(self, container_id: str, ifname: str) -> None:
+        """Let go of what was chosen for a sandbox in calls for this interface, and of what no call has used."""
+        self._bound.unbind(container_id, ifname)
+
+    # ------------------------------------------------------------------ binding
+
+    def _bound_before(self, call: Call) -> tuple[Binding, ...]:
+        """List what an earlier call for this sandbox has bound; the slot that this call is about becomes its own."""
+        own = [b for b in self._of(call) if b.unit_id == call.conf.device and not b.cni_ifname]
+        if own:
+            with self._bound.guard:
+                self._ledger.bind_slots([replace(b, cni_ifname=call.ifname) for b in own])
+        return self._of(call)
+
+    def _of(self, call: Call) -> tuple[Binding, ...]:
+        return tuple(b for b in self._ledger.bindings() if b.container_id == call.container_id)
+
+    def _containers(self, pod: PodRef, late: Collection[str]) -> tuple[Held, ...]:
+        """Ask what a pod's containers have. kubelet is not asked where books and checkpoint tell of no slots."""
+        if not (late or self._bound.had_slots) or not pod.name:
+            return ()
+        # The grant of what only an init container has may have ended: nobody tells the reconciler whose it is.
+        noted = checkpoint.containers_of(self._config.value.kubelet_dir, pod.uid) if pod.uid else ()
+        if not self._ledger.granted_slots() and not _slots_of(noted) and (not late or self._grants.is_settled):
+            return ()
+        found = self._grants.pod_devices(pod)
+        containers = _listed(found) if found is not None else ()
+        return containers + self._init_containers(pod, containers, noted)
+
+    def _init_containers(self, pod: PodRef, known: Sequence[Held], noted: Sequence[Held]) -> tuple[Held, ...]:
+        """List the containers that PodResources does not tell of, if they have slots that nobody has else."""
+        names = {held.container for held in known}
+        others = {b.unit_id for b in self._ledger.bindings() if b.pod.uid not in ("", pod.uid)}
+        had = _slots_of(known) | others
+        return tuple(held for held in noted if held.container not in names and _slots_of([held]) - had)
+
+    def _bind(
+        self, call: Call, asked: Sequence[Wish], containers: Sequence[Held], wanted: Callable[[], bool]
+    ) -> tuple[Binding, ...]:
+        deadline = time.monotonic() + self._busy_seconds
+        while True:
+            with self._bound.guard:
+                shortage = self._try(call, asked, containers)
+                if shortage is None:
+                    return self._of(call)
+            if time.monotonic() > deadline or not wanted():
+                raise DeviceBusy(shortage)
+            time.sleep(POLL_SECONDS)  # without the lock: a DEL that lets a device go needs it
+
+    def _try(self, call: Call, asked: Sequence[Wish], containers: Sequence[Held]) -> str | None:
+        """Choose and bind, or tell what there is too little of. The caller holds the guard."""
+        resources, offer = self._config.value.resources, self._offer.value  # once: both may be others at the next look
+        late = _late_of(resources)
+        _refuse_strangers(containers, late)
+        mine = {slot for wish in asked for slot in wish.slots}
+        chosen: list[Choice] = []
+        for name in dict.fromkeys(wish.resource_name for wish in asked):
+            here = [wish for wish in asked if wish.resource_name == name]
+            pool = offer.pools.get(name, ())
+            free = [
+                unit
+                for unit in self._free(pool, mine)
+                if pf_in_pod(self._ledger, offer.snapshot, unit.device, call.container_id)
+                is None  # ADD would refuse it
+            ]
+            count, fit = sum(len(wish.slots) for wish in here), free
+            if late[name].bonded:
+                kept = for_pairs(offer.distances, [unit.device for unit in free], count)
+                fit = [unit for unit in free if unit.device in kept]
+            found = choose(offer.distances, here, fit, self._load(offer.distances), spread=late[name].spread)
+            if found is None:
+                lacking = self._shortage(name, count, free, pool)
+                return f"{lacking}; a bond joins two of different PFs" if late[name].bonded else lacking
+            chosen += found
+        units = {unit.device: unit for choice in chosen for unit in offer.pools[choice.wish.resource_name]}
+        try:
+            given = edits.of_pod(chosen, containers, resources, units, offer.snapshot, offer.find)
+        except UnitUnhealthy as error:
+            raise DeviceBusy(str(error)) from error
+        self._write(call, given, late)
+        return None
+
+    def _free(self, pool: Sequence[Unit], slots: Collection[str]) -> list[Unit]:
+        """List the healthy devices that nobody has. What these slots were bound to before does not count as had."""
+        bound = {b.device for b in self._ledger.bindings() if b.unit_id not in slots}
+        return [
+            unit
+            for unit in pool
+            if unit.health.healthy
+            and unit.device not in bound
+            and self._ledger.attachment_on(unit.device) is None
+            and not self._granted_early(unit.device)
+            and self._ledger.claim_on(unit.device) is None
+        ]
+
+    def _granted_early(self, device: str) -> bool:
+        """Tell whether a pod has the device under its own name, from before its resource was bound late."""
+        return any(not UnitId.parse(unit).is_slot for unit in self._ledger.granted_units(device))
+
+    def _load(self, distances: Distances) -> Mapping[str, int]:
+        devices = {row.device for row in self._ledger.attachments()} | {b.device for b in self._ledger.bindings()}
+        return Counter(distances.port(device) for device in devices)
+
+    def _shortage(self, name: str, count: int, free: Sequence[Unit], pool: Sequence[Unit]) -> str:
+        if not pool:
+            return f"no device of {name} is known yet, or any more"
+        sick = Counter(unit.health.reason for unit in pool if not unit.health.healthy)
+        reasons = "".join(f", {n} {reason}" for reason, n in sorted(sick.items()))
+        used = len(pool) - len(free) - sick.total()
+        return f"{count} devices of {name} are wanted and {len(free)} are free: of {len(pool)}, {used} in use{reasons}"
+
+    def _write(self, call: Call, given: Sequence[Given], late: Mapping[str, Resource]) -> None:
+        """Write books and specs, in this order."""
+        made = [
+            Binding(
+                unit_id=each.slot,
+                resource_name=each.wish.resource_name,
+                kind=late[each.wish.resource_name].kind,
+                device=each.device,
+                container=each.wish.container,
+                container_id=call.container_id,
+                # What a call of Multus's is not about gets its name from the call that is.
+                cni_ifname=call.ifname if call.conf.device in (None, each.slot) else "",
+                pod=call.pod,
+                edits=each.edits,
+            )
+            for each in given
+        ]
+        self._bound.bind(made)
+
+
+def _granted(bound: Binding, network: Network | None) -> GrantedDevice:
+    files_only = bound.kind == "hca" and network is None
+    return GrantedDevice(bound.device, bound.resource_name, network, bound.unit_id, files_only=files_only)
+
+
+def _late_of(resources: Sequence[Resource]) -> Mapping[str, Resource]:
+    return {resource.name: resource for resource in resources if resource.has_slots}
+
+
+def _refuse_strangers(containers: Sequence[Held], late: Collection[str]) -> None:
+    """Raise UnknownUnit for a slot of a resource that is not bound late: its container could not be created."""
+    for held in containers:
+        for name, units in held.units.items():
+            if name not in late and any(UnitId.parse(unit).is_slot_of(name) for unit in units):
+                raise UnknownUnit(
+                    f"container {held.container} has slots of {name}, and the configuration has no resource of this"
+                    " name with `binding: late` any more, so no device can be chosen: put the resource back, or"
+                    " recreate the pod"
+                )
+
+
+def _slots_of(containers: Sequence[Held]) -> frozenset[str]:
+    return frozenset(
+        u for held in containers for units in held.units.values() for u in units if UnitId.parse(u).is_slot
+    )
+
+
+def _listed(found: PodDevices) -> tuple[Held, ...]:
+    return tuple(
+        Held(
+            c.name,
+            {name: c.device_ids(name) for name in dict.fromkeys(d.resource_name for d in c.devices)},
+            c.numa_nodes,
+        )
+        for c in found.containers
+    )

@@ -1,0 +1,338 @@
+"""Which devices a call names: by deviceID, by PFs or by a master, or, chained, what kubelet gave the pod.
+
+`Targets.ways` lists the ways in the order in which they are tried. The first that the call uses answers alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+
+from agent.config.routing import NO_ROUTING
+from agent.errors import AgentError, RequestInvalid
+from agent.model.allocation import NO_SETTINGS
+from agent.model.device import PciDevice, Snapshot, is_pci_address
+from agent.model.unit_id import UnitId
+from cni import in_flight, netconf
+from cni.call import Call, Slots
+from cni.grants import GrantedDevice, Grants
+from cni.modes import bond, choice
+from cni.modes.mode import Target
+from cni.netconf import NetConf
+from cni.node import Node
+from cni.permission import Permission
+from cni.places import Places
+from cni.pool import Pool
+
+MAX_IFNAME = 15
+MAX_BASE = 12
+"""Of a bond's name, to have room for what its VFs' names have more."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A device that a call is about."""
+
+    conf: NetConf
+    """What it is set up with. Names the device, or the interface that it is made upon."""
+    ifname: str
+    resource_name: str | None = None
+    """The resource that kubelet gave it for; None where the call itself names it."""
+    claim_uid: str = ""
+    """The DRA claim that brings it."""
+
+
+class Targets:
+    """Finds what calls are to bring into their pods. Methods block and may run on many threads at once."""
+
+    def __init__(
+        self,
+        node: Node,
+        grants: Grants,
+        slots: Slots,
+        pool: Pool,
+        permission: Permission,
+        places: Places,
+    ) -> None:
+        """`places` has room for calls that wait for a device."""
+        self._node = node
+        self._grants = grants
+        self._slots = slots
+        self._pool = pool
+        self._permission = permission
+        self._places = places
+        self.ways = (self._share, self._slot, self._of_pool, self._device, self._given_to_pod)
+
+    @contextmanager
+    def of(self, call: Call, add: in_flight.Add) -> Iterator[tuple[Target, ...]]:
+        """Yield what a call is to bring into its pod. What was chosen for it alone is free again if the block fails.
+
+        Raises NotAllowed, RequestInvalid, DeviceBusy, and Unavailable if kubelet does not answer.
+        """
+        try:
+            ways = (way(call, add) for way in self.ways)
+            found = next((named for named in ways if named is not None), ())
+            targets = tuple(self._target(call, named) for named in found)
+            _refuse_same_guid(targets)
+            yield targets
+        except BaseException:
+            self._let_slots_go(call)
+            raise
+        finally:
+            if call.conf.pf:
+                self._pool.let_go(call)
+
+    # ------------------------------------------------------------- the ways to name devices; None: it is another
+
+    def _share(self, call: Call, add: in_flight.Add) -> Sequence[Named] | None:
+        """Multus names a share: the whole adapter stands behind it, which the interface is made upon."""
+        share = call.conf.device
+        if share is None or not UnitId.parse(share).is_share:
+            return None
+        adapter = next((grant.device for grant in self._node.ledger.grants() if grant.unit_id == share), None)
+        if adapter is None and call.conf.master is None:
+            raise RequestInvalid(f"deviceID {share} is a share that kubelet has given to no pod")
+        return [Named(self._named_before(call, replace(call.conf, device=adapter)), call.ifname)]
+
+    def _slot(self, call: Call, add: in_flight.Add) -> Sequence[Named] | None:
+        """Multus names a slot: for it, kubelet's unit is the device."""
+        slot = call.conf.device
+        if slot is None or not UnitId.parse(slot).is_slot:
+            return None
+        found = next((found for found in self._bound(call, add) if found.unit_id == slot), None)
+        if found is None:
+            raise RequestInvalid(f"deviceID {slot} is a slot that kubelet has not given to pod {call.pod}")
+        return [Named(replace(call.conf, device=found.device), call.ifname, found.resource_name)]
+
+    def _of_pool(self, call: Call, add: in_flight.Add) -> Sequence[Named] | None:
+        """The call names PFs: any VF of theirs that is free."""
+        if not call.conf.pf or call.conf.device is not None:
+            return None
+        return [Named(replace(call.conf, device=self._pool.take(call)), call.ifname)]
+
+    def _device(self, call: Call, add: in_flight.Add) -> Sequence[Named] | None:
+        """The call names a device, or the interface that is to come or that one is to be made upon."""
+        if call.conf.device is None and call.conf.master is None:
+            return None
+        return [Named(self._named_before(call, call.conf), call.ifname)]
+
+    def _given_to_pod(self, call: Call, add: in_flight.Add) -> Sequence[Named]:
+        """The call names nothing, as a chained one does: all that kubelet gave to its pod, as net1, net2 …"""
+        if call.conf.network:
+            raise RequestInvalid(
+                f"network {call.conf.network} is for a device that the call names, and deviceID is missing"
+            )
+        if call.conf.prev_result is None or not call.pod.name:
+            return ()
+        taken = {str(i.get("name")) for i in call.conf.prev_result.get("interfaces") or []} | {call.ifname}
+        given = map(self._grants.settled, (*self._grants.devices(call.pod), *self._bound(call, add)))
+        own = ((self._limited(_conf_of(found, call.conf), found.resource_name), found) for found in given)
+        wanted = [(conf, found) for conf, found in own if not (found.files_only or self._needs_nothing(conf))]
+        if any(conf.bond for conf, _ in wanted):
+            return self._joined(wanted, taken)
+        names = names_of([(found.ifname, _usual(found)) for _, found in wanted], taken)
+        return [
+            Named(conf, name, found.resource_name, found.claim_uid)
+            for (conf, found), name in zip(wanted, names, strict=True)
+        ]
+
+    def _joined(self, wanted: Sequence[tuple[NetConf, GrantedDevice]], taken: Collection[str]) -> Sequence[Named]:
+        """Name what comes along where some of it is joined to bonds: VFs first, then what is made over them."""
+        groups = _grouped(wanted, self._node.snapshot)
+        names = names_of([(group[0][1].ifname, _usual(group[0][1])) for group in groups], taken)
+        used, named = {*taken, *names}, list[Named]()
+        for group, name in zip(groups, names, strict=True):
+            ports = tuple(found.device for _, found in group)
+            if len(group) == 1:
+                own, inner = [name], [group[0][0]]
+            else:
+                own = names_of([("", f"{name[:MAX_BASE]}p%d")] * len(group), used)
+                inner = [_as_port(conf, ports) for conf, _ in group]
+            used.update(own)
+            named += [
+                Named(conf, each, found.resource_name, found.claim_uid)
+                for conf, each, (_, found) in zip(inner, own, group, strict=True)
+            ]
+            if len(group) > 1:
+                conf = replace(group[0][0], device=None, ports=ports, settings=NO_SETTINGS, rdma=None)
+                named.append(Named(conf, name, group[0][1].resource_name))
+        return named
+
+    # ------------------------------------------------------------------------------------------------------ steps
+
+    def _target(self, call: Call, named: Named) -> Target:
+        """Tell what becomes of a device. Raises NotAllowed.
+
+        Of one that the call itself names the books say which resource it was granted for.
+        """
+        conf, resource_name, claim_uid = named.conf, named.resource_name, named.claim_uid
+        if conf.network:
+            conf = self._as_configured(conf)
+        mode = choice.name_for(conf, self._node.snapshot)
+        device = choice.named(mode).key(self._node.host, conf, call.container_id, named.ifname)
+        if conf.bond is not None and not conf.ports:
+            raise RequestInvalid(
+                f"bond: {conf.bond} joins two VFs that kubelet gave to the pod, and this call names one device:"
+                " leave bond out, or chain the plugin after the pod's network, with a network that their resource names"
+            )
+        if mode != "bond":  # its VFs are looked at, each
+            self._permission.check(call, conf, mode, device, is_granted=resource_name is not None)
+        if resource_name is None:
+            claimed = self._grants.claimed(call.pod, conf.device or device)
+            claim_uid = claimed.claim_uid if claimed is not None else ""
+            of_claim = claimed.resource_name if claimed is not None else ""
+            resource_name = self._node.ledger.granted_resource(device) or of_claim
+        if mode in ("vf", "vfio"):
+            conf = self._limited(conf, resource_name)
+        return Target(device, resource_name, call.container_id, named.ifname, mode, conf, call.cpu, claim_uid)
+
+    def _as_configured(self, conf: NetConf) -> NetConf:
+        """Set a call's device up as the network says that it names. What is the pod's own stays: MAC, GUID, file."""
+        made = netconf.with_network(conf, self._grants.named_network(conf.network, conf.device or ""))
+        settings = replace(made.settings, mac=conf.mac or made.settings.mac)
+        guid = conf.guid or made.guid
+        return replace(made, settings=settings, guid=guid, device_info_file=conf.device_info_file)
+
+    def _limited(self, conf: NetConf, resource_name: str) -> NetConf:
+        """Give a VF the rates of its resource, where its network says nothing of any."""
+        settings, rates = conf.settings, self._grants.rates_of(resource_name)
+        if rates.is_empty or settings.min_tx_rate is not None or settings.max_tx_rate is not None:
+            return conf
+        return replace(conf, settings=replace(settings, min_tx_rate=rates.min_tx_rate, max_tx_rate=rates.max_tx_rate))
+
+    def _bound(self, call: Call, add: in_flight.Add) -> Sequence[GrantedDevice]:
+        """List the devices of the pod's slots. Who has to wait for them needs a place, as who has a device does."""
+        with ExitStack() as place:
+
+            @cache
+            def take_place() -> bool:
+                place.enter_context(self._places.hold("ADD", call.conf.name))
+                return True
+
+            return self._slots.bind(call, lambda: not add.overtaken and take_place())
+
+    def _let_slots_go(self, call: Call) -> None:
+        try:
+            self._slots.unbind(call.container_id, call.ifname)
+        except AgentError as error:
+            log.error("the slots of container %s stay bound: %s", call.container_id, error)
+
+    def _named_before(self, call: Call, conf: NetConf) -> NetConf:
+        """Name the device of a repeated call as the first did: an interface in a pod no longer tells what it is of."""
+        if conf.mode == "nic" and conf.device is None:
+            for row in self._node.ledger.attachments_of(call.container_id, call.ifname):
+                if row.undo.mode == "nic" and row.undo.netdev == conf.master and is_pci_address(row.device):
+                    return replace(conf, device=row.device)
+        return conf
+
+    def _needs_nothing(self, conf: NetConf) -> bool:
+        """Tell whether there is nothing to move or to set: a program drives the device, or it has no interface.
+
+        But what is asked for must not be passed over.
+        """
+        facts = self._node.snapshot.by_address.get(conf.device or "")
+        is_plain = conf.guid is None and conf.pkey is None and not conf.rdma and not conf.function_reset
+        if facts is None or not (is_plain and conf.settings.is_empty):
+            return False
+        return facts.is_for_programs or (conf.mode == "nic" and conf.ipam is None and self._has_no_interface(facts))
+
+    def _has_no_interface(self, facts: PciDevice) -> bool:
+        """Tell whether an adapter is there for RDMA alone. One whose interface is still in a pod is not."""
+        node = self._node
+        is_away = (
+            node.ledger.attachment_on(facts.address) is not None or node.host.find_netdev(facts.address) is not None
+        )
+        return facts.is_for_rdma_alone and not node.snapshot.rdma_exclusive and not is_away
+
+
+def names_of(wanted: Sequence[tuple[str, str]], taken: Collection[str]) -> list[str]:
+    """Name interfaces: each as it must be called, else as it usually is, else net1, net2 … The former two may be empty.
+
+    In both %d stands for a number from 0 on. A usual name that another has is followed by -2, -3 …
+    Raises RequestInvalid for a name that the pod has already, or that two are to have.
+    """
+    used = set(taken)
+    for name in (name for name, _ in wanted if name and "%d" not in name):
+        if name in used:
+            raise RequestInvalid(
+                f"two interfaces of the pod would be called {name}: give the one that a claim names so another ifName"
+            )
+        used.add(name)
+
+    def next_of(pattern: str, first: int) -> str:
+        numbered = (pattern.replace("%d", str(n)) for n in range(first, 1000))
+        name = next(name for name in numbered if name not in used)
+        if len(name) > MAX_IFNAME:
+            raise RequestInvalid(f"{name} has more than {MAX_IFNAME} characters: give the network a shorter ifName")
+        used.add(name)
+        return name
+
+    def name_of(name: str, usual: str) -> str:
+        pattern = name or usual
+        if not pattern:
+            return next_of("net%d", 1)
+        if "%d" in pattern:
+            return next_of(pattern, 0)
+        if name:
+            return name
+        if usual in used:
+            return next_of(f"{usual}-%d", 2)
+        used.add(usual)
+        return usual
+
+    return [name_of(name, usual) for name, usual in wanted]
+
+
+def _usual(found: GrantedDevice) -> str:
+    return found.usual or (found.network.ifname if found.network is not None else "")
+
+
+def _conf_of(found: GrantedDevice, conf: NetConf) -> NetConf:
+    """Say what a device that comes along with a pod's network is set up with.
+
+    A MAC or a file in the call is meant for the interface of the call, not for each VF.
+    """
+    own = replace(conf, device=found.device, settings=replace(conf.settings, mac=None), device_info_file=None)
+    return netconf.with_network(own, found.network) if found.network is not None else own
+
+
+def _grouped(
+    wanted: Sequence[tuple[NetConf, GrantedDevice]], snapshot: Snapshot
+) -> list[tuple[tuple[NetConf, GrantedDevice], ...]]:
+    """Put each device by itself, and those of a bond together, where the first of them stands."""
+    by_device = {found.device: (conf, found) for conf, found in wanted}
+    bonded: dict[tuple[str, str], list[str]] = {}
+    for conf, found in wanted:
+        if conf.bond is not None:
+            if choice.name_for(conf, snapshot) != "vf":
+                raise RequestInvalid(f"bond: {found.device} is no Ethernet VF with an interface: leave bond out")
+            bonded.setdefault((found.resource_name, found.claim_uid), []).append(found.device)
+    pairs = {pair[0]: pair for devices in bonded.values() for pair in bond.pairs(devices, snapshot)}
+    seconds = {pair[1] for pair in pairs.values()}
+    return [
+        tuple(by_device[device] for device in pairs.get(found.device, (found.device,)))
+        for _, found in wanted
+        if found.device not in seconds
+    ]
+
+
+def _as_port(conf: NetConf, ports: tuple[str, ...]) -> NetConf:
+    """Say what a bond's VF is set up with: what concerns the interface alone is the bond's."""
+    return replace(conf, ports=ports, ipam=None, for_ipam={}, altnames=(), routing=NO_ROUTING)
+
+
+def _refuse_same_guid(targets: Sequence[Target]) -> None:
+    """Refuse to give one GUID to several VFs: the fabric would take them for one port."""
+    given: dict[str, str] = {}
+    for target in targets:
+        guid = target.conf.guid
+        if guid is not None and (other := given.setdefault(guid, target.device)) != target.device:
+            raise RequestInvalid(
+                f"guid {guid} cannot be given to {other} and {target.device} at once: leave it out of what all VFs of a"
+                " pod get, and let Multus or a network for each resource name the VF that it is for"
+            )

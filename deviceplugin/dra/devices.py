@@ -1,0 +1,293 @@
+"""Offer → the devices of the node's ResourceSlices, which are what the scheduler chooses from. Pure.
+
+Bound early, a device is a VF, an adapter, or an HCA with its shares as capacity. Bound late, it is a place: all
+devices of a resource with the same nearest GPU, with their number as capacity; which of them a claim gets is chosen on
+the node. Places keep the scheduler's search short: claims that do not fit any more must not hold up the others. Where
+there are few of them each is divided into parts, for a request of several devices takes a different one for each.
+
+The same goes for the GPU that an early device names to be matched by (`dra.aliases`): one device a GPU, and the last
+one, since the scheduler takes the first that fits and would give it to claims that do not ask for GPUs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agent.config import Config, Resource
+from agent.model.device import NO_NUMA_NODE
+from agent.model.health import HEALTHY, Health, Reason
+from agent.offer.offer import Offer, Unit
+from deviceplugin.dra.attributes import Attributes, Facts, attributes_of, common, gpu_alias, numa_aliases, text
+from deviceplugin.dra.nearness import Pairing, pair_up
+
+UNITS, SHARES = "units", "shares"
+"""What is consumed of a place of VFs or whole adapters, and of shared adapters; qualified with the driver's domain."""
+MAX_SHORT = 30
+"""Length of a resource's name in that of a place, which is a DNS label with a number at the end."""
+AT_ONCE = 8
+"""So many devices of a late-bound resource can one request ask for on any node that has them."""
+_SHORT_GPU = 8
+"""So much of a GPU's UUID is in the name of its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """Why a device is not to be had. When it began is the publisher's to keep."""
+
+    key: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class DraDevice:
+    """One device of a ResourceSlice, and what stands behind it."""
+
+    name: str
+    resource_name: str
+    attributes: Attributes
+    """In the API's form: name → `{"string": …}`, `{"int": …}` and so on."""
+    capacity: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """In the API's form."""
+    allow_multiple: bool = False
+    """Several claims may have a part of it: its capacity."""
+    taints: tuple[Taint, ...] = ()
+    units: tuple[Unit, ...] = ()
+    """What stands behind it: one unit, or all of a place."""
+    adapter: str = ""
+    """PCI address of the port that it hangs on; empty for a place with several."""
+
+    @property
+    def health(self) -> Health:
+        """One healthy unit is enough; else the first of them tells why not."""
+        return health_of(self.units)
+
+
+def health_of(units: Sequence[Unit]) -> Health:
+    """Judge by what stands behind a device: one healthy unit is enough; else the first of them tells why not."""
+    if not units or any(unit.health.healthy for unit in units):
+        return HEALTHY
+    return units[0].health
+
+
+def devices_of(config: Config, offer: Offer, facts: Facts) -> tuple[DraDevice, ...]:
+    """List all devices, those of a resource in the order in which the scheduler is to try them.
+
+    What pods still have by grants of kubelet's (`offer.granted`) is left out, or subtracted from capacity. A device
+    that is gone is left out, too, unless a pod has it. Equal arguments give equal lists.
+    """
+    shorts = _short_names([resource.name for resource in config.claimable])
+    found: list[DraDevice] = []
+    for resource in config.claimable:
+        maker = _Maker(config, offer, facts, resource, shorts[resource.name])
+        found += maker.places() if resource.binding == "late" else maker.single()
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A unit with what is known of the device behind it."""
+
+    unit: Unit
+    attributes: dict[str, Mapping[str, Any]]
+    port: str
+    gpus: tuple[str, ...]
+    """The GPU that it names, or all that it is nearest to."""
+    room: int
+    """How many claims it is for: what no pod has by a grant."""
+
+
+class _Maker:
+    """Makes the devices of one resource."""
+
+    def __init__(self, config: Config, offer: Offer, facts: Facts, resource: Resource, short: str) -> None:
+        self._config = config
+        self._resource = resource
+        self._short = short
+        self._distances = facts.seen.distances
+        units = [unit for unit in offer.claimable.get(resource.name, ()) if _is_here(unit, offer)]
+        known = facts.seen.snapshot.by_address
+        units = sorted(
+            (u for u in units if u.device in known), key=lambda u: (self._distances.order(u.device), u.unit_id)
+        )
+        pairing = pair_up([unit.device for unit in units], self._distances)
+        self._members = [member for unit in units for member in self._members_of(unit, pairing, offer, facts)]
+
+    def single(self) -> list[DraDevice]:
+        """Make a device for each VF or adapter."""
+        telling = self._telling()
+        quiet = [m for m in self._members if m.unit.unit_id not in telling]
+        loud = [m for m in self._members if m.unit.unit_id in telling]
+        found: list[DraDevice] = []
+        for member in (*quiet, *loud):
+            if not member.room:
+                continue
+            alias = gpu_alias(self._config.dra, member.gpus) if member in loud else {}
+            device = DraDevice(
+                name=_label(member.unit.unit_id if self._shared else f"{self._resource.kind}-{member.unit.device}"),
+                resource_name=self._resource.name,
+                attributes={**member.attributes, **alias},
+                units=(member.unit,),
+                adapter=member.port,
+            )
+            found += self._consumed(device, SHARES, member.room) if self._shared else [self._tainted(device)]
+        return found
+
+    def places(self) -> list[DraDevice]:
+        """Make a device for each place, those near GPUs first, in the driver's order of these."""
+        members: dict[tuple[str, str], list[_Member]] = {}
+        for member in self._members:
+            members.setdefault(self._place_of(member), []).append(member)
+        found: list[DraDevice] = []
+        names = _gpu_names(self._distances.gpus)
+        parts = -(-AT_ONCE // max(1, len(members)))
+        order = {gpu: rank for rank, gpu in enumerate(self._distances.gpus)}
+        for kind, what in sorted(members, key=lambda place: (order.get(place[1], len(order)), place)):
+            here = members[kind, what]
+            # What is withheld until it is clean no claim has, and kubelet tries again for whom it was counted in after
+            # more than a minute only. Other ills pass, or may be of a device that a pod has and that is counted there.
+            able = [m for m in here if m.unit.health.reason != Reason.QUARANTINED] or here
+            room = sum(member.room for member in able)
+            if not room:
+                continue
+            device = DraDevice(
+                name=f"slots-{self._short}-{names[what] if kind == 'gpu' else _label(what)}",
+                resource_name=self._resource.name,
+                attributes={
+                    **common([member.attributes for member in here]),
+                    "kind": {"string": "slots"},
+                    **gpu_alias(self._config.dra, [what] if kind == "gpu" else []),
+                },
+                units=tuple(member.unit for member in here if member.room),
+                adapter=here[0].port if len({member.port for member in here}) == 1 else "",
+            )
+            most = len({member.unit.device for member in able if member.room}) if self._shared else room
+            found += self._parts(device, room, min(parts, most))
+        # Those by which GPUs are matched come last: a claim that does not ask for GPUs takes the first that fits.
+        return sorted(
+            found, key=lambda device: not _gpu_aliases(self._config.dra.aliases).isdisjoint(device.attributes)
+        )
+
+    def _parts(self, device: DraDevice, room: int, count: int) -> list[DraDevice]:
+        """Divide a place. The part that has its name tells of its GPU."""
+        what = SHARES if self._shared else UNITS
+        if self._config.dra.shares != "capacity":
+            return self._consumed(device, what, room)
+        quiet = self._without_gpu(device)
+        found = self._consumed(device, what, (room + count - 1) // count)
+        for number in range(1, count):
+            part = replace(quiet, name=f"{device.name}-{number}")
+            found += self._consumed(part, what, (room + count - 1 - number) // count)
+        return found
+
+    def _without_gpu(self, device: DraDevice) -> DraDevice:
+        aliases = _gpu_aliases(self._config.dra.aliases)
+        return replace(device, attributes={n: value for n, value in device.attributes.items() if n not in aliases})
+
+    @property
+    def _shared(self) -> bool:
+        return self._resource.kind == "hca"
+
+    def _members_of(self, unit: Unit, pairing: Pairing, offer: Offer, facts: Facts) -> Iterator[_Member]:
+        """Tell what a unit is for. Bound late, an adapter's shares are divided among all GPUs that it is nearest to."""
+        dra, is_late = self._config.dra, self._resource.binding == "late"
+        attributes = attributes_of(self._resource, unit, facts.seen.snapshot.by_address[unit.device], facts)
+        attributes |= numa_aliases(dra, attributes)
+        has = self._resource.shares if self._shared else 1
+        room = max(0, has - offer.granted.get(unit.device, 0))
+        near = pairing.near.get(unit.device, ())
+        named = near if self._shared and is_late else tuple(filter(None, (pairing.gpu.get(unit.device),)))
+        port = self._distances.port(unit.device)
+        for number, gpu in enumerate(named or ("",)):
+            told = attributes | {name: value for name, value in (("nearGpu", text(gpu)),) if value is not None}
+            gpus = near if self._shared and dra.list_attributes and not is_late else (gpu,) if gpu else ()
+            count = len(named) or 1
+            yield _Member(unit, told, port, gpus, (room + count - 1 - number) // count)
+
+    def _telling(self) -> frozenset[str]:
+        """Choose the device that each GPU is matched by: the last one, an ill one only if all are."""
+        chosen: dict[str, _Member] = {}
+        for member in self._members:
+            for gpu in member.gpus:
+                if member.room and (
+                    gpu not in chosen or member.unit.health.healthy or not chosen[gpu].unit.health.healthy
+                ):
+                    chosen[gpu] = member
+        return frozenset(member.unit.unit_id for member in chosen.values())
+
+    def _place_of(self, member: _Member) -> tuple[str, str]:
+        """Tell where a unit is: near a GPU; else, on a node with GPUs, at its adapter; else on its NUMA node."""
+        near = member.attributes.get("nearGpu")
+        if near is not None:
+            return "gpu", str(near["string"])
+        numa_node = self._distances.numa_node(member.port)
+        if self._distances.gpus or numa_node == NO_NUMA_NODE:
+            return "adapter", member.port
+        return "numa", f"numa-{numa_node}"
+
+    def _consumed(self, device: DraDevice, what: str, room: int) -> list[DraDevice]:
+        """Offer a device to so many claims: by capacity, or as that many devices, of which the last names the GPU."""
+        device = self._tainted(device)
+        dra = self._config.dra
+        if dra.shares == "capacity":
+            # A claim's result on a place is one device: no more is to be had at a time than one unit, or one's shares.
+            most = min(room, self._resource.shares) if what == SHARES else 1
+            bounds = {"min": "1"} | ({"max": str(most)} if most < room or most == 1 else {})
+            bounds |= {"step": "1"} if most > 1 else {}
+            policy = {"default": "1", "validRange": bounds}
+            capacity = {f"{dra.driver}/{what}": {"value": str(room), "requestPolicy": policy}}
+            return [replace(device, capacity=capacity, allow_multiple=True)]
+        quiet = self._without_gpu(device)
+        return [replace(quiet if n < room - 1 else device, name=f"{device.name}-{n}") for n in range(room)]
+
+    def _tainted(self, device: DraDevice) -> DraDevice:
+        health = device.health
+        if health.healthy:
+            return device
+        # Eviction ends every pod that has a part of the device, so each of its units must be ill enough.
+        evicts = all(unit.health.reason in self._config.health.evict for unit in device.units)
+        effect = "NoExecute" if evicts else "NoSchedule"
+        return replace(device, taints=(Taint(f"{self._config.dra.driver}/{health.reason}", effect),))
+
+
+def _is_here(unit: Unit, offer: Offer) -> bool:
+    return unit.health.reason != Reason.DEVICE_GONE or unit.device in offer.lost
+
+
+def _gpu_aliases(aliases: Sequence[str]) -> frozenset[str]:
+    return frozenset(name for name in aliases if name.endswith("/uuid"))
+
+
+def _label(text: str) -> str:
+    """Make a DNS label of a unit's ID or a PCI address: hca-0000:18:00.0 → hca-0000-18-00-0."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _short_names(names: Sequence[str]) -> dict[str, str]:
+    """Shorten the names of resources to what fits into a label, and no two to one."""
+    labels = {name: _label(name) for name in names}
+    counts = Counter(labels.values())
+    return {
+        name: label
+        if counts[label] == 1 and len(label) <= MAX_SHORT
+        else f"{label[: MAX_SHORT - 9].rstrip('-')}-{_digest(name)}"
+        for name, label in labels.items()
+    }
+
+
+def _gpu_names(gpus: Sequence[str]) -> dict[str, str]:
+    """Name GPUs by the beginning of their UUID; where two begin alike, by a digest of it."""
+    starts = {gpu: _label(gpu.partition("-")[2])[:_SHORT_GPU] for gpu in gpus}
+    counts = Counter(starts.values())
+    return {
+        gpu: f"gpu-{start}" if start and counts[start] == 1 else f"gpu-{_digest(gpu)}-{len(start)}"
+        for gpu, start in starts.items()
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,0 +1,201 @@
+"""kubelet's second door, as a whole: a DRA driver that is served, registered, and stays both.
+
+Two sockets: one for claims and health in a folder of the driver's own, then one in kubelet's folder of plugins by which
+it finds the first. Both have names that were never used before: kubelet refuses a path that it knows, and is slow
+where one was used again. When either file is gone, both are made anew. kubelet's restart needs nothing of us: it finds
+the sockets again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import grpc.aio
+
+from agent.errors import Unavailable
+from agent.state import Latest, first
+from deviceplugin.dra.health import Catalog, HealthService
+from deviceplugin.dra.registrar import Registrar, Standing
+from deviceplugin.dra.server import Claims, ClaimService
+from deviceplugin.server import Observe
+from deviceplugin.sockets import CHANNEL_OPTIONS, identity, serve
+from proto.pluginregistration.v1 import api_pb2_grpc
+
+MOST_REQUEST = 1 << 20
+"""Bytes of one request: some thousand claims."""
+MOST_ANSWER = 4 << 20
+"""Bytes that kubelet takes."""
+SERVER_OPTIONS = (
+    *CHANNEL_OPTIONS,
+    ("grpc.max_receive_message_length", MOST_REQUEST),
+    ("grpc.max_send_message_length", MOST_ANSWER),
+)
+STABLE_SECONDS = 10.0
+"""Serving for so long ends the counting of failures."""
+
+_NOT_SERVED = Standing(False, "not served yet")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """Who we are to kubelet, and where."""
+
+    name: str
+    """A DNS subdomain of at most 63 characters."""
+    pool: str
+    """Name of the node."""
+    kubelet_dir: Path
+    """/var/lib/kubelet; the same path for kubelet as for us."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the driver is served."""
+        return self.kubelet_dir / "plugins" / self.name
+
+    @property
+    def registry(self) -> Path:
+        """Where kubelet looks for plugins."""
+        return self.kubelet_dir / "plugins_registry"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long to wait for what, in seconds."""
+
+    poll: float = 0.3
+    """Between two looks at the socket files."""
+    first_retry: float = 0.2
+    last_retry: float = 10.0
+    last_words: float = 0.4
+    """For kubelet to take the end of the health stream."""
+    grace: float = 0.4
+    """For calls that are under way at the end, of which one takes some ten milliseconds unless it waits for others."""
+
+
+DEFAULT_PACE = Pace()
+
+
+class Door:
+    """The driver's server and its standing with kubelet. `run` until `close`."""
+
+    def __init__(
+        self, driver: Driver, claims: Claims, catalog: Catalog, observe: Observe, pace: Pace = DEFAULT_PACE
+    ) -> None:
+        self.standing: Latest[Standing] = Latest(_NOT_SERVED)
+        self._driver = driver
+        self._calls = ClaimService(driver.name, claims, observe)
+        self._catalog = catalog
+        self._pace = pace
+        self._closing = asyncio.Event()
+
+    async def begun(self) -> None:
+        """Wait until it is served, something keeps it from that, or it is closed."""
+        await first(self.standing.other_than(_NOT_SERVED), self._closing.wait())
+
+    @property
+    def registered(self) -> bool:
+        """Tell whether kubelet has said so."""
+        return self.standing.value.registered
+
+    @property
+    def problem(self) -> str:
+        """Tell why it is not registered; empty when it is."""
+        return self.standing.value.problem
+
+    def close(self) -> None:
+        """Make `run` end: health ends as UNKNOWN, kubelet is told nothing more, calls under way get a moment."""
+        self._closing.set()
+
+    async def run(self) -> None:
+        """Serve and be found by kubelet until closed. No trouble with its folders ends it."""
+        retry = self._pace.first_retry
+        while not self._closing.is_set():
+            began = asyncio.get_running_loop().time()
+            try:
+                await self._serve_once()
+            except Unavailable as error:
+                self._note(str(error))
+            if asyncio.get_running_loop().time() - began > STABLE_SECONDS:
+                retry = self._pace.first_retry
+            await first(self._closing.wait(), seconds=retry)
+            retry = min(retry * 2, self._pace.last_retry)
+
+    async def _serve_once(self) -> None:
+        """Serve, be found, and stay until a socket is gone or we close."""
+        instance = secrets.token_hex(4)
+        socket = self._driver.folder / f"dra-{instance}.sock"
+        registration = self._driver.registry / f"{self._driver.name}-{instance}-reg.sock"
+        self._prepare_folders()
+        health = HealthService(self._driver.pool, self._catalog)
+        async with AsyncExitStack() as opened:
+            server = await serve(socket, partial(_add, self._calls, health), SERVER_OPTIONS)
+            opened.push_async_callback(_stop, server, socket, self._pace.grace)
+            registrar = Registrar(self._driver.name, str(socket), self.standing)
+            self.standing.set(Standing(False, f"kubelet has not found the driver in {self._driver.registry} yet"))
+            found_by = await serve(
+                registration, partial(api_pb2_grpc.add_RegistrationServicer_to_server, registrar), SERVER_OPTIONS
+            )
+            opened.push_async_callback(_stop, found_by, registration, 0.0)
+            opened.push_async_callback(health.end, self._pace.last_words)
+            self._note(await self._stay(socket, registration))
+
+    async def _stay(self, *sockets: Path) -> str:
+        """Wait until one of the files is not the same any more, and say so, or until we close."""
+        made = {socket: identity(socket) for socket in sockets}
+        while not self._closing.is_set():
+            gone = next((socket for socket in sockets if identity(socket) != made[socket]), None)
+            if gone is not None:
+                return f"{gone} was removed: serving anew"
+            await first(self._closing.wait(), seconds=self._pace.poll)
+        return "the agent is stopping"
+
+    def _prepare_folders(self) -> None:
+        """Make our own folder, and remove sockets that an earlier process of the driver has left."""
+        folder, registry, name = self._driver.folder, self._driver.registry, re.escape(self._driver.name)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            folder.chmod(0o700)
+            _remove(folder, re.compile(r"dra-[0-9a-f]{8}\.sock"))
+            _remove(registry, re.compile(name + r"-[0-9a-f]{8}-reg\.sock"))
+        except FileNotFoundError as error:
+            raise Unavailable(
+                f"{error.filename}: waiting for kubelet to make its folders, or is kubeletDir wrong?"
+            ) from error
+        except OSError as error:
+            raise Unavailable(f"{error.filename} cannot be used: {error.strerror}") from error
+
+    def _note(self, problem: str) -> None:
+        """Note what keeps the driver from being registered; the same again stays quiet."""
+        if problem != self.problem and not self._closing.is_set():
+            log.warning("%s", problem)
+        self.standing.set(Standing(False, problem))
+
+
+def _add(calls: ClaimService, health: HealthService, server: grpc.aio.Server) -> None:
+    calls.add_to(server)
+    health.add_to(server)
+
+
+def _remove(folder: Path, pattern: re.Pattern[str]) -> None:
+    for name in os.listdir(folder):
+        if pattern.fullmatch(name):
+            (folder / name).unlink(missing_ok=True)
+
+
+def _forget(socket: Path) -> None:
+    socket.unlink(missing_ok=True)
+
+
+async def _stop(server: grpc.aio.Server, socket: Path, grace: float) -> None:
+    _forget(socket)
+    await server.stop(grace)

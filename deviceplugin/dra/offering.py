@@ -1,0 +1,90 @@
+"""Follows offer and configuration, and keeps the cells of what is offered by DRA: devices, and the slices they are in.
+
+No I/O: the publisher follows the slices, kubelet's calls and the health stream look into the catalog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections.abc import Mapping
+
+from agent.config import Config
+from agent.model.lldp import Neighbour
+from agent.offer.offer import Offer
+from agent.state import Latest, first
+from deviceplugin.dra.attributes import Facts
+from deviceplugin.dra.devices import DraDevice, devices_of
+from deviceplugin.dra.packing import Document, slices_of
+from deviceplugin.dra.seen import Seen, look
+
+NOBODY: Mapping[str, Neighbour] = {}
+
+
+class Offering:
+    """Makes devices and slices of each new offer."""
+
+    def __init__(
+        self,
+        config: Latest[Config],
+        offer: Latest[Offer],
+        dropped: Latest[frozenset[str]],
+        node_name: str,
+        leaves: Latest[Mapping[str, Neighbour]] | None = None,
+    ) -> None:
+        """`dropped` is what the cluster drops of slices, `leaves` the switch port at the end of each adapter's link."""
+        self._config = config
+        self._offer = offer
+        self._dropped = dropped
+        self._node_name = node_name
+        self._leaves = leaves if leaves is not None else Latest(NOBODY)
+        self._seen = Seen()
+        self._ground: tuple[object, ...] = ()
+        """What the newest devices were made of. Kept, so that each stays the same object as long as it is the same."""
+        self.catalog: Latest[tuple[DraDevice, ...]] = Latest(())
+        """All devices, with what stands behind each, also those that the cluster cannot be told of."""
+        self.facts = Latest(Facts(self._seen))
+        """What their attributes are made of."""
+        self.slices: Latest[tuple[Document, ...] | None] = Latest(None)
+        """The slices that there should be; None as long as that is not known."""
+        self._heeded = Latest(-1)
+        """The version of the leaves that the newest slices are made of."""
+
+    async def heeds(self, leaves: int) -> None:
+        """Wait until the slices are made of this version of the leaves, or a later one."""
+        while (now := self._heeded.value) < leaves:
+            await self._heeded.other_than(now)
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            config, offer = self._config.value, self._offer.value
+            version = self._leaves.version
+            dropped, leaves = self._dropped.value, self._leaves.value
+            if offer.snapshot.generation:  # the first one may be of nothing
+                await asyncio.to_thread(self._make, config, offer, dropped, leaves)
+                self._heeded.set(version)
+            await first(
+                self._config.other_than(config),
+                self._offer.other_than(offer),
+                self._dropped.other_than(dropped),
+                self._leaves.other_than(leaves),
+            )
+
+    def _make(self, config: Config, offer: Offer, dropped: frozenset[str], leaves: Mapping[str, Neighbour]) -> None:
+        """Set the cells, if there is news. A pod that comes or goes is none."""
+        if offer.claimable.keys() != {resource.name for resource in config.claimable}:
+            return  # the offer is of another configuration, and its own is about to come
+        self._seen = look(offer, self._seen)
+        ground = (config, self._seen, offer.claimable, offer.granted, offer.lost, leaves, dropped)
+        if len(self._ground) == len(ground) and all(map(operator.is_, ground, self._ground)):
+            return
+        self._ground = ground
+        facts = Facts(self._seen, leaves)
+        self.facts.set(facts)
+        catalog = devices_of(config, offer, facts)
+        if catalog != self.catalog.value:
+            self.catalog.set(catalog)
+        slices = slices_of(catalog, config.dra.driver, self._node_name, dropped)
+        if slices != self.slices.value:
+            self.slices.set(slices)

@@ -1,0 +1,301 @@
+"""An allocated claim → the rows that stand for it: devices chosen, networks worked out, container edits made.
+
+Asks who has what, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from agent.config import Config, Resource
+from agent.edits.claim_specs import ClaimSpecs
+from agent.edits.metadata import mounted
+from agent.errors import AgentError, ClaimInvalid, DeviceGone, NotYet, UnitUnhealthy
+from agent.ledger import Ledger
+from agent.model.claims import Claim, ClaimDevice, ClaimState
+from agent.model.device import Snapshot
+from agent.model.health import Reason, text_of
+from agent.model.vf_identity import addresses, identities
+from agent.offer.offer import Offer, Unit
+from agent.placement import for_pairs
+from agent.state import Latest
+from deviceplugin.dra import late, pod_facts
+from deviceplugin.dra.allocation import Allocation, Result
+from deviceplugin.dra.devices import DraDevice
+from deviceplugin.dra.late import LateWish
+from deviceplugin.dra.metadata import path_in_containers
+from deviceplugin.dra.parameters import Setting, settings_of
+from deviceplugin.dra.planned import Planned, edits_of
+from deviceplugin.dra.pod_gpus import NO_GPUS, GpuAsker, Objects, PodGpus
+
+PASSING = frozenset(reason.value for reason in (Reason.LINK_DOWN, Reason.PORT_DOWN))
+"""What keeps no pod from its device: a link comes back, and the pod may wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is asked of others once for a claim, however often it is planned."""
+
+    gpus: PodGpus = NO_GPUS
+    containers: tuple[str, ...] = ()
+    """Names of the pod's containers, as requests for extended resources count them."""
+    groups: Mapping[str, Hashable] = field(default_factory=dict)
+    """Request → what is in one container together."""
+
+
+class Planner:
+    """Plans claims. Methods block, and may be used by many threads at once."""
+
+    def __init__(
+        self,
+        config: Latest[Config],
+        offer: Latest[Offer],
+        catalog: Latest[tuple[DraDevice, ...]],
+        ledger: Ledger,
+        gpus: GpuAsker,
+        objects: Objects,
+    ) -> None:
+        self._config = config
+        self._offer = offer
+        self._catalog = catalog
+        self._ledger = ledger
+        self._gpus = gpus
+        self._objects = objects
+        self.choosing = threading.Lock()
+        """Held from a plan until its rows are written: two claims that choose late would choose the same."""
+
+    def ask(self, claim: Allocation) -> Known:
+        """Ask others what the plan depends on. What they do not know makes the plan a little worse.
+
+        Raises NotYet as long as this node's own devices are not known, ClaimInvalid if it offers none to claims.
+        """
+        config = self._config.value
+        if not config.claimable:
+            raise ClaimInvalid(
+                f"claim {claim.ref}: this node offers no resource to claims any more (offer: dra), so recreate the pod"
+            )
+        if not self._catalog.value:
+            raise NotYet("what this node offers is not known yet")
+        resources = {resource.name: resource for resource in config.claimable}
+        named = {device.name: device.resource_name for device in self._catalog.value}
+        mine = [resources[name] for r in claim.results if (name := named.get(r.device)) in resources]
+        gpus, containers = NO_GPUS, tuple[str, ...]()
+        if any(resource.binding == "late" for resource in mine):
+            own = [resource.name for resource in config.resources if resource.kind in ("gpu", "rail")]
+            gpus = self._gpus.of(claim, self._offer.value.distances, own)
+            if claim.is_extended and len(gpus.by_container) > 1:
+                containers = self._containers(claim)
+        return Known(gpus, containers, self._groups(claim, mine))
+
+    def plan(self, claim: Allocation, known: Known) -> Claim:
+        """Choose devices, and work out all that the rows of a claim say.
+
+        Raises ClaimInvalid, DeviceGone and UnitUnhealthy for what is wrong, NotYet for what may pass.
+        """
+        config, offer = self._config.value, self._offer.value
+        resources = {resource.name: resource for resource in config.claimable}
+        listed = {device.name: device for device in self._catalog.value}
+        listed |= self._found_again(claim, listed.values(), resources, offer.snapshot)
+        found = [(result, *_looked_up(result, listed, resources)) for result in claim.results]
+        settings = settings_of(claim.configs, [(result, resource) for result, _, resource in found], config)
+        units = self._units(claim, found, offer, known)
+        planned = [Planned(r, resource, unit) for (r, _, resource), unit in zip(found, units, strict=True)]
+        groups = known.groups or {each.result.base: "" for each in planned}
+        edits = edits_of(planned, offer.snapshot, groups)
+        identity = identities(offer.snapshot)
+        files = ClaimSpecs(config.cdi_dir).metadata
+        devices = []
+        for number, (each, setting, edit) in enumerate(zip(planned, settings, edits, strict=True)):
+            pci = offer.snapshot.by_address.get(each.unit.device)
+            made = _row(claim, number, each, setting)
+            if config.dra.metadata:
+                host_path = files.path(claim.ref.uid, each.result.base)
+                edit = mounted(edit, host_path, path_in_containers(claim, each.result.base, each.result.driver))
+            devices.append(replace(made, identity=identity(pci) if pci is not None else "", edits=edit))
+        return Claim(claim.ref, ClaimState.PREPARING, tuple(devices), claim.pods, claim.only_pod)
+
+    # ----------------------------------------------------------------------------------------------- what is asked
+
+    def _containers(self, claim: Allocation) -> tuple[str, ...]:
+        try:
+            pod = self._objects.pod(claim.pods[0]) if claim.pods else None
+        except AgentError:
+            return ()
+        return pod_facts.containers(pod) if pod is not None else ()
+
+    def _groups(self, claim: Allocation, resources: Sequence[Resource]) -> Mapping[str, Hashable]:
+        """Tell which requests' devices are in one container together.
+
+        The scheduler says it of extended resources, and the pod's object of any claim. That is read where libraries
+        are told their devices; else all of a claim's are taken to be together, as most are.
+        """
+        requests = dict.fromkeys(result.base for result in claim.results)
+        if claim.is_extended:
+            return {request: pod_facts.container_of(request) for request in requests}
+        if len(requests) > 1 and claim.pods and any(resource.environment for resource in resources):
+            try:
+                pod = self._objects.pod(claim.pods[0])
+            except AgentError:
+                pod = None
+            if pod is None or not pod_facts.names_all_of(pod, claim.ref.name):
+                return {request: request for request in requests}
+        return dict.fromkeys(requests, "")
+
+    # ---------------------------------------------------------------------------------------------------- devices
+
+    def _found_again(
+        self, claim: Allocation, listed: Iterable[DraDevice], resources: Mapping[str, Resource], snapshot: Snapshot
+    ) -> Mapping[str, DraDevice]:
+        """Map names of devices that a claim had in an earlier boot to what these are now.
+
+        A name is an address, and the scheduler knows the claim's device by that of then. Now another device may have
+        it, which is maybe another claim's.
+        """
+        before = self._ledger.claim(claim.ref.uid)
+        if before is None or before.boot_id == self._ledger.boot_id:
+            return {}
+        early = [d for d in listed if d.resource_name in resources and resources[d.resource_name].binding != "late"]
+        there = {unit.device: device for device in early for unit in device.units}
+        now = addresses(snapshot)
+        return {row.device_name: there[now[row.identity]] for row in before.devices if now.get(row.identity) in there}
+
+    def _units(
+        self, claim: Allocation, found: Sequence[tuple[Result, DraDevice, Resource]], offer: Offer, known: Known
+    ) -> tuple[Unit, ...]:
+        units: dict[int, Unit] = {}
+        together: dict[tuple[str, str], list[int]] = {}
+        """Results that are to have different devices: all of a resource, or, of shares, those of one request."""
+        for number, (result, device, resource) in enumerate(found):
+            if resource.binding == "late" and not result.admin:
+                together.setdefault((resource.name, result.base if resource.kind == "hca" else ""), []).append(number)
+            elif not device.units:
+                raise DeviceGone(result.device, "among the devices of this node")
+            else:
+                units[number] = _usable(result, device.units[0])
+        chosen = Counter[str]()
+        for numbers in together.values():
+            mine = [found[number] for number in numbers]
+            for number, unit in zip(numbers, self._late(claim, mine, offer, known, chosen), strict=True):
+                units[number] = unit
+            for number in numbers:
+                chosen[units[number].device] += found[number][0].shares
+        return tuple(units[number] for number in range(len(found)))
+
+    def _late(
+        self,
+        claim: Allocation,
+        mine: Sequence[tuple[Result, DraDevice, Resource]],
+        offer: Offer,
+        known: Known,
+        before: Mapping[str, int],
+    ) -> Iterator[Unit]:
+        """Choose different devices for results of one late-bound resource. `before` counts what was chosen already."""
+        resource, taken = mine[0][2], self._taken(claim) + Counter(before)
+        # All are of one request, which has one amount of shares, or of devices that are not shared.
+        most = resource.shares - mine[0][0].shares if resource.kind == "hca" else 0
+        pool = offer.claimable.get(resource.name, ())
+        free = {u.device: u for u in self._free(claim, resource, pool) if taken[u.device] <= most}
+        if resource.bonded:
+            fit = for_pairs(offer.distances, free, len(mine))
+            free = {device: unit for device, unit in free.items() if device in fit}
+        wishes = [self._wish(claim, each) for each in mine]
+        load = self._load(claim, offer)
+        chosen = late.choose(offer.distances, wishes, tuple(free.values()), _near(known), load, spread=resource.spread)
+        if chosen is None:
+            places = {unit.device for _, device, _ in mine for unit in device.units}
+            others = {unit.device for unit in pool if unit.health.healthy} - free.keys() - before.keys()
+            where = there = ""
+            if any(wish.is_pinned for wish in wishes):
+                where = " where the scheduler has chosen"
+                there = f"{len(places & free.keys())} of {len(places)} there and "
+            raise NotYet(
+                f"{len(mine)} devices of {resource.name} are wanted{where}, and {there}{len(free)} of {len(pool)} on"
+                " this node are free: the others are in use or ill (see nodefabric status)",
+                others,
+            )
+        return (free[device] for device in chosen)
+
+    def _wish(self, claim: Allocation, of: tuple[Result, DraDevice, Resource]) -> LateWish:
+        result, device, _ = of
+        is_pinned = not claim.is_extended and claim.is_pinned(result)
+        container = pod_facts.container_of(result.base) if claim.is_extended else None
+        return LateWish(tuple(unit.device for unit in device.units), is_pinned, container)
+
+    def _taken(self, claim: Allocation) -> Counter[str]:
+        """Count what others have of each device: its shares, or all of it."""
+        taken = Counter(grant.device for grant in self._ledger.grants())
+        for other in self._ledger.claims():
+            for found in other.devices if other.ref.uid != claim.ref.uid else ():
+                if not found.admin:
+                    taken[found.device] += found.shares
+        return taken
+
+    def _free(self, claim: Allocation, resource: Resource, pool: Sequence[Unit]) -> list[Unit]:
+        """List the healthy devices that are in no other pod; adapters with shares may be in any."""
+        busy = set[str]()
+        if resource.kind != "hca":
+            own = {pod.uid for pod in claim.pods}
+            busy = {row.device for row in self._ledger.attachments() if row.owner.pod.uid not in own}
+            busy |= {binding.device for binding in self._ledger.bindings()}
+        return [unit for unit in pool if unit.health.healthy and unit.device not in busy]
+
+    def _load(self, claim: Allocation, offer: Offer) -> Mapping[str, int]:
+        claimed = [d.device for c in self._ledger.claims() if c.ref.uid != claim.ref.uid for d in c.devices]
+        attached = {row.device for row in self._ledger.attachments()} - set(claimed)
+        return Counter(offer.distances.port(device) for device in (*claimed, *attached))
+
+
+def _looked_up(
+    result: Result, listed: Mapping[str, DraDevice], resources: Mapping[str, Resource]
+) -> tuple[DraDevice, Resource]:
+    device = listed.get(result.device)
+    if device is None:
+        raise DeviceGone(result.device, f"among what this node offers, though request {result.request} got it")
+    if device.resource_name not in resources:
+        raise ClaimInvalid(f"{result.device} is of {device.resource_name}, which is not handed out to claims any more")
+    return device, resources[device.resource_name]
+
+
+def _usable(result: Result, unit: Unit) -> Unit:
+    """Refuse a device that no container could use. One whose link is down may be prepared: that passes."""
+    health = unit.health
+    if not (health.healthy or result.admin or health.reason in PASSING or _tolerates(result, health.reason)):
+        raise UnitUnhealthy(f"{result.device} ({unit.device}) cannot be used: {text_of(health.reason)}")
+    return unit
+
+
+def _tolerates(result: Result, reason: str) -> bool:
+    """Tell whether the user wants a device although it is ill. Taints are named by the driver and the reason."""
+    name = f"{result.driver}/{reason}"
+    return any(toleration.get("key") == name for toleration in result.tolerations)
+
+
+def _near(known: Known) -> Mapping[int | None, Sequence[str]]:
+    found: dict[int | None, Sequence[str]] = {None: known.gpus.all}
+    for number, container in enumerate(known.containers):
+        if container in known.gpus.by_container:
+            found[number] = known.gpus.by_container[container]
+    return found
+
+
+def _row(claim: Allocation, number: int, planned: Planned, setting: Setting) -> ClaimDevice:
+    result, resource = planned.result, planned.resource
+    is_shared = resource.kind == "hca"
+    return ClaimDevice(
+        request=result.base,
+        pool=result.pool,
+        device_name=result.device,
+        resource_name=resource.name,
+        kind=resource.kind,
+        device=planned.unit.device,
+        cdi_name=f"{claim.ref.uid}-{number}-{result.device}",
+        share_id=result.share_id,
+        exclusive=not (is_shared or result.admin),
+        admin=result.admin,
+        network=setting.network,
+        ifname=setting.ifname,
+        shares=result.shares if is_shared else 1,
+    )

@@ -1,0 +1,1 @@
+"""What resources that are offered by DRA attain, and what they cost the cluster."""

@@ -1,0 +1,122 @@
+"""A publisher of slices at a stand-in for the API server: what it is handed, and what is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agent.cluster.apiserver import ApiServer
+from agent.cluster.slices import Pool, SliceCells, SlicePace, SlicePublisher
+from agent.cluster.topology.publisher import Pace
+from agent.config import HealthSettings
+from agent.health import HealthBook
+from agent.process.conditions import Conditions
+from agent.report.events import Events
+from agent.report.metrics import Metrics
+from agent.report.report import Report
+from agent.state import Latest
+from tests.awaiting import until
+from tests.standins.apiserver import ApiServerStandIn
+from tests.standins.kinds import SLICE, Target
+
+OURS = Pool("nodefabric.io", "n")
+QUICK = SlicePace(
+    fault=0.02,
+    structure=0.1,
+    link_jitter=0.0,
+    heal=0.1,
+    released=0.6,
+    look=0.05,
+    failing=Pace(retry_first=0.05, retry_cap=0.1),
+)
+QUIET_SECONDS = 0.4
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServerStandIn]:
+    with ApiServerStandIn(bookmark_seconds=0.05) as running:
+        running.state.add_node("n")
+        yield running
+
+
+class Rig:
+    """A publisher with its cells, and what is at the server."""
+
+    def __init__(self, server: ApiServerStandIn, folder: Path, pace: SlicePace = QUICK) -> None:
+        self.server = server
+        (folder / "kubeconfig").write_text(server.kubeconfig())
+        self.api = ApiServer.from_kubeconfig(folder / "kubeconfig")
+        self.slices: Latest[Any] = Latest(None)
+        self.dropped: Latest[frozenset[str]] = Latest(frozenset())
+        self.conditions = Conditions()
+        self.published: Latest[int | None] = Latest(None)
+        cells = SliceCells(self.slices, self.dropped, self.published)
+        self.events = Events()
+        report = Report(Metrics(CollectorRegistry()), self.conditions, self.events, HealthBook(HealthSettings()))
+        self.publisher = SlicePublisher(self.api, OURS, cells, report, pace)
+
+    @asynccontextmanager
+    async def running(self) -> Any:
+        task = asyncio.create_task(self.publisher.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self.api.close()
+
+    @property
+    def writes(self) -> int:
+        return self.server.state.counts.applies
+
+    def stored(self) -> dict[str, dict[str, Any]]:
+        items = self.server.state.listed(Target(SLICE), {"spec.driver": OURS.driver, "spec.nodeName": "n"})[1]
+        return {item["metadata"]["name"]: item["spec"] for item in items}
+
+    def generations(self) -> list[int]:
+        return [spec["pool"]["generation"] for _, spec in sorted(self.stored().items())]
+
+    async def publishes(self, documents: Any) -> None:
+        """Hand these over, and wait until they are at the server."""
+        self.slices.set(documents)
+        await until(lambda: self.stored().keys() == {d["metadata"]["name"] for d in documents})
+        await until(lambda: [s["devices"] for s in self.stored().values()] == [d["spec"]["devices"] for d in documents])
+
+    async def watched(self, count: int) -> None:
+        """Wait until the publisher's watch has heard of so many slices, and no more."""
+        await until(lambda: (state := self.publisher._watch.state) is not None and len(state[0]) == count)
+
+    async def quiet(self) -> None:
+        """Assert that nothing is written any more."""
+        before = self.server.state.counts
+        await asyncio.sleep(QUIET_SECONDS)
+        after = self.server.state.counts
+        assert (after.applies, after.deletes) == (before.applies, before.deletes)
+
+
+def play(rig: Rig, scenario: Callable[[Rig], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with rig.running():
+            await scenario(rig)
+
+    asyncio.run(whole())
+
+
+def step(rig: Rig, scenario: Callable[[Rig], Awaitable[None]]) -> None:
+    """Play a scenario that calls the publisher's `step` itself, with times of its own: none passes by itself."""
+
+    async def whole() -> None:
+        rig.publisher._watch.start()
+        try:
+            await scenario(rig)
+        finally:
+            rig.publisher._watch.stop()
+            rig.api.close()
+
+    asyncio.run(whole())

@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cluster.apiserver import CLAIM, ITEMS_PER_PAGE, NODE, POD, SLICE, ApiServer
+from agent.cluster.apiserver import TOPOLOGY as KIND
+from agent.errors import ConfigError, Conflicted, Refused, Unavailable
+from tests.standins.apiserver import ApiServerStandIn, Fault
+from tests.standins.dra_documents import allocated, resource_slice
+from tests.waiting import until
+
+HERE = {"spec.nodeName": "worker-1"}
+TOPOLOGY = {
+    "apiVersion": "topology.node.k8s.io/v1alpha2",
+    "kind": "NodeResourceTopology",
+    "metadata": {"name": "worker-1"},
+    "zones": [{"name": "node-0", "type": "Node"}],
+}
+
+
+def name_of(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["name"])
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServerStandIn]:
+    with ApiServerStandIn() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ApiServerStandIn, tmp_path: Path) -> Iterator[ApiServer]:
+    path = tmp_path / "kubeconfig"
+    path.write_text(server.kubeconfig())
+    opened = ApiServer.from_kubeconfig(path)
+    yield opened
+    opened.close()
+
+
+def test_of_the_node_only_the_metadata_is_asked(server: ApiServerStandIn, client: ApiServer) -> None:
+    uid = server.state.add_node("worker-1", {"zone": "a"})
+    found = client.metadata(NODE, "worker-1")
+    assert found["uid"] == uid
+    assert found["labels"]["zone"] == "a"
+    assert "status" not in found
+
+
+def test_an_object_is_applied_as_nodefabric_and_read(server: ApiServerStandIn, client: ApiServer) -> None:
+    assert client.get(KIND, "worker-1") is None
+    answer = client.apply(KIND, TOPOLOGY, force=False)
+    assert client.get(KIND, "worker-1") == answer
+    assert answer["zones"] == TOPOLOGY["zones"]
+    assert answer["metadata"]["managedFields"][0]["manager"] == "nodefabric"
+
+
+def test_what_is_not_applied_any_more_goes_away(server: ApiServerStandIn, client: ApiServer) -> None:
+    server.state.add_node("worker-1")
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker-1"}}
+    client.apply(NODE, {**node, "metadata": {"name": "worker-1", "labels": {"a.b/c": "d"}}}, force=False)
+    assert client.metadata(NODE, "worker-1")["labels"]["a.b/c"] == "d"
+    client.apply(NODE, node, force=False)
+    assert client.metadata(NODE, "worker-1")["labels"] == {"kubernetes.io/hostname": "worker-1"}
+
+
+def test_another_writers_fields_are_a_conflict_that_names_both_and_force_takes_them(
+    server: ApiServerStandIn, client: ApiServer
+) -> None:
+    server.state.apply("NodeResourceTopology", "worker-1", {**TOPOLOGY, "zones": []}, "nfd", force=False)
+    with pytest.raises(Conflicted, match="409 Apply failed with 1 conflict") as caught:
+        client.apply(KIND, TOPOLOGY, force=False)
+    assert caught.value.owners == ((".zones", "nfd"),)
+    assert client.apply(KIND, TOPOLOGY, force=True)["zones"] == TOPOLOGY["zones"]
+
+
+def test_a_field_that_the_definition_does_not_know_is_named(client: ApiServer) -> None:
+    with pytest.raises(Unavailable, match=r"\.colour: field not declared in schema"):
+        client.apply(KIND, {**TOPOLOGY, "colour": "red"}, force=False)
+
+
+def test_an_event_is_created(server: ApiServerStandIn, client: ApiServer) -> None:
+    assert client.create("/api/v1/namespaces/default/events", {"kind": "Event", "metadata": {}})["kind"] == "Event"
+    assert server.state.counts.created == 1
+
+
+def test_pods_of_the_node_are_listed_and_watched(server: ApiServerStandIn, client: ApiServer) -> None:
+    server.state.put_pod("worker-1", "ns", "a")
+    server.state.put_pod("worker-2", "ns", "elsewhere")
+    version, listed = client.list_of(POD, HERE, name_of)
+    assert listed == ["a"]
+    server.state.put_pod("worker-1", "ns", "b")
+    server.state.put_pod("worker-2", "ns", "c")
+    server.state.delete_pod("ns", "a")
+    seen = client.watch(POD, HERE, version, 30)
+    events = [next(seen), next(seen)]
+    assert [(e["type"], name_of(e["object"])) for e in events] == [("ADDED", "b"), ("DELETED", "a")]
+    seen.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_pods_are_listed_page_by_page(server: ApiServerStandIn, client: ApiServer) -> None:
+    for number in range(2 * ITEMS_PER_PAGE + 1):
+        server.state.put_pod("worker-1", "ns", f"p{number:03}")
+    version, listed = client.list_of(POD, HERE, name_of)
+    assert listed == [f"p{number:03}" for number in range(2 * ITEMS_PER_PAGE + 1)]
+    assert server.state.counts.lists == 3
+    assert version == str(server.state.history.version)
+
+
+def test_a_list_that_is_forgotten_before_its_last_page_is_gone(server: ApiServerStandIn, client: ApiServer) -> None:
+    for number in range(ITEMS_PER_PAGE + 1):
+        server.state.put_pod("worker-1", "ns", f"p{number:03}")
+
+    def forget(pod: dict[str, Any]) -> None:
+        server.state.put_pod("worker-2", "ns", "elsewhere")
+        server.state.compact()
+
+    with pytest.raises(Refused, match="continue") as caught:
+        client.list_of(POD, HERE, forget)
+    assert caught.value.status == 410
+
+
+def test_the_connection_of_a_watch_is_probed_while_nobody_says_anything(
+    server: ApiServerStandIn, client: ApiServer
+) -> None:
+    """A server that lost its power says nothing more: unprobed, its watch is taken for a quiet one for ten minutes."""
+
+    def probed() -> bool:
+        # Columns as net/ipv4/tcp_ipv4.c (get_tcp4_sock) writes them: timer 2 of a connection (state 1) is keepalive's.
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        mine = [row for row in rows if row[3] == "01" and int(row[2].rpartition(":")[2], 16) == server.port]
+        return bool(mine) and all(row[5].startswith("02:") for row in mine)
+
+    seen = client.watch(POD, HERE, "0", 30)
+    server.state.put_pod("worker-1", "ns", "a")
+    next(seen)
+    until(probed)
+    seen.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_a_watch_ends_when_its_time_is_over(client: ApiServer) -> None:
+    assert [event["type"] for event in client.watch(POD, HERE, "1", 0)] in ([], ["BOOKMARK"])
+
+
+def test_a_watch_from_too_long_ago_is_gone(server: ApiServerStandIn, client: ApiServer) -> None:
+    server.state.put_pod("worker-1", "ns", "a")
+    server.state.compact()
+    with pytest.raises(Refused, match="too old resource version") as caught:
+        list(client.watch(POD, HERE, "1", 30))
+    assert caught.value.status == 410
+
+
+def test_a_watch_that_is_cut_is_unavailable(server: ApiServerStandIn, client: ApiServer) -> None:
+    server.state.put_pod("worker-1", "ns", "a")
+    seen = client.watch(POD, HERE, "1", 30)
+    next(seen)
+    server.state.break_watches()
+    with pytest.raises(Unavailable, match="does not answer"):
+        next(seen)
+
+
+def test_slices_of_the_node_are_listed_and_their_end_is_seen(server: ApiServerStandIn, client: ApiServer) -> None:
+    mine = {"spec.driver": "nodefabric.io", "spec.nodeName": "n"}
+    client.apply(SLICE, resource_slice("a"), force=True)
+    client.apply(SLICE, resource_slice("b", node="elsewhere"), force=True)
+    version, listed = client.list_of(SLICE, mine, name_of)
+    assert listed == ["a"]
+    server.state.delete("ResourceSlice", "a")
+    seen = client.watch(SLICE, mine, version, 30)
+    event = next(seen)
+    assert (event["type"], name_of(event["object"])) == ("DELETED", "a")
+    seen.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_an_object_is_deleted_if_it_is_still_that_one(server: ApiServerStandIn, client: ApiServer) -> None:
+    uid = client.apply(SLICE, resource_slice("a"), force=True)["metadata"]["uid"]
+    with pytest.raises(Conflicted, match="Precondition failed"):
+        client.delete(SLICE, "a", "another")
+    with pytest.raises(Conflicted):
+        client.delete(SLICE, "a", uid, version="1")
+    assert client.delete(SLICE, "a", uid)
+    assert not client.delete(SLICE, "a", uid)
+    assert server.state.counts.deletes == 1
+
+
+def test_a_status_is_applied_and_its_refusal_is_told(server: ApiServerStandIn, client: ApiServer) -> None:
+    device = {"driver": "nodefabric.io", "pool": "n", "device": "vf-1"}
+    server.state.write("ResourceClaim", "ns/c", allocated(device), "kube-scheduler")
+    head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "ns"}}
+    claims = CLAIM.within("ns")
+    assert client.apply_status(claims, {**head, "status": {"devices": [device]}})["status"]["devices"] == [device]
+    wrong = {**device, "device": "vf-2"}
+    with pytest.raises(Refused, match="must be an allocated device in the claim") as caught:
+        client.apply_status(claims, {**head, "status": {"devices": [wrong]}})
+    assert caught.value.status == 422
+    with pytest.raises(Refused, match=r"404 [^(]*$"):
+        client.apply_status(CLAIM.within("other"), {**head, "status": {}})
+
+
+def test_requests_of_a_client_with_turns_are_under_way_together(server: ApiServerStandIn, tmp_path: Path) -> None:
+    (tmp_path / "kubeconfig").write_text(server.kubeconfig())
+    opened = ApiServer.from_kubeconfig(tmp_path / "kubeconfig", at_once=4)
+    server.state.add_node("worker-1")
+    together = threading.Barrier(4, timeout=20)
+
+    server.state.before = together.wait  # each request waits for three others
+    threads = [threading.Thread(target=opened.read, args=(NODE, "worker-1")) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not together.broken
+    opened.close()
+
+
+def test_without_dra_the_refusal_names_the_version_that_has_it(server: ApiServerStandIn, client: ApiServer) -> None:
+    server.state.set_fault(Fault(status=404))
+    with pytest.raises(Refused, match=r"Kubernetes 1\.34"):
+        client.list_of(SLICE, {}, name_of)
+
+
+def test_a_refusal_says_why(client: ApiServer) -> None:
+    with pytest.raises(Refused, match="404 /api/v1/nodes/worker-9 not found") as caught:
+        client.metadata(NODE, "worker-9")
+    assert caught.value.status == 404
+
+
+@pytest.mark.parametrize(("status", "remedy"), [(404, "CustomResourceDefinition"), (403, "permissions")])
+def test_a_refusal_names_the_remedy(server: ApiServerStandIn, client: ApiServer, status: int, remedy: str) -> None:
+    server.state.set_fault(Fault(status=status))
+    with pytest.raises(Refused, match=remedy):
+        client.apply(KIND, TOPOLOGY, force=False)
+
+
+def test_an_overloaded_server_says_when_to_come_back(server: ApiServerStandIn, client: ApiServer) -> None:
+    server.state.set_fault(Fault(status=429, retry_after=7))
+    with pytest.raises(Unavailable, match="429") as caught:
+        client.apply(KIND, TOPOLOGY, force=False)
+    assert caught.value.retry_after == 7
+    assert not isinstance(caught.value, Refused)
+
+
+@pytest.mark.parametrize("fault", [Fault(status=500), Fault(drop=True)])
+def test_a_failing_server_is_unavailable_and_asked_once_only(
+    server: ApiServerStandIn, client: ApiServer, fault: Fault
+) -> None:
+    server.state.set_fault(fault)
+    with pytest.raises(Unavailable):
+        client.apply(KIND, TOPOLOGY, force=False)
+    assert server.state.counts.failures == 1
+
+
+def test_the_connection_works_again_after_a_drop(server: ApiServerStandIn, client: ApiServer) -> None:
+    server.state.set_fault(Fault(drop=True, times=1))
+    with pytest.raises(Unavailable):
+        client.apply(KIND, TOPOLOGY, force=False)
+    client.apply(KIND, TOPOLOGY, force=False)
+
+
+def test_nobody_listening_is_unavailable(tmp_path: Path) -> None:
+    with ApiServerStandIn() as server:
+        text = server.kubeconfig()
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(Unavailable, match="does not answer"):
+        ApiServer.from_kubeconfig(path).metadata(NODE, "worker-1")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "a: [", '{"apiVersion": "v1", "kind": "Config"}'])
+def test_a_bad_kubeconfig_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="not a usable kubeconfig"):
+        ApiServer.from_kubeconfig(path)
+
+
+def account(folder: Path, token: str = "first") -> Path:
+    (folder / "token").write_text(token)
+    (folder / "ca.crt").write_text("not read before the first connection")
+    return folder
+
+
+def test_in_cluster_takes_address_and_token_of_the_pod(tmp_path: Path) -> None:
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    client: Any = ApiServer.in_cluster(environ, account(tmp_path))
+    configuration = client._client.configuration
+    assert configuration.host == "https://[fd00::1]:443"
+    assert configuration.auth_settings()["BearerToken"]["value"] == "bearer first"
+
+
+def test_outside_a_pod_the_remedy_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kubeconfig"):
+        ApiServer.in_cluster({}, account(tmp_path))
+    environ = {"KUBERNETES_SERVICE_HOST": "::1", "KUBERNETES_SERVICE_PORT": "443"}
+    with pytest.raises(ConfigError, match="token"):
+        ApiServer.in_cluster(environ, tmp_path / "absent")
+
+
+def test_a_broken_authority_certificate_is_unavailable(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
+        with pytest.raises(Unavailable):
+            ApiServer.in_cluster(environ, account(tmp_path)).metadata(NODE, "worker-1")
+
+
+def test_the_package_is_not_imported_before_a_client_is_opened() -> None:
+    code = "import agent.cluster.apiserver, agent.cluster.publications, sys, json; print(json.dumps([*sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"kubernetes", "urllib3"} & set(json.loads(done.stdout))
+
+
+def test_clients_opened_at_the_same_moment_all_find_the_whole_package(server: ApiServerStandIn, tmp_path: Path) -> None:
+    (tmp_path / "kubeconfig").write_text(server.kubeconfig())
+    code = f"""
+import sys, threading
+from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from agent.cluster.apiserver import ApiServer
+
+sys.setswitchinterval(1e-6)
+together = threading.Barrier(4)
+
+def opened(number):
+    together.wait()
+    return ApiServer.from_kubeconfig(Path({str(tmp_path / "kubeconfig")!r}))
+
+with ThreadPoolExecutor(4) as threads:
+    assert len([*threads.map(opened, range(4))]) == 4
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,322 @@
+"""Claims over real HTTP, against the stand-in for the API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agent.cluster.apiserver import ApiServer
+from agent.cluster.claims import AttachedDevice, ClaimReader, ClaimStatusWriter
+from agent.cluster.topology.publisher import Pace
+from agent.config import Config, Dra
+from agent.errors import Refused, Unavailable
+from agent.model.claims import ClaimRef
+from agent.report.metrics import Metrics
+from agent.state import Latest
+from tests.awaiting import until
+from tests.standins.apiserver import ApiServerStandIn, Fault
+from tests.standins.dra import gates
+from tests.standins.dra.rights import Caller
+from tests.standins.dra_documents import SHARE, allocated
+
+DEVICE = {"driver": "nodefabric.io", "pool": "n", "device": "vf-1"}
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServerStandIn]:
+    with ApiServerStandIn() as running:
+        yield running
+
+
+@pytest.fixture
+def api(server: ApiServerStandIn, tmp_path: Path) -> Iterator[ApiServer]:
+    path = tmp_path / "kubeconfig"
+    path.write_text(server.kubeconfig())
+    opened = ApiServer.from_kubeconfig(path)
+    yield opened
+    opened.close()
+
+
+def put(server: ApiServerStandIn, name: str = "c", *results: dict[str, Any]) -> ClaimRef:
+    """Have an allocated claim at the server."""
+    document = allocated(*(results or (DEVICE,)), name=name)
+    stored = server.state.write("ResourceClaim", f"ns/{name}", document, "kube-scheduler")
+    return ClaimRef(stored["metadata"]["uid"], "ns", name)
+
+
+def test_a_claim_is_read_with_its_allocation_by_one_request(server: ApiServerStandIn, api: ApiServer) -> None:
+    ref = put(server)
+    found = ClaimReader(api).get(ref)
+    assert found is not None
+    assert found["metadata"]["uid"] == ref.uid
+    assert found["status"]["allocation"]["devices"]["results"] == [{"request": "nic", **DEVICE}]
+    assert server.state.counts.reads == 1
+
+
+def test_a_claim_that_is_gone_or_another_of_its_name_is_none(server: ApiServerStandIn, api: ApiServer) -> None:
+    ref = put(server)
+    reader = ClaimReader(api)
+    assert reader.get(ClaimRef("of-before", "ns", "c")) is None
+    assert reader.get(ClaimRef(ref.uid, "elsewhere", "c")) is None
+    server.state.delete("ResourceClaim", "ns/c")
+    assert reader.get(ref) is None
+
+
+def test_without_an_answer_or_the_right_nobody_is_told_that_there_is_no_claim(
+    server: ApiServerStandIn, api: ApiServer
+) -> None:
+    ref = put(server)
+    server.state.set_fault(Fault(status=403))
+    with pytest.raises(Refused, match="permissions"):
+        ClaimReader(api).get(ref)
+    server.state.set_fault(Fault(status=500))
+    with pytest.raises(Unavailable, match="500"):
+        ClaimReader(api).get(ref)
+
+
+ATTACHED = AttachedDevice(
+    "nodefabric.io",
+    "n",
+    "vf-1",
+    ready_since=1_767_225_600.0,
+    interface="net1",
+    mac="02:00:00:00:00:01",
+    addresses=("10.1.0.5/24", "fd00::5/64"),
+    pci_address="0000:18:00.2",
+    rdma_device="mlx5_3",
+    network="rails",
+)
+QUICK = Pace(coalesce=0.05, retry_first=0.05, retry_cap=0.1)
+QUIET_SECONDS = 0.3
+
+
+class Writing:
+    """A writer, and what it has written."""
+
+    def __init__(self, server: ApiServerStandIn, api: ApiServer, *, status: bool = True, pace: Pace = QUICK) -> None:
+        self.server = server
+        self.config = Latest(Config(dra=Dra(status=status)))
+        self.metrics = Metrics(CollectorRegistry())
+        self.writer = ClaimStatusWriter(api, self.config, self.metrics, pace)
+
+    @property
+    def writes(self) -> int:
+        return self.server.state.counts.applies
+
+    def refusals(self, reason: str) -> float:
+        labels = {"object": "ResourceClaim", "outcome": reason}
+        return self.metrics.registry.get_sample_value("nodefabric_api_writes_total", labels) or 0.0
+
+    def devices(self, name: str = "c") -> list[dict[str, Any]]:
+        found = self.server.state.get("ResourceClaim", f"ns/{name}")
+        assert found is not None
+        devices: list[dict[str, Any]] = found["status"].get("devices", [])
+        return devices
+
+    async def quiet(self) -> None:
+        """Assert that nothing is written any more."""
+        before = self.server.state.counts.applies
+        await asyncio.sleep(QUIET_SECONDS)
+        assert self.server.state.counts.applies == before
+
+    def play(self, scenario: Callable[[Writing], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            running = asyncio.create_task(self.writer.run())
+            try:
+                await scenario(self)
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+        asyncio.run(whole())
+
+
+def test_a_claim_is_told_of_its_device_once(server: ApiServerStandIn, api: ApiServer) -> None:
+    ref = put(server)
+
+    async def scenario(writing: Writing) -> None:
+        writing.writer.attached(ref, ATTACHED)
+        await until(writing.devices)
+        writing.writer.attached(ref, ATTACHED)
+        await writing.quiet()
+        assert writing.writes == 1
+
+    writing = Writing(server, api)
+    writing.play(scenario)
+    assert writing.devices() == [
+        {
+            **DEVICE,
+            "conditions": [
+                {
+                    "type": "Ready",
+                    "status": "True",
+                    "reason": "Attached",
+                    "message": "the device is in the pod as net1",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                }
+            ],
+            "networkData": {
+                "interfaceName": "net1",
+                "hardwareAddress": "02:00:00:00:00:01",
+                "ips": ["10.1.0.5/24", "fd00::5/64"],
+            },
+            "data": {"pciAddress": "0000:18:00.2", "rdmaDevice": "mlx5_3", "network": "rails"},
+        }
+    ]
+
+
+def test_devices_of_a_claim_that_come_together_are_one_write(server: ApiServerStandIn, api: ApiServer) -> None:
+    names = [f"vf-{number}" for number in range(8)]
+    ref = put(server, "c", *({**DEVICE, "device": name} for name in names))
+
+    async def scenario(writing: Writing) -> None:
+        for name in names:
+            writing.writer.attached(ref, replace(ATTACHED, device=name))
+            await asyncio.sleep(0.002)
+        await until(lambda: len(writing.devices()) == 8)
+        await writing.quiet()
+        assert writing.writes == 1
+
+    Writing(server, api, pace=replace(QUICK, coalesce=0.5)).play(scenario)
+
+
+def test_a_device_that_comes_later_leaves_the_first_where_it_is(server: ApiServerStandIn, api: ApiServer) -> None:
+    ref = put(server, "c", DEVICE, {**DEVICE, "device": "vf-2"})
+
+    async def scenario(writing: Writing) -> None:
+        writing.writer.attached(ref, ATTACHED)
+        await until(writing.devices)
+        writing.writer.attached(ref, replace(ATTACHED, device="vf-2"))
+        await until(lambda: [device["device"] for device in writing.devices()] == ["vf-1", "vf-2"])
+        assert writing.writes == 2
+
+    Writing(server, api).play(scenario)
+
+
+def test_a_share_is_told_with_its_id_and_what_is_not_there_is_left_out(
+    server: ApiServerStandIn, api: ApiServer
+) -> None:
+    share = {"driver": "nodefabric.io", "pool": "n", "device": "hca-1", "shareID": SHARE}
+    ref = put(server, "c", share)
+
+    async def scenario(writing: Writing) -> None:
+        bare = AttachedDevice("nodefabric.io", "n", "hca-1", 0.0, share_id=SHARE, rdma_device="mlx5_0")
+        writing.writer.attached(ref, bare)
+        await until(writing.devices)
+        (device,) = writing.devices()
+        assert {key: device.get(key) for key in ("shareID", "networkData", "data")} == {
+            "shareID": SHARE,
+            "networkData": None,
+            "data": {"rdmaDevice": "mlx5_0"},
+        }
+
+    Writing(server, api).play(scenario)
+
+
+def test_more_addresses_than_a_status_takes_are_left_out(server: ApiServerStandIn, api: ApiServer) -> None:
+    ref = put(server)
+    many = tuple(f"10.0.0.{number}/24" for number in (1, 1, *range(2, 20)))
+
+    async def scenario(writing: Writing) -> None:
+        writing.writer.attached(ref, replace(ATTACHED, addresses=many))
+        await until(writing.devices)
+        assert writing.devices()[0]["networkData"]["ips"] == [f"10.0.0.{number}/24" for number in range(1, 17)]
+
+    Writing(server, api).play(scenario)
+
+
+def test_where_it_is_switched_off_nothing_is_written(server: ApiServerStandIn, api: ApiServer) -> None:
+    ref = put(server)
+
+    async def scenario(writing: Writing) -> None:
+        writing.writer.attached(ref, ATTACHED)
+        await writing.quiet()
+        assert writing.writes == 0
+        writing.config.set(Config())
+        writing.writer.attached(ref, ATTACHED)
+        await until(writing.devices)
+
+    Writing(server, api, status=False).play(scenario)
+
+
+def test_a_server_that_is_away_is_waited_for(server: ApiServerStandIn, api: ApiServer) -> None:
+    refs = [put(server, name) for name in ("c", "d")]
+
+    async def scenario(writing: Writing) -> None:
+        server.state.set_fault(Fault(drop=True))
+        for ref in refs:
+            writing.writer.attached(ref, ATTACHED)
+        await until(lambda: writing.refusals("Unavailable") >= 3)
+        server.state.set_fault(None)
+        await until(lambda: writing.devices("c") and writing.devices("d"))
+        await writing.quiet()
+        assert writing.writes == 2
+
+    Writing(server, api).play(scenario)
+
+
+def test_a_refusal_of_one_claim_is_said_once_tried_again_and_holds_up_no_other(
+    server: ApiServerStandIn, api: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    ref, other = put(server, "c"), put(server, "d")
+    server.state.caller = Caller()
+
+    async def scenario(writing: Writing) -> None:
+        writing.writer.attached(ref, ATTACHED)
+        writing.writer.attached(other, ATTACHED)
+        await until(lambda: writing.refusals("Refused") >= 5)
+        server.state.caller = None
+        await until(lambda: writing.devices("c") and writing.devices("d"))
+
+    Writing(server, api).play(scenario)
+    said = [record for record in caplog.records if "resourceclaims/driver" in record.message]
+    assert len(said) == 2
+
+
+def test_a_claim_that_is_gone_or_unprepared_is_not_tried_again(server: ApiServerStandIn, api: ApiServer) -> None:
+    gone, unprepared = put(server, "gone"), put(server, "c")
+    server.state.delete("ResourceClaim", "ns/gone")
+
+    async def scenario(writing: Writing) -> None:
+        writing.writer.attached(gone, ATTACHED)
+        await until(lambda: writing.refusals("Refused") == 1)
+        server.state.set_fault(Fault(status=500))
+        writing.writer.attached(unprepared, ATTACHED)
+        await until(lambda: writing.refusals("Unavailable") >= 1)
+        writing.writer.forget(unprepared.uid)
+        server.state.set_fault(None)
+        await writing.quiet()
+        assert writing.writes == 0
+        assert writing.refusals("Refused") == 1
+
+    Writing(server, api).play(scenario)
+
+
+def test_another_claim_of_the_same_name_is_told_nothing(server: ApiServerStandIn, api: ApiServer) -> None:
+    put(server)
+
+    async def scenario(writing: Writing) -> None:
+        writing.writer.attached(ClaimRef("of-before", "ns", "c"), ATTACHED)
+        await until(lambda: writing.refusals("Refused") >= 1)
+        assert writing.devices() == []
+
+    Writing(server, api).play(scenario)
+
+
+def test_a_cluster_without_device_status_is_asked_once(server: ApiServerStandIn, api: ApiServer) -> None:
+    server.state.gates -= {gates.DEVICE_STATUS}
+    ref = put(server)
+
+    async def scenario(writing: Writing) -> None:
+        writing.writer.attached(ref, ATTACHED)
+        await until(lambda: writing.writes == 1)
+        await writing.quiet()
+        assert writing.devices() == []
+
+    Writing(server, api).play(scenario)

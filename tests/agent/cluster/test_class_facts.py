@@ -1,0 +1,57 @@
+"""What doctor asks the API server, over real HTTP, against the stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agent.cluster.apiserver import ApiServer
+from agent.cluster.class_facts import look
+from agent.report.doctor.claim_facts import ClusterFacts, DeviceClass
+from tests.standins.apiserver import ApiServerStandIn, Fault
+
+EXPRESSION = 'device.driver == "nodefabric.io"'
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServerStandIn]:
+    with ApiServerStandIn() as running:
+        running.state.add_node("n")
+        yield running
+
+
+def asked(server: ApiServerStandIn, folder: Path) -> ClusterFacts:
+    (folder / "kubeconfig").write_text(server.kubeconfig())
+    with closing(ApiServer.from_kubeconfig(folder / "kubeconfig")) as api:
+        return look(api, "n")
+
+
+def test_kubelets_version_and_the_classes_are_told(server: ApiServerStandIn, tmp_path: Path) -> None:
+    document = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": "rdma-vf"},
+        "spec": {"selectors": [{"cel": {"expression": EXPRESSION}}]},
+    }
+    server.state.write("DeviceClass", "rdma-vf", document, "somebody")
+    bare = {**document, "metadata": {"name": "bare"}, "spec": {}}
+    server.state.write("DeviceClass", "bare", bare, "somebody")
+    found = asked(server, tmp_path)
+    assert (found.kubelet_version, found.problem) == ("v1.36.0", "")
+    assert found.classes is not None
+    assert sorted(found.classes, key=lambda one: one.name) == [
+        DeviceClass("bare", ()),
+        DeviceClass("rdma-vf", (EXPRESSION,)),
+    ]
+
+
+def test_without_the_right_to_list_classes_the_version_is_told_and_a_reason(
+    server: ApiServerStandIn, tmp_path: Path
+) -> None:
+    server.state.set_fault(Fault(status=403, path="/apis/resource.k8s.io/v1/deviceclasses"))
+    found = asked(server, tmp_path)
+    assert (found.kubelet_version, found.classes) == ("v1.36.0", None)
+    assert "403" in found.problem or "refused" in found.problem

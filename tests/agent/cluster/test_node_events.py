@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cluster.apiserver import ApiServer
+from agent.cluster.node_events import MOST_MESSAGE, NodeEvents, Pace, Saying, of_config, of_health
+from agent.config.files import WAITS
+from agent.model.health import HEALTHY, Health, Reason, unhealthy
+from agent.offer.changes import Units, health_changes
+from agent.offer.offer import Offer, Unit
+from agent.process.conditions import Conditions
+from agent.state import Latest
+from tests.awaiting import until
+from tests.standins.apiserver import ApiServerStandIn, Fault
+
+DEADLINE = 30.0
+QUICK = Pace(look=0.01, retry=0.05)
+
+
+def offered(unit_id: str, health: Health = HEALTHY, device: str = "") -> Unit:
+    return Unit(unit_id, "rdma/vf", "vf", device, health, 0)
+
+
+def offer(*healths: Health) -> Units:
+    return {"rdma/vf": [offered(f"0000:3b:00.{n}", health) for n, health in enumerate(healths)]}
+
+
+LINK, QUARANTINED = unhealthy(Reason.LINK_DOWN), unhealthy(Reason.QUARANTINED)
+
+
+def changes(before: Units, after: Units) -> list[Saying]:
+    return [of_health(change) for change in health_changes(before, after)]
+
+
+def test_one_sentence_tells_of_all_units_that_share_a_reason() -> None:
+    told = changes(offer(*[HEALTHY] * 6), offer(*[LINK] * 5, QUARANTINED))
+    assert told == [
+        Saying(
+            "LinkDown",
+            "5 units of rdma/vf are unhealthy: its link, or that of its PF, has no carrier:"
+            " 0000:3b:00.0, 0000:3b:00.1, 0000:3b:00.2 and 2 more",
+            True,
+        ),
+        Saying(
+            "Quarantined",
+            f"1 unit of rdma/vf is unhealthy: {Reason.QUARANTINED.text}: 0000:3b:00.5",
+            True,
+        ),
+    ]
+
+
+def test_recovery_names_what_is_over() -> None:
+    (told,) = changes(offer(LINK), offer(HEALTHY))
+    assert told == Saying("DeviceHealthy", "1 unit of rdma/vf is healthy again, after LinkDown: 0000:3b:00.0", False)
+
+
+def test_shares_of_one_hca_are_named_once() -> None:
+    units = {"rdma/hca": [offered(f"hca-1-{n}", LINK, device="0000:3b:00.0") for n in range(63)]}
+    (told,) = changes({}, units)
+    assert told.message.startswith("63 units of rdma/hca are unhealthy")
+    assert told.message.endswith(": 0000:3b:00.0")
+
+
+def test_a_configuration_that_waits_for_a_restart_is_not_told_as_refused() -> None:
+    refused, waiting = "the new configuration is refused, and the former one stays in effect: x", f"{WAITS} endpoints"
+    told = [of_config(problem) for problem in (refused, waiting, None)]
+    assert [(saying.reason, saying.warning) for saying in told] == [
+        ("ConfigRefused", True),
+        ("ConfigWaits", True),
+        ("ConfigTaken", False),
+    ]
+    assert [saying.message for saying in told[:2]] == [refused, waiting]
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServerStandIn]:
+    with ApiServerStandIn() as running:
+        yield running
+
+
+@pytest.fixture
+def api(server: ApiServerStandIn, tmp_path: Path) -> Iterator[ApiServer]:
+    (tmp_path / "kubeconfig").write_text(server.kubeconfig())
+    opened = ApiServer.from_kubeconfig(tmp_path / "kubeconfig")
+    yield opened
+    opened.close()
+
+
+class Node:
+    def __init__(self, units: Units | None = None) -> None:
+        self.offer = Latest(Offer())
+        self.conditions = Conditions()
+        self.have(units or offer(HEALTHY))
+
+    def have(self, units: Units) -> None:
+        self.offer.set(Offer(units={name: tuple(found) for name, found in units.items()}))
+
+    def events(self, api: ApiServer, pace: Pace = QUICK) -> NodeEvents:
+        return NodeEvents(api, "worker-1", self.offer, self.conditions, pace)
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_faults_and_their_ends_become_events_of_the_node(server: ApiServerStandIn, api: ApiServer) -> None:
+    async def work() -> None:
+        node, posted = Node(), server.state.created
+        task = asyncio.create_task(node.events(api).run())
+        await asyncio.sleep(0.05)
+        node.have(offer(LINK))
+        await until(lambda: len(posted) == 1)
+        node.have(offer(HEALTHY))
+        await until(lambda: len(posted) == 2)
+        node.conditions.set("config", "resources[0]: selects nothing")
+        await until(lambda: len(posted) == 3)
+        node.conditions.set("config", None)
+        await until(lambda: len(posted) == 4)
+        await ended(task)
+        assert [(e["type"], e["reason"]) for e in posted] == [
+            ("Warning", "LinkDown"),
+            ("Normal", "DeviceHealthy"),
+            ("Warning", "ConfigRefused"),
+            ("Normal", "ConfigTaken"),
+        ]
+        assert posted[0]["involvedObject"] == {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": "worker-1",
+            "uid": "worker-1",
+        }
+        assert "resources[0]" in posted[2]["message"]
+        assert len({e["metadata"]["name"] for e in posted}) == 4
+
+    asyncio.run(work())
+
+
+def test_what_could_not_be_sent_is_sent_later_and_counted(server: ApiServerStandIn, api: ApiServer) -> None:
+    async def work() -> None:
+        posted = server.state.created
+        server.state.set_fault(Fault(status=503, times=1_000_000))
+        events = Node().events(api)
+        for before, after in ((HEALTHY, LINK), (LINK, HEALTHY)) * 2:
+            for saying in changes(offer(before), offer(after)):
+                events.note(saying)
+        task = asyncio.create_task(events.run())
+        await until(lambda: server.state.counts.failures >= 2)
+        assert posted == []
+        server.state.set_fault(None)
+        await until(lambda: len(posted) == 2)
+        await ended(task)
+        assert [(e["reason"], e["count"]) for e in posted] == [("LinkDown", 2), ("DeviceHealthy", 2)]
+
+    asyncio.run(work())
+
+
+def test_a_flood_is_held_back(server: ApiServerStandIn, api: ApiServer) -> None:
+    async def work() -> None:
+        node = Node()
+        events = node.events(api, Pace(look=0.01, refill=3600, burst=3))
+        for number in range(200):
+            events.note(Saying("LinkDown", f"number {number}", True))
+        task = asyncio.create_task(events.run())
+        await until(lambda: len(server.state.created) == 3)
+        await asyncio.sleep(0.1)
+        await ended(task)
+        assert [e["message"] for e in server.state.created] == ["number 150", "number 151", "number 152"]
+
+    asyncio.run(work())
+
+
+def test_an_api_server_that_refuses_events_does_not_hold_up_the_others(
+    server: ApiServerStandIn, api: ApiServer
+) -> None:
+    async def work() -> None:
+        node = Node()
+        events = node.events(api)
+        server.state.set_fault(Fault(status=403, times=1))
+        events.note(Saying("LinkDown", "first", True))
+        events.note(Saying("LinkDown", "x" * 5000, True))
+        task = asyncio.create_task(events.run())
+        await until(lambda: len(server.state.created) == 1)
+        await ended(task)
+
+    asyncio.run(work())
+    assert MOST_MESSAGE == 1024
+
+
+class SilentApi(ApiServer):
+    """Takes an event, and answers nothing while anybody waits."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.gate = threading.Event()
+        self.waited: list[bool] = []
+
+    def create(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        self.asked.set()
+        self.waited.append(self.gate.wait(20))
+        return {}
+
+
+def test_a_silent_api_server_does_not_hold_up_the_end() -> None:
+    api = SilentApi()
+
+    async def work() -> None:
+        node = Node()
+        node.have(offer(LINK))
+        events = node.events(api)
+        task = asyncio.create_task(events.run())
+        await until(api.asked.is_set)
+        await ended(task)
+
+    asyncio.run(work())
+    assert api.waited == []
+    api.gate.set()

@@ -1,0 +1,326 @@
+"""The taint of the own Node, at a stand-in for the API server over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cluster.apiserver import ApiServer
+from agent.cluster.node_taint import (
+    DAEMON_SET,
+    KEY,
+    NodeTaint,
+    Pace,
+    why_nobody_follows,
+    with_taint,
+    without_taint,
+)
+from agent.config import Restart
+from agent.errors import ConfigError
+from tests.awaiting import until
+from tests.standins.apiserver import ApiServerStandIn, Fault
+
+NODE = "worker-1"
+MINE = {"key": KEY, "effect": "NoSchedule"}
+OTHER = {"key": "example.com/maintenance", "effect": "PreferNoSchedule", "value": "disk"}
+QUICK = Pace(put=1.0, longest=0.2, retry=0.05, refused=0.05)
+ON = Restart(taint=True, wait_seconds=0.1)
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServerStandIn]:
+    with ApiServerStandIn() as standing_in:
+        standing_in.state.add_node(NODE)
+        yield standing_in
+
+
+@pytest.fixture
+def open_api(server: ApiServerStandIn, tmp_path: Path) -> Callable[[], ApiServer]:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(server.kubeconfig())
+    return lambda: ApiServer.from_kubeconfig(kubeconfig)
+
+
+def taints(server: ApiServerStandIn) -> list[dict[str, Any]]:
+    node = server.state.get("Node", NODE)
+    assert node is not None
+    return list(node["spec"].get("taints", []))
+
+
+def set_taints(server: ApiServerStandIn, *found: dict[str, str]) -> None:
+    node = server.state.get("Node", NODE)
+    assert node is not None
+    server.state.write("Node", NODE, {**node, "spec": {"taints": list(found), "podCIDR": "10.0.0.0/24"}}, "kubectl")
+
+
+def registered(taint: NodeTaint, settings: Restart = ON) -> NodeTaint:
+    taint.settings = settings
+    taint.registered.set()
+    return taint
+
+
+def test_the_lists_of_taints_differ_by_ours_alone() -> None:
+    assert with_taint([OTHER]) == [OTHER, MINE]
+    assert with_taint([MINE, OTHER]) == [MINE, OTHER]
+    assert with_taint([{"key": KEY, "effect": "NoExecute"}]) == [MINE]
+    assert without_taint([MINE, OTHER, {"key": KEY, "effect": "NoExecute", "value": "x"}]) == [OTHER]
+    assert without_taint([OTHER]) == [OTHER]
+
+
+def test_the_taint_comes_before_the_end_and_goes_when_kubelet_has_the_lists(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
+) -> None:
+    set_taints(server, OTHER)
+
+    async def scenario() -> None:
+        await registered(NodeTaint(open_api, NODE)).leave()
+        assert taints(server) == [OTHER, MINE]
+        following = NodeTaint(open_api, NODE)
+        lifting = asyncio.create_task(following.lift())
+        await asyncio.sleep(0.1)
+        assert taints(server) == [OTHER, MINE]
+        following.registered.set()
+        await lifting
+
+    asyncio.run(scenario())
+    assert taints(server) == [OTHER]
+    node = server.state.get("Node", NODE)
+    assert node is not None
+    assert node["spec"]["podCIDR"] == "10.0.0.0/24"
+
+
+def test_a_node_without_any_taint_has_none_afterwards(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
+) -> None:
+    async def scenario() -> None:
+        await registered(NodeTaint(open_api, NODE)).leave()
+        assert taints(server) == [MINE]
+        await registered(NodeTaint(open_api, NODE)).lift()
+
+    asyncio.run(scenario())
+    node = server.state.get("Node", NODE)
+    assert node is not None
+    assert node["spec"] == {}
+
+
+@pytest.mark.parametrize("settings", [Restart(), ON])
+def test_who_does_not_want_it_or_was_not_registered_ends_at_once(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer], settings: Restart
+) -> None:
+    async def scenario() -> None:
+        taint = NodeTaint(open_api, NODE)
+        taint.settings = settings
+        if not settings.taint:
+            taint.registered.set()
+        assert taint.leave_seconds == 0
+        await taint.leave()
+
+    asyncio.run(scenario())
+    assert taints(server) == []
+    assert server.state.counts.merges == 0
+
+
+def test_a_taint_that_somebody_else_puts_meanwhile_is_not_lost(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
+) -> None:
+    """The list of taints is replaced as a whole: only the version of the object tells that it is another by now."""
+
+    class Disturbed(ApiServer):
+        def merge(self, *arguments: Any) -> dict[str, Any]:
+            if not taints(server):
+                set_taints(server, OTHER)
+            return super().merge(*arguments)
+
+    def disturbed() -> ApiServer:
+        api = open_api()
+        api.__class__ = Disturbed
+        return api
+
+    asyncio.run(registered(NodeTaint(disturbed, NODE)).leave())
+    assert taints(server) == [OTHER, MINE]
+    assert server.state.counts.conflicts == 1
+
+
+@pytest.mark.parametrize("fault", [Fault(delay_seconds=30), Fault(drop=True), Fault(status=403), Fault(status=500)])
+def test_an_api_server_that_is_away_holds_up_the_end_for_a_bounded_time(
+    server: ApiServerStandIn,
+    open_api: Callable[[], ApiServer],
+    fault: Fault,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server.state.set_fault(fault)
+    asyncio.run(registered(NodeTaint(open_api, NODE, pace=QUICK), Restart(taint=True, wait_seconds=30)).leave())
+    assert "the Node gets no taint: " in caplog.text
+    assert taints(server) == []
+
+
+def test_where_there_is_no_account_the_agent_ends_and_starts_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse() -> ApiServer:
+        raise ConfigError("API server", ["no account"])
+
+    async def scenario() -> None:
+        await registered(NodeTaint(refuse, NODE)).leave()
+        await registered(NodeTaint(refuse, NODE)).lift()
+
+    asyncio.run(scenario())
+    assert "the Node gets no taint: " in caplog.text
+
+
+def test_an_api_server_that_is_away_at_the_start_is_asked_again(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
+) -> None:
+    set_taints(server, MINE, OTHER)
+    server.state.set_fault(Fault(status=503))
+
+    async def scenario() -> None:
+        lifting = asyncio.create_task(registered(NodeTaint(open_api, NODE, pace=QUICK)).lift())
+        await until(lambda: server.state.counts.failures >= 2)
+        server.state.set_fault(None)
+        await lifting
+
+    asyncio.run(scenario())
+    assert taints(server) == [OTHER]
+
+
+def test_who_may_not_change_the_node_says_so_once_and_tries_again(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An API server that starts refuses what it will allow a moment later."""
+    set_taints(server, MINE)
+    server.state.set_fault(Fault(status=403))
+
+    async def scenario() -> None:
+        lifting = asyncio.create_task(registered(NodeTaint(open_api, NODE, pace=QUICK)).lift())
+        await until(lambda: server.state.counts.failures >= 3)
+        server.state.set_fault(None)
+        await lifting
+
+    asyncio.run(scenario())
+    assert caplog.text.count("stays on the Node") == 1
+    assert taints(server) == []
+
+
+def test_a_node_whose_agent_cannot_register_gets_its_pods_back(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
+) -> None:
+    """With a wrong configuration, say: pods that need nothing of ours must not wait for its repair.
+
+    Or while another agent has the books: it puts the taint at its end, and then it is this one's turn.
+    """
+    set_taints(server, MINE)
+
+    async def scenario() -> None:
+        taint = NodeTaint(open_api, NODE, pace=QUICK)
+        lifting = asyncio.create_task(taint.lift())
+        await until(lambda: not taints(server))
+        set_taints(server, MINE)
+        taint.registered.set()
+        await lifting
+
+    asyncio.run(scenario())
+    assert taints(server) == []
+
+
+def daemon_set(*names: str, **more: Any) -> dict[str, Any]:
+    """One whose agent has these variables."""
+    containers = [{"name": "probe"}, {"name": "agent", "env": [{"name": name} for name in names]}]
+    return {"metadata": {}, "spec": {"template": {"spec": {"containers": containers, **more}}}}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (daemon_set("NODE_NAME", DAEMON_SET), None),
+        (daemon_set(DAEMON_SET, nodeSelector={"rdma": "true"}), None),
+        (daemon_set(DAEMON_SET) | {"metadata": {"deletionTimestamp": "2026-11-22T00:00:00Z"}}, "removed"),
+        (daemon_set("NODE_NAME"), "no taint"),
+        (daemon_set(DAEMON_SET, nodeSelector={"rdma": "true", "pool": "gpu"}), "nodeSelector"),
+    ],
+)
+def test_who_follows_is_read_from_the_daemon_set(found: dict[str, Any], expected: str | None) -> None:
+    why = why_nobody_follows(found, {"rdma": "true", "kubernetes.io/os": "linux"})
+    assert why is None if expected is None else why is not None and expected in why
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        daemon_set(DAEMON_SET) | {"metadata": {"deletionTimestamp": "2026-11-22T00:00:00Z"}},
+        daemon_set(),
+        daemon_set(DAEMON_SET, nodeSelector={"rdma": "true"}),
+    ],
+)
+def test_an_agent_that_none_follows_leaves_no_taint(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer], found: dict[str, Any] | None
+) -> None:
+    """Nobody would take it away again: the DaemonSet is removed, the option switched off, or the Node's label gone."""
+    if found is not None:
+        server.state.write("DaemonSet", "nodefabric/agent", found, "kubectl")
+    asyncio.run(registered(NodeTaint(open_api, NODE, "nodefabric/agent")).leave())
+    assert taints(server) == []
+
+
+def test_an_agent_whose_daemon_set_stays_leaves_one(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
+) -> None:
+    server.state.write("DaemonSet", "nodefabric/agent", daemon_set(DAEMON_SET), "kubectl")
+    asyncio.run(registered(NodeTaint(open_api, NODE, "nodefabric/agent")).leave())
+    assert taints(server) == [MINE]
+
+
+def test_an_older_taint_that_could_not_be_taken_away_yet_stays_for_the_end(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
+) -> None:
+    set_taints(server, MINE)
+    server.state.set_fault(Fault(status=503))
+
+    async def scenario() -> None:
+        taint = registered(NodeTaint(open_api, NODE, pace=QUICK), Restart(taint=True, wait_seconds=0.5))
+        lifting = asyncio.create_task(taint.lift())
+        await until(lambda: server.state.counts.failures >= 1)
+        leaving = asyncio.create_task(taint.leave())
+        await asyncio.sleep(0)
+        server.state.set_fault(None)
+        await asyncio.gather(lifting, leaving)
+
+    asyncio.run(scenario())
+    assert taints(server) == [MINE]
+
+
+def test_what_is_put_for_the_end_is_not_taken_away_by_a_start_that_is_not_over(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
+) -> None:
+    """The agent is asked to end while it still takes an older taint away."""
+    set_taints(server, MINE)
+    halted, goes_on = threading.Event(), threading.Event()
+
+    class Halted(ApiServer):
+        def read(self, *arguments: Any) -> dict[str, Any]:
+            found = super().read(*arguments)
+            if not halted.is_set():
+                halted.set()
+                assert goes_on.wait(30)
+            return found
+
+    def slow() -> ApiServer:
+        api = open_api()
+        api.__class__ = Halted
+        return api
+
+    async def scenario() -> None:
+        taint = registered(NodeTaint(slow, NODE))
+        lifting = asyncio.create_task(taint.lift())
+        await until(halted.is_set)
+        leaving = asyncio.create_task(taint.leave())
+        await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.gather(lifting, leaving)
+
+    asyncio.run(scenario())
+    assert taints(server) == [MINE]

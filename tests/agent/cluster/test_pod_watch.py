@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from agent.cluster.apiserver import ApiServer, ObjectKind
+from agent.cluster.object_watch import Timing
+from agent.cluster.pod_watch import PodWatch, WatchedPod, read_pod
+from agent.errors import Refused, Unavailable
+from tests.standins.apiserver import ApiServerStandIn, Fault
+from tests.waiting import until
+
+T = TypeVar("T")
+
+
+def pod(name: str, version: str = "1", phase: str = "Running") -> dict[str, Any]:
+    return {
+        "metadata": {"namespace": "ns", "name": name, "uid": f"uid-{name}", "resourceVersion": version},
+        "status": {"phase": phase},
+    }
+
+
+def event(kind: str, item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": kind, "object": item}
+
+
+class Script(ApiServer):
+    """An API server that answers as it is told, call by call, and ends the watch after the last answer."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.calls: list[tuple[str, str]] = []
+        self.pauses: list[float] = []
+        self.changes = 0
+        self.now = 0.0
+        self.watch_lasts = 300.0
+        timing = Timing(chance=lambda: 0.5, pause=self.pause, clock=lambda: self.now)
+        self.followed = PodWatch(self, "worker-1", self.note, timing)
+
+    def note(self) -> None:
+        self.changes += 1
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        if not self.answers:
+            self.followed.stop()
+
+    def take(self) -> Any:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def list_of(
+        self, kind: ObjectKind, selector: Mapping[str, str], read: Callable[[dict[str, Any]], T]
+    ) -> tuple[str, list[T]]:
+        self.calls.append(("list", selector["spec.nodeName"]))
+        version, items = self.take()
+        return version, list(map(read, items))
+
+    def watch(
+        self, kind: ObjectKind, selector: Mapping[str, str], since: str, seconds: int
+    ) -> Iterator[dict[str, Any]]:
+        assert 300 <= seconds <= 600
+        self.calls.append(("watch", since))
+        for each in self.take():
+            if isinstance(each, Exception):
+                raise each
+            yield each
+        self.now += self.watch_lasts
+
+    def play(self) -> PodWatch:
+        self.followed.follow()
+        assert not self.answers
+        return self.followed
+
+
+def names(watch: PodWatch) -> list[str] | None:
+    return None if watch.pods is None else [pod.name for pod in watch.pods]
+
+
+def test_pods_are_listed_once_and_the_watch_goes_on_where_it_ended() -> None:
+    script = Script(
+        ("7", [pod("b"), pod("a")]),
+        [event("ADDED", pod("c", "8")), event("BOOKMARK", {"metadata": {"resourceVersion": "20"}})],
+        [],
+    )
+    watch = script.play()
+    assert script.calls == [("list", "worker-1"), ("watch", "7"), ("watch", "20")]
+    assert names(watch) == ["a", "b", "c"]
+    assert watch.problem is None
+
+
+def test_only_what_matters_is_told() -> None:
+    script = Script(
+        ("7", [pod("a")]),
+        [event("MODIFIED", pod("a", "8")), event("MODIFIED", pod("a", "9", "Succeeded"))],
+        [event("DELETED", pod("a", "10")), event("DELETED", pod("a", "11"))],
+        [],
+    )
+    watch = script.play()
+    assert script.changes == 3
+    assert names(watch) == []
+
+
+def test_a_version_that_is_gone_asks_for_a_new_list() -> None:
+    script = Script(("7", [pod("a")]), [Refused(410, "too old")], ("90", [pod("b")]), [])
+    watch = script.play()
+    assert [call for call, _ in script.calls] == ["list", "watch", "list", "watch"]
+    assert names(watch) == ["b"]
+
+
+@pytest.mark.parametrize("nonsense", [{"metadata": None}, {"spec": {"containers": 7}}])
+def test_an_answer_that_makes_no_sense_asks_for_a_new_list(nonsense: dict[str, Any]) -> None:
+    script = Script(("7", [pod("a")]), [event("ADDED", nonsense)], ("90", [pod("b")]), [])
+    watch = script.play()
+    assert [call for call, _ in script.calls] == ["list", "watch", "list", "watch"]
+    assert names(watch) == ["b"]
+    assert script.pauses[0] > 0
+
+
+def test_watches_that_end_at_once_are_begun_again_more_and_more_seldom() -> None:
+    script = Script(("7", []), *[[]] * 9)
+    script.watch_lasts = 0.1
+    script.play()
+    assert script.pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_a_version_that_is_gone_each_time_is_asked_for_more_and_more_seldom() -> None:
+    script = Script(*[("7", []), Refused(410, "too old")] * 4)
+    script.play()
+    assert script.pauses == [0.5, 1, 2, 4]
+
+
+def test_a_watch_that_lasts_is_begun_again_at_once() -> None:
+    script = Script(("7", []), *[[]] * 4)
+    script.play()
+    assert script.pauses == [0.5] * 4
+
+
+def test_errors_are_waited_out_with_growing_pauses_and_the_watch_goes_on_without_a_new_list() -> None:
+    failures = [Unavailable("cut")] * 12
+    script = Script(("7", [pod("a")]), *failures, [event("ADDED", pod("b", "8"))], [])
+    watch = script.play()
+    assert [call for call, _ in script.calls].count("list") == 1
+    assert script.pauses[:3] == [0.75, 1.5, 3.0]
+    assert max(script.pauses) == 225
+    assert names(watch) == ["a", "b"]
+    assert watch.problem is None
+
+
+def test_the_server_may_ask_for_a_longer_pause_and_what_is_wrong_is_told() -> None:
+    script = Script(Unavailable("429", 40.0))
+    watch = script.play()
+    assert script.pauses == [30]
+    assert watch.pods is None
+    assert watch.problem == "the pods of the node cannot be watched: 429"
+    assert script.changes == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "qos", "native", "extended"),
+    [
+        ({}, "BestEffort", False, set()),
+        ({"containers": [{"resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}]}, "Guaranteed", True, set()),
+        ({"containers": [{"resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}]}, "Burstable", False, set()),
+        ({"containers": [{"resources": {"requests": {"cpu": "1500m"}}}]}, "Guaranteed", False, set()),
+        ({"containers": [{"resources": {"requests": {"hugepages-2Mi": "4Mi"}}}]}, "Guaranteed", True, set()),
+        ({"containers": [{"resources": {"requests": {"rdma/vf": "1"}}}]}, "BestEffort", False, {"rdma/vf"}),
+        ({"containers": [{"resources": {"requests": {"a.kubernetes.io/b": "1"}}}]}, "BestEffort", False, set()),
+        ({"initContainers": [{"resources": {"requests": {"rdma/vf": "1"}}}]}, "BestEffort", False, set()),
+        (
+            {"initContainers": [{"restartPolicy": "Always", "resources": {"requests": {"rdma/vf": "1"}}}]},
+            "BestEffort",
+            False,
+            {"rdma/vf"},
+        ),
+    ],
+)
+def test_what_a_pod_owns_follows_the_schedulers_rule(
+    spec: dict[str, Any], qos: str, native: bool, extended: set[str]
+) -> None:
+    item = {**pod("a"), "spec": spec, "status": {"phase": "Running", "qosClass": qos}}
+    assert read_pod(item) == WatchedPod("ns", "a", "uid-a", "Running", native, frozenset(extended))
+
+
+class Follower:
+    """A watch on its thread, over real HTTP."""
+
+    def __init__(self, api: ApiServer) -> None:
+        self.told = threading.Condition()
+        self.watch = PodWatch(api, "worker-1", self.note, Timing(pause=lambda seconds: self.wait(0.01)))
+
+    def note(self) -> None:
+        with self.told:
+            self.told.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        with self.told:
+            assert self.told.wait_for(condition, 20)
+
+
+def test_over_real_http_pods_are_followed_through_cuts_errors_and_forgotten_versions(tmp_path: Path) -> None:
+    with ApiServerStandIn(bookmark_seconds=0.05) as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(server.kubeconfig())
+        client = ApiServer.from_kubeconfig(path)
+        follower = Follower(client)
+        server.state.put_pod("worker-1", "ns", "a")
+        follower.watch.start()
+        follower.until(lambda: names(follower.watch) == ["a"])
+        server.state.put_pod("worker-1", "ns", "b", "Pending")
+        follower.until(lambda: names(follower.watch) == ["a", "b"])
+        server.state.break_watches()
+        server.state.put_pod("worker-1", "ns", "c")
+        follower.until(lambda: names(follower.watch) == ["a", "b", "c"])
+        server.state.set_fault(Fault(status=500))
+        server.state.break_watches()
+        follower.until(lambda: follower.watch.problem is not None)
+        server.state.delete_pod("ns", "a")
+        server.state.compact()
+        server.state.set_fault(None)
+        follower.until(lambda: names(follower.watch) == ["b", "c"])
+        assert follower.watch.problem is None
+        assert server.state.counts.lists == 2
+        follower.watch.stop()
+        server.state.break_watches()
+        client.close()
+
+
+def test_a_stopped_watch_tells_nothing_more_and_ends_with_the_servers_next_word(tmp_path: Path) -> None:
+    with ApiServerStandIn(bookmark_seconds=600) as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(server.kubeconfig())
+        follower = Follower(ApiServer.from_kubeconfig(path))
+        following = threading.Thread(target=follower.watch.follow)
+        following.start()
+        follower.until(lambda: names(follower.watch) == [])
+        until(lambda: server.state.counts.watches == 1)
+        follower.watch.stop()
+        server.state.put_pod("worker-1", "ns", "late")
+        following.join(20)
+        assert not following.is_alive()
+        assert (names(follower.watch), follower.watch.problem) == ([], None)
+
+
+@pytest.mark.parametrize(
+    "answer", [Unavailable("timed out"), Refused(410, "too old"), ValueError("nonsense"), ("7", [pod("a")])], ids=str
+)
+def test_a_watch_that_is_stopped_while_it_asks_tells_nothing_of_the_answer(answer: Any) -> None:
+    class Slow(Script):
+        def take(self) -> Any:
+            self.followed.stop()
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    script = Slow()
+    watch = script.play()
+    assert (watch.problem, watch.pods, script.changes) == (None, None, 0)
+    assert len(script.calls) == 1

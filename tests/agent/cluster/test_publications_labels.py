@@ -1,0 +1,295 @@
+"""Labels of the node, at the API server or in NFD's feature file, and the leaf switch among them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agent.cluster.apiserver import ApiServer, ObjectKind
+from agent.cluster.publications import Publications
+from agent.cluster.topology.lldp import REST_SECONDS
+from agent.cluster.topology.nfd import FeatureFile
+from agent.config.topology import LabelRule, Labels, Topology
+from agent.errors import Unavailable
+from agent.model.device import LinkLayer, Netdev, Snapshot
+from agent.process.conditions import Conditions
+from agent.report.metrics import Metrics
+from agent.state import Latest
+from tests.agent.cluster.publications import QUICK, Rig, h100, node_of
+from tests.agent.hardware.frames import announcement, await_up, run, send
+from tests.awaiting import until
+from tests.standins.api_state import Fault
+from tests.standins.apiserver import ApiServerStandIn
+
+LEAF = "volcano.sh/tor"
+
+
+def labelled(*rules: LabelRule, **changes: Any) -> Topology:
+    return replace(QUICK, publish=False, labels=Labels(rules, **changes))
+
+
+def test_labels_are_applied_beside_those_of_others_and_taken_back_when_they_are_not_wanted(tmp_path: Path) -> None:
+    rules = (LabelRule("example.com/rails", "rails"), LabelRule("example.com/hca", "hca-model"))
+
+    async def scenario(config: Topology, wanted: dict[str, str], server: ApiServerStandIn) -> None:
+        async with Rig(tmp_path, config, server=server) as rig:
+            mine = {"kubernetes.io/hostname": "worker-1", "zone": "a", **wanted}
+            await until(lambda: rig.labels() == mine)
+
+    with ApiServerStandIn() as server:
+        server.state.add_node("worker-1", {"zone": "a"})
+        both = {"example.com/rails": "8", "example.com/hca": "ConnectX-7"}
+        asyncio.run(scenario(labelled(*rules), both, server))
+        asyncio.run(scenario(labelled(rules[0]), {"example.com/rails": "8"}, server))
+        asyncio.run(scenario(replace(QUICK, labels=Labels()), {}, server))
+
+
+RAILS = {"example.com/rails": "8"}
+
+
+async def label_rails(folder: Path, server: ApiServerStandIn) -> None:
+    """Run an agent until it has labelled the Node."""
+    async with Rig(folder, labelled(LabelRule("example.com/rails", "rails")), server=server) as rig:
+        await until(lambda: rig.labels().items() >= RAILS.items())
+
+
+def test_labels_that_may_not_be_taken_back_any_more_are_no_lasting_problem(tmp_path: Path) -> None:
+    async def wants_none(server: ApiServerStandIn) -> None:
+        async with Rig(tmp_path, QUICK, server=server) as rig:
+            await until(lambda: len(rig.complaints) > 1)
+            assert "Node cannot be published" in str(rig.complaints[0])
+            await until(lambda: rig.complaints[-1] is None)
+            rig.change(rig.snapshot.value)
+            await asyncio.sleep(0.2)
+            assert rig.complaints[-1] is None
+            assert rig.labels().items() >= RAILS.items()
+
+    with ApiServerStandIn() as server:
+        server.state.add_node("worker-1")
+        asyncio.run(label_rails(tmp_path, server))
+        server.state.set_fault(Fault(status=403, path="/api/v1/nodes/worker-1?fieldManager"))
+        asyncio.run(wants_none(server))
+
+
+@pytest.mark.parametrize("status", [401, 404, 409])
+def test_labels_are_taken_back_after_a_refusal_that_passes(tmp_path: Path, status: int) -> None:
+    async def wants_none(server: ApiServerStandIn) -> None:
+        async with Rig(tmp_path, QUICK, server=server) as rig:
+            await until(lambda: rig.labels() == {"kubernetes.io/hostname": "worker-1"})
+
+    with ApiServerStandIn() as server:
+        server.state.add_node("worker-1")
+        asyncio.run(label_rails(tmp_path, server))
+        server.state.set_fault(Fault(status=status, path="/api/v1/nodes/worker-1?fieldManager", times=1))
+        asyncio.run(wants_none(server))
+
+
+def test_a_server_that_never_tells_of_the_node_is_spared() -> None:
+    now, asked = 0.0, []
+
+    class NoAnswer(ApiServer):
+        def metadata(self, kind: ObjectKind, name: str) -> dict[str, Any]:
+            asked.append(now)
+            raise Unavailable("no route to host")
+
+    async def pass_an_hour() -> None:
+        nonlocal now
+        publications = Publications(
+            labelled(LabelRule("example.com/rails", "rails")),
+            node_of(Latest(h100())),
+            NoAnswer(None),
+            Metrics(CollectorRegistry()),
+            Conditions(),
+            clock=lambda: now,
+        )
+        while now < 3600:
+            now = await publications.step(now)
+
+    asyncio.run(pass_an_hour())
+    assert 10 < len(asked) < 20
+    assert asked[-1] - asked[-2] > 200
+
+
+def test_a_label_that_somebody_else_has_set_stays_his_and_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rules = (LabelRule("example.com/rails", "rails"), LabelRule("example.com/gpus", "gpu-count"))
+        rig = Rig(tmp_path, labelled(*rules))
+        rig.server.state.add_node("worker-1")
+        theirs = {"metadata": {"labels": {"example.com/rails": "many"}}}
+        rig.server.state.apply("Node", "worker-1", theirs, "kubectl-label", force=False)
+        async with rig:
+            await until(lambda: rig.labels().get("example.com/gpus") == "8")
+            assert rig.labels()["example.com/rails"] == "many"
+            said = "kubectl-label writes .metadata.labels.example.com/rails of this node's Node too"
+            await until(lambda: any(said in str(text) for text in rig.complaints))
+
+    asyncio.run(scenario())
+
+
+def test_the_feature_file_takes_labels_without_any_api_server(tmp_path: Path) -> None:
+    path = tmp_path / "features.d" / "nodefabric"
+    path.parent.mkdir()
+
+    async def scenario() -> None:
+        config = labelled(LabelRule("example.com/rails", "rails"), to="nfd", nfd_file=Path("/features.d/nodefabric"))
+        async with Rig(tmp_path, config, api=False) as rig:
+            await until(path.exists)
+            assert "example.com/rails=8\n" in path.read_text()
+            assert rig.server.state.counts.applies == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("to", ["node", "nfd"])
+def test_labels_that_leave_the_configuration_leave_the_feature_file(tmp_path: Path, to: str) -> None:
+    path = tmp_path / "features.d" / "nodefabric"
+    path.parent.mkdir()
+    FeatureFile(path).write({"example.com/rails": "8"})
+
+    async def scenario() -> None:
+        config = labelled(to=to, nfd_file=Path("/features.d/nodefabric"))
+        async with Rig(tmp_path, config, api=False):
+            await until(lambda: FeatureFile(path).read() == {})
+            assert path.exists() is (to == "nfd")
+
+    asyncio.run(scenario())
+
+
+def test_a_feature_file_of_somebody_elses_stays(tmp_path: Path) -> None:
+    path = tmp_path / "features.d" / "nodefabric"
+    path.parent.mkdir()
+    path.write_text("example.com/rack=r7\n")
+
+    async def scenario() -> None:
+        async with Rig(tmp_path, labelled(nfd_file=Path("/features.d/nodefabric"))) as rig:
+            rig.server.state.add_node("worker-1")
+            rig.change(h100())
+            await until(lambda: rig.server.state.counts.reads > 0)
+            assert path.read_text() == "example.com/rack=r7\n"
+
+    asyncio.run(scenario())
+
+
+def test_a_feature_folder_that_is_missing_is_said(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        config = labelled(LabelRule("example.com/rails", "rails"), to="nfd", nfd_file=Path("/no/nodefabric"))
+        async with Rig(tmp_path, config, api=False) as rig:
+            await until(lambda: "mount the folder of NFD's features" in str(rig.complaints))
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def cable(own_network: None) -> None:
+    """The first adapter's interface, whose other end is a port of a switch."""
+    run("ip", "link", "add", "nic0", "type", "veth", "peer", "name", "port0")
+    run("ip", "link", "set", "nic0", "up")
+    run("ip", "link", "set", "port0", "up")
+    await_up("nic0", "port0")
+
+
+def with_cable(snapshot: Snapshot) -> Snapshot:
+    """Give the first adapter an interface that is there."""
+    first = next(device for device in snapshot.devices if device.rdma_devices and not device.is_vf)
+    netdev = Netdev("nic0", socket.if_nametoindex("nic0"), "", 1500, "up", True, LinkLayer.ETHERNET, None)
+    devices = tuple(replace(d, netdevs=(netdev,)) if d == first else d for d in snapshot.devices)
+    return replace(snapshot, devices=devices)
+
+
+class Switch:
+    """What speaks at the other end of the cable, and a clock on which half a minute passes with each word."""
+
+    def __init__(self) -> None:
+        self._passed = 0.0
+
+    def now(self) -> float:
+        return time.monotonic() + self._passed
+
+    async def speak(self, *names: str, until_told: Callable[[], bool]) -> None:
+        """Announce names in turn, until something is told."""
+        async with asyncio.timeout(60):
+            while not until_told():
+                for name in names:
+                    send("port0", b"\x01\x80\xc2\x00\x00\x0e" + b"\x02" * 6 + b"\x88\xcc" + b"nonsense")
+                    send("port0", announcement(name))
+                self._passed += 30
+                await asyncio.sleep(REST_SECONDS)
+
+
+def test_the_leaf_switch_is_learnt_from_its_frames_and_stays_when_it_is_silent(tmp_path: Path, cable: None) -> None:
+    async def scenario() -> None:
+        switch = Switch()
+        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable, clock=switch.now)
+        rig.server.state.add_node("worker-1")
+        async with rig:
+            await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
+            await switch.speak("leaf-a", until_told=lambda: rig.labels().get(LEAF) == "leaf-a")
+            assert [leaf.system_name for leaf in rig.node.leaves.value.values()] == ["leaf-a"]
+            rig.change(replace(rig.snapshot.value, devices=()))  # the adapter went into a pod
+            await until(lambda: "01:80:c2:00:00:0e" not in run("ip", "maddress", "show", "dev", "nic0"))
+            applies = rig.server.state.counts.applies
+            await asyncio.sleep(0.2)
+            assert rig.server.state.counts.applies == applies
+            assert rig.labels()[LEAF] == "leaf-a"
+
+    asyncio.run(scenario())
+
+
+def test_a_flood_of_frames_is_not_believed_and_what_comes_after_it_is(tmp_path: Path, cable: None) -> None:
+    async def scenario() -> None:
+        switch = Switch()
+        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable, clock=switch.now)
+        rig.server.state.add_node("worker-1")
+        async with rig:
+            await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
+            send("port0", *[announcement("pod")] * 200)  # in one go: the loop has not run meanwhile
+            await switch.speak("leaf-a", until_told=lambda: LEAF in rig.labels())
+            assert rig.labels()[LEAF] == "leaf-a"
+
+    asyncio.run(scenario())
+
+
+def test_whoever_speaks_first_after_a_restart_changes_no_label_and_two_in_turn_are_told(
+    tmp_path: Path, cable: None
+) -> None:
+    async def scenario() -> None:
+        switch = Switch()
+        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable, clock=switch.now)
+        rig.server.state.add_node("worker-1")
+        rig.server.state.apply(
+            "Node", "worker-1", {"metadata": {"labels": {LEAF: "leaf-a"}}}, "nodefabric", force=False
+        )
+        async with rig:
+            await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
+            changes = iter(range(6))
+            await switch.speak("pod", "leaf-a", until_told=lambda: next(changes, None) is None)
+            assert rig.labels()[LEAF] == "leaf-a"
+            told = rig.complaints[-1] or ""
+            assert "several speak LLDP on the link of 0000:18:00.0 (" in told
+            assert "pod, port eth1" in told
+            await switch.speak("leaf-b", until_told=lambda: rig.labels()[LEAF] == "leaf-b")
+            assert rig.complaints[-1] is None
+
+    asyncio.run(scenario())
+
+
+def test_after_a_restart_a_label_stays_until_the_switch_has_spoken(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-chassis"), LabelRule("example.com/rails", "rails")))
+        rig.server.state.add_node("worker-1")
+        rig.server.state.apply(
+            "Node", "worker-1", {"metadata": {"labels": {LEAF: "leaf-a"}}}, "nodefabric", force=False
+        )
+        async with rig:
+            await until(lambda: rig.labels().get("example.com/rails") == "8")
+            assert rig.labels()[LEAF] == "leaf-a"
+
+    asyncio.run(scenario())

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cluster.pod_watch import WatchedPod
+from agent.cluster.topology.noderesourcetopology import build
+from agent.cluster.topology.publisher import canonical
+from agent.cluster.topology.state import NodeState, PodUsage
+from agent.kubelet.kubelet_config import KubeletSettings
+from agent.model.device import NumaNode, Snapshot
+from tests.agent.cluster.topology.two_sockets import GIB, NODE, TWO_SOCKETS, offered
+from tests.agent.cluster.topology.whole_node import OBJECTS, h100
+from tests.standins import definitions
+
+(DEFINITION,) = [d for d in definitions.load() if d.kind == "NodeResourceTopology"]
+UNITS = {"rdma/vf": (offered("a", 0), offered("b", 0), offered("c", 1))}
+
+
+def built(state: NodeState, *rule: str) -> dict[str, Any]:
+    document = build(state, *rule)
+    assert document is not None
+    assert DEFINITION.problems(document) == []
+    return document
+
+
+def attributes(document: dict[str, Any]) -> dict[str, str]:
+    return {item["name"]: item["value"] for item in document["attributes"]}
+
+
+def test_it_is_named_after_the_node_and_owned_by_it() -> None:
+    document = built(replace(NODE, node_uid="uid-1"))
+    assert (document["apiVersion"], document["kind"]) == ("topology.node.k8s.io/v1alpha2", "NodeResourceTopology")
+    assert document["metadata"] == {
+        "name": "worker-1",
+        "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "worker-1", "uid": "uid-1"}],
+    }
+    assert "ownerReferences" not in built(NODE)["metadata"]
+
+
+def test_every_numa_node_is_a_zone_with_costs_from_the_slit() -> None:
+    zones = built(NODE)["zones"]
+    assert [(zone["name"], zone["type"]) for zone in zones] == [("node-0", "Node"), ("node-1", "Node")]
+    assert zones[0]["costs"] == [{"name": "node-0", "value": 10}, {"name": "node-1", "value": 21}]
+
+
+def test_a_memory_only_node_is_a_zone_and_a_gap_is_filled_with_an_empty_one() -> None:
+    nodes = (NumaNode(0, (0, 1), GIB, distances=(10, 80)), NumaNode(2, (), 96 * GIB, distances=(80, 10)))
+    zones = built(NodeState("gb200", Snapshot(numa_nodes=nodes), {}))["zones"]
+    assert [zone["name"] for zone in zones] == ["node-0", "node-1", "node-2"]
+    assert zones[1]["resources"][0] == {"name": "cpu", "capacity": "0", "allocatable": "0", "available": "0"}
+    assert zones[0]["costs"] == [{"name": "node-0", "value": 10}, {"name": "node-2", "value": 80}]
+
+
+def test_numbers_the_scheduler_cannot_take_are_left_out() -> None:
+    nodes = (NumaNode(0, (0,), GIB), NumaNode(64, (1,), GIB))
+    assert len(built(NodeState("big", Snapshot(numa_nodes=nodes), {}))["zones"]) == 1
+
+
+def test_zones_are_in_order_of_their_number() -> None:
+    nodes = tuple(NumaNode(n, (n,), GIB) for n in (10, 2, *range(3, 10), 0, 1))
+    document = built(NodeState("n", Snapshot(numa_nodes=nodes), {}))
+    assert [zone["name"] for zone in document["zones"]] == [f"node-{n}" for n in range(11)]
+
+
+def test_parts_of_a_cpu_are_written_as_kubernetes_does() -> None:
+    state = NodeState("n", Snapshot(numa_nodes=(NumaNode(0, (0, 1), GIB),)), {})
+    document = built(replace(state, kubelet=KubeletSettings(reserved_milli_cpu=250)))
+    assert document["zones"][0]["resources"][0]["available"] == "1750m"
+
+
+def test_policy_and_scope_are_kubelets_words() -> None:
+    settings = KubeletSettings(policy="single-numa-node", scope="pod", max_numa_nodes="36")
+    document = built(replace(NODE, kubelet=settings))
+    found = attributes(document)
+    assert found["topologyManagerPolicy"] == "single-numa-node"
+    assert found["topologyManagerScope"] == "pod"
+    assert found["topologyManagerMaxNUMANodes"] == "36"
+    assert document["topologyPolicies"] == ["SingleNUMANodePodLevel"]
+    assert "topologyManagerMaxNUMANodes" not in attributes(built(NODE))
+    assert built(NODE)["topologyPolicies"] == ["None"]
+
+
+def test_without_a_watch_the_fingerprint_counts_the_pods_that_kubelet_lists() -> None:
+    pods = tuple(
+        PodUsage(ns, n) for ns, n in [("ns1", "n1"), ("ns1", "n2"), ("ns2", "n1"), ("ns3", "n1"), ("ns3", "n2")]
+    )
+    found = attributes(built(replace(NODE, pods=pods), "podresources", "all"))
+    assert found["nodeTopologyPodsFingerprint"] == "pfp0v001b92008c14168b3a6"
+    assert found["nodeTopologyPodsFingerprintMethod"] == "all"
+
+
+def fingerprinted(watched: tuple[WatchedPod, ...], *rule: str) -> str:
+    state = replace(NODE, units=UNITS, watched=watched, pods=(PodUsage("other", "pod"),))
+    return attributes(built(state, *rule))["nodeTopologyPodsFingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "counted"),
+    [
+        (("dedicated", "all"), {"running", "ended", "failed", "owner", "device", "odd"}),
+        (("shared", "all"), {"running", "owner", "device", "odd"}),
+        (("dedicated", "with-exclusive-resources"), {"owner", "device"}),
+        (("shared", "with-exclusive-resources"), {"owner", "device"}),
+    ],
+)
+def test_the_fingerprint_counts_the_pods_that_the_scheduler_counts(rule: tuple[str, str], counted: set[str]) -> None:
+    pods = (
+        WatchedPod("ns", "running", "1", "Running"),
+        WatchedPod("ns", "waiting", "2", "Pending", True),
+        WatchedPod("ns", "ended", "3", "Succeeded"),
+        WatchedPod("ns", "failed", "4", "Failed"),
+        WatchedPod("ns", "owner", "5", "Running", True),
+        WatchedPod("ns", "device", "6", "Running", False, frozenset({"rdma/vf"})),
+        WatchedPod("ns", "odd", "7", "Running", False, frozenset({"vendor.com/not-in-a-zone"})),
+    )
+    all_of_them = tuple(pod for pod in pods if pod.name in counted)
+    forced = tuple(replace(pod, phase="Running", exclusive_native=True) for pod in all_of_them)
+    assert fingerprinted(pods, *rule) == fingerprinted(forced, *rule)
+    assert fingerprinted(pods, *rule) != fingerprinted(forced[1:], *rule)
+
+
+def test_without_numa_information_there_is_nothing_to_publish() -> None:
+    assert build(NodeState("n", Snapshot(), UNITS)) is None
+
+
+def test_the_order_in_which_things_are_found_does_not_change_the_content() -> None:
+    state = replace(NODE, units=UNITS)
+    backwards = replace(
+        state,
+        snapshot=Snapshot(numa_nodes=TWO_SOCKETS.numa_nodes[::-1]),
+        units={name: units[::-1] for name, units in UNITS.items()},
+    )
+    assert canonical(built(backwards)) == canonical(built(state))
+
+
+def test_the_object_of_a_whole_node_is_as_it_was(tmp_path: Path) -> None:
+    document = built(h100(tmp_path))
+    assert document == json.loads((OBJECTS / "noderesourcetopology.json").read_text())

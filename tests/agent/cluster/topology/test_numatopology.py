@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.cluster.pod_watch import WatchedPod
+from agent.cluster.topology.numatopology import build
+from agent.cluster.topology.state import Allocatable, NodeState, PodUsage
+from agent.hardware.sysfs.numa import read_cpu_places
+from agent.kubelet.kubelet_config import KubeletSettings, parse_cpus
+from agent.model.device import CpuPlace, NumaNode, Snapshot, cpu_list
+from tests.agent.cluster.topology.two_sockets import NODE
+from tests.agent.cluster.topology.whole_node import OBJECTS, h100
+from tests.standins import definitions
+
+(DEFINITION,) = [d for d in definitions.load() if d.kind == "Numatopology"]
+STATIC = KubeletSettings("best-effort", cpu_manager="static", reserved_milli_cpu=1500)
+
+
+def spec(state: NodeState, places: dict[int, CpuPlace] | None = None, *, with_pods: bool = True) -> dict[str, Any]:
+    document = build(state, places or {}, with_pods=with_pods)
+    assert document is not None
+    assert DEFINITION.problems(document) == []
+    found: dict[str, Any] = document["spec"]
+    return found
+
+
+def test_policies_are_kubelets_words() -> None:
+    found = spec(replace(NODE, kubelet=STATIC))["policies"]
+    assert found == {"CPUManagerPolicy": "static", "TopologyManagerPolicy": "best-effort"}
+
+
+def test_free_cpus_are_numbers_without_reserved_and_owned_ones() -> None:
+    pod = PodUsage("ns", "p", cpus_of=(("c", frozenset({2})), ("d", frozenset({5, 6}))))
+    state = replace(NODE, kubelet=STATIC, pods=(pod,), allocatable=Allocatable(frozenset(range(1, 8))))
+    found = spec(state)
+    assert found["numares"] == {"cpu": {"allocatable": "1,3-4,7", "capacity": 8}}
+    assert found["resReserved"] == {"cpu": "0"}
+
+
+def test_a_reservation_that_names_no_cpus_is_left_to_the_scheduler_where_kubelet_tells_none() -> None:
+    found = spec(replace(NODE, kubelet=STATIC))
+    assert found["numares"]["cpu"]["allocatable"] == "0-7"
+    assert found["resReserved"] == {"cpu": "1500m"}
+    named = spec(replace(NODE, kubelet=replace(STATIC, reserved_cpus=frozenset({0, 4}))))
+    assert named["numares"]["cpu"]["allocatable"] == "1-3,5-7"
+    assert named["resReserved"] == {"cpu": "0"}
+
+
+def test_a_full_node_still_has_cpu_among_its_resources() -> None:
+    pod = PodUsage("ns", "p", cpus_of=(("c", frozenset(range(8))),))
+    state = replace(NODE, pods=(pod,), allocatable=Allocatable(frozenset(range(8))))
+    assert spec(state)["numares"]["cpu"] == {"allocatable": "", "capacity": 8}
+
+
+def test_every_cpu_has_its_place_also_where_the_kernel_does_not_tell() -> None:
+    found = spec(NODE, {0: CpuPlace(0, 0), 4: CpuPlace(1, 0)})["cpuDetail"]
+    assert len(found) == 8
+    assert found["4"] == {"numa": 1, "socket": 1, "core": 0}
+    assert found["5"] == {"numa": 1, "socket": 1, "core": 5}
+
+
+def test_pods_that_own_cpus_are_listed_by_namespace_name_and_uid() -> None:
+    pods = (
+        PodUsage("ns", "b", cpus_of=(("c", frozenset({2, 3})), ("d", frozenset({5})))),
+        PodUsage("ns", "a", cpus_of=(("c", frozenset({1})),)),
+        PodUsage("ns", "shared"),
+    )
+    state = replace(NODE, pods=pods, watched=(WatchedPod("ns", "b", "uid-b", "Running"),))
+    assert spec(state)["podAllocations"] == [
+        {"namespace": "ns", "name": "a", "containerAllocations": [{"name": "c", "allocations": {"cpu": "1"}}]},
+        {
+            "namespace": "ns",
+            "name": "b",
+            "uid": "uid-b",
+            "containerAllocations": [
+                {"name": "c", "allocations": {"cpu": "2-3"}},
+                {"name": "d", "allocations": {"cpu": "5"}},
+            ],
+        },
+    ]
+    assert "podAllocations" not in spec(state, with_pods=False)
+
+
+def test_without_numa_information_there_is_nothing_to_publish() -> None:
+    assert build(NodeState("n", Snapshot(), {}), {}) is None
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_a_list_of_cpus_reads_back(cpus: set[int]) -> None:
+    assert parse_cpus(cpu_list(cpus)) == cpus
+
+
+@given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)))
+def test_free_and_owned_cpus_make_up_what_kubelet_hands_out(handed_out: set[int], owned: set[int]) -> None:
+    pod = PodUsage("ns", "p", cpus_of=(("c", frozenset(owned & handed_out)),))
+    state = replace(NODE, pods=(pod,), allocatable=Allocatable(frozenset(handed_out or range(8))))
+    found = spec(state)
+    free = parse_cpus(found["numares"]["cpu"]["allocatable"])
+    listed = [parse_cpus(c["allocations"]["cpu"]) for p in found["podAllocations"] for c in p["containerAllocations"]]
+    assert free.isdisjoint(owned & handed_out)
+    assert free.union(*listed) == (handed_out or set(range(8)))
+
+
+@pytest.fixture
+def two_cores(tmp_path: Path) -> Path:
+    for cpu, (socket, core) in {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (-1, 0)}.items():
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{socket}\n")
+        (folder / "core_id").write_text(f"{core}\n")
+    return tmp_path
+
+
+def test_socket_and_core_are_read_where_the_kernel_tells_them(two_cores: Path) -> None:
+    found = read_cpu_places(two_cores, range(5))
+    assert found == {0: CpuPlace(0, 0), 1: CpuPlace(0, 1), 2: CpuPlace(1, 0)}
+
+
+def test_the_object_of_a_whole_node_is_as_it_was(tmp_path: Path) -> None:
+    state = h100(tmp_path)
+    half = {node.number: len(node.cpus) // 2 for node in state.snapshot.numa_nodes}
+    places = {
+        cpu: CpuPlace(node.number, rank % half[node.number])
+        for node in state.snapshot.numa_nodes
+        for rank, cpu in enumerate(node.cpus)
+    }
+    document = build(state, places)
+    assert document is not None
+    assert DEFINITION.problems(document) == []
+    assert document == json.loads((OBJECTS / "numatopology.json").read_text())
+
+
+def test_a_node_that_is_one_numa_node_is_described_too() -> None:
+    state = NodeState("n", Snapshot(numa_nodes=(NumaNode(0, (0, 1), 1 << 30),)), {})
+    assert spec(state)["cpuDetail"]["1"] == {"numa": 0, "socket": 0, "core": 1}

@@ -1,0 +1,238 @@
+"""When a publisher writes, and when it has nothing to write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.cluster.apiserver import ObjectKind
+from agent.errors import Unavailable
+from tests.agent.cluster.topology.published import CHANGED, DOCUMENT, SLOW, FakeApi, Node, Rig
+from tests.awaiting import until
+
+
+def test_the_object_is_written_at_start_and_equal_content_never_again() -> None:
+    async def scenario() -> None:
+        api, node = FakeApi(), Node()
+        async with Rig(api, node) as rig:
+            await until(lambda: len(api.applied) == 1)
+            for n in range(2, 5):
+                rig.publisher.changed()
+                await until(lambda n=n: node.built == n)  # type: ignore[misc]
+            assert len(api.applied) == 1
+            assert rig.writes("accepted") == 1
+
+    asyncio.run(scenario())
+
+
+def test_new_content_is_written_and_many_changes_become_one_write() -> None:
+    async def scenario() -> None:
+        api, node = FakeApi(), Node()
+        async with Rig(api, node) as rig:
+            await until(lambda: len(api.applied) == 1)
+            node.document = CHANGED
+            for _ in range(100):
+                rig.publisher.changed()
+            await until(lambda: len(api.applied) == 2)
+            await asyncio.sleep(0.1)
+            assert len(api.applied) == 2
+            assert node.built <= 3
+
+    asyncio.run(scenario())
+
+
+def test_changed_may_be_called_from_any_thread_and_before_the_start() -> None:
+    async def scenario() -> None:
+        api, node = FakeApi(), Node()
+        rig = Rig(api, node)
+        rig.publisher.changed()
+        async with rig:
+            await until(lambda: node.built == 1)
+            await asyncio.to_thread(rig.publisher.changed)
+            await until(lambda: node.built == 2)
+        rig.publisher.changed()
+
+    asyncio.run(scenario())
+
+
+def test_the_first_write_waits_for_its_moment_though_something_changes_before() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SLOW)
+    rig.publisher.changed()
+    assert rig.pass_time(0, 14) == [0]
+    rig.publisher.changed()
+    assert rig.pass_time(14, 15) == [14, 15]
+    assert len(api.applied) == 1
+
+
+def test_a_change_is_waited_out_and_a_later_one_does_not_put_the_write_off() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 16)
+    node.document = CHANGED
+    rig.publisher.changed()
+    assert rig.pass_time(16, 16) == [16]
+    rig.publisher.changed()
+    assert rig.pass_time(17.5, 18) == [17.5, 18]
+    assert api.applied == [DOCUMENT, CHANGED]
+
+
+def test_in_an_idle_day_nothing_is_written_and_the_object_is_read_once_per_heartbeat() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 86400)
+    assert len(api.applied) == 1
+    assert api.gets == 86400 // 600
+    assert rig.complaints == []
+
+
+def test_what_has_nothing_to_say_any_more_is_looked_at_no_oftener_for_it() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 20)
+    node.document = None
+
+    async def steps(now: float) -> list[float]:
+        found = [now]
+        while len(found) < 200:  # past the moment at which the object would have been read
+            found.append(await rig.publisher.step(found[-1]))
+        return found
+
+    assert {later - earlier for earlier, later in pairwise(asyncio.run(steps(25.0))[1:])} == {SLOW.refresh}
+    assert api.gets <= 1
+
+
+def test_what_an_earlier_run_left_is_not_written_again() -> None:
+    api, node = FakeApi(), Node(CHANGED)
+    api.stored = {**CHANGED, "metadata": {"name": "worker-1", "uid": "u"}}
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 700)
+    assert api.applied == []
+    node.document = DOCUMENT
+    rig.pass_time(700, 720)
+    assert api.applied == [DOCUMENT]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {**CHANGED, "zones": []},
+        {**CHANGED, "attributes": []},
+        {**CHANGED, "metadata": {"name": "worker-2"}},
+        {
+            **CHANGED,
+            "metadata": {
+                "name": "worker-1",
+                "managedFields": [{"manager": "nfd", "operation": "Update", "fieldsV1": {"f:zones": {}}}],
+            },
+        },
+    ],
+)
+def test_what_is_not_quite_that_or_not_ours_is_written(stored: dict[str, Any]) -> None:
+    api = FakeApi()
+    api.stored = stored
+    rig = Rig(api, Node(CHANGED), SLOW)
+    rig.pass_time(0, 16)
+    assert api.applied == [CHANGED]
+
+
+def test_the_refresh_finds_changes_that_nobody_told() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 16)
+    node.document = CHANGED
+    rig.pass_time(16, 26)
+    assert api.applied == [DOCUMENT, CHANGED]
+
+
+@pytest.mark.parametrize("stored", [None, {**DOCUMENT, "zones": [{"name": "node-7", "type": "Node"}]}])
+def test_the_heartbeat_writes_anew_what_somebody_removed_or_changed(stored: dict[str, Any] | None) -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 16)
+    api.stored = stored
+    rig.pass_time(16, 620)
+    assert api.applied == [DOCUMENT, DOCUMENT]
+
+
+def test_what_the_server_and_others_add_to_an_object_is_no_change() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 16)
+    api.stored = {**DOCUMENT, "metadata": {"name": "worker-1", "uid": "u", "labels": {"a": "b"}}, "attributes": []}
+    rig.pass_time(16, 620)
+    assert len(api.applied) == 1
+
+
+def test_nothing_to_say_writes_nothing() -> None:
+    async def scenario() -> None:
+        api, node = FakeApi(), Node()
+        node.document = None
+        async with Rig(api, node) as rig:
+            await until(lambda: node.built == 1)
+            node.document = DOCUMENT
+            rig.publisher.changed()
+            await until(lambda: len(api.applied) == 1)
+
+    asyncio.run(scenario())
+
+
+class Timed(FakeApi):
+    """Notes when something was accepted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.moments: list[float] = []
+
+    def apply(self, kind: ObjectKind, document: Mapping[str, Any], *, force: bool) -> dict[str, Any]:
+        answer = super().apply(kind, document, force=force)
+        self.moments.append(self.now)
+        return answer
+
+
+STEPS = st.lists(
+    st.tuples(st.floats(0, 900), st.sampled_from(["change", "nudge", "fail", "heal", "tamper", "wait"])), max_size=25
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(STEPS)
+def test_whatever_happens_the_server_ends_up_with_what_the_node_says(steps: list[tuple[float, str]]) -> None:
+    api, node = Timed(), Node()
+    rig = Rig(api, node, SLOW)
+    version = 0
+
+    async def pass_on(until: float) -> None:
+        while (due := await rig.publisher.step(api.now)) <= until:
+            api.now = due
+        api.now = until
+
+    async def scenario() -> None:
+        nonlocal version
+        for pause, what in [*steps, (0.0, "heal")]:
+            await pass_on(api.now + pause)
+            if what == "change":
+                version += 1
+                node.document = {**DOCUMENT, "zones": [{"name": f"node-{version}", "type": "Node"}]}
+                rig.publisher.changed()
+            elif what == "nudge":
+                rig.publisher.changed()
+            elif what == "tamper":
+                api.stored = None
+            else:
+                api.failing = Unavailable("500") if what == "fail" else None if what == "heal" else api.failing
+        await pass_on(api.now + SLOW.retry_cap + SLOW.heartbeat + SLOW.refresh)
+
+    asyncio.run(scenario())
+    assert api.stored == node.document
+    assert rig.publisher.problem is None
+    changes, tampered = version, sum(what == "tamper" for _, what in steps)
+    assert len(api.applied) <= 1 + changes + tampered
+    assert all(later - earlier >= SLOW.coalesce for earlier, later in pairwise(api.moments))

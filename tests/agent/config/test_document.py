@@ -1,0 +1,161 @@
+"""What is no plain YAML, no mapping or no readable file is refused in few words; whatever comes, by a ConfigError."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent import config
+from agent.config import Config
+from agent.errors import ConfigError
+from tests.agent.config.refused import problems_of
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "resources: [",
+        "a: b: c",
+        "\t- x",
+        "!!python/object/apply:os.system [true]",
+        "x: !!timestamp nonsense",
+        "x: 2026-13-41",
+        "x: !!int nonsense",
+        "x: !!int ''",
+        "x: !!bool nonsense",
+        "x: !!float nonsense",
+        "x: " + "9" * 5000,
+        "[" * 5000,
+        "--- 1\n--- 2\n",
+        "? [a, b]\n: 1",
+    ],
+)
+def test_what_is_not_plain_yaml_is_told_so(text: str) -> None:
+    (problem,) = problems_of(text)
+    assert problem.startswith("is not YAML")
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe\xfa", b"rescanSeconds: 5 # \xe4\n", b"\x00\x01"])
+def test_bytes_that_are_not_utf8_are_told_so(text: bytes) -> None:
+    (problem,) = problems_of(text)
+    assert problem.startswith("is not YAML")
+
+
+@pytest.mark.parametrize("text", ["[]", "text", "5", "{1: 2}", "true"])
+def test_a_document_that_is_no_mapping_is_told_so(text: str) -> None:
+    assert problems_of(text)[0].startswith("the document: must be a mapping with text keys")
+
+
+def test_a_key_that_stands_twice_is_an_error() -> None:
+    (problem,) = problems_of("rescanSeconds: 5\nresources: []\nrescanSeconds: 6\n")
+    assert "rescanSeconds" in problem
+    assert "twice" in problem
+
+
+def test_an_expanding_document_is_refused_in_few_words() -> None:
+    """Each line repeats the one above ten times: written out it would fill the memory."""
+    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 20)]
+    found = problems_of("\n".join(lines) + "\nresources: *a19\nrunDir: *a19\n")
+    assert all(len(problem) < 500 for problem in found)
+
+
+def test_a_document_that_holds_itself_is_refused() -> None:
+    assert problems_of("&a {resources: *a, networks: [{name: n, ipam: &b {x: *b}}]}")
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(b"#" * (config.MAX_CONFIG_BYTES + 1))
+    with pytest.raises(ConfigError, match="is larger than 1048576 bytes"):
+        config.load(path)
+
+
+def test_a_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(b"#" * config.MAX_CONFIG_BYTES)
+    assert config.load(path) == Config()
+
+
+def test_an_endless_file_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is larger than"):
+        config.load(Path("/dev/zero"))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read: No such file"):
+        config.load(tmp_path / "missing.yaml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        config.load(tmp_path)
+
+
+KEYS = st.sampled_from(
+    [
+        "resources",
+        "networks",
+        "name",
+        "kind",
+        "select",
+        "shares",
+        "network",
+        "vendors",
+        "pf",
+        "linkLayer",
+        "endpoints",
+        "address",
+        "port",
+        "topology",
+        "publish",
+        "coalesceSeconds",
+        "kubeletConfig",
+        "runDir",
+        "rescanSeconds",
+        "ipam",
+        "runtimeSocket",
+    ]
+)
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=12),
+    st.dates(),
+    st.sampled_from(["vf", "hca", "gpu", "rdma/vf", "n", "ens1f0#0-3", "/x", "2026-99-99", "!!int x", "&a", "*a"]),
+)
+
+
+DOCUMENTS = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.one_of(KEYS, SCALARS), inner, max_size=6)),
+    max_leaves=25,
+)
+
+
+def written(value: object) -> str:
+    """Write YAML in flow style without quoting, so that much of it is wrong in interesting ways."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{written(k)}: {written(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(written, value)) + "]"
+    return str(value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(DOCUMENTS)
+def test_whatever_stands_in_the_document_only_a_config_error_is_raised(document: object) -> None:
+    with suppress(ConfigError):
+        config.parse(written(document), "fuzz.yaml")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(st.binary(max_size=60), st.text("{}[]:,-&*!|>'\"%@ \n\tab1?#~.", max_size=60).map(str.encode)))
+def test_whatever_bytes_come_only_a_config_error_is_raised(text: bytes) -> None:
+    with suppress(ConfigError):
+        config.parse(text, "fuzz.yaml")

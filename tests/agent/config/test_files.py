@@ -1,0 +1,73 @@
+"""A configuration made of several files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.config import Flags
+from agent.config.files import Sources
+from agent.errors import ConfigError
+
+OWN = "resources: [{name: rdma/vf, kind: vf}]\nrescanSeconds: 7\n"
+SRIOV = '{"resourceList": [{"resourceName": "a"}]}'
+SHARED = '{"configList": [{"resourceName": "hca", "rdmaHcaMax": 2, "devices": ["ib0"]}], "x": 1}'
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Sources:
+    for name, text in (("own", OWN), ("sriov", SRIOV), ("shared", SHARED)):
+        (tmp_path / name).write_text(text)
+    return Sources(tmp_path / "own", tmp_path / "sriov", tmp_path / "shared", Flags("x.example"))
+
+
+def test_the_resources_of_all_files_follow_one_another(files: Sources) -> None:
+    read = files.load()
+    assert [r.name for r in read.resources] == ["rdma/vf", "x.example/a", "rdma/hca"]
+    assert read.rescan_seconds == 7
+    assert read.source == str(files)
+    assert read.warnings == (
+        f"{files.shared}: x: is not a known key",
+        f"{files.shared}: configList[0].devices: is deprecated; write selectors.ifNames",
+    )
+
+
+def test_the_problems_of_all_files_are_told_at_once(files: Sources) -> None:
+    assert files.own is not None
+    assert files.sriov is not None
+    files.own.write_text("resources: 7")
+    files.sriov.unlink()
+    with pytest.raises(ConfigError) as refused:
+        files.load()
+    assert refused.value.problems == (
+        f"{files.own}: resources: must be a list, is 7",
+        f"{files.sriov}: cannot be read: No such file or directory",
+    )
+
+
+def test_a_resource_of_two_files_is_refused(files: Sources) -> None:
+    assert files.own is not None
+    files.own.write_text("resources: [{name: rdma/hca, kind: hca}]")
+    with pytest.raises(ConfigError, match="rdma/hca is configured twice"):
+        files.load()
+
+
+def test_a_configmap_is_followed_through_its_links(tmp_path: Path) -> None:
+    for version in ("..1", "..2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "config.yaml").write_text(OWN)
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "config.yaml").symlink_to("..data/config.yaml")
+    sources = Sources(tmp_path / "config.yaml")
+    before, digest = sources.stat(), sources.digest()
+    (tmp_path / "..data_tmp").symlink_to("..2")
+    os.rename(tmp_path / "..data_tmp", tmp_path / "..data")
+    assert sources.stat() != before
+    assert sources.digest() == digest
+    (tmp_path / "..2/config.yaml").write_text(SRIOV)
+    assert sources.digest() != digest
+    (tmp_path / "..data").unlink()
+    assert sources.stat() == (None,)
+    assert sources.digest() == (b"",)

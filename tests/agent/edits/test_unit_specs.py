@@ -1,0 +1,349 @@
+"""The CDI specs of granted units, on made-up nodes whose numbers change."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.config import Resource
+from agent.config.resources import RailNic
+from agent.edits.build import build
+from agent.edits.by_device import unit_specs
+from agent.edits.unit_specs import UnitSpecs
+from agent.errors import LedgerError, Unavailable
+from agent.kubelet.checkpoint import Entry
+from agent.ledger import Ledger
+from agent.model.allocation import Undo, UnitSpec
+from agent.model.device import RdmaDevice, Snapshot
+from agent.offer.units import plain_offer
+from agent.state import Latest
+from tests.agent import books
+from tests.deviceplugin.machines import change, gpu_uuid, node, rdma, without
+
+HCA = Resource("rdma/hca", "hca", shares=2, environment=("nccl",))
+VF = Resource("rdma/vf", "vf", environment=("ucx",))
+RAIL = Resource("rdma/rail", "rail", nic=RailNic("hca", shares=2))
+VFIO = Resource("rdma/dpdk", "vf")
+
+
+def permuted(snapshot: Snapshot) -> Snapshot:
+    """Give each RDMA device and IOMMU group the number of the next one."""
+    names = [r.name for d in snapshot.devices for r in d.rdma_devices]
+    numbers = [re.sub(r"\D+\d?_", "", name) for name in names]
+    following = dict(zip(numbers, [*numbers[1:], *numbers[:1]], strict=True))
+    groups = sorted(d.iommu_group for d in snapshot.devices if d.iommu_group is not None)
+    next_group = dict(zip(groups, [*groups[1:], *groups[:1]], strict=True))
+
+    def moved(found: RdmaDevice) -> RdmaDevice:
+        number = following[found.name.removeprefix("mlx5_")]
+        files = tuple(replace(c, path=re.sub(r"\d+$", number, c.path)) for c in found.char_devices)
+        return replace(found, name=f"mlx5_{number}", char_devices=files)
+
+    devices = tuple(
+        replace(
+            d,
+            rdma_devices=tuple(map(moved, d.rdma_devices)),
+            iommu_group=next_group[d.iommu_group] if d.iommu_group is not None else None,
+        )
+        for d in snapshot.devices
+    )
+    return replace(snapshot, devices=devices, generation=snapshot.generation + 1)
+
+
+def with_vf_rdma(snapshot: Snapshot, *addresses: str) -> Snapshot:
+    for number, address in enumerate(addresses, 50):
+        snapshot = change(snapshot, address, rdma_devices=(rdma(number, f"b83f:d203:00ff:{number:04x}"),))
+    return snapshot
+
+
+@dataclass
+class Rig:
+    """Books and specs, and what units are granted of."""
+
+    ledger: Ledger
+    specs: UnitSpecs
+    folder: Path
+    settled: Latest[bool]
+    resources: tuple[Resource, ...] = (HCA, VF)
+
+    def grant(self, snapshot: Snapshot, resource: Resource, *unit_ids: str) -> tuple[str, ...]:
+        """Grant units to one container, and return the CDI names that it is told."""
+        offer = plain_offer(self.resources, snapshot)
+        units = [found for i in unit_ids if (found := offer.find(resource.name, i)) is not None]
+        specs = unit_specs(resource, units, snapshot)
+        self.specs.grant(resource.name, {u.unit_id: u.device for u in units}, specs)
+        answer = build(resource, units, snapshot, specs=specs)
+        assert answer.devices == ()
+        assert [name for name, _ in answer.envs] == (
+            [f"PCIDEVICE_RDMA_{resource.name[5:].upper()}"] if resource.kind == "vf" else []
+        )
+        return answer.cdi_devices
+
+    def renew(self, snapshot: Snapshot) -> tuple[str, ...]:
+        return tuple(self.specs.renew(plain_offer(self.resources, snapshot), self.resources))
+
+    def said(self, unit_id: str) -> dict[str, Any]:
+        """What a runtime reads of a unit."""
+        document = json.loads((self.folder / f"nodefabric-unit-{unit_id}.json").read_text())
+        (device,) = document["devices"]
+        assert device["name"] == unit_id
+        edits: dict[str, Any] = device["containerEdits"]
+        return edits
+
+    def files(self, unit_id: str) -> list[str]:
+        return [n["path"] for n in self.said(unit_id)["deviceNodes"]]
+
+    def there(self) -> set[str]:
+        return {path.name.removeprefix("nodefabric-unit-").removesuffix(".json") for path in self.folder.glob("*")}
+
+
+@contextmanager
+def opened(folder: Path, settled: bool = True) -> Iterator[Rig]:
+    cell = Latest(settled)
+    with books.open_books(folder) as ledger:
+        yield Rig(ledger, UnitSpecs(ledger, folder / "cdi", cell), folder / "cdi", cell)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with opened(tmp_path) as made:
+        yield made
+
+
+SHARE = "hca-b83fd20300a00001-0"
+OTHER = "hca-b83fd20300a00002-1"
+VF_UNIT = "0000:12:00.1"
+
+
+def test_a_share_is_told_as_a_name_that_means_its_own_adapter(rig: Rig) -> None:
+    assert rig.grant(node(), HCA, SHARE) == (f"nodefabric.io/hca={SHARE}",)
+    assert rig.files(SHARE) == ["/dev/infiniband/uverbs1", "/dev/infiniband/rdma_cm"]
+    assert rig.said(SHARE)["env"] == ["NCCL_IB_HCA==mlx5_1"]
+
+
+def test_variables_name_all_devices_of_the_container_in_each_spec(rig: Rig) -> None:
+    rig.grant(node(), HCA, SHARE, OTHER)
+    assert rig.said(SHARE)["env"] == rig.said(OTHER)["env"] == ["NCCL_IB_HCA==mlx5_1,mlx5_2"]
+    assert rig.files(OTHER)[0] == "/dev/infiniband/uverbs2"
+
+
+def test_names_mean_the_same_devices_after_all_numbers_have_changed(rig: Rig) -> None:
+    snapshot = with_vf_rdma(node(), VF_UNIT, "0000:12:00.2")
+    rig.grant(snapshot, HCA, SHARE, OTHER)
+    rig.grant(snapshot, VF, VF_UNIT)
+    later = permuted(snapshot)
+    assert set(rig.renew(later)) == {SHARE, OTHER, VF_UNIT}
+    for unit_id, address in ((SHARE, "0000:22:00.0"), (OTHER, "0000:32:00.0"), (VF_UNIT, VF_UNIT)):
+        (verbs,) = later.by_address[address].rdma_devices[0].char_device("uverbs")
+        assert rig.files(unit_id) == [verbs.path, "/dev/infiniband/rdma_cm"]
+    names = [later.by_address[a].rdma_devices[0].name for a in ("0000:22:00.0", "0000:32:00.0")]
+    assert rig.said(SHARE)["env"] == rig.said(OTHER)["env"] == [f"NCCL_IB_HCA=={','.join(names)}"]
+    assert rig.renew(later) == ()
+
+
+def test_an_address_is_told_by_the_spec_only_where_it_is_another_than_the_answers(rig: Rig) -> None:
+    rig.grant(with_vf_rdma(node(), VF_UNIT), VF, VF_UNIT)
+    assert rig.said(VF_UNIT)["env"] == ["UCX_NET_DEVICES=mlx5_50:1"]
+
+
+def test_a_vf_without_files_needs_no_name(rig: Rig) -> None:
+    assert rig.grant(node(), VF, VF_UNIT) == ()
+    assert rig.ledger.specs_of(VF_UNIT) == {}
+    assert rig.there() == set()
+
+
+def test_a_vfio_group_that_is_another_number_follows(rig: Rig) -> None:
+    rig.resources = (VFIO,)
+    snapshot = change(node(), VF_UNIT, driver="vfio-pci", iommu_group=7)
+    snapshot = change(snapshot, "0000:12:00.2", driver="vfio-pci", iommu_group=8)
+    rig.grant(snapshot, VFIO, VF_UNIT)
+    assert rig.files(VF_UNIT) == ["/dev/vfio/vfio", "/dev/vfio/7"]
+    rig.renew(permuted(snapshot))
+    assert rig.files(VF_UNIT) == ["/dev/vfio/vfio", "/dev/vfio/8"]
+
+
+def test_a_rail_keeps_the_nic_that_it_was_granted_with(rig: Rig) -> None:
+    rig.resources = (RAIL,)
+    unit = f"rail-{gpu_uuid(1)}"
+    offer = plain_offer(rig.resources, node())
+    found = offer.find(RAIL.name, unit)
+    assert found is not None
+    specs = unit_specs(RAIL, [found], offer.snapshot)
+    answer = build(RAIL, [found], offer.snapshot, specs=specs)
+    assert f"nodefabric.io/rail={unit}" in answer.cdi_devices
+    rig.specs.grant(RAIL.name, {unit: "0000:32:00.0"}, specs)  # the books gave it another one than a new offer would
+    rig.renew(permuted(node()))
+    assert rig.files(unit)[0] == "/dev/infiniband/uverbs3"
+
+
+def test_a_unit_whose_device_is_gone_has_no_spec_until_it_is_back(rig: Rig) -> None:
+    rig.grant(node(), HCA, SHARE)
+    gone = without(node(), "0000:22:00.0")
+    assert rig.renew(gone) == (SHARE,)
+    assert rig.there() == set()
+    assert rig.specs.rewrite() == []
+    assert rig.renew(replace(permuted(node()), generation=gone.generation + 1)) == (SHARE,)
+    assert rig.files(SHARE)[0] == "/dev/infiniband/uverbs2"
+
+
+def test_a_unit_that_is_offered_no_more_follows_its_device_to_another_address(rig: Rig) -> None:
+    snapshot = with_vf_rdma(node(), VF_UNIT, "0000:12:00.2")
+    rig.grant(snapshot, VF, VF_UNIT)
+    gone = without(snapshot, VF_UNIT)
+    rig.renew(gone)
+    assert rig.there() == set()
+    rig.ledger.move_grants({VF_UNIT: "0000:12:00.2"})  # as the reconciler finds out
+    assert rig.renew(gone) == (VF_UNIT,)
+    assert rig.files(VF_UNIT)[0] == "/dev/infiniband/uverbs51"
+    assert "PCIDEVICE_RDMA_VF=0000:12:00.2" in rig.said(VF_UNIT)["env"]
+
+
+def test_an_offer_that_is_older_than_the_last_changes_nothing(rig: Rig) -> None:
+    rig.grant(node(), HCA, SHARE)
+    later = permuted(node())
+    rig.renew(later)
+    assert rig.renew(node()) == ()
+    assert rig.files(SHARE)[0] == "/dev/infiniband/uverbs2"
+
+
+def test_a_spec_is_written_again_if_somebody_removes_it_or_the_agent_was_away(tmp_path: Path) -> None:
+    with opened(tmp_path) as rig:
+        rig.grant(node(), HCA, SHARE)
+        (rig.folder / f"nodefabric-unit-{SHARE}.json").unlink()
+        assert rig.specs.rewrite() == [SHARE]
+    (rig.folder / f"nodefabric-unit-{SHARE}.json").unlink()
+    with opened(tmp_path) as rig:
+        rig.renew(permuted(node()))
+        assert rig.files(SHARE)[0] == "/dev/infiniband/uverbs2"
+
+
+def test_the_spec_goes_with_the_grant_but_not_before_the_books_agree_with_kubelet(tmp_path: Path) -> None:
+    with opened(tmp_path, settled=False) as rig:
+        rig.grant(node(), HCA, SHARE)
+        rig.grant(node(), HCA, OTHER)
+        rig.ledger.release([SHARE])
+        assert rig.specs.tidy() == ()
+        rig.settled.set(True)
+        assert rig.specs.tidy() == [SHARE]
+        assert rig.there() == {OTHER}
+    with opened(tmp_path) as rig:  # a new process sees what an earlier one left
+        rig.ledger.release([OTHER])
+        rig.specs.look()
+        assert rig.specs.tidy() == [OTHER]
+        assert rig.there() == set()
+
+
+def test_what_is_told_at_add_stands_beside_the_device_until_that_has_other_files(rig: Rig) -> None:
+    rig.grant(node(), HCA, SHARE)
+    mount = {"hostPath": "/run/x", "containerPath": "/run/y", "options": ["ro", "bind"]}
+    rig.specs.tell({SHARE: {"env": ["NCCL_IB_HCA==mlx5_9", "NCCL_IB_GID_INDEX=3"], "mounts": [mount]}, "strange": {}})
+    said = rig.said(SHARE)
+    assert said["env"] == ["NCCL_IB_HCA==mlx5_9", "NCCL_IB_GID_INDEX=3"]
+    assert said["mounts"] == [mount]
+    assert len(said["deviceNodes"]) == 2
+    assert rig.renew(replace(node(), generation=2)) == ()
+    assert rig.said(SHARE) == said
+    rig.renew(permuted(replace(node(), generation=2)))
+    assert rig.said(SHARE)["env"] == ["NCCL_IB_HCA==mlx5_2"]
+    assert "mounts" not in rig.said(SHARE)
+
+
+def test_a_unit_that_is_granted_anew_begins_without_what_was_told(rig: Rig) -> None:
+    rig.grant(node(), HCA, SHARE)
+    rig.specs.tell({SHARE: {"env": ["NCCL_IB_GID_INDEX=3"]}})
+    rig.grant(node(), HCA, SHARE)
+    assert rig.said(SHARE)["env"] == ["NCCL_IB_HCA==mlx5_1"]
+
+
+def test_files_that_a_device_got_on_its_way_into_a_pod_are_not_taken_from_a_scan(rig: Rig) -> None:
+    snapshot = with_vf_rdma(node(), VF_UNIT)
+    rig.grant(snapshot, VF, VF_UNIT)
+    rig.ledger.begin_attach(
+        books.owner(),
+        ifname="net1",
+        device=VF_UNIT,
+        resource_name="rdma/vf",
+        undo=Undo("x", "02:00:00:00:01:00", 1500, False, rdma="mlx5_50"),
+        netns_path="/nowhere",
+        request={},
+    )
+    spec = rig.ledger.specs_of(VF_UNIT)[VF_UNIT]
+    nodes = [{**each, "path": each["path"].replace("uverbs50", "uverbs77")} for each in spec.edits["deviceNodes"]]
+    rig.specs.say({VF_UNIT: replace(spec, edits={**spec.edits, "deviceNodes": nodes})})
+    assert rig.renew(replace(snapshot, generation=9)) == ()
+    assert rig.files(VF_UNIT)[0] == "/dev/infiniband/uverbs77"
+
+
+def test_specs_of_a_resource_that_has_left_the_configuration_stay_while_they_are_right(rig: Rig) -> None:
+    rig.grant(node(), HCA, SHARE)
+    rig.resources = (VF,)
+    assert rig.renew(node()) == ()
+    assert rig.there() == {SHARE}
+    assert rig.renew(permuted(node())) == (SHARE,)
+    assert rig.there() == set()
+
+
+def test_grants_that_come_back_into_lost_books_have_their_specs_again(rig: Rig) -> None:
+    offer = plain_offer(rig.resources, permuted(node()))
+    rig.ledger.grant(HCA.name, {SHARE: "0000:22:00.0", OTHER: "0000:32:00.0"})  # as kubelet has told of them
+    entry = Entry("uid", "main", HCA.name, (OTHER, SHARE))
+    rig.specs.adopt([entry], offer, rig.resources)
+    assert rig.files(SHARE)[0] == "/dev/infiniband/uverbs2"
+    assert rig.said(SHARE)["env"] == rig.said(OTHER)["env"] == ["NCCL_IB_HCA==mlx5_2,mlx5_3"]
+
+
+def test_a_folder_that_cannot_be_written_is_told(rig: Rig) -> None:
+    rig.folder.write_text("in the way")
+    with pytest.raises(Unavailable, match="no container for this unit"):
+        rig.grant(node(), HCA, SHARE)
+
+
+def test_a_spec_that_a_killed_agent_had_yet_to_remove_is_removed_afterwards(tmp_path: Path) -> None:
+    with opened(tmp_path) as rig:
+        rig.grant(node(), HCA, SHARE)
+        spec = rig.ledger.specs_of("0000:22:00.0")[SHARE]
+        rig.ledger.set_specs({SHARE: replace(spec, edits={})})  # and killed before the file was removed
+    with opened(tmp_path) as rig:
+        rig.specs.look()
+        assert rig.renew(without(node(), "0000:22:00.0")) == ()
+        assert rig.specs.rewrite() == [SHARE]
+        assert rig.there() == set()
+        assert rig.specs.rewrite() == []
+
+
+def test_a_spec_that_cannot_be_written_keeps_none_from_being_removed(rig: Rig) -> None:
+    rig.grant(node(), HCA, SHARE)
+    rig.grant(node(), HCA, OTHER)
+    (rig.folder / f"nodefabric-unit-{SHARE}.json").unlink()
+    (rig.folder / f"nodefabric-unit-{SHARE}.json").mkdir()  # in the way
+    gone = replace(rig.ledger.specs_of("0000:32:00.0")[OTHER], edits={})
+    with pytest.raises(Unavailable):
+        rig.specs.say({**rig.ledger.specs_of("0000:22:00.0"), OTHER: gone})
+    assert OTHER not in rig.there()
+
+
+def test_what_the_books_refused_is_said_as_soon_as_they_take_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.grant(node(), HCA, SHARE)
+    later = permuted(node())
+
+    def refuse(specs: object) -> None:
+        raise LedgerError("no space left")
+
+    with monkeypatch.context() as full:
+        full.setattr(rig.ledger, "set_specs", refuse)
+        with pytest.raises(LedgerError):
+            rig.renew(later)
+    assert rig.renew(later) == (SHARE,)
+    assert rig.files(SHARE)[0] == "/dev/infiniband/uverbs2"
+
+
+def test_an_empty_spec_says_nothing() -> None:
+    told = UnitSpec("vf", ("u",), {}, {"env": ["A=1"]})
+    assert told.whole == {}

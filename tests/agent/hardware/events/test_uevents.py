@@ -1,0 +1,256 @@
+"""Real kernel events about real links, in a network namespace of the test's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from agent.errors import DriverUnavailable
+from agent.hardware.events.uevents import Uevents
+from agent.hardware.netlink.link_messages import IFLA_IFALIAS
+from agent.model.change import EVERYTHING, Change, of_function, of_netdev
+from agent.sim import uevents
+from tests import descriptors, sandbox
+
+DEADLINE = 20.0
+
+
+class Notes:
+    """What a watch has said so far."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.changes: dict[str, Change] = {}
+
+    def note(self, what: str, change: Change) -> None:
+        self.changes[what] = change
+        self.seen.add(what)
+
+    def until(self, condition: Callable[[set[str]], bool]) -> None:
+        end = time.monotonic() + DEADLINE
+        while not condition(set(self.seen)):
+            assert time.monotonic() < end, self.seen
+            time.sleep(0.01)
+
+
+def ip(arguments: str) -> None:
+    subprocess.run(["ip", *arguments.split()], check=True, capture_output=True)
+
+
+def watching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "uevents"]
+
+
+@pytest.mark.usefixtures("own_network")
+def test_links_that_come_change_and_go_are_seen() -> None:
+    notes = Notes()
+    watch = Uevents(notes.note, virtual_links=True)
+    try:
+        ip("link add nf0 type veth peer name nf1")
+        ip("link set nf0 up")
+        notes.until({"net add nf0", "link nf0 changed"}.issubset)
+        ip("link del nf0")
+        notes.until({"net remove nf0", "link nf0 gone"}.issubset)
+    finally:
+        watch.close()
+
+
+@pytest.mark.usefixtures("own_network")
+def test_links_without_hardware_are_passed_over() -> None:
+    everything, notes = Notes(), Notes()
+    all_links = Uevents(everything.note, virtual_links=True)
+    watch = Uevents(notes.note)
+    try:
+        ip("link add nf0 type veth peer name nf1")
+        ip("link del nf0")
+        everything.until({"net remove nf0", "link nf0 gone"}.issubset)
+    finally:
+        watch.close()
+        all_links.close()
+    assert {what for what in notes.seen if "nf0" in what or "nf1" in what} == set()
+
+
+def test_closing_ends_the_thread_at_once_and_may_be_repeated() -> None:
+    watch = Uevents(lambda what, change: None)
+    assert len(watching()) == 1
+    watch.close()
+    watch.close()
+    assert watching() == []
+
+
+@pytest.mark.usefixtures("own_network")
+def test_the_end_of_a_watch_does_not_wait_for_a_burst_to_end() -> None:
+    witness, notes = Notes(), Notes()
+    quick = Uevents(witness.note, virtual_links=True)
+    watch = Uevents(notes.note, virtual_links=True, gather_seconds=2 * DEADLINE)
+    ip("link add nf0 type veth peer name nf1")
+    witness.until({"net add nf0"}.issubset)
+    quick.close()
+    assert len(watching()) == 1
+    watch.close()
+    assert watching() == []
+    assert notes.seen == set()
+
+
+@pytest.mark.usefixtures("own_network")
+def test_an_event_names_the_function_it_is_about() -> None:
+    notes = Notes()
+    watch = Uevents(notes.note)
+    try:
+        bridge = "/devices/pci0000:3a/0000:3a:00.0"
+        uevents.emit("add", f"{bridge}/0000:3b:00.1", "pci")
+        uevents.emit("unbind", f"{bridge}/0000:3b:00.1", "pci")
+        uevents.emit("remove", f"{bridge}/0000:3b:00.0/infiniband/mlx5_0", "infiniband")
+        uevents.emit("add", f"{bridge}/0000:3b:00.0/net/ens1f0/queues/rx-0", "queues")
+        uevents.emit("move", f"{bridge}/0000:3b:00.2/virtio1/net/eth5", "net")
+        uevents.emit("add", "/devices/virtual/infiniband/rxe0", "infiniband")
+        uevents.emit("add", "/devices/virtual/misc/kvm", "misc")
+        uevents.emit("add", "/devices/platform/soc/net/end0", "net")
+        notes.until({"net add end0"}.issubset)
+    finally:
+        watch.close()
+    assert notes.changes == {
+        "pci add 0000:3b:00.1": of_function("0000:3b:00.1", bus=True),
+        "pci unbind 0000:3b:00.1": of_function("0000:3b:00.1"),
+        "infiniband remove mlx5_0": of_function("0000:3b:00.0"),
+        "net move eth5": of_function("0000:3b:00.2"),
+        "infiniband add rxe0": Change(everything=True),
+        "net add end0": of_netdev("end0"),
+    }
+
+
+@pytest.mark.usefixtures("own_network")
+def test_a_link_message_names_the_function_below_it() -> None:
+    notes = Notes()
+    watch = Uevents(notes.note, virtual_links=True, device_attribute=IFLA_IFALIAS)
+    try:
+        ip("link add nf0 type veth peer name nf1")
+        ip("link set nf0 alias 0000:3b:00.1")
+        ip("link set nf0 up")
+        ip("link set nf0 down")
+        notes.until({"link nf0 changed"}.issubset)
+        ip("link del nf0")
+        notes.until({"link nf0 gone"}.issubset)
+    finally:
+        watch.close()
+    assert notes.changes["link nf0 gone"] == of_function("0000:3b:00.1") | of_netdev("nf0")
+    assert notes.changes["link nf1 gone"] == of_netdev("nf1")
+
+
+@pytest.mark.usefixtures("own_network")
+@pytest.mark.parametrize("shortage", [nullcontext, descriptors.none_left])
+def test_events_that_were_lost_are_told_and_the_next_ones_are_seen(
+    shortage: Callable[[], AbstractContextManager[None]],
+) -> None:
+    notes, reached, goes_on = Notes(), threading.Event(), threading.Event()
+
+    def note(what: str, change: Change) -> None:
+        notes.note(what, change)
+        if what == "pci add 0000:3b:00.0":
+            reached.set()
+            goes_on.wait(DEADLINE)  # meanwhile more comes than the socket can hold
+
+    bridge = "/devices/pci0000:3a/0000:3a:00.0"
+    watch = Uevents(note)
+    try:
+        uevents.emit("add", f"{bridge}/0000:3b:00.0", "pci")
+        assert reached.wait(DEADLINE)
+        for _ in range(10_000):
+            uevents.emit("bind", f"{bridge}/0000:3b:00.1", "pci")
+        with shortage():
+            goes_on.set()
+            notes.until({"kernel events were lost"}.issubset)
+        uevents.emit("add", f"{bridge}/0000:3b:00.2", "pci")
+        notes.until({"pci add 0000:3b:00.2"}.issubset)
+    finally:
+        goes_on.set()
+        watch.close()
+    assert notes.changes["kernel events were lost"] == EVERYTHING
+
+
+def heard_by_another_process(*, hidden: list[str], want: str) -> list[str]:
+    """Watch in a process that does not find some files; return what it says cannot be heard.
+
+    Fails unless it hears `want` of a link that comes.
+    """
+    script = """if True:
+        import sys, threading
+        from agent.hardware.events.uevents import Uevents
+        heard = threading.Event()
+        watch = Uevents(lambda what, change: what == sys.argv[1] and heard.set(), virtual_links=True)
+        print(list(watch.unheard), flush=True)
+        sys.exit(not heard.wait(float(sys.argv[2])))
+    """
+    with sandbox.mounts():
+        for path in hidden:
+            subprocess.run(["mount", "--bind", "/dev/null", path], check=True)
+        command = [sys.executable, "-c", script, want, str(DEADLINE)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"PATH": "/nonexistent"}) as process:
+            assert process.stdout is not None
+            unheard: list[str] = json.loads(process.stdout.readline().replace("'", '"'))
+            ip("link add nf0 type veth peer name nf1")
+            ip("link set nf0 up")
+            assert process.wait() == 0
+    return unheard
+
+
+def libudev() -> list[str]:
+    """List the files of libudev."""
+    places = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
+    found = {file.resolve() for place in places for file in Path(place).glob("**/libudev.so.1")}
+    return [str(file) for file in found]
+
+
+@pytest.mark.usefixtures("own_network")
+def test_uevents_are_heard_where_no_program_tells_where_libudev_is() -> None:
+    """As in the agent's image: `ctypes.util.find_library` finds nothing there."""
+    programs = [path for path in ("/sbin/ldconfig", "/usr/sbin/ldconfig") if Path(path).exists()]
+    assert heard_by_another_process(hidden=programs, want="net add nf0") == []
+
+
+@pytest.mark.usefixtures("own_network")
+def test_link_messages_are_heard_where_uevents_are_not() -> None:
+    (told,) = heard_by_another_process(hidden=libudev(), want="link nf0 changed")
+    assert told.startswith("uevents cannot be heard: ")
+    assert "libudev" in told
+
+
+@pytest.mark.usefixtures("own_network")
+def test_uevents_are_heard_where_link_messages_are_not() -> None:
+    notes = Notes()
+    Uevents(notes.note).close()  # so that libudev is loaded
+    with descriptors.left(2):  # to end the watch, and for uevents
+        watch = Uevents(notes.note, virtual_links=True)
+    try:
+        assert [text.partition(":")[0] for text in watch.unheard] == ["link messages cannot be heard"]
+        ip("link add nf0 type veth peer name nf1")
+        notes.until({"net add nf0"}.issubset)
+    finally:
+        watch.close()
+
+
+def test_a_process_that_can_open_nothing_has_no_watch() -> None:
+    with descriptors.none_left(), pytest.raises(DriverUnavailable, match="Too many open files"):
+        Uevents(Notes().note)
+
+
+@pytest.mark.usefixtures("own_network")
+def test_a_name_that_is_no_text_does_not_end_the_watch() -> None:
+    notes = Notes()
+    watch = Uevents(notes.note, virtual_links=True)
+    try:
+        subprocess.run([b"ip", b"link", b"add", b"nf\xff0", b"type", b"veth", b"peer", b"name", b"nf1"], check=True)
+        notes.until({"something whose name is no text", "net add nf1"}.issubset)
+        ip("link del nf1")
+        notes.until({"net remove nf1"}.issubset)
+    finally:
+        watch.close()
+    assert notes.changes["something whose name is no text"] == EVERYTHING

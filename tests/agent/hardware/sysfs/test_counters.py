@@ -1,0 +1,154 @@
+"""Counters of ports and VFs, from files and from a PF's link message."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from agent.errors import NetlinkFailed
+from agent.hardware.sysfs import counters
+from agent.hardware.sysfs.scan import scan
+from agent.model.counters import VfTraffic
+from agent.model.device import Snapshot
+from agent.sim import recorded
+from tests.agent.hardware.attributes import attribute
+
+NODE = "h100-8gpu"
+VF_MAC, VF_STATS, NUM_VF, VFINFO_LIST, VF_INFO = 1, 8, 21, 22, 1
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    recorded.unpack(recorded.load(recorded.find(NODE)), tmp_path)
+    return tmp_path
+
+
+def write(root: Path, path: str, value: object) -> None:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{value}\n")
+
+
+def silent(_: str) -> None:
+    """Answer as a PF whose driver tells nothing."""
+
+
+def entry(index: int, counts: dict[int, int] | None) -> bytes:
+    """Make a VF's entry as rtnl_fill_vfinfo does."""
+    content = attribute(VF_MAC, struct.pack("=I", index) + bytes(32))
+    if counts is not None:
+        content += attribute(VF_STATS, b"".join(attribute(k, struct.pack("=Q", v)) for k, v in counts.items()))
+    return attribute(VF_INFO, content)
+
+
+def message(entries: list[bytes]) -> bytes:
+    return attribute(NUM_VF, struct.pack("=I", len(entries))) + attribute(VFINFO_LIST, b"".join(entries))
+
+
+def first_pf(snapshot: Snapshot) -> tuple[str, str, list[str]]:
+    """Name a PF, its interface and its VFs."""
+    pf = next(
+        d for d in snapshot.devices if d.is_pf and d.netdev and any(v.physfn == d.address for v in snapshot.devices)
+    )
+    assert pf.netdev is not None
+    vfs = sorted((d for d in snapshot.devices if d.physfn == pf.address), key=lambda d: d.vf_index or 0)
+    return pf.address, pf.netdev.name, [d.address for d in vfs]
+
+
+def test_a_port_has_standard_and_hardware_counters(root: Path) -> None:
+    snapshot = scan(root)
+    pf, _, _ = first_pf(snapshot)
+    rdma = snapshot.by_address[pf].rdma_devices[0]
+    port = f"sys/class/infiniband/{rdma.name}/ports/1"
+    for name, value in {"port_xmit_data": 250, "symbol_error": 3, "multicast_rcv_packets": "N/A (no PMA)"}.items():
+        write(root, f"{port}/counters/{name}", value)
+    write(root, f"{port}/hw_counters/out_of_sequence", 7)
+    write(root, f"{port}/hw_counters/lifespan", 12)
+    found = next(p for p in counters.read(root, snapshot, frozenset(), silent).rdma if p.device == pf)
+    assert (found.rdma_device, found.port, found.active) == (rdma.name, 1, True)
+    assert found.standard["port_xmit_data"] == 250
+    assert found.standard["symbol_error"] == 3
+    assert "multicast_rcv_packets" not in found.standard
+    assert found.hardware == {"out_of_sequence": 7}
+
+
+def test_an_rdma_device_of_a_vf_is_read_while_a_pod_has_it(root: Path) -> None:
+    snapshot = scan(root)
+    _, _, (vf, *_) = first_pf(snapshot)
+    rdma = snapshot.by_address[vf].rdma_devices[0]
+    for name in ("port_rcv_data", "symbol_error"):
+        write(root, f"sys/class/infiniband/{rdma.name}/ports/1/counters/{name}", 5)
+    assert all(port.device != vf for port in counters.read(root, snapshot, frozenset(), silent).rdma)
+    (found,) = (port for port in counters.read(root, snapshot, {vf}, silent).rdma if port.device == vf)
+    assert found.standard == {"port_rcv_data": 5}
+
+
+def test_a_pf_tells_by_netlink_what_its_vfs_did(root: Path) -> None:
+    snapshot = scan(root)
+    _, netdev, vfs = first_pf(snapshot)
+    all_kinds = {0: 1, 1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 99, 7: 7, 8: 8}
+    body = message([entry(0, all_kinds), entry(1, {2: 2**63}), entry(2, None)])
+    asked = []
+
+    def ask(name: str) -> bytes | None:
+        asked.append(name)
+        return body if name == netdev else None
+
+    found = {vf.device: vf for vf in counters.read(root, snapshot, frozenset(), ask).vfs}
+    assert found[vfs[0]].traffic == VfTraffic(1, 2, 3, 4, 5, 6, 7, 8)
+    assert (found[vfs[0]].pf, found[vfs[0]].vf_index) == (netdev, 0)
+    assert found[vfs[1]].traffic == VfTraffic(rx_bytes=2**63)
+    assert asked.count(netdev) == 1
+
+
+@pytest.mark.parametrize("number", [1, 16, 128, 256, 600])
+def test_all_vfs_are_read_however_many_there_are(number: int) -> None:
+    """More than some 200 VFs make the list's length of 16 bits wrap round."""
+    found = counters.traffic_of_all(
+        message([entry(i, dict.fromkeys((0, 1, 2, 3, 4, 5, 7, 8), i)) for i in range(number)])
+    )
+    assert found == {i: VfTraffic(*[i] * 8) for i in range(number)}
+
+
+def test_files_of_the_driver_come_before_netlink(root: Path) -> None:
+    snapshot = scan(root)
+    pf, netdev, vfs = first_pf(snapshot)
+    folder = (root / f"sys/class/net/{netdev}/device").resolve().relative_to(root)
+    write(root, f"{folder}/sriov/1/stats/rx_bytes", 77)
+    found = counters.read(root, snapshot, frozenset(), lambda name: message([entry(0, {0: 1}), entry(1, {0: 1})]))
+    assert [(v.device, v.traffic) for v in found.vfs if v.pf == netdev] == [(vfs[1], VfTraffic(rx_bytes=77))]
+    assert pf
+
+
+def test_a_driver_whose_files_are_no_counters_is_asked_by_netlink(root: Path) -> None:
+    snapshot = scan(root)
+    _, netdev, vfs = first_pf(snapshot)
+    folder = (root / f"sys/class/net/{netdev}/device").resolve().relative_to(root)
+    for number in (0, 1):
+        write(root, f"{folder}/sriov/{number}/stats", "tx_packets    : 5011\ntx_bytes      : 4450870")
+    found = counters.read(root, snapshot, frozenset(), lambda name: message([entry(0, {2: 7}), entry(1, {2: 9})]))
+    told = {v.device: v.traffic for v in found.vfs if v.pf == netdev}
+    assert told == {vfs[0]: VfTraffic(rx_bytes=7), vfs[1]: VfTraffic(rx_bytes=9)}
+
+
+def test_an_interface_in_the_host_tells_of_its_vf_where_the_pf_does_not(root: Path) -> None:
+    snapshot = scan(root)
+    _, _, (vf, *_) = first_pf(snapshot)
+    own = snapshot.by_address[vf].netdev
+    assert own is not None
+    folder = (root / f"sys/class/net/{own.name}").resolve().relative_to(root)
+    for name, value in {"rx_bytes": 1, "tx_dropped": 2, "multicast": 3}.items():
+        write(root, f"{folder}/statistics/{name}", value)
+
+    def refuse(_: str) -> bytes | None:
+        raise NetlinkFailed("read", 90, "Message too long")
+
+    def noughts(_: str) -> bytes | None:
+        """Answer as the kernel does for a driver that does not count."""
+        return message([entry(index, dict.fromkeys((0, 1, 2, 3, 4, 5, 7, 8), 0)) for index in range(4)])
+
+    for ask in (refuse, noughts):
+        found = {v.device: v.traffic for v in counters.read(root, snapshot, frozenset(), ask).vfs}
+        assert found[vf] == VfTraffic(rx_bytes=1, tx_dropped=2, rx_multicast=3)

@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.errors import HardwareError
+from agent.hardware.sysfs.changes import rescan
+from agent.hardware.sysfs.scan import scan
+from agent.model.change import of_function
+from agent.model.device import CharDevice, LinkLayer, Netdev, NumaNode, PciDevice, RdmaPort, Snapshot
+from agent.sim import recorded
+from hack.node_tree import Ids, NodeTree
+from tests import descriptors
+
+Root = Callable[[str], Path]
+Snapshots = Callable[[str], Snapshot]
+NIC = Ids("020000", "8086", "10d3", driver="e1000e")
+PORT = Ids("060400", "8086", "a110", driver="pcieport")
+
+
+def laid_out(name: str, folder: Path) -> Path:
+    """Lay out a node that a test may change."""
+    folder.mkdir(exist_ok=True)
+    recorded.unpack(recorded.load(recorded.find(name)), folder)
+    return folder
+
+
+def built(tree: NodeTree, folder: Path) -> Path:
+    recorded.unpack(recorded.parse(tree.document(), "test"), folder)
+    return folder
+
+
+def problems(snapshot: Snapshot) -> dict[str, str]:
+    return {p.path: p.text for p in snapshot.problems}
+
+
+def test_this_machine_can_be_scanned() -> None:
+    snapshot = scan(Path("/"))
+    assert snapshot.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    known = set(os.listdir("/sys/bus/pci/devices")) if Path("/sys/bus/pci/devices").exists() else set()
+    for device in snapshot.devices:
+        assert device.address in known
+        assert device.path[0].startswith("pci")
+        assert device.path[-1] == device.address
+
+
+def test_an_empty_root_has_nothing_and_no_problems(tmp_path: Path) -> None:
+    assert scan(tmp_path) == Snapshot()
+
+
+def test_a_pf_is_read_with_all_its_facts(node_snapshot: Snapshots) -> None:
+    pf = node_snapshot("h100-8gpu").by_address["0000:18:00.0"]
+    assert pf.path == ("pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:18:00.0")
+    assert (pf.pci_class, pf.vendor, pf.device) == (0x020000, 0x15B3, 0x1021)
+    assert (pf.driver, pf.numa_node) == ("mlx5_core", 0)
+    assert isinstance(pf.iommu_group, int)
+    assert (pf.is_pf, pf.is_vf, pf.sriov_totalvfs) == (True, False, 16)
+    assert pf.vfs == (*(f"0000:18:00.{i}" for i in range(1, 8)), "0000:18:01.0")
+    assert pf.netdevs == (
+        Netdev(
+            name="ens1f0np0",
+            ifindex=4,
+            mac="94:6d:ae:01:00:00",
+            mtu=9000,
+            operstate="up",
+            carrier=True,
+            link_layer=LinkLayer.ETHERNET,
+            speed_mbps=400000,
+            phys_port_name="p0",
+        ),
+    )
+    (rdma,) = pf.rdma_devices
+    assert (rdma.name, rdma.node_type, rdma.node_guid) == ("mlx5_0", "CA", "946d:ae03:0000:0000")
+    assert rdma.fw_version == "28.39.3004"
+    assert rdma.ports == (RdmaPort(1, "ACTIVE", LinkLayer.ETHERNET, 400.0),)
+    assert rdma.char_devices == (
+        CharDevice("uverbs", "/dev/infiniband/uverbs0"),
+        CharDevice("umad", "/dev/infiniband/umad0", 1),
+    )
+
+
+def test_a_vf_knows_its_pf_and_its_index(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    vf = snapshot.by_address["0000:18:01.0"]
+    assert (vf.physfn, vf.vf_index) == ("0000:18:00.0", 7)
+    assert vf.netdev is not None
+    assert (vf.netdev.name, vf.netdev.carrier, vf.netdev.speed_mbps) == ("ens1f0v7", None, None)
+    assert [r.name for r in vf.rdma_devices] == ["mlx5_15"]
+    assert snapshot.parent(vf) is snapshot.by_address["0000:18:00.0"]
+
+
+def test_bridges_and_switches_are_left_out(node_snapshot: Snapshots) -> None:
+    assert not [d for d in node_snapshot("h100-8gpu").devices if d.pci_class >> 16 == 0x06]
+
+
+def test_gpus_are_pci_devices_too(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    assert {d.address for d in snapshot.devices if d.pci_class >> 16 == 0x03} == {g.pci_address for g in snapshot.gpus}
+
+
+def test_numa_nodes_have_cpus_memory_hugepages_and_distances(node_snapshot: Snapshots) -> None:
+    first, second = node_snapshot("h100-8gpu").numa_nodes
+    assert first == NumaNode(
+        number=0,
+        cpus=(*range(56), *range(112, 168)),
+        memory_bytes=1 << 40,
+        hugepages=((2 << 20, 4096), (1 << 30, 16)),
+        distances=(10, 21),
+    )
+    assert (second.number, second.distances) == (1, (21, 10))
+
+
+def test_a_node_with_a_thousand_vfs_is_complete(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("dense-16x64")
+    pfs = [d for d in snapshot.devices if d.is_pf]
+    vfs = [d for d in snapshot.devices if d.is_vf]
+    assert (len(pfs), len(vfs), snapshot.problems) == (16, 1024, ())
+    for pf in pfs:
+        assert [snapshot.by_address[vf].vf_index for vf in pf.vfs] == list(range(64))
+        assert {snapshot.by_address[vf].physfn for vf in pf.vfs} == {pf.address}
+    assert all(d.netdev and d.rdma_devices and d.rdma_devices[0].char_device("uverbs") for d in vfs)
+
+
+def test_both_ports_of_one_infiniband_function_are_read(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("ib-dual-port")
+    (hca,) = [d for d in snapshot.devices if d.rdma_devices]
+    (rdma,) = hca.rdma_devices
+    assert rdma.ports == (
+        RdmaPort(1, "ACTIVE", LinkLayer.INFINIBAND, 56.0),
+        RdmaPort(2, "DOWN", LinkLayer.INFINIBAND, 10.0),
+    )
+    assert [(c.kind, c.path, c.port) for c in rdma.char_devices] == [
+        ("uverbs", "/dev/infiniband/uverbs0", None),
+        ("umad", "/dev/infiniband/umad0", 1),
+        ("umad", "/dev/infiniband/umad1", 2),
+        ("issm", "/dev/infiniband/issm0", 1),
+        ("issm", "/dev/infiniband/issm1", 2),
+    ]
+    assert [(n.name, n.carrier, n.link_layer) for n in hca.netdevs] == [
+        ("ib0", True, LinkLayer.INFINIBAND),
+        ("ib1", False, LinkLayer.INFINIBAND),
+    ]
+
+
+def test_an_rdma_device_needs_no_interface(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("efa")
+    devices = [d for d in snapshot.devices if d.device == 0xEFA1]
+    assert len(devices) == 4
+    for device in devices:
+        assert device.netdevs == ()
+        (rdma,) = device.rdma_devices
+        assert rdma.node_type == "unspecified"
+        assert rdma.ports[0].link_layer is LinkLayer.UNSPECIFIED
+        assert [c.kind for c in rdma.char_devices] == ["uverbs"]
+    assert snapshot.rdma_cm
+
+
+def test_a_node_with_one_nic_has_just_that(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("one-nic")
+    (nic,) = snapshot.devices
+    assert (nic.driver, nic.numa_node, nic.iommu_group, nic.rdma_devices) == ("e1000e", -1, None, ())
+    assert not snapshot.rdma_cm
+
+
+def test_an_interface_below_a_virtio_device_belongs_to_the_pci_function(tmp_path: Path) -> None:
+    tree = NodeTree("virtio", "")
+    tree.pci("pci0000:00", "0000:00:03.0", Ids("020000", "1af4", "1041", driver="virtio-pci"), -1)
+    folder = "/sys/devices/pci0000:00/0000:00:03.0/virtio2/net/eth0"
+    tree.files(folder, address="02:fc:00:00:00:01", carrier=1, ifindex=4, mtu=1400, operstate="up", speed=-1, type=1)
+    tree.link("/sys/class/net/eth0", folder)
+    (device,) = scan(built(tree, tmp_path)).devices
+    assert device.netdev is not None
+    assert (device.netdev.name, device.netdev.speed_mbps) == ("eth0", None)
+
+
+@pytest.mark.parametrize("how", ["parent", "ndevs"])
+def test_software_rdma_belongs_to_the_function_of_its_interface(tmp_path: Path, how: str) -> None:
+    tree = NodeTree("rxe", "")
+    tree.pci("pci0000:00", "0000:00:03.0", NIC, -1)
+    tree.netdev("0000:00:03.0", "eth0", "02:fc:00:00:00:01", up=True)
+    rxe = "/sys/devices/virtual/infiniband/rxe0"
+    tree.files(rxe, node_type="1: CA", node_guid="0000:0000:0000:0001")
+    tree.files(f"{rxe}/ports/1", state="4: ACTIVE", phys_state="5: LinkUp", link_layer="Ethernet")
+    tree.file(f"{rxe}/parent" if how == "parent" else f"{rxe}/ports/1/gid_attrs/ndevs/0", "eth0")
+    tree.link("/sys/class/infiniband/rxe0", rxe)
+    tree.files("/sys/devices/virtual/infiniband_verbs/uverbs0", ibdev="rxe0", dev="231:192")
+    tree.link("/sys/class/infiniband_verbs/uverbs0", "/sys/devices/virtual/infiniband_verbs/uverbs0")
+    root = built(tree, tmp_path)
+    found = scan(root)
+    (device,) = found.devices
+    (rdma,) = device.rdma_devices
+    assert (rdma.name, [c.path for c in rdma.char_devices]) == ("rxe0", ["/dev/infiniband/uverbs0"])
+    # A pod's, over its own interface of that name.
+    without = (replace(device, rdma_devices=()),)
+    assert scan(root, lambda name: name != "rxe0").devices == without
+    assert (
+        rescan(root, replace(found, devices=without), of_function(device.address), lambda _: False).devices == without
+    )
+    assert rescan(root, replace(found, devices=without), of_function(device.address)).devices == found.devices
+
+
+def test_software_rdma_on_a_bridge_belongs_to_nothing(tmp_path: Path) -> None:
+    tree = NodeTree("rxe", "")
+    tree.files("/sys/devices/virtual/infiniband/rxe0", node_type="1: CA", parent="br0")
+    tree.link("/sys/class/infiniband/rxe0", "/sys/devices/virtual/infiniband/rxe0")
+    snapshot = scan(built(tree, tmp_path))
+    assert (snapshot.devices, snapshot.problems) == ((), ())
+
+
+def test_a_function_behind_a_volume_management_device_keeps_its_whole_path(tmp_path: Path) -> None:
+    tree = NodeTree("vmd", "")
+    tree.pci("pci0000:00", "0000:00:0e.0", Ids("010400", "8086", "467f"), 0)
+    folder = "/sys/devices/pci0000:00/0000:00:0e.0/pci10000:e0/10000:e1:00.0"
+    tree.files(folder, **{"class": "0x020000"}, vendor="0x15b3", device="0x1021")
+    tree.link("/sys/bus/pci/devices/10000:e1:00.0", folder)
+    (device,) = scan(built(tree, tmp_path)).devices
+    assert device.path == ("pci0000:00", "0000:00:0e.0", "pci10000:e0", "10000:e1:00.0")
+
+
+def test_sriov_and_rdma_make_any_class_of_device_interesting(tmp_path: Path) -> None:
+    tree = NodeTree("classes", "")
+    disk = Ids("010802", "144d", "a824", driver="nvme")
+    tree.pci("pci0000:00", "0000:00:01.0", disk, 0)
+    tree.pci("pci0000:00", "0000:00:02.0", disk, 0)
+    tree.vfs("0000:00:02.0", disk, 0, total=4, count=1, offset=1)
+    tree.pci("pci0000:00", "0000:00:04.0", Ids("0b4000", "15b3", "0001"), 0)
+    tree.rdma("0000:00:04.0", "mlx5_0", "0000:0000:0000:0001", [])
+    tree.pci("pci0000:00", "0000:00:05.0", Ids("120000", "1da3", "1020"), 0)
+    found = scan(built(tree, tmp_path))
+    assert list(found.by_address) == ["0000:00:02.0", "0000:00:02.1", "0000:00:04.0", "0000:00:05.0"]
+
+
+def test_a_gap_among_the_vfs_does_not_shift_the_indices(tmp_path: Path) -> None:
+    root = laid_out("h100-8gpu", tmp_path)
+    folder = root / "sys/bus/pci/devices/0000:18:00.0"
+    (folder / "virtfn0").unlink()
+    (root / "sys/bus/pci/devices/0000:18:00.1").unlink()
+    snapshot = scan(root)
+    assert snapshot.by_address["0000:18:00.0"].vfs[0] == "0000:18:00.2"
+    assert snapshot.by_address["0000:18:00.2"].vf_index == 1
+
+
+def test_an_unreadable_attribute_is_a_problem_and_the_device_stays(tmp_path: Path) -> None:
+    root = laid_out("one-nic", tmp_path)
+    attribute = root / "sys/class/net/enp1s0/mtu"
+    attribute.unlink()
+    attribute.symlink_to("/proc/self/mem")  # reading its first page fails with EIO
+    snapshot = scan(root)
+    assert problems(snapshot) == {"/sys/class/net/enp1s0/mtu": "cannot be read: Input/output error"}
+    assert snapshot.devices[0].netdevs[0].mtu == 0
+
+
+def test_who_has_no_descriptor_left_does_not_take_the_node_for_empty(tmp_path: Path) -> None:
+    root = laid_out("one-nic", tmp_path)
+    with descriptors.none_left(), pytest.raises(HardwareError, match=r"/sys/.* cannot be read: Too many open files"):
+        scan(root)
+    assert len(scan(root).devices) == 1
+
+
+def test_a_device_without_its_identity_is_left_out_and_named(tmp_path: Path) -> None:
+    root = laid_out("one-nic", tmp_path)
+    (root / "sys/bus/pci/devices/0000:01:00.0/vendor").write_text("nonsense\n")
+    snapshot = scan(root)
+    assert snapshot.devices == ()
+    assert problems(snapshot) == {"/sys/bus/pci/devices/0000:01:00.0/vendor": "is not a number: 'nonsense'"}
+    (root / "sys/bus/pci/devices/0000:01:00.0/vendor").unlink()
+    assert "is missing" in scan(root).problems[0].text
+
+
+def test_a_device_that_vanishes_meanwhile_is_absent_without_a_problem(tmp_path: Path) -> None:
+    root = laid_out("h100-8gpu", tmp_path)
+    shutil.rmtree((root / "sys/bus/pci/devices/0000:18:00.1").resolve())
+    snapshot = scan(root)
+    assert "0000:18:00.1" not in snapshot.by_address
+    assert snapshot.problems == ()
+    assert len(snapshot.devices) == 81
+
+
+def test_scans_survive_devices_that_come_and_go(tmp_path: Path) -> None:
+    root = laid_out("h100-8gpu", tmp_path / "node")
+    folder = (root / "sys/bus/pci/devices/0000:18:00.1").resolve()
+    aside = tmp_path / "aside"
+    done = threading.Event()
+
+    def flicker() -> None:
+        while not done.is_set():
+            folder.rename(aside)
+            aside.rename(folder)
+
+    thread = threading.Thread(target=flicker)
+    thread.start()
+    try:
+        seen = [scan(root) for _ in range(40)]
+    finally:
+        done.set()
+        thread.join()
+    assert all(len(s.devices) in (81, 82) for s in seen)
+    assert scan(root).problems == ()
+
+
+def test_an_interface_that_is_down_has_no_carrier(node_snapshot: Snapshots) -> None:
+    nic = node_snapshot("h100-8gpu").by_address["0000:0b:00.1"]
+    assert nic.netdev is not None
+    assert (nic.netdev.operstate, nic.netdev.carrier) == ("down", None)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), content=st.binary(max_size=64))
+def test_no_content_of_any_attribute_makes_a_scan_fail(node_root: Root, data: st.DataObject, content: bytes) -> None:
+    root = node_root(data.draw(st.sampled_from(["ib-dual-port", "efa", "one-nic"])))
+    files = sorted(p for p in root.rglob("*") if p.is_file() and not p.is_symlink())
+    victim = data.draw(st.sampled_from(files))
+    before = victim.read_bytes()
+    try:
+        victim.write_bytes(content)
+        scan(root)
+    finally:
+        victim.write_bytes(before)
+
+
+def test_devices_come_in_the_order_of_their_addresses(node_snapshot: Snapshots) -> None:
+    def addresses(devices: tuple[PciDevice, ...]) -> list[str]:
+        return [d.address for d in devices]
+
+    for name in recorded.names():
+        found = addresses(node_snapshot(name).devices)
+        assert found == sorted(found)

@@ -1,0 +1,226 @@
+"""Facts that only selectors ask for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.hardware.machine import Machine
+from agent.hardware.sysfs.changes import rescan
+from agent.hardware.sysfs.scan import scan
+from agent.model.change import of_netdev
+from agent.model.device import VdpaDevice
+from agent.sim import recorded
+from tests.agent.hardware.frames import run
+
+PF, VF = "0000:18:00.0", "0000:18:00.1"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    recorded.unpack(recorded.load(recorded.find("h100-8gpu")), tmp_path)
+    return tmp_path
+
+
+def function(root: Path, address: str) -> Path:
+    return (root / "sys/bus/pci/devices" / address).resolve()
+
+
+def bind(root: Path, address: str, driver: str) -> Path:
+    """Bind a function to another driver."""
+    folder = function(root, address)
+    (folder / "driver").unlink()
+    (root / "sys/bus/pci/drivers" / driver).mkdir(parents=True, exist_ok=True)
+    (folder / "driver").symlink_to(os.path.relpath(root / "sys/bus/pci/drivers" / driver, folder))
+    return folder
+
+
+def test_an_acpi_index_is_read_of_functions_that_are_no_vfs(root: Path) -> None:
+    for address in (PF, VF):
+        (function(root, address) / "acpi_index").write_text("7\n")
+    devices = scan(root).by_address
+    assert (devices[PF].acpi_index, devices[VF].acpi_index) == ("7", "")
+    assert devices["0000:3a:00.0"].acpi_index == ""
+
+
+def test_a_uio_device_is_found_below_its_function(root: Path) -> None:
+    folder = bind(root, VF, "uio_pci_generic")
+    (folder / "uio/uio3").mkdir(parents=True)
+    assert scan(root).by_address[VF].uio == "uio3"
+
+
+def test_a_vfio_group_without_an_iommu_is_told_from_others(root: Path) -> None:
+    for address in (VF, "0000:18:00.2"):
+        folder = bind(root, address, "vfio-pci")
+        group = (folder / "iommu_group").resolve()
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "name").write_text("vfio-noiommu\n" if address == VF else "")
+    devices = scan(root).by_address
+    assert (devices[VF].noiommu, devices["0000:18:00.2"].noiommu) == (True, False)
+
+
+def test_vdpa_devices_belong_to_their_function(root: Path) -> None:
+    bus = root / "sys/bus/vdpa"
+    for name, address, driver in (("vdpa0", VF, "vhost_vdpa"), ("vdpa1", "0000:18:00.2", "virtio_vdpa")):
+        folder = function(root, address) / name
+        (bus / "drivers" / driver).mkdir(parents=True)
+        folder.mkdir()
+        (folder / "driver").symlink_to(os.path.relpath(bus / "drivers" / driver, folder))
+        (bus / "devices").mkdir(parents=True, exist_ok=True)
+        (bus / "devices" / name).symlink_to(os.path.relpath(folder, bus / "devices"))
+    (function(root, VF) / "vdpa0/vhost-vdpa-4").mkdir()
+    devices = scan(root).by_address
+    assert devices[VF].vdpa == VdpaDevice("vdpa0", "vhost_vdpa", "/dev/vhost-vdpa-4")
+    assert devices["0000:18:00.2"].vdpa == VdpaDevice("vdpa1", "virtio_vdpa", "")
+    assert [d.vdpa.vdpa_type for d in devices.values() if d.vdpa] == ["vhost", "virtio"]
+    assert devices["0000:18:00.3"].vdpa is None
+
+
+def test_the_first_partition_key_is_that_of_infiniband_ports(tmp_path: Path) -> None:
+    recorded.unpack(recorded.load(recorded.find("ib-dual-port")), tmp_path)
+    ports = (tmp_path / "sys/class/infiniband/mlx4_0").resolve() / "ports"
+    for number, key in (("1", "0x8001\n"), ("2", "0x0000\n")):
+        (ports / number / "pkeys").mkdir(exist_ok=True)
+        (ports / number / "pkeys/0").write_text(key)
+    (rdma,) = scan(tmp_path).by_address["0000:03:00.0"].rdma_devices
+    assert [port.pkey for port in rdma.ports] == [0x8001, None]
+
+
+@pytest.mark.parametrize(
+    ("gid", "prefix"),
+    [
+        ("fe80:0000:0000:0000:f452:1403:007b:cba1\n", "fe80000000000000"),
+        ("fec0:0000:0000:00a1:f452:1403:007b:cba1\n", "fec00000000000a1"),
+        ("fe80::1\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_subnet_is_that_of_infiniband_ports_that_are_up(tmp_path: Path, gid: str, prefix: str) -> None:
+    recorded.unpack(recorded.load(recorded.find("ib-dual-port")), tmp_path)
+    ports = (tmp_path / "sys/class/infiniband/mlx4_0").resolve() / "ports"
+    for number in ("1", "2"):  # the second one has no cable
+        (ports / number / "gids").mkdir(exist_ok=True)
+        (ports / number / "gids/0").write_text(gid)
+    (rdma,) = scan(tmp_path).by_address["0000:03:00.0"].rdma_devices
+    assert [port.subnet_prefix for port in rdma.ports] == [prefix, ""]
+
+
+@pytest.mark.parametrize(("files", "expected"), [(("vhost-net", "net/tun"), True), (("vhost-net",), False)])
+def test_vhost_net_needs_both_of_its_files(tmp_path: Path, files: tuple[str, ...], expected: bool) -> None:
+    for name in files:
+        path = tmp_path / "dev" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert scan(tmp_path).vhost_net is expected
+
+
+def test_vhost_net_is_known_to_an_agent_that_has_no_dev_of_the_host(tmp_path: Path) -> None:
+    for name, expected in (("vhost-net", False), ("tun", True)):
+        (tmp_path / "sys/class/misc" / name).mkdir(parents=True)
+        assert scan(tmp_path).vhost_net is expected
+
+
+def test_the_interfaces_of_default_routes_are_known_with_those_below(root: Path) -> None:
+    columns = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+    row = "{}\t{}\t0100A8C0\t0003\t0\t0\t100\t{}\t0\t0\t0\n"
+    routes = [("br0", "00000000", "00000000"), ("eno2", "0000A8C0", "0000FFFF")]
+    (root / "proc/net").mkdir(parents=True, exist_ok=True)
+    (root / "proc/net/route").write_text(columns + "".join(row.format(*route) for route in routes))
+    six = "{} {} {} 00 {} 00000400 00000001 00000000 00000003 {:>8}\n"
+    zero, other = "0" * 32, "20010db8" + "0" * 24
+    (root / "proc/net/ipv6_route").write_text(
+        six.format(zero, "00", zero, other, "ens2f0np0") + six.format(other, "40", zero, zero, "ens3f0np0")
+    )
+    for upper, lower in (("br0", "bond0.7"), ("bond0.7", "bond0"), ("bond0", "eno1"), ("bond0", "br0")):
+        folder = root / "sys/class/net" / upper
+        folder.mkdir(exist_ok=True)
+        (folder / f"lower_{lower}").symlink_to(f"../{lower}")
+    assert scan(root).default_routes == {"br0", "bond0.7", "bond0", "eno1", "ens2f0np0"}
+
+
+@pytest.mark.parametrize(
+    ("ways", "only"),
+    [
+        ((), set()),
+        (("lo",), set()),
+        (("eno1",), {"eno1"}),
+        (("lo", "eno1"), {"eno1"}),
+        (("eno1", "eno2"), set()),
+        (("eno1.7",), {"eno1.7", "eno1"}),
+        (("eno1.7", "eno1"), {"eno1"}),
+        (("eno1.7", "eno2"), set()),
+        (("br0",), {"br0", "bond0", "eno1", "eno2"}),
+        (("br0", "eno1.7"), {"eno1"}),
+    ],
+)
+def test_what_all_default_routes_go_through_is_known(tmp_path: Path, ways: tuple[str, ...], only: set[str]) -> None:
+    columns = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+    rows = (f"{name}\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n" for name in ways)
+    (tmp_path / "proc/net").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "proc/net/route").write_text(columns + "".join(rows))
+    for upper, lower in (("eno1.7", "eno1"), ("br0", "bond0"), ("bond0", "eno1"), ("bond0", "eno2")):
+        folder = tmp_path / "sys/class/net" / upper
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"lower_{lower}").symlink_to(f"../{lower}")
+    found = scan(tmp_path)
+    assert found.only_ways == only
+    assert rescan(tmp_path, replace(found, only_ways=frozenset()), of_netdev("eno1")) == found
+
+
+def test_this_machines_default_routes_are_those_that_the_kernel_shows() -> None:
+    rows = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
+    assert scan(Path("/")).default_routes >= {row[0] for row in rows if row[1] == "00000000" and row[7] == "00000000"}
+
+
+def test_a_default_route_of_ipv6_is_known_behind_many_others(own_network: None) -> None:
+    run("ip", "link", "add", "nic0", "type", "veth", "peer", "name", "port0")
+    for name in ("nic0", "port0"):
+        run("ip", "link", "set", name, "up")
+    run("ip", "-6", "address", "add", "2001:db8::2/64", "dev", "nic0", "nodad")
+    run("ip", "-6", "route", "add", "default", "via", "2001:db8::1", "dev", "nic0")
+    for number in range(60):  # of pods, say
+        run("ip", "-6", "route", "add", f"2001:db8:1::{number:x}/128", "dev", "port0")
+    assert "nic0" in scan(Path("/")).default_routes
+
+
+def test_a_default_route_with_several_ways_goes_through_all_of_them(own_network: None) -> None:
+    machine = Machine.open()
+    try:
+        assert machine.links.default_ways() == ()
+        for number in (0, 1):
+            run("ip", "link", "add", f"nic{number}", "type", "veth", "peer", "name", f"port{number}")
+            for name in (f"nic{number}", f"port{number}"):
+                run("ip", "link", "set", name, "up")
+            run("ip", "address", "add", f"10.0.{number}.2/24", "dev", f"nic{number}")
+        ways = "nexthop via 10.0.0.1 dev nic0 nexthop via 10.0.1.1 dev nic1"
+        run("ip", "route", "add", "default", *ways.split())
+        snapshot = machine.scan()
+        assert snapshot.default_routes >= {"nic0", "nic1"}
+        assert snapshot.only_ways == set()
+        assert machine.rescan(snapshot, of_netdev("nic1")).default_routes >= {"nic0", "nic1"}
+        run("ip", "route", "replace", "default", "via", "10.0.1.1")
+        run("ip", "route", "add", "192.0.2.0/24", "via", "10.0.0.1")
+        assert machine.scan().default_routes - {"lo"} == machine.scan().only_ways == {"nic1"}
+        run("ip", "route", "replace", "unreachable", "default", "metric", "0")
+        run("ip", "route", "delete", "192.0.2.0/24")
+        assert machine.links.default_ways() == ()
+    finally:
+        machine.close()
+
+
+def test_an_interface_of_a_bond_is_enslaved(root: Path) -> None:
+    (root / "sys/devices/virtual/net/bond0").mkdir(parents=True)
+    folder = (root / "sys/class/net/ens1f0np0").resolve()
+    (folder / "master").symlink_to(os.path.relpath(root / "sys/devices/virtual/net/bond0", folder))
+    devices = scan(root).by_address
+    assert [n.is_enslaved for n in devices[PF].netdevs] == [True]
+    assert [n.is_enslaved for n in devices["0000:3a:00.0"].netdevs] == [False]
+
+
+def test_a_vf_that_is_a_port_of_a_bridge_is_enslaved(root: Path) -> None:
+    folder = next((function(root, VF) / "net").iterdir())
+    (folder / "master").symlink_to(os.path.relpath(root / "sys/devices/virtual/net/br0", folder))
+    assert [n.is_enslaved for n in scan(root).by_address[VF].netdevs] == [True]

@@ -1,0 +1,290 @@
+"""RDMA netlink: requests to the byte, answers as Linux 6.12 gave them, and a socket's errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agent.errors import DeviceBusy, DriverUnavailable, HardwareError, NetlinkFailed
+from agent.hardware import rdma as rdma_netlink
+from agent.hardware.host import RdmaCharDevice, RdmaLink
+from agent.hardware.machine import Machine
+from agent.hardware.netlink.codec import NLM_F_ACK, NLM_F_DUMP, NLMSG_DONE, NLMSG_ERROR, attributes, messages
+from agent.hardware.netlink.links import Netlink
+from agent.hardware.netlink.vf_control import PfNetlink
+from agent.hardware.nvml.monitor import GpuMonitor
+from agent.hardware.rdma import (
+    CMD_GET,
+    CMD_GET_CHARDEV,
+    CMD_PORT_GET,
+    CMD_SET,
+    CMD_SYS_GET,
+    CMD_SYS_SET,
+    DEV_INDEX,
+    DEV_NAME,
+    NET_NS_FD,
+    NETNS_MODE,
+    PORT_INDEX,
+    RdmaNetlink,
+    decode_char_device,
+    decode_device,
+    decode_mode,
+    encode,
+    exchange,
+)
+
+NLDEV_GET = 5 << 10 | CMD_GET
+SAMPLE = RdmaLink(0, "rxe0", "5054:00ff:fe12:3456", "", 1, "roce")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "golden"),
+    [
+        (encode(CMD_SYS_GET, 0), "10000000 0614 0100 01000000 00000000"),
+        (
+            encode(CMD_SYS_SET, NLM_F_ACK, (NETNS_MODE, 0)),
+            "18000000 0714 0500 01000000 00000000 0500 4200 00 000000",
+        ),
+        (encode(CMD_GET, NLM_F_DUMP), "10000000 0114 0103 01000000 00000000"),
+        (
+            encode(CMD_SET, NLM_F_ACK, (DEV_INDEX, 3), (NET_NS_FD, 17)),
+            "20000000 0214 0500 01000000 00000000 0800 0100 03000000 0800 4400 11000000",
+        ),
+        (
+            encode(CMD_SET, NLM_F_ACK, (DEV_INDEX, 3), (DEV_NAME, "mlx5_2")),
+            "24000000 0214 0500 01000000 00000000 0800 0100 03000000 0b00 0200 6d6c78355f32 00 00",
+        ),
+        (
+            encode(CMD_GET_CHARDEV, 0, (DEV_INDEX, 3), (rdma_netlink.CHARDEV_TYPE, "uverbs")),
+            "24000000 0f14 0100 01000000 00000000 0800 0100 03000000 0b00 4500 757665726273 00 00",
+        ),
+        (
+            encode(CMD_GET_CHARDEV, 0, (DEV_INDEX, 3), (rdma_netlink.CHARDEV_TYPE, "umad"), (3, 1)),
+            "2c000000 0f14 0100 01000000 00000000 0800 0100 03000000 0900 4500 756d6164 00 000000 0800 0300 01000000",
+        ),
+    ],
+    ids=["mode", "set mode", "list", "move", "rename", "char device", "umad of a port"],
+)
+def test_a_request_is_as_the_kernel_wants_it(request_bytes: bytes, golden: str) -> None:
+    assert request_bytes.hex() == golden.replace(" ", "")
+
+
+def message(kind: int, body: bytes) -> bytes:
+    return struct.pack("=IHHII", 16 + len(body), kind, 0, 1, 0) + body
+
+
+def attribute(kind: int, payload: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(payload), kind) + payload + bytes(-len(payload) % 4)
+
+
+def device(index: int, name: str | bytes, guid: int, ports: int = 1, protocol: str = "roce") -> bytes:
+    return (
+        attribute(1, struct.pack("=I", index))
+        + attribute(2, (name if isinstance(name, bytes) else name.encode()) + b"\0")
+        + attribute(3, struct.pack("=I", ports))
+        + attribute(5, b"28.39.1002\0")
+        + attribute(6, struct.pack("=Q", guid))
+        + attribute(67, protocol.encode() + b"\0")
+    )
+
+
+def test_a_device_is_read() -> None:
+    found = decode_device(dict(attributes(device(4, "mlx5_4", 0x0C42A10300651234, 2, "ib"))))
+    assert found == RdmaLink(4, "mlx5_4", "0c42:a103:0065:1234", "28.39.1002", 2, "ib")
+
+
+def test_modes_are_named() -> None:
+    assert decode_mode({NETNS_MODE: b"\0"}) == "exclusive"
+    assert decode_mode({NETNS_MODE: b"\1"}) == "shared"
+    assert decode_mode({NETNS_MODE: b"\7"}) == "unknown mode 7"
+    assert decode_mode({}) == "shared"
+
+
+def test_a_char_device_number_is_taken_apart() -> None:
+    body = attribute(72, struct.pack("=Q", 231 << 8 | 192)) + attribute(71, struct.pack("=Q", 1))
+    body += attribute(70, b"uverbs0\0")
+    assert decode_char_device(dict(attributes(body))) == RdmaCharDevice("uverbs0", 231, 192, 1)
+    large = {72: struct.pack("=Q", (0x12345 & 0xFF) | 0xABC << 8 | (0x12345 & ~0xFF) << 12)}
+    assert (decode_char_device(large).major, decode_char_device(large).minor) == (0xABC, 0x12345)
+
+
+class Kernel:
+    """Answers requests in a test, one packet for each, in place of a netlink socket."""
+
+    def __init__(self, *packets: bytes) -> None:
+        self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for packet in packets:
+            self.theirs.send(packet)
+
+    def __call__(self) -> socket.socket:
+        return self.ours
+
+    def asked(self) -> bytes:
+        """Return the request that came."""
+        got = self.theirs.recv(65536)
+        self.theirs.close()
+        return got
+
+
+def ended(kind: int, number: int) -> bytes:
+    return message(kind, struct.pack("=i", -number) + bytes(16))
+
+
+def test_a_list_goes_on_until_its_end() -> None:
+    kernel = Kernel(
+        message(NLDEV_GET, device(0, "mlx5_0", 1)) + message(NLDEV_GET, device(1, "mlx5_1", 2)),
+        message(NLDEV_GET, device(2, "mlx5_2", 3)),
+        ended(NLMSG_DONE, 0),
+    )
+    found = exchange(encode(CMD_GET, NLM_F_DUMP), kernel)
+    assert [decode_device(item).name for item in found] == ["mlx5_0", "mlx5_1", "mlx5_2"]
+    assert kernel.asked() == encode(CMD_GET, NLM_F_DUMP)
+
+
+def test_a_device_that_came_back_under_a_name_that_is_no_text_is_found(tmp_path: Path) -> None:
+    """A pod may call its device anything, and no two of these are the same."""
+    functions = {b"mlx5_\xff": "0000:3b:00.2", b"mlx5_\xfe": "0000:3b:00.3"}
+    packets = [message(NLDEV_GET, device(n, name, n)) for n, name in enumerate(functions)]
+    for name, address in functions.items():
+        os.makedirs(os.fsencode(tmp_path / "sys/bus/pci/devices" / address / "infiniband") + b"/" + name)
+    found = []
+    for address in functions.values():
+        kernel = Kernel(*packets, ended(NLMSG_DONE, 0))
+        with closing(through(kernel)) as rdma, closing(Netlink()) as links:
+            machine = Machine(tmp_path, links, PfNetlink(root=tmp_path), GpuMonitor(is_installed=lambda: False), rdma)
+            seen = machine.find_rdma(address)
+            assert seen is not None
+            found.append(seen.index)
+            assert seen.name.encode()  # the books take it
+        kernel.theirs.close()
+    assert found == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("told", "is_own"),
+    [
+        (attribute(50, struct.pack("=I", 7)) + attribute(51, b"eth0\0"), True),
+        (attribute(3, struct.pack("=I", 1)), False),
+    ],
+    ids=["the host's", "a pod's"],
+)
+def test_the_kernel_names_an_interface_to_its_own_namespace_only(told: bytes, is_own: bool) -> None:
+    devices = Kernel(message(NLDEV_GET, device(4, "rxe0", 1)), ended(NLMSG_DONE, 0))
+    port = Kernel(message(5 << 10 | CMD_PORT_GET, told))
+    kernels = iter((devices, port))
+    with closing(RdmaNetlink(connect=lambda: next(kernels)())) as rdma:
+        assert rdma.is_over_own_interface("rxe0") == is_own
+    assert devices.asked() == encode(CMD_GET, NLM_F_DUMP)
+    assert port.asked() == encode(CMD_PORT_GET, 0, (DEV_INDEX, 4), (PORT_INDEX, 1))
+
+
+def test_a_device_that_is_gone_or_refused_is_over_no_interface_of_the_host() -> None:
+    for kernel in (Kernel(ended(NLMSG_DONE, 0)), Kernel(ended(NLMSG_ERROR, errno.EPERM))):
+        with closing(through(kernel)) as rdma:
+            assert not rdma.is_over_own_interface("rxe0")
+        kernel.theirs.close()
+
+
+def test_a_single_answer_needs_no_end() -> None:
+    kernel = Kernel(message(5 << 10 | CMD_SYS_GET, attribute(NETNS_MODE, b"\0")))
+    assert exchange(encode(CMD_SYS_GET, 0), kernel) == [{NETNS_MODE: b"\0"}]
+    kernel.theirs.close()
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EOPNOTSUPP, errno.EPERM])
+def test_what_the_kernel_refuses_comes_with_its_errno(number: int) -> None:
+    kernel = Kernel(ended(NLMSG_ERROR, number))
+    with pytest.raises(OSError, match=r".") as caught:
+        exchange(encode(CMD_SYS_SET, NLM_F_ACK, (NETNS_MODE, 0)), kernel)
+    assert caught.value.errno == number
+    kernel.theirs.close()
+
+
+def test_success_without_an_answer_is_success() -> None:
+    kernel = Kernel(ended(NLMSG_ERROR, 0))
+    assert exchange(encode(CMD_SET, NLM_F_ACK, (DEV_INDEX, 0), (NET_NS_FD, 5)), kernel) == []
+    kernel.theirs.close()
+
+
+def through(kernel: Callable[[], socket.socket]) -> RdmaNetlink:
+    return RdmaNetlink(connect=kernel)
+
+
+def test_a_refusal_says_what_was_tried() -> None:
+    kernel = Kernel(ended(NLMSG_ERROR, errno.EOPNOTSUPP))
+    rdma = through(kernel)
+    with pytest.raises(NetlinkFailed, match="move RDMA device rxe0 to another network namespace") as caught:
+        rdma.move_in(SAMPLE, 0)
+    assert caught.value.errno == errno.EOPNOTSUPP
+    kernel.theirs.close()
+    rdma.close()
+
+
+def test_an_empty_answer_is_an_error_and_no_crash() -> None:
+    kernel = Kernel(ended(NLMSG_ERROR, 0))
+    rdma = through(kernel)
+    with pytest.raises(HardwareError, match="nothing more"):
+        rdma.char_device(SAMPLE, "uverbs")
+    kernel.theirs.close()
+    rdma.close()
+
+
+def test_without_rdma_there_is_no_mode() -> None:
+    def absent() -> socket.socket:
+        raise OSError(errno.EPROTONOSUPPORT, "Protocol not supported")
+
+    rdma = through(absent)
+    assert rdma.mode() is None
+    with pytest.raises(DriverUnavailable, match="load the ib_core module"):
+        rdma.devices()
+    rdma.close()
+
+
+def test_the_messages_of_a_whole_request_parse_back() -> None:
+    ((kind, flags, body),) = messages(encode(CMD_SET, NLM_F_ACK, (DEV_INDEX, 3), (DEV_NAME, "mlx5_2")))
+    assert (kind, flags) == (5 << 10 | CMD_SET, 0x5)
+    assert dict(attributes(body)) == {DEV_INDEX: struct.pack("=I", 3), DEV_NAME: b"mlx5_2\0"}
+
+
+def test_after_the_end_nobody_takes_a_strange_namespace_for_the_host() -> None:
+    rdma = RdmaNetlink()
+    rdma.close()
+    rdma.close()
+    with pytest.raises(HardwareError, match="the agent is ending"):
+        rdma.move_out(SAMPLE, 0)
+
+
+def test_a_step_that_does_not_end_is_waited_for_with_a_limit_and_named() -> None:
+    """Its driver may hang in sysfs, and every other pod's device would wait behind it."""
+    rdma = RdmaNetlink(wait_seconds=0.05)
+    holds, ends = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with rdma.renumbering("0000:3b:02.1"), rdma.renumbering("mlx5_3"):  # the same thread may take it again
+            holds.set()
+            assert ends.wait(30)
+
+    hanging = threading.Thread(target=hang)
+    hanging.start()
+    try:
+        assert holds.wait(30)
+        with pytest.raises(
+            DeviceBusy, match=r"0000:3b:02\.2 has waited 0\.05 s .*: 0000:3b:02\.1 is still being moved"
+        ):
+            rdma.renumbering("0000:3b:02.2").__enter__()
+        with pytest.raises(DeviceBusy, match=r"rxe0 has waited 0\.05 s .*: 0000:3b:02\.1 is still being moved"):
+            rdma.move_out(SAMPLE, 0)
+    finally:
+        ends.set()
+        hanging.join()
+    with rdma.renumbering("0000:3b:02.2"):
+        pass
+    rdma.close()

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from agent.errors import Unavailable
+from agent.kubelet.podresources import ClaimedDevice, DeviceAssignment, PodResources
+from agent.model.allocation import PodRef
+from agent.sim.devices import Held, Known
+from agent.sim.kubelet import Kubelet
+from agent.sim.pods import Container, PodSpec
+from proto.deviceplugin.v1beta1 import api_pb2 as plugin_pb2
+from proto.podresources.v1 import api_pb2, api_pb2_grpc
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="nf-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@contextlib.asynccontextmanager
+async def node(folder: Path, *, has_get: bool = True) -> AsyncIterator[tuple[Kubelet, PodResources]]:
+    """A kubelet with one pod that holds two VFs and a GPU, and a client for it."""
+    kubelet = Kubelet(folder, netns_dir=folder / "netns", has_get=has_get)
+    await kubelet.start()
+    pod = kubelet.create(PodSpec("ai", "train-0", containers=(Container("main"), Container("side"))))
+    numa = plugin_pb2.TopologyInfo(nodes=[plugin_pb2.NUMANode(ID=1)])
+    kubelet.devices.resources = {
+        "rdma/vf": Known(None, {i: plugin_pb2.Device(ID=i, health="Healthy", topology=numa) for i in ("v1", "v2")}),
+        "nvidia.com/gpu": Known(None, {"GPU-1": plugin_pb2.Device(ID="GPU-1", health="Unhealthy")}),
+    }
+    kubelet.devices.held = [
+        Held(pod.uid, "main", "rdma/vf", ("v1", "v2"), b""),
+        Held(pod.uid, "side", "nvidia.com/gpu", ("GPU-1",), b""),
+    ]
+    client = PodResources.of_kubelet(folder, timeout=5.0)
+    try:
+        yield kubelet, client
+    finally:
+        await client.close()
+        await kubelet.close()
+
+
+@pytest.mark.parametrize("has_get", [True, False])
+def test_a_pods_devices_are_told_with_and_without_the_get_call(folder: Path, has_get: bool) -> None:
+    async def work() -> None:
+        async with node(folder, has_get=has_get) as (_, client):
+            for _ in range(2):
+                found = await client.get(PodRef("ai", "train-0", "uid-7"))
+                assert found is not None
+                assert found.pod == PodRef("ai", "train-0", "uid-7")
+                assert found.device_ids("rdma/vf") == ("v1", "v2")
+                assert found.all_device_ids == ("v1", "v2", "GPU-1")
+                assert [c.name for c in found.containers] == ["main", "side"]
+                assert found.containers[0].devices[0] == DeviceAssignment("rdma/vf", ("v1",), (1,))
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("has_get", [True, False])
+def test_a_pod_that_kubelet_does_not_know_is_none(folder: Path, has_get: bool) -> None:
+    async def work() -> None:
+        async with node(folder, has_get=has_get) as (_, client):
+            assert await client.get(PodRef("ai", "train-1")) is None
+            assert await client.get(PodRef("default", "train-0")) is None
+
+    asyncio.run(work())
+
+
+def test_list_and_allocatable_tell_all(folder: Path) -> None:
+    async def work() -> None:
+        async with node(folder) as (_, client):
+            (pod,) = await client.list()
+            assert pod.pod == PodRef("ai", "train-0")
+            devices = (await client.allocatable()).devices
+            assert devices == (DeviceAssignment("rdma/vf", ("v1",), (1,)), DeviceAssignment("rdma/vf", ("v2",), (1,)))
+
+    asyncio.run(work())
+
+
+def test_a_missing_socket_is_unavailable_by_name(folder: Path) -> None:
+    async def work() -> None:
+        client = PodResources.of_kubelet(folder, timeout=0.5)
+        with pytest.raises(Unavailable, match=f"PodResources.List on {folder}/pod-resources/kubelet.sock failed"):
+            await client.list()
+        with pytest.raises(Unavailable, match=r"PodResources\.Get on") as failed:
+            await client.get(PodRef("a", "b"))
+        said = [client.problem]
+        async with node(folder), asyncio.timeout(30):
+            while not await answers(client):
+                pass
+        said.append(client.problem)
+        assert said == [str(failed.value), None]
+        await client.close()
+
+    async def answers(client: PodResources) -> bool:
+        with contextlib.suppress(Unavailable):
+            await client.list()
+            return True
+        return False
+
+    asyncio.run(work())
+
+
+def test_the_client_finds_a_restarted_kubelet_again(folder: Path) -> None:
+    async def work() -> None:
+        async with node(folder) as (kubelet, client):
+            assert await client.get(PodRef("ai", "train-0"))
+            await kubelet.restart()
+            async with asyncio.timeout(30):
+                while True:
+                    with contextlib.suppress(Unavailable):
+                        if await client.get(PodRef("ai", "train-0")):
+                            return
+
+    asyncio.run(work())
+
+
+def _with_claims(name: str) -> api_pb2.ContainerResources:
+    device = api_pb2.ClaimResource(
+        driver_name="nodefabric.io",
+        pool_name="node-1",
+        device_name="vf-1",
+        cdi_devices=[api_pb2.CDIDevice(name="nodefabric.io/claim=x"), api_pb2.CDIDevice(name="nodefabric.io/claim=y")],
+    )
+    share = api_pb2.ClaimResource(driver_name="nodefabric.io", pool_name="node-1", device_name="hca", share_id="s1")
+    claims = [
+        api_pb2.DynamicResource(claim_name="nics", claim_namespace="n", claim_resources=[device]),
+        api_pb2.DynamicResource(claim_name=f"of-{name}", claim_namespace="n", claim_resources=[share]),
+    ]
+    return api_pb2.ContainerResources(name=name, dynamic_resources=claims)
+
+
+class Moody(api_pb2_grpc.PodResourcesListerServicer):
+    """Answers List as told, one mood after the other."""
+
+    def __init__(self, *moods: tuple[grpc.StatusCode, str] | float | None) -> None:
+        self.moods = list(moods)
+
+    async def List(self, request: object, context: object) -> api_pb2.ListPodResourcesResponse:
+        mood = self.moods.pop(0)
+        if isinstance(mood, float):
+            await asyncio.sleep(mood)
+        elif mood is not None:
+            await context.abort(*mood)  # type: ignore[attr-defined]
+        pod = api_pb2.PodResources(name="p", namespace="n", containers=[_with_claims("a"), _with_claims("b")])
+        return api_pb2.ListPodResourcesResponse(pod_resources=[pod])
+
+    Get = List  # type: ignore[assignment]
+
+    async def GetAllocatableResources(self, request: object, context: object) -> api_pb2.AllocatableResourcesResponse:
+        return api_pb2.AllocatableResourcesResponse(cpu_ids=[0, 1])
+
+
+@contextlib.asynccontextmanager
+async def moody(
+    folder: Path, *moods: tuple[grpc.StatusCode, str] | float | None, seconds: float = 0.5
+) -> AsyncIterator[PodResources]:
+    socket = folder / "pod-resources" / "kubelet.sock"
+    socket.parent.mkdir()
+    server = grpc.aio.server()
+    api_pb2_grpc.add_PodResourcesListerServicer_to_server(Moody(*moods), server)
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    client = PodResources(socket, timeout=seconds)
+    yield client
+    await client.close()
+    await server.stop(None)
+
+
+def test_what_containers_have_by_claims_is_told_once_for_the_pod(folder: Path) -> None:
+    async def work() -> None:
+        async with moody(folder, None, seconds=30) as client:
+            (found,) = await client.list()
+            names = ("nodefabric.io/claim=x", "nodefabric.io/claim=y")
+            assert found.containers[1].claimed == (
+                ClaimedDevice("n", "nics", "nodefabric.io", "node-1", "vf-1", names),
+                ClaimedDevice("n", "of-b", "nodefabric.io", "node-1", "hca", share_id="s1"),
+            )
+            assert [device.claim for device in found.claimed] == ["nics", "of-a", "of-b"]
+
+    asyncio.run(work())
+
+
+def test_kubelets_rate_limit_is_waited_out(folder: Path) -> None:
+    async def work() -> None:
+        limit = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        async with moody(folder, limit, limit, None, seconds=30) as client:
+            assert len(await client.list()) == 1
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    "mood",
+    [1.5, (grpc.StatusCode.INTERNAL, "broken"), (grpc.StatusCode.RESOURCE_EXHAUSTED, "message larger than max")],
+)
+def test_a_kubelet_that_hangs_or_fails_is_unavailable(folder: Path, mood: tuple[grpc.StatusCode, str] | float) -> None:
+    async def work() -> None:
+        async with moody(folder, mood) as client:
+            with pytest.raises(Unavailable, match=r"PodResources\.List on"):
+                await client.list()
+
+    asyncio.run(work())
+
+
+def test_a_get_behind_a_switched_off_feature_gate_falls_back_to_the_list(folder: Path) -> None:
+    async def work() -> None:
+        disabled = (grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
+        async with moody(folder, disabled, None, seconds=30) as client:
+            assert await client.get(PodRef("n", "p")) is not None
+
+    asyncio.run(work())

@@ -1,0 +1,283 @@
+"""Claims in the books: a device that one has alone is in no other hands, whoever comes first."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.errors import ClaimConflict, DeviceBusy, LedgerError
+from agent.ledger import Ledger, reading
+from agent.model.allocation import Binding, NetnsId, Owner, PodRef, Undo
+from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from tests.agent.books import POD, VF, attach, open_books, owner
+
+OTHER_VF = "0000:3b:00.3"
+HCA = "0000:3b:00.0"
+OTHER_POD = PodRef("default", "worker", "uid-2")
+SLOT = "slot-rdma:vf-0-0"
+
+
+def of_vf(device: str = VF, request: str = "nic") -> ClaimDevice:
+    """Say that a claim has a VF."""
+    return ClaimDevice(
+        request=request,
+        pool="node-1",
+        device_name=f"vf-{device.replace(':', '-').replace('.', '-')}",
+        resource_name="rdma/vf",
+        kind="vf",
+        device=device,
+        cdi_name=f"uid-c-0-{request}",
+        identity="15b3:1018/0c42a1/0",
+        network={"mtu": 9000},
+        ifname="rail0",
+        edits={"env": ["A=1"]},
+    )
+
+
+def of_share(share_id: str = "s1") -> ClaimDevice:
+    """Say that a claim has a share of an HCA."""
+    return ClaimDevice("share", "node-1", "hca-1", "rdma/hca", "hca", HCA, "n", share_id, exclusive=False)
+
+
+def claim(name: str = "c", *devices: ClaimDevice, pod: PodRef = POD) -> Claim:
+    """Say a claim of a pod."""
+    ref = ClaimRef(f"uid-{name}", "default", name)
+    return Claim(ref, ClaimState.PREPARING, devices or (of_vf(),), (pod,), pod.uid)
+
+
+def test_a_claim_is_kept_with_all_it_says(tmp_path: Path) -> None:
+    with open_books(tmp_path, clock=lambda: 5.0) as books:
+        wanted = claim("c", of_vf(), replace(of_share("s1"), shares=3), replace(of_share("s2"), admin=True))
+        made = books.prepare_claim(wanted)
+        assert made == replace(wanted, boot_id="boot", since=5.0)
+        assert books.claims() == books.claims_for(POD) == (made,)
+        assert books.claim("uid-c") == made
+        assert books.claimed_devices() == {VF: made.ref}
+    with open_books(tmp_path, "another boot") as books:
+        assert books.claims() == (made,)
+        assert books.claims()[0].devices[0].edits == {"env": ["A=1"]}
+        assert books.claim_on(VF) == made
+        assert books.claim_on(HCA) is None
+    assert reading.read(tmp_path / "ledger.db").claims == (made,)
+
+
+def test_a_claim_goes_from_preparing_to_prepared_to_unpreparing_to_nothing(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.prepare_claim(claim())
+        for state in (ClaimState.PREPARED, ClaimState.UNPREPARING):
+            books.set_claim_state("uid-c", state)
+            assert [(c.state, c.devices) for c in books.claims()] == [(state, (of_vf(),))]
+        books.remove_claim("uid-c")
+        books.remove_claim("uid-c")
+        assert (books.claims(), books.claimed_devices()) == ((), {})
+        books.grant("rdma/vf", {VF: VF})
+    found = reading.read(tmp_path / "ledger.db")
+    assert (found.claims, len(found.grants)) == ((), 1)
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
+        assert db.execute("SELECT count(*) FROM claim_devices").fetchone() == (0,)
+
+
+def test_a_claim_prepared_once_more_replaces_its_rows(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.prepare_claim(claim("c", of_vf(), of_share()))
+        books.set_claim_state("uid-c", ClaimState.PREPARED)
+        made = books.prepare_claim(claim("c", of_vf(OTHER_VF)))
+        assert books.claims() == (made,)
+        assert books.claimed_devices() == {OTHER_VF: made.ref}
+    assert reading.read(tmp_path / "ledger.db").claims == (made,)
+
+
+def test_what_is_changed_of_a_claim_is_in_the_file_too(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.prepare_claim(claim("c", of_vf(), of_share()))
+        books.set_claim_pods("uid-c", [POD, OTHER_POD])
+        books.set_claim_edits("uid-c", {"n": {"deviceNodes": []}})
+        (known,) = books.claims()
+    (read,) = reading.read(tmp_path / "ledger.db").claims
+    assert read == known
+    assert read.pods == (POD, OTHER_POD)
+    assert [found.edits for found in read.devices] == [{"env": ["A=1"]}, {"deviceNodes": []}]
+
+
+def test_of_a_claim_that_is_not_in_the_books_nothing_can_be_changed(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        changes: list[Callable[[], None]] = [
+            lambda: books.set_claim_state("uid-c", ClaimState.PREPARED),
+            lambda: books.set_claim_pods("uid-c", [POD]),
+            lambda: books.set_claim_edits("uid-c", {}),
+        ]
+        for change in changes:
+            with pytest.raises(LedgerError, match="claim uid-c is not in the books"):
+                change()
+
+
+def test_claims_are_found_by_the_uid_of_a_pod_and_by_its_name_if_there_is_none(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        mine = books.prepare_claim(claim())
+        shared = books.prepare_claim(replace(claim("s", of_share(), pod=OTHER_POD), only_pod="", pods=(POD, OTHER_POD)))
+        assert books.claims_for(POD) == (mine, shared)
+        assert books.claims_for(OTHER_POD) == (shared,)
+        assert books.claims_for(replace(POD, uid="")) == (mine, shared)
+        assert books.claims_for(replace(POD, uid="of its namesake")) == ()
+
+
+# ------------------------------------------------------------------------------------------------ one device, one hand
+
+
+@contextmanager
+def refused(books: Ledger, text: str) -> Iterator[None]:
+    """Expect a conflict, and that nothing was written."""
+    before = books.claims(), books.grants(), books.bindings(), books.attachments()
+    with pytest.raises(ClaimConflict, match=text):
+        yield
+    assert (books.claims(), books.grants(), books.bindings(), books.attachments()) == before
+
+
+def test_a_second_claim_for_a_device_is_refused_and_told_the_first(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.prepare_claim(claim("first"))
+        with refused(books, f"{VF} is not free: claim default/first has it"):
+            books.prepare_claim(claim("second", of_vf(OTHER_VF), of_vf()))
+        books.remove_claim("uid-first")
+        books.prepare_claim(claim("second", of_vf(OTHER_VF), of_vf(request="b")))
+
+
+def test_one_claim_cannot_have_a_device_twice(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books, refused(books, "another request of this one"):
+        books.prepare_claim(claim("c", of_vf(), of_vf(request="other")))
+
+
+def test_claims_share_what_may_be_shared_and_none_has_it_alone_then(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.prepare_claim(claim("a", of_share("s1")))
+        books.prepare_claim(claim("b", of_share("s2")))
+        with refused(books, "claim default/a has it"):
+            books.prepare_claim(claim("c", of_vf(HCA)))
+        assert books.claimed_devices() == {}
+        books.remove_claim("uid-a")
+        books.remove_claim("uid-b")
+        books.prepare_claim(claim("c", of_vf(HCA)))
+        with refused(books, "claim default/c has it"):
+            books.prepare_claim(claim("a", of_share("s1")))
+
+
+def test_who_only_looks_takes_nothing_from_nobody(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.prepare_claim(claim("c"))
+        books.prepare_claim(claim("looks", replace(of_vf(), admin=True)))
+        books.prepare_claim(claim("looks-too", replace(of_vf(), admin=True, exclusive=False)))
+        books.remove_claim("uid-c")
+        assert books.claimed_devices() == {}
+        books.grant("rdma/vf", {VF: VF})
+
+
+def test_a_device_that_kubelet_granted_as_a_unit_goes_to_no_claim(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.grant("rdma/vf", {VF: VF})
+        with refused(books, rf"a pod that kubelet has not named yet \({VF} of rdma/vf\) has it"):
+            books.prepare_claim(claim())
+        books.bind([VF], OTHER_POD)
+        with refused(books, rf"pod default/worker \({VF} of rdma/vf\) has it"):
+            books.prepare_claim(claim())
+        books.release([VF])
+        books.prepare_claim(claim())
+
+
+def test_a_claimed_device_is_granted_as_no_unit(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.prepare_claim(claim())
+        with refused(books, f"{VF} is not free: claim default/c has it"):
+            books.grant("rdma/vf", {OTHER_VF: OTHER_VF, VF: VF})
+        books.remove_claim("uid-c")
+        books.grant("rdma/vf", {OTHER_VF: OTHER_VF, VF: VF})
+
+
+def test_a_device_is_bound_to_a_slot_or_claimed_and_never_both(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        binding = Binding(SLOT, "rdma/vf", "vf", VF, "worker", "c1", "eth0", OTHER_POD, {})
+        (made,) = books.bind_slots([binding])
+        with refused(books, rf"pod default/worker \({SLOT} of rdma/vf\)"):
+            books.prepare_claim(claim())
+        books.unbind([made])
+        books.prepare_claim(claim())
+        with pytest.raises(DeviceBusy, match="claim default/c has it"):
+            books.bind_slots([binding])
+        assert books.bindings() == ()
+
+
+def test_a_device_in_a_pod_is_prepared_for_that_pods_claims_alone(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        row = attach(books, VF, owner())
+        books.begin_detach([row.attachment_id])
+        with refused(books, r"pod default/trainer \(sandbox c1, from which it is on its way back\)"):
+            books.prepare_claim(claim("c", pod=OTHER_POD))
+        books.prepare_claim(claim("c", pod=POD))
+
+
+def attach_for(books: Ledger, pod: PodRef, claim_uid: str = "") -> None:
+    books.begin_attach(
+        Owner("c9", "eth0", pod, NetnsId(4, 9)),
+        ifname="net1",
+        device=VF,
+        resource_name="rdma/vf",
+        undo=Undo("v0", "02:00:00:00:01:00", 1500, False),
+        netns_path="/nowhere",
+        request={},
+        claim_uid=claim_uid,
+    )
+
+
+def test_a_prepared_device_comes_into_no_other_pod(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.prepare_claim(claim())
+        with pytest.raises(DeviceBusy, match=f"{VF} is prepared for claim default/c, which is not of pod default/work"):
+            attach_for(books, OTHER_POD)
+        assert books.attachments() == ()
+
+
+def test_a_claim_brings_its_device_only_while_it_is_prepared(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        for before in (None, ClaimState.PREPARING, ClaimState.UNPREPARING):
+            if before is not None:
+                books.prepare_claim(claim())
+                books.set_claim_state("uid-c", before)
+            with pytest.raises(DeviceBusy, match=f"is {before or 'gone'}, so nothing of it comes into a pod"):
+                attach_for(books, POD, "uid-c")
+        assert books.attachments() == ()
+        books.set_claim_state("uid-c", ClaimState.PREPARED)
+        attach_for(books, POD, "uid-c")
+        (row,) = books.attachments()
+    with open_books(tmp_path) as books:
+        assert books.attachments() == (row,)
+        assert row.claim_uid == "uid-c"
+
+
+def test_the_file_itself_refuses_two_claims_with_one_device(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.prepare_claim(claim("a"))
+        books.prepare_claim(claim("b", of_vf(OTHER_VF)))
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db, pytest.raises(sqlite3.IntegrityError):
+        db.execute("UPDATE claim_devices SET device = ?", (VF,))
+
+
+# ---------------------------------------------------------------------------------------------------------- a reboot
+
+
+def test_claims_whose_devices_have_changed_places_are_written_in_one_step(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.prepare_claim(claim("a"))
+        books.prepare_claim(claim("b", of_vf(OTHER_VF)))
+    with open_books(tmp_path, "boot-2") as books:
+        a, b = books.claims()
+        books.move_claims([replace(a, devices=(of_vf(OTHER_VF),)), replace(b, devices=(of_vf(),)), claim("unknown")])
+        assert {d: ref.name for d, ref in books.claimed_devices().items()} == {VF: "b", OTHER_VF: "a"}
+        assert {found.boot_id for found in books.claims()} == {"boot"}
+        renewed = books.claims()
+        with refused(books, "another claim"):
+            books.move_claims([replace(renewed[1], devices=(of_vf(OTHER_VF),))])
+    assert reading.read(tmp_path / "ledger.db").claims == renewed

@@ -1,0 +1,83 @@
+"""IDs of units: those of slots are unlike each other's, short, and good for CDI, and each kind is known from others."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.config.naming import RESOURCE_NAME
+from agent.model.device import is_pci_address
+from agent.model.unit_id import MAX_UNIT_ID, UnitId, UnitKind, cdi_name, rail_id, replica_id, slot_id
+
+# CDI's SPEC.md: what a device may be called.
+CDI_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]")
+NAMES = st.from_regex(RESOURCE_NAME, fullmatch=True)
+NUMA = st.integers(-1, 9999)
+NUMBERS = st.integers(0, 99999)
+
+
+def test_a_slot_says_its_resource_and_numa_node() -> None:
+    assert slot_id("rdma/vf", 1, 3) == "slot-rdma:vf-1-3"
+    assert slot_id("rdma/vf", -1, 0) == "slot-rdma:vf-any-0"
+    assert cdi_name("vf", "slot-rdma:vf-1-3") == "nodefabric.io/vf=slot-rdma:vf-1-3"
+
+
+@given(NAMES, NUMA, NUMBERS)
+def test_a_slots_name_is_short_and_tells_what_it_was_made_of(name: str, numa: int, number: int) -> None:
+    slot = slot_id(name, numa, number)
+    assert len(slot) <= MAX_UNIT_ID
+    assert CDI_DEVICE.fullmatch(slot)
+    assert UnitId.parse(slot).is_slot
+    assert UnitId.parse(slot).is_slot_of(name)
+    assert (UnitId.parse(slot).numa_node, UnitId.parse(slot).number) == (numa, number)
+    assert not is_pci_address(slot)
+
+
+@given(st.tuples(NAMES, NUMA, NUMBERS), st.tuples(NAMES, NUMA, NUMBERS))
+def test_no_two_slots_of_a_node_have_one_name(a: tuple[str, int, int], b: tuple[str, int, int]) -> None:
+    assert (slot_id(*a) == slot_id(*b)) is (a == b)
+    assert UnitId.parse(slot_id(*b)).is_slot_of(a[0]) is (a[0] == b[0])
+
+
+def test_names_that_differ_late_or_in_their_dashes_are_different_slots() -> None:
+    names = ["a/b-1", "a/b", "a-b/1", "x." * 20 + "y/" + "v" * 60, "x." * 20 + "y/" + "v" * 59 + "w"]
+    assert len({slot_id(name, 0, 1) for name in names}) == len(names)
+
+
+def test_other_units_are_no_slots() -> None:
+    for text in ("0000:3b:02.1", "GPU-0b1c", "hca-0c42a10300651234-3", "slot-", "slot-a:b-x-1", "slot-a:b-0-1 "):
+        assert not UnitId.parse(text).is_slot
+
+
+@pytest.mark.parametrize("text", ["hca-0c42a10300651234-0", "hca-0000:3b:00.0-62", "hca-0000:3b:00.0-1-62"])
+def test_a_share_is_known_however_its_adapter_is_named(text: str) -> None:
+    assert UnitId.parse(text).is_share
+
+
+@pytest.mark.parametrize(
+    "text", ["", "17", "hca-17", "hca-mlx5_0-1", "0000:3b:00.0", "slot-rdma:hca-0-3", "hca-0c42a10300651234-0\n"]
+)
+def test_nothing_else_is_a_share(text: str) -> None:
+    assert not UnitId.parse(text).is_share
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "device", "number"),
+    [
+        ("0000:3b:02.1", UnitKind.DEVICE, "0000:3b:02.1", 0),
+        ("hca-0c42a10300651234-7", UnitKind.SHARE, "0c42a10300651234", 7),
+        ("hca-0000:3b:00.0-1-62", UnitKind.SHARE, "0000:3b:00.0-1", 62),
+        ("slot-rdma:vf-any-4", UnitKind.SLOT, "", 4),
+        ("GPU-5c3a9f60", UnitKind.GPU, "GPU-5c3a9f60", 0),
+        (replica_id("MIG-5c3a9f60", 3), UnitKind.GPU, "MIG-5c3a9f60", 3),
+        (rail_id("GPU-5c3a9f60"), UnitKind.RAIL, "GPU-5c3a9f60", 0),
+        ("17", UnitKind.OTHER, "17", 0),
+        ("3::1", UnitKind.OTHER, "3", 0),
+    ],
+)
+def test_an_id_tells_its_kind_its_device_and_its_number(text: str, kind: UnitKind, device: str, number: int) -> None:
+    unit = UnitId.parse(text)
+    assert (unit.text, unit.kind, unit.device, unit.number) == (text, kind, device, number)

@@ -1,0 +1,166 @@
+"""A physical device serves one resource."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.config import PfSelector, RailNic, Resource, Select, SharedPool, SriovPool, parse_pf
+from agent.errors import ConfigError
+from agent.model.device import Snapshot
+from agent.offer.assignment import Assignment, assign, check_overlaps, errors
+from agent.offer.units import list_units
+from tests.deviceplugin.machines import change, node, rdma
+
+POOL = SriovPool("intel.com")
+
+
+def vfs(name: str, *pf: str, compat: SriovPool | None = None) -> Resource:
+    return Resource(name, "vf", Select(pf=tuple(map(parse_pf, pf))), compat=compat)
+
+
+def devices(found: Assignment, name: str) -> list[str]:
+    return [taken.candidate.label for taken in found.taken[name]]
+
+
+def whole(snapshot: Snapshot, address: str, **more: object) -> Snapshot:
+    """Take a PF's VFs away, so that it can be given out whole."""
+    return change(snapshot, address, vfs=(), sriov_totalvfs=8, **more)
+
+
+def test_the_first_resource_has_the_device_and_the_second_is_told() -> None:
+    found = assign([vfs("a/all"), vfs("a/some", "rail0#1")], node(rails=1, vfs=3))
+    assert devices(found, "a/all") == ["0000:12:00.1", "0000:12:00.2", "0000:12:00.3"]
+    assert devices(found, "a/some") == []
+    assert [(o.device, o.owner, o.loser) for o in found.overlaps] == [("0000:12:00.2", "a/all", "a/some")]
+
+
+def test_an_overlap_is_refused_with_both_names_and_the_device() -> None:
+    with pytest.raises(ConfigError, match=r"a/some takes 0000:12:00.2, which resources\[0\] \(a/all\) takes too"):
+        check_overlaps([vfs("a/all"), vfs("a/some", "rail0#1")], node(rails=1, vfs=3), "config.yaml")
+
+
+def test_an_hca_and_the_vfs_of_its_port_are_different_devices() -> None:
+    found = assign([Resource("a/hca", "hca"), vfs("a/vf")], node(rails=1))
+    assert found.overlaps == ()
+
+
+def test_an_hca_and_its_adapter_as_a_whole_are_one_device() -> None:
+    snapshot = whole(node(rails=1, vfs=0), "0000:12:00.0")
+    for kinds in (("hca", "nic"), ("nic", "hca")):
+        found = assign([Resource(f"a/{kind}", kind) for kind in kinds], snapshot)
+        assert [len(taken) for taken in found.taken.values()] == [1, 0]
+        assert len(found.overlaps) == 1
+
+
+def test_the_hcas_of_one_function_may_serve_different_resources() -> None:
+    two = change(node(rails=1, vfs=0), "0000:12:00.0", rdma_devices=(rdma(0, "1::1"), rdma(1, "1::2")))
+    found = assign([Resource(f"a/{n}", "hca", Select(rdma_devices=(n,))) for n in ("mlx5_0", "mlx5_1")], two)
+    assert found.overlaps == ()
+    assert [len(taken) for taken in found.taken.values()] == [1, 1]
+
+
+def test_a_rail_takes_its_gpu_and_its_nic() -> None:
+    rail = Resource("a/rail", "rail", nic=RailNic("vf", Select(pf=(PfSelector("rail0"),))))
+    found = assign([rail, Resource("a/gpu", "gpu"), vfs("a/vf")], node(rails=1, vfs=2))
+    assert {taken.kind for taken in found.taken["a/rail"]} == {"gpu", "vf"}
+    assert (devices(found, "a/gpu"), devices(found, "a/vf")) == ([], [])
+    assert [(o.owner, o.loser) for o in found.overlaps] == [("a/rail", "a/gpu")] + [("a/rail", "a/vf")] * 2
+
+
+def test_a_whole_adapter_is_offered_only_if_the_host_can_spare_it() -> None:
+    snapshot = whole(node(rails=4, vfs=0), "0000:12:00.0")
+    enslaved = replace(snapshot.by_address["0000:22:00.0"].netdevs[0], is_enslaved=True)
+    snapshot = whole(snapshot, "0000:22:00.0", netdevs=(enslaved,))
+    snapshot = replace(whole(snapshot, "0000:32:00.0"), default_routes=frozenset({"rail2"}))
+    snapshot = change(snapshot, "0000:42:00.0", vfs=("0000:42:00.1",))
+    assert devices(assign([Resource("a/nic", "nic")], snapshot), "a/nic") == ["0000:12:00.0"]
+
+
+def test_a_vf_that_alone_carries_the_hosts_default_route_is_not_offered() -> None:
+    snapshot = node(rails=1, vfs=3)
+    name = snapshot.by_address["0000:12:00.2"].netdevs[0].name
+    snapshot = replace(snapshot, default_routes=frozenset({name}))
+    assert len(devices(assign([vfs("rdma/vf")], snapshot), "rdma/vf")) == 3
+    snapshot = replace(snapshot, only_ways=frozenset({name}))
+    assert devices(assign([vfs("rdma/vf")], snapshot), "rdma/vf") == ["0000:12:00.1", "0000:12:00.3"]
+
+
+def test_a_vf_that_is_a_port_of_the_hosts_bond_is_not_offered() -> None:
+    """ADD would refuse it to each pod that kubelet gives it to."""
+    snapshot = node(rails=1, vfs=3)
+    port = replace(snapshot.by_address["0000:12:00.2"].netdevs[0], is_enslaved=True)
+    snapshot = change(snapshot, "0000:12:00.2", netdevs=(port,))
+    assert devices(assign([vfs("rdma/vf")], snapshot), "rdma/vf") == ["0000:12:00.1", "0000:12:00.3"]
+
+
+def test_pools_of_another_project_share_out_in_order_and_that_is_no_mistake() -> None:
+    resources = [vfs("intel.com/a", "rail0#0-1", compat=POOL), vfs("intel.com/b", "rail0", compat=POOL)]
+    found = assign(resources, node(rails=1, vfs=3))
+    assert devices(found, "intel.com/b") == ["0000:12:00.3"]
+    assert len(found.overlaps) == 2
+    assert errors(resources, found.overlaps) == ()
+
+
+def test_our_own_resource_and_a_pool_that_select_one_device_are_a_mistake() -> None:
+    resources = [vfs("rdma/vf"), vfs("intel.com/a", "rail0", compat=POOL)]
+    assert len(errors(resources, assign(resources, node(rails=1, vfs=3)).overlaps)) == 3
+
+
+def test_shared_pools_may_have_adapters_in_common() -> None:
+    resources = [Resource(f"rdma/{n}", "hca", compat=SharedPool(3)) for n in "ab"]
+    found = assign(resources, node(rails=2, vfs=0))
+    assert devices(found, "rdma/a") == devices(found, "rdma/b") == ["0000:12:00.0 (mlx5_0)", "0000:22:00.0 (mlx5_1)"]
+    assert found.overlaps == ()
+
+
+def test_a_device_without_a_driver_is_in_no_pool() -> None:
+    snapshot = change(node(rails=1, vfs=2), "0000:12:00.1", driver=None)
+    assert devices(assign([vfs("intel.com/a", compat=POOL)], snapshot), "intel.com/a") == ["0000:12:00.2"]
+
+
+def test_a_device_in_use_stays_with_the_resource_that_it_was_handed_out_under() -> None:
+    resources = [vfs("a/low", "rail0#0-1"), vfs("a/high", "rail0#2-3")]
+    found = assign(resources, node(rails=1, vfs=4), holders={"0000:12:00.1": "a/high", "0000:12:00.4": "a/high"})
+    assert devices(found, "a/low") == ["0000:12:00.2"]
+    assert devices(found, "a/high") == ["0000:12:00.1", "0000:12:00.3", "0000:12:00.4"]
+    assert found.overlaps == ()
+
+
+def test_a_device_in_use_by_a_resource_that_is_gone_is_withheld() -> None:
+    found = assign([vfs("a/new")], node(rails=1, vfs=2), holders={"0000:12:00.1": "a/old"})
+    assert [(t.candidate.device, t.held_for) for t in found.taken["a/new"]] == [
+        ("0000:12:00.1", "a/old"),
+        ("0000:12:00.2", ""),
+    ]
+
+
+def test_holding_a_share_of_an_hca_binds_nobody() -> None:
+    found = assign([Resource("a/hca", "hca")], node(rails=1), holders={"0000:12:00.0": "a/old"})
+    assert [taken.held_for for taken in found.taken["a/hca"]] == [""]
+
+
+selects = st.builds(
+    Select,
+    pf=st.lists(st.sampled_from(["rail0", "rail1#0-1", "rail2#1,3"]).map(parse_pf), max_size=2).map(tuple),
+    vendors=st.sampled_from([(), (0x15B3,), (0x10DE,)]),
+)
+kinds = st.sampled_from(["hca", "vf", "nic", "gpu"])
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(kinds, selects), max_size=5),
+    st.dictionaries(st.sampled_from(["0000:12:00.1", "0000:22:00.2", "0000:32:00.3"]), st.sampled_from(["a/0", "a/9"])),
+)
+def test_no_part_of_the_node_is_given_out_twice(wanted: list[tuple[str, Select]], holders: dict[str, str]) -> None:
+    resources = [Resource(f"a/{i}", kind, select) for i, (kind, select) in enumerate(wanted)]
+    found = assign(resources, node(rails=3, vfs=3), holders=holders)
+    parts = [part for taken in found.taken.values() for each in taken for part in each.candidate.parts]
+    assert len(parts) == len(set(parts))
+    units = list_units(resources, node(rails=3, vfs=3))
+    ids = [unit.unit_id for listed in units.values() for unit in listed]
+    assert len(ids) == len(set(ids))

@@ -1,0 +1,160 @@
+"""Resources that claims are for (DRA): their devices beside the units that kubelet counts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from agent.config import HealthSettings, Resource, Select
+from agent.health import HealthBook
+from agent.model.health import Reason
+from agent.offer.books import Reading
+from agent.offer.offer import Offer
+from agent.offer.offers import Offers
+from agent.offer.units import list_units, plain_offer
+from tests.deviceplugin.machines import change, node, without
+
+VF = Resource("rdma/vf", "vf", offer="dra")
+HCA = Resource("rdma/hca", "hca", shares=63, offer="dra")
+PF, FIRST = "0000:12:00.0", "0000:12:00.1"
+GONE_SECONDS = 5.0
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def offers(clock: Clock) -> Offers:
+    return Offers(HealthBook(HealthSettings(0, 0, GONE_SECONDS)), clock)
+
+
+def test_claims_find_each_vf_and_kubelet_counts_none_of_them() -> None:
+    offer = plain_offer([VF, Resource("nvidia.com/gpu", "gpu")], node(rails=2, vfs=2))
+    assert set(offer.units) == {"nvidia.com/gpu"}
+    assert [unit.device for unit in offer.claimable["rdma/vf"]] == [
+        *("0000:12:00.1", "0000:12:00.2", "0000:22:00.1", "0000:22:00.2")
+    ]
+    assert FIRST not in offer.by_id
+    assert set(offer.offered) == {"nvidia.com/gpu", "rdma/vf"}
+
+
+def test_the_shares_of_an_hca_are_one_unit_for_claims() -> None:
+    offer = plain_offer([HCA], node(rails=2))
+    assert [(u.unit_id, u.device, u.rdma_devices) for u in offer.claimable["rdma/hca"]] == [
+        ("hca-b83fd20300a00000", PF, ("mlx5_0",)),
+        ("hca-b83fd20300a00001", "0000:22:00.0", ("mlx5_1",)),
+    ]
+
+
+def test_a_resource_for_claims_has_no_slots_though_it_is_bound_late() -> None:
+    late = replace(VF, binding="late")
+    offer = plain_offer([late], node(rails=1, vfs=3))
+    assert (offer.units, offer.pools) == ({}, {})
+    assert len(offer.claimable["rdma/vf"]) == 3
+
+
+def test_what_claims_find_is_ours_for_cni_and_metrics_too() -> None:
+    offer = plain_offer([VF], node(rails=1, vfs=2))
+    assert offer.network_devices == {FIRST: "rdma/vf", "0000:12:00.2": "rdma/vf"}
+    assert offer.vfs == {FIRST, "0000:12:00.2"}
+    assert offer.adapters == {("rdma/vf", PF)}
+
+
+def test_a_device_serves_one_resource_whichever_door_offers_it() -> None:
+    offer = plain_offer([Resource("rdma/a", "vf"), replace(VF, name="rdma/b")], node(rails=1, vfs=1))
+    assert [overlap.loser for overlap in offer.overlaps] == ["rdma/b"]
+    assert offer.claimable["rdma/b"] == ()
+
+
+def test_devices_for_claims_have_health_like_units() -> None:
+    snapshot = change(node(rails=1, vfs=1), FIRST, driver=None)
+    assert [unit.health.reason for unit in list_units([VF], snapshot)["rdma/vf"]] == ["NoDriver"]
+
+
+def test_no_device_is_for_claims_while_the_books_cannot_be_written() -> None:
+    book = HealthBook(HealthSettings(0, 0, 0))
+    made = Offers(book, time.monotonic)
+    book.withhold(Reason.BOOKS_UNWRITABLE)
+    offer = made.make((VF, HCA), node(rails=1, vfs=1), Reading())
+    assert offer is not None
+    assert {u.health.reason for units in offer.claimable.values() for u in units} == {"BooksUnwritable"}
+
+
+@pytest.mark.parametrize("binding", ["early", "late"])
+def test_a_vf_that_a_pod_was_granted_before_is_marked_until_the_grant_ends(binding: str) -> None:
+    made, snapshot = offers(Clock()), node(rails=1, vfs=2)
+    used = Reading(
+        holders={FIRST: "rdma/vf"}, forms={FIRST: ("rdma/vf", "itself")}, granted={FIRST: 1, "0000:99:00.0": 1}
+    )
+    resources = (replace(VF, binding=binding),)
+    offer = made.make(resources, snapshot, used)
+    assert offer is not None
+    assert offer.granted == {FIRST: 1}
+    assert [(u.device, u.health.reason) for u in offer.claimable["rdma/vf"]] == [(FIRST, "Held"), ("0000:12:00.2", "")]
+    after = made.make(resources, snapshot, Reading())
+    assert after is not None
+    assert after.granted == {}
+    assert all(unit.health.healthy for unit in after.claimable["rdma/vf"])
+
+
+def test_shares_that_pods_were_granted_before_are_counted_as_they_end() -> None:
+    made, snapshot = offers(Clock()), node(rails=1)
+    counts = []
+    for number in (2, 1, 0):
+        granted = {PF: number} if number else {}
+        offer = made.make((HCA,), snapshot, Reading(holders=dict.fromkeys(granted, "rdma/hca"), granted=granted))
+        assert offer is not None
+        counts.append(dict(offer.granted))
+        assert all(unit.health.healthy for unit in offer.claimable["rdma/hca"])
+    assert counts == [{PF: 2}, {PF: 1}, {}]
+
+
+def test_what_other_pods_are_granted_makes_no_new_offer() -> None:
+    made, snapshot = offers(Clock()), node(rails=1, vfs=1)
+    assert made.make((VF,), snapshot, Reading()) is not None
+    assert made.make((VF,), snapshot, Reading(granted={"GPU-1": 1}, holders={"GPU-1": "nvidia.com/gpu"})) is None
+
+
+@pytest.mark.parametrize("binding", ["early", "late"])
+def test_a_device_that_is_gone_is_told_for_a_while_and_as_long_as_a_pod_has_it(binding: str) -> None:
+    clock, resources = Clock(), (replace(VF, binding=binding),)
+    made, before = offers(clock), node(rails=1, vfs=2)
+    made.make(resources, before, Reading())
+    used = Reading(holders={FIRST: "rdma/vf"})
+
+    def gone(offer: Offer | None) -> tuple[list[str], frozenset[str]]:
+        assert offer is not None
+        ill = [u for u in offer.claimable["rdma/vf"] if not u.health.healthy]
+        assert {u.health.reason for u in ill} <= {"DeviceGone"}
+        return [u.device for u in ill], offer.lost
+
+    after = without(before, FIRST, "0000:12:00.2")
+    assert gone(made.make(resources, after, used)) == ([FIRST, "0000:12:00.2"], frozenset({FIRST}))
+    assert made.make(resources, after, used) is None
+    clock.now += GONE_SECONDS
+    assert gone(made.make(resources, after, used)) == ([FIRST], frozenset({FIRST}))
+    assert gone(made.make(resources, after, Reading())) == ([], frozenset())
+
+
+def test_a_device_that_a_resource_selects_no_more_is_not_missed() -> None:
+    made, snapshot = offers(Clock()), node(rails=1, vfs=1)
+    made.make((VF,), snapshot, Reading())
+    offer = made.make((replace(VF, select=Select(vendors=(1,))),), snapshot, Reading())
+    assert offer is not None
+    assert offer.claimable["rdma/vf"] == ()
+
+
+def test_a_vf_that_a_claim_has_is_held_when_kubelet_is_offered_the_resource_again() -> None:
+    made, snapshot = offers(Clock()), node(rails=1, vfs=2)
+    used = Reading(holders={FIRST: "rdma/vf"}, forms={FIRST: ("rdma/vf", "claim")})
+    before = made.make((VF,), snapshot, used)
+    assert before is not None
+    assert all(unit.health.healthy for unit in before.claimable["rdma/vf"])
+    after = made.make((replace(VF, offer="devicePlugin"),), snapshot, used)
+    assert after is not None
+    assert [(u.device, u.health.reason) for u in after.units["rdma/vf"]] == [(FIRST, "Held"), ("0000:12:00.2", "")]

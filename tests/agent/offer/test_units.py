@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.config import Resource, Select, SharedPool, parse_pf
+from agent.errors import ConfigError
+from agent.model.device import LinkLayer, Snapshot
+from agent.model.unit_id import MAX_UNIT_ID
+from agent.offer.assignment import check_overlaps
+from agent.offer.explanation import explain_all
+from agent.offer.offer import Offer, Unit
+from agent.offer.units import list_units, plain_offer
+from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, rdma, without
+
+HCA = Resource("rdma/hca", "hca", shares=3)
+VF = Resource("rdma/vf", "vf")
+GPU = Resource("nvidia.com/gpu", "gpu")
+
+
+def vf(**select: object) -> Resource:
+    return replace(VF, select=Select(**select))  # type: ignore[arg-type]
+
+
+def units(resource: Resource, snapshot: Snapshot, **more: dict[str, str]) -> tuple[Unit, ...]:
+    return list_units([resource], snapshot, **more)[resource.name]
+
+
+def devices(resource: Resource, snapshot: Snapshot, **more: dict[str, str]) -> list[str]:
+    return [u.device for u in units(resource, snapshot, **more)]
+
+
+def test_an_hca_offers_its_shares_under_its_node_guid() -> None:
+    found = units(HCA, node(rails=2))
+    assert [u.unit_id for u in found] == [
+        *(f"hca-b83fd20300a00000-{n}" for n in range(3)),
+        *(f"hca-b83fd20300a00001-{n}" for n in range(3)),
+    ]
+    assert {u.device for u in found} == {"0000:12:00.0", "0000:22:00.0"}
+    assert [u.numa_node for u in found] == [0, 0, 0, 1, 1, 1]
+    assert found[0].rdma_devices == ("mlx5_0",)
+
+
+def test_an_hca_without_a_usable_guid_is_named_by_its_pci_address() -> None:
+    snapshot = change(node(rails=1), "0000:12:00.0", rdma_devices=(rdma(0, "0000:0000:0000:0000"),))
+    assert units(HCA, snapshot)[0].unit_id == "hca-0000:12:00.0-0"
+
+
+def test_hcas_with_the_same_guid_are_named_by_their_pci_addresses() -> None:
+    twin = rdma(1, "b83f:d203:00a0:0000")
+    snapshot = change(node(rails=2), "0000:22:00.0", rdma_devices=(twin,))
+    assert {u.unit_id for u in units(HCA, snapshot)} == {
+        f"hca-0000:{bus}:00.0-{n}" for bus in ("12", "22") for n in range(3)
+    }
+
+
+def test_two_hcas_of_one_function_without_guids_have_different_names() -> None:
+    pair = (rdma(0, ""), rdma(1, ""))
+    snapshot = change(node(rails=1), "0000:12:00.0", rdma_devices=pair)
+    found = units(replace(HCA, shares=1), snapshot)
+    assert [u.unit_id for u in found] == ["hca-0000:12:00.0-0-0", "hca-0000:12:00.0-1-0"]
+
+
+def test_an_hca_keeps_its_unit_ids_when_it_is_plugged_elsewhere_and_renamed() -> None:
+    here = node(rails=1)
+    there = replace(here, devices=tuple(replace(d, address=d.address.replace(":12:", ":92:")) for d in here.devices))
+    assert [u.unit_id for u in units(HCA, here)] == [u.unit_id for u in units(HCA, there)]
+
+
+def test_vfs_are_no_hcas() -> None:
+    snapshot = change(node(rails=1), "0000:12:00.1", rdma_devices=(rdma(7, "1111:2222:3333:4444"),))
+    assert {u.rdma_devices for u in units(HCA, snapshot)} == {("mlx5_0",)}
+    assert next(u for u in units(VF, snapshot) if u.device == "0000:12:00.1").rdma_devices == ("mlx5_7",)
+
+
+def test_an_hca_cannot_be_shared_where_rdma_devices_belong_to_one_namespace_each() -> None:
+    snapshot = replace(node(rails=1), rdma_exclusive=True)
+    assert {u.health.reason for u in units(HCA, snapshot)} == {"ExclusiveRdma"}
+    assert all(u.health.healthy for u in units(VF, snapshot))
+
+
+def test_an_hca_whose_rdma_device_is_in_a_pod_is_none() -> None:
+    snapshot = change(node(rails=1), "0000:12:00.0", rdma_devices=(replace(rdma(0, ""), ports=(), absent=True),))
+    assert units(HCA, snapshot) == ()
+
+
+def test_an_hca_without_uverbs_is_unhealthy() -> None:
+    bare = replace(rdma(0, "b83f:d203:00a0:0000"), char_devices=())
+    snapshot = change(node(rails=1), "0000:12:00.0", rdma_devices=(bare,))
+    assert {u.health.reason for u in units(HCA, snapshot)} == {"NoCharDevice"}
+
+
+def test_vf_and_gpu_units_are_named_by_address_and_uuid() -> None:
+    assert [u.unit_id for u in units(VF, node(rails=1, vfs=2))] == ["0000:12:00.1", "0000:12:00.2"]
+    assert [u.unit_id for u in units(GPU, node(rails=2))] == [gpu_uuid(0), gpu_uuid(1)]
+    assert [u.numa_node for u in units(GPU, node(rails=2))] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["rail1", "0000:22:00.0"])
+def test_a_pf_is_selected_by_interface_or_address_with_vf_indices(name: str) -> None:
+    resource = vf(pf=(parse_pf(f"{name}#0-1,3"),))
+    assert devices(resource, node()) == ["0000:22:00.1", "0000:22:00.2", "0000:22:00.4"]
+
+
+def test_two_entries_for_one_pf_add_up() -> None:
+    resource = vf(pf=(parse_pf("rail0#0"), parse_pf("rail0#2")))
+    assert devices(resource, node()) == ["0000:12:00.1", "0000:12:00.3"]
+
+
+def test_fields_are_anded_and_entries_are_ored() -> None:
+    both = vf(vendors=(0x15B3, 0x8086), devices=(0x1021,), pf=(parse_pf("rail0"),))
+    assert len(devices(both, node())) == 4
+    assert devices(vf(vendors=(0x15B3,), devices=(0x1572,)), node()) == []
+
+
+def test_a_vf_stays_selected_while_its_interface_sits_in_a_pod() -> None:
+    snapshot = change(node(rails=1), "0000:12:00.1", netdevs=(), rdma_devices=())
+    for resource in (
+        VF,
+        vf(pf=(parse_pf("rail0#0"),)),
+        vf(link_layers=(LinkLayer.ETHERNET,), drivers=("mlx5_core",)),
+        vf(vendors=(0x15B3,), pci_addresses=("0000:12:00.1",)),
+    ):
+        assert "0000:12:00.1" in devices(resource, snapshot)
+
+
+def test_a_vf_selected_by_its_own_interface_stays_when_the_ledger_knows_the_name() -> None:
+    snapshot = change(node(rails=1), "0000:12:00.1", netdevs=())
+    resource = vf(netdevs=("rail0v0",))
+    assert devices(resource, snapshot) == []
+    assert devices(resource, snapshot, host_names={"0000:12:00.1": "rail0v0"}) == ["0000:12:00.1"]
+
+
+def test_link_layer_is_told_by_the_pci_class_when_nothing_else_does() -> None:
+    snapshot = node(rails=1)
+    for address in ("0000:12:00.0", "0000:12:00.1"):
+        snapshot = change(snapshot, address, netdevs=(), rdma_devices=(), pci_class=0x020700)
+    assert devices(vf(link_layers=(LinkLayer.INFINIBAND,)), snapshot)
+    assert devices(vf(link_layers=(LinkLayer.ETHERNET,)), snapshot) == []
+
+
+def test_a_vf_follows_its_pf_link_and_a_link_nobody_brought_up_is_no_fault() -> None:
+    down = change(node(rails=1), "0000:12:00.0", netdevs=(netdev("rail0", carrier=False),), rdma_devices=())
+    assert {u.health.reason for u in units(VF, down)} == {"LinkDown"}
+    unused = change(node(rails=1), "0000:12:00.0", netdevs=(netdev("rail0", carrier=None),), rdma_devices=())
+    assert all(u.health.healthy for u in units(VF, unused))
+
+
+def test_a_quarantined_device_is_unhealthy_and_still_listed() -> None:
+    found = units(VF, node(rails=1), quarantined={"0000:12:00.2": "vlan could not be reset"})
+    assert {u.device: str(u.health) for u in found}["0000:12:00.2"] == "Unhealthy (Quarantined)"
+    assert sum(not u.health.healthy for u in found) == 1
+
+
+def test_a_quarantined_pf_leaves_its_vfs_alone() -> None:
+    assert all(u.health.healthy for u in units(VF, node(rails=1), quarantined={"0000:12:00.0": "x"}))
+
+
+def test_a_device_that_is_gone_leaves_the_list() -> None:
+    assert "0000:12:00.2" not in devices(VF, without(node(rails=1), "0000:12:00.2"))
+    assert units(VF, node(rails=1, vfs=0)) == ()
+
+
+def test_an_overlap_names_both_resources_and_the_device() -> None:
+    resources = [vf(pf=(parse_pf("rail0#0-2"),)), replace(VF, name="rdma/other", select=Select(vendors=(0x15B3,)))]
+    with pytest.raises(ConfigError) as failure:
+        check_overlaps(resources, node(rails=1), "config.yaml")
+    assert len(failure.value.problems) == 3
+    assert failure.value.problems[0] == (
+        "resources[1].select: rdma/other takes 0000:12:00.1, which resources[0] (rdma/vf) takes too:"
+        " narrow one of the two selectors"
+    )
+
+
+def test_an_hca_and_the_vfs_of_its_port_do_not_overlap() -> None:
+    check_overlaps([HCA, VF, GPU], node(), "config.yaml")
+
+
+def test_a_device_that_came_to_overlap_later_stays_with_the_first_resource() -> None:
+    found = list_units([VF, replace(VF, name="rdma/other")], node(rails=1))
+    assert len(found["rdma/vf"]) == 4
+    assert found["rdma/other"] == ()
+
+
+def test_explain_tells_what_each_selector_finds_by_itself() -> None:
+    resource = vf(pf=(parse_pf("rail0#0-1"), parse_pf("rail9")), vendors=(0x8086,))
+    (found,) = explain_all([resource], node(rails=2)).resources
+    assert {(s.field, s.text, len(s.devices)) for s in found.selectors} == {
+        ("select.vendors[0]", "8086", 0),
+        ("select.pf[0]", "rail0#0-1", 2),
+        ("select.pf[1]", "rail9", 0),
+    }
+    assert found.devices == ()
+    assert len(found.candidates) == 8
+    (found,) = explain_all([HCA], node(rails=1)).resources
+    assert found.devices == ("0000:12:00.0 (mlx5_0)",)
+
+
+@given(
+    rails=st.integers(1, 6),
+    vfs=st.integers(0, 7),
+    shares=st.integers(1, 70),
+    guids=st.lists(st.sampled_from(["", "0000:0000:0000:0000", "b83f:d203:00a0:0001", "1:2:3:4"]), max_size=6),
+)
+def test_unit_ids_are_unique_over_all_resources_and_short_enough(
+    rails: int, vfs: int, shares: int, guids: list[str]
+) -> None:
+    snapshot = node(rails=rails, vfs=vfs)
+    for rail, guid in enumerate(guids[:rails]):
+        snapshot = change(snapshot, f"0000:{0x12 + rail * 0x10:02x}:00.0", rdma_devices=(rdma(rail, guid),))
+    found = [u for us in list_units([replace(HCA, shares=shares), VF, GPU], snapshot).values() for u in us]
+    ids = [u.unit_id for u in found]
+    assert len(ids) == len(set(ids)) == rails * (shares + vfs + 1)
+    assert max(map(len, ids)) <= MAX_UNIT_ID
+
+
+def offer_of(snapshot: Snapshot, *resources: Resource) -> Offer:
+    return plain_offer(resources, snapshot)
+
+
+def offered(snapshot: Snapshot, *resources: Resource) -> set[tuple[str, str]]:
+    return set(offer_of(snapshot, *resources).adapters)
+
+
+def test_the_adapters_of_a_resource_are_those_that_it_offers_or_whose_vfs_it_offers() -> None:
+    snapshot = node(rails=2)
+    pfs = {"0000:12:00.0", "0000:22:00.0"}
+    assert offered(snapshot, HCA, GPU) == {("rdma/hca", pf) for pf in pfs}
+    assert offered(snapshot, VF) == {("rdma/vf", pf) for pf in pfs}
+    assert offered(snapshot, vf(pf=(parse_pf("ens12"),))) < {("rdma/vf", pf) for pf in pfs}
+
+
+def test_the_adapters_of_slots_and_of_shared_pools_are_all_that_stand_behind_them() -> None:
+    snapshot = node(rails=2)
+    pfs = {"0000:12:00.0", "0000:22:00.0"}
+    assert offered(snapshot, replace(VF, binding="late")) == {("rdma/vf", pf) for pf in pfs}
+    pool = replace(HCA, compat=SharedPool(hca_max=5))
+    assert offered(snapshot, pool) == {("rdma/hca", pf) for pf in pfs}
+
+
+def test_every_pci_device_that_is_offered_is_known_with_its_resource() -> None:
+    snapshot = node(rails=2)
+    pfs = {"0000:12:00.0", "0000:22:00.0"}
+    vfs = {device.address for device in snapshot.devices if device.is_vf}
+
+    def found(*resources: Resource) -> dict[str, str]:
+        return dict(offer_of(snapshot, *resources).network_devices)
+
+    late = replace(VF, binding="late")
+    assert found(HCA, late, GPU) == dict.fromkeys(pfs, "rdma/hca") | dict.fromkeys(vfs, "rdma/vf")
+    pool = replace(HCA, compat=SharedPool(hca_max=5))
+    assert found(pool).keys() == pfs
+    snapshot = change(snapshot, "0000:22:00.1", rdma_devices=(rdma(9, "1:2:3:4"),))
+    assert found(pool).keys() == pfs
+    assert offer_of(snapshot, pool).adapters_of_pool(pool.name) == {*pfs, "0000:22:00.1"}
+
+
+def test_a_resource_without_spread_is_laid_out_to_be_filled() -> None:
+    resources = [Resource("rdma/vf", "vf", spread=False), Resource("rdma/hca", "hca", shares=2)]
+    layouts = plain_offer(resources, node()).layouts
+    assert {name: layout.spread for name, layout in layouts.items()} == {"rdma/vf": False, "rdma/hca": True}

@@ -1,0 +1,233 @@
+"""`nodefabric release`: frees what is stuck, takes nothing from a pod that lives, with and without an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.config import Config
+from agent.errors import InUse, RequestInvalid, Unavailable, UnknownDevice
+from agent.ledger import Ledger
+from agent.ledger.files import claim
+from agent.model.allocation import Attachment
+from agent.model.device import Snapshot
+from agent.operator import release as command
+from agent.operator.admin import AdminServer
+from agent.reconcile import Reconciler
+from agent.sim.machine import SimulatedMachine
+from agent.state import Latest
+from cni.release import Wish
+from tests.agent.reconcile.told_outside import ToldOutside
+from tests.cni import tiny_node
+from tests.cni.tiny_node import Rig, netdev, open_rig, vf
+from tests.waiting import until
+
+
+def gone(row: Attachment) -> bool | None:
+    """Say that nobody knows a pod."""
+    return False
+
+
+def wish(device: str = vf(0), *, force: bool = False) -> Wish:
+    return Wish(device, "a test", force)
+
+
+@pytest.fixture
+def rig(own_network: None, tmp_path: Path) -> Iterator[Rig]:
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path) as rig:
+        yield rig
+
+
+def test_a_device_of_a_live_pod_is_refused_until_forced(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    pod, before = rig.pod(), rig.found()
+    rig.add("c1", pod, trust="on", ipam=rig.ipam())
+    with pytest.raises(InUse, match="whose network namespace lives: delete the pod, or use --force"):
+        rig.attachments.release(wish(), gone)
+    assert rig.in_pod(pod) is not None
+    assert rig.attachments.release(wish(force=True), gone) == f"{vf(0)} is back, and free"
+    assert rig.found() == before
+    assert rig.leases() == []
+    assert rig.ledger.attachments() == ()
+    (said,) = [r for r in caplog.records if "by force of the operator" in r.getMessage()]
+    assert said.levelno == logging.ERROR
+    assert "a test" in said.getMessage()
+
+
+@pytest.mark.parametrize(("known", "text"), [(True, "the node still knows"), (None, "kubelet cannot be asked")])
+def test_a_pod_that_is_known_or_may_be_keeps_its_device(rig: Rig, known: bool | None, text: str) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod)
+    rig.remove(pod)
+    until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+    with pytest.raises(InUse, match=text):
+        rig.attachments.release(wish(), lambda row: known)
+    assert len(rig.ledger.attachments()) == 1
+    rig.attachments.release(wish(), gone)
+    assert rig.ledger.attachments() == ()
+
+
+def test_a_device_is_named_by_its_interface_too(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod)
+    rig.attachments.release(wish(netdev(0), force=True), gone)
+    assert rig.ledger.attachments() == ()
+
+
+@pytest.mark.parametrize("device", ["0000:99:00.1", "ens1f0v1", "", "'; DROP TABLE grants"])
+def test_a_device_that_nobody_has_is_told(rig: Rig, device: str) -> None:
+    with pytest.raises(UnknownDevice, match="is in no pod and not in quarantine"):
+        rig.attachments.release(wish(device), gone)
+
+
+def test_a_device_in_quarantine_is_offered_again_once_it_is_seen(rig: Rig) -> None:
+    rig.ledger.quarantine(vf(0), "clean-up failed")
+    assert rig.attachments.release(wish(), gone) == f"{vf(0)} is withheld no more"
+    assert rig.ledger.quarantines() == ()
+
+
+def test_a_device_in_quarantine_that_is_not_seen_needs_force(rig: Rig) -> None:
+    rig.ledger.quarantine(vf(0), "clean-up failed")
+    rig.unplug()
+    with pytest.raises(InUse, match="cannot be verified to be clean"):
+        rig.attachments.release(wish(), gone)
+    assert rig.ledger.quarantines() != ()
+    rig.attachments.release(wish(force=True), gone)
+    assert rig.ledger.quarantines() == ()
+
+
+def test_what_does_not_come_back_is_forgotten_by_force_only(rig: Rig) -> None:
+    pod = rig.pod()
+    rig.add("c1", pod, ipam=rig.stub_ipam(tiny_node.stub_answer("10.0.0.2/24")))
+    (row,) = rig.ledger.attachments()
+    rig.ledger.begin_detach([row.attachment_id])
+    held = open(pod)  # noqa: SIM115
+    try:
+        rig.remove(pod)  # the namespace lives on, unseen, with the device
+        with pytest.raises(Exception, match="still lives"):
+            rig.attachments.release(wish(), gone)
+        assert [q.device for q in rig.ledger.quarantines()] == [vf(0)]
+        done = rig.attachments.release(wish(force=True), gone)
+        assert done.startswith(f"{vf(0)} is forgotten though it is not back: ")
+        assert (rig.ledger.attachments(), rig.ledger.quarantines()) == ((), ())
+        assert [lease.container_id for lease in rig.ledger.owed_leases()] == ["c1"]
+    finally:
+        held.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        ({}, "command must be release"),
+        ({"command": "reset"}, "command must be release"),
+        ({"command": "release", "device": 5, "reason": "x"}, "device must name"),
+        ({"command": "release", "device": "x" * 301, "reason": "x"}, "device must name"),
+        ({"command": "release", "device": "x", "reason": " "}, "reason must say why"),
+        ({"command": "release", "device": "x", "reason": "x" * 501}, "reason must say why"),
+        ({"command": "release", "device": "x", "reason": "x", "force": "yes"}, "force must be"),
+    ],
+)
+def test_a_request_that_is_none_is_refused(request_: dict[str, Any], text: str) -> None:
+    with pytest.raises(RequestInvalid, match=text):
+        command.wish_of(request_)
+
+
+def test_a_request_reads_back_as_it_was_written() -> None:
+    assert command.wish_of(json.loads(json.dumps(command.request(wish(force=True))))) == wish(force=True)
+
+
+def config(folder: Path, run: Path) -> Config:
+    return Config(state_dir=folder, run_dir=run, kubelet_dir=folder / "kubelet", netns_folders=(folder,))
+
+
+def test_without_an_agent_the_books_are_worked_on_themselves(
+    own_network: None, tmp_path: Path, short_folder: Path
+) -> None:
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path) as rig:
+        pod, before = rig.pod(), rig.found()
+        rig.add("c1", pod, trust="on")
+    conf = config(tmp_path, short_folder)
+    with pytest.raises(InUse, match="lives"):
+        command.release(conf, wish(), lambda: SimulatedMachine.open(tmp_path))
+    assert command.release(conf, wish(force=True), lambda: SimulatedMachine.open(tmp_path)).endswith(
+        "is back, and free"
+    )
+    with open_rig(tmp_path) as rig:
+        assert rig.found() == before
+        assert rig.ledger.attachments() == ()
+
+
+def test_an_agent_that_has_the_books_and_does_not_answer_is_not_passed_by(tmp_path: Path, short_folder: Path) -> None:
+    lock = claim(tmp_path)
+    try:
+        with pytest.raises(Unavailable, match="an agent has the books, but the agent does not answer"):
+            command.release(config(tmp_path, short_folder), wish(), lambda: pytest.fail("the books were opened"))
+    finally:
+        os.close(lock)
+
+
+def test_a_kubelet_that_hangs_now_is_not_taken_at_its_former_word(rig: Rig) -> None:
+    """A minute ago it did not know the pod: it may have begun since."""
+    rig.add("c1", pod := rig.pod())
+    rig.remove(pod)
+    until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+    answers = [asyncio.sleep(0, ()), asyncio.Event().wait()]
+
+    async def held_units() -> Any:
+        return await answers.pop(0)
+
+    outside = ToldOutside(units=lambda: None, held_units=held_units)
+    reconciler = Reconciler(rig.ledger, rig.attachments, Latest(Snapshot()), outside, Latest(False))
+
+    async def ask() -> str:
+        await reconciler.look_around()
+        loop = asyncio.get_running_loop()
+        answer = command.answering(rig.attachments, reconciler, loop, lambda action, reason: None, look_seconds=0.2)
+        return await asyncio.to_thread(answer, command.request(wish()))
+
+    with pytest.raises(InUse, match="kubelet cannot be asked"):
+        asyncio.run(ask())
+    assert len(rig.ledger.attachments()) == 1
+
+
+def test_the_running_agent_is_asked_and_its_no_is_a_no(tmp_path: Path, short_folder: Path) -> None:
+    asked: list[Wish] = []
+
+    def answer(request: Any) -> str:
+        asked.append(command.wish_of(request))
+        if len(asked) == 1:
+            raise InUse("a pod has it")
+        return "done"
+
+    server = AdminServer(short_folder / "admin.sock", answer)
+    server.start()
+    try:
+        conf = config(tmp_path, short_folder)
+        with pytest.raises(InUse, match="a pod has it"):
+            command.release(conf, wish(), lambda: pytest.fail("the books were opened"))
+        assert command.release(conf, wish(force=True), lambda: pytest.fail("the books were opened")) == "done"
+        assert asked == [wish(), wish(force=True)]
+    finally:
+        server.close()
+
+
+def test_the_books_of_another_boot_are_not_trusted(own_network: None, tmp_path: Path, short_folder: Path) -> None:
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path, boot_id="yesterday") as rig:
+        pod = rig.pod()
+        rig.add("c1", pod)
+        rig.remove(pod)
+        until(lambda: rig.machine.find_netdev(vf(0)) is not None)
+    done = command.release(config(tmp_path, short_folder), wish(force=True), lambda: SimulatedMachine.open(tmp_path))
+    assert done.endswith("is back, and free")
+    ledger = Ledger.open(tmp_path / "ledger.db", "boot")
+    assert ledger.attachments() == ()
+    ledger.close()

@@ -1,0 +1,85 @@
+"""Threads that are there before they are needed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from agent.offer.offer import Offer
+from agent.process import interpreter
+from agent.process.interpreter import collect_seldom, set_aside, set_aside_later
+from agent.state import Latest
+from deviceplugin.allocation import Allocator
+from tests.waiting import until
+
+
+@contextmanager
+def no_thread_to_be_had() -> Iterator[None]:
+    former = threading.stack_size(1 << 46)  # more than there is
+    try:
+        yield
+    finally:
+        threading.stack_size(former)
+
+
+class Book:
+    def __init__(self) -> None:
+        self.granted: list[str] = []
+
+    def grant(self, resource_name: str, units: object, specs: object = None) -> None:
+        self.granted.append(resource_name)
+
+
+def test_work_that_blocks_goes_on_where_no_thread_can_be_started() -> None:
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_default_executor(interpreter.workers_of_loop())
+        with no_thread_to_be_had():
+            assert await asyncio.gather(*(asyncio.to_thread(abs, -i) for i in range(50))) == list(range(50))
+
+    asyncio.run(scenario())
+
+
+def test_grants_are_written_where_no_thread_can_be_started() -> None:
+    async def scenario() -> None:
+        book = Book()
+        allocator = Allocator(Latest(Offer()), (), book)
+        try:
+            with no_thread_to_be_had():
+                await allocator._record("rdma/vf", {"u": "d"}, {})
+        finally:
+            allocator.close()
+        assert book.granted == ["rdma/vf"]
+
+    asyncio.run(scenario())
+
+
+def test_who_gets_too_few_threads_leaves_none_behind() -> None:
+    before = threading.active_count()
+    with no_thread_to_be_had(), pytest.raises(RuntimeError, match="can't start new thread"):
+        interpreter.started_workers(3, "test")
+    until(lambda: threading.active_count() == before)
+
+
+def test_what_is_there_is_out_of_the_collectors_sight_afterwards() -> None:
+    before = gc.get_freeze_count()
+    with set_aside():
+        then = gc.get_freeze_count()
+        assert then > before
+        kept = [[number] for number in range(1000)]
+        asyncio.run(set_aside_later(0))
+        assert gc.get_freeze_count() >= then + len(kept)
+    assert gc.get_freeze_count() == 0
+
+
+def test_the_collector_waits_during_the_start_alone() -> None:
+    usual = gc.get_threshold()
+    collect_seldom()
+    assert gc.isenabled()
+    assert gc.get_threshold()[0] > 100 * usual[0]
+    with set_aside():
+        assert gc.get_threshold() == usual

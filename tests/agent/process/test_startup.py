@@ -1,0 +1,261 @@
+"""A configuration that cannot be used is said and waited out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import config
+from agent.config import Endpoints
+from agent.config.files import Sources
+from agent.errors import ConfigError, HardwareError, LedgerInUse
+from agent.model.device import Snapshot
+from agent.process import startup
+from tests.deviceplugin.machines import node
+
+URL = "http://127.0.0.1:9808"
+GOOD = "resources: [{name: rdma/vf, kind: vf, select: {pf: [rail0]}, network: n}]\nnetworks: [{name: n, mtu: 9000}]\n"
+BAD = "rescanSeconds: soon\n"
+
+
+async def scan() -> Snapshot:
+    return node()
+
+
+def get(page: str, url: str = URL) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url + page, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def await_config(path: Path, *steps: Callable[[], Any], stopped: bool = False) -> config.Config | None:
+    """Wait for a configuration, and take the steps meanwhile; then stop if nothing came of it."""
+
+    async def run() -> config.Config | None:
+        stop = asyncio.Event()
+        if stopped:
+            stop.set()
+        waiting = asyncio.create_task(startup.await_config(Sources(path), scan, stop))
+        for step in steps:
+            await asyncio.to_thread(step)
+        try:
+            async with asyncio.timeout(None if not steps else startup.CONFIG_SECONDS + 30):
+                return await asyncio.shield(waiting)
+        except TimeoutError:
+            stop.set()
+            return await waiting
+
+    return asyncio.run(run())
+
+
+def until_served(url: str = URL) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            get("/healthz", url)
+        except OSError:
+            time.sleep(0.02)
+        else:
+            return
+    raise AssertionError("no endpoints")
+
+
+def test_a_good_configuration_is_read_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(GOOD)
+    read = await_config(path)
+    assert read is not None
+    assert [r.name for r in read.resources] == ["rdma/vf"]
+
+
+def test_a_bad_file_is_explained_until_it_is_repaired(
+    own_network: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(BAD)
+    seen: list[tuple[int, str]] = []
+
+    def look() -> None:
+        until_served()
+        seen.extend((get("/healthz"), get("/readyz"), get("/status")))
+        path.write_text(GOOD)
+
+    read = await_config(path, look)
+    assert read is not None
+    assert read.source == str(path)
+    health, ready, status = seen
+    problem = "rescanSeconds: must be a number of seconds from 1 to 3600, is 'soon'"
+    assert health[0] == 200
+    assert ready[0] == 503
+    assert problem in ready[1]
+    assert json.loads(status[1]) == {"ready": False, "obstacles": {"config": problem}}
+    with pytest.raises(OSError, match="refused"):
+        get("/healthz")
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert errors == [f"{path}: {problem}", f"waiting for {path} to be repaired"]
+
+
+def test_probes_find_the_agent_where_a_wrong_configuration_has_its_endpoints(own_network: None, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"endpoints: {{address: 127.0.0.2, port: 9909}}\n{BAD}")
+    seen: list[str] = []
+
+    def look() -> None:
+        until_served("http://127.0.0.2:9909")
+        seen.append(get("/metrics", "http://127.0.0.2:9909")[1])
+        path.write_text(GOOD)
+
+    assert await_config(path, look) is not None
+    assert "\nnodefabric_config_last_reload_success 0.0\n" in seen[0]
+
+
+@pytest.mark.parametrize(("status", "answered"), [("node", 421), ("everywhere", 200)])
+def test_what_is_wrong_is_told_to_those_who_may_read_the_status(
+    own_network: None, tmp_path: Path, status: str, answered: int
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"endpoints: {{address: 0.0.0.0, status: {status}}}\n{BAD}")
+    seen: list[int] = []
+
+    def look() -> None:
+        until_served()
+        connection = HTTPConnection("127.0.0.1", Endpoints().port, timeout=10)
+        connection.request("GET", "/status", headers={"Host": "rebound.example"})
+        seen.append(connection.getresponse().status)
+        connection.close()
+        path.write_text(GOOD)
+
+    assert await_config(path, look) is not None
+    assert seen == [answered]
+
+
+def test_a_file_that_is_missing_is_waited_for(own_network: None, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+
+    def look() -> None:
+        until_served()
+        assert "cannot be read: No such file" in get("/readyz")[1]
+        path.write_text(GOOD)
+
+    assert await_config(path, look) is not None
+
+
+def test_a_node_that_cannot_be_read_is_waited_for(own_network: None, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(GOOD)
+    errors = [HardwareError("/sys/class/net cannot be read: Too many open files")]
+
+    async def scan_at_last() -> Snapshot:
+        if errors:
+            raise errors.pop()
+        return node()
+
+    async def run() -> config.Config | None:
+        async with asyncio.timeout(30):
+            return await startup.await_config(Sources(path), scan_at_last, asyncio.Event())
+
+    assert asyncio.run(run()) is not None
+    assert not errors
+
+
+def test_what_is_done_meanwhile_is_tried_until_it_can_be_and_ends_with_the_wait(
+    own_network: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"stateDir: /srv/books\n{BAD}")
+    did: list[str] = []
+    errors = [LedgerInUse("another agent ends"), LedgerInUse("another agent ends")]
+
+    @asynccontextmanager
+    async def meanwhile(config: config.Config, wrong: Sequence[str]) -> AsyncIterator[None]:
+        if errors:
+            raise errors.pop()
+        did.append(f"begins in {config.state_dir}: {', '.join(wrong)}")
+        path.write_text(GOOD)
+        yield
+        did.append("ends")
+
+    async def run() -> config.Config | None:
+        async with asyncio.timeout(60):
+            return await startup.await_config(Sources(path), scan, asyncio.Event(), meanwhile=meanwhile)
+
+    assert asyncio.run(run()) is not None
+    problem = "rescanSeconds: must be a number of seconds from 1 to 3600, is 'soon'"
+    assert did == [f"begins in /srv/books: {problem}", "ends"]
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert said == ["pods wait until the configuration is repaired: another agent ends"]
+
+
+def test_being_stopped_ends_the_wait(own_network: None, tmp_path: Path) -> None:
+    async def run() -> config.Config | None:
+        stop = asyncio.Event()
+        waiting = asyncio.create_task(startup.await_config(Sources(tmp_path / "missing.yaml"), scan, stop))
+        await asyncio.to_thread(until_served)
+        stop.set()
+        async with asyncio.timeout(30):
+            return await waiting
+
+    assert asyncio.run(run()) is None
+
+
+def test_who_is_stopped_before_reads_nothing(tmp_path: Path) -> None:
+    assert await_config(tmp_path / "missing.yaml", stopped=True) is None
+
+
+def test_what_is_wrong_for_this_node_is_listed_with_all_else() -> None:
+    text = (
+        "resources:\n"
+        "  - {name: a/one, kind: vf, select: {pf: [rail0]}}\n"
+        "  - {name: a/two, kind: vf, select: {pf: ['rail0#0-1']}}\n"
+        "networks:\n"
+        "  - {name: n1, vlan: 9999}\n"
+        "  - {name: n2, mtu: 1500}\n"
+        "  - {name: n3, deviceID: '0000:12:00.1'}\n"
+        "  - {name: n4, pf: [rail0]}\n"
+        "  - {name: n5, ipam: {type: nodefabric}}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        config.parse(text, "test.yaml")
+    problems = caught.value.problems
+    assert problems[0].startswith("networks[0]: vlan must be a whole number from 0 to 4094")
+    assert problems[1] == "networks[2].deviceID: is chosen for each pod, so leave it out"
+    assert problems[2] == "networks[3].pf: is chosen for each pod, so leave it out"
+    assert problems[3].startswith("networks[4]: ipam.type must be the name of an IPAM plugin, is 'nodefabric', which")
+    with pytest.raises(ConfigError) as caught:
+        startup.check(config.parse(text.partition("networks:")[0], "test.yaml"), node())
+    assert any("a/one" in p and "a/two" in p for p in caught.value.problems)
+
+
+def test_a_network_of_whole_adapters_must_suit_them() -> None:
+    text = "resources: [{name: rdma/nic, kind: nic, network: n}]\nnetworks: [{name: n, mtu: 9000%s}]\n"
+    startup.check(config.parse(text % "", "good.yaml"), node())
+    with pytest.raises(ConfigError, match=r"networks\[0\], for rdma/nic: vlan has no effect in mode nic"):
+        startup.check(config.parse(text % ", vlan: 7", "bad.yaml"), node())
+
+
+def test_a_node_without_hardware_has_no_say_in_the_configuration() -> None:
+    startup.check(config.parse(GOOD, "test.yaml"), replace(Snapshot(), generation=1))
+
+
+@pytest.mark.parametrize(("key", "value"), [("mac", "02:00:00:00:00:07"), ("guid", "02:00:00:00:00:00:00:07")])
+def test_an_address_of_its_own_is_for_a_network_that_one_vf_joins(key: str, value: str) -> None:
+    network = f'networks: [{{name: n, {key}: "{value}"}}]\n'
+    with pytest.raises(ConfigError, match=rf"networks\[0\]\.{key}: \d+ VFs would get the same one"):
+        startup.check(config.parse(GOOD.partition("networks")[0] + network, "many.yaml"), node())
+    one = "resources: [{name: rdma/vf, kind: vf, select: {pf: ['rail0#0']}, network: n}]\n"
+    startup.check(config.parse(one + network, "one.yaml"), node())

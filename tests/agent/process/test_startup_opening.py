@@ -1,0 +1,110 @@
+"""What the agent waits for at its start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from pathlib import Path
+from typing import cast
+
+from agent.errors import HardwareError
+from agent.inventory import Inventory
+from agent.process.conditions import Conditions
+from agent.process.startup import keep_listening, learn_boot_id, listen
+from cni.attachment import Attachments
+from cni.server import CniServer
+from tests.agent.scanned import FakeHost
+from tests.awaiting import until
+
+
+def server_in(run: Path) -> CniServer:
+    """Make a server that nobody asks anything."""
+    return CniServer(
+        run / "cni.sock",
+        cast(Attachments, None),
+        condition=lambda: None,
+        observe=lambda command: contextlib.nullcontext(),
+    )
+
+
+def test_a_socket_that_cannot_be_made_is_told_and_waited_for(short_folder: Path) -> None:
+    run = short_folder / "run"
+    run.write_text("in the way")
+    server = server_in(run)
+    conditions = Conditions()
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(listen(server.start, conditions, asyncio.Event()))
+        await until(lambda: "cni" in conditions.found)
+        assert f"{run}/cni.sock: cannot be made: " in conditions.found["cni"]
+        run.unlink()
+        await waiting
+        assert "cni" not in conditions.found
+        assert (run / "cni.sock").is_socket()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.close()
+
+
+def test_who_is_stopped_waits_no_longer(short_folder: Path) -> None:
+    (short_folder / "run").write_text("in the way")
+    server = server_in(short_folder / "run")
+    conditions = Conditions()
+
+    async def scenario() -> None:
+        stop = asyncio.Event()
+        waiting = asyncio.create_task(listen(server.start, conditions, stop))
+        await until(lambda: "cni" in conditions.found)
+        stop.set()
+        await waiting
+
+    asyncio.run(scenario())
+
+
+def test_a_socket_that_somebody_removes_is_made_anew(short_folder: Path) -> None:
+    run, conditions = short_folder / "run", Conditions()
+    server = server_in(run)
+    server.start()
+
+    async def scenario() -> None:
+        keeping = asyncio.create_task(keep_listening(server.stands, server.listen_anew, conditions))
+        shutil.rmtree(run)
+        run.write_text("in the way")
+        await until(lambda: f"{run}/cni.sock: cannot be made: " in conditions.found.get("cni", ""))
+        run.unlink()
+        await until((run / "cni.sock").is_socket)
+        await until(lambda: "cni" not in conditions.found)
+        keeping.cancel()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.close()
+
+
+def test_a_node_that_cannot_be_read_is_told_and_waited_for() -> None:
+    host, conditions = FakeHost(error=HardwareError("/sys cannot be read: Too many open files")), Conditions()
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(learn_boot_id(Inventory(host, 60), conditions, Path("/"), asyncio.Event()))
+        await until(lambda: "Too many open files" in conditions.found.get("hardware", ""))
+        host.error = None
+        assert await waiting == "a"
+        assert "hardware" not in conditions.found
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_was_read_already_is_not_read_again() -> None:
+    host = FakeHost()
+
+    async def scenario() -> None:
+        inventory = Inventory(host, 60)
+        await inventory.begin()
+        assert await learn_boot_id(inventory, Conditions(), Path("/"), asyncio.Event()) == "a"
+
+    asyncio.run(scenario())
+    assert host.scans == 1

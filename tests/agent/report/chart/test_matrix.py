@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from agent.model.device import Snapshot
+from agent.model.places import Places
+from agent.report.chart.matrix import NEARNESS_UNKNOWN, as_document, as_text, nearness_known, rails, rows
+
+Snapshots = Callable[[str], Snapshot]
+
+
+def test_each_gpu_of_a_rail_host_has_its_own_nearest_nic(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    nearest = [nics for _, nics, _ in rails(snapshot)]
+    assert [[nic.rdma_devices[0].name for nic in nics] for nics in nearest] == [[f"mlx5_{i}"] for i in range(8)]
+
+
+def test_a_nic_without_rdma_is_not_nearest_while_there_are_others(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("efa")
+    assert [[nic.address for nic in nics] for _, nics, _ in rails(snapshot)[:3]] == [
+        ["0000:10:1b.0"],
+        ["0000:10:1b.0"],
+        ["0000:20:1b.0"],
+    ]
+
+
+def test_vfs_and_gpus_are_no_rows_of_nics(node_snapshot: Snapshots) -> None:
+    labels = [row.label for row in rows(node_snapshot("h100-8gpu"))]
+    assert labels == [*(f"GPU{i}" for i in range(8)), *(f"NIC{i}" for i in range(10))]
+
+
+def test_the_table_reads_like_the_familiar_one(node_snapshot: Snapshots) -> None:
+    lines = as_text(node_snapshot("ib-dual-port")).splitlines()
+    assert lines[:8] == [
+        "      NIC0  NIC1  NIC2  CPU Affinity  NUMA Affinity",
+        "NIC0  X     PHB   PHB   0-11,24-35    0",
+        "NIC1  PHB   X     PIX   0-11,24-35    0",
+        "NIC2  PHB   PIX   X     0-11,24-35    0",
+        "",
+        "NIC0  0000:03:00.0  mlx4_0 ib0 ib1",
+        "NIC1  0000:06:00.0  eno1",
+        "NIC2  0000:06:00.1  eno2",
+    ]
+
+
+def test_an_unknown_numa_node_is_a_dash(node_snapshot: Snapshots) -> None:
+    assert as_text(node_snapshot("one-nic")).splitlines()[1] == "NIC0  X     -             -"
+    assert as_document(node_snapshot("one-nic"))["devices"][0]["numa_node"] is None
+
+
+def test_a_gpu_that_the_scan_does_not_show_is_a_question_mark(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("efa")
+    gpus = tuple(replace(gpu, nvlinks=()) for gpu in snapshot.gpus)
+    blind = replace(snapshot, devices=tuple(d for d in snapshot.devices if d.pci_class >> 16 != 0x03), gpus=gpus)
+    assert rails(blind)[0][1] == ()
+    assert as_text(blind).splitlines()[1].split()[:4] == ["GPU0", "X", "?", "?"]
+    assert as_document(blind)["locality"]["GPU0"] == {}
+
+
+def test_a_node_with_nothing_says_so() -> None:
+    assert as_text(Snapshot()) == "This node has neither GPUs nor NICs."
+    assert as_document(Snapshot()) == {"devices": [], "locality": {}, "nvlinks": {}, "nearest_nics": {}}
+
+
+@pytest.mark.parametrize("with_vfs", [False, True])
+@pytest.mark.parametrize("name", ["h100-8gpu", "efa", "ib-dual-port", "one-nic"])
+def test_document_and_text_tell_the_same(node_snapshot: Snapshots, name: str, with_vfs: bool) -> None:
+    snapshot = node_snapshot(name)
+    document = json.loads(json.dumps(as_document(snapshot, with_vfs=with_vfs)))
+    header, *lines = (line.split() for line in as_text(snapshot, with_vfs=with_vfs).splitlines())
+    labels = header[:-4]  # CPU Affinity, NUMA Affinity
+    assert len(labels) == len(document["devices"])
+    for label in labels:
+        cells = next(line for line in lines if line and line[0] == label)[1 : len(labels) + 1]
+        for other, cell in zip(labels, cells, strict=True):
+            if cell.startswith("NV"):
+                assert document["nvlinks"][label][other] == int(cell[2:])
+            else:
+                assert (cell if cell != "X" else "SELF") == document["locality"][label][other]
+
+
+def test_vfs_are_folded_into_their_pf_unless_asked_for(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    assert "NIC2  0000:18:00.0  mlx5_0 ens1f0np0 (8 VFs)" in as_text(snapshot)
+    labels = [row.label for row in rows(snapshot, with_vfs=True)]
+    assert labels[10:14] == ["NIC2", "NIC2v0", "NIC2v1", "NIC2v2"]
+    assert len(labels) == 8 + 10 + 64
+    assert "(8 VFs)" not in as_text(snapshot, with_vfs=True)
+
+
+def test_nvlinks_stand_where_two_gpus_have_them_and_are_explained_only_then(node_snapshot: Snapshots) -> None:
+    text = as_text(node_snapshot("h100-8gpu"))
+    assert text.splitlines()[1].split()[:3] == ["GPU0", "X", "NV18"]
+    assert "NV#   over # NVLinks" in text
+    assert "NVLinks" not in as_text(node_snapshot("one-nic"))
+
+
+def test_the_cpus_beside_a_device_are_told(node_snapshot: Snapshots) -> None:
+    first = as_document(node_snapshot("h100-8gpu"))["devices"][0]
+    assert (first["numa_node"], first["cpus"]) == (0, "0-55,112-167")
+
+
+def test_devices_of_a_host_without_numa_are_on_one_node(node_snapshot: Snapshots) -> None:
+    places = as_document(node_snapshot("one-numa-node"))["locality"]
+    assert (places["GPU0"]["NIC0"], places["GPU1"]["NIC0"]) == ("PIX", "NODE")
+
+
+def test_the_name_of_an_interface_forges_no_line(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("one-nic")
+    (nic,) = (device for device in snapshot.devices if device.netdevs)
+    forged = replace(nic, netdevs=(replace(nic.netdevs[0], name="x\nGPU9  0000:00:00.0"),))
+    told = as_text(replace(snapshot, devices=tuple(forged if d is nic else d for d in snapshot.devices)))
+    assert len(told.splitlines()) == len(as_text(snapshot).splitlines())
+    assert "x\\nGPU9  0000:00:00.0" in told
+
+
+def test_gpus_of_other_vendors_have_rows_their_links_and_the_nic_with_fewest_bridges_between(
+    node_snapshot: Snapshots,
+) -> None:
+    snapshot = node_snapshot("mi250-8gpu")
+    text = as_text(snapshot)
+    assert "GPU0  X      XGMI4  XGMI1" in text
+    assert "XGMI# over # xGMI links" in text
+    assert "NV#" not in text
+    assert "GPU2  PXB   NIC1" in text
+    assert as_document(snapshot)["nearest_nics"]["GPU2"] == ["NIC1"]
+
+
+def test_a_table_of_the_host_is_named_and_where_nothing_is_known_it_says_so(node_snapshot: Snapshots) -> None:
+    told = node_snapshot("azure-nd-h100")
+    assert "told by Standard_ND96isr_H100_v5" in as_text(told)
+    assert nearness_known(told)
+    flat = replace(told, places=Places())
+    assert not nearness_known(flat)
+    assert NEARNESS_UNKNOWN in as_text(flat)
+    assert nearness_known(replace(flat, machine="Supermicro SYS-821GE")), "there the PCI tree is the truth"
+    assert nearness_known(node_snapshot("p5-8gpu-32efa"))
+    assert nearness_known(replace(node_snapshot("one-nic"), machine=told.machine)), "no GPU is near anything"

@@ -1,0 +1,70 @@
+"""The drawing of the tree: sound XML that shows every device, and nothing of elsewhere."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from agent.model.device import Snapshot
+from agent.report.chart.matrix import rows
+from agent.report.chart.svg import draw
+
+Snapshots = Callable[[str], Snapshot]
+NODES = ("h100-8gpu", "gb200-4gpu", "efa", "ib-dual-port", "one-nic")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def boxes(drawing: str) -> list[tuple[str, float, float, float, float]]:
+    """List the rectangles: class, and left, top, right, bottom."""
+    found = []
+    for rect in ET.fromstring(drawing).iter(f"{SVG}rect"):
+        x, y, width, height = (float(rect.attrib[name]) for name in ("x", "y", "width", "height"))
+        found.append((rect.attrib["class"], x, y, x + width, y + height))
+    return found
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_each_device_has_a_chip_with_its_label_inside_the_picture(node_snapshot: Snapshots, name: str) -> None:
+    snapshot = node_snapshot(name)
+    drawing = draw(snapshot, name)
+    root = ET.fromstring(drawing)
+    labels = [text.text for text in root.iter(f"{SVG}text") if text.attrib["class"] == "label"]
+    assert sorted(filter(None, labels)) == sorted([name, *(row.label for row in rows(snapshot))])
+    width, height = (float(root.attrib[side]) for side in ("width", "height"))
+    for _, left, top, right, bottom in boxes(drawing):
+        assert 0 <= left < right <= width
+        assert 0 <= top < bottom <= height
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_no_two_chips_overlap(node_snapshot: Snapshots, name: str) -> None:
+    chips = [box for box in boxes(draw(node_snapshot(name), name)) if box[0] in ("gpu", "nic")]
+    for i, (_, left, top, right, bottom) in enumerate(chips):
+        for _, x, y, x2, y2 in chips[:i]:
+            assert x >= right or left >= x2 or y >= bottom or top >= y2
+
+
+def test_a_gpu_names_its_nearest_nic(node_snapshot: Snapshots) -> None:
+    assert ">PIX NIC2</text>" in draw(node_snapshot("h100-8gpu"), "n")
+
+
+def test_names_from_outside_cannot_break_out(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    hostile = replace(snapshot, gpus=tuple(replace(gpu, name='<script>"&') for gpu in snapshot.gpus))
+    drawing = draw(hostile, '"><script>')
+    assert not list(ET.fromstring(drawing).iter(f"{SVG}script"))
+    assert "http" not in drawing.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_names_that_xml_has_no_place_for_are_drawn(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    odd = replace(snapshot, gpus=tuple(replace(gpu, name="\x1b[2J\x00\udc80") for gpu in snapshot.gpus))
+    drawing = draw(odd, "\x07")
+    assert "\N{REPLACEMENT CHARACTER}[2J" in "".join(ET.fromstring(drawing).itertext())
+
+
+def test_an_empty_node_says_so() -> None:
+    assert "neither GPUs nor NICs" in draw(Snapshot(), "n")

@@ -1,0 +1,317 @@
+"""What doctor finds, from facts alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from agent.config import Config, parse
+from agent.model.device import PciDevice, Snapshot
+from agent.model.places import Places
+from agent.report.doctor import CHECKS, checks_claims, checks_hardware, checks_node, examine
+from agent.report.doctor.facts import UNLIMITED, ContainerRuntime, Facts, NetworkFile
+from agent.report.doctor.findings import Finding, Severity, as_document, as_text, is_sound
+
+Snapshots = Callable[[str], Snapshot]
+Check = Callable[[Facts], object]
+EVERYTHING = frozenset({"ib_uverbs", "rdma_ucm", "mlx5_ib", "vfio_pci", "nvidia_peermem"})
+
+
+def config(text: str) -> Config:
+    return parse(text, "test")
+
+
+ALL = config(
+    """
+resources:
+  - {name: rdma/hca, kind: hca, select: {vendors: ["15b3"]}}
+  - {name: rdma/vf, kind: vf, select: {vendors: ["15b3"]}, network: rails}
+  - {name: nvidia.com/gpu, kind: gpu}
+networks:
+  - {name: rails, mtu: 4200, ipam: {type: host-local}}
+"""
+)
+VFS_ONLY = config("resources: [{name: rdma/vf, kind: vf}]")
+DPDK = config("resources: [{name: dpdk/vf, kind: vf, select: {drivers: [vfio-pci]}}]")
+LATE = config("resources: [{name: rdma/vf, kind: vf, binding: late}]")
+
+
+def sound(snapshot: Snapshot) -> Facts:
+    """A node on which nothing is wrong."""
+    return Facts(
+        snapshot=snapshot,
+        config=ALL,
+        config_path="/etc/nodefabric/config.yaml",
+        modules=EVERYTHING,
+        command_line=("intel_iommu=on", "iommu=pt"),
+        has_iommu=True,
+        runtime=ContainerRuntime("containerd", "v2.1.4", 3, None, UNLIMITED),
+        kubelet_sockets=(("/k/kubelet.sock", None),),
+        topology_policy="restricted",
+        plugins=frozenset({"nodefabric", "host-local"}),
+        networks=(NetworkFile("10-calico.conflist", ("calico", "nodefabric")),),
+        agent=(("healthz", None), ("readyz", None)),
+    )
+
+
+def edited(snapshot: Snapshot, change: Callable[[PciDevice], PciDevice]) -> Snapshot:
+    return replace(snapshot, devices=tuple(map(change, snapshot.devices)))
+
+
+def worst(found: object) -> Finding:
+    return min(found, key=lambda finding: finding.severity)  # type: ignore[call-overload, no-any-return]
+
+
+def test_a_sound_node_has_nothing_to_complain_of_and_every_check_says_so(node_snapshot: Snapshots) -> None:
+    facts = sound(node_snapshot("h100-8gpu"))
+    found = examine(facts)
+    assert {finding.severity for finding in found} == {Severity.FINE}, as_text(found)
+    assert is_sound(found)
+    of_claims = checks_claims.__name__  # they have a test of their own: nothing is offered to claims here
+    assert all(list(check(facts)) for check in CHECKS if check.__module__ != of_claims)
+
+
+def test_a_bare_node_is_looked_over_without_an_error_of_ours() -> None:
+    found = examine(Facts(Snapshot()))
+    assert not is_sound(found)
+    assert {f.check for f in found if f.severity is Severity.UNSEEN} >= {"modules", "cdi", "memlock", "kubelet", "cni"}
+
+
+def test_every_complaint_has_a_remedy(node_snapshot: Snapshots) -> None:
+    facts = Facts(node_snapshot("h100-8gpu"), DPDK, modules=frozenset(), plugins=frozenset(), networks=())
+    facts = replace(facts, runtime=ContainerRuntime("containerd", "1.7.24", 2, None, 65536))
+    bad = [f for f in examine(facts) if f.severity <= Severity.WARNING]
+    assert len(bad) >= 5
+    assert all(f.remedy for f in bad)
+
+
+CASES = [
+    (checks_hardware.modules, {"modules": EVERYTHING - {"rdma_ucm"}}, Severity.ERROR, "rdma_ucm", "modprobe rdma_ucm"),
+    (checks_hardware.modules, {"modules": None}, Severity.UNSEEN, "/proc/modules", ""),
+    (checks_hardware.gpus, {"modules": EVERYTHING - {"nvidia_peermem"}}, Severity.NOTE, "nvidia_peermem", "modprobe"),
+    (checks_hardware.iommu, {"command_line": ("intel_iommu=on",)}, Severity.NOTE, "may translate", "iommu=pt"),
+    (checks_hardware.iommu, {"config": DPDK, "has_iommu": False}, Severity.ERROR, "is off", "VT-d"),
+    (checks_hardware.hugepages, {"config": DPDK}, Severity.FINE, "beside each VF", ""),
+    (checks_hardware.rdma_mode, {"config": VFS_ONLY}, Severity.NOTE, "every pod sees", "netns exclusive"),
+    (checks_node.configuration, {"config": None}, Severity.ERROR, "is not there", "check-config"),
+    (checks_node.configuration, {"config": Config()}, Severity.WARNING, "offers nothing", "resources"),
+    (
+        checks_node.cdi,
+        {"runtime": ContainerRuntime("containerd", "1.7.24", 2)},
+        Severity.WARNING,
+        "1.7.24",
+        "enable_cdi",
+    ),
+    (
+        checks_node.cdi,
+        {"runtime": ContainerRuntime("containerd", "v1.7.23-k3s2", cdi_file="")},
+        *(Severity.UNSEEN, "if its configuration", ""),
+    ),
+    (
+        checks_node.cdi,
+        {"runtime": None, "config": config("{resources: [], runtimeSocket: /run/k3s/c.sock}")},
+        *(Severity.UNSEEN, "/run/k3s/c.sock, which runtimeSocket names", ""),
+    ),
+    (checks_node.cdi, {"runtime": ContainerRuntime("containerd", "", 2, True)}, Severity.FINE, "resolves", ""),
+    (checks_node.cdi, {"runtime": ContainerRuntime("containerd", "", 3)}, Severity.FINE, "resolves", ""),
+    (
+        checks_node.cdi,
+        {"runtime": ContainerRuntime("containerd", "2.0.0", 3, False)},
+        Severity.WARNING,
+        "does not",
+        "cdi",
+    ),
+    (
+        checks_node.cdi,
+        {"runtime": ContainerRuntime("containerd", "1.7.24", 2, cdi_file="/etc/containerd/conf.d/registry.toml")},
+        *(Severity.WARNING, "does not", 'plugins."io.containerd.grpc.v1.cri" in /etc/containerd/conf.d/registry.toml'),
+    ),
+    (checks_node.cdi, {"runtime": ContainerRuntime("cri-o", "1.34.1")}, Severity.FINE, "cri-o 1.34.1", ""),
+    (
+        checks_node.cdi,
+        {"runtime": ContainerRuntime("containerd", "1.7.24", 2), "config": LATE},
+        *(Severity.ERROR, "late binding needs it", "enable_cdi"),
+    ),
+    (
+        checks_node.cdi,
+        {"runtime": ContainerRuntime("containerd", problem="config.toml: bad")},
+        *(Severity.ERROR, "config.toml: bad", ""),
+    ),
+    (
+        checks_node.cdi,
+        {"config": LATE, "cdi_read_only": True},
+        *(Severity.ERROR, "/var/run/cdi is mounted read-only", "mount it read-write"),
+    ),
+    (checks_node.cdi, {"cdi_read_only": True}, Severity.WARNING, "stay true after a reboot need", "cdiNames: false"),
+    (
+        checks_node.cdi,
+        {"config": replace(ALL, cdi_names=False), "cdi_read_only": True},
+        *(Severity.FINE, "resolves", ""),
+    ),
+    (
+        checks_node.memlock,
+        {"runtime": ContainerRuntime("containerd", memlock_bytes=8 << 20)},
+        *(Severity.WARNING, "8192 KiB", "LimitMEMLOCK=infinity"),
+    ),
+    (checks_node.memlock, {"runtime": None}, Severity.UNSEEN, "systemd", ""),
+    (checks_node.kubelet, {"kubelet_sockets": (("/k", "refused"),)}, Severity.ERROR, "/k: refused", "kubeletDir"),
+    (checks_node.kubelet, {"topology_policy": "none"}, Severity.NOTE, "is none", "best-effort"),
+    (checks_node.cni, {"plugins": frozenset({"host-local"})}, Severity.ERROR, "no plugin nodefabric", "install-cni"),
+    (checks_node.cni, {"plugins": frozenset({"nodefabric"})}, Severity.ERROR, "from host-local", "install the CNI"),
+    (checks_node.cni, {"networks": ()}, Severity.WARNING, "holds no network", "cluster network"),
+    (checks_node.cni, {"networks": (NetworkFile("a", ("ptp",)),)}, Severity.WARNING, "does not call", "--chain"),
+    (checks_node.cni, {"networks": (NetworkFile("00-multus.conf", ("multus",)),)}, Severity.FINE, "", ""),
+    (checks_node.agent, {"agent": (("healthz", "nobody answers"),)}, Severity.ERROR, "nobody answers", "status"),
+    (checks_node.agent, {"agent": (("healthz", None), ("readyz", "agent: x"))}, Severity.WARNING, "agent: x", "status"),
+    (checks_node.agent, {"agent": ()}, Severity.UNSEEN, "own node", ""),
+]
+
+
+@pytest.mark.parametrize(("check", "change", "severity", "text", "remedy"), CASES)
+def test_what_is_wrong_is_found_with_its_remedy(
+    node_snapshot: Snapshots, check: Check, change: dict[str, object], severity: Severity, text: str, remedy: str
+) -> None:
+    facts = replace(sound(node_snapshot("h100-8gpu")), **change)  # type: ignore[arg-type]
+    found = worst(list(check(facts)))  # type: ignore[call-overload]
+    assert found.severity is severity
+    assert text in found.text
+    assert remedy in found.remedy
+
+
+def test_an_hca_cannot_be_shared_in_exclusive_mode(node_snapshot: Snapshots) -> None:
+    facts = sound(replace(node_snapshot("h100-8gpu"), rdma_exclusive=True))
+    found = worst(list(checks_hardware.rdma_mode(facts)))
+    assert (found.severity, "netns shared" in found.remedy) == (Severity.ERROR, True)
+    assert worst(list(checks_hardware.rdma_mode(replace(facts, config=VFS_ONLY)))).severity is Severity.FINE
+
+
+def test_missing_rdma_cm_is_found_by_its_device(node_snapshot: Snapshots) -> None:
+    facts = sound(replace(node_snapshot("h100-8gpu"), rdma_cm=False))
+    assert "rdma_cm is missing" in worst(list(checks_hardware.rdma_mode(facts))).text
+
+
+def test_an_adapter_that_has_nothing_of_rdma_cm_misses_nothing_of_it(node_snapshot: Snapshots) -> None:
+    facts = replace(
+        sound(replace(node_snapshot("efa"), rdma_cm=False)),
+        modules=EVERYTHING - {"rdma_ucm"},
+        config=config("resources: [{name: vpc.amazonaws.com/efa, kind: hca}]"),
+    )
+    assert worst([*checks_hardware.modules(facts), *checks_hardware.rdma_mode(facts)]).severity is Severity.FINE
+
+
+def test_vfs_on_a_variant_of_vfio_pci_need_its_module_alone(node_snapshot: Snapshots) -> None:
+    snapshot = edited(
+        node_snapshot("h100-8gpu"), lambda d: replace(d, driver="mlx5_vfio_pci", iommu_group=7) if d.is_vf else d
+    )
+    facts = replace(sound(snapshot), modules=EVERYTHING - {"vfio_pci"} | {"mlx5_vfio_pci"})
+    assert worst(list(checks_hardware.modules(facts))).severity is Severity.FINE
+    found = worst(list(checks_hardware.modules(replace(facts, config=DPDK))))
+    assert (found.severity, "vfio_pci is not loaded" in found.text) == (Severity.ERROR, True)
+
+
+def test_vfs_that_nobody_made_are_named_with_the_command_that_makes_them(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    without = replace(snapshot, devices=tuple(replace(d, vfs=()) for d in snapshot.devices if not d.is_vf))
+    found = worst(list(checks_hardware.vfs(sound(without))))
+    assert found.severity is Severity.ERROR
+    assert found.remedy == "echo 8 > /sys/bus/pci/devices/0000:18:00.0/sriov_numvfs"
+    none = worst(list(checks_hardware.vfs(sound(node_snapshot("one-nic")))))
+    assert "mlxconfig" in none.remedy
+
+
+def test_a_vf_without_a_driver_is_a_warning(node_snapshot: Snapshots) -> None:
+    bare = edited(node_snapshot("h100-8gpu"), lambda d: replace(d, driver=None) if d.is_vf else d)
+    found = worst(list(checks_hardware.vfs(sound(bare))))
+    assert found.severity is Severity.WARNING
+    assert "and 60 more" in found.text
+
+
+def test_a_vf_whose_mtu_is_above_its_pf_and_a_network_above_all_are_found(node_snapshot: Snapshots) -> None:
+    def larger(device: PciDevice) -> PciDevice:
+        netdevs = tuple(replace(n, mtu=9500) for n in device.netdevs)
+        return replace(device, netdevs=netdevs) if device.address == "0000:18:00.1" else device
+
+    found = list(checks_hardware.mtu(sound(edited(node_snapshot("h100-8gpu"), larger))))
+    assert worst(found).severity is Severity.WARNING
+    assert "has MTU 9500, its PF ens1f0np0" in worst(found).text
+    used, unused = "{name: n, mtu: 9500}", "{name: unused, mtu: 65520}"
+    wide = config(f"{{resources: [{{name: rdma/vf, kind: vf, network: n}}], networks: [{used}, {unused}]}}")
+    found = list(checks_hardware.mtu(replace(sound(node_snapshot("h100-8gpu")), config=wide)))
+    assert [f.severity for f in found] == [Severity.ERROR]
+    assert "asks for MTU 9500, and a PF with VFs has" in found[0].text
+
+
+def test_names_that_the_order_of_probing_decides_are_found_if_something_selects_by_them(
+    node_snapshot: Snapshots,
+) -> None:
+    snapshot = edited(
+        node_snapshot("one-nic"), lambda d: replace(d, netdevs=tuple(replace(n, name="eth0") for n in d.netdevs))
+    )
+    by_name = config("resources: [{name: rdma/vf, kind: vf, select: {pf: [eth0], rdmaDevices: [mlx5_3]}}]")
+    found = list(checks_hardware.names(replace(sound(snapshot), config=by_name)))
+    assert [f.severity for f in found] == [Severity.WARNING, Severity.WARNING]
+    assert ("eth0" in found[0].text, "mlx5_3" in found[1].text) == (True, True)
+    assert worst(list(checks_hardware.names(sound(snapshot)))).severity is Severity.FINE
+
+
+def test_gpus_that_nvml_does_not_show_are_an_error_only_if_they_are_offered(node_snapshot: Snapshots) -> None:
+    silent = replace(node_snapshot("h100-8gpu"), gpus=())
+    assert worst(list(checks_hardware.gpus(sound(silent)))).severity is Severity.ERROR
+    unoffered = replace(sound(silent), config=VFS_ONLY)
+    assert worst(list(checks_hardware.gpus(unoffered))).severity is Severity.NOTE
+
+
+def test_gpus_of_other_vendors_are_told_and_nvmls_silence_is_nothing_to_them(node_snapshot: Snapshots) -> None:
+    (found,) = checks_hardware.gpus(sound(node_snapshot("mi300x-8gpu")))
+    assert (found.severity, found.text) == (Severity.FINE, "8 known by sysfs (amdgpu)")
+
+
+def test_a_host_that_does_not_tell_how_near_gpus_and_nics_are_is_a_warning(node_snapshot: Snapshots) -> None:
+    told = replace(sound(node_snapshot("azure-nd-h100")), modules=EVERYTHING)
+    assert worst(list(checks_hardware.gpus(told))).severity is Severity.FINE
+    flat = replace(told, snapshot=replace(told.snapshot, places=Places()))
+    found = worst(list(checks_hardware.gpus(flat)))
+    assert found.severity is Severity.WARNING
+    assert "topologyFile" in found.remedy
+
+
+def test_dpdk_without_hugepages_is_a_warning(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    bare = replace(snapshot, numa_nodes=tuple(replace(n, hugepages=()) for n in snapshot.numa_nodes))
+    assert worst(list(checks_hardware.hugepages(replace(sound(bare), config=DPDK)))).severity is Severity.WARNING
+    assert worst(list(checks_hardware.hugepages(sound(bare)))).severity is Severity.FINE
+
+
+def test_findings_are_laid_out_worst_first_and_counted() -> None:
+    found = [
+        Finding("a", Severity.FINE, "well"),
+        Finding("b", Severity.WARNING, "odd", "do this"),
+        Finding("c", Severity.ERROR, "broken", "do that"),
+        Finding("d", Severity.ERROR, "broken too", "do more"),
+    ]
+    assert as_text(found).splitlines() == [
+        "error    c            broken",
+        "                      do that",
+        "error    d            broken too",
+        "                      do more",
+        "warning  b            odd",
+        "                      do this",
+        "fine     a            well",
+        "",
+        "2 errors, 1 warning, 1 fine",
+    ]
+    document = json.loads(json.dumps(as_document(found)))
+    assert document["sound"] is False
+    assert document["findings"][1] == {"check": "b", "severity": "warning", "text": "odd", "remedy": "do this"}
+
+
+def test_what_comes_from_outside_forges_no_finding() -> None:
+    told = as_text([Finding("a", Severity.ERROR, "broken\nfine     b            well", "do\x1b[2K this")])
+    assert told.splitlines()[:3] == [
+        "error    a            broken\\nfine     b            well",
+        "                      do\\x1b[2K this",
+        "",
+    ]

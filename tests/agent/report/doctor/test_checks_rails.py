@@ -1,0 +1,60 @@
+"""Rails of a node, and networks that go by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from agent.config import parse
+from agent.model.device import Snapshot
+from agent.process.startup import network_problems
+from agent.report.doctor import checks_hardware
+from agent.report.doctor.facts import Facts
+from agent.report.doctor.findings import Severity
+
+Snapshots = Callable[[str], Snapshot]
+
+
+def told(snapshot: Snapshot, text: str) -> list[tuple[Severity, str]]:
+    found = checks_hardware.rails(Facts(snapshot, parse(text, "test")))
+    return [(finding.severity, finding.text) for finding in found]
+
+
+def by_rail(range_: str, more: str = "") -> str:
+    return f"""
+resources: [{{name: rdma/vf, kind: vf, network: rails}}]
+networks: [{{name: rails, ipam: {{type: whereabouts, range: "{range_}"}}}}]
+{more}
+"""
+
+
+def test_the_rails_are_listed_by_number(node_snapshot: Snapshots) -> None:
+    ((severity, text),) = told(node_snapshot("h100-8gpu"), "resources: []")
+    assert severity is Severity.FINE
+    assert text.startswith("0 ens1f0np0, 1 ens2f0np0, 2 ens3f0np0")
+    assert told(Snapshot(), "resources: []") == [(Severity.FINE, "no adapter here has an RDMA device")]
+
+
+def test_an_adapter_that_is_listed_and_not_there_is_named(node_snapshot: Snapshots) -> None:
+    found = told(node_snapshot("h100-8gpu"), "topology: {rails: [ens1f0np0, gone0]}")
+    assert found == [
+        (Severity.WARNING, "topology.rails lists gone0, and no adapter here is called so"),
+        (Severity.FINE, "0 ens1f0np0"),
+    ]
+
+
+def test_adapters_without_what_a_network_goes_by_are_named(node_snapshot: Snapshots) -> None:
+    text = by_rail("10.{rail}.0.0/16", "topology: {rails: [ens1f0np0, ens2f0np0, ens3f0np0, ens4f0np0, ens5f0np0]}")
+    (warning, _) = told(node_snapshot("h100-8gpu"), text)
+    where = "which these adapters have not: 0000:ba:00.0, 0000:ca:00.0, 0000:da:00.0"
+    assert warning == (Severity.WARNING, f"the network rails goes by rail, {where}")
+
+
+def test_what_the_rails_of_the_node_cannot_use_is_found_by_doctor_and_at_the_start(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    far = replace(snapshot, devices=tuple(replace(d, numa_node=d.numa_node + 4) for d in snapshot.devices))
+    text = by_rail("10.{numa*60}.0.0/16")
+    assert network_problems(parse(text, "test"), snapshot) == []
+    (problem,) = network_problems(parse(text, "test"), far)
+    assert problem.startswith("networks[0].ipam.range: for NUMA node 5: cannot be used")
+    assert (Severity.ERROR, problem) in told(far, text)

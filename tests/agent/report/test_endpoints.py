@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import ConfigError, LedgerError
+from agent.hardware.netns import run_in
+from agent.report import endpoints, page
+from agent.report.endpoints import EndpointServer
+from agent.report.replies import Check, Pages, is_from_here, names_this_machine
+from agent.report.status.cached import Served, served
+from tests import descriptors, sandbox
+from tests.waiting import until
+
+
+def up(accept: str) -> tuple[str, bytes]:
+    return "text/plain; version=0.0.4", b"up 1\n"
+
+
+def pages(
+    metrics: Callable[[str], tuple[str, bytes]] = up,
+    status: Callable[[], Served] = lambda: served({}),
+    health: Mapping[str, Check] | None = None,
+    ready: Mapping[str, Check] | None = None,
+    known: Mapping[str, str] | None = None,
+) -> Pages:
+    return Pages(metrics, status, health or {}, ready or {}, page.load(), known=lambda: known or {})
+
+
+@contextmanager
+def serving(shown: Pages, address: str = "127.0.0.1") -> Iterator[EndpointServer]:
+    server = EndpointServer.open(address, 0, shown)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def ask(
+    server: EndpointServer, path: str, method: str = "GET", *, to: str = "127.0.0.1", **headers: str
+) -> tuple[HTTPResponse, bytes]:
+    connection = HTTPConnection(to, server.port, timeout=10)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        return response, response.read()
+    finally:
+        connection.close()
+
+
+def test_metrics_come_with_their_content_type_and_security_headers() -> None:
+    with serving(pages()) as server:
+        response, body = ask(server, "/metrics?collect=all")
+    assert (response.status, body) == (200, b"up 1\n")
+    assert response.headers["Content-Type"] == "text/plain; version=0.0.4"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert response.headers["Server"] == "nodefabric"
+
+
+def test_readiness_has_a_line_for_each_check_and_fails_with_any() -> None:
+    checks: dict[str, Check] = {"ledger": lambda: None, "kubelet": lambda: "rdma/vf has\nno open stream\x1b[2K"}
+    with serving(pages(ready=checks)) as server:
+        ready, body = ask(server, "/readyz")
+        alive, _ = ask(server, "/healthz")
+    assert ready.status == 503
+    assert body == b"ledger: ok\nkubelet: rdma/vf has no open stream\\x1b[2K\n"
+    assert alive.status == 200
+
+
+def test_what_makes_nothing_unready_is_said_all_the_same() -> None:
+    with serving(pages(ready={"agent": lambda: None}, known={"kernel-events": "uevents cannot\nbe heard"})) as server:
+        response, body = ask(server, "/readyz")
+    assert (response.status, body) == (200, b"agent: ok\nkernel-events: uevents cannot be heard\n")
+
+
+def test_a_check_that_raises_counts_as_failed() -> None:
+    def broken() -> None:
+        raise LedgerError("disk full")
+
+    with serving(pages(health={"ledger": broken})) as server:
+        response, body = ask(server, "/healthz")
+    assert (response.status, body) == (503, b"ledger: LedgerError: disk full\n")
+
+
+def test_status_is_one_json_document() -> None:
+    with serving(pages(status=lambda: served({"units": [1, 2]}))) as server:
+        response, body = ask(server, "/status")
+    assert response.headers["Content-Type"] == "application/json"
+    assert json.loads(body) == {"units": [1, 2]}
+
+
+def test_who_has_the_document_already_is_told_so_in_a_few_bytes() -> None:
+    with serving(pages(status=lambda: served({"units": [1, 2]}))) as server:
+        first, _ = ask(server, "/status")
+        tag = first.headers["ETag"]
+        again, body = ask(server, "/status", If_None_Match=tag)
+        weak, _ = ask(server, "/status", If_None_Match=f'"other", W/{tag}')
+        other, _ = ask(server, "/status", If_None_Match='"other"')
+    assert (again.status, body, again.headers["ETag"]) == (304, b"", tag)
+    assert (weak.status, other.status) == (304, 200)
+    assert again.headers["Date"]
+
+
+def test_the_document_is_compressed_for_those_who_can_read_it() -> None:
+    document = {"units": ["0000:3b:00.1"] * 100}
+    with serving(pages(status=lambda: served(document))) as server:
+        response, body = ask(server, "/status", Accept_Encoding="br, gzip")
+        plain, whole = ask(server, "/status")
+    assert response.headers["Content-Encoding"] == "gzip"
+    assert json.loads(gzip.decompress(body)) == json.loads(whole) == document
+    assert plain.headers["Content-Encoding"] is None
+    assert len(body) < len(whole) / 4
+
+
+def test_a_browser_gets_the_page_and_a_terminal_a_list() -> None:
+    with serving(pages()) as server:
+        shown, html = ask(server, "/", Accept="text/html,application/xhtml+xml")
+        _, text = ask(server, "/", Accept="*/*")
+        files = {path: ask(server, path) for path in page.load() if path != "/"}
+    assert html.startswith(b"<!DOCTYPE html>")
+    assert b"/metrics" in text
+    assert {response.status for response, _ in files.values()} == {200}
+    assert files["/page/main.js"][0].headers["Content-Type"].startswith("text/javascript")
+    policy = shown.headers["Content-Security-Policy"]
+    assert "unsafe" not in policy
+    assert "require-trusted-types-for 'script'" in policy
+    assert re.findall(r"[a-z-]+-src ([^;]*)", policy) == ["'none'", "'self'", "'self'", "'self'", "'self'"]
+
+
+def test_the_page_names_no_other_place() -> None:
+    for path, file in page.load().items():
+        found = set(re.findall(rb"""https?://[\w./-]*|["'(]//[\w.-]+""", file.body))
+        assert found <= {b"http://www.w3.org/2000/svg"}, path
+
+
+def test_every_file_of_the_page_is_served() -> None:
+    folder = Path(page.__file__).parent
+    lying = {path.name for path in folder.iterdir() if path.suffix in (".js", ".css", ".svg")}
+    assert lying == set(page.FILES)
+
+
+@pytest.mark.parametrize("path", ["/", "/status", "/page/main.js"])
+def test_a_name_of_elsewhere_that_points_here_reads_nothing(path: str) -> None:
+    with serving(pages()) as server:
+        assert ask(server, path, Host=f"rebound.example:{server.port}")[0].status == 421
+        assert ask(server, path, Host=f"localhost:{server.port}")[0].status == 200
+        assert ask(server, "/metrics", Host="nodefabric.example")[0].status == 200
+
+
+@pytest.fixture
+def elsewhere(own_network: None) -> Iterator[int]:
+    """Give the network namespace of another machine, on a link to this one: 10.77.0.2, and 10.77.0.1 here."""
+    with ExitStack() as stack:
+        with sandbox.network():
+            other = os.open(sandbox.OWN_NETNS, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, other)
+        peer = ("peer", "name", "out0", "netns", f"/proc/{os.getpid()}/fd/{other}")
+        run("ip", "link", "add", "node0", "type", "veth", *peer)
+        run("ip", "address", "add", "10.77.0.1/24", "dev", "node0")
+        run("ip", "link", "set", "node0", "up")
+        run_in(other, lambda: run("ip", "address", "add", "10.77.0.2/24", "dev", "out0"))
+        run_in(other, lambda: run("ip", "link", "set", "out0", "up"))
+        yield other
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.77.0.1"])
+def test_who_holds_what_is_told_on_the_node_alone_unless_said_otherwise(elsewhere: int, address: str) -> None:
+    def outcomes(server: EndpointServer, to: str) -> list[int]:
+        paths = ("/metrics", "/healthz", "/readyz", "/status", "/", "/page/main.js", "/nosuch")
+        return [ask(server, path, to=to)[0].status for path in paths]
+
+    with serving(pages(), address) as server:
+        assert outcomes(server, "10.77.0.1") == [200, 200, 200, 200, 200, 200, 404]
+        if address != "10.77.0.1":
+            assert outcomes(server, "127.0.0.1") == [200, 200, 200, 200, 200, 200, 404]
+        assert ask(server, "/status", to="10.77.0.1", Host="rebound.example")[0].status == 421
+        assert run_in(elsewhere, lambda: outcomes(server, "10.77.0.1")) == [200, 200, 200, 403, 403, 403, 403]
+        _, told = run_in(elsewhere, lambda: ask(server, "/status", to="10.77.0.1"))
+    assert told == b"for readers on the node alone (endpoints.status in the configuration)\n"
+    with serving(replace(pages(), everywhere=True), address) as server:
+        assert run_in(elsewhere, lambda: outcomes(server, "10.77.0.1")) == [200, 200, 200, 200, 200, 200, 404]
+        by_name = run_in(elsewhere, lambda: ask(server, "/status", to="10.77.0.1", Host="node1.example:9808"))
+        assert by_name[0].status == 200
+
+
+def test_the_ends_of_a_connection_tell_whether_it_is_of_this_machine() -> None:
+    here = (
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "::1"),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1"),
+        ("127.0.0.9", "10.0.0.1"),
+    )
+    same = (("10.0.0.1", "10.0.0.1"), ("::ffff:10.0.0.1", "::ffff:10.0.0.1"), ("fe80::1%eth0", "fe80::1%eth0"))
+    assert all(is_from_here(*ends) for ends in (*here, *same))
+    assert not any(is_from_here(*ends) for ends in (("10.0.0.2", "10.0.0.1"), ("::ffff:10.0.0.2", "::ffff:10.0.0.1")))
+
+
+def test_names_of_this_machine_are_known() -> None:
+    ours = ("", "localhost", "localhost:9808", "127.0.0.1:9808", "[::1]:9808", "10.0.0.7", "node.localhost:80")
+    assert all(names_this_machine(host) for host in ours)
+    assert not any(
+        names_this_machine(host) for host in ("example.org", "127.0.0.1.example.org:9808", "localhost.evil:1")
+    )
+
+
+@pytest.mark.parametrize("path", ["/x", "/metrics/", "/../etc/passwd", "/%2e%2e/etc/passwd"])
+def test_other_paths_are_not_found(path: str) -> None:
+    with serving(pages()) as server:
+        assert ask(server, path)[0].status == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_written(method: str) -> None:
+    with serving(pages()) as server:
+        response, _ = ask(server, "/status", method)
+    assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_head_has_the_length_and_no_body() -> None:
+    with serving(pages()) as server:
+        response, body = ask(server, "/metrics", "HEAD")
+    assert (response.status, response.headers["Content-Length"], body) == (200, "5", b"")
+
+
+def test_an_unknown_method_or_garbage_gets_plain_text() -> None:
+    with serving(pages()) as server:
+        assert ask(server, "/", "BREW")[0].status == 501
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(b"\x16\x03\x01 nonsense more words here\r\n\r\n")
+            assert b"<html" not in connection.recv(4096).lower()
+
+
+def test_an_internal_error_is_told_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> Any:
+        raise KeyError("inner detail")
+
+    with serving(pages(status=broken)) as server:
+        response, body = ask(server, "/status")
+    assert response.status == 500
+    assert b"inner detail" not in body
+    assert "inner detail" in caplog.text
+
+
+def test_an_error_of_ours_is_told() -> None:
+    def broken() -> Any:
+        raise LedgerError("disk full")
+
+    with serving(pages(status=broken)) as server:
+        response, body = ask(server, "/status")
+    assert (response.status, body) == (503, b"LedgerError: disk full\n")
+
+
+def test_two_scrapes_never_run_at_once() -> None:
+    running = threading.Semaphore(1)
+    overlaps: list[bool] = []
+
+    def slow(accept: str) -> tuple[str, bytes]:
+        overlaps.append(not running.acquire(blocking=False))
+        time.sleep(0.05)
+        running.release()
+        return "text/plain", b"up 1\n"
+
+    with serving(pages(metrics=slow)) as server:
+        threads = [threading.Thread(target=ask, args=(server, "/metrics")) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert overlaps == [False] * 4
+
+
+@contextmanager
+def crowd_of(server: EndpointServer, count: int, sends: bytes = b"", reads: int = 0) -> Iterator[list[socket.socket]]:
+    connections = []
+    try:
+        for _ in range(count):
+            connections.append(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            connections[-1].sendall(sends)
+            assert len(connections[-1].recv(reads)) == reads
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_a_crowd_of_silent_connections_is_bounded_and_does_not_stop_the_close() -> None:
+    with serving(pages()) as server:
+        before = threading.active_count()
+        with crowd_of(server, 40) as crowd:
+            turned_away = sum(connection.recv(1) == b"" for connection in crowd[: -endpoints.MAX_CONNECTIONS])
+            assert turned_away == 40 - endpoints.MAX_CONNECTIONS
+            give_up = time.monotonic() + 10  # a thread that has made room may not have ended yet
+            while threading.active_count() - before > endpoints.MAX_CONNECTIONS and time.monotonic() < give_up:
+                time.sleep(0.01)
+            assert threading.active_count() - before <= endpoints.MAX_CONNECTIONS
+            server.close()
+            assert crowd[-1].recv(1) == b""
+
+
+def test_those_who_send_nothing_or_read_nothing_keep_no_probe_out() -> None:
+    much = b"x" * (32 << 20)  # more than the kernel takes on a socket's way
+    with serving(pages(metrics=lambda accept: ("text/plain", much))) as server:
+        with crowd_of(server, endpoints.MAX_CONNECTIONS):
+            assert [ask(server, "/healthz")[0].status for _ in range(40)] == [200] * 40
+        with crowd_of(server, endpoints.MAX_CONNECTIONS, b"GET /metrics HTTP/1.0\r\n\r\n", reads=1):
+            assert [ask(server, "/healthz")[0].status for _ in range(40)] == [200] * 40
+
+
+def test_a_crowd_of_scrapes_keeps_no_probe_out() -> None:
+    gate = threading.Event()
+
+    def slow(accept: str) -> tuple[str, bytes]:
+        assert gate.wait(20)
+        return "text/plain", b"up 1\n"
+
+    scrapes = b"GET /metrics HTTP/1.0\r\n\r\n"
+    with serving(pages(metrics=slow)) as server, crowd_of(server, endpoints.MAX_CONNECTIONS, scrapes) as crowd:
+        refused = select.select(crowd, [], [], 10)[0]
+        assert refused
+        assert all(b" 503 " in connection.recv(100) for connection in refused)
+        assert ask(server, "/healthz")[0].status == 200
+        gate.set()
+
+
+def test_a_taken_port_is_named_with_the_remedy() -> None:
+    with serving(pages()) as server, pytest.raises(ConfigError, match=rf"{server.port}.*choose another"):
+        EndpointServer.open("127.0.0.1", server.port, pages())
+
+
+def test_the_port_is_free_again_after_close() -> None:
+    with serving(pages()) as server:
+        port = server.port
+    EndpointServer.open("127.0.0.1", port, pages()).close()
+
+
+def test_readers_for_whom_no_descriptor_is_left_cost_no_time_and_are_answered_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving(pages()) as server, socket.socket() as reader:
+        reader.settimeout(30)
+        (thread,) = (each for each in threading.enumerate() if each.name == "endpoints")
+        clock = time.pthread_getcpuclockid(thread.ident or 0)
+        with descriptors.none_left():
+            reader.connect(("127.0.0.1", server.port))
+            until(lambda: "readers of the endpoints have to wait: [Errno 24] Too many open files" in caplog.text)
+            used, began = time.clock_gettime(clock), time.monotonic()
+            time.sleep(1)
+            used, passed = time.clock_gettime(clock) - used, time.monotonic() - began
+        assert used < 0.1 * passed
+        assert len(caplog.records) == 1
+        reader.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert reader.recv(100).startswith(b"HTTP/1.0 200 OK")
+
+
+def test_readers_who_get_no_thread_leave_their_places_to_others() -> None:
+    with serving(pages()) as server:
+        former = threading.stack_size(1 << 46)  # more than there is, so no thread can be started
+        try:
+            for _ in range(endpoints.MAX_CONNECTIONS + 1):
+                with socket.create_connection(("127.0.0.1", server.port), timeout=10) as reader:
+                    assert reader.recv(1) == b""
+        finally:
+            threading.stack_size(former)
+        assert ask(server, "/healthz")[0].status == 200

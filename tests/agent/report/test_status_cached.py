@@ -1,0 +1,129 @@
+"""The status document is made once for each state of the node, however many ask."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.errors import LedgerError
+from agent.model.device import Snapshot
+from agent.model.health import HEALTHY, unhealthy
+from agent.offer.offer import Unit
+from agent.report.status.cached import CachedStatus, served
+from tests.agent.books import POD, VF, attach, open_books, owner
+from tests.agent.report.told_node import ToldNode
+
+
+class Source:
+    """A document that counts how often it is made."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.made = 0
+
+    def build(self) -> dict[str, int]:
+        self.made += 1
+        return {"version": self.version}
+
+
+def test_a_document_is_made_again_only_when_something_changed() -> None:
+    source = Source()
+    cached = CachedStatus(lambda: source.version, source.build)
+    first = cached.get()
+    assert cached.get() is first
+    source.version = 1
+    second = cached.get()
+    assert source.made == 2
+    assert json.loads(second.plain) == {"version": 1}
+    assert second.tag != first.tag
+    assert gzip.decompress(second.compressed) == second.plain
+
+
+def test_the_same_document_has_the_same_tag_in_every_agent() -> None:
+    assert served({"a": 1}).tag == served({"a": 1}).tag != served({"a": 2}).tag
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        [],
+        {"a": []},
+        {"a": {}, "b": [{"c": {"d": [{"e": [1, None, 'x"y', {}]}]}}, []], "é": 1.5},
+        "x",
+        7,
+        {"a": [{"n": n} for n in range(200)]},
+    ],
+)
+def test_what_is_written_in_pieces_is_the_same_json(document: object) -> None:
+    assert json.loads(served(document).plain) == document
+
+
+def test_a_crowd_shares_one_document() -> None:
+    source = Source()
+    cached = CachedStatus(lambda: source.version, source.build)
+    threads = [threading.Thread(target=cached.get) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert source.made == 1
+
+
+def test_a_failure_is_not_kept() -> None:
+    source = Source()
+
+    def build() -> dict[str, int]:
+        if source.made == 0:
+            source.made = 1
+            raise LedgerError("disk full")
+        return source.build()
+
+    cached = CachedStatus(lambda: source.version, build)
+    with pytest.raises(LedgerError):
+        cached.get()
+    assert json.loads(cached.get().plain) == {"version": 0}
+
+
+def offered(reason: str = "") -> Unit:
+    """Make one unit of rdma/vf."""
+    return Unit(VF, "rdma/vf", "vf", VF, unhealthy(reason) if reason else HEALTHY, 0)
+
+
+def test_each_kind_of_change_shows_in_the_next_answer(tmp_path: Path, node_snapshot: Callable[[str], Snapshot]) -> None:
+    snapshot = node_snapshot("one-nic")
+    with open_books(tmp_path) as books:
+        node = ToldNode(snapshot, {"rdma/vf": (offered(),)}, {"rdma/vf": "vf"}, books)
+        overview = node.overview
+        tags = [overview.served().tag]
+
+        def changed() -> bool:
+            tags.append(overview.served().tag)
+            return tags[-1] != tags[-2]
+
+        assert not changed()
+        books.grant("rdma/vf", {VF: VF})
+        assert changed()
+        row = attach(books, VF, owner())
+        assert changed()
+        books.finish_attach([row.attachment_id], {})
+        assert changed()
+        books.bind([VF], POD)
+        assert changed()
+        books.quarantine(VF, "stuck")
+        assert changed()
+        node.units = {"rdma/vf": (offered("LinkDown"),)}
+        assert changed()
+        overview.conditions.set("ledger", "disk full")
+        assert changed()
+        overview.events.reconciled("detach", "owner-gone")
+        assert changed()
+        node.snapshot = replace(snapshot, devices=(), generation=2)
+        assert changed()
+        assert not changed()

@@ -1,0 +1,67 @@
+"""A node of which people are told: hardware, offer and books as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from prometheus_client import CollectorRegistry
+
+from agent.config import Config, HealthSettings, Resource
+from agent.hardware.host import Host
+from agent.health import HealthBook
+from agent.inventory import Inventory
+from agent.kubelet.podresources import PodResources
+from agent.ledger import Ledger
+from agent.model.device import Snapshot
+from agent.offer.offer import Offer, Unit
+from agent.process.conditions import Conditions
+from agent.report.events import Events
+from agent.report.metrics import Metrics
+from agent.report.node_facts import NodeFacts
+from agent.report.overview import Overview
+from agent.report.report import Report
+from agent.state import Latest
+
+
+class ToldNode:
+    """What is told of a node, and how a test changes it."""
+
+    def __init__(
+        self, snapshot: Snapshot, units: Mapping[str, Sequence[Unit]], kinds: Mapping[str, str], books: Ledger
+    ) -> None:
+        """`kinds` are those of the configured resources."""
+        inventory = Inventory(cast(Host, None))
+        inventory.scan_seconds = 0.001
+        config = Config(resources=tuple(Resource(name, kind) for name, kind in kinds.items()))
+        events = Events()
+        conditions = Conditions(events.condition)
+        self.report = Report(Metrics(CollectorRegistry()), conditions, events, HealthBook(HealthSettings()))
+        self._snapshot = inventory.snapshot
+        self._offer = Latest(Offer())
+        ledger: Latest[Ledger | None] = Latest(books)
+        kubelet = PodResources(Path("/nowhere"))
+        facts = NodeFacts(Latest(config), inventory, self._offer, ledger, kubelet, self.report)
+        self.overview = Overview(facts, conditions, events, node="node-1", version="1.2.3")
+        self.overview.follow(books)
+        self.snapshot = snapshot
+        self.units = units
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest one."""
+        return self._snapshot.value
+
+    @snapshot.setter
+    def snapshot(self, snapshot: Snapshot) -> None:
+        self._snapshot.set(snapshot)
+
+    @property
+    def units(self) -> Mapping[str, Sequence[Unit]]:
+        """What is offered."""
+        return self._offer.value.units
+
+    @units.setter
+    def units(self, units: Mapping[str, Sequence[Unit]]) -> None:
+        self._offer.set(Offer(self.snapshot, {name: tuple(mine) for name, mine in units.items()}))

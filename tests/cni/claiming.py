@@ -1,0 +1,143 @@
+"""A node with DRA claims and pods that come: real books, real links, and what kubelet and the API server would say."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agent.config import Config, Resource
+from agent.edits.cdi import SlotSpecs
+from agent.edits.claim_specs import ClaimSpecs
+from agent.edits.unit_specs import UnitSpecs
+from agent.errors import Unavailable
+from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, PodDevices
+from agent.model.allocation import PodRef
+from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.health import HEALTHY
+from agent.offer.offer import Offer, Unit
+from agent.sim.machine import SimulatedMachine
+from agent.state import Latest
+from cni.attachment import Attachments, Settings
+from cni.claims import ClaimReader, PodClaims
+from cni.granted import Granted, KubeletAsker, Promised
+from cni.holders import Holders
+from cni.node import Node
+from cni.slots.bound import BoundSlots
+from cni.told import RailFiles, Teller
+from tests.cni.networks import PREVIOUS, network
+from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
+
+RAILS = network({"name": "rails", "mtu": 1400})
+RESOURCES = (
+    Resource("rdma/vf", "vf", offer="dra"),
+    Resource("rdma/hca", "hca", offer="dra"),
+    Resource("plugin/vf", "vf"),
+)
+
+
+class Kubelet:
+    """Says which claims pods have, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.claims: dict[str, tuple[str, ...]] = {}
+        """Name of a pod → the claims that its containers have."""
+        self.asked = 0
+        self.is_away = False
+
+    def pod(self, pod: PodRef) -> PodDevices | None:
+        self.asked += 1
+        if self.is_away:
+            raise Unavailable("kubelet is away")
+        if pod.name not in self.claims:
+            return None
+        found = (ClaimedDevice(pod.namespace, name, "nodefabric.io", "node", "x") for name in self.claims[pod.name])
+        return PodDevices(pod, (ContainerDevices("main", claimed=tuple(found)),))
+
+
+class Reader:
+    """The API server: claims by name, or an error."""
+
+    def __init__(self) -> None:
+        self.claims: dict[str, Mapping[str, Any]] = {}
+        self.error: Exception | None = None
+        self.read: list[str] = []
+
+    def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
+        self.read.append(ref.name)
+        if self.error is not None:
+            raise self.error
+        return self.claims.get(ref.name)
+
+
+class Scene:
+    """A node with claims, and pods that come."""
+
+    def __init__(self, rig: Rig, machine: SimulatedMachine | None = None) -> None:
+        machine = machine or rig.machine
+        subprocess.run(["ip", "link", "set", PF_NETDEV, "up"], check=True)
+        self.rig = rig
+        rig.ledger.is_new = False  # as after a start that found books
+        self.kubelet = Kubelet()
+        self.reader = Reader()
+        self.specs = ClaimSpecs(rig.folder / "cdi")
+        self.config = Latest(Config(resources=RESOURCES, networks=(RAILS,)))
+        node = Node(machine, rig.ledger, Latest(machine.scan()))
+        kubelet = cast(KubeletAsker, self.kubelet)
+        self.claims = PodClaims(self.config, node, kubelet, self.specs, Latest[ClaimReader | None](self.reader))
+        offered = {"rdma/vf": tuple(Unit(vf(i), "rdma/vf", "vf", vf(i), HEALTHY, 0) for i in range(3))}
+        offer = Latest(Offer(node.snapshot, claimable=offered))
+        files = RailFiles(rig.folder / "cdi", offer, kubelet, Latest({}))
+        bound = BoundSlots(self.config, rig.ledger, SlotSpecs(rig.folder / "cdi"))
+        units = UnitSpecs(rig.ledger, rig.folder / "cdi", Latest(True))
+        teller = Teller(node, bound, self.specs, units, files)
+        holders = cast(Holders, SimpleNamespace(noted=(), is_settled=True))
+        self.granted = Granted(self.config, node, kubelet, offer, holders, Promised({}, self.claims, teller))
+        rig.attachments.close()
+        settings = Settings(0.3, foreign_state=rig.folder / "var/lib/cni", foreign_run=rig.folder / "var/run/cni")
+        rig.attachments = Attachments(node, self.granted, settings=settings)
+
+    def claim(self, name: str, *devices: ClaimDevice, pods: tuple[str, ...] = ("c1",), owned: bool = True) -> Claim:
+        """Prepare a claim for pods; with `owned` it is the first one's alone."""
+        refs = tuple(pod_of(container) for container in pods)
+        ref = ClaimRef(f"uid-{name}", "default", name)
+        wanted = Claim(ref, ClaimState.PREPARING, devices, refs, "uid-of-owner" if owned else "")
+        claim = self.rig.ledger.prepare_claim(wanted)
+        self.specs.write(claim)
+        self.rig.ledger.set_claim_state(ref.uid, ClaimState.PREPARED)
+        return claim
+
+    def start(self, container_id: str, pod: Path | None = None) -> Mapping[str, Any]:
+        """Make a pod's sandbox: our plugin is chained after the pod's network."""
+        return self.rig.add(container_id, pod or self.rig.pod(container_id), "eth0", prevResult=PREVIOUS)
+
+    def rows(self) -> dict[str, tuple[str, str, str]]:
+        """Tell of each device in a pod its sandbox, its name there, and its claim."""
+        rows = self.rig.ledger.attachments()
+        return {row.device: (row.owner.container_id, row.ifname, row.claim_uid) for row in rows}
+
+
+def pod_of(container_id: str) -> PodRef:
+    """Name a pod as the rig does; the runtime tells no UID."""
+    return PodRef("default", f"pod-of-{container_id}")
+
+
+def of_vf(index: int = 0, **more: Any) -> ClaimDevice:
+    made = {"request": f"nic{index}", "resource_name": "rdma/vf", "kind": "vf", "device": vf(index), **more}
+    return ClaimDevice(pool="node", device_name=f"vf-{index}", cdi_name=f"name-{index}", **made)
+
+
+def of_share(number: int = 0, **more: Any) -> ClaimDevice:
+    return ClaimDevice(
+        "share", "node", "hca", "rdma/hca", "hca", PF, f"share-{number}", f"s{number}", exclusive=False, **more
+    )
+
+
+@pytest.fixture
+def scene(rig: Rig) -> Scene:
+    """The node of the test's own, with nothing prepared."""
+    return Scene(rig)

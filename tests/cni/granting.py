@@ -1,0 +1,37 @@
+"""What tells of grants, with a kubelet, units and books that a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import cast
+
+from agent.config import Config
+from agent.hardware.host import Host
+from agent.kubelet.podresources import PodResources
+from agent.ledger import Ledger
+from agent.model.device import PciDevice, Snapshot
+from agent.offer.offer import Offer, Unit
+from agent.state import Latest
+from cni.granted import Granted, KubeletAsker, Promised
+from cni.holders import Holders
+from cni.node import Node
+
+
+def granted_of(
+    config: Config,
+    books: Ledger,
+    kubelet: PodResources,
+    loop: asyncio.AbstractEventLoop,
+    *units: Unit,
+    devices: tuple[PciDevice, ...] = (),
+    noted: Collection[str] = (),
+) -> Granted:
+    """Join the parts. `units` are offered, `devices` the node's, `noted` the UIDs of pods in kubelet's notes."""
+    snapshot = Snapshot(devices=devices)
+    names = dict.fromkeys(unit.resource_name for unit in units)
+    offer = Offer(snapshot, {name: tuple(u for u in units if u.resource_name == name) for name in names})
+    holders = cast(Holders, SimpleNamespace(noted=noted, is_settled=True, look=int))
+    node = Node(cast(Host, None), books, Latest(snapshot))
+    return Granted(Latest(config), node, KubeletAsker(kubelet, loop), Latest(offer), holders, Promised())

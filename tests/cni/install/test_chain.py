@@ -1,0 +1,255 @@
+"""Our plugin in the cluster network's folder: put there whole, kept there, taken out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.errors import InstallFailed
+from cni.install import chain, conflist
+from cni.install.chain import Keeper, Patience
+from cni.install.folder import FolderChanges
+from tests.cni.conflists import BRIDGE, CALICO
+from tests.cni.killed import kill_at_each_step
+from tests.cni.small_disk import disk
+
+OURS = {"type": "nodefabric"}
+
+
+def plugins(file: Path) -> list[dict[str, object]]:
+    return list(json.loads(file.read_bytes())["plugins"])
+
+
+def state(file: Path) -> tuple[int, ...]:
+    """All that a write changes of a file. Reading it may give it another time of access."""
+    found = file.stat()
+    return found.st_ino, found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_plugin_joins_the_first_network_once_and_leaves_as_it_came(tmp_path: Path) -> None:
+    first, second = tmp_path / "10-calico.conflist", tmp_path / "20-other.conflist"
+    for file in (first, second):
+        file.write_bytes(CALICO)
+    first.chmod(0o600)
+    os.chown(first, 12, 34)
+    assert not chain.chain(tmp_path).is_done
+    assert plugins(first)[-1] == OURS
+    found = first.stat()
+    assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == (0o600, 12, 34)
+    before = state(first)
+    assert chain.chain(tmp_path).is_done
+    assert state(first) == before
+    assert second.read_bytes() == CALICO
+    assert chain.unchain(tmp_path) == ("10-calico.conflist",)
+    assert chain.unchain(tmp_path) == ()
+    assert (first.read_bytes(), first.stat().st_mode & 0o7777, first.stat().st_uid) == (CALICO, 0o600, 12)
+    assert names(tmp_path) == [first.name, second.name]
+
+
+def test_a_single_configuration_is_wrapped_and_never_touched(tmp_path: Path) -> None:
+    file = tmp_path / "10-bridge.conf"
+    file.write_bytes(BRIDGE)
+    file.chmod(0o640)
+    before = state(file)
+    chain.chain(tmp_path)
+    assert names(tmp_path) == ["10-bridge-nodefabric.conflist", "10-bridge.conf"]
+    assert (tmp_path / "10-bridge-nodefabric.conflist").stat().st_mode & 0o7777 == 0o640
+    assert state(file) == before
+    assert chain.unchain(tmp_path) == ("10-bridge-nodefabric.conflist",)
+    assert state(file) == before
+    assert names(tmp_path) == ["10-bridge.conf"]
+
+
+def test_an_empty_folder_is_no_failure(tmp_path: Path) -> None:
+    assert chain.chain(tmp_path).network is None
+    assert names(tmp_path) == []
+
+
+def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InstallFailed, match="No such file or directory: mount the runtime's network configuration"):
+        chain.chain(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_is_no_file_is_not_followed_nor_waited_for(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "net.d"
+    folder.mkdir()
+    victim = tmp_path / "victim"
+    victim.write_bytes(CALICO)
+    if kind == "link":
+        (folder / "10-a.conflist").symlink_to(victim)
+    elif kind == "pipe":
+        os.mkfifo(folder / "10-a.conflist")
+    else:
+        (folder / "10-a.conflist").mkdir()
+    (folder / "20-b.conflist").write_bytes(CALICO)
+    if kind == "folder":  # libcni passes folders over
+        chain.chain(folder)
+        assert plugins(folder / "20-b.conflist")[-1] == OURS
+    else:
+        with pytest.raises(InstallFailed, match="is no plain file"):
+            chain.chain(folder)
+        assert (folder / "20-b.conflist").read_bytes() == CALICO
+    assert victim.read_bytes() == CALICO
+    assert (folder / "10-a.conflist").exists() or kind == "pipe"
+
+
+def test_what_cannot_be_joined_is_named_and_left(tmp_path: Path) -> None:
+    (tmp_path / "10-a.conflist").write_bytes(CALICO.replace(b"0.3.1", b"0.2.0"))
+    with pytest.raises(InstallFailed, match=r"10-a\.conflist: its cniVersion is '0.2.0'"):
+        chain.chain(tmp_path)
+    (tmp_path / "10-a.conflist").write_bytes(b" " * (chain.MAX_BYTES + 1))
+    with pytest.raises(InstallFailed, match=r"10-a\.conflist: File too large"):
+        chain.chain(tmp_path)
+
+
+def test_an_entry_of_somebody_else_keeps_the_plugin_named(tmp_path: Path) -> None:
+    content = json.dumps({"cniVersion": "1.0.0", "plugins": [{"type": "a"}, {**OURS, "vlan": 5}]}).encode()
+    (tmp_path / "10-a.conflist").write_bytes(content)
+    with pytest.raises(InstallFailed, match=r"10-a\.conflist still names the plugin"):
+        chain.unchain(tmp_path)
+    assert (tmp_path / "10-a.conflist").read_bytes() == content
+
+
+def test_a_full_disk_leaves_the_network_as_it_was(own_network: None, tmp_path: Path) -> None:
+    with disk(tmp_path / "small", "size=16k"):
+        file = tmp_path / "small/10-a.conflist"
+        file.write_bytes(CALICO + b" " * 8192)
+        before = file.read_bytes()
+        with pytest.raises(InstallFailed, match="No space left on device"):
+            chain.chain(tmp_path / "small")
+        assert file.read_bytes() == before
+        assert names(tmp_path / "small") == [file.name]
+
+
+def test_a_network_that_changes_while_we_join_it_is_not_written_over(tmp_path: Path) -> None:
+    file = tmp_path / "10-a.conflist"
+    file.write_bytes(CALICO)
+    newer = CALICO.replace(b"calico", b"cilium")
+
+    def interfere(step: str) -> None:
+        if step.startswith("rename"):
+            file.write_bytes(newer)
+
+    with pytest.raises(InstallFailed, match="was changed by somebody else just now"):
+        chain.chain(tmp_path, step=interfere)
+    assert file.read_bytes() == newer
+    assert names(tmp_path) == [file.name]
+
+
+@pytest.mark.parametrize(("name", "content"), [("10-a.conflist", CALICO), ("10-b.conf", BRIDGE)])
+@pytest.mark.parametrize("direction", ["chain", "unchain"])
+def test_a_killed_installer_never_leaves_a_half_written_network(
+    tmp_path: Path, name: str, content: bytes, direction: str
+) -> None:
+    script = f"from pathlib import Path; from cni.install import chain; chain.{direction}(Path('net.d'), step=step)"
+
+    def prepare(place: Path) -> None:
+        (place / "net.d").mkdir()
+        (place / "net.d" / name).write_bytes(content)
+        if direction == "unchain":
+            chain.chain(place / "net.d")
+
+    for place in kill_at_each_step(tmp_path, script, prepare):
+        folder = place / "net.d"
+        taken = folder / conflist.candidates(names(folder))[0]
+        assert json.loads(taken.read_bytes())["cniVersion"]  # what the runtime takes at this moment is whole
+        chain.chain(folder)
+        assert chain.look(folder).is_done
+        chain.unchain(folder)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == {name: content}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_first_loss_is_made_good_at_once_and_the_next_ones_later_and_later() -> None:
+    patience = Patience()
+    pauses = [patience.lost(1000.0 + n) for n in range(12)]
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    assert patience.lost(1012.0 + chain.PEACE_SECONDS) == 0
+
+
+def test_the_plugin_is_put_back_when_the_main_plugin_rewrites_its_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "10-a.conflist"
+    clock = Clock()
+    keeper = Keeper(tmp_path, clock=clock)
+    keeper.look_after()
+    file.write_bytes(CALICO)
+    back, seconds = [], 0.0
+    for _ in range(400):
+        seconds = keeper.look_after()
+        if chain.look(tmp_path).is_done:
+            back.append(clock.now)
+            keeper.look_after()
+            file.write_bytes(CALICO)  # and again, at once
+        clock.now += min(seconds, 10) or 0.5
+    gaps = [after - before for before, after in itertools.pairwise(back)]
+    assert gaps[0] < 2
+    assert max(gaps) >= chain.LONGEST_PAUSE_SECONDS
+    assert len(back) < 30
+    assert "another program has taken nodefabric out 2 times" in caplog.text
+
+
+def test_a_network_that_comes_later_is_joined(tmp_path: Path) -> None:
+    keeper = Keeper(tmp_path)
+    assert keeper.look_after() == chain.POLL_SECONDS
+    (tmp_path / "10-a.conflist").write_bytes(CALICO[:100])
+    assert keeper.look_after() == chain.POLL_SECONDS
+    (tmp_path / "10-a.conflist").write_bytes(CALICO)
+    assert keeper.look_after() == 0
+    assert plugins(tmp_path / "10-a.conflist")[-1] == OURS
+
+
+def test_what_is_wrong_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "10-a.conflist").write_bytes(b"{")
+    keeper = Keeper(tmp_path)
+    for _ in range(5):
+        keeper.look_after()
+    assert len(caplog.records) == 1
+
+
+def test_a_change_in_the_folder_ends_the_wait(tmp_path: Path) -> None:
+    changes = FolderChanges(tmp_path)
+    changes.wait(0)
+    waiting = threading.Thread(target=changes.wait, args=(600.0,))
+    waiting.start()
+    while waiting.is_alive():
+        (tmp_path / "file").write_text("")
+        time.sleep(0.01)
+    changes.close()
+
+
+def test_a_folder_that_is_made_anew_is_watched_again(tmp_path: Path) -> None:
+    folder = tmp_path / "net.d"
+    folder.mkdir()
+    changes = FolderChanges(folder)
+    changes.wait(0)
+    folder.rmdir()
+    changes.wait(600.0)
+    changes.wait(0.01)  # there is nothing to watch
+    folder.mkdir()
+    changes.wait(0)
+    waiting = threading.Thread(target=changes.wait, args=(600.0,))
+    waiting.start()
+    while waiting.is_alive():
+        (folder / "file").write_text("")
+        time.sleep(0.01)
+    changes.close()

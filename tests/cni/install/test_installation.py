@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.errors import ConfigError, InstallFailed
+from cni.install import folder
+from cni.install.installation import (
+    BACKUP,
+    LINKED,
+    MARKER,
+    Installation,
+    install,
+    put_conflist,
+    remove,
+    remove_conflist,
+)
+from tests.cni.killed import kill_at_each_step
+from tests.cni.small_disk import disk
+
+RELAY = b"\x7fELF the relay"
+
+
+@pytest.fixture
+def wanted(tmp_path: Path) -> Installation:
+    (tmp_path / "relay").write_bytes(RELAY)
+    (tmp_path / "bin").mkdir()
+    return Installation(tmp_path / "relay", tmp_path / "bin")
+
+
+def names(target: Path) -> list[str]:
+    return sorted(path.name for path in target.iterdir() if path.name not in (LINKED, MARKER))
+
+
+def test_the_relay_is_put_under_the_plugins_name_and_can_be_executed(wanted: Installation) -> None:
+    assert install(wanted) == ("nodefabric",)
+    assert (wanted.target / "nodefabric").read_bytes() == RELAY
+    assert (wanted.target / "nodefabric").stat().st_mode & 0o7777 == 0o755
+    assert names(wanted.target) == ["nodefabric"]
+
+
+def test_a_folder_that_is_missing_is_made_only_if_asked(wanted: Installation, tmp_path: Path) -> None:
+    typo = replace(wanted, target=tmp_path / "opt/cni/bni")
+    with pytest.raises(ConfigError, match="is no folder"):
+        install(typo)
+    assert not typo.target.exists()
+    assert install(replace(typo, create=True))
+    assert names(typo.target) == ["nodefabric"]
+
+
+def test_installing_the_same_again_touches_nothing(wanted: Installation) -> None:
+    wanted = replace(wanted, replace=("sriov",))
+    install(wanted)
+    before = [(path.name, path.lstat()) for path in sorted(wanted.target.iterdir())]
+    assert install(wanted) == ()
+    assert [(path.name, path.lstat()) for path in sorted(wanted.target.iterdir())] == before
+
+
+def test_another_version_replaces_the_file_while_the_old_one_stays_usable_to_who_runs_it(wanted: Installation) -> None:
+    install(wanted)
+    with (wanted.target / "nodefabric").open("rb") as running:
+        wanted.relay.write_bytes(RELAY + b" 2")
+        assert install(wanted)
+        assert running.read() == RELAY
+    assert (wanted.target / "nodefabric").read_bytes() == RELAY + b" 2"
+
+
+def test_a_running_relay_can_be_replaced(wanted: Installation) -> None:
+    install(replace(wanted, relay=Path("/bin/sleep")))
+    process = subprocess.Popen([wanted.target / "nodefabric", "30"])
+    try:
+        assert install(wanted)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_wrong_mode_is_put_right(wanted: Installation) -> None:
+    install(wanted)
+    (wanted.target / "nodefabric").chmod(0o644)
+    assert install(wanted)
+    assert os.access(wanted.target / "nodefabric", os.X_OK)
+
+
+def test_a_link_is_replaced_and_its_target_left_alone(wanted: Installation, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(RELAY)
+    (wanted.target / "nodefabric").symlink_to(victim)
+    assert install(wanted)
+    assert not (wanted.target / "nodefabric").is_symlink()
+    assert victim.read_bytes() == RELAY
+
+
+def test_leftovers_of_a_killed_installation_are_removed(wanted: Installation) -> None:
+    (wanted.target / ".nodefabric-install-abc").write_bytes(b"half")
+    (wanted.target / "bridge").write_bytes(b"another plugin")
+    install(wanted)
+    assert names(wanted.target) == ["bridge", "nodefabric"]
+
+
+def test_removing_takes_away_ours_only_and_once(wanted: Installation, tmp_path: Path) -> None:
+    install(wanted)
+    (wanted.target / "bridge").write_bytes(b"another plugin")
+    assert remove(wanted.target) == ("nodefabric",)
+    assert remove(wanted.target) == ()
+    assert remove(tmp_path / "absent") == ()
+    assert [path.name for path in wanted.target.iterdir()] == ["bridge"]
+
+
+def test_removing_without_the_marker_leaves_no_link_to_nothing(wanted: Installation) -> None:
+    (wanted.target / "sriov").write_bytes(b"another plugin")
+    install(replace(wanted, replace=("sriov", "rdma"), force=True))
+    (wanted.target / MARKER).unlink()
+    assert remove(wanted.target) == ("sriov", "rdma", "nodefabric")
+    assert names(wanted.target) == ["sriov"]
+    assert (wanted.target / "sriov").read_bytes() == b"another plugin"
+
+
+def test_a_missing_relay_or_one_that_is_no_executable_is_refused(wanted: Installation, tmp_path: Path) -> None:
+    with pytest.raises(InstallFailed, match="--relay"):
+        install(replace(wanted, relay=tmp_path / "absent"))
+    wanted.relay.write_bytes(b"#!/bin/sh\n")
+    with pytest.raises(InstallFailed, match="not the relay"):
+        install(wanted)
+    assert list(wanted.target.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_used_is_named(wanted: Installation, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="file: is no folder"):
+        install(replace(wanted, target=tmp_path / "file"))
+    (wanted.target / "nodefabric").mkdir()
+    with pytest.raises(InstallFailed, match="Is a directory"):
+        install(wanted)
+    assert names(wanted.target) == ["nodefabric"]
+
+
+def test_the_names_of_replaced_plugins_become_links(wanted: Installation) -> None:
+    assert install(replace(wanted, replace=("sriov", "rdma"))) == ("nodefabric", "sriov", "rdma")
+    assert [(wanted.target / name).readlink() for name in ("sriov", "rdma")] == [Path(LINKED)] * 2
+    assert remove(wanted.target) == ("rdma", "sriov", "nodefabric")
+    assert list(wanted.target.iterdir()) == []
+
+
+def test_only_names_that_are_replaced_are_taken(wanted: Installation) -> None:
+    with pytest.raises(ConfigError, match="'bridge' is none of sriov"):
+        install(replace(wanted, replace=("bridge",)))
+    assert list(wanted.target.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_plugin_of_somebody_else_is_not_overwritten_but_by_force_and_put_back(
+    wanted: Installation, kind: str
+) -> None:
+    foreign = wanted.target / "sriov"
+    if kind == "file":
+        foreign.write_bytes(b"foreign")
+        foreign.chmod(0o711)
+    else:
+        foreign.symlink_to("elsewhere")
+    before = foreign.lstat()
+    wanted = replace(wanted, replace=("sriov",))
+    with pytest.raises(InstallFailed, match="sriov is a plugin of somebody else's"):
+        install(wanted)
+    assert foreign.lstat() == before
+    install(replace(wanted, force=True))
+    assert foreign.readlink() == Path(LINKED)
+    assert names(wanted.target) == ["nodefabric", "sriov", "sriov" + BACKUP]
+    remove(wanted.target)
+    assert names(wanted.target) == ["sriov"]
+    assert (foreign.lstat().st_ino, foreign.lstat().st_mode) == (before.st_ino, before.st_mode)
+
+
+def test_a_plugin_that_came_back_by_itself_is_let_be(wanted: Installation) -> None:
+    (wanted.target / "sriov").write_bytes(b"old")
+    install(replace(wanted, replace=("sriov",), force=True))
+    (wanted.target / "sriov").unlink()
+    (wanted.target / "sriov").write_bytes(b"new")
+    remove(wanted.target)
+    assert names(wanted.target) == ["sriov"]
+    assert (wanted.target / "sriov").read_bytes() == b"new"
+
+
+def test_a_plugin_that_is_copied_over_its_link_spoils_no_other_program(wanted: Installation, tmp_path: Path) -> None:
+    """As sriov-cni's own image installs it, where its cp is that of coreutils."""
+    wanted = replace(wanted, replace=("sriov",), force=True)
+    install(wanted)
+    (tmp_path / "sriov").write_bytes(b"another program")
+    subprocess.run(["cp", "-f", tmp_path / "sriov", wanted.target], check=True)
+    assert (wanted.target / "sriov").read_bytes() == b"another program"
+    assert (wanted.target / "nodefabric").read_bytes() == RELAY
+    assert install(wanted) == (LINKED,)
+    assert (wanted.target / "sriov").read_bytes() == RELAY
+
+
+def test_links_of_an_earlier_version_are_ours(wanted: Installation) -> None:
+    wanted = replace(wanted, replace=("sriov",))
+    install(wanted)
+    (wanted.target / LINKED).unlink()
+    (wanted.target / "sriov").unlink()
+    (wanted.target / "sriov").symlink_to("nodefabric")
+    assert install(wanted) == ("sriov",)
+    assert (wanted.target / "sriov").readlink() == Path(LINKED)
+    (wanted.target / "sriov").unlink()
+    (wanted.target / "sriov").symlink_to("nodefabric")
+    assert remove(wanted.target) == ("sriov", "nodefabric")
+    assert list(wanted.target.iterdir()) == []
+
+
+def test_another_instances_installation_is_not_touched_but_by_force(wanted: Installation) -> None:
+    install(wanted)
+    other = replace(wanted, instance="other")
+    with pytest.raises(InstallFailed, match="installed by instance 'nodefabric', this one is 'other'"):
+        install(other)
+    with pytest.raises(InstallFailed, match="installed by instance"):
+        remove(wanted.target, instance="other")
+    install(replace(other, force=True))
+    assert json.loads((wanted.target / MARKER).read_text())["instance"] == "other"
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"instance": 1, "replaced": 2}', b"\xff", b"[" * 100_000])
+def test_a_marker_that_cannot_be_understood_needs_force(wanted: Installation, content: bytes) -> None:
+    (wanted.target / MARKER).write_bytes(content)
+    with pytest.raises(InstallFailed, match="cannot be understood"):
+        install(wanted)
+    assert install(replace(wanted, force=True))
+
+
+def test_a_marker_cannot_make_us_remove_anything_but_links_of_ours(wanted: Installation) -> None:
+    (wanted.target / "sriov").write_bytes(b"foreign")
+    (wanted.target / "bridge").write_bytes(b"foreign")
+    (wanted.target / MARKER).write_text('{"instance": "nodefabric", "replaced": ["sriov", "bridge", "../x"]}')
+    assert remove(wanted.target) == ()
+    assert names(wanted.target) == ["bridge", "sriov"]
+
+
+def test_two_installers_wait_for_each_other_and_one_gives_up(wanted: Installation) -> None:
+    fd = os.open(wanted.target, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with (
+            pytest.raises(InstallFailed, match="another installer is at work"),
+            folder.locked(wanted.target, remedy="", seconds=0.1),
+        ):
+            pass
+    finally:
+        os.close(fd)
+    assert install(wanted)
+
+
+def test_a_full_disk_leaves_what_was_there(own_network: None, wanted: Installation, tmp_path: Path) -> None:
+    with disk(tmp_path / "small", "size=64k"):
+        small = replace(wanted, target=tmp_path / "small")
+        install(small)
+        wanted.relay.write_bytes(RELAY + b"x" * 100_000)
+        with pytest.raises(InstallFailed, match="No space left on device"):
+            install(small)
+        assert (small.target / "nodefabric").read_bytes() == RELAY
+        assert names(small.target) == ["nodefabric"]
+
+
+def test_a_read_only_folder_is_told(own_network: None, wanted: Installation, tmp_path: Path) -> None:
+    with (
+        disk(tmp_path / "small", "ro"),
+        pytest.raises(InstallFailed, match="Read-only file system: mount the runtime's plugin folder"),
+    ):
+        install(replace(wanted, target=tmp_path / "small"))
+
+
+def test_an_installer_that_is_killed_at_any_step_leaves_whole_plugins(tmp_path: Path) -> None:
+    """And the next one finishes its work."""
+    script = (
+        "from pathlib import Path; from cni.install.installation import Installation, install;"
+        "install(Installation(Path('relay'), Path('bin'), replace=('sriov', 'rdma'), force=True), step=step)"
+    )
+    relay, foreign = RELAY + b"2" * 70_000, b"foreign"
+
+    def prepare(place: Path) -> None:
+        (place / "relay").write_bytes(relay)
+        (place / "bin").mkdir()
+        (place / "bin/nodefabric").write_bytes(RELAY)
+        (place / "bin/sriov").write_bytes(foreign)
+
+    for place in kill_at_each_step(tmp_path, script, prepare):
+        target = place / "bin"
+        assert (target / "nodefabric").read_bytes() in (RELAY, relay)
+        assert (target / "sriov").read_bytes() in (RELAY, relay, foreign)
+        wanted = Installation(place / "relay", target, replace=("sriov", "rdma"), force=True)
+        removed_at_once = place / "removed"
+        subprocess.run(["cp", "-a", target, removed_at_once], check=True)
+        remove(removed_at_once)
+        assert {name: (removed_at_once / name).read_bytes() for name in names(removed_at_once)} == {"sriov": foreign}
+        install(wanted)
+        assert names(target) == ["nodefabric", "rdma", "sriov", "sriov" + BACKUP]
+        assert (target / "sriov").read_bytes() == relay
+        assert (target / ("sriov" + BACKUP)).read_bytes() == foreign
+
+
+def test_a_removal_that_is_killed_at_any_step_can_be_done_again(tmp_path: Path) -> None:
+    script = "from pathlib import Path; from cni.install.installation import remove; remove(Path('bin'), step=step)"
+
+    def prepare(place: Path) -> None:
+        (place / "relay").write_bytes(RELAY)
+        (place / "bin").mkdir()
+        (place / "bin/sriov").write_bytes(b"foreign")
+        install(Installation(place / "relay", place / "bin", replace=("sriov", "rdma"), force=True))
+
+    for place in kill_at_each_step(tmp_path, script, prepare):
+        assert (place / "bin/sriov").read_bytes() in (RELAY, b"foreign")
+        remove(place / "bin")
+        assert {path.name: path.read_bytes() for path in (place / "bin").iterdir()} == {"sriov": b"foreign"}
+
+
+CONFLIST = {"cniVersion": "1.0.0", "name": "rails", "plugins": [{"type": "nodefabric"}]}
+
+
+def test_a_conflist_of_ones_own_is_put_there_and_taken_away(tmp_path: Path) -> None:
+    source, folder_ = tmp_path / "50-rails.conflist", tmp_path / "net.d"
+    folder_.mkdir()
+    source.write_text(json.dumps(CONFLIST))
+    assert put_conflist(source, folder_)
+    assert not put_conflist(source, folder_)
+    assert (folder_ / source.name).read_bytes() == source.read_bytes()
+    source.write_text(json.dumps({**CONFLIST, "name": "rails2"}))
+    assert put_conflist(source, folder_)
+    assert remove_conflist(folder_, source.name)
+    assert not remove_conflist(folder_, source.name)
+    assert list(folder_.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"cniVersion": "0.2.0"}, "cniVersion is '0.2.0'"),
+        ({"name": ""}, "no 'name'"),
+        ({"plugins": []}, "'plugins' is empty"),
+        ({"plugins": [{"type": "bridge"}]}, "none of its plugins"),
+        ({"plugins": [{}]}, r"plugins\[0\] has no 'type'"),
+    ],
+)
+def test_a_conflist_that_no_runtime_could_use_is_refused(
+    tmp_path: Path, change: dict[str, object], problem: str
+) -> None:
+    source, folder_ = tmp_path / "50-rails.conflist", tmp_path / "net.d"
+    folder_.mkdir()
+    source.write_text(json.dumps({**CONFLIST, **change}))
+    with pytest.raises(ConfigError, match=problem):
+        put_conflist(source, folder_)
+    assert list(folder_.iterdir()) == []
+
+
+def test_a_conflist_of_somebody_else_is_not_overwritten_or_removed(tmp_path: Path) -> None:
+    source, folder_ = tmp_path / "50-rails.conflist", tmp_path / "net.d"
+    folder_.mkdir()
+    source.write_text(json.dumps(CONFLIST))
+    (folder_ / source.name).write_text('{"plugins": [{"type": "bridge"}]}')
+    with pytest.raises(InstallFailed, match="somebody else"):
+        put_conflist(source, folder_)
+    with pytest.raises(InstallFailed, match="somebody else"):
+        remove_conflist(folder_, source.name)
+    assert put_conflist(source, folder_, force=True)

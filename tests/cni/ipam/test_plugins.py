@@ -1,0 +1,387 @@
+"""The standard IPAM plugins, real and misbehaving."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import IpamFailed
+from cni.ipam import plugins as ipam
+from cni.ipam.plugins import IpamCall
+from cni.ipam.processes import VARIABLE
+from tests.waiting import until
+
+PLUGINS = "/opt/cni/bin:/usr/lib/cni"
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> IpamCall:
+    return IpamCall("c1", "net1", "/var/run/netns/x", "IgnoreUnknown=1;K8S_POD_NAME=p", str(tmp_path))
+
+
+def network(kind: str, **more: Any) -> dict[str, Any]:
+    return {"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric", "ipam": {"type": kind, **more}}
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Callable[[str], Path]:
+    """Write a shell script as IPAM plugin `stub`."""
+
+    def write(script: str) -> Path:
+        file = tmp_path / "stub"
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+        return file
+
+    return write
+
+
+def test_real_addresses_are_leased_and_given_back(tmp_path: Path) -> None:
+    if shutil.which("host-local", path=PLUGINS) is None:
+        pytest.skip("the standard plugins are not installed (Debian: containernetworking-plugins)")
+    document = network(
+        "host-local",
+        dataDir=str(tmp_path),
+        ranges=[[{"subnet": "10.9.0.0/24"}], [{"subnet": "fd09::/64"}]],
+        routes=[{"dst": "0.0.0.0/0"}],
+    )
+    call = IpamCall("c1", "net1", "/var/run/netns/x", "", PLUGINS)
+    leases = ipam.add(document, call)
+    assert leases.addresses == ("10.9.0.2/24", "fd09::2/64")
+    assert [(r.destination, r.gateway) for r in leases.kernel_routes()] == [("0.0.0.0/0", "10.9.0.1")]
+    assert (tmp_path / "rails/10.9.0.2").exists()
+    with pytest.raises(IpamFailed, match="ADD failed: "):
+        ipam.add(document, call)
+    ipam.delete(document, call)
+    ipam.delete(document, call)
+    assert not (tmp_path / "rails/10.9.0.2").exists()
+
+
+def test_a_full_range_is_told(tmp_path: Path) -> None:
+    if shutil.which("host-local", path=PLUGINS) is None:
+        pytest.skip("the standard plugins are not installed (Debian: containernetworking-plugins)")
+    document = network("host-local", dataDir=str(tmp_path), ranges=[[{"subnet": "10.9.0.0/30"}]])
+    ipam.add(document, IpamCall("c1", "net1", "/x", "", PLUGINS))
+    with pytest.raises(IpamFailed, match=r"IPAM plugin host-local: ADD failed: .*no IP addresses available") as caught:
+        ipam.add(document, IpamCall("c2", "net1", "/x", "", PLUGINS))
+    assert caught.value.code is not None
+
+
+def test_the_plugin_is_told_of_the_call_and_nothing_else(
+    tmp_path: Path, plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    plugin(f'env >{tmp_path}/env; cat >{tmp_path}/stdin; echo \'{{"ips": [{{"address": "10.0.0.2/24"}}]}}\'')
+    document = network("stub")
+    assert ipam.add(document, call).addresses == ("10.0.0.2/24",)
+    env = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    for shells_own in ("PWD", "SHLVL", "_", "OLDPWD"):
+        env.pop(shells_own, None)
+    env.pop(VARIABLE)
+    assert env == {
+        "CNI_COMMAND": "ADD",
+        "CNI_CONTAINERID": "c1",
+        "CNI_IFNAME": "net1",
+        "CNI_NETNS": "/var/run/netns/x",
+        "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=p",
+        "CNI_PATH": "/nonexistent",
+        "PATH": "/bin:/usr/bin",
+    }
+    assert json.loads((tmp_path / "stdin").read_text()) == document
+
+
+def test_the_first_plugin_on_the_path_is_taken(tmp_path: Path, plugin: Callable[[str], Path]) -> None:
+    plugin('echo \'{"ips": [{"address": "10.0.0.2/24"}]}\'')
+    path = f"{tmp_path}/missing::relative:{tmp_path}:/usr/lib/cni"
+    assert ipam.add(network("stub"), IpamCall("c1", "net1", "/x", "", path)).addresses == ("10.0.0.2/24",)
+
+
+@pytest.mark.parametrize("path", ["", ":", "/nowhere:/usr/nowhere"])
+def test_a_plugin_that_is_not_on_the_path_is_named(path: str) -> None:
+    with pytest.raises(IpamFailed, match=r"IPAM plugin stub: is not in CNI_PATH .*: install it there"):
+        ipam.add(network("stub"), IpamCall("c1", "net1", "/x", "", path))
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "code"),
+    [
+        ("""echo '{"code": 11, "msg": "no more addresses", "details": "x"}'; exit 1""", "no more addresses", 11),
+        ("echo broken >&2; exit 1", "broken", None),
+        (
+            "(echo 'runtime: no new OS thread'; echo 'fatal error: x'; echo; seq 1 2000) >&2; exit 2",
+            "runtime: no new OS thread\nfatal error: x",
+            None,
+        ),
+        ("exit 3", "no message", None),
+        ("echo garbage; exit 1", "no message", None),
+        ("""echo '["list"]'; exit 1""", "no message", None),
+        ("""echo '{"code": "x", "msg": {"a": 1}}'; exit 1""", "{'a': 1}", None),
+        ("kill -9 $$", "no message", None),
+        (r"printf '\377\376' >&2; exit 1", "\ufffd\ufffd", None),
+    ],
+)
+def test_what_a_failing_plugin_says_is_passed_on(
+    plugin: Callable[[str], Path], call: IpamCall, script: str, text: str, code: int | None
+) -> None:
+    plugin(script)
+    with pytest.raises(IpamFailed) as caught:
+        ipam.add(network("stub"), call)
+    assert str(caught.value) == f"IPAM plugin stub: ADD failed: {text}"
+    assert caught.value.code == code
+    with pytest.raises(IpamFailed, match="DEL failed: "):
+        ipam.delete(network("stub"), call)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "garbage",
+        "[]",
+        r"\377\376",
+        "{}",
+        '{"ips": null}',
+        '{"ips": []}',
+        '{"ips": {}}',
+        '{"ips": ["10.0.0.2/24"]}',
+        '{"ips": [{"address": 5}]}',
+        '{"ips": [{"address": "10.0.0.2"}]}',
+        '{"ips": [{"address": "10.0.0.2/33"}]}',
+        '{"ips": [{"address": "10.0.0.2/24", "gateway": 5}]}',
+        '{"ips": [{"address": "10.0.0.2/24", "gateway": "10.0.0.300"}]}',
+        '{"ips": [{"address": "10.0.0.2/24"}], "routes": {"x": 1}}',
+        '{"ips": [{"address": "10.0.0.2/24"}], "routes": [{"dst": 5}]}',
+        '{"ips": [{"address": "10.0.0.2/24"}], "routes": [{"dst": "default"}]}',
+        '{"ips": [{"address": "10.0.0.2/24"}], "routes": [{"dst": "10.0.0.0/8", "gw": "x"}]}',
+        '{"ips": [{"address": "10.0.0.2/24"}], "dns": ["x"]}',
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_an_error(plugin: Callable[[str], Path], call: IpamCall, answer: str) -> None:
+    plugin(f"printf '{answer}'")
+    wrong = r"without an address|what cannot be used: (ips|routes|dns).* must be "
+    with pytest.raises(IpamFailed, match=f"IPAM plugin stub: answered ({wrong})"):
+        ipam.add(network("stub"), call)
+    ipam.delete(network("stub"), call)
+
+
+@pytest.mark.parametrize("extra", ['"routes": null', '"routes": [{"dst": "10.1.0.0/16", "gw": ""}]', '"dns": null'])
+def test_what_go_writes_for_nothing_is_fine(plugin: Callable[[str], Path], call: IpamCall, extra: str) -> None:
+    plugin(f'echo \'{{"ips": [{{"address": "10.0.0.2/24", "gateway": null}}], {extra}}}\'')
+    assert ipam.add(network("stub"), call).addresses == ("10.0.0.2/24",)
+
+
+def test_a_plugin_that_hangs_is_killed_with_its_children(
+    plugin: Callable[[str], Path], call: IpamCall, tmp_path: Path
+) -> None:
+    plugin(f"sleep 1000 & echo $! >{tmp_path}/pid; sleep 1000")
+    with pytest.raises(IpamFailed, match=r"ADD did not end within 3 s and was killed"):
+        ipam.add(network("stub"), call, seconds=3)
+    child = Path("/proc", (tmp_path / "pid").read_text().strip(), "cmdline")
+    until(lambda: not _read(child))
+
+
+def test_a_plugin_that_cannot_be_run_is_named(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    plugin("").chmod(0o644)
+    with pytest.raises(IpamFailed, match="stub cannot be run: Permission denied"):
+        ipam.add(network("stub"), call)
+
+
+def test_a_plugin_that_an_installer_is_writing_is_waited_for(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    file = plugin('echo \'{"ips": [{"address": "10.0.0.2/24"}]}\'')
+    with file.open("ab") as opened:
+        done = threading.Timer(0.3, opened.close)
+        done.start()
+        assert ipam.add(network("stub"), call).addresses == ("10.0.0.2/24",)
+        done.join()
+
+
+def test_a_plugin_that_does_not_read_its_input_is_fine(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    plugin('exec <&-; echo \'{"ips": [{"address": "10.0.0.2/24"}]}\'')
+    document = network("stub", padding="x" * 500_000)
+    assert ipam.add(document, call).addresses == ("10.0.0.2/24",)
+
+
+def test_a_plugin_that_knows_only_an_older_version_is_asked_in_that(
+    tmp_path: Path, plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    plugin(
+        f'd={tmp_path}; cat >$d/in; [ $CNI_COMMAND = VERSION ] && {{ echo \'{{"cniVersion": "1.0.0",'
+        ' "supportedVersions": ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0"]}\'; exit; };'
+        ' grep -q \'"cniVersion": "0.4.0"\' $d/in && { echo \''
+        '{"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.0.0.2/24"}]}\'; exit; };'
+        ' echo \'{"code": 1, "msg": "incompatible CNI versions"}\'; exit 1'
+    )
+    assert ipam.add(network("stub"), call).addresses == ("10.0.0.2/24",)
+    ipam.delete(network("stub"), call)
+
+
+def test_a_plugin_of_no_common_version_is_named_with_those_it_knows(
+    plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    plugin(
+        '[ $CNI_COMMAND = VERSION ] && { echo \'{"supportedVersions": ["0.1.0", "0.2.0"]}\'; exit; };'
+        ' echo \'{"code": 1, "msg": "incompatible"}\'; exit 1'
+    )
+    with pytest.raises(IpamFailed, match=r"IPAM plugin stub: knows CNI 0\.1\.0, 0\.2\.0 only: update it"):
+        ipam.add(network("stub"), call)
+
+
+def test_what_a_plugin_leaves_running_does_not_hold_it_up_and_is_killed(
+    plugin: Callable[[str], Path], call: IpamCall, tmp_path: Path
+) -> None:
+    """Its end counts, not that of its output, which a daemon may hold open."""
+    plugin(f'sleep 1000 & echo $! >{tmp_path}/pid; echo \'{{"ips": [{{"address": "10.0.0.2/24"}}]}}\'')
+    assert ipam.add(network("stub"), call, seconds=20).addresses == ("10.0.0.2/24",)
+    child = Path("/proc", (tmp_path / "pid").read_text().strip(), "cmdline")
+    until(lambda: not _read(child))
+
+
+def test_a_plugin_finds_no_other_plugin_to_call(tmp_path: Path) -> None:
+    """The real ptp, under a name of its own that nobody knows: it takes that for its IPAM plugin, and looks for it."""
+    ptp = shutil.which("ptp", path=PLUGINS)
+    if ptp is None:
+        pytest.skip("the standard plugins are not installed (Debian: containernetworking-plugins)")
+    (tmp_path / "ours").symlink_to(ptp)
+    with pytest.raises(IpamFailed, match=r'ADD failed: .*failed to find plugin "ours" in path \[/nonexistent\]'):
+        ipam.add(network("ours"), IpamCall("c1", "net1", "/proc/self/ns/net", "", str(tmp_path)))
+
+
+def test_a_plugin_that_starts_itself_again_and_again_is_killed_with_all_it_started(
+    plugin: Callable[[str], Path], call: IpamCall, tmp_path: Path
+) -> None:
+    """Each waits for the next, as a chain of plugins does. The script stops by itself at 200."""
+    plugin(
+        f"n=${{DEPTH:-0}}; echo $$ >>{tmp_path}/pids; [ $n -ge 200 ] && exec sleep 100;"
+        f" DEPTH=$((n + 1)) setsid --wait {tmp_path}/stub"
+    )
+    with pytest.raises(IpamFailed, match=r"ADD ran \d+ processes at once, and 32 are allowed, and was killed with all"):
+        ipam.add(network("stub"), call)
+    pids = (tmp_path / "pids").read_text().split()
+    assert len(pids) < 200
+    until(lambda: not any(_read(Path("/proc", pid, "cmdline")) for pid in pids))
+
+
+def test_a_plugin_that_never_stops_writing_is_killed(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    plugin("exec cat /dev/zero")
+    with pytest.raises(IpamFailed, match="ADD wrote more than 1 MiB and was killed"):
+        ipam.add(network("stub"), call)
+
+
+def test_endless_complaints_are_cut(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    plugin("head -c 3000000 /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1")
+    with pytest.raises(IpamFailed, match=r"ADD failed: x{300}$"):
+        ipam.add(network("stub"), call)
+
+
+def test_no_child_is_left_unreaped(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    plugin("sleep 1000")
+    with pytest.raises(IpamFailed, match="did not end"):
+        ipam.add(network("stub"), call, seconds=0.2)
+
+    def is_dead(line: str) -> bool:
+        return line.rpartition(")")[2].split()[:2] == ["Z", str(os.getpid())]
+
+    # One that is slow to die is waited for on a thread.
+    until(lambda: not any(is_dead(_read(path)) for path in Path("/proc").glob("[0-9]*/stat")))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def test_a_missing_dhcp_daemon_is_named_with_what_to_do(tmp_path: Path) -> None:
+    if shutil.which("dhcp", path=PLUGINS) is None:
+        pytest.skip("the standard plugins are not installed (Debian: containernetworking-plugins)")
+    document = network("dhcp", daemonSocketPath=str(tmp_path / "dhcp.sock"))
+    with pytest.raises(IpamFailed, match=r"IPAM plugin dhcp: ADD failed: .*dial.*: its daemon does not run; start"):
+        ipam.add(document, IpamCall("c1", "net1", "/var/run/netns/x", "", PLUGINS))
+
+
+def test_configuration_that_the_agent_is_not_shown_is_named_with_what_to_do(
+    plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    """The agent's container has only the folders of /etc/cni/net.d that its own networks name."""
+    missing = "stat /etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig: no such file or directory"
+    plugin(f"""echo '{{"code": 999, "msg": "{missing}"}}'; exit 1""")
+    with pytest.raises(IpamFailed, match=f"ADD failed: {missing}: .*cni.ipamFolders"):
+        ipam.add(network("stub"), call)
+
+
+def test_gc_and_status_reach_only_a_plugin_that_knows_them(
+    tmp_path: Path, plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    script = (
+        f"cat >{tmp_path}/in-$CNI_COMMAND; echo $CNI_COMMAND >>{tmp_path}/calls;"
+        ' [ $CNI_COMMAND = VERSION ] && { echo \'{"supportedVersions": ["%s"]}\'; exit; };'
+        ' [ $CNI_COMMAND = STATUS ] && { echo \'{"code": 50, "msg": "no range left"}\'; exit 1; }; exit 0'
+    )
+    plugin(script % "1.0.0")
+    ipam.collect(network("stub"), call, [("c1", "net1")])
+    ipam.status(network("stub"), call)
+    assert (tmp_path / "calls").read_text().split() == ["VERSION", "VERSION"]
+    plugin(script % "1.1.0")
+    ipam.collect(network("stub"), call, [("c2", "net1"), ("c1", "net1")])
+    sent = json.loads((tmp_path / "in-GC").read_text())
+    assert sent["cniVersion"] == "1.1.0"
+    kept = [{"containerID": "c1", "ifname": "net1"}, {"containerID": "c2", "ifname": "net1"}]
+    assert [sent["cni.dev/valid-attachments"], sent["cni.dev/attachments"]] == [kept, kept]
+    with pytest.raises(IpamFailed, match="STATUS failed: no range left") as caught:
+        ipam.status(network("stub"), call)
+    assert caught.value.code == 50
+
+
+def test_an_older_plugin_is_asked_to_check_a_result_of_its_own_version(
+    tmp_path: Path, plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    """Go's library takes no other: the one of the plugins of CNI 0.4.0 refuses a result that says 1.0.0."""
+    plugin(
+        f"d={tmp_path}; cat >$d/in; [ $CNI_COMMAND = VERSION ] &&"
+        ' { echo \'{"supportedVersions": ["0.4.0"]}\'; exit; };'
+        ' grep -q \'"cniVersion": "1.0.0"\' $d/in && { echo \'{"code": 1, "msg": "incompatible"}\'; exit 1; }; exit 0'
+    )
+    interfaces = [{"name": "net1", "mac": "02:00:00:00:00:01", "mtu": 1500, "pciID": "0000:3b:00.2"}]
+    answered = {"cniVersion": "1.1.0", "interfaces": interfaces, "ips": [{"address": "10.0.0.2/24", "interface": 0}]}
+    ipam.check(network("stub"), call, answered)
+    assert json.loads((tmp_path / "in").read_text())["prevResult"] == {
+        "cniVersion": "0.4.0",
+        "interfaces": [{"name": "net1", "mac": "02:00:00:00:00:01"}],
+        "ips": [{"address": "10.0.0.2/24", "interface": 0, "version": "4"}],
+    }
+
+
+def test_check_is_not_asked_of_a_plugin_from_before_there_was_one(
+    tmp_path: Path, plugin: Callable[[str], Path], call: IpamCall
+) -> None:
+    plugin(
+        f"echo $CNI_COMMAND >>{tmp_path}/calls; [ $CNI_COMMAND = VERSION ] &&"
+        ' { echo \'{"supportedVersions": ["0.3.1"]}\'; exit; }; echo \'{"code": 1, "msg": "incompatible"}\'; exit 1'
+    )
+    ipam.check(network("stub"), call, {"cniVersion": "1.0.0"})
+    assert (tmp_path / "calls").read_text().split() == ["CHECK", "VERSION"]
+
+
+def test_a_plugin_that_has_no_check_finds_nothing_wrong(plugin: Callable[[str], Path], call: IpamCall) -> None:
+    """As whereabouts answers. CRI-O asks each pod right after its ADD, and would start none."""
+    plugin('echo \'{"code": 999, "msg": "CNI CHECK method is not implemented"}\'; exit 1')
+    ipam.check(network("stub"), call, {"cniVersion": "1.0.0"})
+    plugin('echo \'{"code": 999, "msg": "10.0.0.2 is not leased"}\'; exit 1')
+    with pytest.raises(IpamFailed, match=r"CHECK failed: 10\.0\.0\.2 is not leased"):
+        ipam.check(network("stub"), call, {"cniVersion": "1.0.0"})
+
+
+def test_check_is_not_asked_of_a_network_before_there_was_one(tmp_path: Path, plugin: Callable[[str], Path]) -> None:
+    plugin(f"cat >{tmp_path}/in; exit 0")
+    call = IpamCall("c1", "net1", "/x", "", str(tmp_path))
+    ipam.check({**network("stub"), "cniVersion": "0.3.1"}, call, {"cniVersion": "0.3.1"})
+    assert not (tmp_path / "in").exists()
+    ipam.check(network("stub"), call, {"cniVersion": "1.1.0", "ips": []})
+    assert json.loads((tmp_path / "in").read_text())["prevResult"] == {"cniVersion": "1.0.0", "ips": []}

@@ -1,0 +1,154 @@
+"""A binder with its books, one switch with a GPU and four VFs, and a kubelet that says what a test tells it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agent.config import Config, Resource
+from agent.config.networks import Network
+from agent.edits.cdi import SlotSpecs
+from agent.kubelet.cri import Sandbox
+from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
+from agent.ledger import Ledger
+from agent.model.allocation import NetnsId, Owner, PodRef, Undo
+from agent.model.device import Snapshot
+from agent.offer.offer import Offer
+from agent.offer.units import plain_offer
+from agent.reconcile import HeldUnit
+from agent.reconcile.slots import Known
+from cni import netconf
+from cni.call import Call
+from cni.grants import Grants
+from cni.slots.binder import Binder
+from cni.slots.bound import BoundSlots
+from tests.cni.networks import network
+from tests.deviceplugin.machines import change, node, rdma
+from tests.live import Live
+
+LATE = Resource("rdma/vf", "vf", binding="late")
+HELPED = Resource("rdma/hca", "hca", shares=2, environment=("nccl",))
+RESOURCES = (LATE, Resource("nvidia.com/gpu", "gpu"), HELPED)
+POD = PodRef("default", "a", "uid-a")
+OTHER = PodRef("default", "b", "uid-b")
+
+
+def slot(number: int) -> str:
+    """Name a slot of the resource."""
+    return f"slot-rdma:vf-0-{number}"
+
+
+def snapshot_with_rdma() -> Snapshot:
+    """One switch with a GPU and four VFs, each with an RDMA device."""
+    snapshot = node(rails=1, vfs=4)
+    for n, device in enumerate(d for d in snapshot.devices if d.is_vf):
+        snapshot = change(snapshot, device.address, rdma_devices=(rdma(10 + n, f"0000:0000:0000:000{n + 1}"),))
+    return snapshot
+
+
+def stock_of(snapshot: Snapshot) -> Offer:
+    """List what is offered."""
+    return plain_offer(RESOURCES, snapshot)
+
+
+@dataclass
+class Rig:
+    """A binder with its books, and a kubelet that says what a test tells it."""
+
+    folder: Path
+    ledger: Ledger
+    stock: Offer
+    pods: dict[PodRef, PodDevices] = field(default_factory=dict)
+    asked: int = 0
+    settled: bool = True
+    resources: tuple[Resource, ...] = RESOURCES
+
+    def __post_init__(self) -> None:
+        self.specs = SlotSpecs(self.folder / "cdi")
+        self.binder = self.make()
+
+    def make(self, busy_seconds: float = 0.2) -> Binder:
+        config = Live(lambda: Config(resources=self.resources, kubelet_dir=self.folder))
+        self.bound = BoundSlots(config, self.ledger, self.specs)
+        return Binder(
+            config, self.ledger, self.bound, Live(lambda: self.stock), _Grants(self), busy_seconds=busy_seconds
+        )
+
+    def mend(self, known: Known) -> tuple[tuple[str, str], ...]:
+        """Have a new agent on these books look after bindings and specs."""
+        self.make()
+        return self.bound.mend(known, self.stock.snapshot)
+
+    def known(self, sandboxes: Sequence[Sandbox] | None = None) -> Known:
+        """What kubelet says of all pods by now, and the runtime of its sandboxes."""
+        held_units = [
+            HeldUnit(PodRef(pod.namespace, pod.name), devices.resource_name, unit, container.name)
+            for pod, found in self.pods.items()
+            for container in found.containers
+            for devices in container.devices
+            for unit in devices.device_ids
+        ]
+        pods = {(pod.namespace, pod.name) for pod in self.pods} | {("kube-system", "nodefabric")}
+        return Known(time.time(), self.ledger.attachments(), pods, sandboxes, held_units)
+
+    def grant(self, pod: PodRef, *slots: str, gpus: tuple[str, ...] = (), container: str = "worker") -> None:
+        """Have kubelet give a container of a pod these."""
+        self.bound.forget(slots)
+        self.ledger.grant("rdma/vf", dict.fromkeys(slots, ""))
+        devices = (DeviceAssignment("rdma/vf", slots), DeviceAssignment("nvidia.com/gpu", gpus))
+        before = self.pods.get(pod) or PodDevices(pod)
+        self.pods[pod] = replace(before, containers=(*before.containers, ContainerDevices(container, devices)))
+
+    def bind(self, call: Call, wanted: Callable[[], bool] = lambda: True) -> dict[str, str]:
+        return {found.unit_id: found.device for found in self.binder.bind(call, wanted)}
+
+    def attach(self, device: str, call: Call) -> int:
+        """Put a device into a sandbox, as far as the books know. Returns the row's number."""
+        return self.ledger.begin_attach(
+            Owner(call.container_id, call.ifname, call.pod, NetnsId(1, 1)),
+            ifname="net1",
+            device=device,
+            resource_name="rdma/vf",
+            undo=Undo("x", "02:00:00:00:00:01", 1500, False),
+            netns_path="/nowhere",
+            request={"name": "net", "network": None},
+        ).attachment_id
+
+    def spec(self, slot_id: str) -> dict[str, Any] | None:
+        path = self.folder / f"cdi/nodefabric-{slot_id}.json"
+        if not path.exists():
+            return None
+        (device,) = json.loads(path.read_text())["devices"]
+        found: dict[str, Any] = device["containerEdits"]
+        return found
+
+    @property
+    def vfs(self) -> list[str]:
+        return [device.address for device in self.stock.snapshot.devices if device.is_vf]
+
+
+class _Grants(Grants):
+    """What the rig's kubelet says."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+
+    @property
+    def is_settled(self) -> bool:
+        return self._rig.settled
+
+    def network_of(self, resource_name: str, device: str) -> Network:
+        return network({"name": "rails"})
+
+    def pod_devices(self, pod: PodRef) -> PodDevices | None:
+        self._rig.asked += 1
+        return self._rig.pods.get(pod)
+
+
+def call(container: str, pod: PodRef = POD, ifname: str = "eth0", device: str | None = None) -> Call:
+    conf = netconf.from_document({"cniVersion": "1.0.0", "name": "net", **({"deviceID": device} if device else {})})
+    return Call(container, ifname, None, "/nowhere", pod, "", "", conf)

@@ -1,0 +1,261 @@
+"""Bindings over the life of pods: made once for a sandbox, written down first, and never taken from a new owner."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from agent.errors import DeviceBusy, Unavailable
+from agent.kubelet.checkpoint import FILE
+from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
+from agent.model.allocation import NetnsId, Owner, PodRef, Undo
+from agent.reconcile import UNCLAIMED_SECONDS
+from agent.reconcile.grants import Release, decide
+from tests.cni.slots.binding import LATE, OTHER, POD, RESOURCES, Rig, call, slot, stock_of
+from tests.deviceplugin.machines import change, gpu_uuid, node
+
+
+def note(rig: Rig, *entries: tuple[str, str, list[str]]) -> None:
+    """Have kubelet write into its checkpoint which container (of a pod, by UID) has which slots."""
+    listed = [
+        {"PodUID": uid, "ContainerName": name, "ResourceName": "rdma/vf", "DeviceIDs": {"0": slots}}
+        for uid, name, slots in entries
+    ]
+    (rig.folder / FILE).parent.mkdir()
+    (rig.folder / FILE).write_text(json.dumps({"Data": {"PodDeviceEntries": listed}}))
+
+
+def settle_grants(rig: Rig) -> None:
+    """Do with the grants what the reconciler does a while later."""
+    now = time.time() + UNCLAIMED_SECONDS + 1
+    for action in decide(
+        rig.ledger.grants(),
+        tuple(rig.known().held_units or ()),
+        offered=None,
+        attached=(),
+        moved={},
+        asked_at=now,
+        unclaimed_before=now - UNCLAIMED_SECONDS,
+    ):
+        if isinstance(action, Release):
+            rig.ledger.release([action.unit_id])
+
+
+def test_a_pod_gets_a_device_for_each_slot_and_a_spec_that_says_what_it_is(rig: Rig) -> None:
+    rig.grant(POD, slot(0), slot(1), gpus=(gpu_uuid(0),))
+    bound = rig.bind(call("c1"))
+    assert bound.keys() == {slot(0), slot(1)}
+    assert len(set(bound.values())) == 2
+    for slot_id, device in bound.items():
+        spec = rig.spec(slot_id)
+        assert spec is not None
+        n = rig.vfs.index(device)
+        assert [entry["path"] for entry in spec["deviceNodes"]] == [
+            f"/dev/infiniband/uverbs{10 + n}",
+            "/dev/infiniband/rdma_cm",
+        ]
+        assert spec["env"] == [f"PCIDEVICE_RDMA_VF={','.join(bound.values())}"]
+    assert {grant.unit_id: grant.device for grant in rig.ledger.grants()} == bound
+
+
+def test_the_same_sandbox_is_answered_the_same_and_kubelet_asked_once(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    first = rig.bind(call("c1"))
+    assert rig.bind(call("c1")) == first
+    assert rig.asked == 1
+
+
+def test_kubelet_is_not_asked_where_no_slot_is_granted(rig: Rig) -> None:
+    rig.ledger.grant("nvidia.com/gpu", {gpu_uuid(0): gpu_uuid(0)})
+    assert rig.bind(call("c1")) == {}
+    assert rig.asked == 0
+    rig.settled = False  # the books may be new ones
+    assert rig.bind(call("c1")) == {}
+    assert rig.asked == 1
+
+
+def test_a_late_or_repeated_del_leaves_the_new_pods_spec_alone(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    old = rig.bind(call("c1"))[slot(0)]
+    row = rig.attach(old, call("c1"))
+    rig.grant(OTHER, slot(0))
+    assert rig.spec(slot(0)) is None  # until its sandbox is made
+    new = rig.bind(call("c2", OTHER))[slot(0)]
+    assert new != old
+    written = rig.spec(slot(0))
+    for _ in range(3):
+        rig.binder.unbind("c1", "eth0")
+    assert rig.spec(slot(0)) == written
+    assert rig.bind(call("c2", OTHER)) == {slot(0): new}
+    assert [a.attachment_id for a in rig.ledger.attachments()] == [row]
+    rig.binder.unbind("c2", "eth0")
+    assert rig.spec(slot(0)) is None
+    assert rig.ledger.bindings() == ()
+
+
+def test_another_sandbox_of_the_pod_is_bound_before_or_after_the_old_ones_del(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    first = rig.bind(call("c1"))[slot(0)]
+    rig.attach(first, call("c1"))
+    second = rig.bind(call("c2"))[slot(0)]
+    assert second != first
+    rig.binder.unbind("c1", "eth0")
+    assert rig.spec(slot(0)) is not None
+    rig.binder.unbind("c2", "eth0")
+    third = rig.bind(call("c3"))[slot(0)]
+    assert third != first  # whose VF is still in the first sandbox
+    assert [b.container_id for b in rig.ledger.bindings()] == ["c3"]
+
+
+def test_a_device_that_died_since_the_grant_is_passed_over(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    expected = rig.vfs[0]
+    rig.stock = stock_of(change(rig.stock.snapshot, expected, driver=None))
+    assert rig.bind(call("c1"))[slot(0)] == rig.vfs[1]
+
+
+def test_a_device_whose_adapter_another_pod_has_is_passed_over(rig: Rig) -> None:
+    """ADD would refuse it, and the next choice be the same."""
+    rig.stock = stock_of(node(rails=2, vfs=2))
+    rig.ledger.begin_attach(
+        Owner("c9", "net1", OTHER, NetnsId(1, 1)),
+        ifname="net1",
+        device="0000:12:00.0",
+        resource_name="",
+        undo=Undo("rail0", "02:00:00:00:00:09", 1500, up=True, mode="nic"),
+        netns_path="/nowhere",
+        request={"name": "net", "network": None},
+    )
+    rig.grant(POD, slot(0), gpus=(gpu_uuid(0),))
+    assert rig.bind(call("c1"))[slot(0)].startswith("0000:22:")
+
+
+def test_devices_in_use_are_waited_for_and_then_told(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    rows = [rig.attach(device, call(f"old-{n}")) for n, device in enumerate(rig.vfs)]
+    with pytest.raises(DeviceBusy, match=r"1 devices of rdma/vf are wanted and 0 are free: of 4, 4 in use"):
+        rig.bind(call("c1"))
+    rig.binder = rig.make(busy_seconds=60)
+    looks: list[bool] = []
+
+    def wanted() -> bool:
+        looks.append(True)
+        return False  # its DEL has come
+
+    with pytest.raises(DeviceBusy):
+        rig.bind(call("c1"), wanted)
+    assert len(looks) == 1
+    row = next(a for a in rig.ledger.attachments() if a.attachment_id == rows[2])
+    leaving = threading.Timer(0.05, rig.ledger.finish_detach, [row])
+    leaving.start()
+    assert rig.bind(call("c1")) == {slot(0): row.device}
+    leaving.join()
+
+
+def test_sick_devices_are_named_by_their_reason(rig: Rig) -> None:
+    snapshot = rig.stock.snapshot
+    for device in rig.vfs:
+        snapshot = change(snapshot, device, driver=None)
+    rig.stock = stock_of(snapshot)
+    rig.grant(POD, slot(0))
+    with pytest.raises(DeviceBusy, match=r"0 are free: of 4, 0 in use, 4 NoDriver"):
+        rig.bind(call("c1"))
+
+
+def test_a_device_that_a_pod_has_under_its_own_name_is_not_given_away(rig: Rig) -> None:
+    rig.ledger.grant("rdma/vf", {rig.vfs[0]: rig.vfs[0]})  # from before the resource was bound late
+    rig.grant(POD, slot(0))
+    assert rig.bind(call("c1"))[slot(0)] == rig.vfs[1]
+
+
+def test_several_containers_have_each_their_own_devices(rig: Rig) -> None:
+    rig.grant(POD, slot(0), gpus=(gpu_uuid(0),), container="a")
+    rig.grant(POD, slot(1), slot(2), container="b")
+    bound = rig.bind(call("c1"))
+    told = {slot_id: (rig.spec(slot_id) or {})["env"] for slot_id in bound}
+    assert told[slot(0)] == [f"PCIDEVICE_RDMA_VF={bound[slot(0)]}"]
+    assert told[slot(1)] == told[slot(2)]
+    assert set(told[slot(1)][0].partition("=")[2].split(",")) == {bound[slot(1)], bound[slot(2)]}
+
+
+def test_variables_for_libraries_name_all_devices_of_the_container(rig: Rig) -> None:
+    rig.resources = (replace(LATE, environment=("nccl",)), *RESOURCES[1:])
+    rig.grant(POD, slot(0), slot(1))
+    (share, *_) = rig.stock.units["rdma/hca"]
+    (container,) = rig.pods[POD].containers
+    early = DeviceAssignment("rdma/hca", (share.unit_id,))
+    rig.pods[POD] = PodDevices(POD, (replace(container, devices=(*container.devices, early)),))
+    bound = rig.bind(call("c1"))
+    names = [f"mlx5_{10 + rig.vfs.index(device)}" for device in bound.values()]
+    for slot_id in bound:
+        assert f"NCCL_IB_HCA=={','.join([*names, 'mlx5_0'])}" in (rig.spec(slot_id) or {})["env"]
+
+
+def test_what_only_an_init_container_has_is_bound_too(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    rig.ledger.grant("rdma/vf", {slot(1): "", slot(2): ""})
+    note(
+        rig,
+        (POD.uid, "worker", [slot(0)]),
+        (POD.uid, "setup", [slot(0), slot(1)]),
+        (OTHER.uid, "setup", [slot(2)]),
+    )
+    assert rig.bind(call("c1")).keys() == {slot(0), slot(1)}
+    # A pod of which PodResources tells nothing has slots all the same.
+    assert rig.bind(call("c2", OTHER)).keys() == {slot(2)}
+    # Its next sandbox, before the first one's DEL.
+    assert rig.bind(call("c3")).keys() == {slot(0), slot(1)}
+
+
+@pytest.mark.parametrize("others", [(), (slot(2),)])
+def test_what_only_an_init_container_has_is_bound_in_a_sandbox_after_its_grant_has_ended(
+    rig: Rig, others: tuple[str, ...]
+) -> None:
+    """PodResources tells of no init container: to the reconciler its slot is nobody's, a minute after Allocate."""
+    rig.ledger.grant("rdma/vf", dict.fromkeys((slot(1), *others), ""))
+    rig.pods[POD] = PodDevices(POD, (ContainerDevices("worker"),))
+    note(rig, (POD.uid, "setup", [slot(1)]))
+    settle_grants(rig)
+    assert slot(1) not in rig.ledger.granted_slots()
+    if others:
+        rig.grant(OTHER, *others)
+    assert rig.bind(call("c1")).keys() == {slot(1)}
+    assert rig.spec(slot(1)) is not None
+
+
+def test_what_an_init_container_had_before_another_pod_is_left_to_that(rig: Rig) -> None:
+    rig.grant(OTHER, slot(1))
+    bound = rig.bind(call("c2", OTHER))
+    rig.pods[POD] = PodDevices(POD, (ContainerDevices("worker"),))
+    note(rig, (POD.uid, "setup", [slot(1)]))
+    assert rig.bind(call("c1")) == {}
+    assert {b.unit_id: b.device for b in rig.ledger.bindings()} == bound
+
+
+def test_an_interface_that_multus_asks_for_lets_go_of_its_own_slot(rig: Rig) -> None:
+    rig.grant(POD, slot(0), slot(1))
+    bound = rig.bind(call("c1", ifname="net1", device=slot(0)))
+    assert rig.bind(call("c1", ifname="net2", device=slot(1))) == bound
+    rig.binder.unbind("c1", "net2")
+    assert [b.unit_id for b in rig.ledger.bindings()] == [slot(0)]
+    rig.binder.unbind("c1", "net1")
+    assert rig.ledger.bindings() == ()
+    assert rig.specs.slots() == frozenset()
+
+
+def test_a_spec_that_cannot_be_written_leaves_nothing_bound(rig: Rig) -> None:
+    (rig.folder / "cdi").write_text("not a folder")
+    rig.grant(POD, slot(0))
+    with pytest.raises(Unavailable, match="cannot be written"):
+        rig.bind(call("c1"))
+    assert rig.ledger.bindings() == ()
+    assert [grant.device for grant in rig.ledger.grants()] == [""]
+
+
+def test_a_pod_without_a_name_has_no_slots(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    assert rig.bind(call("c1", PodRef("", ""))) == {}

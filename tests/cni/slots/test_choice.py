@@ -1,0 +1,129 @@
+"""Which devices slots get: the best for all of a pod's GPUs together, else those of the slots' own NUMA node."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.model.health import HEALTHY
+from agent.model.topology import Locality
+from agent.offer.offer import Unit
+from agent.placement import Distances
+from cni.slots.choice import Choice, choose
+from cni.slots.wishes import Wish
+from tests.deviceplugin.machines import gpu_uuid, node
+
+NODE = node(rails=4, vfs=4)
+DISTANCES = Distances(NODE)
+
+
+def vf(rail: int, index: int = 0) -> Unit:
+    pf = [d for d in NODE.devices if d.vfs][rail]
+    address = pf.vfs[index]
+    return Unit(address, "rdma/vf", "vf", address, HEALTHY, pf.numa_node)
+
+
+def wish(container: str, *slots: str, gpus: tuple[int, ...] = ()) -> Wish:
+    return Wish(container, "rdma/vf", tuple(f"slot-rdma:vf-{s}" for s in slots), tuple(gpu_uuid(n) for n in gpus))
+
+
+def chosen(wishes: list[Wish], free: list[Unit], **load: int) -> tuple[Choice, ...]:
+    found = choose(DISTANCES, wishes, free, load)
+    assert found is not None
+    return found
+
+
+def test_each_gpu_gets_the_vf_below_its_switch() -> None:
+    free = [vf(rail, index) for rail in range(4) for index in range(2)]
+    (choice,) = chosen([wish("a", "0-0", "0-1", gpus=(3, 1))], free)
+    assert choice.devices == (vf(3).device, vf(1).device)
+
+
+def test_no_container_takes_what_is_nearest_to_anothers_gpu() -> None:
+    one, other = chosen([wish("a", "0-0", gpus=(1,)), wish("b", "0-1", gpus=(0,))], [vf(0), vf(1)])
+    assert (one.devices, other.devices) == ((vf(1).device,), (vf(0).device,))
+
+
+def test_a_slot_stands_for_a_device_of_its_own_numa_node_if_there_is_one() -> None:
+    (choice,) = chosen([wish("a", "0-0", "1-0", gpus=(2, 0))], [vf(0), vf(2)])
+    assert choice.pairs == (("slot-rdma:vf-1-0", vf(2).device), ("slot-rdma:vf-0-0", vf(0).device))
+
+
+def test_without_spread_the_port_with_most_in_use_is_filled_first() -> None:
+    free = [vf(rail, index) for rail in range(2) for index in range(3)]
+    load = {DISTANCES.port(vf(1).device): 1}
+    for spread, ports in ((False, [1, 1, 1]), (True, [0, 0, 1])):
+        found = choose(DISTANCES, [wish("a", "0-0", "0-1", "0-2")], free, load, spread=spread)
+        assert found is not None
+        assert (
+            sorted(
+                int(unit.device in {vf(1, n).device for n in range(3)})
+                for unit in free
+                if unit.device in found[0].devices
+            )
+            == ports
+        )
+
+
+def test_without_gpus_a_slot_gets_a_device_of_its_own_numa_node() -> None:
+    (choice,) = chosen([wish("a", "1-0")], [vf(0), vf(1), vf(3)])
+    assert choice.devices == (vf(3).device,)
+    (choice,) = chosen([wish("a", "1-0")], [vf(0)])
+    assert choice.devices == (vf(0).device,)
+
+
+def test_without_gpus_the_least_loaded_port_is_taken() -> None:
+    pf = [d for d in NODE.devices if d.vfs]
+    found = choose(DISTANCES, [wish("a", "0-0")], [vf(0), vf(1)], {pf[0].address: 2, pf[1].address: 1})
+    assert found is not None
+    assert found[0].devices == (vf(1).device,)
+
+
+def test_what_a_container_of_the_pod_has_taken_loads_its_port_for_the_next_one() -> None:
+    free = [vf(rail, index) for rail in range(2) for index in range(2)]
+    for gpus in ((), (2, 3)):  # none, or two that are equally far from both ports
+        found = chosen([wish("a", "0-0", gpus=gpus), wish("b", "0-1", gpus=gpus)], free)
+        assert {DISTANCES.port(choice.devices[0]) for choice in found} == {
+            DISTANCES.port(vf(n).device) for n in range(2)
+        }
+
+
+def test_more_slots_than_gpus_are_shared_out_among_the_gpus() -> None:
+    free = [vf(rail, index) for rail in range(4) for index in range(2)]
+    (choice,) = chosen([wish("a", "0-0", "0-1", "0-2", "0-3", gpus=(0, 1))], free)
+    nearest = [min(DISTANCES.distance(gpu_uuid(gpu), device) for gpu in (0, 1)) for device in choice.devices]
+    assert nearest == [Locality.PIX] * 4
+
+
+def test_too_few_devices_are_told() -> None:
+    assert choose(DISTANCES, [wish("a", "0-0", "0-1", gpus=(0, 1))], [vf(0)], {}) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_other_choice_has_nearer_pairs(data: st.DataObject) -> None:
+    free = data.draw(st.lists(st.builds(vf, st.integers(0, 3), st.integers(0, 1)), unique=True, min_size=1, max_size=6))
+    gpus = data.draw(st.lists(st.integers(0, 3), unique=True, min_size=1, max_size=min(4, len(free))))
+    cut = data.draw(st.integers(0, len(gpus)))
+    parts = [part for part in (tuple(gpus[:cut]), tuple(gpus[cut:])) if part]
+    wishes = [
+        wish(f"c{i}", *(f"0-{i}{n}" for n in range(len(part))), gpus=tuple(sorted(part)))
+        for i, part in enumerate(parts)
+    ]
+    found = chosen(wishes, free)
+    slots = [slot for choice in found for slot, _ in choice.pairs]
+    assert sorted(slots) == sorted(slot for each in wishes for slot in each.slots)
+    got = sorted(
+        (DISTANCES.distance(gpu, device) for c in found for gpu, device in zip(c.wish.gpus, c.devices, strict=True)),
+        reverse=True,
+    )
+    best = min(
+        (
+            (max(pairs), sum(pairs))
+            for order in permutations([unit.device for unit in free], len(gpus))
+            if (pairs := [DISTANCES.distance(gpu_uuid(gpu), device) for gpu, device in zip(gpus, order, strict=True)])
+        ),
+    )
+    assert (got[0], sum(got)) == best

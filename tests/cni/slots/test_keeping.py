@@ -1,0 +1,125 @@
+"""CDI specs that somebody removes are written again, long before the reconciler looks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agent.config import Config, HealthSettings
+from agent.edits.cdi import SlotSpecs
+from agent.edits.claim_specs import ClaimSpecs
+from agent.health import HealthBook
+from agent.ledger import Ledger
+from agent.model.allocation import Binding, PodRef
+from agent.model.device import Snapshot
+from agent.process.conditions import Conditions
+from agent.reconcile.claims import Claims
+from agent.reconcile.view import Outside
+from agent.report.events import Events
+from agent.report.metrics import Metrics
+from agent.report.report import Report
+from agent.state import Latest
+from cni.claims import ClaimReader
+from cni.install.folder import LIMITS, FolderChanges
+from cni.slots.bound import BoundSlots
+from cni.slots.keeping import KeptSpecs
+from tests import descriptors
+from tests.agent.books import open_books
+from tests.agent.claimed import prepare
+from tests.awaiting import until
+
+SLOT = "slot-rdma:vf-0-1"
+EDITS = {"env": ["PCIDEVICE_RDMA_VF=0000:3b:00.1"]}
+BINDING = Binding(SLOT, "rdma/vf", "vf", "0000:3b:00.1", "worker", "c1", "net1", PodRef("ai", "train-0"), EDITS)
+
+
+class Lists:
+    """Of pools, whose specs are as the test says."""
+
+    def __init__(self) -> None:
+        self.specs_problem: str | None = None
+        self.looks = 0
+
+    def look_again(self) -> None:
+        self.looks += 1
+
+
+class Keeping:
+    """The specs of one binding in a folder."""
+
+    def __init__(self, specs: KeptSpecs, lists: Lists, report: Report) -> None:
+        self.specs = specs
+        self.lists = lists
+        self.report = report
+
+
+def healer_of(books: Ledger, folder: Path) -> Claims:
+    """Make what writes the specs of claims."""
+    return Claims(books, ClaimSpecs(folder), Latest(Snapshot()), Outside(), Latest[ClaimReader | None](None))
+
+
+@contextlib.asynccontextmanager
+async def keeping(books_in: Path, folder: Path) -> AsyncIterator[Keeping]:
+    with open_books(books_in) as books:
+        books.bind_slots([BINDING])
+        prepare(books)
+        report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthBook(HealthSettings()))
+        bound, lists = BoundSlots(Latest(Config(kubelet_dir=books_in)), books, SlotSpecs(folder)), Lists()
+        kept = KeptSpecs(folder, (bound, healer_of(books, folder)), lists, report)
+        running = asyncio.create_task(kept.run())
+        try:
+            yield Keeping(kept, lists, report)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+
+@pytest.mark.parametrize("name", [SLOT, "claim-uid-nics"])
+def test_a_cdi_spec_that_is_removed_is_written_again(tmp_path: Path, name: str) -> None:
+    spec = tmp_path / f"nodefabric-{name}.json"
+
+    async def scenario() -> None:
+        async with keeping(tmp_path, tmp_path) as kept:
+            await until(spec.exists)
+            text = spec.read_text()
+            for _ in range(2):
+                looks = kept.lists.looks
+                spec.unlink()
+                await until(spec.exists)
+                assert spec.read_text() == text
+                assert kept.lists.looks > looks
+            assert kept.specs.problem is None
+            await until(lambda: [event.text for event in kept.report.events.listed()] == ["mended"])
+
+    asyncio.run(scenario())
+
+
+def test_cdi_specs_that_cannot_be_written_are_told_of_until_they_can(tmp_path: Path) -> None:
+    folder = tmp_path / "cdi"
+    folder.write_text("in the way")
+
+    async def scenario() -> None:
+        async with keeping(tmp_path, folder) as kept:
+            await until(lambda: "cannot be written" in (kept.specs.problem or ""))
+            folder.unlink()
+            await until(lambda: kept.specs.problem is None and list(folder.iterdir()))
+            kept.lists.specs_problem = "those of pools are not there"
+            assert kept.specs.problem == "those of pools are not there"
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_that_cannot_be_watched_is_told_of_until_it_can(tmp_path: Path) -> None:
+    changes = FolderChanges(tmp_path)
+    with descriptors.none_left():
+        assert changes.open() is None
+    said = [changes.problem]
+    assert changes.open() is not None
+    said.append(changes.problem)
+    assert said == [f"{tmp_path} cannot be watched: Too many open files ({LIMITS})", None]
+    changes.close()

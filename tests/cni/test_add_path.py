@@ -1,0 +1,135 @@
+"""How much code of ours one ADD passes: what a reader has to know to follow it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import FrameType
+
+from prometheus_client import CollectorRegistry
+
+from agent.config import Config, HealthSettings, Resource
+from agent.health import HealthBook
+from agent.inventory import Inventory
+from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices, PodResources
+from agent.model.allocation import PodRef
+from agent.offer.units import plain_offer
+from agent.parts import Parts
+from agent.process.conditions import Conditions
+from agent.report.events import Events
+from agent.report.metrics import Metrics
+from agent.report.report import Report
+from agent.sim.machine import SimulatedMachine
+from agent.state import Latest
+from cni import protocol
+from cni.node import Node
+from cni.protocol import Answer, Request
+from tests.agent.books import open_books
+from tests.cni import tiny_node
+from tests.cni.networks import network
+from tests.cni.tiny_node import vf
+
+ROOT = Path(__file__).parents[2]
+OURS = tuple(str(ROOT / name) + "/" for name in ("agent", "cni", "deviceplugin", "proto"))
+MOST = 48
+"""Beside the node's stand-in: the server, what the call names, the mode, the ledger, netlink, and the values of all."""
+STAND_IN = str(ROOT / "agent/sim") + "/"
+
+
+class Passed:
+    """Notes the modules of ours whose functions run on threads that serve CNI."""
+
+    def __init__(self) -> None:
+        self.modules = set[str]()
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> None:
+        file = frame.f_code.co_filename
+        is_ours = file.startswith(OURS) and not file.startswith(STAND_IN)
+        if event == "call" and is_ours and threading.current_thread().name == "cni":
+            self.modules.add(file.removeprefix(f"{ROOT}/").removesuffix(".py").replace("/", "."))
+
+
+class Kubelet(PodResources):
+    """Has given the first VF to every pod."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"))
+
+    async def get(self, pod: PodRef) -> PodDevices | None:
+        return PodDevices(pod, (ContainerDevices("main", (DeviceAssignment("rdma/vf", (vf(0),)),)),))
+
+
+@contextlib.asynccontextmanager
+async def parts_of(folder: Path, run_dir: Path) -> AsyncIterator[Parts]:
+    """Put the agent's parts together on a node with VFs, of which kubelet has granted the first."""
+    resource = Resource("rdma/vf", "vf", network="rails")
+    config = Config(
+        resources=(resource,),
+        networks=(network({"name": "rails", "vlan": 7}),),
+        kubelet_dir=folder,
+        state_dir=folder,
+        run_dir=run_dir,
+        cdi_dir=folder,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        host = SimulatedMachine.open(folder)
+        stack.callback(host.close)
+        inventory = Inventory(host, 60.0)
+        await inventory.scan_now()
+        snapshot = inventory.snapshot.value
+        books = stack.enter_context(open_books(folder, boot_id=snapshot.boot_id))
+        books.grant("rdma/vf", {vf(0): vf(0)})
+        report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthBook(HealthSettings()))
+        node, offer = Node(host, books, inventory.snapshot, report), Latest(plain_offer(config.resources, snapshot))
+        parts = Parts(Latest(config), node, offer, Kubelet(), report)
+        stack.callback(parts.attachments.close)
+        yield parts
+
+
+def call(path: Path, pod: Path) -> Answer:
+    """Chain an ADD after the pod's network, as a relay does."""
+    env = {
+        "CNI_COMMAND": "ADD",
+        "CNI_CONTAINERID": "c1",
+        "CNI_IFNAME": "eth0",
+        "CNI_NETNS": str(pod),
+        "CNI_ARGS": "K8S_POD_NAMESPACE=default;K8S_POD_NAME=p;K8S_POD_UID=uid",
+        "CNI_PATH": "/opt/cni/bin",
+    }
+    before = {"cniVersion": "1.1.0", "interfaces": [{"name": "eth0"}]}
+    conf = {"cniVersion": "1.1.0", "name": "cluster", "type": "nodefabric", "prevResult": before}
+    with socket.socket(socket.AF_UNIX) as connection, pod.open() as netns:
+        connection.connect(str(path))
+        frame = protocol.encode_request(Request(env, json.dumps(conf).encode()))
+        socket.send_fds(connection, [frame], [netns.fileno()])
+        received = b""
+        while more := connection.recv(1 << 16):
+            received += more
+    return protocol.decode_answer(received)
+
+
+def test_an_add_passes_few_modules(own_network: None, tmp_path: Path, short_folder: Path) -> None:
+    tiny_node.create(tmp_path)
+    passed = Passed()
+    pod = tiny_node.make_pod(tmp_path / "pod.netns")
+
+    async def scenario() -> Answer:
+        async with parts_of(tmp_path, short_folder) as parts:
+            threading.setprofile(passed)
+            try:
+                parts.server.start(passed.modules.clear)
+                return await asyncio.to_thread(call, short_folder / "cni.sock", pod)
+            finally:
+                threading.setprofile(None)
+                parts.server.close()
+
+    answer = asyncio.run(scenario())
+    assert answer.exit == 0, answer.stdout
+    assert [i["name"] for i in json.loads(answer.stdout)["interfaces"]] == ["eth0", "net1"]
+    print(len(passed.modules), *sorted(passed.modules), sep="\n")  # to be read with `pytest -s`
+    assert len(passed.modules) <= MOST, sorted(passed.modules)

@@ -1,0 +1,232 @@
+"""Which devices a pod's network gets, by what kubelet says and the books know."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.config import Config, RailNic, Resource
+from agent.config.networks import network_of_keys
+from agent.errors import RequestInvalid, Unavailable, UnknownUnit
+from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices, PodResources
+from agent.ledger import Ledger
+from agent.model.allocation import PodRef
+from agent.model.device import PciDevice
+from agent.model.health import HEALTHY
+from agent.offer.offer import Unit
+from agent.offer.units import plain_offer
+from cni.granted import MAX_ASKING
+from cni.grants import GrantedDevice
+from tests.agent.books import open_books
+from tests.awaiting import until
+from tests.cni.granting import granted_of
+from tests.cni.networks import network
+from tests.deviceplugin.machines import node, pci, without
+
+POD = PodRef("default", "p", "uid-p")
+VF, OTHER, SLOT = "0000:12:00.1", "0000:12:00.2", "slot-rdma:vf-0-0"
+RAILS = network({"name": "rails", "mode": "vf"})
+ACCELERATOR = "0000:6b:00.1"
+
+
+NODE = (PciDevice(ACCELERATOR, (), 0x120000, 0x8086, 0, None, 0, None),)
+
+
+class Kubelet(PodResources):
+    """Knows one pod."""
+
+    def __init__(self, *units: str) -> None:
+        super().__init__(Path("/nowhere"))
+        self.units = units
+        self.asked = 0
+
+    async def get(self, pod: PodRef) -> PodDevices | None:
+        self.asked += 1
+        return PodDevices(pod, (ContainerDevices("main", (DeviceAssignment("rdma/vf", self.units),)),))
+
+
+def told(folder: Path, kubelet: Kubelet, binding: str, **granted: str) -> tuple[GrantedDevice, ...]:
+    """Ask what the pod's network gets, on a thread of a call's. `granted` are units in the books, and their devices."""
+    resource = Resource("rdma/vf", "vf", binding=binding, network="rails")
+
+    async def work(books: Ledger) -> tuple[GrantedDevice, ...]:
+        loop = asyncio.get_running_loop()
+        config = Config(resources=(resource,), networks=(RAILS,))
+        found = granted_of(config, books, kubelet, loop, devices=NODE)
+        return tuple(await asyncio.to_thread(found.devices, POD))
+
+    with open_books(folder) as books:
+        books.grant("rdma/vf", granted)
+        return asyncio.run(work(books))
+
+
+def test_a_pod_gets_the_vf_that_kubelet_gave_it(tmp_path: Path) -> None:
+    kubelet = Kubelet(VF)
+    expected = GrantedDevice(VF, "rdma/vf", RAILS)
+    assert told(tmp_path, kubelet, "early", **{VF: VF, OTHER: OTHER}) == (expected,)
+
+
+def test_a_vf_from_before_its_resource_was_bound_late_comes_into_a_new_sandbox_of_its_pod(tmp_path: Path) -> None:
+    expected = GrantedDevice(VF, "rdma/vf", RAILS)
+    assert told(tmp_path, Kubelet(VF, SLOT), "late", **{VF: VF, SLOT: OTHER}) == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("netconf", "mode"),
+    [
+        ({}, "nic"),
+        ({"mtu": 9000}, "nic"),
+        ({"mode": "vf"}, "vf"),
+        ({"vfio": True}, "vf"),
+        ({"functionReset": True}, "vf"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["nic", "rail"])
+def test_a_whole_adapter_joins_a_network_as_such(tmp_path: Path, kind: str, netconf: dict[str, Any], mode: str) -> None:
+    resource = Resource("rdma/nic", kind, network="rails", nic=RailNic("nic"))
+    config = Config(resources=(resource,), networks=(network({**netconf, "name": "rails"}),))
+    with open_books(tmp_path) as books, contextlib.closing(asyncio.new_event_loop()) as loop:
+        granted = granted_of(config, books, Kubelet(), loop)
+        joined = granted.network_of("rdma/nic", "0000:12:00.0")
+        assert joined is not None
+        assert (joined.name, joined.setup) == ("rails", replace(network(netconf).setup, mode=mode))
+
+
+@pytest.mark.parametrize(
+    ("resource_name", "unit", "device"),
+    [
+        ("rdma/vf", VF, VF),
+        ("rdma/rail", "rail-GPU-1", VF),
+        ("rdma/hca", "hca-0c42a10300651234-7", VF),
+        ("rdma/late", SLOT, VF),
+        ("nvidia.com/gpu", "GPU-1", "GPU-1"),
+        ("intel.com/accelerator", ACCELERATOR, ACCELERATOR),
+    ],
+)
+@pytest.mark.parametrize("holder", [None, POD, PodRef("default", "other", "uid-o")])
+def test_a_device_whose_resource_is_gone_is_missed_by_the_pod_that_has_it(
+    tmp_path: Path, resource_name: str, unit: str, device: str, holder: PodRef | None
+) -> None:
+    class Former(Kubelet):
+        async def get(self, pod: PodRef) -> PodDevices | None:
+            self.asked += 1
+            return PodDevices(pod, (ContainerDevices("main", (DeviceAssignment(resource_name, (unit,)),)),))
+
+    kubelet = Former()
+
+    async def work(books: Ledger) -> tuple[GrantedDevice, ...]:
+        config = Config(resources=(Resource("rdma/new", "vf"),))
+        loop = asyncio.get_running_loop()
+        found = granted_of(config, books, kubelet, loop, devices=NODE)
+        return tuple(await asyncio.to_thread(found.devices, POD))
+
+    with open_books(tmp_path) as books:
+        books.grant(resource_name, {unit: device})
+        if holder is not None:
+            books.bind([unit], holder)
+        if resource_name in ("rdma/vf", "rdma/rail") and holder in (None, POD):
+            with pytest.raises(UnknownUnit, match=f"main has {unit} of {resource_name}, .* put the resource back"):
+                asyncio.run(work(books))
+            books.grant(resource_name, {unit: device})
+            kubelet.get = Kubelet("another").get  # type: ignore[method-assign]
+        assert asyncio.run(work(books)) == ()
+        assert kubelet.asked <= 1
+
+
+@pytest.mark.parametrize(("noted", "found"), [("uid-p", (VF,)), ("uid-o", ())])
+def test_a_pod_in_kubelets_notes_has_its_vf_though_its_grant_has_ended(
+    tmp_path: Path, noted: str, found: tuple[str, ...]
+) -> None:
+    """So it is after a start of kubelet while the API server was away: it lists no pods then."""
+    config = Config(resources=(Resource("rdma/vf", "vf", network="rails"),), networks=(RAILS,))
+
+    async def work(books: Ledger) -> tuple[GrantedDevice, ...]:
+        granted = granted_of(
+            config,
+            books,
+            Kubelet(VF),
+            asyncio.get_running_loop(),
+            Unit(VF, "rdma/vf", "vf", VF, HEALTHY, 0),
+            noted=(noted,),
+        )
+        return tuple(await asyncio.to_thread(granted.devices, POD))
+
+    with open_books(tmp_path) as books:
+        assert tuple(each.device for each in asyncio.run(work(books))) == found
+
+
+def test_kubelet_is_not_asked_where_all_that_is_granted_are_slots(tmp_path: Path) -> None:
+    kubelet = Kubelet(SLOT)
+    assert told(tmp_path, kubelet, "late", **{SLOT: VF}) == ()
+    assert kubelet.asked == 0
+
+
+def test_slices_that_pods_had_from_another_plugin_are_claimed_though_no_resource_is_called_so(tmp_path: Path) -> None:
+    slices = Unit("MIG-1", "nvidia.com/mig-1g.10gb", "gpu", "MIG-1", HEALTHY, 0)
+
+    class Others(Kubelet):
+        async def list(self) -> tuple[PodDevices, ...]:
+            units = (("nvidia.com/mig-1g.10gb", "MIG-1"), ("else.where/mig", "MIG-1"), ("else.where/x", "x"))
+            devices = tuple(DeviceAssignment(name, (unit,)) for name, unit in units)
+            return (PodDevices(POD, (ContainerDevices("main", devices),)),)
+
+    async def work(books: Ledger) -> list[tuple[str, str]]:
+        config = Config(resources=(Resource("nvidia.com/gpu", "gpu", mig="mixed"),))
+        loop = asyncio.get_running_loop()
+        found = granted_of(config, books, Others(), loop, slices)
+        return [(held.resource_name, held.unit_id) for held in await found.held_units()]
+
+    with open_books(tmp_path) as books:
+        assert asyncio.run(work(books)) == [("nvidia.com/mig-1g.10gb", "MIG-1")]
+
+
+def test_few_calls_wait_at_once_for_a_kubelet_that_does_not_answer(tmp_path: Path) -> None:
+    answers = asyncio.Event()
+
+    class Stuck(Kubelet):
+        async def get(self, pod: PodRef) -> PodDevices | None:
+            self.asked += 1
+            await answers.wait()
+            return None
+
+    kubelet = Stuck()
+
+    async def work(books: Ledger) -> None:
+        loop = asyncio.get_running_loop()
+        granted = granted_of(Config(), books, kubelet, loop)
+        with concurrent.futures.ThreadPoolExecutor(MAX_ASKING + 1) as threads:
+            waiting = [loop.run_in_executor(threads, granted.pod_devices, POD) for _ in range(MAX_ASKING)]
+            await until(lambda: kubelet.asked == MAX_ASKING)
+            with pytest.raises(Unavailable, match=f"^{MAX_ASKING} calls wait for kubelet"):
+                await loop.run_in_executor(threads, granted.pod_devices, POD)
+            answers.set()
+            assert await asyncio.gather(*waiting) == [None] * MAX_ASKING
+            assert await loop.run_in_executor(threads, granted.pod_devices, POD) is None
+
+    with open_books(tmp_path) as books:
+        asyncio.run(work(books))
+
+
+def test_a_device_joins_what_its_place_makes_of_a_network_and_of_a_claims_name(tmp_path: Path) -> None:
+    of_rails = network_of_keys({"name": "rails", "ifName": "rail{rail}", "vlan": "{rail+100}"})
+    config = Config(resources=(Resource("rdma/vf", "vf", network="rails"),), networks=(of_rails,))
+    snapshot = node(rails=2, vfs=1)
+    of_no_rail = pci("0000:02:00.0", ("pci0000:00",), 0)
+    with open_books(tmp_path) as books, contextlib.closing(asyncio.new_event_loop()) as loop:
+        books.keep_rails(plain_offer((), node(rails=4, vfs=1)).rails)
+        granted = granted_of(config, books, Kubelet(), loop, devices=(of_no_rail, *without(snapshot, VF).devices))
+        of_claim = granted.settled(GrantedDevice("0000:22:00.1", "rdma/vf", None, ifname="nic{rail*10}"))
+        assert (of_claim.ifname, of_claim.usual, of_claim.network) == ("", "nic10", None)
+        joined = granted.network_of("rdma/vf", "0000:22:00.1")
+        assert joined is not None
+        assert (joined.ifname, joined.setup.settings.vlan) == ("rail1", 101)
+        assert granted.network_of("rdma/vf", of_no_rail.address) is None
+        with pytest.raises(RequestInvalid, match=r"asks for the rail of a device of adapter 0000:02:00\.0"):
+            granted.settled(GrantedDevice(of_no_rail.address, "rdma/vf", of_rails))
+        assert granted.named_network("rails", "0000:22:00.1").setup.settings.vlan == 101

@@ -1,0 +1,240 @@
+"""The examples with claims: the chart makes their classes, constraints name their requests, parameters are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cel_expr_python import cel
+
+from agent import config
+from agent.config import Config
+from deviceplugin.dra.allocation import Opaque, Result
+from deviceplugin.dra.attributes import Attributes
+from deviceplugin.dra.devices import DraDevice
+from deviceplugin.dra.parameters import settings_of
+from tests.daemonset.manifests import Document, Kube, documents
+from tests.daemonset.test_examples import BY_PLUGIN, EXAMPLES, JOBS, extended, pods
+from tests.deviceplugin.dra.nodes import Offered, recorded_node
+
+CONFIG = EXAMPLES / "config-dra.yaml"
+GPU_CLASS = "gpu.nvidia.com"
+CLAIMS = [path for path in JOBS if path not in BY_PLUGIN]
+BY_CLAIM = [path for path in CLAIMS if path.name != "dra-unchanged.yaml"]
+MOST_PREFERRED = 4
+"""With more pairs of which one is preferred the scheduler may search for seconds."""
+
+
+def templates(path: Path) -> dict[str, Document]:
+    """Return the claims' specs by their templates' names."""
+    found = (d for d in documents(path) if d["kind"] == "ResourceClaimTemplate")
+    return {d["metadata"]["name"]: d["spec"]["spec"]["devices"] for d in found}
+
+
+def asked(devices: Document) -> Iterator[tuple[str, Document]]:
+    """List the names by which constraints and configurations may call requests, with what is asked for."""
+    for request in devices["requests"]:
+        if "exactly" in request:
+            yield request["name"], request["exactly"]
+        for either in request.get("firstAvailable", ()):
+            yield f"{request['name']}/{either['name']}", either
+
+
+@pytest.fixture(scope="module")
+def classes(kube: Kube) -> dict[str, Document]:
+    """The classes that the chart makes of the configuration, by name."""
+    found = kube.template({"config": yaml.safe_load(CONFIG.read_text())})
+    return {d["metadata"]["name"]: d["spec"] for d in found if d["kind"] == "DeviceClass"}
+
+
+@pytest.fixture(scope="module")
+def parsed() -> Config:
+    return config.parse(CONFIG.read_text(), CONFIG.name)
+
+
+def test_there_is_an_example_of_each_kind() -> None:
+    assert len(BY_CLAIM) == 5
+    assert all(templates(path) for path in BY_CLAIM)
+
+
+@pytest.mark.parametrize("path", BY_CLAIM, ids=lambda p: p.name)
+def test_every_class_that_is_asked_for_is_the_charts_or_the_gpus(path: Path, classes: dict[str, Document]) -> None:
+    names = {what["deviceClassName"] for devices in templates(path).values() for _, what in asked(devices)}
+    assert names & classes.keys()
+    assert names <= {*classes, GPU_CLASS}
+
+
+@pytest.mark.parametrize("path", BY_CLAIM, ids=lambda p: p.name)
+def test_constraints_and_configurations_name_requests_that_are_there(path: Path) -> None:
+    for devices in templates(path).values():
+        requests = {name for name, _ in asked(devices)}
+        for entry in (*devices.get("constraints", ()), *devices.get("config", ())):
+            assert set(entry["requests"]) <= requests
+
+
+@pytest.mark.parametrize("path", BY_CLAIM, ids=lambda p: p.name)
+def test_a_constraint_pairs_one_gpu_with_one_adapter(path: Path, parsed: Config) -> None:
+    """By an attribute that the agent's devices carry."""
+    for devices in templates(path).values():
+        constraints = devices.get("constraints", [])
+        named = [name for each in constraints for name in each["requests"]]
+        assert len(named) == len(set(named))
+        wanted = dict(asked(devices))
+        for constraint in constraints:
+            assert constraint["matchAttribute"] in parsed.dra.aliases
+            found = [wanted[name] for name in constraint["requests"]]
+            assert sorted(what["deviceClassName"] for what in found) == [GPU_CLASS, "rdma-vf"]
+            assert {what.get("count", 1) for what in found} == {1}
+
+
+@pytest.mark.parametrize("path", BY_CLAIM, ids=lambda p: p.name)
+def test_what_is_preferred_comes_before_what_it_is_to_be_near_to(path: Path) -> None:
+    """The scheduler keeps what it took first, if there is any way to go on."""
+    for devices in templates(path).values():
+        order = [request["name"] for request in devices["requests"]]
+        preferring = [request["name"] for request in devices["requests"] if "firstAvailable" in request]
+        assert len(preferring) <= MOST_PREFERRED
+        for constraint in devices.get("constraints", ()):
+            bases = [name.partition("/")[0] for name in constraint["requests"]]
+            for name in set(bases) & set(preferring):
+                assert order.index(name) == min(map(order.index, bases))
+
+
+@pytest.mark.parametrize("path", BY_CLAIM, ids=lambda p: p.name)
+def test_pods_have_the_claims_that_their_containers_name(path: Path) -> None:
+    found = templates(path)
+    for document in documents(path):
+        for spec in pods(document):
+            claims = {each["name"]: each["resourceClaimTemplateName"] for each in spec["resourceClaims"]}
+            assert set(claims.values()) <= found.keys()
+            named = [each["name"] for c in spec["containers"] for each in c.get("resources", {}).get("claims", ())]
+            assert set(named) == claims.keys()
+
+
+@pytest.mark.parametrize("path", BY_CLAIM, ids=lambda p: p.name)
+def test_parameters_are_such_as_the_agent_takes(path: Path, classes: dict[str, Document], parsed: Config) -> None:
+    resources = {spec["extendedResourceName"]: name for name, spec in classes.items()}
+    for devices in templates(path).values():
+        results = [
+            (Result(name, parsed.dra.driver, "node", f"device-{i}"), resource)
+            for i, (name, what) in enumerate(asked(devices))
+            for resource in parsed.claimable
+            if resources[resource.name] == what["deviceClassName"]
+        ]
+        assert results
+        of_classes = [
+            Opaque(each["opaque"]["parameters"], (result.request,), from_class=True)
+            for result, resource in results
+            for each in classes[resources[resource.name]].get("config", ())
+        ]
+        of_claim = [Opaque(each["opaque"]["parameters"], tuple(each["requests"])) for each in devices.get("config", ())]
+        settings = settings_of([*of_classes, *of_claim], results, parsed)
+        for (_, resource), setting in zip(results, settings, strict=True):
+            assert bool(setting.network) is (resource.name == "rdma/vf")
+    assert {each["opaque"]["driver"] for d in templates(path).values() for each in d.get("config", ())} <= {
+        parsed.dra.driver
+    }
+
+
+def test_the_interface_has_the_name_that_the_example_tells(parsed: Config) -> None:
+    path = EXAMPLES / "dra-vf.yaml"
+    (devices,) = templates(path).values()
+    (entry,) = devices["config"]
+    (setting,) = settings_of(
+        [Opaque(entry["opaque"]["parameters"], tuple(entry["requests"]))],
+        [(Result("nic", parsed.dra.driver, "node", "device"), parsed.claimable[0])],
+        parsed,
+    )
+    assert setting.ifname in path.read_text().partition("apiVersion")[0]
+
+
+@pytest.mark.parametrize("path", CLAIMS, ids=lambda p: p.name)
+def test_who_pins_memory_may_do_so(path: Path) -> None:
+    for document in documents(path):
+        for spec in pods(document):
+            for container in spec["containers"]:
+                added: Any = container.get("securityContext", {}).get("capabilities", {}).get("add", [])
+                assert ("IPC_LOCK" in added) is bool(container.get("resources")), container["name"]
+
+
+@pytest.fixture(scope="module")
+def devices(parsed: Config) -> tuple[DraDevice, ...]:
+    """What the scheduler is told of a node with the configuration."""
+    return Offered(recorded_node("h100-8gpu"), parsed.resources, parsed.dra).devices
+
+
+def plain(attributes: Attributes, driver: str) -> dict[str, dict[str, Any]]:
+    """Return attributes as expressions see them: by domain, then by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, typed in attributes.items():
+        domain, _, short = name.rpartition("/")
+        (found.setdefault(domain or driver, {})[short],) = typed.values()
+    return found
+
+
+def test_a_class_selects_the_devices_of_its_resource_and_no_others(
+    classes: dict[str, Document], devices: tuple[DraDevice, ...], parsed: Config
+) -> None:
+    env = cel.NewEnv(variables={"device": cel.Type.DYN})
+    for spec in classes.values():
+        (selector,) = spec["selectors"]
+        expression = env.compile(selector["cel"]["expression"])
+        selected = set()
+        for device in devices:
+            seen = {"driver": parsed.dra.driver, "attributes": plain(device.attributes, parsed.dra.driver)}
+            if expression.eval(data={"device": seen}).plain_value() is True:
+                selected.add(device.resource_name)
+        assert selected == {spec["extendedResourceName"]}
+        other = {"driver": GPU_CLASS, "attributes": {GPU_CLASS: {"uuid": "GPU-1"}}}
+        assert expression.eval(data={"device": other}).plain_value() is False
+
+
+def test_on_the_node_of_the_configuration_every_gpu_has_its_place_for_vfs(devices: tuple[DraDevice, ...]) -> None:
+    """So that pairs, and eight of each in a claim, can be had."""
+    places = [device for device in devices if device.resource_name == "rdma/vf"]
+    named = [device.attributes["gpu.nvidia.com/uuid"]["string"] for device in places]
+    assert sorted(named) == sorted(gpu.uuid for gpu in recorded_node("h100-8gpu").gpus)
+    assert len(named) == 8
+    assert all(device.allow_multiple for device in places)
+
+
+def test_the_shares_of_the_example_are_there_to_be_had(devices: tuple[DraDevice, ...]) -> None:
+    ((_, what),) = asked(templates(EXAMPLES / "dra-shares.yaml")["dra-shares"])
+    ((name, count),) = what["capacity"]["requests"].items()
+    shared = [device for device in devices if device.resource_name == "rdma/hca"]
+    assert shared
+    assert all(int(device.capacity[name]["value"]) >= int(count) for device in shared)
+
+
+def test_an_unchanged_pod_asks_for_what_a_class_stands_for(classes: dict[str, Document]) -> None:
+    (pod,) = documents(EXAMPLES / "dra-unchanged.yaml")
+    (container,) = pod["spec"]["containers"]
+    assert "resourceClaims" not in pod["spec"]
+    assert set(extended(container)) - {"nvidia.com/gpu"} <= {each["extendedResourceName"] for each in classes.values()}
+
+
+def test_shares_are_asked_for_by_the_name_that_devices_have_them_by(parsed: Config) -> None:
+    ((_, what),) = asked(templates(EXAMPLES / "dra-shares.yaml")["dra-shares"])
+    ((name, count),) = what["capacity"]["requests"].items()
+    assert name == f"{parsed.dra.driver}/shares"
+    (resource,) = [r for r in parsed.claimable if r.kind == "hca"]
+    assert 1 < int(count) < resource.shares
+
+
+def test_pytorch_starts_a_process_for_each_gpu_and_has_an_adapter_for_each() -> None:
+    path = EXAMPLES / "pytorch-dra.yaml"
+    (devices,) = templates(path).values()
+    _, service, job = documents(path)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (command,) = container["args"]
+    (nodes,), (processes,) = re.findall(r"--nnodes (\d+)", command), re.findall(r"--nproc-per-node (\d+)", command)
+    assert int(nodes) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert {what["count"] for _, what in asked(devices)} == {int(processes)}
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    subdomain = job["spec"]["template"]["spec"]["subdomain"]
+    assert f"--master-addr pytorch-dra-0.{subdomain} " in command
+    assert subdomain == service["metadata"]["name"]

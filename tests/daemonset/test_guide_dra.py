@@ -1,0 +1,157 @@
+"""What docs/dra.md says of claims: Kubernetes and the agent take its snippets, and its tables are the program's."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from agent import config
+from agent.cluster.claims import AttachedDevice
+from agent.config import Dra
+from agent.config.dra import CLAIM_KEYS, SAFE_KEYS
+from agent.model.health import Reason
+from agent.model.lldp import Neighbour
+from agent.offer.units import plain_offer
+from deviceplugin.dra.allocation import Opaque, Result
+from deviceplugin.dra.attributes import Facts
+from deviceplugin.dra.devices import devices_of
+from deviceplugin.dra.parameters import settings_of
+from deviceplugin.dra.seen import Seen, look
+from tests.daemonset.manifests import REPOSITORY, Document
+from tests.deviceplugin.dra.nodes import GPU_NODES, HCA, VF, Offered, recorded_node
+from tests.documents import blocks, first_cells
+
+GUIDE = REPOSITORY / "docs/dra.md"
+VERSIONS = ("1.36", "1.37")
+REFUSED = {"rules"}
+"""Keys of which the guide says that they are refused."""
+
+
+def documents_of(text: str) -> list[Document]:
+    return [document for document in yaml.safe_load_all(text) if document is not None]
+
+
+def snippets() -> list[Document]:
+    """Return the pieces of claims, each as the `devices` of a claim."""
+    found = []
+    for text in blocks(GUIDE, "yaml"):
+        (document, *_) = documents_of(text)
+        if "requests" in document:
+            found.append(document)
+        elif "exactly" in document:
+            found.append({"requests": [{"name": "one", **document}]})
+    return found
+
+
+def names(cells: list[str]) -> list[str]:
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_the_configuration_is_sound_and_offers_by_claims() -> None:
+    (text,) = [text for text in blocks(GUIDE, "yaml") if text.startswith("resources:\n")]
+    parsed = config.parse(text, "docs/dra.md")
+    assert {resource.name for resource in parsed.claimable} == {"rdma/vf", "rdma/hca"}
+    assert {resource.binding for resource in parsed.claimable} == {"late"}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_takes_the_claim_and_its_pod(version: str) -> None:
+    (text,) = [text for text in blocks(GUIDE, "yaml") if text.startswith("apiVersion:")]
+    found = documents_of(text)
+    assert [document["kind"] for document in found] == ["ResourceClaimTemplate", "Pod"]
+    for document in found:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_takes_the_pieces_of_claims(version: str) -> None:
+    assert len(snippets()) == 4
+    for devices in snippets():
+        claim = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "x"},
+            "spec": {"devices": devices},
+        }
+        kubernetes_validate.validate(claim, version, strict=True)
+
+
+def test_constraints_match_what_the_agent_publishes_by_default() -> None:
+    matched = [each["matchAttribute"] for devices in snippets() for each in devices.get("constraints", ())]
+    assert matched
+    assert set(matched) == set(Dra().aliases)
+
+
+def test_the_parameters_are_those_that_the_agent_reads() -> None:
+    listed = names(first_cells(GUIDE, "key"))
+    assert set(listed) < set(CLAIM_KEYS)
+    assert set(listed[:4]) == set(SAFE_KEYS) - REFUSED
+    for key in REFUSED:
+        assert f"(`{key}`) are refused" in GUIDE.read_text()
+
+
+def test_the_values_that_the_table_of_parameters_shows_are_taken() -> None:
+    table = GUIDE.read_text().partition("| key | means |")[2].partition("\n\n")[0]
+    shown = dict(re.findall(r"^\| `(\w+)` \| .*?`(\[.*?\])`", table, re.MULTILINE))
+    said: Document = {key: yaml.safe_load(value) for key, value in shown.items()}
+    assert said.keys() == {"addresses", "routes"}
+    parsed = config.parse(
+        "{resources: [{name: rdma/vf, kind: vf, offer: dra, network: a}], networks: [{name: a}]}", "guide"
+    )
+    parameters = {"apiVersion": "nodefabric.io/v1alpha1", "kind": "Network", "ifName": "rail%d", **said}
+    result = (Result("nic", parsed.dra.driver, "node", "vf"), parsed.resources[0])
+    (setting,) = settings_of([Opaque(parameters)], [result], parsed)
+    assert setting.network["ipam"]["addresses"] == [{"address": "192.0.2.10/24"}]
+
+
+def test_reasons_of_the_table_are_the_programs() -> None:
+    known = {reason.value for reason in Reason}
+    listed = names(first_cells(GUIDE, "reason"))
+    assert len(listed) == 11
+    assert set(listed) <= known
+
+
+def test_the_tables_of_attributes_have_all_that_is_published_and_no_other() -> None:
+    published: set[str] = set()
+    for name in GPU_NODES:
+        for binding in ("early", "late"):
+            made = Offered(recorded_node(name), [replace(each, binding=binding) for each in (VF, HCA)])
+            offer = plain_offer(made.resources, made.snapshot)
+            leaf = Neighbour("02:00:00:00:00:01", "Ethernet1", "leaf-1")
+            leaves = {device.address: leaf for device in made.snapshot.devices}
+            devices = devices_of(made.config, offer, Facts(look(offer, Seen()), leaves))
+            published |= {key for device in devices for key in device.attributes}
+    own = {name for name in published if "/" not in name}
+    listed = set(names(first_cells(GUIDE, "attribute (`nodefabric.io/…`)")))
+    assert own <= listed
+    assert listed - own <= {"guid", "subnetPrefix"}  # of InfiniBand alone
+    text = GUIDE.read_text()
+    for other in published - own:
+        assert f"`{other}`" in text or f"`…/{other.rpartition('/')[2]}`" in text, other
+
+
+def test_the_status_is_what_the_agent_writes() -> None:
+    (text,) = blocks(GUIDE, "json")
+    (shown,) = json.loads(text)
+    device = AttachedDevice(
+        driver="nodefabric.io",
+        pool="gpu-7",
+        device="vf-0000-18-00-1",
+        ready_since=0.0,
+        interface="rdma0",
+        mac="02:00:00:00:01:00",
+        addresses=("192.168.100.2/24",),
+        pci_address="0000:18:00.1",
+        rdma_device="mlx5_8",
+        network="rails",
+    )
+    written: Any = device.status()
+    for condition in written["conditions"]:
+        del condition["lastTransitionTime"]
+    assert shown == written

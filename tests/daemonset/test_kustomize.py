@@ -1,0 +1,92 @@
+"""The base and its components: kustomize installs what the chart does."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemonset.manifests import (
+    COMPONENTS,
+    FOLDER,
+    REPOSITORY,
+    SWITCHES,
+    Document,
+    Kube,
+    identity,
+    named,
+    overlay,
+    pod,
+)
+
+
+def comparable(found: list[Document], *, config_map: str = "nodefabric") -> dict[str, Document]:
+    """Return objects by name, without what the two ways say differently for the same end."""
+    kept: dict[str, Document] = {}
+    for document in found:
+        if document["kind"] in ("Namespace", "ConfigMap"):  # helm does not own the one, the other has a hash
+            continue
+        text = json.dumps(document).replace(config_map, "nodefabric").replace("registry.example/", "")
+        kept[identity(document)] = json.loads(text)
+        annotations = kept[identity(document)].get("spec", {}).get("template", {}).get("metadata", {})
+        annotations.pop("annotations", None)
+    return {key: in_order(value) for key, value in kept.items()}
+
+
+def in_order(value: Any) -> Any:
+    """Sort lists whose order means nothing: kustomize puts what a patch adds first."""
+    if isinstance(value, dict):
+        return {key: in_order(inner) for key, inner in value.items()}
+    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        return sorted(map(in_order, value), key=lambda item: json.dumps(item, sort_keys=True))
+    return value
+
+
+def test_base_and_components_are_what_the_chart_says(kube: Kube) -> None:
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "hack/make-manifests", "--check"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_a_base_that_was_edited_by_hand_is_found(kube: Kube, tmp_path: Path) -> None:
+    copy = tmp_path / "repository"
+    copy.mkdir()
+    subprocess.run(["cp", "-a", "daemonset", "docs", "hack", copy], cwd=REPOSITORY, check=True)
+    (copy / ".venv").symlink_to(REPOSITORY / ".venv")
+    edited = copy / "daemonset/base/daemonset.yaml"
+    edited.write_text(edited.read_text().replace("maxSurge: 0", "maxSurge: 1"))
+    done = subprocess.run(
+        [sys.executable, copy / "hack/make-manifests", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "-      maxSurge: 1\n+      maxSurge: 0\n" in done.stdout
+
+
+@pytest.mark.parametrize("component", [None, *COMPONENTS], ids=str)
+def test_kustomize_and_helm_install_the_same(kube: Kube, tmp_path: Path, component: str | None) -> None:
+    by_kustomize = kube.kustomize(overlay(tmp_path / "overlay", *([component] if component else [])))
+    by_helm = kube.template(SWITCHES[component] if component else {})
+    hashed = named(by_kustomize, "ConfigMap")["metadata"]["name"]
+    assert re.fullmatch(r"nodefabric-[a-z0-9]{10}", hashed)
+    assert comparable(by_kustomize, config_map=hashed) == comparable(by_helm)
+
+
+def test_every_component_has_a_switch_in_the_chart() -> None:
+    assert set(COMPONENTS) == set(SWITCHES)
+
+
+def test_all_components_go_together(kube: Kube, tmp_path: Path) -> None:
+    spec = pod(kube.kustomize(overlay(tmp_path / "overlay", *COMPONENTS)))
+    assert {c["name"] for c in spec["containers"]} == {"agent", "cni-chain"}
+    assert spec["runtimeClassName"] == "nvidia"
+    assert {c["image"] for c in (*spec["containers"], *spec["initContainers"])} == {"registry.example/nodefabric:0.1.0"}
+
+
+def test_removing_is_the_same_by_kustomize_and_helm(kube: Kube) -> None:
+    assert comparable(kube.kustomize(FOLDER / "remove")) == comparable(kube.template({"remove": True}))

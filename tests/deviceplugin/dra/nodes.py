@@ -1,0 +1,96 @@
+"""Recorded and made-up nodes, and what is offered of them by DRA."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agent.config import Config, Dra, Resource
+from agent.hardware.sysfs import scan
+from agent.model.device import PciDevice, Snapshot
+from agent.offer.offer import Offer
+from agent.offer.units import plain_offer
+from agent.sim import recorded
+from deviceplugin.dra.attributes import Facts
+from deviceplugin.dra.devices import DraDevice, devices_of
+from deviceplugin.dra.packing import Document, slices_of
+from deviceplugin.dra.seen import Seen, look
+
+DRIVER, NODE = "nodefabric.io", "node-1"
+GPU_NODES = (
+    *("h100-8gpu", "a100-8gpu-4nic", "efa", "b200-8gpu-2nic"),
+    *("v100-16gpu", "gb200-4gpu", "one-numa-node", "epyc-no-switch"),
+)
+VF, HCA, NIC = (
+    Resource("rdma/vf", "vf", offer="dra"),
+    Resource("rdma/hca", "hca", shares=63, offer="dra"),
+    Resource("rdma/nic", "nic", offer="dra"),
+)
+
+
+@functools.cache
+def recorded_node(name: str) -> Snapshot:
+    """Scan a recorded node."""
+    node = recorded.load(recorded.find(name))
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # thousands of small files
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        recorded.unpack(node, Path(folder))
+        found = scan.scan(Path(folder))
+    return replace(found, gpus=node.gpus, generation=1)
+
+
+def with_vfs(snapshot: Snapshot, count: int) -> Snapshot:
+    """Give each PF that has VFs so many, all like its first one."""
+    devices: list[PciDevice] = []
+    for device in snapshot.devices:
+        if device.is_vf:
+            continue
+        if device.vfs:
+            first = snapshot.by_address[device.vfs[0]]
+            domain_bus = device.address.rpartition(":")[0]
+            vfs = tuple(f"{domain_bus}:{(i + 8) // 8:02x}.{(i + 8) % 8}" for i in range(count))
+            devices += [
+                replace(first, address=vf, vf_index=i, path=(*device.path[:-1], vf)) for i, vf in enumerate(vfs)
+            ]
+            device = replace(device, vfs=vfs, sriov_totalvfs=max(count, device.sriov_totalvfs))
+        devices.append(device)
+    return replace(snapshot, devices=tuple(sorted(devices, key=lambda d: d.address)))
+
+
+def late(resource: Resource) -> Resource:
+    return replace(resource, binding="late")
+
+
+@dataclass
+class Offered:
+    """What is offered of a node."""
+
+    snapshot: Snapshot
+    resources: Sequence[Resource] = (VF,)
+    dra: Dra = field(default_factory=Dra)
+    offer: Offer | None = None
+    evict: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> Config:
+        config = Config(resources=tuple(self.resources), dra=self.dra)
+        return replace(config, health=replace(config.health, evict=self.evict))
+
+    @property
+    def devices(self) -> tuple[DraDevice, ...]:
+        offer = self.offer or plain_offer(self.resources, self.snapshot)
+        return devices_of(self.config, offer, Facts(look(offer, Seen())))
+
+    @property
+    def slices(self) -> tuple[Document, ...]:
+        return slices_of(self.devices, self.dra.driver, NODE)
+
+
+def value(device: DraDevice, name: str) -> Any:
+    """Read an attribute, whatever its type; None if it is not there."""
+    return next(iter(device.attributes.get(name, {"": None}).values()))

@@ -1,0 +1,116 @@
+"""The door over real sockets, with claims that do as a test tells them, and kubelet's side of the calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from agent.model.claims import ClaimRef
+from agent.model.health import HEALTHY, Health, unhealthy
+from agent.offer.offer import Unit
+from agent.state import Latest
+from deviceplugin.dra.devices import DraDevice
+from deviceplugin.dra.door import Door, Driver, Pace
+from deviceplugin.dra.health import Catalog
+from deviceplugin.dra.server import PreparedDevice
+from deviceplugin.server import Observe, unobserved
+from tests.awaiting import until
+
+DRIVER = "nodefabric.io"
+POOL = "node-1"
+QUICK = Pace(poll=0.02, first_retry=0.02, last_retry=0.1, last_words=10.0, grace=0.2)
+
+
+def device(name: str, *health: Health) -> DraDevice:
+    units = (Unit(f"{name}-{i}", "rdma/vf", "vf", f"0000:18:00.{i}", h, 0) for i, h in enumerate(health))
+    return DraDevice(name, "rdma/vf", {}, units=tuple(units))
+
+
+def catalog(*devices: DraDevice) -> Catalog:
+    return Latest(devices)
+
+
+def ill(reason: str) -> Health:
+    return unhealthy(reason)
+
+
+VF = device("vf-0000-18-00-1", HEALTHY)
+
+
+class FakeClaims:
+    """Claims whose work is a function of the test."""
+
+    def __init__(self, prepare: Callable[[ClaimRef], Sequence[PreparedDevice]] | None = None) -> None:
+        self.calls: list[tuple[str, str]] = []
+        """(What, claim's UID), in the order in which the work ended."""
+        self.working = 0
+        self.most_working = 0
+        self._prepare = prepare or prepared
+        self._guard = threading.Lock()
+
+    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+        with self._noted("prepare", ref):
+            return self._prepare(ref)
+
+    def unprepare(self, ref: ClaimRef) -> None:
+        with self._noted("unprepare", ref):
+            pass
+
+    @contextlib.contextmanager
+    def _noted(self, what: str, ref: ClaimRef) -> Iterator[None]:
+        with self._guard:
+            self.working += 1
+            self.most_working = max(self.most_working, self.working)
+        try:
+            yield
+        finally:
+            with self._guard:
+                self.working -= 1
+                self.calls.append((what, ref.uid))
+
+
+def prepared(ref: ClaimRef) -> Sequence[PreparedDevice]:
+    return (PreparedDevice(("nic",), POOL, "vf-0000-18-00-1", (f"nodefabric.io/claim={ref.uid}-0",)),)
+
+
+@contextlib.contextmanager
+def kubelet_folder() -> Iterator[Path]:
+    """A folder as kubelet makes it, with a path that is short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="nf-"))
+    try:
+        for name in ("plugins", "plugins_registry"):
+            (folder / name).mkdir(mode=0o750)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def sockets(folder: Path, *parts: str) -> list[Path]:
+    return sorted(folder.joinpath(*parts).glob("*.sock"))
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    folder: Path, claims: FakeClaims | None = None, devices: Catalog | None = None, observe: Observe = unobserved
+) -> AsyncIterator[Door]:
+    """A door that is served, and closed at the end."""
+    door = Door(Driver(DRIVER, POOL, folder), claims or FakeClaims(), devices or catalog(VF), observe, QUICK)
+    running = asyncio.ensure_future(door.run())
+    try:
+        await until(lambda: sockets(folder, "plugins_registry") or running.done())
+        yield door
+    finally:
+        door.close()
+        await running
+
+
+def channel(socket: Path) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(f"unix:{socket}", options=(("grpc.use_local_subchannel_pool", 1),))

@@ -1,0 +1,189 @@
+"""What of a claim's allocation is ours, and what is no claim."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.errors import ClaimInvalid
+from agent.model.allocation import PodRef
+from deviceplugin.dra.allocation import Allocation, Opaque, Result, ours
+from tests.deviceplugin.dra.claim_documents import DRIVER, NODE, POD, REF, claim, network, result
+
+GPU = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": NODE, "device": "gpu-3"}
+
+
+def read(document: Any) -> Allocation:
+    return ours(document, REF, DRIVER, NODE)
+
+
+def changed(path: str, value: Any) -> Any:
+    """A claim with one thing changed, at a path of keys and numbers."""
+    document: Any = claim(result("nic", "vf-0"), config=[network(mtu=9000)])
+    inner, *keys = document, *path.split(".")
+    for key in keys[:-1]:
+        inner = inner[int(key) if key.isdecimal() else key]
+    inner[int(keys[-1]) if keys[-1].isdecimal() else keys[-1]] = value
+    return document
+
+
+def test_the_results_of_our_driver_are_ours_and_the_others_are_kept_to_find_gpus() -> None:
+    found = read(claim(GPU, result("nic", "vf-0")))
+
+    assert [r.device for r in found.results] == ["vf-0"]
+    assert [(r.driver, r.device) for r in found.others] == [("gpu.nvidia.com", "gpu-3")]
+
+
+def test_a_result_tells_its_share_its_capacity_and_admin_access() -> None:
+    share = result("rdma/fast", "hca-1", shareID="s-1", consumedCapacity={"nodefabric.io/shares": "2"})
+    watcher = result("look", "vf-0", adminAccess=True, tolerations=[{"operator": "Exists"}])
+    first, second = read(claim(share, watcher)).results
+
+    assert (first.request, first.base, first.share_id) == ("rdma/fast", "rdma", "s-1")
+    assert dict(first.consumed) == {"nodefabric.io/shares": "2"}
+    assert (second.admin, second.tolerations) == (True, ({"operator": "Exists"},))
+
+
+def test_parameters_of_classes_come_first_and_those_of_other_drivers_not_at_all() -> None:
+    mine, theirs = network(mtu=9000), network(driver="other.example", mtu=1)
+    found = read(claim(result("nic", "vf-0"), config=[mine, theirs, network("FromClass", network="rails")]))
+
+    assert [config.from_class for config in found.configs] == [True, False]
+    assert found.configs[1].parameters["mtu"] == 9000
+
+
+def test_parameters_for_a_request_are_for_its_sub_requests_and_those_for_a_sub_request_for_no_other() -> None:
+    fast = Result("nic/fast", DRIVER, NODE, "vf-0")
+
+    assert Opaque({}).is_for(fast)
+    assert Opaque({}, ("nic",)).is_for(fast)
+    assert Opaque({}, ("nic/fast",)).is_for(fast)
+    assert not Opaque({}, ("nic/any", "other")).is_for(fast)
+
+
+def test_the_pods_are_those_that_the_claim_is_reserved_for() -> None:
+    document = claim(result("nic", "vf-0"))
+    document["status"]["reservedFor"].append({"apiGroup": "x.example", "resource": "jobs", "name": "j", "uid": "u"})
+
+    assert read(document).pods == (POD,)
+
+
+def test_a_claim_of_a_template_belongs_to_its_pod_alone() -> None:
+    assert read(claim(result("nic", "vf-0"), owner=POD)).only_pod == POD.uid
+
+
+def test_a_claim_for_extended_resources_belongs_to_its_pod_alone() -> None:
+    found = read(claim(result("container-0-request-0", "vf-0"), owner=POD, extended=True))
+
+    assert (found.only_pod, found.is_extended) == (POD.uid, True)
+
+
+def test_an_owner_for_which_the_claim_is_not_reserved_has_no_part_in_it() -> None:
+    stranger = PodRef("others", "victim", "99999999-1111-4222-8333-444455556666")
+
+    found = read(claim(result("nic", "vf-0"), owner=stranger))
+    assert (found.only_pod, found.pods) == ("", (POD,))
+    assert read(claim(result("nic", "vf-0"), owner=stranger, extended=True)).only_pod == ""
+
+
+def test_a_claim_that_something_else_owns_belongs_to_no_pod() -> None:
+    document = claim(result("nic", "vf-0"), owner=PodRef("team", "job", "u"))
+    document["metadata"]["ownerReferences"][0]["kind"] = "Job"
+
+    assert read(document).only_pod == ""
+
+
+SELECTED = {"selectors": [{"cel": {"expression": "true"}}]}
+
+
+@pytest.mark.parametrize(
+    ("devices", "pinned"),
+    [
+        ({"requests": [{"name": "nic", "exactly": {"deviceClassName": "x"}}]}, set()),
+        ({"requests": [{"name": "nic", "exactly": SELECTED}, {"name": "any", "exactly": {}}]}, {"nic"}),
+        (
+            {"requests": [{"name": "nic", "firstAvailable": [{"name": "near"}, {"name": "far", **SELECTED}]}]},
+            {"nic/far"},
+        ),
+        ({"requests": [{"name": "nic"}], "constraints": [{"requests": ["nic/near", "gpu"]}]}, {"nic/near", "gpu"}),
+        ({"requests": [{"name": "nic"}, {"name": "gpu"}], "constraints": [{"matchAttribute": "a/b"}]}, {"nic", "gpu"}),
+    ],
+)
+def test_a_request_that_selects_or_is_constrained_is_pinned(devices: Any, pinned: set[str]) -> None:
+    assert read(claim(result("nic", "vf-0"), devices=devices)).pinned == pinned
+
+
+def test_of_preferred_devices_those_are_pinned_that_the_constraint_is_about() -> None:
+    constraint = {"requests": ["nic/near"], "matchAttribute": "a/b"}
+    document = claim(result("nic/near", "vf-0"), result("nic/any", "vf-1"), devices={"constraints": [constraint]})
+    found = read(document)
+
+    assert [found.is_pinned(each) for each in found.results] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        (changed("metadata.uid", "another"), "made anew"),
+        (changed("status.allocation", None), "not allocated"),
+        (changed("status", {}), "not allocated"),
+        (changed("status.allocation.devices.results.0.pool", "node-2"), "pool 'node-2', not of 'node-1'"),
+        (changed("status.allocation.devices.results", []), "no device of the driver"),
+        (changed("status.allocation.devices.results.0.request", ""), "results[0].request is missing"),
+        (changed("status.allocation.devices.results.0.device", 7), "results[0].device must be a text"),
+        (changed("status.allocation.devices.results.0.consumedCapacity", {"x": 1}), "consumedCapacity.x"),
+        (changed("status.allocation.devices.results", [GPU] * 65), "at most 64"),
+        (changed("status.allocation.devices.config.0.requests", "nic"), "config[0].requests must be a list"),
+        (changed("status.reservedFor.0.uid", "u" * 600), "reservedFor[0].uid must be a text of at most"),
+        (claim(result("nic", "vf-0"), result("nic", "vf-0")), "vf-0 twice"),
+        ([], "the claim must be an object"),
+        (None, "the claim must be an object"),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused_with_a_reason(document: Any, problem: str) -> None:
+    with pytest.raises(ClaimInvalid) as raised:
+        read(document)
+
+    assert problem in str(raised.value)
+    assert "team/two-rails" in str(raised.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+PATHS = (
+    *(
+        "spec",
+        "spec.devices",
+        "metadata",
+        "metadata.uid",
+        "metadata.annotations",
+        "metadata.ownerReferences",
+        "status",
+        "status.allocation",
+    ),
+    *("status.allocation.devices", "status.allocation.devices.results", "status.allocation.devices.results.0"),
+    *("status.allocation.devices.results.0.shareID", "status.allocation.devices.results.0.consumedCapacity"),
+    *("status.allocation.devices.config", "status.allocation.devices.config.0", "status.reservedFor"),
+    *("status.allocation.devices.config.0.opaque", "status.reservedFor.0"),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(PATHS), JSON)
+def test_garbage_in_a_claim_gives_an_allocation_or_one_clear_error(path: str, garbage: Any) -> None:
+    with contextlib.suppress(ClaimInvalid):
+        assert read(changed(path, garbage)).results
+
+
+@settings(max_examples=200, deadline=None)
+@given(JSON)
+def test_garbage_instead_of_a_claim_is_refused(garbage: Any) -> None:
+    with pytest.raises(ClaimInvalid):
+        read(garbage)

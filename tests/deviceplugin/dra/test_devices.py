@@ -1,0 +1,251 @@
+"""Offer → devices: early ones and places, capacities, taints, and what is left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.config import Dra, Resource
+from agent.model.device import Snapshot
+from agent.model.health import Reason, unhealthy
+from agent.offer.offer import Offer, Unit
+from agent.offer.units import plain_offer
+from deviceplugin.dra.devices import DraDevice, Taint
+from tests.deviceplugin.dra.nodes import HCA, NIC, VF, Offered, late, recorded_node, value
+from tests.deviceplugin.machines import change, node
+
+PF, FIRST, SECOND = "0000:12:00.0", "0000:12:00.1", "0000:12:00.2"
+TELLING = ("gpu.nvidia.com/uuid",)
+
+
+def ill(offer: Offer, reason: Reason, *devices: str) -> Offer:
+    """Return an offer in which devices are ill."""
+
+    def told(unit: Unit) -> Unit:
+        return replace(unit, health=unhealthy(reason)) if unit.device in devices else unit
+
+    return replace(offer, claimable={name: tuple(map(told, units)) for name, units in offer.claimable.items()})
+
+
+def by_name(devices: tuple[DraDevice, ...]) -> dict[str, DraDevice]:
+    found = {device.name: device for device in devices}
+    assert len(found) == len(devices)
+    return found
+
+
+def test_a_whole_adapter_is_one_device() -> None:
+    found = by_name(Offered(node(rails=2, vfs=0), [NIC]).devices)
+    assert list(found) == ["nic-0000-12-00-0", "nic-0000-22-00-0"]
+    assert not any(device.allow_multiple or device.capacity for device in found.values())
+
+
+def test_a_shared_adapter_is_one_device_with_its_shares_as_capacity() -> None:
+    [device] = Offered(node(rails=1), [HCA]).devices
+    assert device.allow_multiple
+    assert device.capacity == {
+        "nodefabric.io/shares": {
+            "value": "63",
+            "requestPolicy": {"default": "1", "validRange": {"min": "1", "step": "1"}},
+        }
+    }
+
+
+def test_no_more_shares_of_a_place_are_to_be_had_at_once_than_one_adapter_has() -> None:
+    crowded = replace(node(rails=16), gpus=())  # eight adapters a NUMA node, in four parts
+    for device in Offered(crowded, [late(replace(HCA, shares=4))]).devices:
+        policy = {"default": "1", "validRange": {"min": "1", "max": "4", "step": "1"}}
+        assert device.capacity == {"nodefabric.io/shares": {"value": "8", "requestPolicy": policy}}
+
+
+def test_a_place_is_one_device_with_the_number_of_its_devices_as_capacity() -> None:
+    found = by_name(Offered(recorded_node("h100-8gpu"), [late(VF)]).devices)
+    assert len(found) == 8
+    device = found["slots-rdma-vf-gpu-6b3fd5a0"]
+    assert device.allow_multiple
+    assert device.capacity == {
+        "nodefabric.io/units": {
+            "value": "8",
+            "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": "1"}},
+        }
+    }
+    assert {unit.device for unit in device.units} == {f"0000:18:00.{n}" for n in range(1, 8)} | {"0000:18:01.0"}
+    assert device.adapter == "0000:18:00.0"
+
+
+def test_capacities_are_qualified_with_the_drivers_domain() -> None:
+    for resource, name in ((HCA, "shares"), (late(VF), "units")):
+        [device] = Offered(node(rails=1, vfs=1), [resource], Dra(driver="fabric.example.com")).devices
+        assert list(device.capacity) == [f"fabric.example.com/{name}"]
+
+
+def test_without_gpus_a_place_is_a_numa_node_and_where_none_is_known_an_adapter() -> None:
+    snapshot = replace(node(rails=4, vfs=2), gpus=())
+    assert places(snapshot) == {"slots-rdma-vf-numa-0", "slots-rdma-vf-numa-1"}
+    for device in snapshot.devices:
+        snapshot = change(snapshot, device.address, numa_node=-1)
+    assert places(snapshot) == {f"slots-rdma-vf-0000-{bus}-00-0" for bus in ("12", "22", "32", "42")}
+
+
+def test_an_adapter_near_no_gpu_is_a_place_of_its_own_beside_gpus() -> None:
+    snapshot = node(rails=3, vfs=2)
+    assert places(replace(snapshot, gpus=snapshot.gpus[:2])) == {
+        *("slots-rdma-vf-gpu-00000000", "slots-rdma-vf-gpu-00000001", "slots-rdma-vf-0000-32-00-0")
+    }
+
+
+def places(snapshot: Snapshot) -> set[str]:
+    """Name the places of a node's VFs: of their parts, the ones without a number."""
+    names = set(by_name(Offered(snapshot, [late(VF)]).devices))
+    return {name for name in names if name.rpartition("-")[0] not in names}
+
+
+def test_where_there_are_few_places_each_is_divided_so_that_a_request_can_have_several_devices() -> None:
+    found = by_name(Offered(node(rails=2, vfs=6), [late(VF)]).devices)
+    first = [f"slots-rdma-vf-gpu-00000000{part}" for part in ("-1", "-2", "-3", "")]
+    second = [name.replace("00000000", "00000001") for name in first]
+    assert list(found) == [*first[:3], *second[:3], first[3], second[3]]
+    values = [int(found[name].capacity["nodefabric.io/units"]["value"]) for name in first]
+    assert values == [2, 1, 1, 2]
+    assert [TELLING[0] in found[name].attributes for name in first] == [False, False, False, True]
+    assert {len(device.units) for device in found.values()} == {6}
+
+
+def test_a_place_has_no_more_parts_than_devices_so_that_each_of_a_request_s_is_another() -> None:
+    assert len(Offered(node(rails=1, vfs=3), [late(VF)]).devices) == 3
+    [shared] = Offered(node(rails=1), [late(HCA)]).devices
+    assert shared.capacity["nodefabric.io/shares"]["value"] == "63"
+    assert len(Offered(replace(node(rails=4), gpus=()), [late(HCA)]).devices) == 4
+
+
+def test_gpus_whose_uuids_begin_alike_have_places_of_different_names() -> None:
+    snapshot = node(rails=2, vfs=1)
+    gpus = tuple(replace(gpu, uuid=f"GPU-00000000-{n}") for n, gpu in enumerate(snapshot.gpus))
+    assert len(by_name(Offered(replace(snapshot, gpus=gpus), [late(VF)]).devices)) == 2
+
+
+def test_resources_whose_names_become_alike_have_places_of_different_names() -> None:
+    names = ("a.b/vf", "a-b/vf", "very-long-domain.of.an-organisation.example.com/sriov-vf-of-rail")
+    resources = [
+        late(Resource(name, "vf", offer="dra", select=replace(VF.select, pci_addresses=(vf,))))
+        for name, vf in zip(names, (FIRST, SECOND, "0000:22:00.1"), strict=True)
+    ]
+    found = by_name(Offered(node(rails=2, vfs=2), resources).devices)
+    assert len(found) == 3
+    assert all(len(name) <= 63 for name in found)
+
+
+@pytest.mark.parametrize("binding", ["early", "late"])
+def test_what_pods_have_by_grants_is_left_out_or_subtracted(binding: str) -> None:
+    snapshot = node(rails=1, vfs=2)
+    resource = replace(VF, binding=binding)
+    offer = replace(plain_offer([resource], snapshot), granted={FIRST: 1})
+    devices = Offered(snapshot, [resource], offer=offer).devices
+    assert [unit.device for device in devices for unit in device.units] == [SECOND]
+    if binding == "late":
+        assert devices[0].capacity["nodefabric.io/units"]["value"] == "1"
+    everything = replace(offer, granted={FIRST: 1, SECOND: 1})
+    assert Offered(snapshot, [resource], offer=everything).devices == ()
+
+
+def test_shares_that_pods_have_by_grants_are_subtracted() -> None:
+    snapshot = node(rails=1)
+    for granted, left in ((3, ["60"]), (62, ["1"]), (63, []), (70, [])):
+        offer = replace(plain_offer([HCA], snapshot), granted={PF: granted})
+        devices = Offered(snapshot, [HCA], offer=offer).devices
+        assert [d.capacity["nodefabric.io/shares"]["value"] for d in devices] == left
+
+
+def test_a_grant_that_ends_moves_no_other_device_to_another_gpu() -> None:
+    snapshot = recorded_node("a100-8gpu-4nic")
+    offer = plain_offer([VF], snapshot)
+    before = by_name(Offered(snapshot, offer=offer).devices)
+    granted = {offer.claimable["rdma/vf"][0].device: 1}
+    during = by_name(Offered(snapshot, offer=replace(offer, granted=granted)).devices)
+    assert {value(device, "nearGpu") for device in before.values()} == {gpu.uuid for gpu in snapshot.gpus}
+    assert all(value(before[name], "nearGpu") == value(device, "nearGpu") for name, device in during.items())
+
+
+@pytest.mark.parametrize(
+    "reason", [r for r in Reason if r not in (Reason.DEVICE_GONE,) and not r.name.startswith(("GPU_", "XID"))]
+)
+def test_an_ill_device_has_a_taint_with_the_reason(reason: Reason) -> None:
+    snapshot = node(rails=1, vfs=2)
+    offer = ill(plain_offer([VF], snapshot), reason, FIRST)
+    found = by_name(Offered(snapshot, offer=offer).devices)
+    assert found["vf-0000-12-00-1"].taints == (Taint(f"nodefabric.io/{reason.value}", "NoSchedule"),)
+    assert found["vf-0000-12-00-2"].taints == ()
+
+
+def test_reasons_that_evict_do_so() -> None:
+    snapshot = node(rails=1, vfs=1)
+    offer = ill(plain_offer([VF], snapshot), Reason.LINK_DOWN, FIRST)
+    for evict, effect in ((("LinkDown",), "NoExecute"), (("PortDown",), "NoSchedule")):
+        [device] = Offered(snapshot, offer=offer, evict=evict).devices
+        assert device.taints == (Taint("nodefabric.io/LinkDown", effect),)
+
+
+def test_a_place_is_ill_only_when_nothing_behind_it_is_left_and_its_capacity_stays() -> None:
+    snapshot = node(rails=1, vfs=2)
+    offer = plain_offer([late(VF)], snapshot)
+    one, both = ill(offer, Reason.NO_DRIVER, FIRST), ill(offer, Reason.NO_DRIVER, FIRST, SECOND)
+    found = [Offered(snapshot, [late(VF)], offer=o).devices for o in (offer, one, both)]
+    taint = Taint("nodefabric.io/NoDriver", "NoSchedule")
+    assert [{device.taints for device in devices} for devices in found] == [{()}, {()}, {(taint,)}]
+    room = [sum(int(d.capacity["nodefabric.io/units"]["value"]) for d in devices) for devices in found]
+    assert room == [2, 2, 2]
+
+
+def test_what_is_withheld_until_it_is_clean_is_not_counted_in_its_place() -> None:
+    snapshot = node(rails=1, vfs=2)
+    offer = plain_offer([late(VF)], snapshot)
+    rooms, taints = [], []
+    for devices in ((), (FIRST,), (FIRST, SECOND)):
+        found = Offered(snapshot, [late(VF)], offer=ill(offer, Reason.QUARANTINED, *devices)).devices
+        rooms.append(sum(int(d.capacity["nodefabric.io/units"]["value"]) for d in found))
+        taints.append({taint.key for d in found for taint in d.taints})
+    assert rooms == [2, 1, 2]
+    assert taints == [set(), set(), {"nodefabric.io/Quarantined"}]
+
+
+def test_a_place_evicts_only_when_each_device_behind_it_is_ill_enough() -> None:
+    snapshot = node(rails=1, vfs=2)
+    offer = ill(plain_offer([late(VF)], snapshot), Reason.NO_DRIVER, FIRST)
+    effects = []
+    for reason in (Reason.LINK_DOWN, Reason.NO_DRIVER):
+        both = ill(offer, reason, SECOND)
+        device, _ = Offered(snapshot, [late(VF)], offer=both, evict=("NoDriver",)).devices
+        effects += [taint.effect for taint in device.taints]
+    assert effects == ["NoSchedule", "NoExecute"]
+
+
+def test_a_device_that_is_gone_is_left_out_unless_a_pod_has_it() -> None:
+    snapshot = node(rails=1, vfs=2)
+    offer = ill(plain_offer([VF], snapshot), Reason.DEVICE_GONE, FIRST)
+    assert list(by_name(Offered(snapshot, offer=offer).devices)) == ["vf-0000-12-00-2"]
+    found = by_name(Offered(snapshot, offer=replace(offer, lost=frozenset({FIRST}))).devices)
+    assert found["vf-0000-12-00-1"].taints == (Taint("nodefabric.io/DeviceGone", "NoSchedule"),)
+
+
+def test_an_ill_vf_gives_the_gpu_that_it_is_matched_by_to_another_one() -> None:
+    snapshot = node(rails=1, vfs=2)
+    offer = plain_offer([VF], snapshot)
+
+    def telling(offer: Offer) -> list[str]:
+        return [d.units[0].device for d in Offered(snapshot, offer=offer).devices if TELLING[0] in d.attributes]
+
+    assert telling(offer) == [SECOND]
+    assert telling(ill(offer, Reason.QUARANTINED, SECOND)) == [FIRST]
+    assert telling(ill(offer, Reason.LINK_DOWN, FIRST, SECOND)) == [SECOND]
+
+
+def test_where_a_cluster_knows_no_capacity_each_share_and_slot_can_be_a_device() -> None:
+    dra = Dra(shares="devices")
+    shares = by_name(Offered(node(rails=1), [replace(HCA, shares=3)], dra).devices)
+    assert list(shares) == [f"hca-b83fd20300a00000-{n}" for n in range(3)]
+    slots = by_name(Offered(node(rails=1, vfs=2), [late(VF)], dra).devices)
+    assert list(slots) == [f"slots-rdma-vf-gpu-00000000-{n}" for n in range(2)]
+    for devices in (shares, slots):
+        assert not any(device.capacity or device.allow_multiple for device in devices.values())
+        assert [TELLING[0] in device.attributes for device in devices.values()].count(True) == 1
+    assert all(len(device.units) == 2 for device in slots.values())

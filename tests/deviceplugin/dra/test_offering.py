@@ -1,0 +1,195 @@
+"""Slices and catalog follow offer and configuration, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from agent.config import Config
+from agent.health import HealthBook
+from agent.model.device import Snapshot
+from agent.model.lldp import Neighbour
+from agent.offer.books import Reading
+from agent.offer.offer import Offer
+from agent.offer.offers import Offers
+from agent.offer.units import plain_offer
+from agent.state import Latest
+from deviceplugin.dra.offering import Offering
+from tests.awaiting import until
+from tests.deviceplugin.dra.nodes import HCA, NIC, NODE, VF, late, value
+from tests.deviceplugin.machines import change, node, without
+
+PF, FIRST = "0000:12:00.0", "0000:12:00.1"
+
+
+@dataclass
+class World:
+    config: Latest[Config]
+    offer: Latest[Offer] = field(default_factory=lambda: Latest(Offer()))
+    dropped: Latest[frozenset[str]] = field(default_factory=lambda: Latest(frozenset()))
+    leaves: Latest[Mapping[str, Neighbour]] = field(default_factory=lambda: Latest({}))
+    offers: Offers = field(default_factory=lambda: Offers(HealthBook(), lambda: 0.0))
+
+    def show(self, snapshot: Snapshot, books: Reading | None = None) -> None:
+        """Make the offer of a snapshot."""
+        if (offer := self.offers.make(self.config.value.resources, snapshot, books or Reading())) is not None:
+            self.offer.set(offer)
+
+
+@contextlib.asynccontextmanager
+async def following(world: World) -> AsyncIterator[Offering]:
+    offering = Offering(world.config, world.offer, world.dropped, NODE, world.leaves)
+    running = asyncio.create_task(offering.run())
+    try:
+        yield offering
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def settled(offering: Offering) -> tuple[int, int]:
+    """Wait until what was set has been looked at; tell how often the cells were set."""
+    await asyncio.sleep(0.05)
+    return offering.catalog.version, offering.slices.version
+
+
+def test_nothing_is_said_before_the_first_scan_and_then_all_at_once() -> None:
+    async def work() -> None:
+        world = World(Latest(Config(resources=(VF,))))
+        async with following(world) as offering:
+            assert await settled(offering) == (0, 0)
+            assert offering.slices.value is None
+            world.show(node(rails=2, vfs=2))
+            await until(lambda: offering.slices.value)
+            assert len(offering.catalog.value) == 4
+
+    asyncio.run(work())
+
+
+def test_a_node_without_devices_wants_no_slices() -> None:
+    async def work() -> None:
+        world = World(Latest(Config(resources=(VF,))))
+        async with following(world) as offering:
+            world.show(node(rails=1, vfs=0))
+            await until(lambda: offering.slices.value == ())
+
+    asyncio.run(work())
+
+
+def test_pods_that_come_and_go_are_no_news() -> None:
+    async def work() -> None:
+        resources = (VF, late(replace(NIC, name="rdma/nic")), replace(HCA, name="rdma/hca"))
+        world = World(Latest(Config(resources=resources)))
+        before = node(rails=2, vfs=3)
+        world.show(before)
+        async with following(world) as offering:
+            await until(lambda: offering.slices.value)
+            said = await settled(offering)
+            taken = change(before, FIRST, netdevs=())
+            for snapshot in (taken, change(taken, PF, netdevs=()), before):
+                holders = {FIRST: "rdma/vf"} if snapshot is not before else {}
+                world.show(snapshot, Reading(holders=holders))
+                await settled(offering)
+            assert await settled(offering) == said
+
+    asyncio.run(work())
+
+
+def test_a_fault_is_said_and_taken_back() -> None:
+    async def work() -> None:
+        world = World(Latest(Config(resources=(VF,))))
+        before = node(rails=1, vfs=1)
+        world.show(before)
+        async with following(world) as offering:
+            await until(lambda: offering.slices.value)
+            first = offering.slices.value
+            world.show(change(before, FIRST, driver=None))
+            await until(lambda: offering.catalog.value[0].taints)
+            assert offering.slices.value != first
+            world.show(before)
+            await until(lambda: offering.slices.value == first)
+
+    asyncio.run(work())
+
+
+def test_an_offer_of_the_former_configuration_is_not_mixed_with_the_new_one() -> None:
+    async def work() -> None:
+        world = World(Latest(Config(resources=(VF,))))
+        snapshot = node(rails=1, vfs=2)
+        world.show(snapshot)
+        async with following(world) as offering:
+            await until(lambda: offering.slices.value)
+            said = await settled(offering)
+            world.config.set(replace(world.config.value, resources=(VF, HCA)))
+            assert await settled(offering) == said
+            world.show(snapshot)
+            await until(lambda: len(offering.catalog.value) == 3)
+
+    asyncio.run(work())
+
+
+def test_what_the_cluster_drops_changes_the_slices_alone() -> None:
+    async def work() -> None:
+        world = World(Latest(Config(resources=(VF, HCA))))
+        world.show(node(rails=1, vfs=2))
+        async with following(world) as offering:
+            await until(lambda: offering.slices.value)
+            world.dropped.set(frozenset({"capacity"}))
+            await until(lambda: offering.slices.value and len(offering.slices.value[0]["spec"]["devices"]) == 2)
+            assert len(offering.catalog.value) == 3
+
+    asyncio.run(work())
+
+
+def test_a_switch_that_speaks_is_told_of() -> None:
+    async def work() -> None:
+        world = World(Latest(Config(resources=(HCA,))))
+        world.show(node(rails=1))
+        async with following(world) as offering:
+            await until(lambda: offering.slices.value)
+            world.leaves.set({PF: Neighbour("aa:bb", "Ethernet1/7", "leaf-3")})
+            await until(lambda: value(offering.catalog.value[0], "leaf") == "leaf-3")
+
+    asyncio.run(work())
+
+
+def test_an_adapter_that_falls_off_the_bus_moves_no_other_device_while_it_is_missed() -> None:
+    async def work() -> None:
+        resources = (late(VF),)
+        world = World(Latest(Config(resources=resources)))
+        before = node(rails=2, vfs=2)
+        world.show(before)
+        async with following(world) as offering:
+            await until(lambda: offering.slices.value)
+            other = [d for d in offering.catalog.value if value(d, "nearGpu") == before.gpus[1].uuid]
+            gone = without(before, PF, FIRST, "0000:12:00.2")
+            held = Reading(holders={FIRST: "rdma/vf"})
+            world.show(gone, held)
+            await until(lambda: any(device.taints for device in offering.catalog.value))
+            [place] = [device for device in offering.catalog.value if device.taints]
+            assert (place.taints[0].key, [unit.device for unit in place.units]) == ("nodefabric.io/DeviceGone", [FIRST])
+            assert value(place, "nearGpu") == before.gpus[0].uuid
+            assert [device for device in offering.catalog.value if device is not place] == other
+
+    asyncio.run(work())
+
+
+def test_gpus_whose_driver_is_replaced_keep_their_places() -> None:
+    async def work() -> None:
+        world = World(Latest(Config(resources=(late(VF),))))
+        before = node(rails=2, vfs=2)
+        world.show(before)
+        async with following(world) as offering:
+            await until(lambda: offering.slices.value)
+            said = await settled(offering)
+            world.show(replace(before, gpus=(), generation=2))
+            assert await settled(offering) == said
+            gpu = before.gpus[0].pci_address
+            world.offer.set(plain_offer([late(VF)], replace(without(before, gpu), gpus=before.gpus[1:])))
+            await until(lambda: offering.catalog.version > said[0])
+            assert {value(device, "nearGpu") for device in offering.catalog.value} == {before.gpus[1].uuid, None}
+
+    asyncio.run(work())

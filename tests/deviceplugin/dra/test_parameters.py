@@ -1,0 +1,256 @@
+"""What devices are set up with, by class, claim and configuration."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.config import Config, Dra, Resource, Select
+from agent.config.dra import CLAIM_KEYS
+from agent.config.networks import network_of_keys
+from agent.config.template import Place
+from agent.errors import ClaimInvalid, RequestInvalid
+from deviceplugin.dra.allocation import Opaque, Result
+from deviceplugin.dra.parameters import Setting, settings_of
+from tests.cni.networks import network
+from tests.deviceplugin.dra.test_allocation import JSON
+
+VF = Resource("rdma/vf", "vf", Select(), offer="dra", network="rails")
+PLAIN = Resource("rdma/plain", "vf", Select(), offer="dra")
+NIC = Resource("rdma/nic", "nic", Select(), offer="dra")
+HCA = Resource("rdma/hca", "hca", Select(), offer="dra")
+NETWORKS = (
+    network({"name": "rails", "mtu": 4200, "vlan": 7, "ipam": {"type": "host-local", "ranges": []}}),
+    network({"name": "child", "mode": "macvlan"}),
+)
+CONFIG = Config(resources=(VF, PLAIN, NIC, HCA), networks=NETWORKS)
+
+
+def of(request: str = "nic", device: str = "vf-0", admin: bool = False) -> Result:
+    return Result(request, "nodefabric.io", "node-1", device, admin=admin)
+
+
+def of_class(*requests: str, **keys: Any) -> Opaque:
+    return Opaque({"apiVersion": "nodefabric.io/v1alpha1", "kind": "Network", **keys}, requests, from_class=True)
+
+
+def of_claim(*requests: str, **keys: Any) -> Opaque:
+    return Opaque({"apiVersion": "nodefabric.io/v1alpha1", "kind": "Network", **keys}, requests)
+
+
+def settle(*configs: Opaque, resource: Resource = VF, config: Config = CONFIG) -> Setting:
+    return settings_of(configs, [(of(), resource)], config)[0]
+
+
+def problems(*configs: Opaque, resource: Resource = VF, config: Config = CONFIG) -> str:
+    with pytest.raises(ClaimInvalid) as raised:
+        settle(*configs, resource=resource, config=config)
+    return str(raised.value)
+
+
+def test_without_parameters_the_resources_own_network_holds_as_it_is_at_the_add() -> None:
+    assert settle() == Setting()
+
+
+def test_the_configured_network_is_extended_by_the_class_and_that_by_the_claim() -> None:
+    found = settle(of_class(trust="on", mtu=9000), of_claim(mtu=1500))
+
+    assert (found.network["vlan"], found.network["trust"], found.network["mtu"]) == (7, "on", 1500)
+
+
+def test_a_class_may_name_another_network_of_the_configuration() -> None:
+    assert settle(of_class(network="rails"), resource=PLAIN).network == {"name": "rails", **NETWORKS[0].keys}
+
+
+def test_parameters_for_another_request_do_not_count() -> None:
+    assert settle(of_claim("gpu", mtu=1500)) == Setting()
+
+
+def test_addresses_come_from_the_static_plugin_in_place_of_the_networks_own() -> None:
+    found = settle(of_claim(addresses=["192.0.2.10/24"], routes=[{"dst": "198.51.100.0/24", "gw": "192.0.2.1"}]))
+
+    assert found.network["ipam"] == {"type": "static", "addresses": [{"address": "192.0.2.10/24"}]}
+    assert found.network["routes"] == [{"dst": "198.51.100.0/24", "gw": "192.0.2.1"}]
+
+
+def test_what_a_claim_says_of_routing_holds_as_a_networks_own_words() -> None:
+    said = {
+        "routing": "source",
+        "gateway": "none",
+        "rules": [{"from": "192.0.2.0/24"}],
+        "neighbours": [{"ip": "192.0.2.1", "mac": "02:00:00:00:00:01"}],
+        "sysctls": {"accept_ra": 0},
+    }
+    found = settle(of_claim(**said))
+
+    assert said.items() <= found.network.items()
+    assert network_of_keys(found.network).setup.routing.by_source
+
+
+def test_what_is_worked_out_is_read_again_as_a_network() -> None:
+    found = settle(of_class(trust="on"), of_claim(addresses=["192.0.2.10/24"], mtu=1500))
+    setup = network_of_keys(found.network).setup
+
+    assert (setup.mtu, setup.settings.trust, setup.ipam is not None) == (1500, True, True)
+
+
+def test_a_whole_adapter_joins_as_such() -> None:
+    assert settle(of_claim(mtu=9000), resource=NIC).network == {"mtu": 9000, "mode": "nic"}
+
+
+def test_a_shared_adapter_takes_a_network_of_a_mode_for_shares_only() -> None:
+    assert settle(of_class(network="child"), resource=HCA).network == {"name": "child", "mode": "macvlan"}
+    assert "takes the adapter from the others" in problems(of_class(network="rails"), resource=HCA)
+    assert "neither the resource nor the parameters name a network" in problems(of_claim(mtu=1500), resource=HCA)
+
+
+def test_a_device_that_is_only_looked_at_is_set_up_with_nothing() -> None:
+    found = settings_of([of_claim(mtu=1500)], [(of(admin=True), VF)], CONFIG)
+
+    assert found == (Setting(),)
+
+
+def test_several_interfaces_are_counted_up() -> None:
+    two = [(of("nic", "vf-0"), VF), (of("nic", "vf-1"), VF), (of("other", "vf-2"), VF)]
+    found = settings_of([of_claim("nic", ifName="rail%d"), of_claim("other", ifName="ctl")], two, CONFIG)
+
+    assert [setting.ifname for setting in found] == ["rail0", "rail1", "ctl"]
+
+
+def test_interfaces_may_be_called_by_their_rails_which_are_known_at_the_add() -> None:
+    two = [(of("nic", "vf-0"), VF), (of("nic", "vf-1"), VF)]
+    found = settings_of([of_class("nic", ifName="rail{rail}", vlan="{rail+100}")], two, CONFIG)
+
+    assert [setting.ifname for setting in found] == ["rail{rail}", "rail{rail}"]
+    assert network_of_keys(found[0].network).at(Place(rail=3)).setup.settings.vlan == 103
+    assert "ifName must be an interface name of at most 15 characters" in problems(of_claim(ifName="{what}"))
+    assert "ifName must be an interface name of at most 15 characters" in problems(of_claim(ifName="rail/{rail}"))
+
+
+def test_where_each_pf_has_a_network_parameters_must_name_the_one_that_they_are_about() -> None:
+    by_pf = replace(VF, network={"ens1f0": "rails"})
+    assert settle(of_claim(ifName="fast"), resource=by_pf) == Setting(ifname="fast")
+    assert "each of its PFs has a network of its own: say network, too, to say mtu" in problems(
+        of_claim(mtu=1500), resource=by_pf
+    )
+    assert settle(of_class(network="rails", mtu=1500), resource=by_pf).network["mtu"] == 1500
+
+
+def test_a_name_alone_asks_for_no_other_network() -> None:
+    assert settle(of_claim(ifName="fast")) == Setting(ifname="fast")
+
+
+def test_two_devices_get_neither_one_name_nor_one_address() -> None:
+    two = [(of("nic", "vf-0"), VF), (of("nic", "vf-1"), VF)]
+    with pytest.raises(ClaimInvalid) as raised:
+        settings_of([of_claim(ifName="fast", addresses=["192.0.2.10/24"])], two, CONFIG)
+
+    assert "ifName fast is that of two devices" in str(raised.value)
+    assert "addresses: '192.0.2.10/24' would be given" in str(raised.value)
+
+
+@pytest.mark.parametrize("key", sorted(set(CLAIM_KEYS) - set(Dra().claim_may)))
+def test_keys_that_could_join_any_network_are_for_classes_only(key: str) -> None:
+    assert f"{key} may be said by a DeviceClass only" in problems(of_claim(**{key: "x"}))
+
+
+def test_the_configuration_may_let_claims_say_more_or_nothing() -> None:
+    free = Config(CONFIG.resources, NETWORKS, dra=Dra(claim_may=("vlan",)))
+
+    assert settle(of_claim(vlan=9), config=free).network["vlan"] == 9
+    assert "mtu may be said by a DeviceClass only" in problems(of_claim(mtu=1500), config=free)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"mtu": "9000"}, "mtu must be a whole number from 68"),
+        ({"mtu": True}, "mtu must be a whole number"),
+        ({"ifName": "a-name-of-17-char"}, "ifName must be an interface name"),
+        ({"ifName": "lo"}, "ifName must be"),
+        ({"ifName": "a%s"}, "ifName must be"),
+        ({"ifName": "a%d%d"}, "ifName must be"),
+        ({"ifName": "a b"}, "ifName must be"),
+        ({"ifName": "a/b"}, "ifName must be"),
+        ({"addresses": []}, "addresses must be a list of 1 to 16"),
+        ({"addresses": ["192.0.2.1"]}, "addresses[0] must be an address with its prefix"),
+        ({"addresses": ["192.0.2.1/33"]}, "addresses[0]"),
+        ({"addresses": ["192.0.2.1/24", "192.0.2.1/24"]}, "addresses must not have one twice"),
+        ({"addresses": [7]}, "addresses[0]"),
+        ({"routes": {}}, "routes must be a list"),
+        ({"routes": [{"gw": "192.0.2.1"}]}, "routes[0].dst is missing"),
+        ({"routes": [{"dst": "198.51.100.1/24"}]}, "routes[0].dst must be a network"),
+        ({"routes": [{"dst": "::/0", "gw": "192.0.2.1"}]}, "routes[0].gw must be an address of dst's family"),
+        ({"routes": [{"dst": "::/0", "via": "x"}]}, "routes[0].via is not a known key"),
+        ({"routes": [{"dst": "::/0", "table": -1}]}, "routes[0].table must be a whole number"),
+        ({"rules": [{"priority": 7}]}, "rules[0] must say which packets it is about"),
+        ({"sysctls": {"ip_forward": 1}}, "sysctls.ip_forward is not a known setting"),
+        ({"speed": 9}, "speed is not a known key; known are: addresses"),
+        ({"deviceID": "0000:3b:02.1"}, "deviceID is not a known key"),
+        ({"apiVersion": "v1"}, "apiVersion must be nodefabric.io/v1alpha1"),
+        ({"kind": "Pod"}, "kind must be Network"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(keys: Mapping[str, Any], problem: str) -> None:
+    assert problem in problems(of_claim(**keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"network": "nowhere"}, "network 'nowhere' is not configured on this node; there are: child, rails"),
+        ({"vlan": 5000}, "vlan must be a whole number from 0 to 4094"),
+        ({"trust": "yes"}, "trust must be"),
+        ({"mode": "bridge"}, "mode must be vf or nic"),
+        ({"mode": "macvlan"}, "vlan has no effect in mode macvlan"),
+        ({"vlan": 0, "vlanQoS": 3}, "vlanQoS and vlanProto 802.1ad need a vlan"),
+        ({"ipam": {"type": "bridge"}}, "leases no addresses"),
+    ],
+)
+def test_what_a_class_says_wrong_is_told_too(keys: Mapping[str, Any], problem: str) -> None:
+    assert problem in problems(of_class(**keys))
+
+
+def test_source_routing_needs_something_that_gives_addresses() -> None:
+    assert "routing: source is about addresses" in problems(of_claim(routing="source"), resource=PLAIN)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    text = problems(of_class(vlan=5000, trust=3, mac="x"), of_claim(mtu=1, vlan=7, rules=3, speed=1))
+
+    for key in ("vlan must", "trust must", "mac must", "mtu must", "vlan may be said", "rules must", "speed is not"):
+        assert key in text
+
+
+def test_of_a_claim_full_of_mistakes_so_many_are_told_as_can_be_read() -> None:
+    text = problems(*(of_claim(**{f"k{n}": 1 for n in range(900)}, also=i) for i in range(32)))
+
+    assert "k0 is not a known key" in text
+    assert text.endswith(f"; and {32 * 901 - 32} more")
+    assert len(text) < 32_000
+
+
+def test_parameters_that_are_no_object_are_refused() -> None:
+    assert "must be a JSON object" in problems(Opaque("x"))
+    assert "must be a JSON object" in problems(Opaque({"ipam": [0] * 2000}))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from((*CLAIM_KEYS, "apiVersion", "kind")) | st.text(max_size=6), JSON, max_size=4))
+def test_garbage_in_parameters_gives_a_network_that_can_be_read_or_one_error(garbage: Mapping[str, Any]) -> None:
+    with contextlib.suppress(ClaimInvalid):
+        found = settle(of_class(**{key: value for key, value in garbage.items() if key != "requests"}))
+        network_of_keys(found.network)
+
+
+def test_network_keys_are_refused_as_those_of_a_network_are() -> None:
+    with pytest.raises(RequestInvalid):
+        network_of_keys({"vlan": "7"})
+    with pytest.raises(RequestInvalid):
+        network_of_keys({"nonsense": 1})

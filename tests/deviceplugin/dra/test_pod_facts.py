@@ -1,0 +1,74 @@
+"""What pods' objects and other drivers' slices tell; whatever is wrong in one tells nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deviceplugin.dra.pod_facts import claim_names, container_of, containers, names_all_of
+from deviceplugin.dra.pod_gpus import named_gpus
+from tests.deviceplugin.dra.test_allocation import JSON
+
+POD = {
+    "spec": {
+        "resourceClaims": [
+            {"name": "own", "resourceClaimName": "shared"},
+            {"name": "made", "resourceClaimTemplateName": "template"},
+            {"name": "not yet", "resourceClaimTemplateName": "template"},
+        ],
+        "initContainers": [{"name": "init"}],
+        "containers": [
+            {"name": "whole", "resources": {"claims": [{"name": "own"}, {"name": "made"}]}},
+            {"name": "part", "resources": {"claims": [{"name": "made", "request": "nic-0"}]}},
+        ],
+    },
+    "status": {"resourceClaimStatuses": [{"name": "made", "resourceClaimName": "pod-made-x7k2p"}]},
+}
+
+
+def test_a_pods_claims_are_known_by_the_names_of_their_objects() -> None:
+    assert claim_names(POD) == {"own": "shared", "made": "pod-made-x7k2p"}
+
+
+def test_a_claim_of_which_a_container_names_a_request_is_not_named_as_a_whole() -> None:
+    assert names_all_of(POD, "shared")
+    assert not names_all_of(POD, "pod-made-x7k2p")
+
+
+def test_init_containers_count_first() -> None:
+    assert containers(POD) == ("init", "whole", "part")
+
+
+@pytest.mark.parametrize(
+    ("request_name", "number"),
+    [("container-2-request-0", 2), ("container-x-request-0", None), ("nic", None), ("container-1-request-0/a", None)],
+)
+def test_a_request_for_extended_resources_names_its_container(request_name: str, number: int | None) -> None:
+    assert container_of(request_name) == number
+
+
+def test_gpus_are_named_by_uuid_and_pci_address_in_any_drivers_domain() -> None:
+    attributes = {
+        "gpu.nvidia.com/uuid": {"string": "GPU-1"},
+        "resource.kubernetes.io/pciBusID": {"string": "0000:1B:00.0"},
+        "uuid": {"int": 7},
+        "type": {"string": "gpu"},
+    }
+    device = {"name": "gpu-0", "attributes": attributes}
+    document = {"spec": {"pool": {"name": "n"}, "devices": [device]}}
+
+    assert list(named_gpus([document])) == [(("n", "gpu-0"), ["GPU-1", "0000:1b:00.0"])]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(("spec", "status", "metadata")), JSON, JSON)
+def test_garbage_in_a_pod_or_a_slice_tells_nothing_and_breaks_nothing(key: str, one: Any, other: Any) -> None:
+    keys = ("resourceClaims", "containers", "resourceClaimStatuses", "pool", "devices")
+    document = {key: one, "spec": dict.fromkeys(keys, other) if key != "spec" else one}
+    claim_names(document)
+    containers(document)
+    names_all_of(document, "x")
+    list(named_gpus([document]))

@@ -1,0 +1,374 @@
+"""Prepare of a claim, with real books and CDI specs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.config import Config
+from agent.edits.claim_specs import ClaimSpecs
+from agent.errors import ClaimConflict, ClaimInvalid, DeviceBusy, DeviceGone, NotYet, Unavailable, UnitUnhealthy
+from agent.model.allocation import PodRef
+from agent.model.claims import Claim, ClaimRef, ClaimState
+from agent.model.device import Snapshot
+from agent.model.health import Reason, unhealthy
+from agent.reconcile.claims import moved
+from deviceplugin.dra.server import PreparedDevice
+from tests.cni.networks import network as configured
+from tests.deviceplugin.dra.claim_documents import NODE, POD, REF, claim, network, result
+from tests.deviceplugin.dra.preparing import (
+    FIRST,
+    HCA,
+    LATE,
+    OTHER,
+    OTHER_POD,
+    PATIENT,
+    VF,
+    Counting,
+    Desk,
+    files,
+    of_another,
+    prepared,
+    spec,
+)
+from tests.deviceplugin.dra.preparing import desk as desk  # the fixture
+
+# ------------------------------------------------------------------------------------------------------- prepare
+
+
+def test_a_claim_is_in_the_books_and_its_spec_on_disk_when_kubelet_is_answered(desk: Desk) -> None:
+    answer = prepared(desk, owner=POD)
+
+    name = f"{REF.uid}-0-vf-0"
+    assert answer == [PreparedDevice(("nic",), NODE, "vf-0", (f"nodefabric.io/claim={name}",))]
+    (row,) = desk.ledger.claims()
+    assert (row.ref, row.state, row.pods, row.only_pod) == (REF, ClaimState.PREPARED, (POD,), POD.uid)
+    assert desk.ledger.claimed_devices() == {FIRST: REF}
+    assert spec(desk)[name]["env"] == [f"PCIDEVICE_RDMA_VF={FIRST}"]
+
+
+def test_a_prepared_claim_gets_the_same_answer_and_its_spec_again(desk: Desk) -> None:
+    answer, before = prepared(desk), desk.ledger.claim(REF.uid)
+    (desk.folder / f"nodefabric-claim-{REF.uid}.json").unlink()
+
+    assert desk.preparer.prepare(REF) == answer
+    assert desk.ledger.claim(REF.uid) == before
+    assert spec(desk)
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_claim_that_the_healer_ends_meanwhile_is_not_said_to_be_prepared(desk: Desk, is_gone: bool) -> None:
+    prepared(desk)
+
+    class Meanwhile(ClaimSpecs):
+        def is_written(self, claim: Claim) -> bool:
+            desk.ledger.set_claim_state(claim.ref.uid, ClaimState.UNPREPARING)
+            if is_gone:
+                desk.ledger.remove_claim(claim.ref.uid)
+            return super().is_written(claim)
+
+    with pytest.raises(NotYet, match="was just ended"):
+        desk.made(PATIENT, specs=Meanwhile(desk.folder)).prepare(REF)
+    assert desk.preparer.prepare(REF)
+
+
+def test_a_prepared_claim_learns_for_which_pods_it_is_reserved_now(desk: Desk) -> None:
+    prepared(desk)
+    desk.claimed(REF, claim(result("nic", "vf-0"), pods=[POD, OTHER_POD]))
+    desk.preparer.prepare(REF)
+
+    assert desk.ledger.claims()[0].pods == (POD, OTHER_POD)
+
+
+def test_a_claim_that_got_something_else_meanwhile_is_prepared_anew(desk: Desk) -> None:
+    prepared(desk)
+    (answer,) = prepared(desk, result("nic", "vf-1"))
+
+    assert answer.device_name == "vf-1"
+    assert list(desk.ledger.claimed_devices()) == ["0000:12:00.2"]
+
+
+def test_without_the_api_server_a_claim_in_the_books_is_answered_and_another_fails(desk: Desk) -> None:
+    answer = prepared(desk)
+    of_another(desk, "vf-1")
+    desk.others.is_away = True
+
+    assert desk.preparer.prepare(REF) == answer
+    with pytest.raises(Unavailable, match="team/other cannot be read"):
+        desk.preparer.prepare(OTHER)
+    assert desk.ledger.claim(OTHER.uid) is None
+
+
+def test_rows_of_a_killed_agent_are_taken_up(desk: Desk, tmp_path: Path) -> None:
+    answer = prepared(desk)
+    desk.ledger.set_claim_state(REF.uid, ClaimState.PREPARING)
+    desk.specs.remove(REF.uid)
+    desk.ledger.close()
+
+    again = Desk(tmp_path, VF, HCA)
+    with closing(again.ledger):
+        again.others.is_away = True
+        assert again.preparer.prepare(REF) == answer
+        assert again.ledger.claims()[0].state is ClaimState.PREPARED
+        assert spec(again)
+
+
+def test_after_a_reboot_the_rows_are_made_anew(desk: Desk, tmp_path: Path) -> None:
+    prepared(desk)
+    desk.ledger.close()
+
+    again = Desk(tmp_path, VF, HCA, boot_id="another boot")
+    with closing(again.ledger):
+        again.others.is_away = True
+        again.specs.remove(REF.uid)  # a reboot empties its folder
+        with pytest.raises(Unavailable, match="team/two-rails cannot be read"):
+            again.preparer.prepare(REF)
+        assert files(again) == []
+        again.others.is_away = False
+        again.claimed(REF, claim(result("nic", "vf-0")))
+        again.preparer.prepare(REF)
+        assert again.ledger.claims()[0].boot_id == "another boot"
+
+
+def test_after_a_reboot_that_swaps_two_cards_each_claim_has_its_own_again(desk: Desk, tmp_path: Path) -> None:
+    """Each claim's name of its device is the address of the other's now."""
+    first, second = "vf-0", "vf-4"  # of two cards
+    prepared(desk, result("nic", first))
+    desk.preparer.prepare(of_another(desk, second))
+    before = desk.ledger.claimed_devices()
+    desk.ledger.close()
+
+    again = Desk(tmp_path, VF, HCA, snapshot=swapped(desk.offer.snapshot), boot_id="another boot")
+    with closing(again.ledger):
+        again.others.claims = desk.others.claims
+        again.ledger.move_claims(moved(again.ledger.claims(), again.offer.snapshot))
+        for ref, device in ((REF, first), (OTHER, second)):
+            (answer,) = again.preparer.prepare(ref)
+            assert answer.device_name == device
+        assert [*again.ledger.claimed_devices().items()] == [*zip(list(before)[::-1], before.values(), strict=True)]
+
+
+def swapped(snapshot: Snapshot) -> Snapshot:
+    """The next boot of a node, in which its first two cards stand at each other's address."""
+    one, other, *_ = (device for device in snapshot.devices if device.vfs)
+    come = {
+        one.address: replace(one, rdma_devices=other.rdma_devices),
+        other.address: replace(other, rdma_devices=one.rdma_devices),
+    }
+    devices = tuple(come.get(device.address, device) for device in snapshot.devices)
+    return replace(snapshot, devices=devices, boot_id="another boot")
+
+
+def test_a_claim_that_is_gone_or_was_made_anew_is_refused(desk: Desk) -> None:
+    with pytest.raises(ClaimInvalid, match="does not exist"):
+        desk.preparer.prepare(REF)
+    prepared(desk)
+    desk.others.claims.clear()
+    with pytest.raises(ClaimInvalid, match="does not exist"):
+        desk.preparer.prepare(REF)
+
+
+def test_a_device_that_nobody_offers_is_refused(desk: Desk) -> None:
+    with pytest.raises(DeviceGone, match="vf-99 is gone"):
+        prepared(desk, result("nic", "vf-99"))
+
+
+def test_before_the_first_offer_a_claim_waits(desk: Desk) -> None:
+    offered = desk.catalog.value
+    desk.catalog.set(())
+    with pytest.raises(DeviceBusy, match="not known yet"):
+        prepared(desk)
+    later = threading.Timer(0.1, desk.catalog.set, [offered])
+    later.start()
+    assert prepared(desk)
+    later.join()
+
+
+def test_a_claim_for_a_node_that_offers_nothing_to_claims_any_more_is_told_so_at_once(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, replace(VF, offer="devicePlugin"), patience=PATIENT)
+    with closing(desk.ledger):
+        began = time.monotonic()
+        with pytest.raises(ClaimInvalid, match=r"offers no resource to claims any more.*recreate the pod"):
+            prepared(desk)
+
+    assert time.monotonic() - began < 5
+
+
+def test_an_ill_device_is_refused_unless_it_only_waits_for_its_link(desk: Desk) -> None:
+    first, *rest = desk.catalog.value
+
+    def ill(reason: Reason) -> None:
+        units = tuple(replace(unit, health=unhealthy(reason)) for unit in first.units)
+        desk.catalog.set((replace(first, units=units), *rest))
+
+    ill(Reason.QUARANTINED)
+    with pytest.raises(UnitUnhealthy, match="not cleaned up yet"):
+        prepared(desk)
+    assert prepared(desk, result("nic", "vf-0", tolerations=[{"key": "nodefabric.io/Quarantined"}]))
+    desk.preparer.unprepare(REF)
+    ill(Reason.LINK_DOWN)
+    assert prepared(desk)
+
+
+def test_parameters_are_in_the_rows_for_the_add(tmp_path: Path) -> None:
+    config = Config(resources=(replace(VF, network="rails"),), networks=(configured({"name": "rails", "vlan": 7}),))
+    desk = Desk(tmp_path, config=config)
+    with closing(desk.ledger):
+        prepared(desk, config=[network(mtu=9000, ifName="fast%d")])
+        (row,) = desk.ledger.claims()[0].devices
+
+    assert (dict(row.network), row.ifname) == ({"name": "rails", "vlan": 7, "mtu": 9000}, "fast0")
+
+
+def test_shares_of_one_adapter_go_to_several_claims(desk: Desk) -> None:
+    prepared(desk, result("rdma", "hca-0", shareID="s-1"))
+    desk.claimed(OTHER, claim(result("rdma", "hca-0", shareID="s-2"), ref=OTHER, pods=[OTHER_POD]))
+    (answer,) = desk.preparer.prepare(OTHER)
+
+    assert answer.share_id == "s-2"
+    (edits,) = spec(desk, OTHER.uid).values()
+    assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]
+
+
+def test_who_looks_gets_character_devices_and_takes_nothing_from_anybody(desk: Desk) -> None:
+    prepared(desk, result("nic", "vf-0"), result("rdma", "hca-0", shareID="s"))
+    looks = (result("look", "vf-0", adminAccess=True), result("see", "hca-0", adminAccess=True))
+    desk.claimed(OTHER, claim(*looks, ref=OTHER, pods=[OTHER_POD]))
+    desk.preparer.prepare(OTHER)
+
+    assert desk.ledger.claimed_devices() == {FIRST: REF}
+    assert [row.admin for row in desk.ledger.claim(OTHER.uid).devices] == [True, True]  # type: ignore[union-attr]
+    of_hca = spec(desk, OTHER.uid)[f"{OTHER.uid}-1-hca-0"]
+    assert list(of_hca) == ["deviceNodes"]
+
+
+# --------------------------------------------------------------------------------------- a device in other hands
+
+
+def test_a_device_of_a_claim_that_is_in_use_is_refused_at_once_naming_that_claim(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, VF, patience=PATIENT)
+    with closing(desk.ledger):
+        prepared(desk)
+        began = time.monotonic()
+        with pytest.raises(ClaimConflict, match="claim team/two-rails has it"):
+            desk.preparer.prepare(of_another(desk))
+
+        assert time.monotonic() - began < 5
+        assert desk.ledger.claimed_devices() == {FIRST: REF}
+        assert files(desk) == [f"nodefabric-claim-{REF.uid}.json"]
+
+
+@pytest.mark.parametrize("how", ["gone", "not reserved", "unpreparing"])
+def test_a_device_of_a_claim_whose_pods_have_ended_is_waited_for(tmp_path: Path, how: str) -> None:
+    desk = Desk(tmp_path, VF, patience=PATIENT)
+    with closing(desk.ledger):
+        prepared(desk)
+        if how == "gone":
+            desk.others.claims.clear()
+        elif how == "not reserved":
+            desk.claimed(REF, claim(result("nic", "vf-0"), pods=[]))
+        else:
+            desk.ledger.set_claim_state(REF.uid, ClaimState.UNPREPARING)
+        later = threading.Timer(0.2, desk.preparer.unprepare, [REF])
+        later.start()
+
+        assert desk.preparer.prepare(of_another(desk))
+        later.join()
+        assert desk.ledger.claimed_devices() == {FIRST: OTHER}
+
+
+def test_what_is_waited_for_in_vain_is_told(desk: Desk) -> None:
+    prepared(desk)
+    desk.ledger.set_claim_state(REF.uid, ClaimState.UNPREPARING)
+    with pytest.raises(DeviceBusy, match=r"claim team/two-rails has it.*still so after 0.3 s"):
+        desk.preparer.prepare(of_another(desk))
+
+
+def test_a_device_in_the_sandbox_of_a_pod_that_lives_is_refused_naming_both(desk: Desk) -> None:
+    desk.attach(FIRST, OTHER_POD)
+    with pytest.raises(ClaimConflict, match=r"pod team/other-pod \(sandbox sandbox-1\)"):
+        prepared(desk)
+
+
+def test_a_device_on_its_way_back_is_waited_for(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, VF, patience=PATIENT)
+    with closing(desk.ledger):
+        row = desk.attach(FIRST, OTHER_POD)
+        desk.ledger.begin_detach([row.attachment_id])
+        later = threading.Timer(0.2, desk.ledger.finish_detach, [row])
+        later.start()
+
+        assert prepared(desk)
+        later.join()
+
+
+def test_who_waits_looks_ever_more_seldom(tmp_path: Path) -> None:
+    """A node full of claims that wait would have no time left for those that need not."""
+    desk = Desk(tmp_path, VF, patience=replace(PATIENT, prepare=2))
+    with closing(desk.ledger):
+        prepared(desk)
+        desk.ledger.set_claim_state(REF.uid, ClaimState.UNPREPARING)
+        counted = Counting(desk.ledger)
+        waiting = desk.made(replace(PATIENT, prepare=2), counted)
+        with pytest.raises(DeviceBusy):
+            waiting.prepare(of_another(desk))
+
+    assert 5 < counted.looks < 100
+
+
+def test_a_device_whose_namespace_has_gone_is_healed_and_had(desk: Desk) -> None:
+    row = desk.attach(FIRST, OTHER_POD)
+
+    def heal(device: str) -> None:
+        assert device == FIRST
+        desk.detached(row)
+
+    desk.others.on_heal = heal
+    assert prepared(desk)
+
+
+def test_a_unit_that_a_pod_has_from_a_plugin_is_refused_and_one_of_a_pod_that_is_gone_waited_for(desk: Desk) -> None:
+    desk.ledger.grant("old/vf", {FIRST: FIRST})
+    desk.ledger.bind([FIRST], OTHER_POD)
+    desk.others.held[OTHER_POD.name] = {"main": {"old/vf": [FIRST]}}
+    with pytest.raises(ClaimConflict, match="pod team/other-pod"):
+        prepared(desk)
+
+    desk.others.held.clear()
+    later = threading.Timer(0.1, desk.ledger.release, [[FIRST]])
+    later.start()
+    assert prepared(desk)
+    later.join()
+
+
+# --------------------------------------------------------------------------------------------------- side by side
+
+
+def test_claims_side_by_side_never_get_one_device(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, LATE, patience=PATIENT)
+    refs = [ClaimRef(f"{n:08d}-0000-4000-8000-000000000000", "team", f"claim-{n}") for n in range(16)]
+    for ref in refs:
+        pod = PodRef("team", ref.name, f"pod-{ref.uid}")
+        desk.claimed(ref, claim(result("nic", "slots-0", shareID=ref.name), ref=ref, pods=[pod]))
+    failed: list[BaseException] = []
+
+    def prepare(ref: ClaimRef) -> None:
+        try:
+            desk.preparer.prepare(ref)
+        except BaseException as error:
+            failed.append(error)
+
+    with closing(desk.ledger):
+        threads = [threading.Thread(target=prepare, args=[ref]) for ref in refs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert failed == []
+        assert len(desk.ledger.claimed_devices()) == 16

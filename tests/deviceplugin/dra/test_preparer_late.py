@@ -1,0 +1,275 @@
+"""Devices that are chosen in Prepare: near to the pod's GPUs, whoever gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.config import Config
+from agent.errors import AgentError, NotYet
+from agent.model.allocation import PodRef
+from agent.model.claims import ClaimRef, ClaimState
+from deviceplugin.dra.allocation import ours
+from deviceplugin.dra.pod_gpus import NO_GPUS, GpuAsker
+from tests.deviceplugin.dra.claim_documents import NODE, POD, REF, claim, result
+from tests.deviceplugin.dra.preparing import LATE, Desk
+from tests.deviceplugin.machines import gpu_uuid, node
+
+PFS = tuple(d.address for d in node().devices if d.vfs)
+OTHER = ClaimRef("11111111-2222-4333-8444-555555555555", "team", "gpus")
+NVIDIA = "gpu.nvidia.com"
+WITH_SELECTOR = {"requests": [{"name": "nic", "exactly": {"selectors": [{"cel": {"expression": "true"}}]}}]}
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path, LATE)
+    with closing(made.ledger):
+        yield made
+
+
+def rails(desk: Desk, uid: str = REF.uid) -> list[int]:
+    """Behind which adapters the devices of a claim are, in the order of its results."""
+    found = desk.ledger.claim(uid)
+    assert found is not None
+    snapshot = desk.offer.snapshot
+    return [PFS.index(snapshot.by_address[row.device].physfn or "") for row in found.devices]
+
+
+def prepare(desk: Desk, *results: Any, **more: Any) -> list[int]:
+    desk.preparer.prepare(desk.claimed(REF, claim(*results, **more)))
+    return rails(desk)
+
+
+def gpu_of_driver(device: str, request: str = "gpu") -> dict[str, Any]:
+    return {"request": request, "driver": NVIDIA, "pool": NODE, "device": device}
+
+
+def nvidia(attribute: str = "uuid", **devices: Any) -> list[dict[str, Any]]:
+    """Slices of NVIDIA's driver: device → what it says of itself."""
+    listed = [{"name": name, "attributes": {attribute: {"string": text}}} for name, text in devices.items()]
+    return [{"spec": {"driver": NVIDIA, "pool": {"name": NODE}, "devices": listed}}]
+
+
+def test_a_claim_for_extended_resources_is_near_to_the_gpu_that_a_plugin_gave(desk: Desk) -> None:
+    desk.others.held[POD.name] = {"main": {"nvidia.com/gpu": [gpu_uuid(3)]}}
+
+    assert prepare(desk, result("container-0-request-0", "slots-0"), owner=POD, extended=True) == [3]
+
+
+def test_each_container_is_near_to_its_own_gpu(desk: Desk) -> None:
+    desk.others.held[POD.name] = {
+        "first": {"nvidia.com/gpu": [gpu_uuid(3)]},
+        "second": {"nvidia.com/gpu": [gpu_uuid(1)]},
+    }
+    desk.others.pods[POD.name] = {
+        "spec": {"initContainers": [{"name": "init"}], "containers": [{"name": "first"}, {"name": "second"}]}
+    }
+    results = result("container-2-request-0", "slots-0"), result("container-1-request-0", "slots-1")
+
+    assert prepare(desk, *results, owner=POD, extended=True) == [1, 3]
+
+
+def test_eight_of_each_find_each_other_without_any_constraint(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, LATE, snapshot=node(rails=8, vfs=2))
+    desk.others.held[POD.name] = {"main": {"nvidia.com/gpu": [gpu_uuid(n) for n in range(8)]}}
+    with closing(desk.ledger):
+        results = [result("nic", f"slots-{n}") for n in (7, 6, 5, 4, 3, 2, 1, 0)]
+        desk.preparer.prepare(desk.claimed(REF, claim(*results)))
+        (row,) = desk.ledger.claims()
+        snapshot = desk.offer.snapshot
+        near = {snapshot.by_address[found.device].physfn for found in row.devices}
+
+    assert len(near) == 8
+
+
+def test_a_gpu_of_another_driver_in_the_same_claim_is_found_by_its_uuid(desk: Desk) -> None:
+    desk.others.of_drivers[NVIDIA] = nvidia(**{"gpu-2": gpu_uuid(2), "gpu-0": gpu_uuid(0)})
+
+    assert prepare(desk, gpu_of_driver("gpu-2"), result("nic", "slots-0")) == [2]
+
+
+def test_a_gpu_of_another_driver_is_found_by_its_pci_address(desk: Desk) -> None:
+    address = desk.offer.snapshot.gpus[1].pci_address
+    desk.others.of_drivers[NVIDIA] = nvidia("resource.kubernetes.io/pciBusID", **{"gpu-1": address})
+
+    assert prepare(desk, gpu_of_driver("gpu-1"), result("nic", "slots-0")) == [1]
+
+
+def test_the_pods_other_claims_are_read_only_if_no_gpu_was_found(desk: Desk) -> None:
+    desk.others.of_drivers[NVIDIA] = nvidia(**{"gpu-2": gpu_uuid(2)})
+    desk.others.pods[POD.name] = {
+        "spec": {"resourceClaims": [{"name": "g", "resourceClaimTemplateName": "t"}, {"name": "n"}]},
+        "status": {"resourceClaimStatuses": [{"name": "g", "resourceClaimName": OTHER.name}]},
+    }
+    desk.claimed(OTHER, claim(gpu_of_driver("gpu-2"), ref=OTHER))
+    assert prepare(desk, result("nic", "slots-0")) == [2]
+
+    desk.preparer.unprepare(REF)
+    desk.others.held[POD.name] = {"main": {"nvidia.com/gpu": [gpu_uuid(1)]}}
+    desk.others.asked.clear()
+    assert prepare(desk, result("nic", "slots-0")) == [1]
+    assert desk.others.asked == [f"claim {REF}"]
+
+
+def test_without_gpus_a_device_of_the_place_that_the_scheduler_chose_is_taken(desk: Desk) -> None:
+    assert prepare(desk, result("nic", "slots-2")) == [2]
+
+
+def test_a_request_that_selects_stays_in_its_place_whatever_gpu_the_pod_has(desk: Desk) -> None:
+    desk.others.held[POD.name] = {"main": {"nvidia.com/gpu": [gpu_uuid(3)]}}
+
+    assert prepare(desk, result("nic", "slots-1"), devices=WITH_SELECTOR) == [1]
+
+
+def test_a_place_that_is_used_up_is_left_only_by_requests_that_do_not_select(desk: Desk) -> None:
+    for number in range(4):
+        ref = ClaimRef(f"{number}1111111-2222-4333-8444-555555555555", "team", f"c-{number}")
+        pod = PodRef("team", ref.name, f"p-{number}")
+        desk.claimed(ref, claim(result("nic", "slots-1", shareID=f"s-{number}"), ref=ref, pods=[pod]))
+        desk.preparer.prepare(ref)
+        assert rails(desk, ref.uid) == [1]
+
+    with pytest.raises(NotYet, match="where the scheduler has chosen, and 0 of 4 there and 12 of 16 on"):
+        prepare(desk, result("nic", "slots-1"), devices=WITH_SELECTOR)
+    assert prepare(desk, result("nic", "slots-1")) != [1]
+
+
+def test_a_claim_gets_a_device_for_each_result_and_none_twice(desk: Desk) -> None:
+    prepare(desk, *(result("nic", f"slots-{n}") for n in range(4)))
+    (row,) = desk.ledger.claims()
+
+    assert len({found.device for found in row.devices}) == 4
+
+
+def test_what_was_chosen_before_a_crash_stays_chosen(desk: Desk) -> None:
+    prepare(desk, result("nic", "slots-3"))
+    desk.ledger.set_claim_state(REF.uid, ClaimState.PREPARING)
+    desk.others.held[POD.name] = {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}}
+    desk.preparer.prepare(REF)
+
+    assert rails(desk) == [3]
+
+
+def test_pods_without_gpus_are_spread_over_shared_adapters(tmp_path: Path) -> None:
+    late = replace(LATE, name="rdma/hca", kind="hca", shares=1)
+    desk = Desk(tmp_path, late)
+    with closing(desk.ledger):
+        one_place = replace_places(desk)
+        desk.catalog.set(one_place)
+        for number in range(4):
+            ref = ClaimRef(f"{number}1111111-2222-4333-8444-555555555555", "team", f"c-{number}")
+            desk.claimed(ref, claim(result("rdma", "slots-0", shareID=f"s-{number}"), ref=ref))
+            desk.preparer.prepare(ref)
+
+        assert len({row.device for found in desk.ledger.claims() for row in found.devices}) == 4
+        with pytest.raises(AgentError, match="0 of 4 on this node are free"):
+            prepare_share(desk)
+
+
+def test_two_requests_for_shares_of_one_place_may_have_one_adapter_and_one_request_may_not(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, replace(LATE, name="rdma/hca", kind="hca", shares=2))
+    pinned = {"constraints": [{"matchAttribute": "a/b"}]}
+
+    def claimed(*requests: str) -> list[str]:
+        spec = {**pinned, "requests": [{"name": name} for name in dict.fromkeys(requests)]}
+        results = [result(name, "slots-0", shareID=f"s-{i}") for i, name in enumerate(requests)]
+        desk.preparer.prepare(desk.claimed(REF, claim(*results, devices=spec)))
+        return [row.device for row in desk.ledger.claims()[0].devices]
+
+    with closing(desk.ledger):
+        assert len(set(claimed("a", "b"))) == 1
+        desk.preparer.unprepare(REF)
+        with pytest.raises(NotYet):
+            claimed("a", "a")
+        with pytest.raises(NotYet):
+            claimed("a", "b", "c")
+
+
+def test_an_adapter_of_a_place_has_no_more_shares_taken_of_it_than_it_has(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, replace(LATE, name="rdma/hca", kind="hca", shares=4))
+    desk.catalog.set(replace_places(desk))
+
+    def claimed(number: int, *amounts: str) -> Sequence[str]:
+        ref = ClaimRef(f"{number}1111111-2222-4333-8444-555555555555", "team", f"c-{number}")
+        pod = PodRef("team", ref.name, f"pod-{number}")
+        results = [
+            result(f"r{i}", "slots-0", shareID=f"s-{i}", consumedCapacity={"nodefabric.io/shares": amount})
+            for i, amount in enumerate(amounts)
+        ]
+        desk.preparer.prepare(desk.claimed(ref, claim(*results, ref=ref, pods=[pod])))
+        found = desk.ledger.claim(ref.uid)
+        assert found is not None
+        return [row.device for row in found.devices]
+
+    with closing(desk.ledger):
+        taken = [device for number in range(3) for device in claimed(number, "3")]
+        assert len(set(taken)) == 3
+        assert claimed(3, "2", "2")[0] == claimed(3, "2", "2")[1]
+        with pytest.raises(NotYet, match="0 of 4 on this node are free"):
+            claimed(4, "2")
+        ones = [claimed(number, "1")[0] for number in (5, 6, 7)]
+        assert sorted(ones) == sorted(taken)
+        with pytest.raises(NotYet, match="0 of 4 on this node are free"):
+            claimed(8, "1")
+
+
+def replace_places(desk: Desk) -> tuple[Any, ...]:
+    """All adapters in one place."""
+    first = desk.catalog.value[0]
+    return (replace(first, units=tuple(unit for device in desk.catalog.value for unit in device.units)),)
+
+
+def prepare_share(desk: Desk) -> None:
+    desk.preparer.prepare(desk.claimed(REF, claim(result("rdma", "slots-0", shareID="s"))))
+
+
+def test_nobody_who_is_away_keeps_a_pod_from_starting(desk: Desk) -> None:
+    class Away:
+        def pod(self, pod: PodRef) -> None:
+            raise AgentError("away")
+
+        def claim(self, namespace: str, name: str) -> None:
+            raise AgentError("away")
+
+        def slices(self, driver: str) -> Any:
+            raise AgentError("away")
+
+        def sandboxes(self) -> Any:
+            raise AgentError("away")
+
+    document = claim(gpu_of_driver("gpu-2"), result("nic", "slots-0"))
+    found = GpuAsker(Away(), Away()).of(ours(document, REF, "nodefabric.io", NODE), desk.offer.distances)
+
+    assert found == NO_GPUS
+
+
+def test_libraries_are_told_all_devices_of_a_claim_or_those_of_a_request(tmp_path: Path) -> None:
+    hca = replace(LATE, name="rdma/hca", kind="hca", binding="early", environment=("nccl",))
+    for number, (containers, values) in enumerate(
+        (
+            ([{"claims": [{"name": "n"}]}], {"=mlx5_0,mlx5_1"}),
+            ([{"claims": [{"name": "n", "request": "a"}]}, {"claims": [{"name": "n"}]}], {"=mlx5_0", "=mlx5_1"}),
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        desk = Desk(folder, config=Config(resources=(hca,)))
+        desk.others.pods[POD.name] = {
+            "spec": {
+                "resourceClaims": [{"name": "n", "resourceClaimName": REF.name}],
+                "containers": [{"name": f"c{i}", "resources": r} for i, r in enumerate(containers)],
+            }
+        }
+        with closing(desk.ledger):
+            two = claim(result("a", "hca-0", shareID="s"), result("b", "hca-1", shareID="t"))
+            desk.preparer.prepare(desk.claimed(REF, two))
+            (row,) = desk.ledger.claims()
+
+        told = {text for found in row.devices for text in found.edits["env"]}
+        assert told == {f"NCCL_IB_HCA={value}" for value in values}

@@ -1,0 +1,159 @@
+"""The allocator hears what pods hold: from every answer of kubelet's, and from one of its own where nobody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+from agent.errors import Unavailable
+from agent.kubelet.podresources import PodDevices, PodResources
+from agent.ledger import Ledger
+from agent.model.allocation import PodRef
+from agent.model.device import Snapshot
+from agent.state import Latest
+from deviceplugin.allocation import Allocator
+from deviceplugin.usage import SHOWN_SECONDS, Pace, Usage
+from tests.awaiting import until
+from tests.deviceplugin.machines import node
+
+
+class Kubelet(PodResources):
+    """Lists one pod, called by the number of the question."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"), clock=self.time)
+        self.now = 100.0
+        self.asked = 0
+        self.is_away = False
+
+    def time(self) -> float:
+        return self.now
+
+    async def list(self) -> tuple[PodDevices, ...]:
+        self.asked += 1
+        if self.is_away:
+            raise Unavailable("kubelet is away")
+        return (PodDevices(PodRef("default", f"pod-{self.asked}")),)
+
+
+class Books:
+    """Changes when the test says so."""
+
+    def __init__(self) -> None:
+        self.change: Callable[[], None] = lambda: None
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        self.change = listener
+
+
+class Scene:
+    """Usage on a node, with a kubelet and books."""
+
+    def __init__(self) -> None:
+        self.kubelet, self.books = Kubelet(), Books()
+        self.heard: list[tuple[str, float]] = []
+
+    def take(self, pods: tuple[PodDevices, ...], asked_at: float) -> None:
+        self.heard.append((pods[0].pod.name, asked_at))
+
+    @contextlib.asynccontextmanager
+    async def usage(self, snapshot: Snapshot, pace: Pace) -> AsyncIterator[None]:
+        allocator = type("Hearing", (), {"heard": staticmethod(self.take)})()
+        made = Usage(self.kubelet, cast(Allocator, allocator), Latest(snapshot), cast(Ledger, self.books), pace)
+        running = asyncio.create_task(made.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+QUICK = Pace(settle=0.0, pause=0.0)
+
+
+def played(work: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+    async def play() -> None:
+        await work(Scene())
+
+    asyncio.run(play())
+
+
+def test_kubelet_is_asked_at_the_start_and_after_each_change() -> None:
+    async def work(scene: Scene) -> None:
+        async with scene.usage(node(), QUICK):
+            await until(lambda: scene.heard == [("pod-1", 100.0)])
+            scene.kubelet.now = 107.0
+            scene.books.change()
+            await until(lambda: scene.heard[1:] == [("pod-2", 107.0)])
+
+    played(work)
+
+
+def test_a_kubelet_that_is_away_is_asked_at_the_next_change() -> None:
+    async def work(scene: Scene) -> None:
+        scene.kubelet.is_away = True
+        async with scene.usage(node(), QUICK):
+            await until(lambda: scene.kubelet.asked == 1)
+            scene.kubelet.is_away, scene.kubelet.now = False, 107.0
+            await asyncio.sleep(0.01)
+            scene.books.change()
+            await until(lambda: scene.heard == [("pod-2", 107.0)])
+
+    played(work)
+
+
+def test_what_somebody_else_asked_after_a_change_is_taken_in_and_kubelet_not_asked_again() -> None:
+    async def work(scene: Scene) -> None:
+        async with scene.usage(node(), Pace(settle=0.2, pause=0.0)):
+            await until(lambda: len(scene.heard) == 1)
+            await asyncio.sleep(0.01)
+            scene.books.change()
+            await asyncio.sleep(0.01)
+            scene.kubelet.now += 2 * SHOWN_SECONDS
+            await scene.kubelet.listing()
+            await until(lambda: [name for name, _ in scene.heard] == ["pod-1", "pod-2"])
+            await asyncio.sleep(0.4)
+            assert scene.kubelet.asked == 2
+
+    played(work)
+
+
+def test_an_answer_from_before_the_change_will_not_do() -> None:
+    async def work(scene: Scene) -> None:
+        async with scene.usage(node(), Pace(settle=0.05, pause=0.0)):
+            await until(lambda: len(scene.heard) == 1)
+            scene.kubelet.now = 101.0
+            await scene.kubelet.listing()
+            scene.kubelet.now = 102.0
+            scene.books.change()
+            await until(lambda: scene.heard[-1] == ("pod-3", 102.0))
+
+    played(work)
+
+
+def test_kubelet_is_not_asked_on_a_node_without_gpus() -> None:
+    async def work(scene: Scene) -> None:
+        async with scene.usage(Snapshot(), QUICK):
+            scene.books.change()
+            await asyncio.sleep(0.05)
+            await scene.kubelet.listing()
+            await asyncio.sleep(0.05)
+            assert scene.kubelet.asked == 1
+            assert scene.heard == []
+
+    played(work)
+
+
+def test_kubelet_is_asked_now_and_then_for_what_other_plugins_give_out() -> None:
+    async def work(scene: Scene) -> None:
+        async with scene.usage(node(), Pace(settle=0.0, pause=0.0, look=0.02)):
+            await until(lambda: len(scene.heard) == 1)
+            await asyncio.sleep(0.1)
+            assert scene.kubelet.asked == 1  # by its clock no time has passed
+            scene.kubelet.now = 200.0
+            await until(lambda: len(scene.heard) == 2)
+
+    played(work)

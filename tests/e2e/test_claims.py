@@ -1,0 +1,168 @@
+"""Pods that get their devices by claims (DRA), from the slice to the way back."""
+
+from __future__ import annotations
+
+import json
+import signal
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agent.model.topology import Locality
+from agent.placement import Distances
+from agent.sim.demo import not_back, still_attached
+from agent.sim.stage import CONFIG, Stage, settled, wait
+from tests.e2e.claims import CLAIMS, by_claims, call, claim, create, devices, kubelet_options, start_api_server
+from tests.e2e.test_pods import in_pod
+
+
+def start(stage: Stage, config: Mapping[str, Any] = CONFIG) -> int:
+    """Play with an API server, and return its port."""
+    stage.build_node("h100-8gpu")
+    stage.write_config(by_claims(config))
+    stage.write_conflist()
+    port = start_api_server(stage)
+    stage.start_kubelet(*kubelet_options(port))
+    stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"))
+    return port
+
+
+def specs(stage: Stage) -> list[Path]:
+    return sorted((stage.folder / "cdi-specs").glob("nodefabric-claim-*.json"))
+
+
+def test_a_pod_gets_the_vf_of_its_claim_into_its_namespace_and_leaves_nothing_behind(stage: Stage) -> None:
+    port = start(stage)
+    wait("the slices", lambda: devices(port) or None)
+    machine = stage.machine
+    before = machine.links.by_device()
+    vf = next(device for device in devices(port) if device["name"].startswith("vf-"))
+    address = vf["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
+    assert address in before
+
+    pod = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}
+    uid = claim(port, "nics", pod, {"request": "nic", "device": vf["name"]})
+    create(stage, pod, ["nics"])
+    running = stage.await_pod("a")
+
+    assert address not in machine.links.by_device()
+    assert "net1" in in_pod(running, "ip", "-brief", "link")
+    assert [path.name for path in specs(stage)] == [f"nodefabric-claim-{uid}.json"]
+
+    def told() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = call(port, "GET", f"{CLAIMS}/nics")["status"].get("devices", [])
+        return found
+
+    (status,) = wait("the claim's status", lambda: told() or None)
+    assert (status["device"], status["networkData"]["interfaceName"]) == (vf["name"], "net1")
+    assert status["networkData"]["ips"][0].startswith("192.168.100.")
+    assert status["data"]["pciAddress"] == address
+
+    stage.delete_pod("a")
+    stage.await_no_pod("a")
+    assert settled(lambda: [*not_back(machine, before), *still_attached(stage)]) == []
+    assert specs(stage) == []
+
+
+def test_a_vf_goes_from_claim_to_claim_also_through_the_death_of_the_agent(stage: Stage) -> None:
+    port = start(stage)
+    wait("the slices", lambda: devices(port) or None)
+    machine = stage.machine
+    before = machine.links.by_device()
+    vf = next(device["name"] for device in devices(port) if device["name"].startswith("vf-"))
+    a = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}
+    b = {"name": "b", "uid": "22222222-2222-4333-8444-555555555555"}
+    claim(port, "of-a", a, {"request": "nic", "device": vf})
+    create(stage, a, ["of-a"])
+    stage.await_pod("a")
+    stage.end("agent", signal.SIGKILL)
+    stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"))
+
+    # As after a forced deletion: the scheduler has the VF back while the pod's sandbox lives.
+    stage.delete_pod("a")
+    call(port, "DELETE", f"{CLAIMS}/of-a")
+    uid = claim(port, "of-b", b, {"request": "nic", "device": vf})
+    create(stage, b, ["of-b"])
+    running = stage.await_pod("b")
+
+    assert "net1" in in_pod(running, "ip", "-brief", "link")
+    stage.await_no_pod("a")
+    assert [path.name for path in specs(stage)] == [f"nodefabric-claim-{uid}.json"]
+    stage.delete_pod("b")
+    stage.await_no_pod("b")
+    assert settled(lambda: [*not_back(machine, before), *still_attached(stage), *map(str, specs(stage))]) == []
+
+
+def test_an_unchanged_pod_gets_the_vfs_beside_its_gpus_through_a_claim_for_extended_resources(stage: Stage) -> None:
+    vfs = {"name": "rdma/vf", "kind": "vf", "binding": "late", "select": {"vendors": ["15b3"]}, "network": "rails"}
+    port = start(stage, {**CONFIG, "resources": [vfs, {"name": "nvidia.com/gpu", "kind": "gpu"}]})
+    places = wait("the slices", lambda: [device["name"] for device in devices(port)] or None)
+    machine = stage.machine
+    snapshot, before = machine.scan(), machine.links.by_device()
+
+    pod = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}
+    results = [
+        {"request": "container-0-request-0", "device": place, "shareID": str(uuid.uuid4())}
+        | {"consumedCapacity": {"nodefabric.io/units": "1"}}
+        for place in places[-4:]
+    ]
+    owner = {"apiVersion": "v1", "kind": "Pod", **pod, "controller": True}
+    annotations = {"resource.kubernetes.io/extended-resource-claim": "true"}
+    name = "a-extended-resources-x7k2p"
+    uid = claim(port, name, pod, *results, ownerReferences=[owner], annotations=annotations)
+    limits = {"nvidia.com/gpu": 4, "rdma/vf": 4}
+    mapping = {"containerName": "main", "resourceName": "rdma/vf", "requestName": "container-0-request-0"}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"namespace": "default", **pod},
+        "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]},
+        "status": {"extendedResourceClaimStatus": {"resourceClaimName": name, "requestMappings": [mapping]}},
+    }
+    (stage.folder / "manifests/a.yaml").write_text(yaml.safe_dump(document))
+    running = stage.await_pod("a")
+
+    (container,) = running["containers"]
+    (spec,) = specs(stage)
+    assert uid in spec.name
+    edits = json.loads(spec.read_text())["devices"][0]["containerEdits"]
+    (listed,) = [text for text in edits["env"] if text.startswith("PCIDEVICE_RDMA_VF=")]
+    vfs_of_pod = listed.partition("=")[2].split(",")
+    distances, gpus = Distances(snapshot), container["devices"]["nvidia.com/gpu"]
+    assert len(set(vfs_of_pod)) == len(gpus) == 4
+    assert {min(distances.distance(gpu, vf) for vf in vfs_of_pod) for gpu in gpus} == {Locality.PIX}
+    assert {name.rpartition("=")[0] for name in container["cdi_devices"]} == {"nodefabric.io/claim"}
+    assert not set(vfs_of_pod) & machine.links.by_device().keys()
+
+    stage.delete_pod("a")
+    stage.await_no_pod("a")
+    assert settled(lambda: [*not_back(machine, before), *still_attached(stage)]) == []
+
+
+def test_a_node_that_offers_nothing_to_claims_loads_no_driver_opens_no_socket_and_watches_nothing(
+    stage: Stage,
+) -> None:
+    stage.build_node("h100-8gpu")
+    stage.write_config()
+    stage.write_conflist()
+    port = start_api_server(stage)
+    stage.start_kubelet(*kubelet_options(port))
+    stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"), env={"PYTHONPROFILEIMPORTTIME": "1"})
+    stage.await_ready()
+    wait("all parts", lambda: "agent.cluster.node_events" in stage.log("agent") or None)
+    stage.create_pod("a", {"rdma/vf": 1})
+    stage.await_pod("a")
+
+    loaded = {line.rpartition("|")[2].strip() for line in stage.log("agent").splitlines() if "import time:" in line}
+    assert "agent.main" in loaded
+    assert not [name for name in loaded if name.startswith(("deviceplugin.dra.", "proto.dra", "proto.pluginreg"))]
+    assert loaded.isdisjoint({"agent.cluster.slices", "agent.cluster.claims", "agent.cluster.claim_objects"})
+    assert [
+        path for name in ("plugins", "plugins_registry") for path in (stage.folder / "kubelet" / name).iterdir()
+    ] == []
+    counts = call(port, "GET", "/_sim/counts")
+    assert (counts["watches"], counts["lists"], counts["applies"]) == (0, 0, 0)
+    assert specs(stage) == []

@@ -1,0 +1,189 @@
+"""One network for all rails: each VF of a pod gets the subnet and the name of the rail that it stands on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent.model.device import Snapshot
+from agent.sim.demo import not_back, still_attached
+from agent.sim.stage import Stage, in_pod, settled, wait
+from tests.e2e.claims import by_claims, claim, create, devices, kubelet_options, start_api_server
+
+
+def configuration(stage: Stage, binding: str, leases: str = "leases", first: int = 10) -> dict[str, Any]:
+    """A network whose subnets are 10.10.0.0/16, 10.11.0.0/16 … for rails 0, 1 …"""
+    subnet, folder = f"10.{{rail+{first}}}.0.0/16", str(stage.folder / leases)
+    ipam = {"type": "host-local", "ranges": [[{"subnet": subnet}]], "dataDir": folder}
+    of_vfs = {"name": "rdma/vf", "kind": "vf", "binding": binding, "select": {"vendors": ["15b3"]}, "network": "rails"}
+    return {
+        "resources": [of_vfs, {"name": "nvidia.com/gpu", "kind": "gpu"}],
+        "networks": [{"name": "rails", "ifName": "rail{rail}", "mtu": 4200, "ipam": ipam}],
+    }
+
+
+def play(stage: Stage, document: Mapping[str, Any], conflist: Sequence[Mapping[str, Any]] | None = None) -> None:
+    stage.build_node("h100-8gpu")
+    stage.write_config(document)
+    stage.write_conflist(conflist)
+    stage.start_kubelet("--seed", "7")
+    stage.start_agent()
+    stage.await_ready()
+
+
+def rails_of(snapshot: Snapshot) -> dict[str, int]:
+    """Number the adapters that a switch joins to a GPU."""
+    ports = sorted(device.address for device in snapshot.devices if device.vfs)
+    return {port: number for number, port in enumerate(ports)}
+
+
+def seen(pod: Mapping[str, Any]) -> dict[str, str]:
+    """What the pod sees: interface → the IPv4 address on it."""
+    told = json.loads(in_pod(pod, "/usr/sbin/ip", "-json", "-4", "address"))
+    return {link["ifname"]: link["addr_info"][0]["local"] for link in told if link["ifname"] not in ("lo", "eth0")}
+
+
+def attached(stage: Stage, pod: str) -> dict[str, str]:
+    """What the books say of a pod: interface → device."""
+    return {row["ifname"]: row["device"] for row in stage.status()["attachments"] if row["pod"] == f"default/{pod}"}
+
+
+def assert_on_its_rails(stage: Stage, pod: Mapping[str, Any], name: str, count: int) -> None:
+    snapshot = stage.machine.scan()
+    rails, there = rails_of(snapshot), attached(stage, name)
+    assert len(there) == count
+    for interface, device in there.items():
+        assert interface == f"rail{rails[snapshot.by_address[device].physfn or '']}"
+    addresses = seen(pod)
+    assert addresses.keys() == there.keys()
+    for interface, address in addresses.items():
+        assert address.startswith(f"10.{10 + int(interface.removeprefix('rail'))}.0.")
+
+
+def call(stage: Stage, command: str, pod: Mapping[str, Any], container_id: str, **conf: Any) -> tuple[int, str]:
+    """Call the plugin for an interface of pod a, chained as eth0 if nothing else is said."""
+    chained = {"cniVersion": "1.0.0", "name": "cluster", "type": "nodefabric", "prevResult": pod["cni_result"]}
+    done = subprocess.run(
+        [stage.relay],
+        input=json.dumps({"cniVersion": "1.0.0", "type": "nodefabric", **conf} if conf else chained).encode(),
+        env={
+            **os.environ,
+            **stage.relay_environment,
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": container_id,
+            "CNI_NETNS": pod["netns"],
+            "CNI_IFNAME": "net9" if conf else "eth0",
+            "CNI_PATH": stage.cni_path,
+            "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=a",
+        },
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode, done.stdout.decode()
+
+
+def leased(stage: Stage, folder: str = "leases") -> list[str]:
+    return sorted(path.name for path in (stage.folder / folder).glob("*/10.*"))
+
+
+def test_four_vfs_of_four_rails_have_four_subnets_and_the_names_of_their_rails(stage: Stage) -> None:
+    play(stage, configuration(stage, "late"))
+    before = stage.machine.links.by_device()
+    for name in ("a", "b"):
+        stage.create_pod(name, {"rdma/vf": 4, "nvidia.com/gpu": 4})
+    a, b = stage.await_pod("a"), stage.await_pod("b")
+    assert_on_its_rails(stage, a, "a", 4)
+    assert_on_its_rails(stage, b, "b", 4)
+    assert attached(stage, "a").keys() | attached(stage, "b").keys() == {f"rail{n}" for n in range(8)}
+    assert len(leased(stage)) == 8
+
+    (container_id,) = {row["container"] for row in stage.status()["attachments"] if row["pod"] == "default/a"}
+    assert call(stage, "CHECK", a, container_id) == (0, "")
+    name, address = next(iter(seen(a).items()))
+    in_pod(a, "/usr/sbin/ip", "address", "del", f"{address}/16", "dev", name)
+    status, told = call(stage, "CHECK", a, container_id)
+    assert status == 1
+    assert f"{name} lacks address {address}/16" in told
+
+    # What was leased is given back where it was leased, whatever the configuration says by then.
+    stage.write_config(configuration(stage, "late", "other", 100))
+    wait("the configuration", lambda: stage.log("agent").count("the new configuration is in effect") or None)
+    stage.delete_pod("a")
+    stage.await_no_pod("a")
+    assert settled(lambda: [x for x in leased(stage) if x == address]) == []
+    assert len(leased(stage)) == 4
+    stage.create_pod("c", {"rdma/vf": 1, "nvidia.com/gpu": 1})
+    stage.await_pod("c")
+    (of_c,) = leased(stage, "other")
+    (rail,) = attached(stage, "c")
+    assert of_c.startswith(f"10.{100 + int(rail.removeprefix('rail'))}.0.")
+    for pod in ("b", "c"):
+        stage.delete_pod(pod)
+        stage.await_no_pod(pod)
+
+    # More VFs than rails.
+    stage.create_pod("d", {"rdma/vf": 9})
+    found = seen(stage.await_pod("d"))
+    (twice,) = [name for name in found if "-" in name]
+    assert found.keys() == {*(f"rail{n}" for n in range(8)), twice}
+    assert found[twice].rpartition(".")[0] == found[twice.removesuffix("-2")].rpartition(".")[0]
+    stage.delete_pod("d")
+    stage.await_no_pod("d")
+    assert leased(stage, "other") == []
+    assert settled(lambda: [*not_back(stage.machine, before), *still_attached(stage), *leased(stage)]) == []
+
+
+def test_a_claims_devices_join_the_networks_of_their_rails(stage: Stage) -> None:
+    stage.build_node("h100-8gpu")
+    stage.write_config(by_claims(configuration(stage, "early")))
+    stage.write_conflist()
+    port = start_api_server(stage)
+    stage.start_kubelet(*kubelet_options(port))
+    stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"))
+    offered = wait("the slices", lambda: [d for d in devices(port) if d["attributes"].get("vf") == {"int": 0}] or None)
+    chosen = [device for device in offered if device["attributes"]["rail"]["int"] in (1, 6)]
+    pod = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}
+    claim(port, "nics", pod, *({"request": "nic", "device": device["name"]} for device in chosen))
+    create(stage, pod, ["nics"])
+    running = stage.await_pod("a")
+    assert_on_its_rails(stage, running, "a", 2)
+    assert seen(running).keys() == {"rail1", "rail6"}
+
+
+def test_a_pf_has_the_network_that_the_resource_names_for_it(stage: Stage) -> None:
+    rails = configuration(stage, "early")["networks"]
+    ports = {"ens1f0np0": "rails", "0000:3a:00.0": "second", "ens4f0np0": "rails"}
+    select = {"pf": [f"{port}#0" for port in ports]}
+    of_vfs = {"name": "rdma/vf", "kind": "vf", "select": select, "network": ports}
+    play(stage, {"resources": [of_vfs], "networks": [*rails, {"name": "second"}]})
+    stage.create_pod("a", {"rdma/vf": 3})
+    pod = stage.await_pod("a")
+    assert attached(stage, "a") == {"rail0": "0000:18:00.1", "net1": "0000:3a:00.1", "rail3": "0000:5a:00.1"}
+    assert {name: address.rpartition(".")[0] for name, address in seen(pod).items()} == {
+        "rail0": "10.10.0",
+        "rail3": "10.13.0",
+    }
+
+
+def test_a_network_of_multus_may_name_the_agents_and_goes_by_the_rail_of_its_device(stage: Stage) -> None:
+    play(stage, configuration(stage, "early"), [{"type": "ptp", "ipam": stage.ipam("cluster", "10.244.0.0/24")}])
+    stage.create_pod("a", {"rdma/vf": 1})
+    pod = stage.await_pod("a")
+    (vf,) = pod["containers"][0]["devices"]["rdma/vf"]
+    attachment = {"name": "by-multus", "network": "rails", "deviceID": vf}
+    status, told = call(stage, "ADD", pod, "c9", **{**attachment, "network": "gone"})
+    assert status == 1
+    assert "network gone is not in the agent's configuration on this node; there are: rails" in told
+    status, told = call(stage, "ADD", pod, "c9", **{**attachment, "mtu": 1500})
+    assert "network rails says all of the interface: leave out what else is said of it" in told
+    status, told = call(stage, "ADD", pod, "c9", **attachment)
+    assert status == 0, told
+    rail = rails_of(stage.machine.scan())[stage.machine.scan().by_address[vf].physfn or ""]
+    assert seen(pod)["net9"].startswith(f"10.{10 + rail}.0.")
+    assert json.loads(told)["ips"][0]["address"].startswith(f"10.{10 + rail}.0.")
+    assert call(stage, "CHECK", pod, "c9", **attachment, prevResult=json.loads(told)) == (0, "")
+    assert call(stage, "DEL", pod, "c9", **attachment) == (0, "")
+    assert settled(lambda: leased(stage)) == []

@@ -1,0 +1,110 @@
+"""The DRA benchmark: a short play of each of its parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from measure.alignment.stream import EVEN, steps
+from measure.dra import __main__ as bench
+from measure.dra import document, locality, memory, stall
+from measure.dra.published import publish
+from measure.figures import exceeded
+from measure.markdown import END, put_into
+
+from agent.placement import Distances
+from tests.deviceplugin.dra.nodes import recorded_node
+from tests.deviceplugin.machines import node
+
+PURE = ("--only", "locality", "--only", "slices", "--only", "stall")
+WAYS = {way.figure.removesuffix("_attained_pct"): way for way in locality.WAYS}
+
+
+@pytest.mark.parametrize("name", ["h100-8gpu", "v100-16gpu", "one-numa-node", "gb200-4gpu"])
+def test_nics_matched_by_their_gpu_and_those_chosen_on_the_node_are_the_nearest(name: str) -> None:
+    for way in ("near_gpu", "late_dra"):
+        assert locality.play(recorded_node(name), WAYS[way], pods=12, seed=1).percent == 100
+
+
+def test_the_figures_go_between_their_marks_in_the_guide() -> None:
+    class Measured(dict[str, float]):
+        def __missing__(self, name: str) -> float:
+            return 12.345
+
+    guide = (bench.CHECKOUT / "docs/dra.md").read_text()
+    new = put_into(guide, document.section(Measured(slice_bytes_1024_vf=660832)), document.BEGIN)
+    assert new.partition(document.BEGIN)[0] == guide.partition(document.BEGIN)[0]
+    assert "| NodePrepareResources | 12.3 / 12.3 ms | 12.3 / 12.3 ms |" in new
+    assert "| all slices, bytes | 660,832 | 12.345 |" in new
+    assert new.partition(END)[2] == guide.partition(END)[2]
+
+
+def test_what_cannot_be_matched_counts_as_not_attained() -> None:
+    share = locality.play(recorded_node("gb200-4gpu"), WAYS["pcie_root"], pods=12, seed=1)
+    assert share.pairs > 0
+    assert share.attained == 0
+
+
+def test_the_first_that_fits_is_not_always_the_nearest() -> None:
+    assert locality.play(recorded_node("v100-16gpu"), WAYS["first_fit"], pods=12, seed=1).percent < 100
+
+
+def test_a_play_gives_no_vf_to_two_pods() -> None:
+    snapshot = recorded_node("one-numa-node")
+    vfs = {device.address for device in snapshot.devices if device.is_vf}
+    played = locality._Play(publish(snapshot, sorted(vfs), "late"), WAYS["late_dra"], Distances(snapshot), set(vfs))
+    for step in steps(EVEN, 4, len(vfs), 30, 7):
+        played.take(step)
+        held = [nic for _, nics in played._running.values() for nic in nics]
+        assert len(set(held)) == len(held)
+        assert set(held) | played._free == vfs
+
+
+def test_places_answer_sooner_than_a_device_for_each_vf() -> None:
+    figures = stall.measure(recorded_node("h100-8gpu"), limit=2.0)
+    assert {name for name in figures if "8_pairs" in name} == {
+        "unsatisfiable_8_pairs_ms",
+        "unsatisfiable_8_pairs_device_per_vf_ms",
+    }
+    assert figures["unsatisfiable_4_pairs_ms"] < stall.MOST * figures["unsatisfiable_4_pairs_device_per_vf_ms"]
+    assert figures["unsatisfiable_8_pairs_ms"] < figures["unsatisfiable_8_pairs_device_per_vf_ms"]
+
+
+def test_a_time_that_is_not_short_enough_is_named() -> None:
+    names = [f"unsatisfiable_{size}_{'pair' if size == 1 else 'pairs'}" for size in stall.SIZES]
+    figures = {f"{name}_ms": 1.0 for name in names} | {f"{name}_device_per_vf_ms": 10.1 for name in names}
+    assert stall.missed(figures) == []
+    figures["unsatisfiable_8_pairs_ms"] = 1.01
+    assert [text.split()[0] for text in stall.missed(figures)] == ["unsatisfiable_8_pairs_ms"]
+
+
+def test_late_binding_has_smaller_slices() -> None:
+    found = bench.slice_bytes(node(rails=2, vfs=32))
+    assert 0 < 4 * found["slice_bytes_1024_vf_late"] < found["slice_bytes_1024_vf"]
+
+
+def test_the_report_holds_each_figure_and_what_nodes_attain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("agent.sim.recorded.names", lambda: ("h100-8gpu", "one-nic"))
+    monkeypatch.setattr(bench, "DENSE", "h100-8gpu")
+    status = bench.main([*PURE, "--pods", "4", "--limit", "1", "--report", str(tmp_path / "dra.json")])
+    found = json.loads((tmp_path / "dra.json").read_text())
+    assert found["near_gpu_attained_pct"] == found["late_dra_attained_pct"] == 100
+    assert set(found["nodes"]) == {"h100-8gpu"}
+    assert {"pcie_root_attained_pct", "numa_attained_pct", "slice_bytes_1024_vf"} <= found.keys()
+    assert status == ("NOT HELD" in capsys.readouterr().out)
+
+
+def test_what_is_loaded_for_claims_without_them_takes_some_memory_and_less_than_a_mib() -> None:
+    found = memory.without(print)["rss_without_dra_extra_mib"]
+    assert 0.01 < found < 1
+
+
+def test_a_prepare_that_takes_too_long_is_not_held() -> None:
+    held = {"prepare_p99_ms": 40.0, "steady_writes_per_hour": 0.0}
+    assert exceeded(held, bench.LIMITS) == []
+    [late, written] = exceeded({"prepare_p99_ms": 40.1, "steady_writes_per_hour": 30.0}, bench.LIMITS)
+    assert late.startswith("prepare_p99_ms is 40.1, must be at most 40")
+    assert written.startswith("steady_writes_per_hour is 30, must be at most 0")

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.hardware.sysfs.numa import read_cpu_places
+from agent.hardware.sysfs.scan import scan
+from agent.model.device import Snapshot
+from agent.sim import recorded
+from hack.recording import anonymous, record
+
+HACK = Path(__file__).parents[2] / "hack"
+
+
+def scanned(node: recorded.Node, folder: Path) -> Snapshot:
+    recorded.unpack(recorded.parse(json.loads(recorded.dump(node)), node.name), folder)
+    return scan(folder)
+
+
+@pytest.mark.parametrize("name", recorded.names())
+def test_a_recording_scans_like_the_machine(name: str, tmp_path: Path) -> None:
+    machine = tmp_path / "machine"
+    recorded.unpack(recorded.load(recorded.find(name)), machine)
+    again = record(machine, "again", "", keep_identifiers=True)
+    assert scanned(again, tmp_path / "again") == scan(machine)
+
+
+def test_this_machine_can_be_recorded(tmp_path: Path) -> None:
+    seen = scan(Path("/"))
+    again = scanned(record(Path("/"), "this", "", keep_identifiers=True), tmp_path)
+    assert [d.address for d in again.devices] == [d.address for d in seen.devices]
+    assert [d.path for d in again.devices] == [d.path for d in seen.devices]
+    assert again.boot_id == seen.boot_id
+    cpus = [cpu for node in seen.numa_nodes for cpu in node.cpus]
+    assert read_cpu_places(tmp_path, cpus) == read_cpu_places(Path("/"), cpus)
+
+
+def test_what_names_one_machine_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:
+    node = recorded.load(recorded.find("ib-dual-port"))
+    before, after = scanned(node, tmp_path / "before"), scanned(anonymous(node), tmp_path / "after")
+    hca, hidden = before.by_address["0000:03:00.0"], after.by_address["0000:03:00.0"]
+    assert after.boot_id == "00000000-0000-4000-8000-000000000000"
+    assert [n.mac for n in hidden.netdevs] != [n.mac for n in hca.netdevs]
+    for mine, theirs in zip(hidden.netdevs, hca.netdevs, strict=True):
+        assert len(mine.mac) == len(theirs.mac)
+        assert mine.mac[: 12 * 3 + 8] == theirs.mac[: 12 * 3 + 8]
+    (rdma,) = hidden.rdma_devices
+    assert re.fullmatch(r"f452:14[0-9a-f]{2}(:[0-9a-f]{4}){2}", rdma.node_guid)
+    image = (tmp_path / "after/sys/class/infiniband" / rdma.name / "sys_image_guid").read_text().strip()
+    assert rdma.node_guid != image
+    assert hca.rdma_devices[0].node_guid not in (rdma.node_guid, image)
+    assert replace(hidden, netdevs=(), rdma_devices=()) == replace(hca, netdevs=(), rdma_devices=())
+
+
+def test_equal_identifiers_stay_equal_and_empty_ones_stay_empty(tmp_path: Path) -> None:
+    for name in ("h100-8gpu", "efa"):
+        folder = tmp_path / name
+        folder.mkdir()
+        node = anonymous(recorded.load(recorded.find(name)))
+        devices = [r for d in scanned(node, folder).devices for r in d.rdma_devices]
+        if name == "efa":
+            assert {r.node_guid for r in devices} == {"0000:0000:0000:0000"}
+        else:
+            images = [folder / "sys/class/infiniband" / r.name / "sys_image_guid" for r in devices]
+            assert [r.node_guid for r in devices] == [image.read_text().strip() for image in images]
+            assert len({r.node_guid for r in devices}) == len(devices)
+        assert len({g.uuid for g in node.gpus}) == len(node.gpus) == 8
+
+
+def test_a_name_or_a_file_that_will_not_do_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for options, said in (
+        (["--name", "Bad Name"], "Bad Name: name: must be a lower-case DNS label, is 'Bad Name'"),
+        (["-o", tmp_path / "file" / "node.json"], "cannot be written: "),
+    ):
+        run = subprocess.run(
+            [sys.executable, HACK / "record-node", *options], capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 2
+        assert said in run.stderr
+        assert "Traceback" not in run.stderr
+
+
+def test_the_command_writes_a_file_that_can_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "nodes/node.json"
+    run = subprocess.run(
+        [sys.executable, HACK / "record-node", "--name", "here", "-o", path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    node = recorded.load(path)
+    assert node.name == "here"
+    text = path.read_text()
+    own: list[Any] = [n.mac for d in scan(Path("/")).devices for n in d.netdevs]
+    assert not [mac for mac in own if mac in text and not mac.startswith("02:")]

@@ -1,0 +1,329 @@
+"""The stand-in for the scheduler chooses as the real one was seen to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from tests.deviceplugin.dra.nodes import DRIVER, GPU_NODES, HCA, NODE, VF, Offered, late, recorded_node, with_vfs
+from tests.deviceplugin.machines import node as made_up
+from tests.standins.allocator import Node, TooLong, Unsupported, consumed, extended_claim
+from tests.standins.claims_for_pairs import (
+    GPU_CLASS,
+    NIC_CLASS,
+    NUMA_NODE,
+    PCIE_ROOT,
+    UUID,
+    claim,
+    classes,
+    gpu_slice,
+    pairs,
+    preferred_pairs,
+)
+from tests.standins.selectable import SelectorFailed, holds, tolerated
+
+Document = Mapping[str, Any]
+ANY_CLASS: Mapping[str, Document] = {"any": {"spec": {}}}
+
+
+def device(name: str, attributes: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    return {"name": name, "attributes": attributes or {}, **more}
+
+
+def shared(name: str, value: str, policy: Mapping[str, Any] | None = None, capacity: str = "d.io/part") -> Document:
+    of = {"value": value} | ({"requestPolicy": policy} if policy else {})
+    return device(name, allowMultipleAllocations=True, capacity={capacity: of})
+
+
+def slice_of(
+    *devices: Document, name: str = "s", driver: str = "d.io", count: int = 1, generation: int = 1
+) -> Document:
+    pool = {"name": NODE, "resourceSliceCount": count, "generation": generation}
+    spec = {"driver": driver, "nodeName": NODE, "pool": pool, "devices": list(devices)}
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def node(*slices: Document, limit: float = 10.0) -> Node:
+    return Node(NODE, slices, ANY_CLASS, limit)
+
+
+def ask(*requests: Document, constraints: Sequence[Document] = ()) -> Document:
+    return claim(requests, constraints)
+
+
+def request(name: str = "r", **exactly: Any) -> Document:
+    return {"name": name, "exactly": {"deviceClassName": "any", **exactly}}
+
+
+def given(of: Node, wanted: Document, name: str = "c") -> list[str] | None:
+    found = of.allocate({name: wanted})
+    return [result["device"] for result in found[name]] if found is not None else None
+
+
+def test_the_first_that_fits_is_taken_by_driver_then_slice_then_place_in_the_list() -> None:
+    slices = [
+        slice_of(device("x"), driver="z.io"),
+        slice_of(device("c"), name="2", count=2),
+        slice_of(device("b"), device("a"), name="1", count=2),
+    ]
+    assert given(node(*slices), ask(request(count=4))) == ["b", "a", "c", "x"]
+
+
+def test_pools_that_are_not_whole_and_former_generations_give_nothing() -> None:
+    assert given(node(slice_of(device("a"), count=2)), ask(request())) is None
+    slices = [slice_of(device("old"), name="1"), slice_of(device("new"), name="2", generation=2)]
+    assert given(node(*slices), ask(request(count=2))) is None
+    assert given(node(*slices), ask(request())) == ["new"]
+
+
+def test_what_is_taken_is_not_given_again_until_it_is_released() -> None:
+    here = node(slice_of(device("a")))
+    assert given(here, ask(request()), "first") == ["a"]
+    assert given(here, ask(request()), "second") is None
+    here.release("first")
+    assert given(here, ask(request()), "second") == ["a"]
+
+
+def test_claims_of_one_pod_that_do_not_fit_together_take_nothing() -> None:
+    here = node(slice_of(device("a")))
+    assert here.allocate({"x": ask(request()), "y": ask(request())}) is None
+    assert given(here, ask(request())) == ["a"]
+
+
+def test_a_choice_is_taken_back_where_it_leads_nowhere() -> None:
+    one, two = {"d.io/at": {"int": 1}}, {"d.io/at": {"int": 2}}
+    here = node(slice_of(device("a", one), device("b", two), device("c", two)))
+    wanted = ask(request("x"), request("y"), constraints=[{"requests": ["x", "y"], "matchAttribute": "d.io/at"}])
+    assert given(here, wanted) == ["b", "c"]
+
+
+def test_a_match_needs_the_attribute_of_the_same_type_and_a_plain_name_is_the_drivers() -> None:
+    wanted = ask(request("x"), request("y"), constraints=[{"matchAttribute": "d.io/at"}])
+    for first, second, is_met in (
+        ({"d.io/at": {"int": 1}}, {"at": {"int": 1}}, True),
+        ({"at": {"int": 1}}, {"at": {"string": "1"}}, False),
+        ({"at": {"int": 1}}, {}, False),
+        ({"at": {"int": 1}}, {"e.io/at": {"int": 1}}, False),
+        ({"at": {"strings": ["a", "b"]}}, {"at": {"string": "b"}}, True),
+    ):
+        here = node(slice_of(device("a", first), device("b", second)))
+        assert (given(here, wanted) is not None) is is_met
+
+
+def test_parts_of_a_device_are_taken_until_nothing_is_left_and_count_takes_different_devices() -> None:
+    policy = {"default": "1", "validRange": {"min": "1", "step": "1"}}
+    here = node(slice_of(shared("s", "2", policy)))
+    assert given(here, ask(request(count=2))) is None
+    assert [given(here, ask(request()), f"c{n}") for n in range(3)] == [["s"], ["s"], None]
+    here.release("c0")
+    assert given(here, ask(request("x")), "again") == ["s"]
+
+
+def test_two_requests_of_a_claim_may_have_parts_of_one_device_with_a_share_id_each() -> None:
+    policy = {"default": "1", "validRange": {"min": "1", "step": "1"}}
+    found = node(slice_of(shared("s", "2", policy))).allocate({"c": ask(request("x"), request("y"))})
+    assert found is not None
+    first, second = found["c"]
+    assert first["device"] == second["device"] == "s"
+    assert first["shareID"] != second["shareID"]
+    assert first["consumedCapacity"] == {"d.io/part": "1"}
+
+
+def test_without_a_policy_the_first_takes_all_of_a_capacity() -> None:
+    here = node(slice_of(shared("s", "8")))
+    assert given(here, ask(request()), "one") == ["s"]
+    assert given(here, ask(request()), "two") is None
+
+
+def test_capacities_are_asked_for_by_the_name_that_is_published() -> None:
+    policy = {"default": "1", "validRange": {"min": "1", "step": "1"}}
+    for published, is_met in (("d.io/part", True), ("part", False)):
+        here = node(slice_of(shared("s", "8", policy, published)))
+        wanted = ask(request(capacity={"requests": {"d.io/part": "2"}}))
+        assert (given(here, wanted) is not None) is is_met
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "taken"),
+    [
+        ({}, None, 10),
+        ({"default": "2"}, None, 2),
+        ({"default": "2", "validRange": {"min": "2", "step": "3"}}, "3", 5),
+        ({"default": "2", "validRange": {"min": "2", "step": "3"}}, "5", 5),
+        ({"default": "2", "validRange": {"min": "2"}}, "1", 2),
+        ({"default": "1", "validRange": {"min": "1", "max": "1"}}, "2", None),
+        ({"default": "1", "validValues": ["1", "4"]}, "2", 4),
+        ({"default": "1", "validValues": ["1", "4"]}, "5", None),
+    ],
+)
+def test_amounts_are_rounded_up_as_the_policy_says(policy: Document, asked: str | None, taken: int | None) -> None:
+    found = consumed({"value": "10", "requestPolicy": policy}, Decimal(asked) if asked else None)
+    assert found == (Decimal(taken) if taken is not None else None)
+
+
+def test_taints_keep_claims_away_that_do_not_tolerate_them() -> None:
+    ill = {"key": "d.io/LinkDown", "effect": "NoSchedule"}
+    here = node(slice_of(device("a", taints=[ill]), device("b")))
+    assert given(here, ask(request())) == ["b"]
+    assert given(here, ask(request(tolerations=[{"operator": "Exists"}])), "all") == ["a"]
+    for toleration, is_met in (
+        ({"key": "d.io/LinkDown", "operator": "Exists"}, True),
+        ({"key": "d.io/LinkDown", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "d.io/LinkDown"}, True),
+        ({"key": "d.io/LinkDown", "value": "x"}, False),
+        ({"key": "d.io/Other", "operator": "Exists"}, False),
+    ):
+        assert tolerated([ill], [toleration]) is is_met
+
+
+def test_a_selector_that_reads_what_is_not_there_ends_the_attempt() -> None:
+    text = 'device.attributes["d.io"].speed >= 200'
+    assert holds(text, "d.io", device("a", {"speed": {"int": 400}}))
+    with pytest.raises(SelectorFailed, match="speed"):
+        holds(text, "d.io", device("a"))
+    assert not holds('"speed" in device.attributes["e.io"]', "d.io", device("a", {"speed": {"int": 400}}))
+
+
+def test_what_is_unknown_here_is_refused() -> None:
+    here = node(slice_of(device("a")))
+    for wanted in (
+        ask(request(allocationMode="All")),
+        ask(request(adminAccess=True)),
+        ask(request(), constraints=[{"distinctAttribute": "d.io/at"}]),
+    ):
+        with pytest.raises(Unsupported):
+            here.allocate({"c": wanted})
+
+
+def test_what_takes_too_long_is_given_up_and_nothing_stays_taken() -> None:
+    attributes = {"d.io/at": {"int": 1}}
+    here = node(slice_of(*(device(f"d{n}", attributes) for n in range(40)), device("e")), limit=0.05)
+    requests = [request(f"r{n}") for n in range(41)]
+    with pytest.raises(TooLong):
+        here.allocate({"c": ask(*requests, constraints=[{"matchAttribute": "d.io/at"}])})
+    assert given(here, ask(request(count=40))) == [f"d{n}" for n in range(40)]
+
+
+def test_unchanged_pods_get_a_claim_with_a_request_for_each_container_and_resource() -> None:
+    limits = {"limits": {"rdma/vf": "2", "cpu": "4"}}
+    pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a"}, {"name": "b", "resources": limits}]}}
+    made = extended_claim(pod, classes("rdma/vf"))
+    assert made is not None
+    asked = [{"name": "container-1-request-0", "exactly": {"deviceClassName": NIC_CLASS, "count": 2}}]
+    assert made["spec"]["devices"]["requests"] == asked
+    assert extended_claim(pod, classes("rdma/other")) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_unchanged_pods_may_ask_for_several_vfs_though_all_stand_in_one_place(count: int) -> None:
+    snapshot = replace(made_up(rails=1, vfs=8), gpus=())
+    here = Node(NODE, Offered(snapshot, [late(VF)]).slices, classes("rdma/vf"))
+    container = {"name": "c", "resources": {"limits": {"rdma/vf": str(count)}}}
+    made = extended_claim({"metadata": {"name": "p"}, "spec": {"containers": [container]}}, here.classes)
+    assert made is not None
+    assert [here.allocate({f"c{n}": made}) is not None for n in range(8 // count + 1)] == [True] * (8 // count) + [
+        False
+    ]
+
+
+def scheduler(name: str, offered: Offered) -> Node:
+    return Node(NODE, [gpu_slice(recorded_node(name), NODE), *offered.slices], classes(offered.resources[0].name))
+
+
+def matched(name: str, offered: Offered, attribute: str) -> tuple[int, int]:
+    """Count the GPUs that a pair is found for, each on an empty node; and the most adapters that one matches."""
+    count, adapters = 0, 0
+    for gpu in recorded_node(name).gpus:
+        here = scheduler(name, offered)
+        expression = f'device.attributes["gpu.nvidia.com"].uuid == "{gpu.uuid}"'
+        wanted = pairs(1, attribute)
+        wanted["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [{"cel": {"expression": expression}}]
+        count += here.allocate({"c": wanted}) is not None
+        mine = next(d for d in here.devices if d.document["attributes"].get("uuid") == {"string": gpu.uuid})
+        domain, _, rest = attribute.partition("/")
+        said = mine.values.get((domain, rest))
+        like = {
+            str(d.document["attributes"].get("pf"))
+            for d in here.devices
+            if d.id[0] == DRIVER and said is not None and d.values.get((domain, rest)) == said
+        }
+        adapters = max(adapters, len(like))
+    return count, adapters
+
+
+@pytest.mark.parametrize(
+    ("name", "by_root", "by_numa"),
+    [
+        ("h100-8gpu", (8, 1), (8, 4)),
+        ("a100-8gpu-4nic", (8, 1), (8, 2)),
+        ("b200-8gpu-2nic", (8, 2), (8, 4)),
+        ("v100-16gpu", (16, 2), (16, 4)),
+        ("gb200-4gpu", (0, 0), (4, 2)),
+        ("one-numa-node", (2, 1), (0, 0)),
+        ("epyc-no-switch", (1, 1), (1, 1)),
+    ],
+)
+def test_what_standard_attributes_attain_and_the_gpus_own_name(
+    name: str, by_root: tuple[int, int], by_numa: tuple[int, int]
+) -> None:
+    early, places = Offered(recorded_node(name), [VF]), Offered(recorded_node(name), [late(VF)])
+    assert matched(name, early, PCIE_ROOT) == by_root
+    assert matched(name, early, NUMA_NODE) == by_numa
+    for offered in (early, places):
+        assert matched(name, offered, UUID)[0] == len(recorded_node(name).gpus)
+
+
+@pytest.mark.parametrize("name", [name for name in GPU_NODES if name != "efa"])
+def test_all_gpus_of_a_node_find_their_nics_in_one_claim(name: str) -> None:
+    gpus = len(recorded_node(name).gpus)
+    for resource in (VF, late(VF)):
+        found = scheduler(name, Offered(recorded_node(name), [resource])).allocate({"c": pairs(gpus, UUID)})
+        assert found is not None
+        assert len(found["c"]) == 2 * gpus
+
+
+@pytest.mark.parametrize("name", GPU_NODES)
+def test_shared_adapters_bound_late_are_matched_by_every_gpu(name: str) -> None:
+    here = scheduler(name, Offered(recorded_node(name), [late(HCA)]))
+    assert here.allocate({"c": pairs(len(recorded_node(name).gpus), UUID)}) is not None
+
+
+def test_the_nearest_is_preferred_where_the_nic_comes_first_and_another_taken_where_none_is_left() -> None:
+    offered = Offered(recorded_node("h100-8gpu"), [late(VF)])
+    here = scheduler("h100-8gpu", offered)
+    for number in range(8):
+        found = here.allocate({f"c{number}": preferred_pairs(1, UUID)})
+        assert found is not None
+        assert found[f"c{number}"][0]["request"] == "nic-0/near"
+    here.release("c3")
+    expression = 'device.attributes["nodefabric.io"].rail == 3'
+    rail = {"name": "r", "exactly": {"deviceClassName": NIC_CLASS, "selectors": [{"cel": {"expression": expression}}]}}
+    for number in range(8):
+        assert here.allocate({f"other{number}": claim([rail])}) is not None
+    found = here.allocate({"last": preferred_pairs(1, UUID)})
+    assert found is not None
+    assert [result["request"] for result in found["last"]] == ["nic-0/any", "gpu-0"]
+
+
+def test_a_full_node_is_told_with_places_where_a_device_for_each_vf_takes_more_than_ten_times_the_steps() -> None:
+    snapshot = with_vfs(recorded_node("h100-8gpu"), 16)
+    steps = []
+    for resource in (VF, late(VF)):
+        devices = Offered(snapshot, [resource]).slices
+        everything = [
+            {**d, "attributes": {**d["attributes"], UUID: d["attributes"]["nearGpu"]}}
+            for one in devices
+            for d in one["spec"]["devices"]
+        ]
+        here = Node(NODE, [gpu_slice(snapshot, NODE), slice_of(*everything, driver=DRIVER)], classes("rdma/vf"))
+        for number in range(6):
+            assert here.allocate({f"taken{number}": pairs(1, UUID)}) is not None
+        before = here.steps
+        assert here.allocate({"c": pairs(3, UUID)}) is None
+        steps.append(here.steps - before)
+    assert steps[0] > 10 * steps[1]
+    assert GPU_CLASS in here.classes

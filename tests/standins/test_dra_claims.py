@@ -1,0 +1,333 @@
+"""The rules of claims, templates, classes and a claim's status, with the server's wording of the path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.standins.dra import Invalid, admitted, gates
+from tests.standins.dra_documents import SHARE, allocated, claim
+from tests.standins.kinds import CLAIM, CLASS, TEMPLATE, Kind
+
+NOW = "2026-01-01T00:00:00Z"
+REFERENCE = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
+OPAQUE = {"driver": "nodefabric.io", "parameters": {"apiVersion": "nodefabric.io/v1alpha1", "kind": "Network"}}
+
+
+def problems(kind: Kind, document: dict[str, Any], old: dict[str, Any] | None = None) -> str:
+    """Why an object is refused; empty if it is not."""
+    try:
+        admitted(kind, "a", document, old, gates.DEFAULT, NOW)
+    except Invalid as invalid:
+        return str(invalid).removeprefix(f'{kind.group} "a" is invalid: ')
+    return ""
+
+
+def exactly(**more: Any) -> dict[str, Any]:
+    return {"name": "nic", "exactly": {"deviceClassName": "rdma-vf", **more}}
+
+
+def choice(count: int = 2) -> dict[str, Any]:
+    several = [{"name": f"s{number}", "deviceClassName": "rdma-vf"} for number in range(count)]
+    return {"name": "nic", "firstAvailable": several}
+
+
+def wants(*requests: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return claim(devices={"requests": list(requests), **more})
+
+
+def constrained(*names: str, **rule: str) -> dict[str, Any]:
+    return wants(choice(), constraints=[{"requests": list(names), **(rule or {"matchAttribute": "a.io/b"})}])
+
+
+def configured(**opaque: Any) -> dict[str, Any]:
+    return wants(exactly(), config=[{"opaque": {**OPAQUE, **opaque}}])
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        claim(),
+        wants(*({**exactly(), "name": f"r{number}"} for number in range(32))),
+        wants(choice(8)),
+        wants(exactly(allocationMode="All")),
+        wants(exactly(count=8)),
+        wants(exactly(tolerations=[{"operator": "Exists"}, {"key": "a.io/b", "value": "c", "effect": "NoExecute"}])),
+        wants(exactly(selectors=[{"cel": {"expression": "x" * 10 * 1024}}])),
+        constrained("nic", "nic/s0"),
+        constrained(distinctAttribute="a.io/b"),
+        configured(),
+        configured(parameters={"a": "x" * (10 * 1024 - 8)}),
+    ],
+)
+def test_claims_that_keep_to_the_rules_are_taken(document: dict[str, Any]) -> None:
+    assert problems(CLAIM, document) == ""
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        (
+            wants(*({**exactly(), "name": f"r{number}"} for number in range(33))),
+            "spec.devices.requests: Too many: 33: must have at most 32 items",
+        ),
+        (wants(exactly(), exactly()), 'spec.devices.requests[1]: Duplicate value: "nic"'),
+        (wants({**exactly(), "name": "NIC"}), 'spec.devices.requests[0].name: Invalid value: "NIC"'),
+        (
+            wants({"name": "nic"}),
+            "spec.devices.requests[0]: Required value: exactly one of `exactly` or `firstAvailable` is required",
+        ),
+        (
+            wants({**exactly(), **choice()}),
+            (
+                "spec.devices.requests[0]: Invalid value: null: exactly one of `exactly` or `firstAvailable` is "
+                "required, but multiple fields are set"
+            ),
+        ),
+        (wants(choice(9)), "spec.devices.requests[0].firstAvailable: Too many: 9: must have at most 8 items"),
+        (
+            wants({"name": "nic", "firstAvailable": choice()["firstAvailable"][:1] * 2}),
+            'spec.devices.requests[0].firstAvailable[1]: Duplicate value: "s0"',
+        ),
+        (
+            wants({"name": "nic", "exactly": {}}),
+            "spec.devices.requests[0].exactly.deviceClassName: Required value",
+        ),
+        (
+            wants(exactly(count=0)),
+            "spec.devices.requests[0].exactly.count: Invalid value: 0: must be greater than zero",
+        ),
+        (
+            wants(exactly(allocationMode="All", count=2)),
+            "spec.devices.requests[0].exactly.count: Invalid value: 2: must not be specified when allocationMode is",
+        ),
+        (
+            wants(exactly(allocationMode="Some")),
+            (
+                'spec.devices.requests[0].exactly.allocationMode: Unsupported value: "Some": supported values: "All", '
+                '"ExactCount"'
+            ),
+        ),
+        (
+            wants(exactly(selectors=[{"cel": {"expression": "x"}}] * 33)),
+            "spec.devices.requests[0].exactly.selectors: Too many: 33: must have at most 32 items",
+        ),
+        (wants(exactly(selectors=[{}])), "spec.devices.requests[0].exactly.selectors[0].cel: Required value"),
+        (
+            wants(exactly(selectors=[{"cel": {"expression": "x" * (10 * 1024 + 1)}}])),
+            "spec.devices.requests[0].exactly.selectors[0].cel.expression: Too long: may not be more than 10240 bytes",
+        ),
+        (
+            wants(exactly(tolerations=[{"operator": "Exists"}] * 17)),
+            "spec.devices.requests[0].exactly.tolerations: Too many: 17: must have at most 16 items",
+        ),
+        (
+            wants(exactly(tolerations=[{"operator": "Exists", "value": "x"}])),
+            'spec.devices.requests[0].exactly.tolerations[0].value: Invalid value: "x": must be empty for operator',
+        ),
+        (
+            wants(exactly(tolerations=[{"operator": "Like"}])),
+            'spec.devices.requests[0].exactly.tolerations[0].operator: Unsupported value: "Like"',
+        ),
+        (
+            wants(exactly(tolerations=[{"effect": "No"}])),
+            'spec.devices.requests[0].exactly.tolerations[0].effect: Unsupported value: "No"',
+        ),
+        (constrained("gpu"), f'spec.devices.constraints[0].requests[0]: Invalid value: "gpu": {REFERENCE}'),
+        (constrained("nic/s9"), f'spec.devices.constraints[0].requests[0]: Invalid value: "nic/s9": {REFERENCE}'),
+        (constrained("nic", "nic"), 'spec.devices.constraints[0].requests[1]: Duplicate value: "nic"'),
+        (
+            constrained(matchAttribute="uuid"),
+            'spec.devices.constraints[0].matchAttribute: Invalid value: "uuid": a fully qualified name',
+        ),
+        (wants(exactly(), constraints=[{}]), "spec.devices.constraints[0]: Required value"),
+        (
+            wants(exactly(), constraints=[{"matchAttribute": "a.io/b"}] * 33),
+            "spec.devices.constraints: Too many: 33: must have at most 32 items",
+        ),
+        (wants(exactly(), config=[{}]), "spec.devices.config[0].opaque: Required value"),
+        (
+            wants(exactly(), config=[{"opaque": OPAQUE}] * 33),
+            "spec.devices.config: Too many: 33: must have at most 32 items",
+        ),
+        (
+            wants(exactly(), config=[{"requests": ["gpu"], "opaque": OPAQUE}]),
+            f'spec.devices.config[0].requests[0]: Invalid value: "gpu": {REFERENCE}',
+        ),
+        (configured(driver=""), "spec.devices.config[0].opaque.driver: Required value"),
+        (configured(parameters=None), "spec.devices.config[0].opaque.parameters: Required value"),
+        (
+            configured(parameters=[1]),
+            'spec.devices.config[0].opaque.parameters: Invalid value: "<value omitted>": must be a valid JSON object',
+        ),
+        (
+            configured(parameters={"a": "x" * (10 * 1024)}),
+            "spec.devices.config[0].opaque.parameters: Too long: may not be more than 10240 bytes",
+        ),
+    ],
+)
+def test_a_claim_that_breaks_a_rule_is_refused_with_its_path(document: dict[str, Any], problem: str) -> None:
+    assert problems(CLAIM, document).removeprefix("[").startswith(problem)
+    template = {"metadata": {"name": "a"}, "spec": {"spec": document["spec"]}}
+    assert problems(TEMPLATE, template).removeprefix("[").startswith(problem.replace("spec.", "spec.spec.", 1))
+
+
+@pytest.mark.parametrize(
+    ("gate", "key", "value"),
+    [
+        (gates.TAINTS, "tolerations", [{"operator": "Exists"}]),
+        (gates.CAPACITY, "capacity", {"requests": {"nodefabric.io/shares": "2"}}),
+    ],
+)
+def test_what_a_claim_asks_of_a_gate_that_is_off_is_dropped(gate: str, key: str, value: Any) -> None:
+    sub = {"name": "s0", "deviceClassName": "rdma-vf", key: value}
+    asked = wants(exactly(**{key: value}), {"name": "other", "firstAvailable": [sub]})
+    template = {"metadata": {"name": "a"}, "spec": {"spec": asked["spec"]}}
+    for kind, document in ((CLAIM, asked), (TEMPLATE, template)):
+        assert key in str(admitted(kind, "a", document, None, gates.DEFAULT, NOW))
+        assert key not in str(admitted(kind, "a", document, None, gates.DEFAULT - {gate}, NOW))
+
+
+@pytest.mark.parametrize(
+    ("kind", "old"), [(CLAIM, claim()), (TEMPLATE, {"spec": {"spec": claim()["spec"]}})], ids=lambda one: str(one)[:20]
+)
+def test_the_spec_of_a_claim_and_of_a_template_is_immutable(kind: Kind, old: dict[str, Any]) -> None:
+    assert problems(kind, old, old) == ""
+    changed = problems(kind, {"spec": {"devices": {}}}, old)
+    assert changed.startswith("spec: Invalid value: ")
+    assert changed.endswith("field is immutable")
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ({"extendedResourceName": "rdma/vf", "config": [{"opaque": OPAQUE}]}, ""),
+        ({"extendedResourceName": "cpu"}, 'spec.extendedResourceName: Invalid value: "cpu": must be a valid extended'),
+        ({"extendedResourceName": "a.kubernetes.io/b"}, "spec.extendedResourceName: Invalid value"),
+        ({"selectors": [{"cel": {"expression": "x"}}] * 33}, "spec.selectors: Too many: 33"),
+        ({"config": [{"opaque": OPAQUE}] * 33}, "spec.config: Too many: 33"),
+    ],
+)
+def test_a_class_keeps_to_its_rules_and_may_be_changed(spec: dict[str, Any], problem: str) -> None:
+    old = {"metadata": {"name": "a"}, "spec": {}}
+    found = problems(CLASS, {"metadata": {"name": "a"}, "spec": spec}, old)
+    assert found.startswith(problem)
+    assert bool(found) == bool(problem)
+
+
+MINE = {"driver": "nodefabric.io", "pool": "n", "device": "vf-1"}
+READY = {"type": "Ready", "status": "True", "reason": "Attached", "lastTransitionTime": NOW, "message": ""}
+
+
+def told(**device: Any) -> dict[str, Any]:
+    """A claim whose one device is told of."""
+    document = allocated(MINE)
+    document["status"]["devices"] = [{**MINE, **device}]
+    return document
+
+
+def reserved(*consumers: dict[str, str]) -> dict[str, Any]:
+    document = allocated(MINE)
+    document["status"]["reservedFor"] = list(consumers)
+    return document
+
+
+def with_allocation(**devices: Any) -> dict[str, Any]:
+    document = allocated(MINE)
+    document["status"]["allocation"]["devices"] |= devices
+    return document
+
+
+def pod(uid: str) -> dict[str, str]:
+    return {"resource": "pods", "name": "p", "uid": uid}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        allocated(MINE),
+        allocated({**MINE, "shareID": SHARE}),
+        told(conditions=[{**READY, "type": f"C{number}"} for number in range(8)]),
+        told(networkData={"ips": [f"10.0.0.{number}/24" for number in range(16)], "interfaceName": "n" * 256}),
+        told(networkData={"ips": ["fd00::5/64"], "hardwareAddress": "a" * 128}),
+        told(data={"a": "x" * (10 * 1024 - 8)}),
+        reserved(*(pod(f"u{number}") for number in range(256))),
+        with_allocation(config=[{"source": "FromClass", "opaque": OPAQUE}]),
+    ],
+)
+def test_a_status_that_keeps_to_the_rules_is_taken(document: dict[str, Any]) -> None:
+    assert problems(CLAIM, document, claim()) == ""
+
+
+STATUS = "status.devices[0]"
+RESULTS = "status.allocation.devices"
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        (told(device="vf-2"), f'{STATUS}: Invalid value: "nodefabric.io/n/vf-2": must be an allocated device'),
+        (told(shareID=SHARE), f"{STATUS}: Invalid value"),
+        (
+            told(conditions=[{**READY, "type": f"C{number}"} for number in range(9)]),
+            f"{STATUS}.conditions: Too many: 9: must have at most 8 items",
+        ),
+        (told(conditions=[READY, READY]), f'{STATUS}.conditions[1]: Duplicate value: "Ready"'),
+        (told(conditions=[{**READY, "status": "Yes"}]), f'{STATUS}.conditions[0].status: Unsupported value: "Yes"'),
+        (told(conditions=[{**READY, "reason": ""}]), f"{STATUS}.conditions[0].reason: Required value"),
+        (
+            told(conditions=[{**READY, "lastTransitionTime": None}]),
+            f"{STATUS}.conditions[0].lastTransitionTime: Required value",
+        ),
+        (told(data=[1]), f'{STATUS}.data: Invalid value: "<value omitted>": must be a valid JSON object'),
+        (told(data={"a": "x" * (10 * 1024)}), f"{STATUS}.data: Too long: may not be more than 10240 bytes"),
+        (
+            told(networkData={"interfaceName": "n" * 257}),
+            f"{STATUS}.networkData.interfaceName: Too long: may not be more than 256 bytes",
+        ),
+        (
+            told(networkData={"hardwareAddress": "a" * 129}),
+            f"{STATUS}.networkData.hardwareAddress: Too long: may not be more than 128 bytes",
+        ),
+        (
+            told(networkData={"ips": [f"10.0.0.{number}/24" for number in range(17)]}),
+            f"{STATUS}.networkData.ips: Too many: 17: must have at most 16 items",
+        ),
+        (
+            told(networkData={"ips": ["10.0.0.1/24"] * 2}),
+            f'{STATUS}.networkData.ips[1]: Duplicate value: "10.0.0.1/24"',
+        ),
+        (told(networkData={"ips": ["10.0.0.1"]}), f'{STATUS}.networkData.ips[0]: Invalid value: "10.0.0.1": must be'),
+        (
+            told(networkData={"ips": ["fd00:0::5/64"]}),
+            f'{STATUS}.networkData.ips[0]: Invalid value: "fd00:0::5/64": must be in canonical form ("fd00::5/64")',
+        ),
+        (
+            allocated(*({**MINE, "device": f"vf-{number}"} for number in range(33))),
+            f"{RESULTS}.results: Too many: 33: must have at most 32 items",
+        ),
+        (allocated({**MINE, "request": "gpu"}), f'{RESULTS}.results[0].request: Invalid value: "gpu": {REFERENCE}'),
+        (allocated({**MINE, "shareID": "1"}), f'{RESULTS}.results[0].shareID: Invalid value: "1"'),
+        (with_allocation(config=[{"opaque": OPAQUE}]), f'{RESULTS}.config[0].source: Unsupported value: ""'),
+        (
+            reserved(*(pod(f"u{number}") for number in range(257))),
+            "status.reservedFor: Too many: 257: must have at most 256 items",
+        ),
+        (reserved(pod("u"), pod("u")), 'status.reservedFor[1]: Duplicate value: "u"'),
+        (reserved({"resource": "pods", "name": "p"}), "status.reservedFor[0].uid: Required value"),
+        (
+            {**claim(), "status": {"reservedFor": [pod("u")]}},
+            "status.reservedFor: Forbidden: may not be specified when `allocated` is not set",
+        ),
+    ],
+)
+def test_a_status_that_breaks_a_rule_is_refused_with_its_path(document: dict[str, Any], problem: str) -> None:
+    found = problems(CLAIM, document, claim())
+    assert found.removeprefix("[").startswith(problem), found
+
+
+def test_an_allocation_that_stands_is_not_looked_into_again() -> None:
+    """Rules may have become stricter since."""
+    old = allocated({**MINE, "request": "of-before"})
+    assert problems(CLAIM, old, old) == ""

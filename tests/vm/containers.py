@@ -1,0 +1,65 @@
+"""Containers played in the machine: a process with the variables, files and namespaces that a CDI spec gives to one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Container:
+    """Runs programs in a pod's network, with what its edits say and nothing else of this process's environment."""
+
+    pod: str
+    """Name of its network namespace, and of its host."""
+    edits: Mapping[str, Any]
+    more: tuple[tuple[str, str], ...] = ()
+    """Variables of its image."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        own = {"PATH": PATH, "HOME": "/root", "TMPDIR": f"/run/tmp-{self.pod}", **dict(self.more)}
+        return own | dict(entry.split("=", 1) for entry in self.edits.get("env", ()))
+
+    def argv(self, script: str) -> list[str]:
+        """Spell what runs a shell script in it. Files of the host come below a new /run/nodefabric."""
+        mounts = [
+            f"hostname {self.pod}",
+            f"mkdir -p /run/nodefabric {self.env['TMPDIR']}",
+            "mount -t tmpfs none /run/nodefabric",
+        ]
+        for mount in self.edits.get("mounts", ()):
+            source, target = shlex.quote(mount["hostPath"]), shlex.quote(mount["containerPath"])
+            mounts += [f"touch {target}", f"mount --bind {source} {target}", f"mount -o remount,bind,ro {target}"]
+        variables = [f"{name}={value}" for name, value in self.env.items()]
+        inside = " && ".join((*mounts, f'exec env -i "$@" sh -c {shlex.quote(script)}'))
+        apart = ["unshare", "--mount", "--uts", "--ipc", "sh", "-c", inside, "sh", *variables]
+        return ["ip", "netns", "exec", self.pod, *apart]
+
+    def start(self, script: str) -> subprocess.Popen[str]:
+        """Start a shell script in it."""
+        out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(self.argv(script), start_new_session=True, **out)  # type: ignore[call-overload,no-any-return]
+
+    def run(self, script: str, seconds: float = 120) -> str:
+        """Run a shell script in it, and return what it says. Raises AssertionError if it fails."""
+        return ended(self.start(script), seconds)
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 120) -> str:
+    """Wait for a program's end, and return what it said. Raises AssertionError if it failed, or takes too long."""
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+        raise AssertionError(f"not within {seconds:.0f} s: {said}") from None
+    assert process.returncode == 0, f"{process.returncode}: {said}"
+    return said

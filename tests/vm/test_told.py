@@ -1,0 +1,144 @@
+"""Pods that share an adapter talk by RDMA, with what their containers are told at ADD and nothing else.
+
+Soft RoCE over the PF, changed so that it sends and receives for macvlans in other namespaces as hardware does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agent.edits.cdi import SlotSpecs
+from agent.edits.claim_specs import ClaimSpecs
+from agent.edits.environment import helper_variables
+from agent.edits.unit_specs import UnitSpecs
+from agent.hardware.machine import Machine
+from agent.ledger import Ledger
+from agent.model.allocation import PodRef
+from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.offer.offer import Offer
+from agent.state import Latest
+from cni import netconf
+from cni.attachment import Attachments
+from cni.call import Call
+from cni.grants import GrantedDevice
+from cni.node import Node
+from cni.slots.bound import BoundSlots
+from cni.told import RailFiles, Teller
+from tests.cni.networks import network
+from tests.cni.told_grants import ToldGrants
+from tests.vm.adapters import Pf, wait_until
+from tests.vm.containers import Container, ended
+
+PODS = 10
+HCA = "mlx5_0"
+WORDS = ("nccl", "ucx", "rails")
+PREVIOUS = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]}
+PINGPONG = 'ibv_rc_pingpong -d "${UCX_NET_DEVICES%%:*}" -g "$UCX_IB_GID_INDEX" -n 200'
+
+
+class Scene:
+    """Pods with a share of the PF each, by a claim of their own."""
+
+    def __init__(self, folder: Path, pf: Pf) -> None:
+        self.folder, self.pf = folder, pf
+        self.machine = Machine.open()
+        self.ledger = Ledger.open(folder / "ledger.db", "boot")
+        snapshot = self.machine.scan()
+        node = Node(self.machine, self.ledger, Latest(snapshot))
+        bound = BoundSlots(cast(Any, Latest(None)), self.ledger, SlotSpecs(folder / "cdi"))
+        self.specs = ClaimSpecs(folder / "cdi")
+        files = RailFiles(folder / "cdi", Latest(Offer(snapshot)), cast(Any, SimpleNamespace()), Latest({}))
+        units = UnitSpecs(self.ledger, folder / "cdi", Latest(True))
+        teller = Teller(node, bound, self.specs, units, files)
+        self.grants = ToldGrants()
+        self.grants.attached = teller.attached  # type: ignore[method-assign]
+        self.grants.detached = teller.detached  # type: ignore[method-assign]
+        self.attachments = Attachments(node, self.grants)
+        device = snapshot.by_address[pf.address]
+        self.variables = [f"{name}={value}" for name, value in helper_variables(WORDS, device.rdma_devices)]
+
+    def close(self) -> None:
+        self.attachments.close(20)
+        self.ledger.close()
+        self.machine.close()
+
+    def start(self, pod: str) -> Container:
+        """Prepare a pod's claim, make its sandbox, and tell what its container gets."""
+        ref, owner = ClaimRef(f"uid-{pod}", "default", pod), PodRef("default", pod, f"uid-{pod}")
+        edits = {"env": self.variables}
+        share = ClaimDevice(
+            "nic", "node", "hca", "rdma/hca", "hca", self.pf.address, "share", exclusive=False, edits=edits
+        )
+        self.specs.write(self.ledger.prepare_claim(Claim(ref, ClaimState.PREPARING, (share,), (owner,), owner.uid)))
+        self.ledger.set_claim_state(ref.uid, ClaimState.PREPARED)
+        ranges = [[{"subnet": "10.99.0.0/24"}]]
+        ipam = {"type": "host-local", "dataDir": str(self.folder / "leases"), "ranges": ranges}
+        keys = network({"name": "fabric", "mode": "macvlan", "ipam": ipam})
+        self.grants.given = [GrantedDevice(self.pf.address, "rdma/hca", keys, claim_uid=ref.uid)]
+        document = {"cniVersion": "1.1.0", "name": "cluster", "type": "nodefabric", "prevResult": PREVIOUS}
+        netns = os.open(f"/run/netns/{pod}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            conf = netconf.from_document(document)
+            call = Call(pod, "eth0", netns, f"/run/netns/{pod}", owner, "", "/usr/lib/cni", conf)
+            self.attachments.add(call)
+        finally:
+            os.close(netns)
+        (spec,) = json.loads((self.folder / f"cdi/nodefabric-claim-{ref.uid}.json").read_text())["devices"]
+        return Container(pod, spec["containerEdits"])
+
+
+@pytest.fixture
+def scene(pfs: tuple[Pf, ...], changed_rxe: Callable[[str, str], None], tmp_path: Path) -> Iterator[Scene]:
+    changed_rxe(HCA, pfs[1].netdev)
+    made = Scene(tmp_path, pfs[1])
+    yield made
+    made.close()
+
+
+def address(container: Container) -> str:
+    """The address that a container reads in its file."""
+    (rail,) = json.loads(container.run('cat "$NODEFABRIC_RAILS"'))["rails"]
+    found: str = rail["nic"]["addresses"][0]
+    return found.partition("/")[0]
+
+
+def sent() -> int:
+    return int(Path("/sys/class/infiniband", HCA, "ports/1/hw_counters/sent_pkts").read_text())
+
+
+def test_ten_pods_of_one_adapter_each_know_their_own_gid_and_talk_with_it(
+    scene: Scene, netns: Callable[[], str]
+) -> None:
+    pods = [scene.start(netns()) for _ in range(PODS)]
+    indexes = [int(pod.env["UCX_IB_GID_INDEX"]) for pod in pods]
+    assert len(set(indexes)) == PODS
+    assert [pod.env["NCCL_IB_GID_INDEX"] for pod in pods] == [pod.env["UCX_IB_GID_INDEX"] for pod in pods]
+
+    first, last = pods[0], pods[-1]
+    before = sent()
+    server = first.start(PINGPONG)
+    client = f"until {PINGPONG} {address(first)}; do sleep 0.2; done"
+    assert "200 iters" in last.run(client)
+    assert f"GID ::ffff:{address(last)}" in ended(server)
+    assert sent() > before + 400
+
+
+def test_what_was_told_goes_with_the_pod(scene: Scene, netns: Callable[[], str]) -> None:
+    pod = netns()
+    scene.start(pod)
+    assert list((scene.folder / "cdi").glob("*.rails"))
+    conf = netconf.from_document({"cniVersion": "1.1.0", "name": "cluster", "type": "nodefabric"})
+    scene.attachments.delete(
+        Call(pod, "eth0", None, "", PodRef("default", pod, f"uid-{pod}"), "", "/usr/lib/cni", conf)
+    )
+    wait_until("empty books", lambda: not scene.ledger.attachments())
+    assert not list((scene.folder / "cdi").glob("*.rails"))
+    assert subprocess.run(["ip", "-n", pod, "link", "show", "net1"], check=False, capture_output=True).returncode != 0
