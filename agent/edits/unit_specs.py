@@ -26,7 +26,7 @@ from agent.ledger import Ledger
 from agent.model.allocation import NO_SPECS, Grant, UnitSpec
 from agent.model.device import Snapshot
 from agent.model.health import HEALTHY
-from agent.model.unit_id import cdi_kind
+from agent.model.unit_id import UnitId, cdi_kind
 from agent.offer.offer import Offer, Unit
 from agent.offer.offers import differs_in_pods_only
 from agent.state import Latest
@@ -86,11 +86,13 @@ class UnitSpecs:
     def adopt(self, entries: Sequence[Entry], offer: Offer, resources: Sequence[Resource]) -> None:
         """Give grants that came back into lost books their specs again. Raises LedgerError, and Unavailable.
 
-        `entries` are kubelet's, of containers that were answered CDI names of ours.
+        `entries` are kubelet's, of containers that were answered CDI names of ours. A slot's means what its pod is bound
+        to, and another file says that (`agent.edits.cdi`): with two of one name the runtime finds neither.
         """
         by_name = {resource.name: resource for resource in resources}
         with self._guard:
-            bare = {g.unit_id: g.device for g in self._ledger.grants() if g.spec is None}
+            grants = [g for g in self._ledger.grants() if g.spec is None]
+            bare = {g.unit_id: g.device for g in grants if not UnitId.parse(g.unit_id).is_slot}
             for entry in entries:
                 mine = {i: bare[i] for i in entry.unit_ids if i in bare}
                 if mine and entry.resource_name in by_name:

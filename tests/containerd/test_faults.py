@@ -176,7 +176,7 @@ def test_late_stops_of_a_pod_leave_the_next_pod_alone(
 ) -> None:
     node, _ = bare
     before = hardware.links.by_device()
-    node.stage.write_config(ONE_VF)
+    node.stage.write_config({**ONE_VF, "runtimeSocket": str(node.runtime.socket), "cdiDir": "/var/run/cdi"})
     node.stage.start_agent()
     node.stage.await_ready()
     first = node.admit("first", {"rdma/vf": 1})

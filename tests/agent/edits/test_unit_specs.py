@@ -299,6 +299,15 @@ def test_grants_that_come_back_into_lost_books_have_their_specs_again(rig: Rig) 
     assert rig.said(SHARE)["env"] == rig.said(OTHER)["env"] == ["NCCL_IB_HCA==mlx5_2,mlx5_3"]
 
 
+def test_a_slot_gets_no_second_file_of_its_name(rig: Rig) -> None:
+    slot = "slot-rdma:vf-0-0"
+    rig.ledger.grant(VF.name, {slot: VF_UNIT})  # as it is when its pod's device is chosen
+    offer = plain_offer(rig.resources, with_vf_rdma(node(), VF_UNIT))
+    rig.specs.adopt([Entry("uid", "main", VF.name, (slot,))], offer, rig.resources)
+    assert rig.there() == set()
+    assert rig.ledger.specs_of(slot) == {}
+
+
 def test_a_folder_that_cannot_be_written_is_told(rig: Rig) -> None:
     rig.folder.write_text("in the way")
     with pytest.raises(Unavailable, match="no container for this unit"):
