@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent.config import Config, Resource
+from agent.config import Config, Dra, Resource
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import AgentError, ClaimConflict, Unavailable
 from agent.kubelet.cri import Sandbox
@@ -230,4 +230,5 @@ def ipam(folder: Path, number: int) -> dict[str, Any]:
 
 def _config(folder: Path) -> Config:
     joined = network({"name": "claims", **NETWORK, "ipam": ipam(folder, 11)})
-    return Config(resources=(EARLY, LATE), networks=(joined,), kubelet_dir=folder / "kubelet")
+    told = Dra(metadata=True)
+    return Config(resources=(EARLY, LATE), networks=(joined,), dra=told, kubelet_dir=folder / "kubelet")

@@ -187,6 +187,10 @@ def _claims_promised(world: World, expected: Expected) -> Iterator[Finding]:
             yield uid, f"was told to be prepared, and {found}"
         elif uid not in world.claim_specs or _cdi_names(world.claim_specs[uid]) != names:
             yield uid, f"was told to be prepared with {names}, which no CDI spec has"
+        elif uid not in expected.untold:
+            for path in _told_by(world.claim_specs[uid]):
+                if not _tells_of(uid, world.claim_files.get(path, "")):
+                    yield uid, f"was told to be prepared, and {path} tells its containers nothing of it"
     for uid in expected.unprepared & books.keys():
         yield uid, f"was told to be unprepared, and is {books[uid].state} in the books"
 
@@ -195,7 +199,25 @@ def _cdi_names(text: str) -> tuple[str, ...]:
     return tuple(device["name"] for device in json.loads(text)["devices"])
 
 
+def _told_by(text: str) -> Iterator[str]:
+    """List the files of ours that a spec brings into containers."""
+    for device in json.loads(text)["devices"]:
+        yield from (mount["hostPath"].rpartition("/")[2] for mount in device["containerEdits"].get("mounts", ()))
+
+
+def _tells_of(uid: str, text: str) -> bool:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return False
+    return bool(document["metadata"]["uid"] == uid and document["requests"])
+
+
 def _claims_at_rest(world: World, expected: Expected) -> Iterator[Finding]:
+    uids = {claim.uid for claim in world.claims}
+    for path in world.claim_files:
+        if path.removeprefix("nodefabric-claim-").partition(".")[0] not in uids:
+            yield path, "tells of a claim that is not in the books"
     for claim in world.claims:
         if claim.uid not in expected.prepared:
             yield claim.uid, f"is still {claim.state} in the books, and nobody has it"

@@ -321,6 +321,7 @@ class Node:
         self.kill_agent()
         self.history.note("the CDI specs are lost")
         self.claims.damaged = True
+        self.claims.untold |= self.claims.prepared.keys()
         for path in (self.folder / SPECS).glob("*"):
             path.unlink()
 
@@ -356,6 +357,7 @@ class Node:
             granted=books.granted,
             claims=books.claims,
             claim_specs=observe.claim_specs(self.folder / SPECS),
+            claim_files=observe.claim_files(self.folder / SPECS),
         )
 
     def expected(self) -> Expected:
@@ -370,6 +372,7 @@ class Node:
             prepared=dict(self.claims.promised),
             unprepared=frozenset(self.claims.ended),
             damaged=self.claims.damaged,
+            untold=frozenset(self.claims.untold),
             boot_id=f"boot-{self.boot}" if self.boot > 1 else "boot",
         )
 

@@ -30,6 +30,8 @@ class NodeClaims:
     """Those that kubelet was told to be unprepared."""
     damaged: bool = False
     """Whether books or specs were taken away, and no agent has started since."""
+    untold: set[str] = field(default_factory=set)
+    """Those whose files were taken away, and which kubelet has not had prepared since."""
     _made: int = 0
 
     @property
@@ -89,6 +91,7 @@ class NodeClaims:
         answer = agent.order("prepare", **self._ref(uid))
         if isinstance(answer, list):
             self.prepared[uid] = tuple(name.partition("=")[2] for name in answer)
+            self.untold.discard(uid)
         return self._noted("Prepare", uid, answer)
 
     def unprepare(self, agent: Agent, uid: str) -> bool | None:
@@ -134,6 +137,7 @@ class NodeClaims:
         """Begin anew."""
         self.prepared.clear()
         self.ended.clear()
+        self.untold.clear()
         self.damaged = False
         Cluster().write(self.folder)
         (self.folder / API_AWAY).unlink(missing_ok=True)

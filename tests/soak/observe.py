@@ -141,6 +141,11 @@ def claim_specs(folder: Path) -> dict[str, str]:
     return _specs(folder, "nodefabric-claim-")
 
 
+def claim_files(folder: Path) -> dict[str, str]:
+    """Read the files that tell containers of their claims' devices: name → text."""
+    return {path.name: path.read_text() for path in folder.glob("nodefabric-claim-*.metadata")}
+
+
 def _specs(folder: Path, prefix: str, start: str = "") -> dict[str, str]:
     paths = folder.glob(f"{prefix}{start}*.json")
     return {path.name.removeprefix(prefix).removesuffix(".json"): path.read_text() for path in paths}

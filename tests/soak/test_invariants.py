@@ -48,8 +48,17 @@ def test_nothing_is_wrong_with_a_node_that_keeps_its_promises() -> None:
 
 
 CLAIM = Claimed("uid-1", "prepared", frozenset({"pod-of-c1"}), ((VF, "uid-1-0-vf"),))
-SPEC = json.dumps({"devices": [{"name": "uid-1-0-vf", "containerEdits": {"env": [f"PCIDEVICE_CLAIMED_VF={VF}"]}}]})
-BY_CLAIM = replace(WORLD, rows=(replace(ROW, claim_uid="uid-1"),), claims=(CLAIM,), claim_specs={"uid-1": SPEC})
+FILE, OTHERS = "nodefabric-claim-uid-1.vf.metadata", "nodefabric-claim-uid-2.vf.metadata"
+TOLD = json.dumps({"metadata": {"uid": "uid-1"}, "requests": [{"name": "vf"}]})
+EDITS = {"env": [f"PCIDEVICE_CLAIMED_VF={VF}"], "mounts": [{"hostPath": f"/var/run/cdi/{FILE}", "containerPath": "/x"}]}
+SPEC = json.dumps({"devices": [{"name": "uid-1-0-vf", "containerEdits": EDITS}]})
+BY_CLAIM = replace(
+    WORLD,
+    rows=(replace(ROW, claim_uid="uid-1"),),
+    claims=(CLAIM,),
+    claim_specs={"uid-1": SPEC},
+    claim_files={FILE: TOLD},
+)
 PREPARED = replace(EXPECTED, prepared={"uid-1": ("uid-1-0-vf",)})
 
 
@@ -66,6 +75,13 @@ PREPARED = replace(EXPECTED, prepared={"uid-1": ("uid-1-0-vf",)})
         (replace(BY_CLAIM, claim_specs={}), "uid-1: was told to be prepared with ('uid-1-0-vf',), which no CDI spec"),
         (replace(BY_CLAIM, claim_specs={"uid-1": SPEC.replace("0-vf", "1-vf")}), "uid-1: has the CDI devices ("),
         (replace(BY_CLAIM, claim_specs={"uid-1": SPEC.replace(VF, OTHER)}), f"uid-1: has {VF}, and its CDI spec does"),
+        (replace(BY_CLAIM, claim_files={}), f"uid-1: was told to be prepared, and {FILE} tells its containers nothing"),
+        (replace(BY_CLAIM, claim_files={FILE: TOLD[:9]}), f"uid-1: was told to be prepared, and {FILE} tells its"),
+        (
+            replace(BY_CLAIM, claim_files={FILE: TOLD.replace("uid-1", "uid-2")}),
+            f"uid-1: was told to be prepared, and {FILE}",
+        ),
+        (replace(BY_CLAIM, claim_files={FILE: TOLD, OTHERS: TOLD}), f"{OTHERS}: tells of a claim that is not in"),
         (
             replace(BY_CLAIM, rows=(ROW,), claims=(replace(CLAIM, pods=frozenset()),)),
             f"{VF}: is in claim uid-1, and attached for container c1 net1, who has no right to it",

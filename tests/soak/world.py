@@ -101,6 +101,8 @@ class World:
     claims: tuple[Claimed, ...] = ()
     claim_specs: Mapping[str, str] = field(default_factory=dict)
     """Claim → what its CDI spec says."""
+    claim_files: Mapping[str, str] = field(default_factory=dict)
+    """Name of a file that tells a claim's containers of their devices → what it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,8 @@ class Expected:
     """Claims that kubelet was told to be unprepared."""
     damaged: bool = False
     """Whether books or specs of claims were taken away, and no agent has started since."""
+    untold: frozenset[str] = frozenset()
+    """Claims whose files were taken away, and which kubelet has not had prepared since."""
     leases_are_ours: bool = True
     """False where the leases' folder is no part of the node."""
 
