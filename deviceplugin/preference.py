@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.config import Resource
@@ -126,12 +126,16 @@ class Preference:
         return nics or everything, load
 
     def _free(self, offer: Offer, resource_name: str) -> list[Unit]:
-        in_use, layout = self._occupancy.in_use, offer.layouts[resource_name]
-        return [
-            unit
-            for unit in offer.units[resource_name]
-            if unit.health.healthy and unit.unit_id in layout.rank and not in_use(resource_name, unit.unit_id)
-        ]
+        layout = offer.layouts[resource_name]
+        healthy = (u for u in offer.units[resource_name] if u.health.healthy and u.unit_id in layout.rank)
+        return [unit for unit in healthy if not self._in_use(unit)]
+
+    def _in_use(self, unit: Unit) -> bool:
+        """Tell whether a pod has a unit. Of slots the books know more than kubelet says: devices are back with DEL."""
+        since = self._occupancy.since(unit.resource_name, unit.unit_id)
+        if unit.is_slot and not unit.device:
+            return since is not None and since > self._clock() - ADMISSION_SECONDS
+        return since is not None
 
 
 class Occupancy:
@@ -195,9 +199,9 @@ class Occupancy:
         self._pods = {key: pod for key, pod in held.items() if self._since.get(key, asked_at) <= asked_at}
         self._others = frozenset(key for key in held if key[0] not in resource_names)
 
-    def in_use(self, resource_name: str, unit_id: str) -> bool:
-        """Tell whether a unit of ours is in use."""
-        return (resource_name, unit_id) in self._since
+    def since(self, resource_name: str, unit_id: str) -> float | None:
+        """Tell since when a unit of ours is known to be in use; None if it is not."""
+        return self._since.get((resource_name, unit_id))
 
     @property
     def others(self) -> Sequence[tuple[str, str]]:
@@ -287,12 +291,14 @@ class Ratios:
     def __init__(self) -> None:
         self._seen: deque[tuple[str, int, int]] = deque(maxlen=REMEMBERED)
         """Resource of the NICs, their number, that of the GPUs; the newest last."""
+        self._guessed: deque[tuple[str, int, int]] = deque(maxlen=REMEMBERED)
+        """The same of containers that PodResources have yet to tell of."""
         self._listed: frozenset[tuple[PodRef, str]] = frozenset()
         """Pod and name of the containers that PodResources told of last."""
 
     def note(self, resource_name: str, nics: int, gpus: int) -> None:
-        """Take in a container."""
-        self._seen.append((resource_name, nics, gpus))
+        """Take in what was granted in close succession: one container's, it seems. PodResources know better."""
+        self._guessed.append((resource_name, nics, gpus))
 
     def read(self, pods: Sequence[PodDevices], resources: Mapping[str, Resource], distances: Distances) -> None:
         """Take in the containers that PodResources did not tell of before."""
@@ -305,16 +311,21 @@ class Ratios:
             others = [unit for unit in found[key].units if unit[0] in own or unit[0] not in resources]
             gpus = len(distances.gpus_of(others, own, found[key].numa_nodes))
             for name in (name for name in units if gpus and name in resources and name not in own):
-                self.note(name, units[name], gpus)
+                self._seen.append((name, units[name], gpus))
         self._listed = frozenset(found)
+        self._guessed.clear()
 
     def gpus(self, resource_name: str, nics: int) -> int | None:
         """Tell how many GPUs come with so many NICs of a resource; None if nothing is known that says it."""
-        return _scaled(nics, [(n, gpus) for name, n, gpus in reversed(self._seen) if name == resource_name])
+        return _scaled(nics, [(n, gpus) for name, n, gpus in self._newest() if name == resource_name])
 
     def nics(self, gpus: int) -> int | None:
         """Tell how many NICs come with so many GPUs; None if nothing is known that says it."""
-        return _scaled(gpus, [(n, nics) for _, nics, n in reversed(self._seen)])
+        return _scaled(gpus, [(n, nics) for _, nics, n in self._newest()])
+
+    def _newest(self) -> Iterator[tuple[str, int, int]]:
+        yield from reversed(self._guessed)
+        yield from reversed(self._seen)
 
 
 def _devices(grants: Iterable[_Granted]) -> tuple[str, ...]:

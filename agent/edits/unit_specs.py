@@ -86,8 +86,8 @@ class UnitSpecs:
     def adopt(self, entries: Sequence[Entry], offer: Offer, resources: Sequence[Resource]) -> None:
         """Give grants that came back into lost books their specs again. Raises LedgerError, and Unavailable.
 
-        `entries` are kubelet's, of containers that were answered CDI names of ours. A slot's means what its pod is bound
-        to, and another file says that (`agent.edits.cdi`): with two of one name the runtime finds neither.
+        `entries` are kubelet's, of containers that were answered CDI names of ours. Slots are passed over: what they
+        are bound to stands in another file (`agent.edits.cdi`), and with two of one name the runtime finds neither.
         """
         by_name = {resource.name: resource for resource in resources}
         with self._guard:

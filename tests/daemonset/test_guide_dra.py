@@ -30,6 +30,7 @@ from tests.documents import blocks, first_cells
 GUIDE = REPOSITORY / "docs/dra.md"
 VERSIONS = ("1.36", "1.37")
 
+
 def documents_of(text: str) -> list[Document]:
     return [document for document in yaml.safe_load_all(text) if document is not None]
 

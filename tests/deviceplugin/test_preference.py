@@ -1,87 +1,18 @@
+"""Which units a container gets: what is near, what is free, and whose is what."""
+
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.config import RailNic, Resource
-from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import PodRef
-from agent.model.device import LinkLayer, Snapshot
-from agent.offer.offer import Offer
-from agent.offer.units import list_units
-from agent.state import Latest
-from deviceplugin.allocation import Allocator
-from tests.agent.placement.hosts import Host, hosts
-from tests.agent.placement.hosts import uuid as gpu_name
-from tests.deviceplugin.machines import change, gpu_uuid, node, rdma
-
-GPU, VF, HCA = Resource("nvidia.com/gpu", "gpu"), Resource("rdma/vf", "vf"), Resource("rdma/hca", "hca", shares=2)
-
-
-class Books:
-    """Takes every grant, and knows the pods that it is told."""
-
-    def __init__(self) -> None:
-        self.pods: dict[str, PodRef] = {}
-
-    def grant(self, resource_name: str, units: object, specs: object = None) -> None:
-        """Take a grant."""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Desk:
-    """An allocator, asked as kubelet asks."""
-
-    def __init__(self, *resources: Resource, snapshot: Snapshot | None = None) -> None:
-        self.books, self.clock = Books(), Clock()
-        self.allocator = Allocator(Latest(Offer()), resources, self.books, self.clock, self.books.pods.get)
-        snapshot = snapshot or node()
-        self.allocator.offer.set(Offer(snapshot, list_units(resources, snapshot)))
-        self.distances = self.allocator.offer.value.distances
-        self.used: set[str] = set()
-
-    def prefer(self, resource: Resource, size: int = 1) -> tuple[str, ...]:
-        free = [u.unit_id for u in self.allocator.offer.value.units[resource.name] if u.unit_id not in self.used]
-        return self.allocator.prefer(resource.name, free, (), size)
-
-    def get(self, resource: Resource, size: int = 1) -> tuple[str, ...]:
-        """Prefer and allocate; give the units."""
-        units = self.prefer(resource, size)
-        asyncio.run(self.allocator.allocate(resource.name, [units]))
-        self.used.update(units)
-        return units
-
-    def near(self, gpu: str, nic: str) -> bool:
-        unit = self.allocator.offer.value.by_id[nic]
-        return self.distances.distance(gpu, unit.device).name == "PIX"
-
-
-@contextlib.contextmanager
-def desk(*resources: Resource, snapshot: Snapshot | None = None) -> Iterator[Desk]:
-    made = Desk(*resources, snapshot=snapshot)
-    with contextlib.closing(made.allocator):
-        yield made
-
-
-def pod(name: str, **units: Sequence[str]) -> PodDevices:
-    """What PodResources tell of a pod: units by resource, spelled with _ for . and __ for /."""
-    names = {key.replace("__", "/").replace("_", "."): ids for key, ids in units.items()}
-    return PodDevices(
-        PodRef("default", name),
-        (ContainerDevices("c", tuple(DeviceAssignment(n, (i,)) for n, ids in names.items() for i in ids)),),
-    )
+from tests.agent.placement.hosts import hosts
+from tests.deviceplugin.desk import GPU, HCA, VF, desk, nics_at, pod, take
+from tests.deviceplugin.machines import gpu_uuid, node
 
 
 def test_a_gpu_chosen_first_is_one_whose_nic_is_free() -> None:
@@ -223,17 +154,6 @@ def test_nics_of_a_container_without_gpus_are_near_each_other() -> None:
         assert d.near(gpu_uuid(2), d.get(HCA)[0])
 
 
-def nics_at(d: Desk, resource: Resource, rail: int) -> list[str]:
-    return [u.unit_id for u in d.allocator.offer.value.units[resource.name] if d.near(gpu_uuid(rail), u.unit_id)]
-
-
-def take(d: Desk, resource: Resource, units: Sequence[str]) -> None:
-    """Have some pod that is long admitted hold these units."""
-    asyncio.run(d.allocator.allocate(resource.name, [units]))
-    d.used.update(units)
-    d.clock.now += 60
-
-
 def test_of_equal_gpus_the_one_whose_nic_is_least_used_is_taken() -> None:
     with desk(GPU, VF) as d:
         assert d.prefer(GPU) == (gpu_uuid(0),)
@@ -290,69 +210,6 @@ def test_whatever_kubelet_asks_the_answer_is_whole_and_valid(data: st.DataObject
                 asyncio.run(d.allocator.allocate(resource.name, [granted]))
             if data.draw(st.booleans()):
                 d.allocator.heard([pod("a", **{resource.name.replace("/", "__").replace(".", "_"): granted})], 0.0)
-
-
-def wide(gpus: int = 8, nics: int = 4) -> Snapshot:
-    """Two sockets; below each switch a GPU and several adapters of its own, as on p5 instances."""
-    host = Host()
-    for rail in range(gpus):
-        path = (f"pci0000:{rail:02x}", f"port{rail}", f"switch{rail}")
-        host.gpu((*path, "g"), rail * 2 // gpus)
-        for number in range(nics):
-            host.nic((*path, f"n{number}"), rail * 2 // gpus)
-    snapshot = host.snapshot()
-    adapters = [d.address for d in snapshot.devices if d.pci_class == 0x020000]
-    for n, address in enumerate(adapters):
-        hca = rdma(n, f"0000:0000:0000:{n + 1:04x}", layer=LinkLayer.INFINIBAND)
-        snapshot = change(snapshot, address, driver="mlx5_core", rdma_devices=(hca,))
-    return snapshot
-
-
-WHOLE = Resource("rdma/whole", "hca", shares=1)
-
-
-def below_one_switch(d: Desk, nics: Sequence[str], gpus: Sequence[str]) -> int:
-    """Count the NICs that stand below the switch of one of the GPUs."""
-    return sum(any(d.near(gpu, nic) for gpu in gpus) for nic in nics)
-
-
-def test_more_nics_than_there_are_gpus_are_for_as_many_gpus_as_they_stand_beside() -> None:
-    with desk(GPU, WHOLE, snapshot=wide()) as d:
-        nics = d.get(WHOLE, 16)
-        gpus = d.get(GPU, 4)
-        assert below_one_switch(d, nics, gpus) == 16
-        assert len({d.distances.numa_node(gpu) for gpu in gpus}) == 1
-
-
-@pytest.mark.parametrize("heard", [False, True])
-def test_containers_are_taken_to_have_as_many_gpus_as_the_last_one_with_so_many_nics(heard: bool) -> None:
-    with desk(GPU, WHOLE, snapshot=wide()) as d:
-        if heard:  # of a pod that was there before the agent
-            units = [u.unit_id for u in d.allocator.offer.value.units[WHOLE.name] if d.near(gpu_name(0), u.unit_id)]
-            d.allocator.heard([pod("a", rdma__whole=units, ex_com__gpu=[gpu_name(0)])], d.clock.now)
-            d.used.update((gpu_name(0), *units))
-        else:
-            assert below_one_switch(d, d.get(WHOLE, 4), d.get(GPU, 1)) == 1  # one each, for want of a better guess
-        d.clock.now += 60
-        nics = d.get(WHOLE, 4)
-        assert below_one_switch(d, nics, d.get(GPU, 1)) == 4
-        d.clock.now += 60
-        nics = d.get(WHOLE, 8)  # in the same ratio
-        assert below_one_switch(d, nics, d.get(GPU, 2)) == 8
-
-
-def test_gpus_are_chosen_where_as_many_nics_are_free_as_containers_with_them_had() -> None:
-    with desk(GPU, WHOLE, snapshot=wide()) as d:
-        gpus = d.get(GPU, 2)
-        assert below_one_switch(d, d.get(WHOLE, 8), gpus) == 8
-        for number in (2, 3, 4, 6):
-            take(d, WHOLE, nics_at_gpu(d, number)[:1])
-        gpus = d.get(GPU, 2)
-        assert below_one_switch(d, d.get(WHOLE, 8), gpus) == 8
-
-
-def nics_at_gpu(d: Desk, number: int) -> list[str]:
-    return [u.unit_id for u in d.allocator.offer.value.units[WHOLE.name] if d.near(gpu_name(number), u.unit_id)]
 
 
 def test_a_nic_that_came_back_tells_of_its_pods_gpu() -> None:
