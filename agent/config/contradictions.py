@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from agent.config.networks import OF_SHARES, Network, misplaced_in
 from agent.config.resources import Resource, Select
+from agent.config.routing import strange_gateways
 from agent.config.template import possible, problems
 from agent.config.values import Config
 from agent.model.device import drives_for_programs
@@ -41,6 +42,9 @@ def contradictions(config: Config, unread: Collection[int] = ()) -> Iterator[tup
     for i, network in enumerate(networks):
         for where, text in problems(network, possible(config.topology.rails)):
             yield f"networks[{i}]{'.' if where else ''}{where}", text
+        if not config.offers_dra:  # a claim may bring addresses of its own
+            texts = strange_gateways(network.setup.routing, network.setup.ipam)
+            yield from ((f"networks[{i}].gateway", text) for text in texts)
     yield from _protected(config.cni.protect, resources, networks)
 
 

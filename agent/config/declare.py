@@ -40,9 +40,10 @@ def read_fields(cls: type[Any], reader: Reader, kind: str | None = None) -> dict
     }
 
 
-def foreign_keys(cls: type[Any], kind: str) -> frozenset[str]:
-    """List the keys that are for other kinds only."""
-    return frozenset(key_of(f) for f in fields(cls) if kind not in f.metadata.get(_KINDS, (kind,)))
+def foreign_keys(cls: type[Any], kind: str) -> dict[str, tuple[str, ...]]:
+    """Map the keys that are for other kinds only to these."""
+    found = ((key_of(f), f.metadata.get(_KINDS, (kind,))) for f in fields(cls))
+    return {key: kinds for key, kinds in found if kind not in kinds}
 
 
 def key_of(of: Field[Any]) -> str:

@@ -17,7 +17,7 @@ from agent.config.reader import Reader
 from agent.config.reader import shown as shown_at
 from agent.config.routing import KEYS as ROUTING_KEYS
 from agent.config.routing import NO_ROUTING, Routing, read_routing
-from agent.config.template import NO_WORDS, SAMPLE, Place, filled, words_of
+from agent.config.template import IN_QUOTES, NO_WORDS, SAMPLE, Place, filled, unquoted, words_of
 from agent.errors import RequestInvalid
 from agent.model.allocation import NO_SETTINGS, VfSettings
 from agent.model.fields import Fields, is_list, is_text, shown
@@ -50,6 +50,8 @@ MAX_RATE = 2**31
 _IFNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
 _IFNAMES = re.compile(r"(?!\.{1,2}$|lo$|%d$)(?=[^%]*(?:%d[^%]*)?$)[!-.0-9;-~]{1,15}")
 WANTED_IFNAME = "an interface name of at most 15 characters"
+PODS_OWN = "eth0"
+"""The interface of the cluster's network, as every runtime calls it in pods."""
 _ALTNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,127}")
 _PLUGIN_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _TOLD_ANEW = frozenset(("cniversion", "name", "type", "ipam", "prevresult"))
@@ -175,7 +177,10 @@ def read_network(reader: Reader) -> Network:
     for key in _OF_EACH_POD:
         if keys.get(key):
             reader.note(key, "is chosen for each pod, so leave it out")
-    if not strange:
+    bare = {} if strange else dict(unquoted(keys))
+    for key, text in bare.items():
+        reader.note(key, f"is {text} without quotes: {IN_QUOTES}")
+    if not strange and not bare:
         try:
             return _network(name or "", keys)
         except RequestInvalid as error:
@@ -215,6 +220,8 @@ def _read_entry(keys: Mapping[str, Any]) -> tuple[Setup, str]:
     fields.take("cniVersion", is_text, "a text such as 1.0.0")
     setup = read_setup(fields)
     ifname = fields.text("ifName", "", is_ifname, WANTED_IFNAME)
+    if ifname == PODS_OWN:
+        raise RequestInvalid(f"ifName must not be {PODS_OWN}, which is the pod's own interface: take another name")
     refuse_unknown(fields)
     return setup, ifname
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from agent.config.template import IN_QUOTES, touches_template
 from agent.errors import ConfigError
 from agent.model.printable import MASK, is_secret, masked_text
 
@@ -33,6 +34,9 @@ def _said(error: Exception) -> str:
                 f"line {mark.line + 1}, column {mark.column + 1} (not shown, for it may be a secret): put it in quotes"
             )
     text = " ".join(str(error).split())
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None and touches_template(mark.buffer or "", mark.pointer):
+        text += f": {IN_QUOTES}"
     text = text.replace(' in "<byte string>",', " in").replace(' in "<unicode string>",', " in")
     return masked_text(text) or type(error).__name__
 

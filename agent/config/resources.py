@@ -299,6 +299,11 @@ class Resource:
 
 
 KUBELETS_OWN = "is a name of Kubernetes' own, which kubelet refuses: take a domain of yours"
+LEAVE_OUT = "leave it out"
+_INSTEAD = {
+    **{("offer", kind): f"a {kind} is offered by device plugins only" for kind in KINDS},
+    ("spread", "gpu"): "GPUs are always taken so that switches and NUMA nodes stay whole, so leave it out",
+}
 UNKNOWABLE = {
     "ddpProfiles": "cannot be looked up here: select the PFs that carry the profile by pf or pciAddresses",
     "auxTypes": "scalable functions are not offered: select VFs or whole adapters",
@@ -315,7 +320,7 @@ def read_select(reader: Reader, key: str, kind: str | None) -> Select:
 
 
 def _one(reader: Reader, kind: str | None) -> Select:
-    for key in sorted(reader.value.keys() & foreign_keys(Select, kind or "vf")):
+    for key in sorted(reader.value.keys() & foreign_keys(Select, kind or "vf").keys()):
         reader.asked.add(key)
         reader.note(key, f"matches no {kind}; one is selected by vendors, devices, drivers or pciAddresses")
     for key, why in UNKNOWABLE.items():
@@ -348,9 +353,10 @@ def read_resource(reader: Reader) -> Resource:
     else:
         found["select"] = read_select(reader, "select", kind)
     found |= read_fields(Resource, reader, kind)
-    if kind in KINDS and "offer" in reader.value.keys() & foreign_keys(Resource, kind):
-        reader.asked.add("offer")
-        reader.note("offer", f"is for {', '.join(OFFERED_KINDS)}: a {kind} is offered by device plugins only")
+    for key, kinds in foreign_keys(Resource, kind).items() if kind in KINDS else ():
+        if key in reader.value:
+            reader.asked.add(key)
+            reader.note(key, f"is for {', '.join(kinds)}, not {kind}: {_INSTEAD.get((key, kind), LEAVE_OUT)}")
     if found.get("slots") is not None and found["binding"] != "late":
         reader.note("slots", "needs binding: late; with early binding each selected device is a unit")
     resource = Resource(name=name or "", kind=kind or "", **found)

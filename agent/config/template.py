@@ -29,6 +29,9 @@ USUAL_RAILS = 8
 """So many there may be where no list says it."""
 SAMPLE_VFS, SAMPLE_NUMA_NODES = 16, 4
 _TEMPLATE = re.compile(r"\{([A-Za-z]\w*)(?:\*([0-9]{1,5}))?(?:\+([0-9]{1,9}))?\}")
+_ALMOST = re.compile(rf"\{{\s*({'|'.join(WORDS)})\b[^{{}}]*\}}?")
+"""What was meant as a template and is none: {rail-1}."""
+IN_QUOTES = "put what has a template in quotes, for YAML takes a bare { for the begin of a mapping"
 _NETWORKS = frozenset(("subnet", "range", "dst"))
 """Keys of IPAM plugins and routes that hold a network, the second perhaps with a first address before a dash."""
 _ADDRESSES = frozenset(("gateway", "gw", "src", "rangeStart", "rangeEnd", "range_start", "range_end"))
@@ -65,23 +68,46 @@ SAMPLE = Place(0, "pf0", 0, 0)
 """Of a network's templates all but what they fill in is known by any place."""
 
 
-def templates_in(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def templates_in(value: Any) -> Iterator[tuple[str, str]]:
     """List the texts with templates: path and text. A secret is none."""
-    if isinstance(value, str):
-        if _TEMPLATE.search(value):
-            yield path, value
-    elif isinstance(value, Mapping):
+    return ((path, each) for path, each in _values(value) if isinstance(each, str) and _TEMPLATE.search(each))
+
+
+def unquoted(value: Any) -> Iterator[tuple[str, str]]:
+    """List the mappings that YAML made of a template without quotes: path and template."""
+    for path, each in _values(value):
+        if isinstance(each, Mapping) and list(each.values()) == [None]:
+            text = f"{{{next(iter(each))}}}"
+            if _ALMOST.fullmatch(text):
+                yield path, text
+
+
+def touches_template(text: str, at: int) -> bool:
+    """Tell whether a template, or what was meant as one, begins or ends at a place in a text."""
+    return any(at in found.span() for found in _ALMOST.finditer(text))
+
+
+def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """List what is not secret, at any depth: path and value."""
+    yield path, value
+    if isinstance(value, Mapping):
         for key, inner in value.items():
             if not is_secret(str(key)):
-                yield from templates_in(inner, join(path, str(key)))
+                yield from _values(inner, join(path, str(key)))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from templates_in(inner, join(path, index))
+            yield from _values(inner, join(path, index))
 
 
 def words_of(value: Any) -> frozenset[str]:
-    """Tell by which of WORDS the texts in a value differ. Raises RequestInvalid for a template of another word."""
+    """Tell by which of WORDS the texts in a value differ.
+
+    Raises RequestInvalid for a template of another word, or of a form that is not understood.
+    """
     found = set()
+    for path, text in _values(value):
+        if isinstance(text, str) and (almost := _ALMOST.search(_TEMPLATE.sub("", text))) is not None:
+            raise RequestInvalid(f"{path} has {almost[0]}, which is not understood: take {_forms(almost[1])}")
     for path, text in templates_in(value):
         for word, times, plus in _TEMPLATE.findall(text):
             if word not in WORDS:
@@ -91,6 +117,12 @@ def words_of(value: Any) -> frozenset[str]:
                 raise RequestInvalid(f"{path} counts with {{pf}}, which is a name")
             found.add(word)
     return frozenset(found)
+
+
+def _forms(word: str) -> str:
+    if word == "pf":
+        return "{pf}"
+    return f"{{{word}}}, {{{word}+100}}, {{{word}*32}} or {{{word}*32+1}}"
 
 
 def filled(value: Any, place: Place) -> Any:

@@ -180,6 +180,9 @@ class Topology:
         """List what does not go together: a key, and what is wrong there."""
         if self.fingerprint.pods == "podresources" and self.fingerprint.method != "all":
             yield "fingerprint.method", "must be all with pods: podresources, which does not tell what pods ask for"
+        for i, name in enumerate(self.rails):
+            if name in self.rails[:i]:
+                yield f"rails[{i}]", f"{name} is rail {self.rails.index(name)} already: name each adapter once"
 
 
 def _rule(reader: Reader, key: Any, value: Any) -> LabelRule | None:

@@ -133,14 +133,29 @@ def test_all_problems_are_listed_with_their_paths() -> None:
         ("topology: {enabled: true}", "topology.enabled"),
         ("resources: [{name: a/b, kind: vf, selector: {}}]", "resources[0].selector"),
         ("resources: [{name: a/b, kind: vf, select: {pfs: [x]}}]", "resources[0].select.pfs"),
-        ("resources: [{name: a/b, kind: vf, shares: 3}]", "resources[0].shares"),
-        ("resources: [{name: a/b, kind: gpu, management: true}]", "resources[0].management"),
-        ("resources: [{name: a/b, kind: gpu, network: n}]", "resources[0].network"),
     ],
 )
 def test_an_unknown_key_is_an_error_that_names_the_known_ones(text: str, path: str) -> None:
     (problem,) = problems_of(text)
     assert problem.startswith(f"{path}: is not a known key here; known are: ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "text"),
+    [
+        (
+            "gpu",
+            "spread: false",
+            "is for vf, hca, not gpu: GPUs are always taken so that switches and NUMA nodes stay whole",
+        ),
+        ("vf", "shares: 3", "is for hca, not vf: leave it out"),
+        ("gpu", "management: true", "is for vf, hca, nic, rail, not gpu: leave it out"),
+        ("gpu", "network: n", "is for vf, hca, nic, rail, not gpu: leave it out"),
+    ],
+)
+def test_a_key_of_another_kind_is_refused_with_the_kinds_that_have_it(kind: str, key: str, text: str) -> None:
+    (problem,) = problems_of(f"resources: [{{name: a/b, kind: {kind}, {key}}}]")
+    assert problem.startswith(f"resources[0].{key.partition(':')[0]}: {text}")
 
 
 @pytest.mark.parametrize(

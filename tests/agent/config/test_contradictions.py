@@ -122,3 +122,40 @@ def test_a_file_of_the_pods_network_needs_one(word: str) -> None:
     late = f"{{name: a/b, kind: hca, shares: 1, binding: late, environment: [nccl, {word}]}}"
     (problem,) = problems_of(f"resources: [{late}]")
     assert problem.startswith(f"resources[0].environment: {word} needs network: ")
+
+
+@pytest.mark.parametrize(
+    ("ipam", "gateway", "family"),
+    [
+        ("{type: host-local, subnet: 10.1.0.0/16}", "fd00::1", 6),
+        ("{type: host-local, ranges: [[{subnet: 'fd00::/64'}]]}", "10.1.0.1", 4),
+        ("{type: whereabouts, range: 10.1.0.5-10.1.0.9/16}", "[10.1.0.1, 'fd00::1']", 6),
+        ("{type: whereabouts, ipRanges: [{range: 'fd00::/64'}]}", "10.1.0.1", 4),
+        ("{type: static, addresses: [{address: 10.1.0.5/16}]}", "fd00::1", 6),
+        ("{type: dhcp}", "fd00::1", 6),
+    ],
+)
+def test_a_gateway_is_of_a_family_that_the_network_has(ipam: str, gateway: str, family: int) -> None:
+    entry = f"name: a, routing: source, ipam: {ipam}"
+    (problem,) = problems_of(f"networks: [{{{entry}, gateway: {gateway}}}]")
+    assert problem.startswith("networks[0].gateway: ")
+    other = 10 - family
+    assert f" is of IPv{family}, and ipam gives addresses of IPv{other} alone, so it has no effect: leave" in problem
+    parse(f"networks: [{{{entry}, gateway: {'10.1.0.1' if family == 6 else 'fd00::1'}}}]", "test")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "networks: [{name: a, routing: source, ipam: {type: ours, subnet: 10.1.0.0/16}, gateway: 'fd00::1'}]",
+        "networks: [{name: a, routing: source, ipam: {type: host-local, subnet: 10.1.0.0/16}, gateway: none}]",
+        "networks: [{name: a, ipam: {type: dhcp}, gateway: 'fe80::1', routes: [{dst: 'fd00::/8'}]}]",
+        """
+networks: [{name: a, routing: source, ipam: {type: host-local, subnet: 10.1.0.0/16}, gateway: "fd00::1"}]
+resources: [{name: a/b, kind: vf, offer: dra, network: a}]
+""",
+    ],
+    ids=["a plugin that nobody knows", "none", "a route takes it", "claims may bring addresses"],
+)
+def test_a_gateway_is_let_be_that_may_be_of_use(text: str) -> None:
+    parse(text, "test")

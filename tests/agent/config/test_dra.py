@@ -48,7 +48,7 @@ def test_a_resource_is_offered_one_way() -> None:
 @pytest.mark.parametrize("kind", ["gpu", "accelerator"])
 def test_what_brings_no_adapter_cannot_be_offered_by_claims(kind: str) -> None:
     [problem] = problems_of({"name": "x.org/y", "kind": kind, "offer": "dra"})
-    assert problem == f"resources[0].offer: is for hca, vf, nic: a {kind} is offered by device plugins only"
+    assert problem == f"resources[0].offer: is for hca, vf, nic, not {kind}: a {kind} is offered by device plugins only"
 
 
 def test_a_rail_cannot_be_offered_by_claims() -> None:

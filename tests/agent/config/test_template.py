@@ -103,6 +103,13 @@ def test_a_pf_has_the_network_that_the_resource_names_for_it() -> None:
         ),
         ({"altNames": ["{pf+1}"]}, "networks[0]: altNames[0] counts with {pf}, which is a name"),
         (
+            {"ifName": "rail{rail-1}"},
+            "networks[0]: ifName has {rail-1}, which is not understood: take {rail}, {rail+100}",
+        ),
+        ({"altNames": ["{pf }"]}, "networks[0]: altNames[0] has {pf }, which is not understood: take {pf}"),
+        ({"ifName": "v{vf"}, "networks[0]: ifName has {vf, which is not understood: take {vf}, {vf+100}, {vf*32} or"),
+        ({"ifName": "eth{rail}"}, "networks[0]: ifName must not be eth0, which is the pod's own interface"),
+        (
             {"ifName": "a-longer-name-{rail}x"},
             "networks[0]: ifName must be an interface name of at most 15 characters, is",
         ),
@@ -150,6 +157,28 @@ def test_what_no_rail_could_use_is_refused_with_its_path(keys: dict[str, Any], e
         return
     (problem,) = problems_of(document(keys))
     assert expected in problem
+
+
+@pytest.mark.parametrize(
+    ("keys", "path"),
+    [
+        ("vlan: {rail+100}", "networks[0].vlan: is {rail+100} without quotes"),
+        ("ipam: {type: x, range: {rail}}", "networks[0].ipam.range: is {rail} without quotes"),
+        ("altNames: [{pf-1}]", "networks[0].altNames[0]: is {pf-1} without quotes"),
+        ("gateway: {rail}.0.0.1", "is not YAML: "),
+        ("ifName: r{rail}", "is not YAML: "),
+    ],
+)
+def test_a_template_without_quotes_is_told_by_what_helps(keys: str, path: str) -> None:
+    (problem,) = problems_of(f"networks:\n  - {{name: rails, {keys}}}\n")
+    assert problem.startswith(path)
+    assert problem.endswith(": put what has a template in quotes, for YAML takes a bare { for the begin of a mapping")
+
+
+def test_other_faults_of_a_file_with_templates_say_nothing_of_quotes() -> None:
+    (problem,) = problems_of('networks:\n  - {name: rails, ifName: "r{rail}" vlan: 7}\n')
+    assert "is not YAML" in problem
+    assert "quotes" not in problem
 
 
 def test_a_list_of_rails_says_how_many_there_may_be() -> None:

@@ -69,6 +69,10 @@ def test_labels_come_from_facts_by_name_or_with_what_they_need() -> None:
             "pattern: must be a regular expression with one",
         ),
         ("  labels: {to: both}", "topology.labels.to: must be one of node, nfd"),
+        (
+            "  rails: [ens1, '0000:3B:00.0', '0000:3b:00.0']",
+            "topology.rails[2]: 0000:3b:00.0 is rail 1 already: name each adapter once",
+        ),
         ("  lldpNetdevs: [a/b]", "topology.lldpNetdevs[0]: must be an interface name"),
         ("  fingerprint: {pods: some}", "topology.fingerprint.pods: must be one of dedicated, shared, podresources"),
         (
