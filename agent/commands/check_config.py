@@ -20,12 +20,15 @@ from agent.commands.options import (
     show,
     sources,
 )
+from agent.errors import LedgerError
 from agent.model.printable import joined
 
 if TYPE_CHECKING:
     from agent.config import Config
     from agent.model.device import Snapshot
+    from agent.model.vf_identity import Rail
     from agent.offer.explanation import Explanation
+    from agent.offer.offer import Offer
 
 SHOWN_DEVICES = 8
 """So many are named per line; the JSON names all."""
@@ -41,25 +44,31 @@ def add(command: Command) -> None:
 
 
 def _check_config(options: argparse.Namespace) -> int:
+    from agent.offer.cautions import cautions
     from agent.offer.explanation import explain_all
+    from agent.offer.units import plain_offer
     from agent.process.startup import network_problems
 
     config = sources(options, options.file).load()
+    rails, why_not = _known_rails(options, config)
     with scanned(options) as snapshot:
-        problems = network_problems(config, snapshot)
+        problems = network_problems(config, snapshot, rails)
+        offer = plain_offer(config.resources, snapshot, named_rails=config.topology.rails, known_rails=rails)
+        unlike = [str(caution) for caution in cautions(config, offer)]
         found = explain_all(config.resources, snapshot)
         protected = {entry: _called(entry, snapshot) for entry in config.cni.protect}
         slices = _for_claims(config, snapshot)
-        networks = _by_templates(config, snapshot)
+        networks = _by_templates(config, offer)
     problems += [str(overlap) for overlap in found.mistakes]
     document = {
         "sound": not problems,
         "problems": problems,
-        "warnings": list(config.warnings),
+        "warnings": [*config.warnings, *unlike],
         "overlaps": [asdict(overlap) for overlap in found.overlaps],
         "resources": [asdict(resource) for resource in found.resources],
         "slices": slices,
         "networks": networks,
+        "railsAsOfFirstStart": why_not,
         "protected": protected,
     }
     show(options, document, joined(_lines(config.source, document, found.resources)))
@@ -82,14 +91,22 @@ def _for_claims(config: Config, snapshot: Snapshot) -> Mapping[str, Sequence[str
     return {each.name: [d.name for d in devices if d.resource_name == each.name] for each in config.claimable}
 
 
-def _by_templates(config: Config, snapshot: Snapshot) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+def _known_rails(options: argparse.Namespace, config: Config) -> tuple[tuple[Rail, ...], str | None]:
+    """Read how the agent has numbered this node's rails, and say why if nobody knows though it counts."""
+    from agent.ledger.reading import read_rails
+
+    if options.node is not None:
+        return (), None
+    try:
+        return read_rails(options.root / config.ledger_path.relative_to("/")), None
+    except LedgerError as error:
+        return (), None if config.topology.rails else str(error)
+
+
+def _by_templates(config: Config, offer: Offer) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     """List, for each network that is a template, what comes of it on this node."""
     from agent.offer.joining import places_of, told
-    from agent.offer.units import plain_offer
 
-    if not any(network.words for network in config.networks):
-        return {}
-    offer = plain_offer(config.resources, snapshot, named_rails=config.topology.rails)
     return {
         network.name: [
             {"rail": place.rail, "pf": place.pf, "adapter": place.adapter, "values": dict(told(network, place))}
@@ -133,6 +150,8 @@ def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanatio
             where = "" if each["rail"] is None else f"rail {each['rail']}, "
             values = ", ".join(f"{path} {value}" for path, value in each["values"].items())
             lines.append(f"  {where}{each['pf'] or each['adapter']}: {values}")
+    if document["networks"] and (why := document["railsAsOfFirstStart"]) is not None:
+        lines.append(f"rails are numbered as a first start of the agent would: {why}")
     for name, devices in document["protected"].items():
         lines.append(f"cni.protect {name}: {_some(devices) if devices else 'no adapter of this node'}")
     if not resources:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from agent.errors import LedgerError
 from agent.ledger import rows, schema
 from agent.model.allocation import Attachment, Binding, Grant, OwedLease, Quarantine
 from agent.model.claims import Claim
+from agent.model.vf_identity import Rail
 
 WAIT_SECONDS = 5.0
 
@@ -38,22 +40,37 @@ def read(path: Path) -> Books:
     """
     if not path.exists():
         return Books()
+    with _copied(path) as copy:
+        return Books(
+            tuple(map(rows.grant, copy.execute("SELECT * FROM grants ORDER BY granted_at, unit_id"))),
+            tuple(map(rows.attachment, copy.execute("SELECT * FROM attachments ORDER BY attachment_id"))),
+            tuple(map(rows.quarantine, copy.execute("SELECT * FROM quarantine ORDER BY device"))),
+            tuple(map(rows.owed_lease, copy.execute("SELECT * FROM owed_leases ORDER BY lease_id"))),
+            tuple(map(rows.binding, copy.execute("SELECT * FROM bindings ORDER BY unit_id"))),
+            rows.claims(
+                copy.execute("SELECT * FROM claims ORDER BY namespace, name, claim_uid"),
+                copy.execute("SELECT * FROM claim_devices ORDER BY rowid"),
+            ),
+        )
+
+
+def read_rails(path: Path) -> tuple[Rail, ...]:
+    """Read how a node's rails were numbered last. Raises LedgerError as `read` does, and if there are no books."""
+    with _copied(path) as copy:
+        return tuple(map(rows.rail, copy.execute("SELECT * FROM rails ORDER BY number")))
+
+
+@contextlib.contextmanager
+def _copied(path: Path) -> Iterator[sqlite3.Connection]:
     try:
+        path.stat()
         with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
             _copy(path, copy)
             copy.row_factory = sqlite3.Row
             schema.bring_up_to_date(copy, path)
-            return Books(
-                tuple(map(rows.grant, copy.execute("SELECT * FROM grants ORDER BY granted_at, unit_id"))),
-                tuple(map(rows.attachment, copy.execute("SELECT * FROM attachments ORDER BY attachment_id"))),
-                tuple(map(rows.quarantine, copy.execute("SELECT * FROM quarantine ORDER BY device"))),
-                tuple(map(rows.owed_lease, copy.execute("SELECT * FROM owed_leases ORDER BY lease_id"))),
-                tuple(map(rows.binding, copy.execute("SELECT * FROM bindings ORDER BY unit_id"))),
-                rows.claims(
-                    copy.execute("SELECT * FROM claims ORDER BY namespace, name, claim_uid"),
-                    copy.execute("SELECT * FROM claim_devices ORDER BY rowid"),
-                ),
-            )
+            yield copy
+    except FileNotFoundError as error:
+        raise LedgerError(f"{path} is not there") from error
     except (sqlite3.Error, OSError) as error:
         raise LedgerError(f"{path} cannot be read: {error}: run this as root, with the agent's stateDir") from error
 

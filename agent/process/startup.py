@@ -23,6 +23,7 @@ from agent.inventory import Inventory
 from agent.ledger import Ledger
 from agent.ledger.files import claim
 from agent.model.device import Snapshot
+from agent.model.vf_identity import Rail
 from agent.offer.assignment import check_overlaps
 from agent.offer.joining import template_problems
 from agent.offer.units import list_units, plain_offer
@@ -51,8 +52,8 @@ def check(config: Config, snapshot: Snapshot) -> None:
         raise ConfigError(config.source, problems)
 
 
-def network_problems(config: Config, snapshot: Snapshot) -> list[str]:
-    """List what is wrong with the networks, on this node."""
+def network_problems(config: Config, snapshot: Snapshot, known_rails: Sequence[Rail] = ()) -> list[str]:
+    """List what is wrong with the networks, on this node. `known_rails` are its rails as they were numbered last."""
     problems = []
     for i, network in enumerate(config.networks):
         setup = network.setup
@@ -60,7 +61,7 @@ def network_problems(config: Config, snapshot: Snapshot) -> list[str]:
         if alone and (vfs := _count_vfs(config, network.name, snapshot)) > 1:
             problems += [f"networks[{i}].{key}: {vfs} VFs would get the same one, so leave it out" for key in alone]
     if any(network.words for network in config.networks):
-        offer = plain_offer(config.resources, snapshot, named_rails=config.topology.rails)
+        offer = plain_offer(config.resources, snapshot, named_rails=config.topology.rails, known_rails=known_rails)
         problems.extend(template_problems(config, offer))
     return problems
 

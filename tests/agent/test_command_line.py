@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
+from agent.model.vf_identity import Rail
+from agent.sim import recorded
+from agent.sim.machine import SimulatedMachine
+from tests.agent.books import open_books
 
 CONFIG = "resources: [{name: rdma/vf, kind: vf}]"
 
@@ -54,6 +58,35 @@ def test_check_config_says_what_is_protected_here(tmp_path: Path, capsys: pytest
     assert "takes 0000:3a:00.0 (mlx5_1)" in shown
     assert "cni.protect 0000:18:00.0: 0000:18:00.0\n" in shown
     assert "cni.protect typo0: no adapter of this node" in shown
+
+
+def test_check_config_warns_of_what_surprises_on_this_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{CONFIG}\ntopology: {{rails: [ens1f0np0, gone0]}}")
+    assert main(["check-config", "--node", "h100-8gpu", str(path)]) == 0
+    assert "warning: topology.rails[1]: no adapter here is called gone0: plug" in capsys.readouterr().out
+
+
+def test_check_config_numbers_rails_by_the_books_of_the_node_or_says_that_there_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, node, state = tmp_path / "config.yaml", tmp_path / "node", tmp_path / "state"
+    SimulatedMachine.create(node, recorded.load(recorded.find("h100-8gpu")), with_links=False)
+    rails = "networks: [{name: rails, ifName: 'r{rail}'}]"
+    path.write_text(f"resources: [{{name: rdma/vf, kind: vf, network: rails}}]\nstateDir: {state}\n{rails}")
+    command = ["check-config", "--simulate", str(node), str(path)]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "  rail 0, ens1f0np0: ifName r0\n" in shown
+    why = f"{state}/ledger.db is not there"
+    assert f"rails are numbered as a first start of the agent would: {why}" in shown
+    state.mkdir()
+    with open_books(state) as books:
+        books.keep_rails([Rail(5, "0000:18:00.0", "", "ens1f0np0"), Rail(6, "0000:ff:00.0", "away", "ens9f0np0")])
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "  rail 5, ens1f0np0: ifName r5\n" in shown
+    assert "first start" not in shown
 
 
 def test_check_config_says_that_a_file_offers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

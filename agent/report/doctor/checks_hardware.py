@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from agent.config import Config
 from agent.model.device import PciDevice, is_accelerator, is_vfio
+from agent.offer.cautions import cautions
 from agent.offer.joining import strangers, template_problems
 from agent.offer.units import plain_offer
 from agent.report.chart.matrix import NEARNESS_REMEDY, NEARNESS_UNKNOWN, nearness_known
@@ -196,12 +197,11 @@ def names(facts: Facts) -> Iterator[Finding]:
 def rails(facts: Facts) -> Iterator[Finding]:
     """Which adapters are rails, and whether networks that go by rail find what they ask for."""
     config = facts.config or Config()
-    offer = plain_offer(config.resources, facts.snapshot, named_rails=config.topology.rails)
-    found = {rail.number: rail.netdev or rail.device for rail in offer.rails}
-    gone = [name for number, name in enumerate(config.topology.rails) if number not in found]
-    if gone:
-        text = f"topology.rails lists {_some(gone)}, and no adapter here is called so"
-        yield Finding("rails", Severity.WARNING, text, "plug the adapter in, or correct its name")
+    named = config.topology.rails
+    offer = plain_offer(config.resources, facts.snapshot, named_rails=named, known_rails=facts.rails)
+    for caution in cautions(config, offer):
+        check = "rails" if caution.path.startswith("topology") else "config"
+        yield Finding(check, Severity.WARNING, f"{caution.path}: {caution.text}", caution.remedy)
     for problem in template_problems(config, offer):
         yield Finding("rails", Severity.ERROR, problem, "correct the network: see nodefabric check-config")
     for network in config.networks:
@@ -209,8 +209,12 @@ def rails(facts: Facts) -> Iterator[Finding]:
             asked = " and ".join(sorted(network.words))
             text = f"the network {network.name} goes by {asked}, which these adapters have not: {_some(list(strange))}"
             yield Finding("rails", Severity.WARNING, text, "list them under topology.rails, or select other devices")
-    numbers = ", ".join(f"{number} {name}" for number, name in sorted(found.items()))
-    yield Finding("rails", Severity.FINE, numbers or "no adapter here has an RDMA device")
+    there = facts.snapshot.by_address
+    away = {rail.number: " (away)" for rail in offer.rails if rail.device not in there}
+    told = [f"{rail.number} {rail.netdev or rail.device}{away.get(rail.number, '')}" for rail in offer.rails]
+    numbers = ", ".join(told)
+    as_of = "" if named or not facts.rails_unknown else f", as of a first start ({facts.rails_unknown})"
+    yield Finding("rails", Severity.FINE, f"{numbers}{as_of}" if numbers else "no adapter here has an RDMA device")
 
 
 def hugepages(facts: Facts) -> Iterator[Finding]:

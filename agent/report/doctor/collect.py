@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import Config, Endpoints, Topology
-from agent.errors import AgentError, Unavailable
+from agent.errors import AgentError, LedgerError, Unavailable
 from agent.kubelet import kubelet_config
 from agent.kubelet.cri import ContainerRuntime as RuntimeClient
+from agent.ledger.reading import read_rails
 from agent.model.device import Snapshot
+from agent.model.vf_identity import Rail
 from agent.process import sockets
 from agent.report.doctor import containerd_config
 from agent.report.doctor.claim_facts import ClaimFacts, ClusterFacts
@@ -51,6 +53,7 @@ def collect(
     `cluster` is what the API server told, where something is offered to claims.
     """
     kubelet_dir = below(root, config.kubelet_dir if config else Path("/var/lib/kubelet"))
+    known_rails, rails_unknown = _rails(root, config, is_here=ask_agent)
     return Facts(
         snapshot=snapshot,
         config=config,
@@ -70,8 +73,19 @@ def collect(
         plugins=_executables(root / "opt/cni/bin"),
         networks=networks(root / "etc/cni/net.d"),
         agent=agent_answers(config.endpoints) if config is not None and ask_agent else (),
+        rails=known_rails,
+        rails_unknown=rails_unknown,
         claims=_claims(root, config, cluster or ClusterFacts(), ask_agent=ask_agent),
     )
+
+
+def _rails(root: Path, config: Config | None, *, is_here: bool) -> tuple[tuple[Rail, ...], str]:
+    """Read how the agent's books have the rails numbered; else tell why they do not say."""
+    books = (config or Config()).ledger_path
+    try:
+        return read_rails(books if is_here else below(root, books)), ""
+    except LedgerError as error:
+        return (), str(error)
 
 
 def _claims(root: Path, config: Config | None, cluster: ClusterFacts, *, ask_agent: bool) -> ClaimFacts | None:

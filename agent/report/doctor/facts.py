@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from agent.config import Config
 from agent.model.device import Snapshot
+from agent.model.vf_identity import Rail
 from agent.report.doctor.claim_facts import ClaimFacts
 
 UNLIMITED = -1
@@ -82,5 +83,9 @@ class Facts:
     """The runtime's network configurations, in the order in which it reads them."""
     agent: tuple[tuple[str, str | None], ...] = ()
     """(what was asked of the agent, None if it is well or what is wrong)."""
+    rails: tuple[Rail, ...] = ()
+    """As the agent's books have numbered them."""
+    rails_unknown: str = ""
+    """Why the books do not tell."""
     claims: ClaimFacts | None = None
     """What claims need; None where nothing is offered to them."""

@@ -13,7 +13,8 @@ import pytest
 
 from agent.errors import LedgerError
 from agent.ledger import SCHEMA_VERSION
-from agent.ledger.reading import Books, read
+from agent.ledger.reading import Books, read, read_rails
+from agent.model.vf_identity import Rail
 from tests.agent.books import VF, attach, open_books, owner
 from tests.agent.ledger.format_1 import write_format_1
 
@@ -72,6 +73,15 @@ def test_what_a_killed_agent_had_written_last_is_read(tmp_path: Path) -> None:
     assert [row.device for row in read(tmp_path / "ledger.db").attachments] == [VF]
     with open_books(tmp_path) as books:
         assert len(books.attachments()) == 1
+
+
+def test_the_numbers_of_rails_are_read_and_no_books_are_told(tmp_path: Path) -> None:
+    rails = (Rail(0, "0000:3b:00.0", "card", "ens1"), Rail(2, "0000:5d:00.0", "", ""))
+    with open_books(tmp_path) as books:
+        books.keep_rails(rails)
+        assert read_rails(books.path) == rails
+    with pytest.raises(LedgerError, match=r"/none/ledger\.db is not there"):
+        read_rails(tmp_path / "none/ledger.db")
 
 
 def test_no_file_is_empty_books(tmp_path: Path) -> None:

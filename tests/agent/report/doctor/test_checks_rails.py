@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from agent.config import parse
 from agent.model.device import Snapshot
+from agent.model.vf_identity import Rail, identities
 from agent.process.startup import network_problems
 from agent.report.doctor import checks_hardware
 from agent.report.doctor.facts import Facts
@@ -15,8 +16,11 @@ from agent.report.doctor.findings import Severity
 Snapshots = Callable[[str], Snapshot]
 
 
-def told(snapshot: Snapshot, text: str) -> list[tuple[Severity, str]]:
-    found = checks_hardware.rails(Facts(snapshot, parse(text, "test")))
+def told(
+    snapshot: Snapshot, text: str, rails: tuple[Rail, ...] = (), rails_unknown: str = ""
+) -> list[tuple[Severity, str]]:
+    facts = Facts(snapshot, parse(text, "test"), rails=rails, rails_unknown=rails_unknown)
+    found = checks_hardware.rails(facts)
     return [(finding.severity, finding.text) for finding in found]
 
 
@@ -38,9 +42,33 @@ def test_the_rails_are_listed_by_number(node_snapshot: Snapshots) -> None:
 def test_an_adapter_that_is_listed_and_not_there_is_named(node_snapshot: Snapshots) -> None:
     found = told(node_snapshot("h100-8gpu"), "topology: {rails: [ens1f0np0, gone0]}")
     assert found == [
-        (Severity.WARNING, "topology.rails lists gone0, and no adapter here is called so"),
+        (Severity.WARNING, "topology.rails[1]: no adapter here is called gone0"),
         (Severity.FINE, "0 ens1f0np0"),
     ]
+
+
+def test_the_numbers_are_those_of_the_books_or_it_is_said_that_nobody_knows(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    first, second, *_ = [device for device in snapshot.devices if device.rdma_devices and not device.is_vf]
+    identity = identities(snapshot)
+    swapped = (
+        Rail(0, second.address, identity(second), "ens2f0np0"),
+        Rail(1, first.address, identity(first), "ens1f0np0"),
+        Rail(8, "0000:ff:00.0", "a card that is away", "ens9f0np0"),
+    )
+    ((_, text),) = told(snapshot, "resources: []", rails=swapped)
+    assert text.startswith("0 ens2f0np0, 1 ens1f0np0, 2 ens3f0np0")
+    assert text.endswith(", 8 ens9f0np0 (away)")
+    ((_, text),) = told(snapshot, "resources: []", rails_unknown="/x/ledger.db is not there")
+    assert text.endswith(", 7 ens8f0np0, as of a first start (/x/ledger.db is not there)")
+
+
+def test_what_surprises_of_the_configuration_is_a_warning(node_snapshot: Snapshots) -> None:
+    (warning, _) = told(node_snapshot("mi300x-8gpu"), "resources: [{name: a/rail, kind: rail, nic: {kind: nic}}]")
+    assert warning == (
+        Severity.WARNING,
+        "resources[0].gpu: this node has no GPU that NVML shows, and rails are made of those",
+    )
 
 
 def test_adapters_without_what_a_network_goes_by_are_named(node_snapshot: Snapshots) -> None:

@@ -1,0 +1,75 @@
+"""What of a configuration comes to less on this node than was meant. Pure.
+
+None of it keeps an agent from its work: one file may be for nodes of several kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.config import Config, Resource
+from agent.offer.offer import Offer
+
+MOST_NAMED = 4
+SEE_NVML = (
+    "let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart), or, with GPUs of another vendor, take NICs of"
+    " kind vf or nic with binding: late"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Caution:
+    """One thing that may surprise."""
+
+    path: str
+    """Where it stands in the configuration."""
+    text: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}: {self.remedy}"
+
+
+def cautions(config: Config, offer: Offer) -> Iterator[Caution]:
+    """List what may surprise, in the order of the configuration."""
+    for i, resource in enumerate(config.resources):
+        if resource.kind == "rail" and not offer.snapshot.gpus:
+            text = "this node has no GPU that NVML shows, and rails are made of those"
+            yield Caution(f"resources[{i}].gpu", text, SEE_NVML)
+        yield from _of_networks(f"resources[{i}].network", resource, config, offer)
+    yield from _of_rails(config.topology.rails, offer)
+
+
+def _of_networks(path: str, resource: Resource, config: Config, offer: Offer) -> Iterator[Caution]:
+    network = config.network_of(resource.name)
+    places = [offer.place(device) for device, name in offer.network_devices.items() if name == resource.name]
+    adapters = {place.adapter: place.pf or place.adapter for place in places}
+    if network is not None and network.by_pf:
+        known = network.by_pf.keys()
+        left_out = sorted(pf for adapter, pf in adapters.items() if known.isdisjoint((adapter, pf)))
+        if left_out:
+            text = f"has no network for {_some(left_out)}, and an ADD with a device of such an adapter fails"
+            yield Caution(path, text, "name one for each, or select fewer adapters")
+    if resource.bonded and len(adapters) == 1:
+        (only,) = adapters.values()
+        text = f"{resource.network!r} joins VFs of two PFs, and all that are selected here are of {only}"
+        yield Caution(path, text, "select VFs of a second PF, or leave bond out")
+
+
+def _of_rails(named: Sequence[str], offer: Offer) -> Iterator[Caution]:
+    there: Mapping[int, str] = {
+        rail.number: rail.device for rail in offer.rails if rail.device in offer.snapshot.by_address
+    }
+    for number, name in enumerate(named):
+        path, device = f"topology.rails[{number}]", there.get(number)
+        if device is None:
+            yield Caution(path, f"no adapter here is called {name}", "plug the adapter in, or correct its name")
+        elif (first := next(n for n in there if there[n] == device)) < number:
+            text = f"{name} is the adapter that {named[first]} (rail {first}) is"
+            yield Caution(path, text, "name each adapter once")
+
+
+def _some(found: Sequence[str]) -> str:
+    rest = len(found) - MOST_NAMED
+    return ", ".join(found[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

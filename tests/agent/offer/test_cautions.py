@@ -1,0 +1,72 @@
+"""What of a configuration comes to less on a node than was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from agent.config import parse
+from agent.model.device import Snapshot
+from agent.offer.cautions import cautions
+from agent.offer.units import plain_offer
+
+Snapshots = Callable[[str], Snapshot]
+PAIR = "networks: [{name: pair, bond: active-backup}]"
+
+
+def told(snapshot: Snapshot, text: str) -> list[str]:
+    config = parse(text, "test")
+    offer = plain_offer(config.resources, snapshot, named_rails=config.topology.rails)
+    return [str(caution) for caution in cautions(config, offer)]
+
+
+def test_a_listed_rail_that_no_adapter_is_and_one_that_is_listed_twice(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    assert told(snapshot, 'topology: {rails: [ens1f0np0, ens2f0np0, gone0, "0000:18:00.0"]}') == [
+        "topology.rails[2]: no adapter here is called gone0: plug the adapter in, or correct its name",
+        "topology.rails[3]: 0000:18:00.0 is the adapter that ens1f0np0 (rail 0) is: name each adapter once",
+    ]
+
+
+def test_a_mapping_of_pfs_that_leaves_out_some_that_are_selected(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+
+    def of(mapping: str, select: str = "{}") -> list[str]:
+        vfs = f"{{name: rdma/vf, kind: vf, binding: late, network: {mapping}, select: {select}}}"
+        return told(snapshot, f"{{resources: [{vfs}], networks: [{{name: a}}]}}")
+
+    (found,) = of('{ens1f0np0: a, "0000:3A:00.0": a}')
+    assert found == (
+        "resources[0].network: has no network for ens3f0np0, ens4f0np0, ens5f0np0, ens6f0np0 and 2 more, and an ADD"
+        " with a device of such an adapter fails: name one for each, or select fewer adapters"
+    )
+    assert of('{ens1f0np0: a, "0000:3A:00.0": a}', "{pf: [ens1f0np0, ens2f0np0]}") == []
+    assert of("a") == []
+
+
+@pytest.mark.parametrize(
+    ("select", "expected"),
+    [
+        (
+            "{pf: [ens1f0np0]}",
+            "resources[0].network: 'pair' joins VFs of two PFs, and all that are selected here are of ens1f0np0: ",
+        ),
+        ("{pf: [ens1f0np0, ens2f0np0]}", None),
+        ("{pf: [elsewhere0]}", None),
+    ],
+    ids=["one", "two", "none, which is told anyway"],
+)
+def test_a_bond_of_vfs_that_are_all_of_one_pf(node_snapshot: Snapshots, select: str, expected: str | None) -> None:
+    text = f"resources: [{{name: rdma/vf, kind: vf, network: pair, select: {select}}}]\n{PAIR}"
+    found = told(node_snapshot("h100-8gpu"), text)
+    assert len(found) == (expected is not None)
+    assert all(one.startswith(str(expected)) for one in found)
+
+
+def test_rails_where_nvml_shows_no_gpu(node_snapshot: Snapshots) -> None:
+    text = "resources: [{name: rdma/rail, kind: rail, nic: {kind: nic}}]"
+    (found,) = told(node_snapshot("mi300x-8gpu"), text)
+    assert found.startswith("resources[0].gpu: this node has no GPU that NVML shows, and rails are made of those: let")
+    assert "binding: late" in found
+    assert told(node_snapshot("h100-8gpu"), text) == []
