@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ import yaml
 
 from agent import config
 from agent.__main__ import main
+from agent.config import Select
 from agent.config.resources import ENVIRONMENTS, NETWORK_KINDS
+from agent.edits.build import build
 from agent.edits.environment import helper_variables
 from agent.edits.told import GID_INDEXES, SOCKET_IFNAME
+from agent.model.device import PciDevice, Snapshot
+from agent.offer.units import list_units
 from tests.deviceplugin.machines import node
+from tests.documents import blocks
 
 REPOSITORY = Path(__file__).parents[1]
 EXAMPLES = sorted((REPOSITORY / "daemonset/examples").glob("*.yaml"))
@@ -35,6 +41,39 @@ def test_the_example_comes_to_what_is_shown(
     monkeypatch.chdir(tmp_path)
     assert main(["check-config", "--node", "h100-8gpu", "config.yaml"]) == status
     assert capsys.readouterr().out == shown
+
+
+@pytest.mark.parametrize("node_name", ["h100-8gpu", "mi300x-8gpu"])
+def test_one_configuration_serves_nodes_with_gpus_of_either_vendor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], node_name: str
+) -> None:
+    (example,) = [text for text in blocks(REPOSITORY / "docs/late-binding.md", "yaml") if "isRdma: true" in text]
+    (tmp_path / "config.yaml").write_text(example)
+    assert main(["check-config", "--node", node_name, str(tmp_path / "config.yaml")]) == 0
+    assert "network rails: 8 networks" in capsys.readouterr().out
+
+
+def test_an_accelerator_brings_the_files_by_which_a_program_drives_it() -> None:
+    (example,) = [text for text in blocks(REPOSITORY / "docs/late-binding.md", "yaml") if "accelerator" in text]
+    (resource,) = config.parse(example, "docs/late-binding.md").resources
+    device = PciDevice(
+        address="0000:c1:00.0",
+        path=("pci0000:c0", "0000:c1:00.0"),
+        pci_class=0x120000,
+        vendor=0x10EE,
+        device=0x5000,
+        driver="vfio-pci",
+        numa_node=0,
+        iommu_group=7,
+    )
+    snapshot = Snapshot(devices=(device,))
+    units = list_units([resource], snapshot)[resource.name]
+    assert [unit.unit_id for unit in units] == ["0000:c1:00.0"]
+    assert [node.path for node in build(resource, units, snapshot).devices] == ["/dev/vfio/vfio", "/dev/vfio/7"]
+    bare = replace(device, driver="xocl", iommu_group=None)
+    anyone = replace(resource, select=Select())
+    units = list_units([anyone], Snapshot(devices=(bare,)))[anyone.name]
+    assert build(anyone, units, Snapshot(devices=(bare,))).devices == ()
 
 
 def test_the_variables_are_those_that_are_set() -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from agent import config
 from agent.config import Config
+from agent.offer.cautions import cautions
 from agent.offer.explanation import explain_all
+from agent.offer.units import plain_offer
 from agent.process.startup import check
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
@@ -25,6 +27,8 @@ NODES = {
     "config-vf.yaml": "h100-8gpu",
     "config-rail-networks.yaml": "h100-8gpu",
     "config-rails.yaml": "h100-8gpu",
+    "config-bond.yaml": "dense-16x64",
+    "config-ipvlan.yaml": "dense-16x64",
     "config-infiniband.yaml": "ib-dual-port",
     "config-roce.yaml": "h100-8gpu",
     "config-dpdk.yaml": "dense-16x64",
@@ -70,11 +74,14 @@ def test_a_configuration_is_sound_on_a_recorded_node_and_finds_its_devices(path:
     try:
         snapshot = host.scan()
         check(parsed, snapshot)
+        offer = plain_offer(parsed.resources, snapshot, named_rails=parsed.topology.rails)
+        surprises = list(cautions(parsed, offer))
         others = [r for r in parsed.resources if r.kind != "rail"]
         empty = {r.resource_name for r in explain_all(others, snapshot).resources if not r.devices}
     finally:
         host.close()
     assert empty == WITHOUT_DEVICES.get(path.name, set())
+    assert surprises == []
 
 
 @pytest.mark.parametrize("path", BY_PLUGIN, ids=lambda p: p.name)
@@ -143,6 +150,22 @@ def test_pytorch_starts_a_process_for_each_gpu_on_as_many_nodes_as_there_are_pod
     subdomain = job["spec"]["template"]["spec"]["subdomain"]
     assert f"--master-addr {name}-0.{subdomain} " in command
     assert subdomain == service["metadata"]["name"]
+
+
+def test_the_pod_with_a_bond_asks_for_the_two_vfs_that_its_network_joins() -> None:
+    (parsed,) = configs_of(EXAMPLES / "pod-bond.yaml")
+    (resource,) = parsed.resources
+    assert resource.bonded
+    (pod,) = documents(EXAMPLES / "pod-bond.yaml")
+    assert [extended(c) for c in pod["spec"]["containers"]] == [{resource.name: 2}]
+
+
+def test_the_pod_upon_a_bond_of_the_hosts_has_a_share_and_an_interface_of_its_own() -> None:
+    (parsed,) = configs_of(EXAMPLES / "pod-ipvlan.yaml")
+    (resource,) = parsed.resources
+    network = parsed.network_of(resource.name)
+    assert network is not None
+    assert (resource.kind, network.setup.mode, network.setup.master) == ("hca", "ipvlan", "bond0")
 
 
 def test_the_dpdk_pod_has_whole_cpus_huge_pages_and_the_variable_that_the_agent_sets() -> None:
