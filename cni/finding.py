@@ -39,6 +39,7 @@ CLEAN = VfSettings(
     max_tx_rate=0,
     trust=False,
     link_state="auto",
+    trunk="",
 )
 """What a VF has that no pod ever had, whatever the driver. Spoof checking is on or off by driver."""
 

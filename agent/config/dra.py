@@ -18,7 +18,7 @@ SAFE_KEYS = ("ifName", "mtu", "addresses", *ROUTING_KEYS)
 """What concerns the pod alone."""
 CLAIM_KEYS = (
     *SAFE_KEYS,
-    *("network", "mode", "ipam", "master", "rdma", "pkey", "mac", "guid", "vlan", "vlanQoS", "vlanProto"),
+    *("network", "mode", "ipam", "master", "rdma", "pkey", "mac", "guid", "vlan", "vlanQoS", "vlanProto", "trunk"),
     *("min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "altNames", "macvlanMode", "vfio"),
     *("ipvlanMode", "functionReset"),
 )

@@ -18,6 +18,7 @@ from agent.config.reader import shown as shown_at
 from agent.config.routing import KEYS as ROUTING_KEYS
 from agent.config.routing import NO_ROUTING, Routing, read_routing
 from agent.config.template import IN_QUOTES, NO_WORDS, SAMPLE, Place, filled, unquoted, words_of
+from agent.config.trunk import with_trunk
 from agent.errors import RequestInvalid
 from agent.model.allocation import NO_SETTINGS, VfSettings
 from agent.model.fields import Fields, is_list, is_text, shown
@@ -72,12 +73,12 @@ _HEEDED_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ipvlanMode": ("ipvlan",),
         "bond": ("vf",),
         **dict.fromkeys(("pf", "guid", "vfio", "functionReset", "spoofchk", "trust", "link_state"), ("vf",)),
-        **dict.fromkeys(("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate"), ("vf",)),
+        **dict.fromkeys(("vlan", "vlanQoS", "vlanProto", "trunk", "min_tx_rate", "max_tx_rate"), ("vf",)),
     }
 )
 """Key → the modes that heed it; a key that is not here has a meaning in all of them."""
 _SETTINGS = ("mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state")
-_RARE = ("master", "pkey", "vfio", "functionReset", "altNames", "macvlanMode", "ipvlanMode", "bond")
+_RARE = ("trunk", "master", "pkey", "vfio", "functionReset", "altNames", "macvlanMode", "ipvlanMode", "bond")
 _NOT_BONDED = ("mac", "guid", "pkey", "vfio", "functionReset")
 """Keys for VFs that a bond cannot join, and the MAC, which each of its VFs keeps."""
 _OFF_ANYWHERE = frozenset(("rdma", "functionReset"))
@@ -247,6 +248,7 @@ def read_setup(fields: Fields) -> Setup:
     if fields.has_any(_RARE):  # a pod's start waits: what is seldom there is not looked at key by key
         setup = replace(
             setup,
+            settings=with_trunk(fields, setup.settings),
             master=interface_name(fields, "master"),
             pkey=_pkey(fields),
             vfio=fields.flag("vfio"),

@@ -143,6 +143,8 @@ class VfSettings:
     trust: bool | None = None
     link_state: str | None = None
     """auto, enable or disable"""
+    trunk: str | None = None
+    """VLANs that the VF may send tagged, as 100,200-210; empty: all. Some drivers' own sysfs has it, not rtnetlink."""
 
     @property
     def is_empty(self) -> bool:

@@ -51,7 +51,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     moving.refuse_needed(snapshot, link)
     undo = replace(moving.record(host, link, mode="infiniband"), vf_index=facts.vf_index)
     if not conf.settings.is_empty:
-        undo = pf.with_settings(host, facts, undo, conf.settings)
+        undo = pf.with_settings(host, facts, undo, conf.settings, conf.name)
     undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)
     found = host.find_rdma(device)
     extra = {**undo.extra, "pkey": conf.pkey, "rdma_name": found.name if found is not None else None}

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 
 from agent.errors import DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware.host import Host, Link
+from agent.hardware.sysfs import binding, trunk
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import PciDevice, Snapshot, drives_for_programs
 
@@ -28,10 +29,11 @@ NEUTRAL = VfSettings(
 log = logging.getLogger(__name__)
 
 
-def with_settings(host: Host, facts: PciDevice, undo: Undo, wanted: VfSettings) -> Undo:
+def with_settings(host: Host, facts: PciDevice, undo: Undo, wanted: VfSettings, network: str = "") -> Undo:
     """Add to an undo record what the PF enforces now, as far as it is about to be changed.
 
-    Raises HardwareError if the PF cannot be asked, RequestInvalid for a rate that is above its speed.
+    Raises HardwareError if the PF cannot be asked, or not be told of a trunk, RequestInvalid for a rate that is above
+    its speed. `network` is what errors name.
     """
     pf = interface(host, facts.address)
     if facts.vf_index is None or pf is None:
@@ -39,13 +41,12 @@ def with_settings(host: Host, facts: PciDevice, undo: Undo, wanted: VfSettings) 
             f"the PF of {facts.address}, {facts.physfn}, has no interface: VLAN, MAC, rates cannot be set"
         )
     _refuse_rates(host, pf.name, wanted)
-    try:
-        before = host.vf_control.read(pf.name, facts.vf_index)
-    except NetlinkFailed as error:
-        if error.errno != errno.EMSGSIZE:
-            raise
+    before = _reading(host, pf.name, facts.vf_index)
+    if before.mac is None:
         log.warning("%s has too many VFs to be asked about one: %s will get back the usual", pf.name, facts.address)
-        before = replace(NEUTRAL, mac=undo.mac or None)
+        before = replace(NEUTRAL, mac=undo.mac or None, trunk=before.trunk)
+    if wanted.trunk is not None:
+        _require_trunk(host, pf.name, facts.vf_index, network, None if wanted.vlan is not None else before.vlan)
     if before.mac == NO_MAC and undo.mac and facts.driver == "mlx5_core" and facts.rdma_devices:
         # mlx5 makes the VF's node GUID from this MAC; with none, RDMA-CM fails until the driver is bound anew.
         before = replace(before, mac=undo.mac)
@@ -63,6 +64,26 @@ def _refuse_rates(host: Host, pf: str, wanted: VfSettings) -> None:
     for key, rate in (("min_tx_rate", wanted.min_tx_rate), ("max_tx_rate", wanted.max_tx_rate)):
         if rate and rate > speed > 0:
             raise RequestInvalid(f"{key} {rate} is above the speed of {pf}, {speed} Mbit/s: take at most that")
+
+
+def _reading(host: Host, pf: str, vf_index: int) -> VfSettings:
+    """Read what a PF enforces on one VF; where it has too many to be asked about one, no more than sysfs has of it."""
+    try:
+        return host.vf_control.read(pf, vf_index)
+    except NetlinkFailed as error:
+        if error.errno != errno.EMSGSIZE:
+            raise
+    return VfSettings(trunk=trunk.read(host.root, pf, vf_index))
+
+
+def _require_trunk(host: Host, pf: str, vf_index: int, network: str, vlan: int | None) -> None:
+    """Raise HardwareError where no trunk can be set. `vlan` is what the PF tags with, and goes on to."""
+    problem = trunk.problem(host.root, pf, vf_index)
+    if not problem and vlan:
+        problem = f"the PF tags for it, with VLAN {vlan}: add `vlan: 0` beside trunk, or take that off"
+    if problem:
+        raise HardwareError(f"trunk of network {network} cannot be set for VF {vf_index} of {pf}: {problem}")
+    binding.require_writable(host.root, "trunk")
 
 
 def apply(host: Host, device: str, undo: Undo, settings: VfSettings) -> None:
@@ -86,13 +107,12 @@ def restore(host: Host, device: str, undo: Undo) -> None:
     pf = interface(host, device)
     if pf is None:
         raise HardwareError(f"the PF of {device} (it was called {undo.pf_netdev}) has no interface in the host")
-    try:
-        now = host.vf_control.read(pf.name, undo.vf_index)
-    except NetlinkFailed as error:
-        if error.errno != errno.EMSGSIZE:
-            raise
-        now = VfSettings()
-    host.vf_control.apply(pf.name, undo.vf_index, lacking(undo.settings, now))
+    before = undo.settings
+    if before.trunk is not None and not trunk.exists(host.root, pf.name, undo.vf_index):
+        log.warning("%s has another driver now, which keeps no trunk of %s", pf.name, device)
+        before = replace(before, trunk=None)
+    now = _reading(host, pf.name, undo.vf_index)
+    host.vf_control.apply(pf.name, undo.vf_index, lacking(before, now))
 
 
 def lacking(wanted: VfSettings, now: VfSettings) -> VfSettings:
@@ -119,12 +139,7 @@ def differences(host: Host, attachment: Attachment) -> list[str]:
     wanted = VfSettings(**attachment.request["settings"])
     if wanted.is_empty:
         return []
-    try:
-        now = host.vf_control.read(pf.name, undo.vf_index)
-    except NetlinkFailed as error:
-        if error.errno != errno.EMSGSIZE:
-            raise
-        return []  # too many VFs to be asked about one
+    now = _reading(host, pf.name, undo.vf_index)
     found = []
     for field in fields(VfSettings):
         asked, is_now = getattr(wanted, field.name), getattr(now, field.name)

@@ -57,7 +57,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     change = LinkChange(name=target.ifname, mac=conf.settings.mac, mtu=conf.mtu, up=up)
     undo = moving.record(host, link, mode="vf")
     if not conf.settings.is_empty:
-        undo = pf.with_settings(host, facts, undo, conf.settings)
+        undo = pf.with_settings(host, facts, undo, conf.settings, conf.name)
     undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)
     return Planned(
         device=device,

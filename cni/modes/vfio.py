@@ -57,7 +57,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     if not conf.settings.is_empty:
         if facts.physfn is None:
             raise HardwareError(f"{device} is not a VF: nothing can enforce VLAN, MAC or rates on it")
-        undo = pf.with_settings(host, facts, undo, conf.settings)
+        undo = pf.with_settings(host, facts, undo, conf.settings, conf.name)
     if conf.guid is not None and not _is_passed_over(facts, conf):
         extra = {**undo.extra, **guid.recorded_on_pf(host, snapshot, facts), "rdma_guid": conf.guid}
         undo = replace(undo, vf_index=facts.vf_index, extra=extra)

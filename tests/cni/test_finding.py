@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from agent.errors import DeviceBusy, InUse
 from agent.hardware import netns as namespaces
+from agent.hardware.sysfs import trunk
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
 from agent.model.vf_identity import KnownDevice
 from cni.finding import UNKNOWN, Finder
@@ -23,6 +25,7 @@ from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, mac_of, netdev, open_rig, vf
 from tests.cni.told_grants import ToldGrants
 from tests.live import Live
+from tests.vf_trunk import TrunkDriver, WithTrunk
 from tests.waiting import until
 
 ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "mtu": 1400, "vlan": 100, "trust": "on", "spoofchk": "off"}
@@ -126,6 +129,18 @@ def test_without_any_memory_what_can_be_seen_is_restored(lost: Callable[..., Rig
     assert (name, up) == (netdev(0), False)
     neighbour = rig.settings(1)
     assert (settings.vlan, settings.trust, settings.spoofchk) == (neighbour.vlan, neighbour.trust, neighbour.spoofchk)
+
+
+def test_a_trunk_that_a_lost_pod_had_is_taken_off(lost: Callable[..., Rig], tmp_path: Path) -> None:
+    rig, driver = lost(), TrunkDriver()
+    paths = [trunk.path_of(tmp_path / "root", "ens1f0", index) for index in range(3)]
+    for path in paths:
+        driver.create(path, *([100] if path == paths[0] else []))
+    machine: Any = replace(rig.machine, vf_control=WithTrunk(tmp_path, driver))
+    node = Node(machine, rig.ledger, Live(rig.machine.scan))
+    assert Finder(node, netns_folders=(rig.folder,), processes=rig.folder / "no-proc").in_namespaces([vf(0)], {}, {})
+    (row,) = rig.ledger.attachments()
+    assert (row.undo.settings.trunk, row.undo.vf_index) == ("", 0)
 
 
 def test_what_is_found_nowhere_gets_no_row(lost: Callable[..., Rig]) -> None:

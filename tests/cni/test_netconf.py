@@ -95,6 +95,37 @@ def test_the_device_may_have_any_of_three_names() -> None:
     assert read({"runtimeConfig": {"deviceID": third, "other": 1}}).device == third
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("100,200-210", "100,200-210"),
+        ([100, "200-210"], "100,200-210"),
+        ([{"minID": 205, "maxID": 210}, {"id": 100}, "200 - 204"], "100,200-210"),
+        (["100,201", 200], "100,200-201"),
+        (100, "100"),
+        ("1-4094", "1-4094"),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_trunk_is_one_text_however_it_is_written(value: object, expected: str | None) -> None:
+    assert read({"trunk": value, "vlan": 0}).settings == VfSettings(vlan=0, trunk=expected)
+    assert read({"type": "sriov", "trunk": value}).settings.is_empty  # which that plugin does not know
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        *(0, 4095, True, None, "0", "", "210-200", []),
+        *({}, {"id": 0}, {"id": "5"}, {"minID": 5}, {"minID": 6, "maxID": 5}, {"id": 5, "minID": 5, "maxID": 6}),
+    ],
+)
+def test_a_wrong_entry_of_a_trunk_is_refused_with_its_place(item: object) -> None:
+    with pytest.raises(RequestInvalid) as caught:
+        read({"trunk": [100, item]})
+    assert str(caught.value).startswith("trunk[1] must be a VLAN ID from 1 to 4094, a range such as ")
+
+
 def test_the_mac_of_the_pod_goes_before_that_of_the_network() -> None:
     runtime, args, network = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
     assert read({"mac": network, "runtimeConfig": {"mac": runtime}}, MAC=args).mac == runtime
@@ -119,6 +150,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     "vlan": (-1, 4095, "100", 1.5, True, []),
     "vlanQoS": (-1, 8, "1", True),
     "vlanProto": ("8021q", 5, ["802.1q"]),
+    "trunk": (0, 4095, "0", "4095", "100-4095", "210-200", "100,", "a", 1.5, True, [], {}, {"id": 100}),
     "min_tx_rate": (-1, "5", 0.5, 2**31 + 1, True),
     "max_tx_rate": (-1, "5", 0.5, 2**31 + 1, True),
     "spoofchk": ("yes", 1, 0, [], {}),
@@ -196,6 +228,7 @@ def test_a_wrong_value_inside_is_refused_with_its_path(document: dict[str, objec
         ({"vlan": 0, "vlanQoS": 3}, "vlanQoS and vlanProto 802.1ad need a vlan"),
         ({"vlanProto": "802.1ad"}, "vlanQoS and vlanProto 802.1ad need a vlan"),
         ({"min_tx_rate": 10, "max_tx_rate": 5}, "min_tx_rate 10 is above max_tx_rate 5"),
+        ({"vlan": 7, "trunk": "100"}, "trunk cannot be had with vlan 7: either the PF tags what the VF sends, or the"),
         ({"type": "ipoib"}, "master is missing"),
         ({"type": "host-device"}, "type must be nodefabric or sriov or ib-sriov or rdma or ipoib, is 'host-device'"),
         ({"TYPE": "x"}, "type must be nodefabric or sriov"),
@@ -213,6 +246,7 @@ def test_a_wrong_value_inside_is_refused_with_its_path(document: dict[str, objec
                 (("ipoib",), "mac", "02:00:00:00:00:01"),
                 (("nic", "ipoib", "macvlan"), "vlan", 5),
                 (("nic", "ipoib", "macvlan"), "trust", "on"),
+                (("nic", "ipoib", "macvlan"), "trunk", "100"),
                 (("nic", "ipoib", "macvlan"), "spoofchk", "off"),
                 (("nic", "ipoib", "macvlan"), "link_state", "auto"),
                 (("nic", "ipoib", "macvlan"), "max_tx_rate", 5),

@@ -12,12 +12,14 @@ import logging
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.netlink import vf_settings
 from agent.hardware.netlink.codec import attribute, attribute_table
 from agent.hardware.netlink.rtnetlink import LinkSocket, translated
+from agent.hardware.sysfs import trunk
 from agent.model.allocation import VfSettings
 
 SETTLE_SECONDS = 2.0
@@ -41,10 +43,12 @@ class PfNetlink:
         settle_seconds: float = SETTLE_SECONDS,
         root: Path = Path("/"),
         open_links: Callable[[], LinkSocket] = LinkSocket,
+        write: trunk.Write = Path.write_text,
     ) -> None:
         self._settle_seconds = settle_seconds
         self._root = root
         self._open_links = open_links
+        self._write = write
 
     def guids(self, pf_netdev: str, vf_index: int) -> tuple[str, str] | None:
         """Read the node and port GUID that a PF has for a VF; None if it does not tell."""
@@ -61,7 +65,8 @@ class PfNetlink:
         a VF whose settings nobody asked to change.
         """
         with translated(f"read VF {vf_index} of {pf_netdev}"), self._open_links() as links:
-            return _read(links, pf_netdev, vf_index)
+            found = _read(links, pf_netdev, vf_index)
+        return replace(found, trunk=trunk.read(self._root, pf_netdev, vf_index))
 
     def traffic(self, pf_netdev: str) -> bytes | None:
         """Read a PF's link message with what it counted of its VFs, undecoded; None if it is gone."""
@@ -70,7 +75,12 @@ class PfNetlink:
         return found[1] if found is not None else None
 
     def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
-        """Set those settings that are not None, one by one, and read them back until they hold.
+        """Set those settings that are not None, one by one, and read them back until they hold."""
+        with trunk.changing(self._root, pf_netdev, vf_index, settings.trunk, self._write):
+            self._apply(pf_netdev, vf_index, replace(settings, trunk=None))
+
+    def _apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
+        """Set what rtnetlink can.
 
         Drivers set a MAC asynchronously, answer EAGAIN or EBUSY while the VF is being reset, or refuse single
         attributes; one request per attribute tells which it was, and the reading tells whether it holds.

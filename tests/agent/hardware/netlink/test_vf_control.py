@@ -6,6 +6,7 @@ import errno
 import os
 import struct
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -13,8 +14,10 @@ import pytest
 
 from agent.errors import HardwareError
 from agent.hardware.netlink.vf_control import PfNetlink
+from agent.hardware.sysfs import trunk
 from agent.model.allocation import VfSettings
 from tests.agent.hardware.attributes import attribute
+from tests.vf_trunk import TrunkDriver
 
 
 def test_an_interface_without_vfs_has_no_vf_settings(own_network: None) -> None:
@@ -69,6 +72,21 @@ class Driver:
 
 def control(driver: Driver, settle_seconds: float = 30.0) -> PfNetlink:
     return PfNetlink(settle_seconds, open_links=lambda: driver)  # type: ignore[arg-type, return-value]
+
+
+def test_a_trunk_goes_with_what_rtnetlink_sets(tmp_path: Path) -> None:
+    kept, path = TrunkDriver(), trunk.path_of(tmp_path, "ens1f0", 0)
+    kept.create(path, 5)
+    driver = Driver()
+    of_pf = PfNetlink(30.0, tmp_path, lambda: driver, kept.write)  # type: ignore[arg-type, return-value]
+    of_pf.apply("ens1f0", 0, VfSettings(trunk="100,200-210"))
+    assert (driver.asked, of_pf.read("ens1f0", 0).trunk) == (0, "100,200-210")
+    of_pf.apply("ens1f0", 0, VfSettings(trust=True))
+    assert of_pf.read("ens1f0", 0).trunk == "100,200-210"
+    of_pf.apply("ens1f0", 0, VfSettings(trust=False, trunk=""))
+    assert (driver.trust, driver.asked, of_pf.read("ens1f0", 0).trunk) == (False, 2, "")
+    path.unlink()
+    assert of_pf.read("ens1f0", 0).trunk is None
 
 
 class Crowded(Driver):

@@ -1,0 +1,55 @@
+"""Sets of VLAN IDs as ranges, and in the text that people write and drivers show: 100,200-210. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+FIRST, LAST = 1, 4094
+"""What a network may be: 0 marks a packet without a VLAN, 4095 is reserved (IEEE 802.1Q)."""
+_RANGE = re.compile(r" *([0-9]{1,4})(?: *- *([0-9]{1,4}))? *")
+
+Range = tuple[int, int]
+"""The first ID and the last."""
+
+
+def parse(text: str, lowest: int = FIRST, highest: int = LAST) -> tuple[Range, ...]:
+    """Read IDs and ranges with commas between them. Raises ValueError for anything else, and for an empty text."""
+    return tuple(_parse_range(part, lowest, highest) for part in text.split(","))
+
+
+def _parse_range(text: str, lowest: int, highest: int) -> Range:
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        raise ValueError(text)
+    first = int(found[1])
+    last = int(found[2]) if found[2] is not None else first
+    if not lowest <= first <= last <= highest:
+        raise ValueError(text)
+    return first, last
+
+
+def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Sort ranges, and make one of those that meet or overlap."""
+    found: list[Range] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(last, found[-1][1])
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def spelled(ranges: Iterable[Range]) -> str:
+    """Write ranges as text, the same for the same IDs; empty for none."""
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in merged(ranges))
+
+
+def ids(ranges: Iterable[Range]) -> frozenset[int]:
+    """List every ID of some ranges."""
+    return frozenset(vlan for first, last in ranges for vlan in range(first, last + 1))
+
+
+def ranges_of(vlans: Iterable[int]) -> tuple[Range, ...]:
+    """Make ranges of IDs."""
+    return merged((vlan, vlan) for vlan in vlans)
