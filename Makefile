@@ -58,6 +58,7 @@ soak: setup ## kill, churn and fuzz for an hour, into build/reports/soak.json
 	hack/soak
 
 vm: setup ## the tests against a real kernel with SR-IOV adapters, in QEMU
+	@hack/setup --vm
 	@$(NATIVE)
 	@hack/fetch-containerd
 	hack/vm/run-tests
