@@ -1,4 +1,7 @@
-"""Containers played in the machine: a process with the variables, files and namespaces that a CDI spec gives to one."""
+"""Containers played in the machine: a process with the variables, files and namespaces that a CDI spec gives to one.
+
+A container is a space of process numbers: with its first process the kernel ends all that it left running.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,8 @@ class Container:
             mounts += [f"touch {target}", f"mount --bind {source} {target}", f"mount -o remount,bind,ro {target}"]
         variables = [f"{name}={value}" for name, value in self.env.items()]
         inside = " && ".join((*mounts, f'exec env -i "$@" sh -c {shlex.quote(script)}'))
-        apart = ["unshare", "--mount", "--uts", "--ipc", "sh", "-c", inside, "sh", *variables]
+        spaces = ["--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
+        apart = ["unshare", *spaces, "sh", "-c", inside, "sh", *variables]
         return ["ip", "netns", "exec", self.pod, *apart]
 
     def start(self, script: str) -> subprocess.Popen[str]:

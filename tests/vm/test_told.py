@@ -1,6 +1,6 @@
 """Pods that share an adapter talk by RDMA, with what their containers are told at ADD and nothing else.
 
-Soft RoCE over the PF, changed so that it sends and receives for macvlans in other namespaces as hardware does.
+Soft RoCE over the PFs, changed so that it sends and receives for macvlans in other namespaces as hardware does.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from tests.vm.adapters import Pf, wait_until
 from tests.vm.containers import Container, ended
 
 PODS = 10
-HCA = "mlx5_0"
+HCAS = ("mlx5_0", "mlx5_1")
 WORDS = ("nccl", "ucx", "rails")
 PREVIOUS = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]}
 PINGPONG = 'ibv_rc_pingpong -d "${UCX_NET_DEVICES%%:*}" -g "$UCX_IB_GID_INDEX" -n 200'
 
 
 class Scene:
-    """Pods with a share of the PF each, by a claim of their own."""
+    """Pods with a share of a PF each, by a claim of their own."""
 
-    def __init__(self, folder: Path, pf: Pf) -> None:
-        self.folder, self.pf = folder, pf
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.machine = Machine.open()
         self.ledger = Ledger.open(folder / "ledger.db", "boot")
         snapshot = self.machine.scan()
+        self.snapshot = snapshot
         node = Node(self.machine, self.ledger, Latest(snapshot))
         bound = BoundSlots(cast(Any, Latest(None)), self.ledger, SlotSpecs(folder / "cdi"))
         self.specs = ClaimSpecs(folder / "cdi")
@@ -62,27 +63,24 @@ class Scene:
         self.grants.attached = teller.attached  # type: ignore[method-assign]
         self.grants.detached = teller.detached  # type: ignore[method-assign]
         self.attachments = Attachments(node, self.grants)
-        device = snapshot.by_address[pf.address]
-        self.variables = [f"{name}={value}" for name, value in helper_variables(WORDS, device.rdma_devices)]
 
     def close(self) -> None:
         self.attachments.close(20)
         self.ledger.close()
         self.machine.close()
 
-    def start(self, pod: str) -> Container:
+    def start(self, pod: str, pf: Pf) -> Container:
         """Prepare a pod's claim, make its sandbox, and tell what its container gets."""
         ref, owner = ClaimRef(f"uid-{pod}", "default", pod), PodRef("default", pod, f"uid-{pod}")
-        edits = {"env": self.variables}
-        share = ClaimDevice(
-            "nic", "node", "hca", "rdma/hca", "hca", self.pf.address, "share", exclusive=False, edits=edits
-        )
+        variables = helper_variables(WORDS, self.snapshot.by_address[pf.address].rdma_devices)
+        edits = {"env": [f"{name}={value}" for name, value in variables]}
+        share = ClaimDevice("nic", "node", "hca", "rdma/hca", "hca", pf.address, "share", exclusive=False, edits=edits)
         self.specs.write(self.ledger.prepare_claim(Claim(ref, ClaimState.PREPARING, (share,), (owner,), owner.uid)))
         self.ledger.set_claim_state(ref.uid, ClaimState.PREPARED)
         ranges = [[{"subnet": "10.99.0.0/24"}]]
         ipam = {"type": "host-local", "dataDir": str(self.folder / "leases"), "ranges": ranges}
         keys = network({"name": "fabric", "mode": "macvlan", "ipam": ipam})
-        self.grants.given = [GrantedDevice(self.pf.address, "rdma/hca", keys, claim_uid=ref.uid)]
+        self.grants.given = [GrantedDevice(pf.address, "rdma/hca", keys, claim_uid=ref.uid)]
         document = {"cniVersion": "1.1.0", "name": "cluster", "type": "nodefabric", "prevResult": PREVIOUS}
         netns = os.open(f"/run/netns/{pod}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -97,8 +95,9 @@ class Scene:
 
 @pytest.fixture
 def scene(pfs: tuple[Pf, ...], changed_rxe: Callable[[str, str], None], tmp_path: Path) -> Iterator[Scene]:
-    changed_rxe(HCA, pfs[1].netdev)
-    made = Scene(tmp_path, pfs[1])
+    for name, pf in zip(HCAS, pfs, strict=True):
+        changed_rxe(name, pf.netdev)
+    made = Scene(tmp_path)
     yield made
     made.close()
 
@@ -110,30 +109,33 @@ def address(container: Container) -> str:
     return found.partition("/")[0]
 
 
-def sent() -> int:
-    return int(Path("/sys/class/infiniband", HCA, "ports/1/hw_counters/sent_pkts").read_text())
+def packets(hca: str) -> tuple[int, int]:
+    """How many packets an adapter has sent and received by RDMA."""
+    counters = Path("/sys/class/infiniband", hca, "ports/1/hw_counters")
+    sent, received = (int((counters / name).read_text()) for name in ("sent_pkts", "rcvd_pkts"))
+    return sent, received
 
 
 def test_ten_pods_of_one_adapter_each_know_their_own_gid_and_talk_with_it(
-    scene: Scene, netns: Callable[[], str]
+    scene: Scene, pfs: tuple[Pf, ...], netns: Callable[[], str]
 ) -> None:
-    pods = [scene.start(netns()) for _ in range(PODS)]
+    pods = [scene.start(netns(), pfs[1]) for _ in range(PODS)]
     indexes = [int(pod.env["UCX_IB_GID_INDEX"]) for pod in pods]
     assert len(set(indexes)) == PODS
     assert [pod.env["NCCL_IB_GID_INDEX"] for pod in pods] == [pod.env["UCX_IB_GID_INDEX"] for pod in pods]
 
     first, last = pods[0], pods[-1]
-    before = sent()
+    before, _ = packets(HCAS[1])
     server = first.start(PINGPONG)
     client = f"until {PINGPONG} {address(first)}; do sleep 0.2; done"
     assert "200 iters" in last.run(client)
     assert f"GID ::ffff:{address(last)}" in ended(server)
-    assert sent() > before + 400
+    assert packets(HCAS[1])[0] > before + 400
 
 
-def test_what_was_told_goes_with_the_pod(scene: Scene, netns: Callable[[], str]) -> None:
+def test_what_was_told_goes_with_the_pod(scene: Scene, pfs: tuple[Pf, ...], netns: Callable[[], str]) -> None:
     pod = netns()
-    scene.start(pod)
+    scene.start(pod, pfs[1])
     assert list((scene.folder / "cdi").glob("*.rails"))
     conf = netconf.from_document({"cniVersion": "1.1.0", "name": "cluster", "type": "nodefabric"})
     scene.attachments.delete(
