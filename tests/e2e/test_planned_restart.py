@@ -26,8 +26,11 @@ RESOURCE, ADAPTERS, SHARES = "rdma/hca", 8, 8
 UNITS = ADAPTERS * SHARES
 RESOURCES = {"resources": [{"name": RESOURCE, "kind": "hca", "shares": SHARES, "select": {"vendors": ["15b3"]}}]}
 OTHER = {"key": "example.com/maintenance", "effect": "PreferNoSchedule"}
-PLANNED = {**RESOURCES, "restart": {"taint": True}}
+PLANNED = {**RESOURCES, "restart": {"taint": True, "waitSeconds": 4}}
+"""So long have pods that were placed before the taint to be admitted, also where this process has little of a CPU."""
 EVERY_SECONDS = 0.05
+MOST_WAITING = 4
+"""A crowd that comes in at once would keep this process, which is kubelet and API server, too, from their answers."""
 BINDING_SECONDS = 0.1
 """Between the scheduler's choice of a node and the moment when kubelet has the pod."""
 LIFE_SECONDS = 0.3
@@ -68,7 +71,7 @@ class Cluster:
         async with asyncio.TaskGroup() as lives:
             number = 0
             while True:
-                self.waiting += 1
+                self.waiting = min(self.waiting + 1, MOST_WAITING)
                 while self.waiting and len(self.placed) < UNITS and not self.is_tainted():
                     self.waiting -= 1
                     number += 1
