@@ -11,8 +11,8 @@ from agent.model import vlan_ids
 from agent.model.allocation import VfSettings
 from agent.model.fields import Fields, join, shown
 
-_WANTED = 'VLAN IDs from 1 to 4094 and ranges of them, such as "100,200-210" or [100, "200-210"]'
-_WANTED_ITEM = 'a VLAN ID from 1 to 4094, a range such as "200-210", {"id": 100} or {"minID": 200, "maxID": 210}'
+_WANTED = 'VLAN IDs from 0 to 4094 and ranges of them, such as "100,200-210" or [100, "200-210"]'
+_WANTED_ITEM = 'a VLAN ID from 0 to 4094, a range such as "200-210", {"id": 100} or {"minID": 200, "maxID": 210}'
 
 
 def with_trunk(fields: Fields, settings: VfSettings) -> VfSettings:
@@ -63,6 +63,6 @@ def _ranges(value: Any) -> tuple[vlan_ids.Range, ...] | None:
 
 
 def _between(first: Any, last: Any) -> tuple[vlan_ids.Range, ...] | None:
-    if type(first) is int and type(last) is int and vlan_ids.FIRST <= first <= last <= vlan_ids.LAST:
+    if type(first) is int and type(last) is int and vlan_ids.UNTAGGED <= first <= last <= vlan_ids.LAST:
         return ((first, last),)
     return None

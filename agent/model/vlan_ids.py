@@ -5,26 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-FIRST, LAST = 1, 4094
-"""What a network may be: 0 marks a packet without a VLAN, 4095 is reserved (IEEE 802.1Q)."""
+UNTAGGED, LAST = 0, 4094
+"""What a list may hold: 0 stands for packets without a tag, 4095 is reserved (IEEE 802.1Q)."""
 _RANGE = re.compile(r" *([0-9]{1,4})(?: *- *([0-9]{1,4}))? *")
 
 Range = tuple[int, int]
 """The first ID and the last."""
 
 
-def parse(text: str, lowest: int = FIRST, highest: int = LAST) -> tuple[Range, ...]:
+def parse(text: str, highest: int = LAST) -> tuple[Range, ...]:
     """Read IDs and ranges with commas between them. Raises ValueError for anything else, and for an empty text."""
-    return tuple(_parse_range(part, lowest, highest) for part in text.split(","))
+    return tuple(_parse_range(part, highest) for part in text.split(","))
 
 
-def _parse_range(text: str, lowest: int, highest: int) -> Range:
+def _parse_range(text: str, highest: int) -> Range:
     found = _RANGE.fullmatch(text)
     if found is None:
         raise ValueError(text)
     first = int(found[1])
     last = int(found[2]) if found[2] is not None else first
-    if not lowest <= first <= last <= highest:
+    if not first <= last <= highest:
         raise ValueError(text)
     return first, last
 

@@ -103,6 +103,7 @@ def test_the_device_may_have_any_of_three_names() -> None:
         ([{"minID": 205, "maxID": 210}, {"id": 100}, "200 - 204"], "100,200-210"),
         (["100,201", 200], "100,200-201"),
         (100, "100"),
+        ([{"id": 0}, "100-110"], "0,100-110"),
         ("1-4094", "1-4094"),
         ("", None),
         (None, None),
@@ -116,14 +117,14 @@ def test_a_trunk_is_one_text_however_it_is_written(value: object, expected: str 
 @pytest.mark.parametrize(
     "item",
     [
-        *(0, 4095, True, None, "0", "", "210-200", []),
-        *({}, {"id": 0}, {"id": "5"}, {"minID": 5}, {"minID": 6, "maxID": 5}, {"id": 5, "minID": 5, "maxID": 6}),
+        *(-1, 4095, True, None, "-1", "", "210-200", []),
+        *({}, {"id": -1}, {"id": "5"}, {"minID": 5}, {"minID": 6, "maxID": 5}, {"id": 5, "minID": 5, "maxID": 6}),
     ],
 )
 def test_a_wrong_entry_of_a_trunk_is_refused_with_its_place(item: object) -> None:
     with pytest.raises(RequestInvalid) as caught:
         read({"trunk": [100, item]})
-    assert str(caught.value).startswith("trunk[1] must be a VLAN ID from 1 to 4094, a range such as ")
+    assert str(caught.value).startswith("trunk[1] must be a VLAN ID from 0 to 4094, a range such as ")
 
 
 def test_the_mac_of_the_pod_goes_before_that_of_the_network() -> None:
@@ -150,7 +151,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     "vlan": (-1, 4095, "100", 1.5, True, []),
     "vlanQoS": (-1, 8, "1", True),
     "vlanProto": ("8021q", 5, ["802.1q"]),
-    "trunk": (0, 4095, "0", "4095", "100-4095", "210-200", "100,", "a", 1.5, True, [], {}, {"id": 100}),
+    "trunk": (-1, 4095, "-1", "4095", "100-4095", "210-200", "100,", "a", 1.5, True, [], {}, {"id": 100}),
     "min_tx_rate": (-1, "5", 0.5, 2**31 + 1, True),
     "max_tx_rate": (-1, "5", 0.5, 2**31 + 1, True),
     "spoofchk": ("yes", 1, 0, [], {}),

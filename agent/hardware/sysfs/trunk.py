@@ -99,7 +99,7 @@ def changing(
         yield
         return
     path = path_of(root, pf_netdev, vf_index)
-    ids = vlan_ids.ids(vlan_ids.parse(wanted, 0, HIGHEST)) if wanted else frozenset[int]()
+    ids = vlan_ids.ids(vlan_ids.parse(wanted, HIGHEST)) if wanted else frozenset[int]()
     now = _required(path)
     _send(path, "rem", (now.ids if now.is_whole else ALL) - ids, write)
     yield
@@ -148,6 +148,6 @@ def _read(path: Path) -> _Reading | None:
     if not is_whole:
         parts.pop()  # which may be half an ID
     try:
-        return _Reading(vlan_ids.ids(r for p in parts if p for r in vlan_ids.parse(p, 0, HIGHEST)), is_whole)
+        return _Reading(vlan_ids.ids(r for p in parts if p for r in vlan_ids.parse(p, HIGHEST)), is_whole)
     except ValueError as error:
         raise HardwareError(f"{path} shows {text[:80]!r}, which is no list of VLANs") from error

@@ -210,7 +210,7 @@ def test_a_wrong_value_is_named_with_its_key(keys: Mapping[str, Any], problem: s
         ({"mode": "bridge"}, "mode must be vf or nic"),
         ({"mode": "macvlan"}, "vlan has no effect in mode macvlan"),
         ({"vlan": 0, "vlanQoS": 3}, "vlanQoS and vlanProto 802.1ad need a vlan"),
-        ({"trunk": [5, 4095]}, "trunk[1] must be a VLAN ID from 1 to 4094"),
+        ({"trunk": [5, 4095]}, "trunk[1] must be a VLAN ID from 0 to 4094"),
         ({"vlan": 7, "trunk": "100"}, "trunk cannot be had with vlan 7"),
         ({"ipam": {"type": "bridge"}}, "leases no addresses"),
     ],
