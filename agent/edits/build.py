@@ -27,7 +27,7 @@ from agent.offer.selectors import alternative
 
 VHOST_NODES = ("/dev/vhost-net", "/dev/net/tun")
 RDMA_CM = "/dev/infiniband/rdma_cm"
-WHOLE = ("vf", "nic")
+WHOLE = ("vf", "nic", "accelerator")
 """Kinds whose units are devices of their own, which programs find by PCI address."""
 
 

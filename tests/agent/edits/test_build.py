@@ -76,6 +76,16 @@ def test_a_vf_bound_to_vfio_brings_its_iommu_group(driver: str) -> None:
     assert paths(grants) == ["/dev/vfio/vfio", "/dev/vfio/42"]
 
 
+def test_an_accelerator_is_told_by_its_address_beside_its_iommu_group() -> None:
+    snapshot = change(
+        node(rails=1), "0000:12:00.1", pci_class=0x120000, driver="vfio-pci", iommu_group=42, netdevs=(), physfn=None
+    )
+    fpga = Resource("example.com/fpga", "accelerator")
+    grants = build(fpga, some(fpga, snapshot, 0), snapshot, NOTHING)
+    assert paths(grants) == ["/dev/vfio/vfio", "/dev/vfio/42"]
+    assert grants.envs == (("PCIDEVICE_EXAMPLE_COM_FPGA", "0000:12:00.1"),)
+
+
 def test_a_vf_bound_to_vfio_without_iommu_is_unhealthy_and_refused_with_the_remedy() -> None:
     snapshot = change(node(rails=1), "0000:12:00.1", driver="vfio-pci", netdevs=())
     units = some(VF, snapshot, 0)
