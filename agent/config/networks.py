@@ -43,7 +43,7 @@ IPVLAN_MODES = ("l2", "l3", "l3s")
 BONDS = ("active-backup",)
 LINK_STATES = ("auto", "enable", "disable")
 MAX_MTU = 65520
-MAX_ALTNAMES = 16
+MAX_LISTED = 16  # of what a bond may ask the kernel's limit, too
 MAX_NETWORK_VALUES = 1000
 MAX_NETWORK_DEPTH = 20
 NETWORK_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -54,6 +54,7 @@ WANTED_IFNAME = "an interface name of at most 15 characters"
 PODS_OWN = "eth0"
 """The interface of the cluster's network, as every runtime calls it in pods."""
 _ALTNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,127}")
+_IPV4 = re.compile(r"(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.|$)){4}(?<!\.)", re.ASCII)
 _PLUGIN_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _TOLD_ANEW = frozenset(("cniversion", "name", "type", "ipam", "prevresult"))
 # Given to every plugin by the runtime or by Multus, and of no meaning to this one.
@@ -71,14 +72,14 @@ _HEEDED_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "pkey": ("vf", "ipoib"),
         "macvlanMode": ("macvlan",),
         "ipvlanMode": ("ipvlan",),
-        "bond": ("vf",),
-        **dict.fromkeys(("pf", "guid", "vfio", "functionReset", "spoofchk", "trust", "link_state"), ("vf",)),
-        **dict.fromkeys(("vlan", "vlanQoS", "vlanProto", "trunk", "min_tx_rate", "max_tx_rate"), ("vf",)),
+        **dict.fromkeys(("pf", "guid", "vfio", "functionReset", "spoofchk", "trust", "link_state", "bond"), ("vf",)),
+        **dict.fromkeys(("vlan", "vlanQoS", "vlanProto", "trunk", "min_tx_rate", "max_tx_rate", "arpTargets"), ("vf",)),
     }
 )
 """Key → the modes that heed it; a key that is not here has a meaning in all of them."""
 _SETTINGS = ("mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state")
-_RARE = ("trunk", "master", "pkey", "vfio", "functionReset", "altNames", "macvlanMode", "ipvlanMode", "bond")
+_OF_BONDS = ("bond", "arpTargets")
+_RARE = ("trunk", "master", "pkey", "vfio", "functionReset", "altNames", "macvlanMode", "ipvlanMode", *_OF_BONDS)
 _NOT_BONDED = ("mac", "guid", "pkey", "vfio", "functionReset")
 """Keys for VFs that a bond cannot join, and the MAC, which each of its VFs keeps."""
 _OFF_ANYWHERE = frozenset(("rdma", "functionReset"))
@@ -115,6 +116,8 @@ class Setup:
     ipvlan_mode: str = "l2"
     bond: str | None = None
     """How two VFs of the pod, of different PFs, are joined into one interface."""
+    arp_targets: tuple[str, ...] = ()
+    """Whom the bond asks whether its VF that carries still does; nobody: it goes by the VFs' links."""
     routing: Routing = NO_ROUTING
 
 
@@ -253,10 +256,11 @@ def read_setup(fields: Fields) -> Setup:
             pkey=_pkey(fields),
             vfio=fields.flag("vfio"),
             function_reset=bool(fields.flag("functionReset")),
-            altnames=_altnames(fields),
+            altnames=_listed(fields, "altNames", _ALTNAME, "interface names of at most 127 characters each"),
             macvlan_mode=fields.word("macvlanMode", MACVLAN_MODES) or "bridge",
             ipvlan_mode=fields.word("ipvlanMode", IPVLAN_MODES) or "l2",
             bond=fields.word("bond", BONDS) or None,
+            arp_targets=_listed(fields, "arpTargets", _IPV4, "IPv4 addresses"),
         )
     if fields.has_any(ROUTING_KEYS):
         setup = replace(setup, routing=read_routing(fields, has_addresses=ipam is not None))
@@ -279,6 +283,8 @@ def _refuse_misplaced(mode: str, keys: Mapping[str, Any]) -> None:
         asks = value is not None and value != "" and not (value is False and key in _OFF_ANYWHERE)
         if asks and mode not in modes:
             raise RequestInvalid(f"{key} has no effect in mode {mode}, only in {' and '.join(modes)}: leave it out")
+    if keys.get("arpTargets") and not keys.get("bond"):
+        raise RequestInvalid("arpTargets are asked by a bond: say bond, too, or leave them out")
     if keys.get("bond") and (other := next((key for key in _NOT_BONDED if keys.get(key)), None)) is not None:
         why = "each VF keeps its own" if other == "mac" else "it joins Ethernet VFs with interfaces"
         raise RequestInvalid(f"{other} cannot be had with bond: {why}; leave one of the two out")
@@ -363,13 +369,11 @@ def _pkey_of(value: object) -> int | None:
     return value
 
 
-def _altnames(fields: Fields) -> tuple[str, ...]:
-    want = f"a list of at most {MAX_ALTNAMES} interface names of at most 127 characters each"
-    return tuple(dict.fromkeys(fields.take("altNames", _are_altnames, want) or ()))
+def _listed(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> tuple[str, ...]:
+    def are(value: Any) -> bool:
+        return is_list(value) and len(value) <= MAX_LISTED and all(is_text(n) and pattern.fullmatch(n) for n in value)
 
-
-def _are_altnames(value: Any) -> bool:
-    return is_list(value) and len(value) <= MAX_ALTNAMES and all(is_text(n) and _ALTNAME.fullmatch(n) for n in value)
+    return tuple(dict.fromkeys(fields.take(key, are, f"a list of at most {MAX_LISTED} {what}") or ()))
 
 
 def is_plain_json(value: Any) -> bool:

@@ -175,6 +175,8 @@ class Child:
     up: bool = True
     pkey: int | None = None
     """ipoib: the partition, with the bit of full members."""
+    arp_targets: tuple[str, ...] = ()
+    """bond: IPv4 addresses it asks over the port that carries; without any it goes by its ports' links."""
 
 
 class Links(Protocol):

@@ -35,7 +35,7 @@ class Bond(ChildMode):
     def plan(self, host: Host, snapshot: Snapshot, target: Target) -> Planned:
         """Say what is to be made. Changes nothing."""
         conf = target.conf
-        made = Child("bond", target.ifname, mode=conf.bond or "", mtu=conf.mtu, up=False)
+        made = Child("bond", target.ifname, mode=conf.bond or "", mtu=conf.mtu, up=False, arp_targets=conf.arp_targets)
         extra = {"kind": made.kind, "ports": list(conf.ports)}
         undo = Undo("", mac="", mtu=conf.mtu or 0, up=True, mode=target.mode, extra=extra)
         return Planned(target.device, target.ifname, undo, altnames=conf.altnames, child=made)

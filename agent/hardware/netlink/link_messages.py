@@ -30,15 +30,20 @@ IFLA_INFO_KIND, IFLA_INFO_DATA = 1, 2
 IFLA_MACVLAN_MODE = 1
 IFLA_IPVLAN_MODE = 1
 IFLA_BOND_MODE, IFLA_BOND_MIIMON, IFLA_BOND_FAIL_OVER_MAC, IFLA_BOND_NUM_PEER_NOTIF = 1, 3, 13, 16
+IFLA_BOND_ARP_INTERVAL, IFLA_BOND_ARP_IP_TARGET, IFLA_BOND_ARP_VALIDATE = 7, 8, 9
 IFLA_IPOIB_PKEY, IFLA_IPOIB_MODE, IFLA_IPOIB_UMCAST = 1, 2, 3
 MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8}
 IPVLAN_MODES = {"l2": 0, "l3": 1, "l3s": 2}
 BOND_MODES = {"active-backup": 1}
 BOND_MILLISECONDS = 100
 """How often a bond looks at its ports' links."""
+BOND_ARP_MILLISECONDS = 200
+"""How often a bond asks its targets: without an answer for half a second the port is taken for lost."""
 BOND_NOTICES = 3
 """So often a bond tells its neighbours of another MAC: one that is lost would cost until they ask."""
 FAIL_OVER_MAC_ACTIVE = 1
+ARP_VALIDATE_ACTIVE = 1
+"""Only answers count. Otherwise whatever comes in does, from VFs beside it, say, behind a dead cable."""
 IPOIB_MODES = {"datagram": 0, "connected": 1}
 IFLA_XDP_FD, IFLA_XDP_ATTACHED, IFLA_XDP_FLAGS = 1, 2, 3
 IFNAMSIZ = 16
@@ -161,7 +166,13 @@ def _ipvlan(child: Child) -> bytes:
 
 def _bond(child: Child) -> bytes:
     data = attribute(IFLA_BOND_MODE, bytes((BOND_MODES[child.mode],)))
-    data += word(IFLA_BOND_MIIMON, BOND_MILLISECONDS)
+    if child.arp_targets:  # it does the one or the other
+        asked = (attribute(n, socket.inet_aton(target)) for n, target in enumerate(child.arp_targets))
+        data += word(IFLA_BOND_ARP_INTERVAL, BOND_ARP_MILLISECONDS)
+        data += attribute(IFLA_BOND_ARP_IP_TARGET, b"".join(asked))
+        data += word(IFLA_BOND_ARP_VALIDATE, ARP_VALIDATE_ACTIVE)
+    else:
+        data += word(IFLA_BOND_MIIMON, BOND_MILLISECONDS)
     data += attribute(IFLA_BOND_FAIL_OVER_MAC, bytes((FAIL_OVER_MAC_ACTIVE,)))
     return data + attribute(IFLA_BOND_NUM_PEER_NOTIF, bytes((BOND_NOTICES,)))
 

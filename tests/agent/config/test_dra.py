@@ -174,6 +174,7 @@ def test_a_claim_may_say_what_networks_can_say_and_nothing_else() -> None:
         "cniVersion",
         "pf",
         "bond",
+        "arpTargets",
         *FOREIGN,
     }  # what a resource joins is told before there is a claim
     keys_of_networks = set(known.split(", ")) - of_no_claim

@@ -101,13 +101,13 @@ def test_two_vfs_come_as_one_interface_with_the_addresses_and_go_home(node: tupl
     rig, kernel = node
     before = [rig.found(i) for i in range(3)]
     pod = rig.pod()
-    grant(rig, 0, 2, mtu=1400, vlan=7, ipam=rig.ipam(), altNames=["storage"])
+    grant(rig, 0, 2, mtu=1400, vlan=7, ipam=rig.ipam(), altNames=["storage"], arpTargets=["10.9.0.1"])
     answer = add(rig, pod)
 
     assert [i["name"] for i in answer["interfaces"]] == ["cbr0", "eth0", "net1p0", "net1p1", "net1"]
     assert [i.get("pciID") for i in answer["interfaces"]][2:] == [vf(0), vf(2), None]
     assert {(ip["interface"], ip["address"]) for ip in answer["ips"]} >= {(4, "10.9.0.2/24"), (4, "fd09::2/64")}
-    assert kernel.made == [Child("bond", "net1", "active-backup", None, 1400, up=False)]
+    assert kernel.made == [Child("bond", "net1", "active-backup", None, 1400, up=False, arp_targets=("10.9.0.1",))]
     assert ports_of(rig, kernel, pod) == {"net1p0": True, "net1p1": True}
     bond = rig.in_pod(pod, "net1")
     assert bond is not None
@@ -237,6 +237,9 @@ def test_a_call_that_names_a_device_makes_no_bond(node: tuple[Rig, Bridging]) ->
         ({**BOND, "mode": "nic"}, "bond has no effect in mode nic"),
         ({**BOND, "mac": "02:00:00:00:00:01"}, "mac cannot be had with bond: each VF keeps its own"),
         ({**BOND, "vfio": True}, "vfio cannot be had with bond: it joins Ethernet VFs"),
+        ({"arpTargets": ["10.9.0.1"]}, "arpTargets are asked by a bond"),
+        ({**BOND, "arpTargets": ["fd09::1"]}, "arpTargets must be a list of at most 16 IPv4 addresses"),
+        ({**BOND, "arpTargets": ["10.9.0.256"]}, "arpTargets must be"),
     ],
 )
 def test_keys_that_do_not_go_with_a_bond_are_refused(keys: dict[str, Any], text: str) -> None:
@@ -277,3 +280,16 @@ def test_a_bond_is_asked_for_by_its_bytes() -> None:
     assert creation(Child("bond", "net1", "active-backup", None, 1400, up=False), None, 17).hex() == golden.replace(
         " ", ""
     )
+
+
+def test_a_bond_that_asks_its_targets_does_not_look_at_links() -> None:
+    asks = (
+        "05000100 01 000000"  # IFLA_BOND_MODE active-backup
+        "08000700 c8000000"  # IFLA_BOND_ARP_INTERVAL 200
+        "14000800 08000000 0a090001 08000100 0a090002"  # IFLA_BOND_ARP_IP_TARGET
+        "08000900 01000000"  # IFLA_BOND_ARP_VALIDATE active
+        "05000d00 01 000000"  # IFLA_BOND_FAIL_OVER_MAC active
+        "05001000 03 000000"  # IFLA_BOND_NUM_PEER_NOTIF
+    )
+    made = Child("bond", "net1", "active-backup", up=False, arp_targets=("10.9.0.1", "10.9.0.2"))
+    assert creation(made, None, 17).hex().endswith(asks.replace(" ", ""))
