@@ -200,8 +200,11 @@ class Granted(Grants):
             return
         changed = {}
         for unit_id, spec in self._ledger.specs_of(row.device).items():
-            edits = rdma.renumbered(self._node.host, row, netns, spec.edits)
-            if edits is not spec.edits:
+            mine = {"deviceNodes": spec.nodes[row.device]} if row.device in spec.nodes else spec.edits
+            edits = rdma.renumbered(self._node.host, row, netns, mine)
+            if edits is not mine and spec.nodes:
+                changed[unit_id] = spec.with_nodes(row.device, edits["deviceNodes"])
+            elif edits is not mine:
                 changed[unit_id] = replace(spec, edits=edits)
         if changed and self._promised.specs is not None:
             log.info("%s has other character devices in its pod: its CDI spec says so", row.device)
@@ -231,8 +234,8 @@ class Granted(Grants):
     def _of_units(self, pod: PodRef) -> Sequence[GrantedDevice]:
         """List the devices of a pod's units.
 
-        These are VFs and whole adapters, rails' too, and each shared HCA, once, whose resource names a network; of a
-        resource that is bound late now, those from before. Slots are the binder's.
+        These are VFs and whole adapters, all of a rail's too, and each shared HCA, once, whose resource names a
+        network; of a resource that is bound late now, those from before. Slots are the binder's.
         Once the grants agree with kubelet and none of them is such a device's, none is this pod's either, and
         kubelet need not be asked. Until then kubelet is the authority: the ledger may be a new one.
         Raises Unavailable if kubelet does not answer, DeviceGone for a unit that nobody knows, and UnknownUnit for a
@@ -257,14 +260,16 @@ class Granted(Grants):
             shared = set[str]()
             for unit_id in sorted(unit for unit in found.device_ids(name) if not UnitId.parse(unit).is_slot):
                 offered = self._unit(unit_id)
-                device = granted.get(unit_id) or (offered.device if offered is not None else None)
-                if device is None:
+                devices = granted.get(unit_id) or (offered.devices if offered is not None else ())
+                if not devices:
                     raise DeviceGone(unit_id, f"among the units of {name}, though kubelet gave it to {pod}")
-                if wanted[name] == "hca" and device in shared:
-                    continue  # several shares of one HCA
-                shared.add(device)
                 is_whole = network is None and offered is not None and offered.kind == "nic"
-                mine.append(GrantedDevice(device, name, ADAPTER if is_whole else network))
+                beside = devices if len(devices) > 1 else ()
+                for device in devices:
+                    if wanted[name] == "hca" and device in shared:
+                        continue  # several shares of one HCA
+                    shared.add(device)
+                    mine.append(GrantedDevice(device, name, ADAPTER if is_whole else network, beside=beside))
         return mine
 
     def _of_no_resource(self, pod: PodRef) -> Set[tuple[str, str]]:
@@ -272,8 +277,7 @@ class Granted(Grants):
         return {
             (grant.resource_name, grant.unit_id)
             for grant in self._ledger.grants_beyond(resource.name for resource in self._config.resources)
-            if is_pci_address(grant.device)
-            and may_be_nic(grant.device, self._node.snapshot)
+            if any(is_pci_address(d) and may_be_nic(d, self._node.snapshot) for d in grant.devices)
             and not (UnitId.parse(grant.unit_id).is_share or UnitId.parse(grant.unit_id).is_slot)
             and (grant.pod is None or (grant.pod.namespace, grant.pod.name) == (pod.namespace, pod.name))
         }
@@ -282,7 +286,7 @@ class Granted(Grants):
         """Return what a device of a resource joins in a chained call; None too if that is not to be told."""
         network = self._config.network_of(resource_name)
         try:
-            return self.settled(GrantedDevice(device, resource_name, network)).network
+            return self.settled(GrantedDevice(device, resource_name, network, beside=self._beside(device))).network
         except RequestInvalid as error:
             log.error("which network %s of %s has joined is not known: %s", device, resource_name, error)
             return None
@@ -297,13 +301,18 @@ class Granted(Grants):
         network = networks[name].for_devices("nic" if facts is not None and not facts.is_vf else "vf")
         return self.settled(GrantedDevice(device, "", network)).network or network
 
+    def _beside(self, device: str) -> tuple[str, ...]:
+        """List the NICs of a granted rail that this is one of, itself included; none where a unit is one device."""
+        sets = [grant.devices for grant in self._ledger.grants() if grant.others and device in grant.devices]
+        return sets[0] if sets else ()
+
     def settled(self, found: GrantedDevice) -> GrantedDevice:
         """Fill in what a device's network, and its name, say of the place that it stands at. Raises RequestInvalid."""
         network = found.network
         is_template = network is not None and (network.words or network.by_pf)
         if not is_template and "{" not in found.ifname:
             return found
-        place = self.offer().place(found.device)
+        place = self.offer().place(found.device, found.beside)
         network = network.at(place) if network is not None else None
         if "{" not in found.ifname:
             return replace(found, network=network)
@@ -363,7 +372,7 @@ class Granted(Grants):
         granted = self._ledger.granted_devices([held.resource_name]).get(held.unit_id)
         offered = self._unit(held.unit_id)
         is_offered = offered is not None and offered.resource_name == held.resource_name
-        return {granted or (offered.device if offered is not None and is_offered else held.unit_id)}
+        return granted or (offered.devices if offered is not None and is_offered else (held.unit_id,))
 
     def pod_devices(self, pod: PodRef) -> PodDevices | None:
         """Ask what a pod holds, of any resource; None if kubelet does not know it. Not on the loop.

@@ -34,6 +34,8 @@ class GrantedDevice:
     """The same, but where another has that name a number comes behind it; empty for the next free one."""
     files_only: bool = False
     """Whether its character devices are all of it that the pod gets."""
+    beside: tuple[str, ...] = ()
+    """All NICs of the rail that it came with, itself included; none where a unit is one device."""
 
 
 @dataclass(frozen=True, slots=True)

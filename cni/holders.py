@@ -30,7 +30,7 @@ from agent.config import Config, Resource
 from agent.errors import LedgerError
 from agent.kubelet import checkpoint
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, Binding, Grant, PodRef
+from agent.model.allocation import Attachment, Binding, Devices, Grant, PodRef, all_of
 from agent.model.claims import Claim, ClaimDevice
 from agent.model.device import is_pci_address
 from agent.model.unit_id import UnitId
@@ -66,7 +66,7 @@ def kernel_boot_id(root: Path = Path("/")) -> str:
         return ""
 
 
-def may_join(resource: Resource | None, unit_id: str, device: str) -> bool:
+def may_join(resource: Resource | None, unit_id: str, devices: Sequence[str]) -> bool:
     """Tell whether a unit may be of a device that comes into its pod's network.
 
     `resource` is None for one that is configured no more: then nobody knows what its devices were for. A slot stands
@@ -76,7 +76,7 @@ def may_join(resource: Resource | None, unit_id: str, device: str) -> bool:
         return True
     if resource is not None:
         return resource.joins_network
-    return is_pci_address(device) and not UnitId.parse(unit_id).is_share
+    return any(map(is_pci_address, devices)) and not UnitId.parse(unit_id).is_share
 
 
 def noted_pods(config: Config) -> frozenset[str] | None:
@@ -228,13 +228,13 @@ class Holders:
             self._bring_up_to_date()
 
     @contextmanager
-    def granting(self, resource_name: str, units: Mapping[str, str]) -> Iterator[None]:
-        """Say that somebody unknown may have something, while units (ID → device) are being granted.
+    def granting(self, resource_name: str, units: Mapping[str, Devices]) -> Iterator[None]:
+        """Say that somebody unknown may have something, while units (ID → devices) are being granted.
 
         Raises LedgerError if the file would go on to say otherwise.
         """
         resource = self._resources.get(resource_name)
-        if not any(may_join(resource, unit, device) for unit, device in units.items()):
+        if not any(may_join(resource, unit, all_of(devices)) for unit, devices in units.items()):
             yield
             return
         with self._announced():
@@ -317,7 +317,7 @@ class Holders:
                 self._bring_up_to_date()
 
     def _of_grant(self, grant: Grant | None) -> tuple[str | None, ...]:
-        if grant is None or not may_join(self._resources.get(grant.resource_name), grant.unit_id, grant.device):
+        if grant is None or not may_join(self._resources.get(grant.resource_name), grant.unit_id, grant.devices):
             return ()
         return (name_of(grant.pod),)
 

@@ -81,7 +81,7 @@ class Pool:
                 "of resources that kubelet gives",
                 {
                     *self._grants.offered(),
-                    *(g.device for g in self._node.ledger.grants()),
+                    *(device for g in self._node.ledger.grants() for device in g.devices),
                     *self._node.ledger.claimed_devices(),
                 },
             ),

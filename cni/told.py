@@ -69,12 +69,23 @@ class RailFiles:
             "NCCL_TOPO_FILE": SpecFiles(folder, _START, whose, ".nccl"),
         }
 
-    def write(self, container_id: str, pod: PodRef, asked: Collection[str], nics: Sequence[Nic]) -> Mapping[str, str]:
-        """Write those that are asked for: variable → path on the host. Raises Unavailable."""
+    def write(
+        self,
+        container_id: str,
+        pod: PodRef,
+        asked: Collection[str],
+        nics: Sequence[Nic],
+        sets: Iterable[Sequence[str]] = (),
+    ) -> Mapping[str, str]:
+        """Write those that are asked for: variable → path on the host. Raises Unavailable.
+
+        `sets` are the devices of the pod's rails that have several NICs.
+        """
         if not asked:
             return {}
         offer = self._offer.value
-        place = Place(offer.snapshot, offer.distances, offer.rail_of, self._leaves.value)
+        of_sets = {d: number for mine in sets if (number := offer.rail_number(mine)) is not None for d in mine}
+        place = Place(offer.snapshot, offer.distances, {**offer.rail_of, **of_sets}, self._leaves.value)
         gpus = self._gpus(pod, place)
         rails = paired(nics, gpus, place)
         texts = {
@@ -137,7 +148,7 @@ class Teller:
         with self._telling:
             mine = self._rows(container_id)
             nics = [Nic.of(row, result) for row in mine]
-            files = self._files.write(container_id, pod, self._asked(container_id, pod), nics)
+            files = self._files.write(container_id, pod, self._asked(container_id, pod), nics, self._sets(pod))
             say = _Saying(nics, self._socket_ifname(mine, netns), files)
             self._tell(container_id, pod, say)
         for text in say.left_out:
@@ -170,7 +181,7 @@ class Teller:
                 rows = [r for r in self._node.ledger.attachments() if r.owner.container_id == container_id]
                 is_whole = rows and all(row.state is AttachmentState.ATTACHED for row in rows)
                 if is_whole and self._files.missing(container_id, asked):
-                    self._files.write(container_id, pod, asked, [Nic.of(row) for row in rows])
+                    self._files.write(container_id, pod, asked, [Nic.of(row) for row in rows], self._sets(pod))
                     done.append(container_id)
         return done
 
@@ -203,6 +214,11 @@ class Teller:
         """Map a pod's units that were granted early to what is said of them."""
         grants = self._node.ledger.grants()
         return {g.unit_id: g.spec for g in grants if g.spec is not None and g.pod is not None and _same(g.pod, pod)}
+
+    def _sets(self, pod: PodRef) -> Sequence[Sequence[str]]:
+        """List the devices of a pod's rails that have several NICs."""
+        grants = self._node.ledger.grants()
+        return [g.devices for g in grants if g.others and g.pod is not None and _same(g.pod, pod)]
 
     def _look(self, row: Attachment, result: Mapping[str, Any], netns: int) -> RdmaFacts | None:
         """Find out the RDMA device of a row in its pod, and its GID; None if it has none."""

@@ -24,7 +24,7 @@ from agent.edits.container_edits import ContainerEdits
 from agent.edits.gpus import NO_GPU_FILES
 from agent.errors import LedgerError, Unavailable, UnitUnhealthy, UnknownUnit
 from agent.kubelet.podresources import PodDevices
-from agent.model.allocation import NO_SPECS, PodRef, UnitSpec
+from agent.model.allocation import NO_SPECS, Devices, PodRef, UnitSpec
 from agent.model.device import Snapshot
 from agent.model.health import HEALTHY
 from agent.model.unit_id import UnitId
@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 class GrantBook(Protocol):
     """The part of the ledger that grants need."""
 
-    def grant(self, resource_name: str, units: Mapping[str, str], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
-        """Record that kubelet was given these units (unit ID → device), and write the CDI specs that some have.
+    def grant(self, resource_name: str, units: Mapping[str, Devices], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
+        """Record that kubelet was given these units (unit ID → devices), and write the CDI specs that some have.
 
         Blocks; raises LedgerError, and Unavailable if a spec cannot be written.
         """
@@ -106,7 +106,7 @@ class Allocator:
         answers = self._answers(resource, wanted, offer.snapshot, specs)
         # A slot's new life begins without a device, whatever its former pod had.
         listed = [unit for units in wanted for unit in units if not unit.is_counted]
-        granted = {unit.unit_id: "" if unit.is_slot else unit.device for unit in listed}
+        granted: dict[str, Devices] = {unit.unit_id: () if unit.is_slot else unit.devices for unit in listed}
         if granted:
             try:
                 await self._record(resource_name, granted, {i: spec for of_one in specs for i, spec in of_one.items()})
@@ -154,21 +154,21 @@ class Allocator:
             )
         if unit.health.reason == "Quarantined":
             raise UnitUnhealthy(
-                f"unit {unit_id} of {resource_name}: {unit.device} is withheld, because what its last pod left"
-                " behind is not cleaned up yet; recreate the pod"
+                f"unit {unit_id} of {resource_name}: {' or '.join(unit.devices)} is withheld, because what its last pod"
+                " left behind is not cleaned up yet; recreate the pod"
             )
         return unit
 
     def _note_nodes(self, units: Sequence[Unit], answer: ContainerEdits, snapshot: Snapshot) -> None:
         told = {node.path for node in answer.devices}
-        for unit in units:
-            self.verbs_nodes.pop(unit.device, None)
-            device = snapshot.by_address.get(unit.device)
+        for address in (address for unit in units for address in unit.devices):
+            self.verbs_nodes.pop(address, None)
+            device = snapshot.by_address.get(address)
             nodes = [c.path for r in device.rdma_devices for c in r.char_device("uverbs")] if device is not None else []
             if len(nodes) == 1 and nodes[0] in told:
-                self.verbs_nodes[unit.device] = nodes[0]
+                self.verbs_nodes[address] = nodes[0]
 
-    async def _record(self, resource_name: str, granted: Mapping[str, str], specs: Mapping[str, UnitSpec]) -> None:
+    async def _record(self, resource_name: str, granted: Mapping[str, Devices], specs: Mapping[str, UnitSpec]) -> None:
         loop = asyncio.get_running_loop()
         write = loop.run_in_executor(self._thread, self._book.grant, resource_name, granted, specs)
         try:

@@ -10,7 +10,7 @@ from agent.config import Resource
 from agent.edits.device_info import GrantedFiles, describe
 from agent.edits.unit_specs import UnitSpecs
 from agent.ledger import Ledger
-from agent.model.allocation import NO_SPECS, Attachment, UnitSpec
+from agent.model.allocation import NO_SPECS, Attachment, Devices, UnitSpec, all_of
 from agent.model.device import Snapshot, is_pci_address
 from agent.model.unit_id import UnitId
 from agent.offer.offer import Offer
@@ -26,8 +26,8 @@ class SlotBook:
         self._book = book
         self._granting = granting
 
-    def grant(self, resource_name: str, units: Mapping[str, str], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
-        """Record that kubelet was given these units (unit ID → device). Blocks; raises as its book does."""
+    def grant(self, resource_name: str, units: Mapping[str, Devices], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
+        """Record that kubelet was given these units (unit ID → devices). Blocks; raises as its book does."""
         slots = [unit for unit in units if UnitId.parse(unit).is_slot]
         if slots:
             self._granting(slots)
@@ -63,8 +63,8 @@ class InformingBook:
         early = (r for r in resources if r.kind in ("vf", "nic") and r.binding == "early")
         self.resource_names = frozenset(r.name for r in early)
 
-    def grant(self, resource_name: str, units: Mapping[str, str], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
-        """Record that kubelet was given these units (unit ID → device), and write the CDI specs that some have.
+    def grant(self, resource_name: str, units: Mapping[str, Devices], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
+        """Record that kubelet was given these units (unit ID → devices), and write the CDI specs that some have.
 
         Blocks; raises LedgerError, and Unavailable if a spec cannot be written.
         """
@@ -74,7 +74,7 @@ class InformingBook:
         with self._guard:
             self._specs.grant(resource_name, units, specs)
             snapshot = self._snapshot.value
-            for unit_id, device in units.items():
+            for unit_id, device in ((unit_id, one) for unit_id, its in units.items() for one in all_of(its)):
                 unit = self._offer.value.by_id.get(unit_id)
                 document = describe(snapshot, device, unit.rdma_devices if unit is not None else ())
                 self._files.write(resource_name, unit_id, document)

@@ -33,6 +33,8 @@ VDPA_TYPES = ("vhost", "virtio")
 DEFAULT_SHARES = 63
 """A RoCE port has 128 GIDs and a sharer takes two (v1 and v2): about 63 pods fit one HCA."""
 MAX_UNITS = 10_000
+MAX_NICS = 64
+"""Of one rail."""
 MAX_ATTRIBUTE = 64
 """Length of a text in a DRA device's attributes, of which the resource's name is one."""
 _PF = re.compile(r"[^\s/]{1,15}")
@@ -129,6 +131,7 @@ class RailNic:
     select: Select = Select()
     shares: int = _shares()
     """So many rails may one HCA serve."""
+    count: int = declare.whole(1, 1, MAX_NICS, about="NICs that each rail has: so many, the nearest to its GPU")
 
 
 @dataclass(frozen=True, slots=True)

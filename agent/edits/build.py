@@ -53,7 +53,8 @@ def build(
         return gpu_edits(resource.pass_by, units, snapshot, gpu_files)
     if resource.kind == "rail":
         of_gpus = gpu_edits(resource.pass_by, units, snapshot, gpu_files)
-        return joined(of_gpus, build(nic_resource(resource), units, snapshot, specs=specs))
+        nics = [part for unit in units for part in unit.parts]
+        return joined(of_gpus, build(nic_resource(resource), nics, snapshot, specs=specs))
     envs: tuple[tuple[str, str], ...] = ()
     if resource.kind in WHOLE:
         envs = ((pcidevice_name(resource.name), ",".join(u.device for u in units)),)

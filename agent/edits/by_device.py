@@ -42,23 +42,31 @@ def unit_specs(resource: Resource, units: Sequence[Unit], snapshot: Snapshot) ->
     """Work out what the CDI specs say of the units that one container has of a resource: unit ID → spec.
 
     None has one whose container gets no file, or exactly what another project's plugin gives. Of a rail it tells the
-    NIC: GPUs have names of their own. Addresses are told only where a unit is not called by its own: those that kubelet
-    was answered hold else. Raises UnitUnhealthy.
+    NICs: GPUs have names of their own. Addresses are told only where a unit is not called by its own: those that
+    kubelet was answered hold else. Raises UnitUnhealthy.
     """
     if resource.compat is not None or resource.kind == "gpu":
         return NO_SPECS
     of_nics = nic_resource(resource) if resource.kind == "rail" else resource
-    variables = helper_variables(of_nics.environment, rdma_devices_of(units, snapshot))
-    found = edits_by_device(of_nics, units, snapshot, variables)
+    parts = [part for unit in units for part in unit.parts]
+    variables = helper_variables(of_nics.environment, rdma_devices_of(parts, snapshot))
+    found = edits_by_device(of_nics, parts, snapshot, variables)
     beside = tuple(unit.unit_id for unit in units)
     if all(unit.unit_id == unit.device for unit in units):
         found = {
             device: {**edits, "env": [f"{name}={value}" for name, value in variables]}
             for device, edits in found.items()
         }
-    return {
-        u.unit_id: UnitSpec(resource.kind, beside, found[u.device]) for u in units if found[u.device].get("deviceNodes")
-    }
+    specs = {unit.unit_id: _spec(resource.kind, beside, unit, found) for unit in units}
+    return {unit_id: spec for unit_id, spec in specs.items() if spec.edits.get("deviceNodes")}
+
+
+def _spec(kind: str, beside: tuple[str, ...], unit: Unit, found: Mapping[str, Mapping[str, Any]]) -> UnitSpec:
+    """Say the spec of a unit, by the edits of its devices, whose variables are alike."""
+    spec = UnitSpec(kind, beside, found[unit.device])
+    for device in unit.devices if unit.further else ():
+        spec = spec.with_nodes(device, found[device].get("deviceNodes", ()))
+    return spec
 
 
 def _node(node: DeviceNode) -> Mapping[str, str]:

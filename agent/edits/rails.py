@@ -27,9 +27,13 @@ class Place:
     snapshot: Snapshot
     distances: Distances
     numbers: Mapping[str, int]
-    """Adapter → number of its rail."""
+    """Adapter → number of its rail; a NIC that came with others of its GPU → the number of all these."""
     leaves: Mapping[str, Neighbour]
     """Adapter → the switch port at the other end."""
+
+    def number(self, nic: str, port: str) -> int | None:
+        """Tell the number of the rail that a NIC is on; None if it is on none."""
+        return self.numbers.get(nic, self.numbers.get(port))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,12 @@ def paired(nics: Sequence[Nic], gpus: Sequence[str], place: Place) -> tuple[Rail
         Rail(nic, distances.port(nic.device), gpu, distances.distance(gpu, nic.device) if gpu else None)
         for nic, gpu in zip(nics, [gpus[i] for i in chosen] if chosen else [""] * len(nics), strict=True)
     ]
-    return tuple(sorted(found, key=lambda rail: (place.numbers.get(rail.port, len(place.numbers)), rail.nic.device)))
+
+    def order(rail: Rail) -> tuple[bool, int, str]:
+        number = place.number(rail.nic.device, rail.port)
+        return number is None, number or 0, rail.nic.device
+
+    return tuple(sorted(found, key=order))
 
 
 def document(rails: Sequence[Rail], place: Place) -> dict[str, Any]:
@@ -69,7 +78,7 @@ def _rail(rail: Rail, place: Place) -> dict[str, Any]:
     leaf = place.leaves.get(rail.port)
     gpu = place.snapshot.gpu_by_uuid.get(rail.gpu)
     return {
-        "rail": place.numbers.get(rail.port),
+        "rail": place.number(nic.device, rail.port),
         "locality": rail.locality.name if rail.locality is not None else None,
         "numaNode": numa_node if numa_node != NO_NUMA_NODE else None,
         "cpus": cpu_list(node.cpus) if node is not None else None,

@@ -87,7 +87,7 @@ def stranger(paths: Iterable[str], mine: Collection[str], whose: Owners) -> tupl
 
 
 def misled(
-    entries: Sequence[Entry], granted: Mapping[str, str], resource_names: Collection[str], offer: Offer
+    entries: Sequence[Entry], granted: Mapping[str, tuple[str, ...]], resource_names: Collection[str], offer: Offer
 ) -> tuple[Misled, ...]:
     """List the containers whose answer names a device file that is another device's now.
 
@@ -108,14 +108,13 @@ def misled(
     return tuple(found)
 
 
-def _devices(resource_name: str, unit_id: str, granted: Mapping[str, str], offer: Offer) -> Iterator[str]:
+def _devices(resource_name: str, unit_id: str, granted: Mapping[str, tuple[str, ...]], offer: Offer) -> Iterator[str]:
     """List the devices that a unit stands for."""
     unit = offer.find(resource_name, unit_id)
     if unit is not None and unit.is_counted:
         yield from offer.adapters_of_pool(resource_name)
         return
-    if unit_id in granted:
-        yield granted[unit_id]
+    yield from granted.get(unit_id, ())
     if unit is not None:
-        yield from (unit.device, unit.gpu)
+        yield from (*unit.devices, unit.gpu)
         yield from (gpu.uuid for gpu in offer.snapshot.gpus if any(m.uuid == unit.device for m in gpu.mig_devices))

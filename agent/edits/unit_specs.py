@@ -23,7 +23,7 @@ from agent.edits.spec_files import SpecFiles, text_of
 from agent.errors import UnitUnhealthy
 from agent.kubelet.checkpoint import Entry
 from agent.ledger import Ledger
-from agent.model.allocation import NO_SPECS, Grant, UnitSpec
+from agent.model.allocation import NO_SPECS, Devices, Grant, UnitSpec
 from agent.model.device import Snapshot
 from agent.model.health import HEALTHY
 from agent.model.unit_id import UnitId, cdi_kind
@@ -54,11 +54,11 @@ class UnitSpecs:
         """Unit → what its spec was seen to say, and of which file."""
         self._gone_by: tuple[Snapshot, Sequence[Resource]] | None = None
         """What specs were compared with last."""
-        self._seen: dict[str, tuple[str, float]] = {}
-        """Unit that was → the device and time of its grant."""
+        self._seen: dict[str, tuple[tuple[str, ...], float]] = {}
+        """Unit that was → the devices and time of its grant."""
 
-    def grant(self, resource_name: str, units: Mapping[str, str], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
-        """Record a grant (unit ID → device), then write the specs of its units.
+    def grant(self, resource_name: str, units: Mapping[str, Devices], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
+        """Record a grant (unit ID → devices), then write the specs of its units.
 
         Raises LedgerError, and Unavailable if a spec cannot be written: the grant is on record then.
         """
@@ -92,7 +92,7 @@ class UnitSpecs:
         by_name = {resource.name: resource for resource in resources}
         with self._guard:
             grants = [g for g in self._ledger.grants() if g.spec is None]
-            bare = {g.unit_id: g.device for g in grants if not UnitId.parse(g.unit_id).is_slot}
+            bare = {g.unit_id: g.devices for g in grants if not UnitId.parse(g.unit_id).is_slot}
             for entry in entries:
                 mine = {i: bare[i] for i in entry.unit_ids if i in bare}
                 if mine and entry.resource_name in by_name:
@@ -113,13 +113,13 @@ class UnitSpecs:
             worked_out: dict[tuple[str, ...], Mapping[str, UnitSpec]] = {}
             news = {}
             for unit_id, grant in grants.items():
-                if self._seen.get(unit_id) == (grant.device, grant.granted_at):
+                if self._seen.get(unit_id) == (grant.devices, grant.granted_at):
                     continue
                 now = self._now(grant, grants, by_name.get(grant.resource_name), offer, worked_out)
                 if now != grant.spec:
                     news[unit_id] = now
             self._say(news)
-            self._seen = {i: (grant.device, grant.granted_at) for i, grant in grants.items()}
+            self._seen = {i: (grant.devices, grant.granted_at) for i, grant in grants.items()}
         return tuple(news)
 
     def rewrite(self) -> Sequence[str]:
@@ -205,17 +205,20 @@ class UnitSpecs:
         if resource is None or resource.kind != spec.kind or resource.compat is not None:
             # Nobody knows any more what its container is to get, but what it must not.
             paths = (node.get("hostPath", node["path"]) for node in spec.edits.get("deviceNodes", ()))
-            is_wrong = stranger(paths, {grant.device}, owners(offer.snapshot)) is not None
-            return replace(spec, edits={}, told={}) if is_wrong else spec
-        if self._has_come_by_add(grant.device):
+            is_wrong = stranger(paths, grant.devices, owners(offer.snapshot)) is not None
+            return replace(spec, edits={}, told={}, nodes={}) if is_wrong else spec
+        came = [device for device in grant.devices if self._has_come_by_add(device)]
+        if grant.devices and len(came) == len(grant.devices):
             return spec
         if spec.beside not in worked_out:
-            devices = {i: grants[i].device for i in spec.beside if i in grants}
+            devices = {i: grants[i].devices for i in spec.beside if i in grants}
             worked_out[spec.beside] = _of_container(resource, spec.beside, devices, offer)
         found = worked_out[spec.beside].get(grant.unit_id)
         if found is None:
-            return replace(spec, edits={}, told={})
-        return spec if found.edits == spec.edits else found
+            return replace(spec, edits={}, told={}, nodes={})
+        for device in came:
+            found = found.with_nodes(device, spec.nodes.get(device, ()))
+        return spec if (found.edits, found.nodes) == (spec.edits, spec.nodes) else found
 
     def _has_come_by_add(self, device: str) -> bool:
         """Tell whether the device's files are those that it got on its way into a pod: ADD knows them before a scan."""
@@ -226,13 +229,13 @@ class UnitSpecs:
 
 
 def _of_container(
-    resource: Resource, unit_ids: Sequence[str], devices: Mapping[str, str], offer: Offer
+    resource: Resource, unit_ids: Sequence[str], devices: Mapping[str, tuple[str, ...]], offer: Offer
 ) -> Mapping[str, UnitSpec]:
     """Work out the specs of the units that one container has, as far as their devices are there.
 
     `devices` are those that the books know of them.
     """
-    units = [_unit(resource, unit_id, devices.get(unit_id), offer) for unit_id in unit_ids]
+    units = [_unit(resource, unit_id, devices.get(unit_id, ()), offer) for unit_id in unit_ids]
     try:
         found = unit_specs(resource, [unit for unit in units if unit is not None], offer.snapshot)
     except UnitUnhealthy:
@@ -240,20 +243,33 @@ def _of_container(
     return {unit_id: replace(spec, beside=tuple(unit_ids)) for unit_id, spec in found.items()}
 
 
-def _unit(resource: Resource, unit_id: str, device: str | None, offer: Offer) -> Unit | None:
-    """Find a unit on its device; None if that is gone.
+def _unit(resource: Resource, unit_id: str, devices: tuple[str, ...], offer: Offer) -> Unit | None:
+    """Find a unit on its devices; None if one of them is gone.
 
     A unit that is offered is what kubelet takes it for. One that is called by an address is offered no more where its
-    device has got another: the books know that. So they do of a rail, which keeps the NIC that it was granted with.
+    device has got another: the books know that. So they do of a rail, which keeps the NICs that it was granted with.
     """
     offered = offer.find(resource.name, unit_id)
-    found = offer.snapshot.by_address.get(device or "")
-    if offered is not None and (resource.kind != "rail" or found is None or offered.device == device):
-        return offered if offered.device in offer.snapshot.by_address else None
-    if found is None:
+    there = offer.snapshot.by_address
+    found = [there[device] for device in devices if device in there]
+    is_whole = bool(found) and len(found) == len(devices)
+    if offered is not None and (resource.kind != "rail" or not found or offered.devices == devices):
+        return offered if all(device in there for device in offered.devices) else None
+    if not is_whole:
         return None
-    names = tuple(sorted(rdma.name for rdma in found.rdma_devices))
-    return Unit(unit_id, resource.name, resource.nic_kind, found.address, HEALTHY, found.numa_node, names)
+    first, *further = (
+        Unit(
+            unit_id,
+            resource.name,
+            resource.nic_kind,
+            pci.address,
+            HEALTHY,
+            pci.numa_node,
+            tuple(sorted(rdma.name for rdma in pci.rdma_devices)),
+        )
+        for pci in found
+    )
+    return replace(first, further=tuple(further))
 
 
 def _beside(told: Mapping[str, Any], edits: Mapping[str, Any]) -> Mapping[str, Any]:

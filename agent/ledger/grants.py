@@ -19,13 +19,13 @@ from agent.errors import ClaimConflict, DeviceBusy
 from agent.ledger import rows
 from agent.ledger.claimed import ClaimedBook
 from agent.ledger.mirror import Mirror
-from agent.model.allocation import NO_SPECS, Binding, Grant, PodRef, UnitSpec
+from agent.model.allocation import NO_SPECS, Binding, Devices, Grant, PodRef, UnitSpec, all_of
 from agent.model.unit_id import UnitId
 
-Guard = Callable[[str, Mapping[str, str]], AbstractContextManager[None]]
+Guard = Callable[[str, Mapping[str, Devices]], AbstractContextManager[None]]
 
 
-def _unguarded(resource_name: str, units: Mapping[str, str]) -> AbstractContextManager[None]:
+def _unguarded(resource_name: str, units: Mapping[str, Devices]) -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -34,7 +34,7 @@ class GrantBook(ClaimedBook):
 
     def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
         super().__init__(path, boot_id, clock)
-        self._grants: Mirror[str, Grant] = Mirror(attrgetter("unit_id"))
+        self._grants: Mirror[str, Grant] = Mirror(attrgetter("unit_id"), attrgetter("devices"))
         self._guard_of_grants: Guard = _unguarded
 
     def watch_grants(self, watcher: Callable[[Grant | None, Grant | None], None]) -> None:
@@ -48,18 +48,20 @@ class GrantBook(ClaimedBook):
         """
         self._guard_of_grants = guard
 
-    def grant(self, resource_name: str, units: Mapping[str, str], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
-        """Record that kubelet was given these units (unit ID → device), and what the CDI specs say that some have.
+    def grant(self, resource_name: str, units: Mapping[str, Devices], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
+        """Record that kubelet was given these units (unit ID → device, or all NICs of a rail), and their CDI specs.
 
         A unit that is granted already starts a new life without an owner: an init container's
         unit is granted again to the main container, and kubelet frees units without a word.
         Raises ClaimConflict for a device that a DRA claim has alone: nothing is granted then.
         """
         now = self._clock()
-        granted = [Grant(unit, resource_name, device, now, None, specs.get(unit)) for unit, device in units.items()]
+        granted = [
+            _on(Grant(unit, resource_name, "", now, None, specs.get(unit)), devices) for unit, devices in units.items()
+        ]
 
         def write() -> list[Grant]:
-            self._refuse_claimed(grant.device for grant in granted)
+            self._refuse_claimed(device for grant in granted for device in grant.devices)
             rows.insert(self._db, "grants", map(rows.grant_columns, granted), anew=True)
             return granted
 
@@ -101,11 +103,11 @@ class GrantBook(ClaimedBook):
 
         self._write(write, durable=False, then=self._grants.remove)
 
-    def move_grants(self, devices: Mapping[str, str]) -> None:
-        """Name the device that units stand for now (unit ID → device), whoever holds them."""
+    def move_grants(self, devices: Mapping[str, Devices]) -> None:
+        """Name the devices that units stand for now (unit ID → device, or all NICs of a rail), whoever holds them."""
 
         def write() -> list[Grant]:
-            moved = [replace(grant, device=devices[grant.unit_id]) for grant in self._of_units(devices)]
+            moved = [_on(grant, devices[grant.unit_id]) for grant in self._of_units(devices)]
             self._update(moved)
             return moved
 
@@ -137,11 +139,11 @@ class GrantBook(ClaimedBook):
         self._check_open()
         return {grant.unit_id: grant.spec for grant in self._grants.of_device(device) if grant.spec is not None}
 
-    def granted_devices(self, resource_names: Iterable[str]) -> dict[str, str]:
-        """List the granted units of some resources with their devices."""
+    def granted_devices(self, resource_names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """List the granted units of some resources with the devices of each."""
         self._check_open()
         names = frozenset(resource_names)
-        return {grant.unit_id: grant.device for grant in self._grants.all() if grant.resource_name in names}
+        return {grant.unit_id: grant.devices for grant in self._grants.all() if grant.resource_name in names}
 
     def grants_beyond(self, resource_names: Iterable[str]) -> tuple[Grant, ...]:
         """List the grants of all resources but these."""
@@ -164,8 +166,8 @@ class GrantBook(ClaimedBook):
 
     def _update(self, grants: Iterable[Grant]) -> None:
         self._db.executemany(
-            "UPDATE grants SET device = :device, pod_namespace = :pod_namespace, pod_name = :pod_name,"
-            " pod_uid = :pod_uid, spec = :spec WHERE unit_id = :unit_id",
+            "UPDATE grants SET device = :device, others = :others, pod_namespace = :pod_namespace,"
+            " pod_name = :pod_name, pod_uid = :pod_uid, spec = :spec WHERE unit_id = :unit_id",
             map(rows.grant_columns, grants),
         )
 
@@ -276,6 +278,11 @@ class BindingBook(GrantBook):
     def _restore(self, db: sqlite3.Connection) -> None:
         super()._restore(db)
         rows.insert(db, "bindings", map(rows.binding_columns, self._bindings.all()))
+
+
+def _on(grant: Grant, devices: Devices) -> Grant:
+    first, *others = all_of(devices) or ("",)
+    return replace(grant, device=first, others=tuple(others))
 
 
 def _same(known: Binding, other: Binding) -> bool:

@@ -13,11 +13,15 @@ from typing import Generic, Protocol, TypeVar
 
 
 class OfDevice(Protocol):
-    """What a mirror holds: something about one device."""
+    """What a mirror holds: something about a device."""
 
     @property
     def device(self) -> str:
         """Its address."""
+
+
+def _its_device(value: OfDevice) -> tuple[str, ...]:
+    return (value.device,)
 
 
 K = TypeVar("K")
@@ -27,8 +31,10 @@ V = TypeVar("V", bound=OfDevice)
 class Mirror(Generic[K, V]):
     """Values by key and by device, for any thread."""
 
-    def __init__(self, key: Callable[[V], K]) -> None:
+    def __init__(self, key: Callable[[V], K], devices: Callable[[V], Iterable[str]] = _its_device) -> None:
+        """`devices` lists those that a value is about."""
         self._key = key
+        self._devices = devices
         self._guard = threading.Lock()
         self._values: dict[K, V] = {}
         self._of_device: dict[str, dict[K, V]] = {}
@@ -45,7 +51,8 @@ class Mirror(Generic[K, V]):
                 key = self._key(value)
                 former = self._drop(key, keep_place=True)
                 self._values[key] = value
-                self._of_device.setdefault(value.device, {})[key] = value
+                for device in self._devices(value):
+                    self._of_device.setdefault(device, {})[key] = value
                 for watcher in self._watchers:
                     watcher(former, value)
 
@@ -76,10 +83,11 @@ class Mirror(Generic[K, V]):
         former = self._values.get(key)
         if former is None:
             return None
-        siblings = self._of_device[former.device]
-        del siblings[key]
-        if not siblings:
-            del self._of_device[former.device]
+        for device in self._devices(former):
+            siblings = self._of_device[device]
+            del siblings[key]
+            if not siblings:
+                del self._of_device[device]
         if not keep_place:
             del self._values[key]
         return former

@@ -37,7 +37,8 @@ def grant(row: sqlite3.Row) -> Grant:
     pod = _pod(row) if row["pod_name"] is not None else None
     said = json.loads(row["spec"]) if row["spec"] is not None else None
     spec = UnitSpec(**{**said, "beside": tuple(said["beside"])}) if said is not None else None
-    return Grant(row["unit_id"], row["resource_name"], row["device"], row["granted_at"], pod, spec)
+    others = tuple(json.loads(row["others"]))
+    return Grant(row["unit_id"], row["resource_name"], row["device"], row["granted_at"], pod, spec, others)
 
 
 def grant_columns(grant: Grant) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def grant_columns(grant: Grant) -> dict[str, Any]:
         "pod_name": pod.name if pod is not None else None,
         "pod_uid": pod.uid if pod is not None else None,
         "spec": _spec_column(grant.spec),
+        "others": json.dumps(grant.others),
     }
 
 
@@ -59,6 +61,8 @@ def _spec_column(spec: UnitSpec | None) -> str | None:
     if spec is None:
         return None
     said = {"kind": spec.kind, "beside": spec.beside, "edits": dict(spec.edits), "told": dict(spec.told)}
+    if spec.nodes:
+        said["nodes"] = {device: list(nodes) for device, nodes in spec.nodes.items()}
     return json.dumps(said)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from agent.errors import LedgerError
 from agent.ledger import rows
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 JOURNAL_SUFFIX = "-journal-rows"
 _PLACE_BYTES = 8192
 _HEADER = struct.Struct("<IIQ")
@@ -116,6 +116,9 @@ STEPS: Mapping[int, str] = MappingProxyType(
         """,
         6: """
         ALTER TABLE grants ADD COLUMN spec TEXT;
+        """,
+        7: """
+        ALTER TABLE grants ADD COLUMN others TEXT NOT NULL DEFAULT '[]';
         """,
     }
 )

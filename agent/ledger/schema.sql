@@ -8,7 +8,8 @@ CREATE TABLE grants (
     pod_namespace  TEXT,
     pod_name       TEXT,
     pod_uid        TEXT,
-    spec           TEXT
+    spec           TEXT,
+    others         TEXT NOT NULL DEFAULT '[]'
 ) STRICT;
 
 CREATE TABLE attachments (

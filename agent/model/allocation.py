@@ -5,11 +5,19 @@ grant (kubelet Allocate) → bind (pod known) → attach (device in the pod) →
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
+
+Devices = str | tuple[str, ...]
+"""What a unit stands for: one device, or all NICs of a rail."""
+
+
+def all_of(devices: Devices) -> tuple[str, ...]:
+    """List the devices of a unit; none for a slot that is not bound yet."""
+    return tuple(each for each in (devices if isinstance(devices, tuple) else (devices,)) if each != "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +27,21 @@ class Grant:
     unit_id: str
     resource_name: str
     device: str
-    """PCI address of the device behind the unit, or the GPU's UUID; empty for a slot that is not bound yet."""
+    """PCI address of the device behind the unit, or the GPU's UUID; empty for a slot that is not bound yet. Of a rail
+    its first NIC."""
     granted_at: float
     """Seconds since the epoch."""
     pod: PodRef | None = None
     """Known once CNI ADD or PodResources told."""
     spec: UnitSpec | None = None
     """What its container gets by CDI; None where the answer to kubelet named files, or there is nothing to get."""
+    others: tuple[str, ...] = ()
+    """PCI addresses of a rail's NICs but the first."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All that the unit brings, but a rail's GPU: nobody else may have any of it alone."""
+        return all_of((self.device, *self.others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +56,14 @@ class UnitSpec:
     """containerEdits that follow from the hardware; empty while the device is gone: there is no spec then."""
     told: Mapping[str, Any] = field(default_factory=dict)
     """containerEdits that follow from what became of the device in its pod's network."""
+    nodes: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Of a unit with several devices: PCI address → the deviceNodes among the edits that are this device's."""
+
+    def with_nodes(self, device: str, nodes: Sequence[Mapping[str, Any]]) -> UnitSpec:
+        """Say it with other deviceNodes of one of its devices."""
+        of_each = {**self.nodes, device: list(nodes)}
+        by_path = {node["path"]: node for mine in of_each.values() for node in mine}
+        return replace(self, nodes=of_each, edits={**self.edits, "deviceNodes": list(by_path.values())})
 
     @property
     def whole(self) -> Mapping[str, Any]:

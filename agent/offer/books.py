@@ -38,8 +38,8 @@ class Reading:
     """Slots in use."""
     granted: Mapping[str, int] = field(default_factory=dict, compare=False)
     """Device → how many units of it kubelet has granted."""
-    kept: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Rail in use → the NIC that it was granted with."""
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    """Rail in use → the NICs that it was granted with."""
 
 
 def read(books: Ledger, *, with_names: bool, with_slots: bool) -> Reading:
@@ -61,7 +61,7 @@ def read(books: Ledger, *, with_names: bool, with_slots: bool) -> Reading:
         forms={d: (g.resource_name, form) for g in grants if (form := _form(g)) for d in _devices_of(g)}
         | {found.device: (found.resource_name, _CLAIM) for found in claimed if found.exclusive},
         granted=Counter(device for g in grants for device in _devices_of(g)),
-        kept={g.unit_id: g.device for g in grants if UnitId.parse(g.unit_id).is_rail},
+        kept={g.unit_id: g.devices for g in grants if UnitId.parse(g.unit_id).is_rail},
         held=Holdings(
             frozenset(g.unit_id for g in grants if UnitId.parse(g.unit_id).is_slot),
             {b.unit_id: b.device for b in books.bindings()},
@@ -72,9 +72,8 @@ def read(books: Ledger, *, with_names: bool, with_slots: bool) -> Reading:
 
 
 def _devices_of(grant: Grant) -> Iterator[str]:
-    """List what a unit brings. A rail is called by its GPU, and its row names its NIC."""
-    if grant.device:
-        yield grant.device
+    """List what a unit brings. A rail is called by its GPU, and its row names its NICs."""
+    yield from grant.devices
     unit = UnitId.parse(grant.unit_id)
     if unit.is_rail:
         yield unit.device

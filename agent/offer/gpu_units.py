@@ -7,7 +7,7 @@
     mixed    uncut GPUs are its units; slices are those of resources that exist beside it, one for each
              profile, such as nvidia.com/mig-1g.10gb
 
-A rail is a GPU with the NIC that is nearest to it.
+A rail is a GPU with the NIC that is nearest to it, or with several.
 
 A GPU that does not fit is not left out in silence: its unit is there, unhealthy, with the reason.
 """
@@ -15,20 +15,20 @@ A GPU that does not fit is not left out in silence: its unit is there, unhealthy
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from agent.config import Resource
-from agent.model.device import Gpu, MigDevice, Snapshot
-from agent.model.health import Health, unhealthy
+from agent.model.device import NO_NUMA_NODE, Gpu, MigDevice, Snapshot
+from agent.model.health import Health, Reason, unhealthy
 from agent.model.unit_id import UnitId, rail_id, replica_id
 from agent.offer.assignment import Taken
 from agent.offer.offer import Unit
-from agent.placement import Distances, choose_pairs
+from agent.placement import Distances, choose_sets
 
 MISFIT = "MigUnfit"
-NOTHING_KEPT: Mapping[str, str] = MappingProxyType({})
+NOTHING_KEPT: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 Judge = Callable[[Taken, str], Health]
 """Judges the GPU that a resource has, or the slice of it with that UUID."""
 Place = Callable[[Taken], int]
@@ -133,30 +133,39 @@ def list_rails(
     distances: Distances,
     gpus: Sequence[Unit],
     nics: Sequence[Unit],
-    kept: Mapping[str, str] = NOTHING_KEPT,
+    kept: Mapping[str, tuple[str, ...]] = NOTHING_KEPT,
 ) -> tuple[Unit, ...]:
-    """List a resource's rails, in the driver's order of the GPUs. A GPU that finds no NIC makes none.
+    """List a resource's rails, in the driver's order of the GPUs. A GPU that does not find all its NICs makes none.
 
-    The pairs are an exact matching over all GPUs and NICs of the resource, whatever their health and whoever has them,
-    so they stay as they are for as long as the hardware does. A rail that is granted keeps the NIC it was granted
-    with, even if other hardware comes or goes.
+    The sets are matched over all GPUs and NICs of the resource, whatever their health and whoever has them, so they
+    stay as they are for as long as the hardware does. A rail that is granted keeps the NICs it was granted with, even
+    if other hardware comes or goes, or the configuration asks for another number of them.
 
     `gpus` and `nics` are units as resources of these kinds would offer them: an HCA's share is a NIC for one GPU.
-    `kept` maps rails that are granted to their NIC.
+    `kept` maps rails that are granted to their NICs.
     """
     by_uuid = {unit.device: unit for unit in gpus}
     by_address = {unit.device: unit for unit in nics}
     room = Counter(unit.device for unit in nics)
-    pairs: dict[str, str] = {}
-    for rail, nic in kept.items():
+    sets: dict[str, tuple[str, ...]] = {}
+    lost: dict[str, frozenset[str]] = {}
+    for rail, held in kept.items():
+        if not UnitId.parse(rail).is_rail:
+            continue
         uuid = UnitId.parse(rail).device
-        if UnitId.parse(rail).is_rail and room[nic]:
+        there = [nic for nic in held if room[nic]]
+        for nic in there:
             room[nic] -= 1  # also of a GPU that is lost: its pod has the NIC still
-            if uuid in by_uuid:
-                pairs[uuid] = nic
-    rest = [uuid for uuid in distances.gpus if uuid in by_uuid and uuid not in pairs]
-    pairs |= choose_pairs(distances, rest, sorted(room.elements()), len(rest))
-    return tuple(_rail(resource, by_uuid[uuid], by_address[pairs[uuid]]) for uuid in distances.gpus if uuid in pairs)
+        if uuid in by_uuid and (there or len(held) > 1):
+            sets[uuid] = held
+            lost[uuid] = frozenset(held).difference(there)
+    rest = [uuid for uuid in distances.gpus if uuid in by_uuid and uuid not in sets]
+    sets |= choose_sets(distances, rest, room, resource.nic.count)
+    return tuple(
+        _rail(resource, by_uuid[uuid], [_half(resource, nic, by_address, lost.get(uuid, ())) for nic in sets[uuid]])
+        for uuid in distances.gpus
+        if uuid in sets
+    )
 
 
 def nic_resource(resource: Resource) -> Resource:
@@ -170,15 +179,28 @@ def gpu_resource(resource: Resource) -> Resource:
     return replace(resource, kind="gpu", select=resource.gpu)
 
 
-def _rail(resource: Resource, gpu: Unit, nic: Unit) -> Unit:
+def _half(resource: Resource, nic: str, there: Mapping[str, Unit], lost: Collection[str]) -> Unit:
+    """Give a NIC of a rail as a unit: also one of a granted rail that is gone, or that somebody else has by now."""
+    found = there.get(nic) or Unit(
+        nic, resource.name, resource.nic.kind, nic, unhealthy(Reason.DEVICE_GONE), NO_NUMA_NODE
+    )
+    return replace(found, health=unhealthy(Reason.DEVICE_GONE)) if nic in lost else found
+
+
+def _rail(resource: Resource, gpu: Unit, nics: Sequence[Unit]) -> Unit:
+    """Make a rail. It is as ill as any of its parts; a NIC in quarantine counts first, as it must not be granted."""
+    first, *further = nics
+    ill = [part.health for part in (gpu, *nics) if not part.health.healthy]
+    withheld = (health for health in ill if health.reason == Reason.QUARANTINED)
     return Unit(
         unit_id=rail_id(gpu.device),
         resource_name=resource.name,
         kind="rail",
-        device=nic.device,
-        health=nic.health if gpu.health.healthy else gpu.health,
+        device=first.device,
+        health=next(withheld, None) or next(iter(ill), gpu.health),
         numa_node=gpu.numa_node,
-        rdma_devices=nic.rdma_devices,
-        alternative=nic.alternative,
+        rdma_devices=first.rdma_devices,
+        alternative=first.alternative,
         gpu=gpu.device,
+        further=tuple(further),
     )

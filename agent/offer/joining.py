@@ -42,7 +42,9 @@ def _places(network: Network, config: Config, offer: Offer) -> tuple[Place, ...]
     names = {resource.name for resource in config.resources if network.name in resource.networks.values()}
     if not network.words or not names:
         return ()
-    return tuple(offer.place(device) for device, name in offer.network_devices.items() if name in names)
+    sets = {d: unit.devices for mine in offer.units.values() for unit in mine if unit.further for d in unit.devices}
+    mine = (device for device, name in offer.network_devices.items() if name in names)
+    return tuple(offer.place(device, sets.get(device, ())) for device in mine)
 
 
 def _tells(place: Place, network: Network) -> bool:

@@ -31,11 +31,23 @@ class Unit:
     alternative: int = 0
     """Which alternative of the resource's selector took the device."""
     gpu: str = ""
-    """A rail's GPU, by its UUID; `device` is its NIC."""
+    """A rail's GPU, by its UUID; `device` is its first NIC."""
+    further: tuple[Unit, ...] = ()
+    """A rail's other NICs, each as the unit that it would be by itself."""
     is_slot: bool = False
     """The device is chosen when the whole pod is known."""
     beside: str = field(default="", compare=False)
     """For a slot, a device of its NUMA node, to tell what is near to it."""
+
+    @property
+    def parts(self) -> tuple[Unit, ...]:
+        """One unit for each device: itself, and a rail's other NICs."""
+        return (self, *self.further)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All that it brings, but a rail's GPU; none for a slot that is not bound."""
+        return tuple(part.device for part in self.parts if part.device)
 
     @property
     def place(self) -> str:
@@ -102,8 +114,11 @@ class Offer:
         """Adapter → the number of its rail."""
         return MappingProxyType({rail.device: rail.number for rail in self.rails})
 
-    def place(self, device: str) -> Place:
-        """Tell where a device stands, by its PCI address, for templates of networks."""
+    def place(self, device: str, beside: Sequence[str] = ()) -> Place:
+        """Tell where a device stands, by its PCI address, for templates of networks.
+
+        `beside` are the NICs that came with the same GPU, if they are several: their rail is the least that one has.
+        """
         facts = self.snapshot.by_address.get(device)
         if facts is None:
             return Place(adapter=device)
@@ -112,12 +127,18 @@ class Offer:
         own = adapter.netdev.name if adapter.netdev is not None else ""
         numa_node = facts.numa_node if facts.numa_node != NO_NUMA_NODE else adapter.numa_node
         return Place(
-            rail=rail.number if rail is not None else None,
+            rail=self.rail_number(beside or (device,)),
             pf=own or (rail.netdev if rail is not None else ""),
             numa=numa_node if numa_node != NO_NUMA_NODE else None,
             vf=facts.vf_index,
             adapter=adapter.address,
         )
+
+    def rail_number(self, devices: Sequence[str]) -> int | None:
+        """Tell the number of the rail that devices stand on, which are NICs of one GPU; None if none is on a rail."""
+        found = (facts for device in devices if (facts := self.snapshot.by_address.get(device)) is not None)
+        adapters = ((self.snapshot.parent(facts) or facts).address for facts in found)
+        return min((self.rail_of[adapter] for adapter in adapters if adapter in self.rail_of), default=None)
 
     def find(self, resource_name: str, unit_id: str) -> Unit | None:
         """Find a unit of a resource."""
@@ -143,7 +164,7 @@ class Offer:
             if any(unit.is_counted for unit in mine):
                 devices = {a for a in self._behind(mine) if not self.snapshot.by_address[a].is_vf}
             else:
-                devices = {unit.device for unit in mine if is_pci_address(unit.device)}
+                devices = {device for unit in mine for device in unit.devices if is_pci_address(device)}
             for device in devices:
                 found.setdefault(device, name)
         return MappingProxyType(found)
@@ -151,7 +172,8 @@ class Offer:
     @cached_property
     def vfs(self) -> frozenset[str]:
         """The VFs behind all units, and those that slots may get: what is ours to put back."""
-        offered = {unit.device for _, mine in self._lists() for unit in mine if unit.kind in ("vf", "rail")}
+        units = (unit for _, mine in self._lists() for unit in mine if unit.kind in ("vf", "rail"))
+        offered = {device for unit in units for device in unit.devices}
         return frozenset(a for a in offered if (pci := self.snapshot.by_address.get(a)) is not None and pci.is_vf)
 
     @cached_property
@@ -160,7 +182,7 @@ class Offer:
         found: set[tuple[str, str]] = set()
         for name, mine in self._lists():
             shared = any(unit.is_counted for unit in mine)
-            addresses = self._behind(mine) if shared else {unit.device for unit in mine}
+            addresses = self._behind(mine) if shared else {d for unit in mine for d in unit.devices}
             devices = (self.snapshot.by_address.get(address) for address in addresses)
             found |= {(name, device.physfn or device.address) for device in devices if device is not None}
         return frozenset(found)

@@ -63,7 +63,9 @@ class Offers:
         strays, now = strays_of(books, self._owners, resources), self._clock()
         lost = frozenset(rail for rail in books.kept if UnitId.parse(rail).device not in snapshot.gpu_by_uuid)
         granted = {device: books.granted[device] for device in self._claimable & books.granted.keys()}
-        look = (strays, self._health.turn(), self._missing.devices & books.holders.keys(), lost, granted)
+        odd = _odd(books.kept, resources, snapshot)
+        in_pods, other = self._missing.devices & books.holders.keys(), _with_others(books.kept, self._units)
+        look = (strays, self._health.turn(), in_pods, (lost, odd, other), granted)
         due = self._missing.due(books.holders, self._health.settings.gone_seconds)
         if (ground, look) == (self._ground, self._look) and (due is None or now < due):
             if books.held == self._slots:
@@ -106,7 +108,7 @@ class Offers:
         self._claimable = frozenset(unit.device for found in claimable.values() for unit in found)
         granted = {device: books.granted[device] for device in self._claimable & books.granted.keys()}
         in_pods = self._missing.devices & books.holders.keys()
-        self._look = (*look[:2], in_pods, lost, granted)
+        self._look = (*look[:2], in_pods, (lost, odd, _with_others(books.kept, self._units)), granted)
         self._offer = replace(
             made,
             units=MappingProxyType({name: units[name] for name in made.units}),
@@ -149,6 +151,26 @@ class Offers:
         due = self._missing.due(self._held, self._health.settings.gone_seconds)
         waits = (self._health.seconds_to_look(), None if due is None else max(0.0, due - self._clock()))
         return min((seconds for seconds in waits if seconds is not None), default=None)
+
+
+def _odd(
+    kept: Mapping[str, tuple[str, ...]], resources: Sequence[Resource], snapshot: Snapshot
+) -> Mapping[str, tuple[str, ...]]:
+    """Pick the granted rails whose NICs will be others once nobody has them."""
+    counts = {resource.nic.count for resource in resources if resource.kind == "rail"}
+    return {
+        rail: nics
+        for rail, nics in kept.items()
+        if {len(nics)} != counts or any(nic not in snapshot.by_address for nic in nics)
+    }
+
+
+def _with_others(
+    kept: Mapping[str, tuple[str, ...]], units: Mapping[str, Sequence[Unit]]
+) -> Mapping[str, tuple[str, ...]]:
+    """Pick the granted rails that are listed with other NICs, as by a list that was made while they were granted."""
+    listed = {unit.unit_id: unit.devices for mine in units.values() for unit in mine if unit.gpu} if kept else {}
+    return {rail: nics for rail, nics in kept.items() if listed.get(rail, nics) != nics}
 
 
 def _withheld(units: Mapping[str, tuple[Unit, ...]], health: HealthBook) -> Mapping[str, tuple[Unit, ...]]:
@@ -202,11 +224,12 @@ class Missing:
     @property
     def devices(self) -> frozenset[str]:
         """The devices that are missed."""
-        return frozenset(unit.device for units in self.units.values() for unit in units)
+        return frozenset(device for units in self.units.values() for unit in units for device in unit.devices)
 
     def due(self, held: Collection[str], keep_seconds: float) -> float | None:
         """Tell when the next of them leaves the list: one that nobody holds any more."""
-        waiting = (unit.unit_id for units in self.units.values() for unit in units if unit.device not in held)
+        every = (unit for units in self.units.values() for unit in units)
+        waiting = (unit.unit_id for unit in every if not any(device in held for device in unit.devices))
         return min((self.since[unit_id] + keep_seconds for unit_id in waiting), default=None)
 
 
@@ -235,7 +258,8 @@ def miss(
             if unit.unit_id in here or unit.is_slot:
                 continue
             began = missed.since.get(unit.unit_id, now)
-            if (now >= began + keep_seconds or _was_cut_out(unit, snapshot)) and unit.device not in held:
+            is_over = now >= began + keep_seconds or _was_cut_out(unit, snapshot)
+            if is_over and not any(device in held for device in unit.devices):
                 continue
             health = _judge(resource, unit, snapshot)
             if health is not None:
@@ -247,13 +271,14 @@ def miss(
 
 
 def _judge(resource: Resource, unit: Unit, snapshot: Snapshot) -> Health | None:
-    """Say why a unit is no longer listed; None if that is no fault. A rail is its GPU and its NIC."""
+    """Say why a unit is no longer listed; None if that is no fault. A rail is its GPU and its NICs."""
     if resource.kind == "rail" and unit.gpu not in snapshot.gpu_by_uuid:
         return judge_missing(unit.gpu, (), (), snapshot)
     half = nic_resource(resource) if resource.kind == "rail" else resource
-    needs = unit.rdma_devices if "hca" in (unit.kind, half.kind) else ()
     drivers = half.select.drivers if resource.kind != "gpu" else ()
-    return judge_missing(unit.device, needs, drivers, snapshot)
+    is_hca = "hca" in (unit.kind, half.kind)
+    found = (judge_missing(p.device, p.rdma_devices if is_hca else (), drivers, snapshot) for p in unit.parts)
+    return next((health for health in found if health is not None), None)
 
 
 def _was_cut_out(unit: Unit, snapshot: Snapshot) -> bool:

@@ -51,8 +51,8 @@ class Inputs:
     """What the books say of slots."""
     policy: HealthPolicy = PLAIN_POLICY
     """What of the facts counts."""
-    kept: Mapping[str, str] = field(default_factory=dict)
-    """Granted rail → the NIC that it was granted with."""
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Granted rail → the NICs that it was granted with."""
     strays: Collection[str] = ()
     """Slices of GPUs that pods hold under another name than they would be offered by."""
     rulers: Collection[str] = ()

@@ -5,6 +5,7 @@
     match_groups   NICs for several containers at once
     choose_gpus    GPUs that belong together and find NICs near them
     choose_pairs   both at once
+    choose_sets    several NICs for each of some GPUs
     choose         units of one resource, as kubelet asks for them
 
 Devices are named by PCI address (of a VF, a PF or any other function) and GPUs by UUID; a MIG
@@ -17,6 +18,7 @@ from __future__ import annotations
 from agent.placement.distances import Distances
 from agent.placement.gpus import choose_gpus, choose_pairs
 from agent.placement.nics import Group, for_pairs, match_groups, match_nics
+from agent.placement.rails import choose_sets
 from agent.placement.units import Layout, Option, choose, first_units
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "choose",
     "choose_gpus",
     "choose_pairs",
+    "choose_sets",
     "first_units",
     "for_pairs",
     "match_groups",

@@ -91,7 +91,7 @@ class _Books(Attachments):
         found = self._kubelet.pod(pod)
         told = found.all_device_ids if found is not None else ()
         units = {*told, *(unit for held in noted for of_one in held.units.values() for unit in of_one)}
-        granted = {grant.unit_id for grant in self._node.ledger.grants() if is_pci_address(grant.device)}
+        granted = {grant.unit_id for grant in self._node.ledger.grants() if any(map(is_pci_address, grant.devices))}
         return any(unit in granted or _is_of_adapter(unit) for unit in units)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from agent.errors import AgentError, ClaimConflict
 from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
-from agent.model.allocation import Grant, PodRef
+from agent.model.allocation import Devices, Grant, PodRef, all_of
 from agent.model.unit_id import UnitId
 from agent.reconcile.ended import Ended, EndedPods
 from agent.reconcile.view import Outside, View
@@ -24,7 +24,7 @@ class TakeOver:
     """A pod has a unit that is not in the books."""
 
     held: HeldUnit
-    device: str
+    devices: Devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Move:
     """The unit stands for a device that has another address now."""
 
     unit_id: str
-    device: str
+    devices: Devices
     reason: str
 
 
@@ -93,7 +93,7 @@ class Grants:
             if offered is not None:
                 self._settled.set(True)
 
-    def _settle(self, view: View, held_units: Sequence[HeldUnit], offered: Mapping[str, str] | None) -> None:
+    def _settle(self, view: View, held_units: Sequence[HeldUnit], offered: Mapping[str, Devices] | None) -> None:
         self._date_anew()
         grants = self._ledger.grants()
         for action in decide(
@@ -118,15 +118,15 @@ class Grants:
         for grant in self._ledger.grants():
             if grant.granted_at > latest:
                 log.warning("the clock was set back since %s was granted", grant.unit_id)
-                self._ledger.grant(grant.resource_name, {grant.unit_id: grant.device})
+                self._ledger.grant(grant.resource_name, {grant.unit_id: grant.devices})
                 if grant.pod is not None:
                     self._ledger.bind([grant.unit_id], grant.pod)
 
     def _carry_out(self, action: Action, asked_at: float) -> None:
         match action:
-            case TakeOver(held, device):
+            case TakeOver(held, devices):
                 try:
-                    self._ledger.grant(held.resource_name, {held.unit_id: device})
+                    self._ledger.grant(held.resource_name, {held.unit_id: devices})
                 except ClaimConflict as error:
                     log.error("kubelet counts %s to pod %s, and %s", held.unit_id, held.pod, error)
                     return
@@ -140,9 +140,9 @@ class Grants:
                 log.info("%s is free again: kubelet counts it to no pod", unit_id)
                 self._ledger.release([unit_id], granted_before=asked_at)
                 self._outside.count("grant-release", "unclaimed")
-            case Move(unit_id, device, reason):
-                log.warning("unit %s stands for %s now: %s", unit_id, device, reason)
-                self._ledger.move_grants({unit_id: device})
+            case Move(unit_id, devices, reason):
+                log.warning("unit %s stands for %s now: %s", unit_id, ", ".join(all_of(devices)), reason)
+                self._ledger.move_grants({unit_id: devices})
                 self._outside.count("grant-move", reason)
 
 
@@ -150,7 +150,7 @@ def decide(
     grants: Sequence[Grant],
     held_units: Sequence[HeldUnit],
     *,
-    offered: Mapping[str, str] | None,
+    offered: Mapping[str, Devices] | None,
     attached: Collection[str],
     moved: Mapping[str, str],
     asked_at: float,
@@ -182,13 +182,13 @@ def decide(
         grant.unit_id
         for grant in grants
         if grant.unit_id not in claimed
-        and grant.device not in attached
+        and not any(device in attached for device in grant.devices)
         and not (_is_nameless(grant) and grant.unit_id in noted)
         and (grant.granted_at < unclaimed_before or any(_is_of(grant, one, asked_at) for one in ended))
     }
     actions += [Release(unit) for unit in sorted(gone)]
     if offered is not None:
-        kept = [grant for grant in grants if grant.unit_id not in gone and grant.device not in attached]
+        kept = [g for g in grants if g.unit_id not in gone and not any(device in attached for device in g.devices)]
         actions += _moves(kept, held_units, offered, moved)
     return tuple(actions)
 
@@ -199,7 +199,7 @@ def _is_nameless(grant: Grant) -> bool:
 
 
 def _moves(
-    grants: Sequence[Grant], held_units: Sequence[HeldUnit], offered: Mapping[str, str], moved: Mapping[str, str]
+    grants: Sequence[Grant], held_units: Sequence[HeldUnit], offered: Mapping[str, Devices], moved: Mapping[str, str]
 ) -> list[Move]:
     """List the grants whose device is elsewhere.
 
@@ -208,19 +208,18 @@ def _moves(
     where that is now, unless somebody else was given that.
     """
     moves = []
-    taken = {offered[c.unit_id] for c in held_units if c.unit_id in offered} | {
-        offered[g.unit_id] for g in grants if g.unit_id in offered
-    }
+    known = {*(c.unit_id for c in held_units), *(g.unit_id for g in grants)} & offered.keys()
+    taken = {device for unit_id in known for device in all_of(offered[unit_id])}
     for grant in grants:
         if grant.unit_id in offered:
             # A slot's device is chosen for its pod; an offer only repeats it, a moment later.
-            if offered[grant.unit_id] != grant.device and not UnitId.parse(grant.unit_id).is_slot:
+            if all_of(offered[grant.unit_id]) != grant.devices and not UnitId.parse(grant.unit_id).is_slot:
                 moves.append(Move(grant.unit_id, offered[grant.unit_id], "offered-elsewhere"))
             continue
-        target = moved.get(grant.device)
-        if target is not None and target not in taken:
-            taken.add(target)
-            moves.append(Move(grant.unit_id, target, "renumbered"))
+        targets = tuple(moved.get(device, device) for device in grant.devices)
+        if targets != grant.devices and taken.isdisjoint(moved[device] for device in grant.devices if device in moved):
+            taken.update(targets)
+            moves.append(Move(grant.unit_id, targets, "renumbered"))
     return moves
 
 

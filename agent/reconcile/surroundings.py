@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from agent.kubelet.cri import ContainerRuntime, Sandbox
 from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
+from agent.model.allocation import Devices
 from agent.model.health import Reason
 from agent.offer.offer import Offer
 from agent.reconcile.view import Outside
@@ -57,12 +58,12 @@ class Surroundings(Outside):
         """Return the newest offer; before the first one, what it would say."""
         return self._granted.offer()
 
-    def devices_of_units(self) -> Mapping[str, str] | None:
-        """Map the IDs of the offered units to devices; None before the first offer."""
+    def devices_of_units(self) -> Mapping[str, Devices] | None:
+        """Map the IDs of the offered units to their devices; None before the first offer."""
         offer = self._offer.value
         if not offer.snapshot.generation:
             return None  # the first one may be of nothing
-        return {unit.unit_id: unit.device for offered in offer.units.values() for unit in offered}
+        return {unit.unit_id: unit.devices for offered in offer.units.values() for unit in offered}
 
     def noted_units(self) -> Collection[str]:
         """Name the units that kubelet's checkpoint counts to containers; none where it cannot be read."""

@@ -79,7 +79,7 @@ class Units:
     def _compare(self, entries: Sequence[Entry], offer: Offer, view: View) -> None:
         """Withhold the units of containers that would get another's device."""
         names = {resource.name for resource in self._config.value.resources}
-        granted = {grant.unit_id: grant.device for grant in self._ledger.grants()}
+        granted = {grant.unit_id: grant.devices for grant in self._ledger.grants()}
         found = misled([e for e in entries if not self._is_over(e, granted, view)], granted, names, offer)
         units = frozenset((one.entry.resource_name, unit_id) for one in found for unit_id in one.entry.unit_ids)
         told = [_told(one, self._pod(one.entry, view)) for one in found]

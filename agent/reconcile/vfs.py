@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agent.errors import AgentError
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef
+from agent.model.allocation import PodRef, all_of
 from agent.model.device import PciDevice, Snapshot
 from agent.model.vf_identity import KnownDevice, identities, is_strange, may_be_strange, moved, usual_name
 from agent.reconcile.grants import Moved
@@ -99,12 +99,15 @@ class Vfs:
             return
         self._replaced.adopt()  # a replaced plugin that still has its name knows more of them than the search finds out
         units, bindings = self._outside.devices_of_units() or {}, self._ledger.bindings()
-        pods: dict[str, PodRef] = {grant.device: grant.pod for grant in self._ledger.grants() if grant.pod}
-        pods |= {units.get(held.unit_id, held.unit_id): held.pod for held in view.held_units or ()}
+        held_units = [
+            (held, d) for held in view.held_units or () for d in all_of(units.get(held.unit_id, held.unit_id))
+        ]
+        pods: dict[str, PodRef] = {d: grant.pod for grant in self._ledger.grants() if grant.pod for d in grant.devices}
+        pods |= {device: held.pod for held, device in held_units}
         pods |= {b.device: b.pod for b in bindings if b.pod.name}
         live = [s for s in view.sandboxes or () if s.ready]
         containers = {(s.pod.namespace, s.pod.name): s.sandbox_id for s in live}
-        resources = {units.get(held.unit_id, held.unit_id): held.resource_name for held in view.held_units or ()}
+        resources = {device: held.resource_name for held, device in held_units}
         resources |= {b.device: b.resource_name for b in bindings}
         for claim in self._ledger.claims():
             alone = [device for device in claim.devices if device.exclusive and not device.admin]

@@ -10,7 +10,7 @@ from typing import Protocol
 from agent.errors import Unavailable
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import HeldUnit
-from agent.model.allocation import Attachment
+from agent.model.allocation import Attachment, Devices
 from agent.offer.offer import Offer
 
 
@@ -41,8 +41,8 @@ class Outside:
         """Return the newest offer; before the first one, what it would say."""
         return Offer()
 
-    def devices_of_units(self) -> Mapping[str, str] | None:
-        """Map the IDs of the offered units to devices; None before the first offer."""
+    def devices_of_units(self) -> Mapping[str, Devices] | None:
+        """Map the IDs of the offered units to their devices; None before the first offer."""
         return None
 
     def noted_units(self) -> Collection[str]:

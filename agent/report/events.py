@@ -126,7 +126,7 @@ def tell_grant(before: Grant | None, after: Grant | None) -> tuple[str, str, str
     if after is None:
         return None if before is None else ("release", _unit(before), f"{before.resource_name}{_of(before)} is free")
     if after.pod is not None:
-        if before is not None and before.pod == after.pod and before.device == after.device:
+        if before is not None and before.pod == after.pod and before.devices == after.devices:
             return None
         return "grant", _unit(after), f"{after.resource_name} to {after.pod}"
     if before is not None and before.granted_at == after.granted_at:
@@ -173,7 +173,7 @@ def _first(devices: Sequence[str]) -> str:
 
 
 def _unit(grant: Grant) -> str:
-    return grant.device or grant.unit_id
+    return ", ".join(grant.devices) or grant.unit_id
 
 
 def _of(grant: Grant) -> str:

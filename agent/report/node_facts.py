@@ -72,5 +72,6 @@ class NodeFacts:
         ledger = self._ledger.value
         held: frozenset[str] = frozenset()
         if ledger is not None:
-            held = frozenset(g.device for g in ledger.grants()) | frozenset(row.device for row in ledger.attachments())
+            granted = (device for grant in ledger.grants() for device in grant.devices)
+            held = frozenset((*granted, *(row.device for row in ledger.attachments())))
         return host.counters(self.snapshot.value, held)

@@ -226,7 +226,7 @@ class Planner:
 
     def _taken(self, claim: Allocation) -> Counter[str]:
         """Count what others have of each device: its shares, or all of it."""
-        taken = Counter(grant.device for grant in self._ledger.grants())
+        taken = Counter(device for grant in self._ledger.grants() for device in grant.devices)
         for other in self._ledger.claims():
             for found in other.devices if other.ref.uid != claim.ref.uid else ():
                 if not found.admin:

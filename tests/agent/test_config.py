@@ -290,6 +290,18 @@ def test_devices_for_programs_cannot_bring_an_rdma_device(shape: str, drivers: s
     assert problem.startswith("resources[0].network: 'n' says rdma: true, and the resource selects devices of vfio-pci")
 
 
+def test_a_rail_may_have_several_nics() -> None:
+    text = "resources: [{{name: a/b, kind: rail, nic: {{kind: {}, {}}}}}]"
+    assert config.parse(text.format("vf", "select: {}"), "file").resources[0].nic.count == 1
+    assert config.parse(text.format("hca", "count: 4"), "file").resources[0].nic.count == 4
+    for wrong in ("0", "-1", "1.5", "four", "65", "true"):
+        (problem,) = problems_of(text.format("nic", f"count: {wrong}"))
+        assert problem.startswith("resources[0].nic.count: ")
+        assert "1" in problem
+    (problem,) = problems_of("resources: [{name: a/b, kind: vf, count: 2}]")
+    assert problem.startswith("resources[0].count: ")
+
+
 def test_errors_of_gpus_are_ignored_or_fatal_by_number_or_all_at_once() -> None:
     health = config.parse("health: {ignoredXids: [all], fatalXids: [48, 79], xidQuietSeconds: 60}", "test").health
     assert [health.gpu_policy.classify(xid).value for xid in (48, 74, 13)] == ["fatal", "application", "application"]

@@ -66,7 +66,7 @@ def note(path: Path, *pods: str | None, resource_name: str = "rdma/vf", unit_id:
     ],
 )
 def test_what_may_join_a_network(resource: Resource | None, unit_id: str, device: str, expected: bool) -> None:
-    assert may_join(resource, unit_id, device) is expected
+    assert may_join(resource, unit_id, (device,)) is expected
 
 
 def test_a_pod_is_named_by_what_each_call_about_it_says() -> None:

@@ -12,10 +12,13 @@ import pytest
 
 from agent.edits.cdi import SlotSpecs
 from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.told import NOTED
+from agent.edits.told import NOTED, Nic
 from agent.edits.unit_specs import UnitSpecs
 from agent.model.allocation import Binding, PodRef, UnitSpec
+from agent.model.network_data import NetworkData
 from agent.offer.offer import Offer
+from agent.offer.rails import rails_of
+from agent.placement import Distances
 from agent.state import Latest
 from cni.attachment import Attachments
 from cni.node import Node, Observer
@@ -27,6 +30,7 @@ from tests.cni.modes import rdma_node
 from tests.cni.modes.rdma_node import rdma_name
 from tests.cni.tiny_node import Rig, vf
 from tests.cni.told_grants import ToldGrants
+from tests.deviceplugin.machines import node
 
 SLOT = "slot-rdma:vf-0-0"
 ASKED = ("NCCL_IB_HCA==mlx5_1", "NODEFABRIC_RAILS=/run/nodefabric/rails.json")
@@ -274,3 +278,15 @@ def test_a_unit_that_was_granted_early_is_told_of_as_long_as_its_pod_has_it(scen
     scene.rig.delete("c1", scene.rig.folder / "c1.netns")
     scene.rig.await_back()
     assert scene.edits(unit) == spec.edits
+
+
+def test_nics_that_came_with_one_gpu_have_one_number_in_the_file(tmp_path: Path) -> None:
+    snapshot = node(rails=4, vfs=1)
+    vfs = [device.address for device in snapshot.devices if device.is_vf]
+    offer = Offer(snapshot, rails=rails_of(snapshot, Distances(snapshot)))
+    files = RailFiles(tmp_path, Latest(offer), cast(Any, SimpleNamespace(pod=lambda _: None)), Latest({}))
+    nics = [Nic(vf, "rdma/rail", NetworkData("net1", "", ())) for vf in vfs]
+    sets = ((vfs[3], vfs[1]),)
+    (path,) = files.write("c1", PodRef("default", "p"), ["NODEFABRIC_RAILS"], nics, sets).values()
+    told = json.loads(Path(path).read_text())["rails"]
+    assert {rail["nic"]["pciAddress"]: rail["rail"] for rail in told} == dict(zip(vfs, (0, 1, 2, 1), strict=True))

@@ -11,6 +11,7 @@ import pytest
 from agent.config import Resource
 from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
 from agent.ledger import Ledger
+from agent.model.allocation import Devices
 from agent.model.device import CharDevice, Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import list_units
@@ -133,7 +134,7 @@ def test_a_link_that_is_down_does_not_fail_the_pod_for_good(allocator: Allocator
 
 def test_a_ledger_that_cannot_be_written_grants_nothing(clock: Clock) -> None:
     class FullDisk:
-        def grant(self, resource_name: str, units: Mapping[str, str], specs: object = None) -> None:
+        def grant(self, resource_name: str, units: Mapping[str, Devices], specs: object = None) -> None:
             raise LedgerError("/var/lib/nodefabric/ledger.db: database or disk is full")
 
     with contextlib.closing(Allocator(Latest(Offer()), RESOURCES, FullDisk(), clock)) as allocator:

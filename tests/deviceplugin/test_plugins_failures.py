@@ -16,6 +16,7 @@ import pytest
 
 from agent.errors import LedgerError
 from agent.ledger import Ledger
+from agent.model.allocation import Devices
 from agent.sim.pods import Container
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.awaiting import until
@@ -58,7 +59,7 @@ class Broken(Ledger):
 
     error: Exception
 
-    def grant(self, resource_name: str, units: Mapping[str, str], specs: object = None) -> None:
+    def grant(self, resource_name: str, units: Mapping[str, Devices], specs: object = None) -> None:
         raise self.error
 
 

@@ -69,3 +69,37 @@ def test_a_whole_adapter_goes_into_the_pod_and_comes_back(stage: Stage) -> None:
     stage.delete_pod("a")
     stage.await_no_pod("a")
     assert settled(lambda: [*not_back(hardware, before), *still_attached(stage)]) == []
+
+
+def test_a_rail_of_two_vfs_brings_both_each_with_an_interface_of_its_own(stage: Stage) -> None:
+    one_of_each = {"pf": [f"ens{n}f0np0#0" for n in range(1, 9)]}
+    several = {**RAIL, "nic": {"kind": "vf", "select": one_of_each, "count": 2}, "network": "rails"}
+    networks = [{"name": "rails", "ifName": "rail{rail}"}]
+    hardware = stage.build_node("h100-8gpu")
+    stage.write_config({**CONFIG, "resources": [several], "networks": networks})
+    stage.write_conflist()
+    stage.start_kubelet("--seed", "7")
+    stage.start_agent()
+    stage.await_ready()
+    before = hardware.links.by_device()
+    taken: dict[str, str] = {}
+    for name in ("a", "b"):
+        stage.create_pod(name, {"rdma/rail": 1})
+        (container,) = stage.await_pod(name)["containers"]
+        nics = container["envs"]["PCIDEVICE_RDMA_RAIL"].split(",")
+        rows = [row for row in stage.status()["attachments"] if row["pod"] == f"default/{name}"]
+        assert {row["device"] for row in rows} == set(nics)
+        first, second = sorted(row["ifname"] for row in rows)
+        assert second == f"{first}-2"
+        assert taken.keys().isdisjoint(nics)
+        taken |= dict.fromkeys(nics, name)
+        assert len(taken) == 2 * len({*taken.values()})
+        stage.end("agent")
+        stage.start_agent()
+        stage.await_ready()
+        granted = {grant["pod"]: grant["devices"] for grant in stage.status()["grants"]}
+        assert granted[f"default/{name}"] == nics
+    for name in ("a", "b"):
+        stage.delete_pod(name)
+        stage.await_no_pod(name)
+    assert settled(lambda: [*not_back(hardware, before), *still_attached(stage)]) == []

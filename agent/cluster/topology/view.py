@@ -205,7 +205,9 @@ class View:
 
     def _vf_counters(self) -> tuple[VfCounters, ...]:
         ledger = self.node.ledger
-        held = {grant.device for grant in ledger.grants()} | {row.device for row in ledger.attachments()}
+        held = {device for grant in ledger.grants() for device in grant.devices} | {
+            row.device for row in ledger.attachments()
+        }
         busy = with_busy_vfs(self.snapshot, held)
         return self.node.host.counters(busy, frozenset()).vfs if busy.devices else ()
 

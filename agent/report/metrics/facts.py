@@ -161,7 +161,7 @@ def _unit_families(facts: Facts) -> Iterator[Metric]:
         for unit in units_of:
             states[name, "healthy" if unit.health.healthy else "unhealthy"] += 1
             states[name, "granted"] += unit.unit_id in granted
-            states[name, "attached"] += unit.device in attached
+            states[name, "attached"] += not attached.isdisjoint(unit.devices)
             if not unit.health.healthy:
                 reasons[name, unit.health.reason] += 1
     units = GaugeMetricFamily(
@@ -194,8 +194,9 @@ def _allocations(facts: Facts) -> Metric:
             unit = offered.get(grant.unit_id)
             numa_node = unit.numa_node if unit is not None else _numa_node(facts.snapshot, grant.device)
             where = pod.namespace, pod.name, facts.containers.get(grant.unit_id, "")
-            family.add_metric((*where, grant.resource_name, grant.unit_id, grant.device, str(numa_node)), 1)
-    granted = {grant.device for grant in facts.grants}
+            for device in grant.devices or ("",):
+                family.add_metric((*where, grant.resource_name, grant.unit_id, device, str(numa_node)), 1)
+    granted = {device for grant in facts.grants for device in grant.devices}
     for named, resource, device in dict.fromkeys(_without_units(facts)):
         if is_pci_address(device) and device not in granted:
             numa_node = _numa_node(facts.snapshot, device)
@@ -228,9 +229,10 @@ def _pod_devices(facts: Facts) -> Metric:
         labels=("pciAddr", "dev_type", "pod", "namespace", "container"),
     )
     found = [
-        (g.device, g.resource_name, g.pod.name, g.pod.namespace, facts.containers.get(g.unit_id, ""))
+        (device, g.resource_name, g.pod.name, g.pod.namespace, facts.containers.get(g.unit_id, ""))
         for g in facts.grants
-        if g.pod is not None and is_pci_address(g.device)
+        for device in g.devices
+        if g.pod is not None and is_pci_address(device)
     ]
     for labels in dict.fromkeys(found):  # shares of one HCA differ in nothing that the exporter tells
         family.add_metric(labels, 1)

@@ -86,8 +86,9 @@ function heldOf(model) {
   const attached = new Set(attachments.map((row) => row.device));
   const inPods = attachments.map((row) =>
     [row.device, row.resource, row.pod, row.ifname, row.addresses.join(", "), row.state, { at: row.since }]);
-  const others = grants.filter((grant) => !attached.has(grant.device)).map((grant) => {
-    const name = grant.device ? model.label(grant.device) : grant.unit;
+  const devicesOf = (grant) => grant.devices ?? [grant.device];
+  const others = grants.filter((grant) => !devicesOf(grant).some((device) => attached.has(device))).map((grant) => {
+    const name = grant.device ? devicesOf(grant).map((device) => model.label(device)).join(", ") : grant.unit;
     return [name, grant.resource, grant.pod ?? "(not known yet)", "", "", "granted", { at: grant.since }];
   });
   const claimed = claims.flatMap((claim) => claim.devices.filter((found) => !attached.has(found.device)).map((found) =>

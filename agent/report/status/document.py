@@ -65,7 +65,7 @@ def build(
                 "units": len(units),
                 "healthy": sum(unit.health.healthy for unit in units),
                 "granted": sum(unit.unit_id in granted for unit in units),
-                "attached": len(attached.intersection(unit.device for unit in units)),
+                "attached": len({unit.device for unit in units if not attached.isdisjoint(unit.devices)}),
                 "unhealthy": [
                     {"unit": unit.unit_id, "reason": unit.health.reason} for unit in units if not unit.health.healthy
                 ],
@@ -139,7 +139,7 @@ def _offers(
     found: dict[tuple[str, str], _Tally] = {}
     for name, of_resource in units.items():
         for unit in of_resource:
-            for device in filter(None, (unit.device, unit.gpu)):
+            for device in filter(None, (*unit.devices, unit.gpu)):
                 found.setdefault((device, name), _Tally()).count(unit, granted)
     return [
         {
@@ -208,6 +208,7 @@ def _grant(grant: Grant, container: str | None = None, gpu: str = "") -> dict[st
         "pod": str(grant.pod) if grant.pod else None,
         "container": container,
         "since": grant.granted_at,
+        **({"devices": list(grant.devices)} if grant.others else {}),
         **({"gpu": gpu} if gpu else {}),
     }
 

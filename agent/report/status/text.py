@@ -133,7 +133,7 @@ def _owed(document: Mapping[str, Any], now: float) -> list[Row]:
 
 def _behind(grant: Mapping[str, Any]) -> str:
     """Name the device behind a granted unit, unless the unit is called like it."""
-    return "" if grant["device"] in grant["unit"] else str(grant["device"])
+    return "" if grant["device"] in grant["unit"] else ", ".join(grant.get("devices", [grant["device"]]))
 
 
 def _failing(resource: Mapping[str, Any], meaning: Mapping[str, str]) -> list[tuple[str, str, str, str]]:

@@ -113,3 +113,15 @@ def test_a_gpu_that_only_sysfs_shows_is_told_by_its_address() -> None:
     gpus = [gpu.uuid for gpu in snapshot.all_gpus[:4:2]]
     told = [(rail["gpu"], rail["nic"]["pciAddress"]) for rail in document(paired(nics, gpus, place), place)["rails"]]
     assert told == [({"uuid": None, "pciAddress": gpu}, vf) for gpu, vf in zip(gpus, vfs, strict=False)]
+
+
+def test_nics_that_came_with_one_gpu_are_on_one_rail() -> None:
+    nics = [nic(3), nic(1), nic(2)]
+    place = replace(PLACE, numbers={**PLACE.numbers, nics[0].device: 2, nics[2].device: 2})
+    told = document(paired(nics, [gpu_uuid(2)], place), place)["rails"]
+    assert [(rail["rail"], rail["nic"]["pciAddress"]) for rail in told] == [
+        (1, nics[1].device),
+        (2, nics[2].device),
+        (2, nics[0].device),
+    ]
+    assert {rail["gpu"]["uuid"] for rail in told} == {gpu_uuid(2)}

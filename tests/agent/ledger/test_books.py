@@ -49,7 +49,7 @@ def test_grants_are_found_by_device_and_by_resource(tmp_path: Path) -> None:
         books.grant("rdma/hca", {"u2": "0000:3b:00.0"})
         assert books.granted_resource(VF) == "rdma/vf"
         assert books.granted_resource("0000:3b:00.7") is None
-        assert books.granted_devices(["rdma/vf", "rdma/other"]) == {"u1": VF}
+        assert books.granted_devices(["rdma/vf", "rdma/other"]) == {"u1": (VF,)}
         assert books.granted_devices([]) == {}
 
 

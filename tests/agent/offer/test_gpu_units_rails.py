@@ -9,6 +9,7 @@ from agent.config import RailNic, Resource, Select, parse_pf
 from agent.edits.build import build
 from agent.edits.gpus import GpuFiles
 from agent.hardware.sysfs import scan as sysfs
+from agent.model.allocation import Devices, all_of
 from agent.model.device import Snapshot
 from agent.model.topology import Locality
 from agent.model.unit_id import MAX_UNIT_ID
@@ -23,12 +24,13 @@ RAIL = Resource("rdma/rail", "rail", nic=RailNic("vf"))
 SHARED = replace(RAIL, nic=RailNic("hca", shares=2))
 
 
-def rails(resource: Resource, snapshot: Snapshot, **kept: str) -> dict[str, Unit]:
-    found = make_offer(Inputs([resource], snapshot, assign([resource], snapshot), kept=kept))
+def rails(resource: Resource, snapshot: Snapshot, **kept: Devices) -> dict[str, Unit]:
+    sets = {rail: all_of(nics) for rail, nics in kept.items()}
+    found = make_offer(Inputs([resource], snapshot, assign([resource], snapshot), kept=sets))
     return {unit.unit_id: unit for unit in found.units[resource.name]}
 
 
-def pairs(resource: Resource, snapshot: Snapshot, **kept: str) -> dict[str, str]:
+def pairs(resource: Resource, snapshot: Snapshot, **kept: Devices) -> dict[str, str]:
     return {unit.gpu: unit.device for unit in rails(resource, snapshot, **kept).values()}
 
 

@@ -147,7 +147,7 @@ def test_a_rail_that_has_lost_a_half_is_listed_with_the_reason(nic: RailNic, lat
 def test_the_nic_of_a_rail_that_has_lost_its_gpu_is_offered_with_another_once_its_pod_has_ended() -> None:
     made, rails = Offers(HealthBook(), time.monotonic), (Resource("rdma/rail", "rail", nic=RailNic("vf")),)
     later, lost = without(replace(SMALL, gpus=SMALL.gpus[1:]), "0000:22:00.1"), f"rail-{gpu_uuid(0)}"
-    in_use = Reading(holders={VF: "rdma/rail", gpu_uuid(0): "rdma/rail"}, kept={lost: VF})
+    in_use = Reading(holders={VF: "rdma/rail", gpu_uuid(0): "rdma/rail"}, kept={lost: (VF,)})
     before = made.make(rails, later, in_use)  # of an agent that has started since
     assert before is not None
     assert before.units["rdma/rail"] == ()

@@ -56,14 +56,14 @@ class InUse(Ledger):
 
 def held(grant: Grant) -> Iterator[str]:
     """Name the devices that a grant brings: VFs, GPUs and slices."""
-    yield from (grant.device,) if grant.device else ()
+    yield from grant.devices
     if UnitId.parse(grant.unit_id).is_rail:
         yield UnitId.parse(grant.unit_id).device
 
 
 def behind(unit: Unit, snapshot: Snapshot) -> set[str]:
     """Name the devices that a unit would bring, a cut GPU's slices among them."""
-    found = {unit.device, unit.gpu} - {""}
+    found = {*unit.devices, unit.gpu} - {""}
     return found | {part.uuid for gpu in snapshot.gpus if gpu.uuid in found for part in gpu.mig_devices}
 
 
@@ -80,7 +80,7 @@ def a_resource(name: str, chance: Random) -> Resource:
         binding, offer = chance.choice(["early", "late"]), chance.choice(["devicePlugin", "devicePlugin", "dra"])
         return Resource(name, "vf", select, binding=binding, offer=offer)
     if kind == "rail":
-        return Resource(name, "rail", nic=RailNic("vf", select))
+        return Resource(name, "rail", nic=RailNic("vf", select, count=chance.choice([1, 2, 3])))
     return Resource(name, "gpu", mig=chance.choice(["none", "single", "mixed"]))
 
 
@@ -111,8 +111,8 @@ def use(books: InUse, offer: Offer, chance: Random) -> None:
         del books.claimed[chance.choice(list(books.claimed))]
     elif what == "grant" and free:
         unit = chance.choice(free)
-        device = "" if unit.is_slot else unit.device
-        books.granted[unit.unit_id] = Grant(unit.unit_id, unit.resource_name, device, 0.0)
+        device, *others = ("",) if unit.is_slot else unit.devices
+        books.granted[unit.unit_id] = Grant(unit.unit_id, unit.resource_name, device, 0.0, others=tuple(others))
     elif what == "bind" and slots:
         slot, taken = chance.choice(slots), books.things()
         pool = offer.pools.get(slot.resource_name, ())

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from agent.kubelet.cri import Sandbox
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef
+from agent.model.allocation import Devices, PodRef
 from agent.model.device import Snapshot
 from agent.model.vf_identity import KnownDevice
 from agent.reconcile import HeldUnit, Outside, Reconciler
@@ -110,7 +110,7 @@ class Scene:
         self.books = books
         self.hands = Hands()
         self.held_units: Sequence[HeldUnit] | Exception = ()
-        self.offered: dict[str, str] | None = {VF: VF}
+        self.offered: Mapping[str, Devices] | None = {VF: VF}
         self.now = time.time()
         self.counted: list[tuple[str, str]] = []
         self.ours: set[str] = {VF, OTHER_VF}
@@ -165,7 +165,7 @@ class _Told(Outside):
             raise self._scene.sandboxes
         return self._scene.sandboxes
 
-    def devices_of_units(self) -> Mapping[str, str] | None:
+    def devices_of_units(self) -> Mapping[str, Devices] | None:
         return self._scene.offered
 
     def our_vfs(self) -> Collection[str]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from agent.model.allocation import Grant, PodRef, UnitSpec
+from agent.model.allocation import Grant, PodRef, UnitSpec, all_of
 from agent.reconcile import HeldUnit
 from agent.reconcile.ended import Ended
 from agent.reconcile.grants import Action, Bind, Move, Release, TakeOver, decide
@@ -104,7 +104,7 @@ def test_the_grant_of_a_device_in_a_pod_stays() -> None:
 
 
 def test_a_unit_whose_address_is_gone_follows_its_vf() -> None:
-    assert decided([grant(A)], [held(A)], {B: B}, moved={A: B}) == (Move(A, B, "renumbered"),)
+    assert decided([grant(A)], [held(A)], {B: B}, moved={A: B}) == (Move(A, (B,), "renumbered"),)
 
 
 def test_a_unit_that_is_offered_stays_where_kubelet_takes_it_to_be() -> None:
@@ -148,13 +148,13 @@ def applied(grants: Sequence[Grant], actions: Sequence[Action]) -> list[Grant]:
     for action in actions:
         match action:
             case TakeOver(c, device):
-                now[c.unit_id] = grant(c.unit_id, device, c.pod, 150.0)
+                now[c.unit_id] = grant(c.unit_id, all_of(device)[0], c.pod, 150.0)
             case Bind(c):
                 now[c.unit_id] = replace(now[c.unit_id], pod=c.pod)
             case Release(unit):
                 del now[unit]
             case Move(unit, device, _):
-                now[unit] = replace(now[unit], device=device)
+                now[unit] = replace(now[unit], device=all_of(device)[0])
     return list(now.values())
 
 
@@ -176,7 +176,7 @@ def test_once_settled_nothing_more_is_done_and_kubelet_is_obeyed(
     freed = {a.unit_id for a in actions if isinstance(a, Release)}
     assert freed.isdisjoint(c.unit_id for c in held_units)
     assert all(g.device not in attached for g in grants if g.unit_id in freed)
-    followed = [a.device for a in actions if isinstance(a, Move) and a.reason == "renumbered"]
+    followed = [a.devices for a in actions if isinstance(a, Move) and a.reason == "renumbered"]
     assert len(followed) == len(set(followed))
     again = [a for a in decided(after, held_units, **facts) if not isinstance(a, Move) or a.reason != "renumbered"]
     assert again == []

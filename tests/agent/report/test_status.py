@@ -209,6 +209,19 @@ DRIVER = DriverState(
 )
 
 
+def test_a_rail_of_several_nics_is_told_for_each_of_them_and_attached_with_any() -> None:
+    unit = replace(rail(0), further=(replace(rail(0), device=OTHER, gpu=""),))
+    granted = (Grant("slot-0", "rdma/rail", VF, 3.0, POD, others=(OTHER,)),)
+    row = replace(ROW, device=OTHER, state=AttachmentState.ATTACHED)
+    made = document(Facts(Snapshot(), {"rdma/rail": (unit,)}, granted, (row,)))
+    assert {offer["device"]: (offer["units"], offer["granted"]) for offer in made["offers"]} == dict.fromkeys(
+        [VF, OTHER, "GPU-1"], (1, 1)
+    )
+    assert [(grant["device"], grant["devices"]) for grant in made["grants"]] == [(VF, [VF, OTHER])]
+    assert made["resources"][0]["attached"] == 1
+    assert f"{VF}, {OTHER}" in status.text(document(Facts(Snapshot(), {"rdma/rail": (unit,)}, granted)), 10.0)
+
+
 def test_a_claim_is_told_with_its_devices_its_pods_and_how_far_it_is() -> None:
     prepared = replace(claim("c", of_vf(), of_share()), state=ClaimState.PREPARED, since=40.0)
     facts = Facts(Snapshot(), claims=(prepared,), attachments=(replace(ROW, claim_uid="uid-c"),), driver=DRIVER)
@@ -276,7 +289,8 @@ def test_every_key_is_described_and_no_other(node_snapshot: Callable[[str], Snap
     first = replace(snapshot.gpus[0], mig_mode=True, mig_devices=(MigDevice("MIG-1", "1g.10gb", 7, 0, 10),))
     snapshot = replace(snapshot, gpus=(first, *snapshot.gpus[1:]), problems=(Problem("/sys/x", "cannot be read"),))
     units = {"rdma/vf": (offered(VF), offered(OTHER, "LinkDown"), slot(0, 0)), "rdma/rail": (rail(1),)}
-    facts = replace(FACTS, snapshot=snapshot, units=units, grants=(*FACTS.grants, Grant("slot-1", "r", VF, 3.0)))
+    of_rail = Grant("slot-1", "r", VF, 3.0, others=(OTHER,))
+    facts = replace(FACTS, snapshot=snapshot, units=units, grants=(*FACTS.grants, of_rail))
     told = replace(ROW, request={**ROW.request, NOTED: RdmaFacts("mlx5_2", True, 1, 5).document()})
     facts = replace(facts, claims=(claim("c", of_share()),), driver=DRIVER, attachments=(told,))
     events = Events()

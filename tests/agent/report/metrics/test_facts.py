@@ -112,6 +112,17 @@ def test_an_allocation_names_pod_and_device() -> None:
     )
 
 
+def test_each_nic_of_a_rail_names_its_pod() -> None:
+    grant = Grant("rail-GPU-1", "rdma/rail", VF0, 0.0, POD, others=(VF1,))
+    made = metrics_of(replace(FACTS, grants=(grant,), exporter_names=True))
+    for vf in (VF0, VF1):
+        labels = {"namespace": "team", "pod": "trainer-0", "resource": "rdma/rail", "container": ""}
+        labels |= {"unit": "rail-GPU-1", "device": vf, "numa_node": "0"}
+        assert made.get_sample_value("nodefabric_allocation_info", labels) == 1
+        exporters = {"pciAddr": vf, "dev_type": "rdma/rail", "pod": "trainer-0", "namespace": "team", "container": ""}
+        assert made.get_sample_value("sriov_kubepoddevice", exporters) == 1
+
+
 def test_the_exporters_name_for_a_pods_device_comes_only_if_wanted() -> None:
     labels = {"pciAddr": VF0, "dev_type": "rdma/vf", "pod": "trainer-0", "namespace": "team", "container": ""}
     assert metrics_of(FACTS).get_sample_value("sriov_kubepoddevice", labels) is None

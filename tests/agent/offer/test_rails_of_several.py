@@ -1,0 +1,230 @@
+"""Rails of several NICs: which these are, and that a granted rail keeps them, alone."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from agent.config import RailNic, Resource, Select
+from agent.hardware.sysfs import scan as sysfs
+from agent.health import HealthBook
+from agent.ledger import Ledger
+from agent.model.device import Snapshot
+from agent.model.health import Reason
+from agent.offer.assignment import assign
+from agent.offer.books import read
+from agent.offer.offer import Offer, Unit
+from agent.offer.offers import Offers
+from agent.offer.units import Inputs, make_offer, plain_offer
+from agent.placement import Distances, choose_sets
+from agent.sim import recorded
+from tests.agent.books import open_books
+from tests.deviceplugin.machines import change, gpu_uuid, node, without
+
+P5 = Resource("a.b/rail", "rail", nic=RailNic("hca", Select(vendors=(0x1D0F,)), shares=1, count=4))
+PAIR = Resource("rdma/rail", "rail", nic=RailNic("vf", count=2))
+
+
+@cache
+def scanned(name: str) -> Snapshot:
+    recording = recorded.load(recorded.find(name))
+    with TemporaryDirectory() as folder:
+        recorded.unpack(recording, Path(folder))
+        return replace(sysfs.scan(Path(folder)), gpus=recording.gpus, generation=1)
+
+
+def rails(resource: Resource, snapshot: Snapshot, kept: Mapping[str, tuple[str, ...]] = {}) -> tuple[Unit, ...]:
+    inputs = Inputs([resource], snapshot, assign([resource], snapshot), kept=kept)
+    return make_offer(inputs).units[resource.name]
+
+
+def sets(found: tuple[Unit, ...]) -> dict[str, tuple[str, ...]]:
+    return {unit.unit_id: unit.devices for unit in found}
+
+
+@pytest.mark.parametrize("shares", [1, 2, 63])
+def test_each_gpu_of_a_p5_has_the_four_adapters_beside_it(shares: int) -> None:
+    snapshot = scanned("p5-8gpu-32efa")
+    distances = Distances(snapshot)
+    found = rails(replace(P5, nic=replace(P5.nic, shares=shares)), snapshot)
+    assert [unit.gpu for unit in found] == list(distances.gpus)
+    assert [len(unit.devices) for unit in found] == [4] * 8
+    assert set(Counter(nic for unit in found for nic in unit.devices).values()) == {1}
+    adapters = [device.address for device in snapshot.devices if device.vendor == 0x1D0F and device.rdma_devices]
+    for unit in found:
+        own = sorted(distances.span(unit.gpu, nic) for nic in unit.devices)
+        assert own == sorted(distances.span(unit.gpu, nic) for nic in adapters)[:4]
+
+
+@pytest.mark.parametrize("name", ["h100-8gpu", "azure-nd-h100"])
+def test_with_half_the_adapters_half_the_gpus_have_two_each(name: str) -> None:
+    snapshot = scanned(name)
+    distances = Distances(snapshot)
+    nics = RailNic("hca", Select(vendors=(0x15B3,)), shares=1)
+    alone = {unit.gpu: unit.device for unit in rails(Resource("a.b/rail", "rail", nic=nics), snapshot)}
+    found = rails(Resource("a.b/rail", "rail", nic=replace(nics, count=2)), snapshot)
+    assert len(alone) == 8
+    assert [len(unit.devices) for unit in found] == [2] * 4
+    assert Counter(nic for unit in found for nic in unit.devices) == Counter(alone.values())
+    assert all(distances.nearest(unit.gpu, list(alone.values()))[0] in unit.devices for unit in found)
+    assert Counter(unit.numa_node for unit in found) == {0: 2, 1: 2}
+
+
+def test_shares_let_each_of_eight_gpus_have_two_of_eight_adapters_evenly() -> None:
+    snapshot = scanned("h100-8gpu")
+    found = rails(Resource("a.b/rail", "rail", nic=RailNic("hca", Select(vendors=(0x15B3,)), count=2)), snapshot)
+    assert len(found) == 8
+    assert all(len(set(unit.devices)) == 2 for unit in found)
+    assert set(Counter(nic for unit in found for nic in unit.devices).values()) == {2}
+
+
+def test_vfs_of_a_rail_are_of_the_port_beside_the_gpu() -> None:
+    snapshot = node(rails=4, vfs=4)
+    found = rails(PAIR, snapshot)
+    assert len(found) == 4
+    for number, unit in enumerate(found):
+        assert {snapshot.by_address[vf].physfn for vf in unit.devices} == {f"0000:{0x12 + 0x10 * number:02x}:00.0"}
+    assert all(a < b for unit in found for a, b in pairwise(unit.devices))
+
+
+def test_a_gpu_that_does_not_find_all_its_nics_makes_no_rail() -> None:
+    snapshot = scanned("p5-8gpu-32efa")
+    whole = rails(P5, snapshot)
+    gone = rails(P5, without(snapshot, whole[2].devices[1]))
+    assert sets(gone) == {unit_id: its for unit_id, its in sets(whole).items() if unit_id != whole[2].unit_id}
+    assert rails(replace(PAIR, nic=RailNic("vf", count=5)), node(rails=1, vfs=4)) == ()
+    assert rails(replace(PAIR, nic=RailNic("hca", count=2)), node(rails=1)) == ()
+
+
+def test_sets_are_as_near_as_can_be_where_one_gpu_has_more_to_choose_from() -> None:
+    snapshot = node(rails=2, vfs=3)
+    distances = Distances(snapshot)
+    (first, second), vfs = distances.gpus, [device.address for device in snapshot.devices if device.is_vf]
+    found = choose_sets(distances, [first, second], dict.fromkeys(vfs[1:], 1), 2)
+    assert found == {first: tuple(vfs[1:3]), second: tuple(vfs[3:5])}
+
+
+@pytest.mark.parametrize("position", range(4))
+def test_a_rail_is_as_ill_as_any_of_its_nics(position: int) -> None:
+    snapshot = scanned("p5-8gpu-32efa")
+    ill = rails(P5, snapshot)[3].devices[position]
+    quarantined = {ill: "in doubt"}
+    made = plain_offer([P5], snapshot, quarantined).units[P5.name]
+    assert [unit.health.reason for unit in made] == [*[""] * 3, "Quarantined", *[""] * 4]
+
+
+def test_a_quarantined_nic_counts_before_all_that_lets_a_rail_be_granted() -> None:
+    snapshot = node(rails=1, vfs=2)
+    (unit,) = rails(PAIR, snapshot)
+    sick = change(snapshot, unit.devices[0], driver=None)
+    sick = replace(sick, gpus=tuple(replace(gpu, ailments=("GpuLost",)) for gpu in sick.gpus))
+    (found,) = plain_offer([PAIR], sick, {unit.devices[1]: "in doubt"}).units[PAIR.name]
+    assert found.health.reason == Reason.QUARANTINED
+
+
+@pytest.mark.parametrize("position", range(2))
+def test_a_granted_rail_that_misses_a_nic_keeps_its_set_and_is_ill(position: int) -> None:
+    snapshot = node(rails=2, vfs=4)
+    held = sets(rails(PAIR, snapshot))
+    unit = f"rail-{gpu_uuid(0)}"
+    found = {u.unit_id: u for u in rails(PAIR, without(snapshot, held[unit][position]), {unit: held[unit]})}
+    assert found[unit].devices == held[unit]
+    assert found[unit].health.reason == Reason.DEVICE_GONE
+    assert found[f"rail-{gpu_uuid(1)}"].health.healthy
+
+
+def test_a_granted_rail_keeps_its_nics_when_the_hardware_has_another_order() -> None:
+    snapshot = node(rails=2, vfs=4)
+    vfs = [device.address for device in snapshot.devices if device.is_vf]
+    unit, strange = f"rail-{gpu_uuid(0)}", (vfs[3], vfs[5])  # as it may have been before cards were moved
+    found = {u.unit_id: u for u in rails(PAIR, snapshot, {unit: strange})}
+    assert found[unit].devices == strange
+    assert set(strange).isdisjoint(found[f"rail-{gpu_uuid(1)}"].devices)
+    lost = rails(PAIR, replace(snapshot, gpus=snapshot.gpus[1:]), {unit: strange})
+    assert set(strange).isdisjoint(lost[0].devices)
+
+
+def listed(maker: Offers, resource: Resource, snapshot: Snapshot, books: Ledger) -> Offer | None:
+    return maker.make((resource,), snapshot, read(books, with_names=False, with_slots=False))
+
+
+def test_another_number_is_for_rails_that_nobody_has(tmp_path: Path) -> None:
+    snapshot, one = node(rails=2, vfs=4), replace(PAIR, nic=RailNic("vf"))
+    unit, maker = f"rail-{gpu_uuid(0)}", Offers(HealthBook(), time.monotonic)
+    with open_books(tmp_path) as books:
+        (held, _) = rails(one, snapshot)
+        books.grant(one.name, {unit: held.devices})
+        made = listed(maker, PAIR, snapshot, books)
+        assert made is not None
+        assert [len(u.devices) for u in made.units[PAIR.name]] == [1, 2]
+        books.release([unit])
+        made = listed(maker, PAIR, snapshot, books)
+        assert made is not None
+        assert [len(u.devices) for u in made.units[PAIR.name]] == [2, 2]
+
+
+def test_a_rail_that_missed_a_nic_has_another_once_its_pod_has_ended(tmp_path: Path) -> None:
+    snapshot, unit = node(rails=2, vfs=4), f"rail-{gpu_uuid(0)}"
+    maker = Offers(HealthBook(), time.monotonic)
+    with open_books(tmp_path) as books:
+        books.grant(PAIR.name, {unit: rails(PAIR, snapshot)[0].devices})
+        less = without(snapshot, books.grants()[0].devices[1])
+        made = listed(maker, PAIR, less, books)
+        assert made is not None
+        assert [u.health.healthy for u in made.units[PAIR.name]] == [False, True]
+        books.release([unit])
+        made = listed(maker, PAIR, less, books)
+        assert made is not None
+        assert [u.health.healthy for u in made.units[PAIR.name]] == [True, True]
+
+
+def test_a_rail_that_was_granted_while_another_list_was_made_keeps_its_set_at_the_next_look(tmp_path: Path) -> None:
+    snapshot, unit = node(rails=2, vfs=3), f"rail-{gpu_uuid(0)}"
+    maker = Offers(HealthBook(), time.monotonic)
+    with open_books(tmp_path) as books:
+        held = rails(PAIR, without(snapshot, "0000:12:00.1"))[0].devices
+        made = listed(maker, PAIR, snapshot, books)
+        assert made is not None
+        assert (sets(made.units[PAIR.name])[unit], held) == (
+            ("0000:12:00.1", "0000:12:00.2"),
+            ("0000:12:00.2", "0000:12:00.3"),
+        )
+        books.grant(PAIR.name, {unit: held})  # of the list before
+        made = listed(maker, PAIR, snapshot, books)
+        assert made is not None
+        found = sets(made.units[PAIR.name])
+        assert found[unit] == held
+        assert len({nic for nics in found.values() for nic in nics}) == 4
+        assert listed(maker, PAIR, snapshot, books) is None
+
+
+def test_a_rail_that_is_incomplete_stays_listed_with_the_reason() -> None:
+    snapshot, maker = scanned("p5-8gpu-32efa"), Offers(HealthBook(), time.monotonic)
+    with TemporaryDirectory() as folder, open_books(Path(folder)) as books:
+        made = listed(maker, P5, snapshot, books)
+        assert made is not None
+        lost = made.units[P5.name][5]
+        made = listed(maker, P5, without(snapshot, lost.devices[3]), books)
+        assert made is not None
+        ill = [unit for unit in made.units[P5.name] if not unit.health.healthy]
+        assert [(unit.unit_id, unit.health.reason) for unit in ill] == [(lost.unit_id, Reason.DEVICE_GONE)]
+
+
+def test_all_nics_of_a_rail_are_what_its_resource_offers() -> None:
+    snapshot = node(rails=2, vfs=2)
+    offer = plain_offer([PAIR], snapshot)
+    vfs = {device.address for device in snapshot.devices if device.is_vf}
+    assert (set(offer.network_devices), set(offer.vfs)) == (vfs, vfs)
+    apart = [offer.place(vf).rail for vf in sorted(vfs)]
+    assert apart == [0, 0, 1, 1]
+    both = offer.units[PAIR.name][1].devices[0], offer.units[PAIR.name][0].devices[0]
+    assert [offer.place(vf, both).rail for vf in both] == [0, 0]
+    assert {unit.numa_node for unit in offer.units[PAIR.name]} == {0, 1}

@@ -1,0 +1,112 @@
+"""Pods with rails of several NICs: what they are answered, and that no two of them have one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from agent.config import RailNic, Resource, Select
+from agent.ledger import Ledger
+from agent.model.device import Snapshot
+from agent.sim.pods import Container
+from tests.awaiting import until
+from tests.deviceplugin.dra.nodes import recorded_node
+from tests.deviceplugin.machines import node, without
+from tests.deviceplugin.rig import Rig, rig, run
+
+PAIR = Resource("rdma/rail", "rail", nic=RailNic("vf", count=2))
+P5 = Resource("rdma/rail", "rail", nic=RailNic("hca", Select(vendors=(0x1D0F,)), count=4, shares=1))
+ONE = Container("main", (("rdma/rail", 1),))
+
+
+def nics(books: Ledger) -> list[str]:
+    return [nic for grant in books.grants() for nic in grant.devices]
+
+
+async def offered(r: Rig, snapshot: Snapshot) -> None:
+    await until(lambda: r.plugins.allocator.offer.value.snapshot.devices == snapshot.devices)
+
+
+def turned(snapshot: Snapshot) -> Snapshot:
+    """Give the VFs of each adapter to the other one's place, as when cards change their slots."""
+    pfs = [device for device in snapshot.devices if device.vfs]
+    paths = dict(zip((pf.address for pf in pfs), (pf.path for pf in reversed(pfs)), strict=True))
+
+    def path(address: str | None) -> tuple[str, ...]:
+        return paths[address or ""][:-1]
+
+    devices = (
+        replace(d, path=(*path(d.physfn or d.address), d.address)) if d.vfs or d.is_vf else d for d in snapshot.devices
+    )
+    return replace(snapshot, devices=tuple(devices))
+
+
+def test_a_container_is_told_of_all_nics_and_the_row_has_them(short_folder: Path) -> None:
+    async def work() -> None:
+        async with rig(short_folder, snapshot=node(rails=2), resources=(PAIR,)) as r:
+            pod = await r.run_pod("p", Container("main", (("rdma/rail", 2),)))
+            assert [len(grant.devices) for grant in r.ledger.grants()] == [2, 2]
+            assert pod["containers"][0]["envs"]["PCIDEVICE_RDMA_RAIL"].split(",") == nics(r.ledger)
+            assert len(set(nics(r.ledger))) == 4
+
+    run(work())
+
+
+def test_each_of_eight_pods_has_four_of_the_32_adapters_of_a_p5(short_folder: Path) -> None:
+    async def work() -> None:
+        async with rig(short_folder, snapshot=recorded_node("p5-8gpu-32efa"), resources=(P5,)) as r:
+            assert r.allocatable() == {"rdma/rail": 8}
+            files: list[str] = []
+            for n in range(8):
+                pod = await r.run_pod(f"p{n}", ONE)
+                assert pod["phase"] == "Running"
+                nodes = pod["containers"][0]["device_nodes"]
+                files += [node["host"] for node in nodes if "uverbs" in node["host"]]
+            assert len(set(nics(r.ledger))) == 32
+            assert len(files) == len(set(files)) == 32
+
+    run(work())
+
+
+def test_whatever_becomes_of_the_hardware_no_second_pod_gets_a_nic_of_the_first(short_folder: Path) -> None:
+    async def work(r: Rig) -> None:
+        await r.run_pod("a", ONE)
+        (mine,) = (grant.devices for grant in r.ledger.grants())
+        for snapshot in (
+            turned(node(rails=2)),
+            without(node(rails=2), "0000:12:00.3"),
+            without(turned(node(rails=2)), "0000:22:00.1"),
+        ):
+            r.publish(snapshot)
+            await offered(r, snapshot)
+            await r.run_pod("b", ONE)
+            grants = {grant.unit_id: grant.devices for grant in r.ledger.grants()}
+            assert mine in grants.values()
+            assert len(grants) == 2
+            assert len(set(nics(r.ledger))) == 4
+            await r.kubelet.delete("default/b")
+            r.ledger.release([unit for unit, its in grants.items() if its != mine])
+
+    async def whole() -> None:
+        async with rig(short_folder, snapshot=node(rails=2), resources=(PAIR,)) as r:
+            await work(r)
+
+    run(whole())
+
+
+def test_after_a_restart_with_another_order_of_the_hardware_pods_keep_their_sets(short_folder: Path) -> None:
+    async def work() -> None:
+        first, later = short_folder / "1", short_folder / "2"
+        first.mkdir()
+        later.mkdir()
+        async with rig(first, snapshot=node(rails=2), resources=(PAIR,)) as r:
+            await r.run_pod("a", ONE)
+            before = r.ledger.grants()
+        (first / "ledger.db").rename(later / "ledger.db")
+        async with rig(later, snapshot=turned(node(rails=2)), resources=(PAIR,)) as r:
+            assert r.ledger.grants() == before
+            offered = {unit.unit_id: unit.devices for unit in r.plugins.units[PAIR.name]}
+            assert offered[before[0].unit_id] == before[0].devices
+            assert len({nic for its in offered.values() for nic in its}) == 4
+
+    run(work())
