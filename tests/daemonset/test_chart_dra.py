@@ -7,11 +7,13 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from agent.__main__ import _parser
 from agent.cluster.apiserver import SERVICE_ACCOUNT
 from agent.config.dra import DRIVER
-from tests.daemonset.manifests import CHART, SWITCHES, Document, Kube, container, host_paths, pod
+from tests.daemonset.manifests import CHART, REPOSITORY, SWITCHES, Document, Kube, container, host_paths, pod
+from tests.documents import blocks
 
 Right = tuple[str, str, str]
 BASIC = {
@@ -33,6 +35,31 @@ def with_resources(*resources: Document, **config: Any) -> Document:
 
 def classes(found: list[Document]) -> dict[str, Document]:
     return {d["metadata"]["name"]: d["spec"] for d in found if d["kind"] == "DeviceClass"}
+
+
+def test_a_resource_with_a_network_for_each_pf_leaves_its_class_without_one(kube: Kube) -> None:
+    by_pf = {**VF, "network": {"ens1f0np0": "a", "ens2f0np0": "b"}}
+    networks = [{"name": "a"}, {"name": "b"}]
+    assert "config" not in classes(kube.template(with_resources(by_pf, networks=networks)))["rdma-vf"]
+
+
+def test_the_values_that_the_guide_shows_make_a_class_and_publish_no_topology(kube: Kube) -> None:
+    (text,) = [text for text in blocks(REPOSITORY / "docs/dra.md", "yaml") if text.startswith("image:")]
+    found = kube.template(yaml.safe_load(text.replace("REGISTRY", "registry.example")))
+    assert classes(found).keys() == {"rdma-vf"}
+    (written,) = [d for d in found if d["kind"] == "ConfigMap"]
+    assert yaml.safe_load(written["data"]["config.yaml"])["topology"]["publish"] is False
+
+
+def test_an_older_kubernetes_is_told_before_anything_is_installed(kube: Kube) -> None:
+    words = ("helm", "template", "x", CHART, "--values", "-", "--kube-version")
+    values = json.dumps(with_resources(VF))
+    done = kube.run(*words, "1.33.4", text=values)
+    assert done.returncode != 0
+    assert "offer: dra needs Kubernetes 1.34 or later (resource.k8s.io/v1), and this is v1.33.4" in done.stderr
+    assert kube.run(*words, "1.34.0", text=values).returncode == 0
+    assert kube.run(*words, "1.34.0-eks-1", text=values).returncode == 0
+    assert kube.run(*words, "1.33.4", text="{}").returncode == 0
 
 
 def more_rights(kube: Kube, values: Document) -> set[Right]:

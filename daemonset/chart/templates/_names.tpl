@@ -200,9 +200,15 @@ nodefabric.io/agent-not-ready
 {{- $names := list -}}
 {{- range .Values.config.networks -}}{{- $names = append $names .name -}}{{- end -}}
 {{- range $i, $resource := .Values.config.resources -}}
-{{- with $resource.network -}}
-{{- if not (has . $names) -}}
-{{- fail (printf "config.resources[%d].network: %q is not among config.networks (%s)" $i . (join ", " $names)) -}}
+{{- $named := list -}}
+{{- if kindIs "map" $resource.network -}}
+{{- $named = values $resource.network -}}
+{{- else if $resource.network -}}
+{{- $named = list $resource.network -}}
+{{- end -}}
+{{- range $network := $named -}}
+{{- if not (has $network $names) -}}
+{{- fail (printf "config.resources[%d].network: %q is not among config.networks (%s)" $i $network (join ", " $names)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
