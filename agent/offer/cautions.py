@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.config import Config, Resource
+from agent.model.device import is_pci_address
 from agent.offer.offer import Offer
 
 MOST_NAMED = 4
@@ -16,6 +17,10 @@ SEE_NVML = (
     "let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart), or, with GPUs of another vendor, take NICs of"
     " kind vf or nic with binding: late"
 )
+
+
+SEE_DRIVER = "load their driver, and let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart)"
+_NVIDIA = 0x10DE
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +42,18 @@ def cautions(config: Config, offer: Offer) -> Iterator[Caution]:
         if resource.kind == "rail" and not offer.snapshot.gpus:
             text = "this node has no GPU that NVML shows, and rails are made of those"
             yield Caution(f"resources[{i}].gpu", text, SEE_NVML)
+        if resource.offer == "dra" and (unseen := _without_uuid(offer)):
+            text = f"NVML does not show {_some(unseen)} here, and no claim can match gpu.nvidia.com/uuid with them"
+            yield Caution(f"resources[{i}].offer", text, SEE_DRIVER)
         yield from _of_networks(f"resources[{i}].network", resource, config, offer)
     yield from _of_rails(config.topology.rails, offer)
+
+
+def _without_uuid(offer: Offer) -> list[str]:
+    """List the NVIDIA GPUs that only sysfs shows."""
+    addresses = (gpu.pci_address for gpu in offer.snapshot.all_gpus if is_pci_address(gpu.uuid))
+    found = (offer.snapshot.by_address.get(address) for address in addresses)
+    return [device.address for device in found if device is not None and device.vendor == _NVIDIA]
 
 
 def _of_networks(path: str, resource: Resource, config: Config, offer: Offer) -> Iterator[Caution]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.config import Dra, Resource
-from agent.model.device import NO_NUMA_NODE, LinkLayer, PciDevice, RdmaDevice
+from agent.model.device import NO_NUMA_NODE, LinkLayer, PciDevice, RdmaDevice, is_pci_address
 from agent.model.lldp import Neighbour
 from agent.offer.offer import Unit
 from agent.offer.units import guid_hex
@@ -107,7 +107,11 @@ def common(each: Sequence[Attributes]) -> dict[str, Mapping[str, Any]]:
 
 
 def gpu_alias(dra: Dra, gpus: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """Name GPUs as their own driver does, so that a claim can match device and GPU. Several need lists in the API."""
+    """Name GPUs as their own driver does, so that a claim can match device and GPU. Several need lists in the API.
+
+    A GPU that NVML does not show has no UUID here: what is told in its place would match no device of its driver.
+    """
+    gpus = [gpu for gpu in gpus if not is_pci_address(gpu)]
     if not gpus:
         return {}
     value = text(gpus[0]) if len(gpus) == 1 else {"strings": list(gpus)}

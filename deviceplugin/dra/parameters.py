@@ -181,7 +181,8 @@ def _network(
         problems[f"request {result.request} ({resource.name}): {text}"] = None
 
     if isinstance(resource.network, Mapping) and "network" not in said:
-        note(f"each of its PFs has a network of its own: say network, too, to say {', '.join(sorted(said))}")
+        mine = ", ".join(sorted(said))
+        note(f"each of its PFs has a network of its own: {mine} can be said beside network alone, as by a DeviceClass")
         return {}
     base = _base(resource, said, config)
     if base is None and resource.kind == "hca":

@@ -12,6 +12,7 @@ from agent.report.doctor.findings import Finding, Severity
 
 CHECK = "claims"
 OLDEST_KUBELET = (1, 32)
+"""What an API server of Kubernetes 1.34, the first with resource.k8s.io/v1, may have on its nodes is no older."""
 GATED_BEFORE = (1, 34)
 """kubelet has the feature on from there."""
 STUCK_SECONDS = 900.0
@@ -53,7 +54,7 @@ def driver(facts: Facts) -> Iterator[Finding]:
         yield Finding(CHECK, Severity.ERROR, text, "let one DaemonSet run here, or give each a dra.driver of its own")
     version = _version(found.cluster.kubelet_version)
     if version is not None and version < OLDEST_KUBELET:
-        text = f"kubelet is {found.cluster.kubelet_version}, and claims need 1.32"
+        text = f"kubelet is {found.cluster.kubelet_version}, and claims need 1.32, in a cluster of 1.34 or later"
         yield Finding(CHECK, Severity.ERROR, text, "upgrade kubelet, or offer devicePlugin on this node")
     if found.state is None:
         yield Finding(CHECK, Severity.UNSEEN, "how the driver stands with kubelet: the agent does not tell")
@@ -61,7 +62,10 @@ def driver(facts: Facts) -> Iterator[Finding]:
         text = f"kubelet does not know the DRA driver {found.state.name}: {found.state.problem}"
         remedy = "kubeletDir must be kubelet's own folder; journalctl -u kubelet tells what it does not like"
         if version is not None and version < GATED_BEFORE:
-            remedy = "set featureGates.DynamicResourceAllocation: true in kubelet's configuration, and restart it"
+            remedy = (
+                "in a cluster of Kubernetes 1.34 or later set featureGates.DynamicResourceAllocation: true in kubelet's"
+                " configuration, and restart it; an older cluster has no claims for this agent: offer devicePlugin"
+            )
         yield Finding(CHECK, Severity.ERROR, text, remedy)
     elif not missing:
         yield Finding(CHECK, Severity.FINE, f"kubelet has the driver {found.state.name} registered")

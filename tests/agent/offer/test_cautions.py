@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,16 @@ def test_a_bond_of_vfs_that_are_all_of_one_pf(node_snapshot: Snapshots, select: 
     found = told(node_snapshot("h100-8gpu"), text)
     assert len(found) == (expected is not None)
     assert all(one.startswith(str(expected)) for one in found)
+
+
+def test_claims_cannot_match_gpus_that_nvml_does_not_show(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    text = "resources: [{name: rdma/vf, kind: vf, offer: dra}, {name: rdma/hca, kind: hca}]"
+    assert told(snapshot, text) == []
+    (found,) = told(replace(snapshot, gpus=()), text)
+    assert found.startswith("resources[0].offer: NVML does not show 0000:1b:00.0, 0000:3d:00.0, ")
+    assert "and 4 more here, and no claim can match gpu.nvidia.com/uuid with them: load their driver" in found
+    assert told(node_snapshot("mi300x-8gpu"), text) == []  # another vendor's have no such UUID
 
 
 def test_rails_where_nvml_shows_no_gpu(node_snapshot: Snapshots) -> None:

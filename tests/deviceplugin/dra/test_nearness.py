@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.config import Dra
+from agent.config import Dra, Resource
 from agent.placement import Distances
 from deviceplugin.dra.nearness import pair_up
 from tests.deviceplugin.dra.nodes import GPU_NODES, HCA, VF, Offered, late, recorded_node, value
@@ -101,6 +102,16 @@ def test_bound_early_one_vf_a_gpu_is_matched_by_it_and_bound_late_one_place(name
 def test_the_vf_that_is_matched_comes_last_so_that_others_are_taken_before_it() -> None:
     devices = Offered(recorded_node("h100-8gpu")).devices
     assert [ALIAS in device.attributes for device in devices] == [False] * 56 + [True] * 8
+
+
+@pytest.mark.parametrize("resource", [VF, late(VF), HCA, late(HCA)])
+def test_a_gpu_that_nvml_does_not_show_is_near_by_its_address_and_matched_by_nothing(resource: Resource) -> None:
+    snapshot = replace(recorded_node("h100-8gpu"), gpus=())
+    devices = Offered(snapshot, [resource]).devices
+    assert {value(d, "nearGpu") for d in devices if "nearGpu" in d.attributes} == {
+        gpu.pci_address for gpu in recorded_node("h100-8gpu").gpus
+    }
+    assert not any(ALIAS in d.attributes for d in devices)
 
 
 def test_shares_of_an_adapter_bound_late_are_divided_among_the_gpus_that_it_is_nearest_to() -> None:

@@ -136,8 +136,9 @@ def test_interfaces_may_be_called_by_their_rails_which_are_known_at_the_add() ->
 def test_where_each_pf_has_a_network_parameters_must_name_the_one_that_they_are_about() -> None:
     by_pf = replace(VF, network={"ens1f0": "rails"})
     assert settle(of_claim(ifName="fast"), resource=by_pf) == Setting(ifname="fast")
-    assert "each of its PFs has a network of its own: say network, too, to say mtu" in problems(
-        of_claim(mtu=1500), resource=by_pf
+    assert (
+        "each of its PFs has a network of its own: mtu can be said beside network alone, as by a DeviceClass"
+        in problems(of_claim(mtu=1500), resource=by_pf)
     )
     assert settle(of_class(network="rails", mtu=1500), resource=by_pf).network["mtu"] == 1500
 

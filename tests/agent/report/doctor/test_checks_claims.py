@@ -94,7 +94,10 @@ def test_a_socket_that_nobody_answers_at_is_told_and_so_are_two_that_answer() ->
 
 def test_an_old_kubelet_is_an_error() -> None:
     found = one(checks_claims.driver, of_cluster(kubelet_version="v1.31.4"))
-    assert (found.severity, found.text) == (Severity.ERROR, "kubelet is v1.31.4, and claims need 1.32")
+    assert (found.severity, found.text) == (
+        Severity.ERROR,
+        "kubelet is v1.31.4, and claims need 1.32, in a cluster of 1.34 or later",
+    )
 
 
 @pytest.mark.parametrize(
