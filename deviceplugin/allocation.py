@@ -157,6 +157,12 @@ class Allocator:
                 f"unit {unit_id} of {resource_name}: {' or '.join(unit.devices)} is withheld, because what its last pod"
                 " left behind is not cleaned up yet; recreate the pod"
             )
+        if unit.health.reason == "Held" and slot.is_share:
+            # kubelet may not have heard, and of shares no row of the books refuses one too many.
+            raise UnitUnhealthy(
+                f"unit {unit_id} of {resource_name}: claims still have as many shares of {unit.device};"
+                " recreate the pod"
+            )
         return unit
 
     def _note_nodes(self, units: Sequence[Unit], answer: ContainerEdits, snapshot: Snapshot) -> None:

@@ -38,6 +38,10 @@ class Reading:
     """Slots in use."""
     granted: Mapping[str, int] = field(default_factory=dict, compare=False)
     """Device → how many units of it kubelet has granted."""
+    shares_claimed: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Adapter → how many of its shares claims have."""
+    shares_granted: frozenset[str] = field(default=frozenset(), compare=False)
+    """Shares of these adapters that kubelet has granted by their IDs."""
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     """Rail in use → the NICs that it was granted with."""
 
@@ -49,6 +53,10 @@ def read(books: Ledger, *, with_names: bool, with_slots: bool) -> Reading:
     """
     attached, grants = books.attachments(), books.grants()
     claimed = [found for claim in books.claims() for found in claim.devices if not found.admin]
+    shares: Counter[str] = Counter()
+    for found in claimed:
+        if not found.exclusive:
+            shares[found.device] += found.shares
     ours = {a.device: a.resource_name for a in attached if a.resource_name and is_pci_address(a.device)}
     return Reading(
         quarantined={q.device: q.reason for q in books.quarantines()},
@@ -61,6 +69,8 @@ def read(books: Ledger, *, with_names: bool, with_slots: bool) -> Reading:
         forms={d: (g.resource_name, form) for g in grants if (form := _form(g)) for d in _devices_of(g)}
         | {found.device: (found.resource_name, _CLAIM) for found in claimed if found.exclusive},
         granted=Counter(device for g in grants for device in _devices_of(g)),
+        shares_claimed=shares,
+        shares_granted=frozenset(g.unit_id for g in grants if g.device in shares and UnitId.parse(g.unit_id).is_share),
         kept={g.unit_id: g.devices for g in grants if UnitId.parse(g.unit_id).is_rail},
         held=Holdings(
             frozenset(g.unit_id for g in grants if UnitId.parse(g.unit_id).is_slot),

@@ -63,9 +63,9 @@ class Offers:
         strays, now = strays_of(books, self._owners, resources), self._clock()
         lost = frozenset(rail for rail in books.kept if UnitId.parse(rail).device not in snapshot.gpu_by_uuid)
         granted = {device: books.granted[device] for device in self._claimable & books.granted.keys()}
-        odd = _odd(books.kept, resources, snapshot)
+        odd, shares = _odd(books.kept, resources, snapshot), self._shares_in_claims(books)
         in_pods, other = self._missing.devices & books.holders.keys(), _with_others(books.kept, self._units)
-        look = (strays, self._health.turn(), in_pods, (lost, odd, other), granted)
+        look = (strays, self._health.turn(), in_pods, (lost, odd, other), granted, shares)
         due = self._missing.due(books.holders, self._health.settings.gone_seconds)
         if (ground, look) == (self._ground, self._look) and (due is None or now < due):
             if books.held == self._slots:
@@ -91,6 +91,8 @@ class Offers:
                 policy=self._health.policy(),
                 kept=books.kept,
                 strays=strays,
+                shares_claimed=books.shares_claimed,
+                shares_granted=books.shares_granted,
                 rulers=books.rulers,
                 named_rails=named_rails,
                 known_rails=self._rails,
@@ -108,7 +110,13 @@ class Offers:
         self._claimable = frozenset(unit.device for found in claimable.values() for unit in found)
         granted = {device: books.granted[device] for device in self._claimable & books.granted.keys()}
         in_pods = self._missing.devices & books.holders.keys()
-        self._look = (*look[:2], in_pods, (lost, odd, _with_others(books.kept, self._units)), granted)
+        self._look = (
+            *look[:2],
+            in_pods,
+            (lost, odd, _with_others(books.kept, self._units)),
+            granted,
+            self._shares_in_claims(books),
+        )
         self._offer = replace(
             made,
             units=MappingProxyType({name: units[name] for name in made.units}),
@@ -118,6 +126,11 @@ class Offers:
             like=made,
         )
         return self._offer
+
+    def _shares_in_claims(self, books: Reading) -> tuple[object, ...]:
+        """Tell what of the books marks shares that kubelet is offered; nothing where claims are for them."""
+        claimed = {device: count for device, count in books.shares_claimed.items() if device not in self._claimable}
+        return (claimed, books.shares_granted) if claimed else ()
 
     def withdraw(self) -> None:
         """Take note that the last offer was not made known: the next one is due in any case."""

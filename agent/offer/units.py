@@ -55,6 +55,10 @@ class Inputs:
     """Granted rail → the NICs that it was granted with."""
     strays: Collection[str] = ()
     """Slices of GPUs that pods hold under another name than they would be offered by."""
+    shares_claimed: Mapping[str, int] = field(default_factory=dict)
+    """Adapter → how many of its shares claims have."""
+    shares_granted: Collection[str] = ()
+    """Shares of these adapters that pods have from kubelet by their IDs."""
     rulers: Collection[str] = ()
     """Adapters that pods have whole."""
     named_rails: Sequence[str] = ()
@@ -169,9 +173,23 @@ def _units(resource: Resource, taken: Taken, inputs: Inputs, shared_guids: froze
     else:
         ids = [candidate.device]
     rdma = tuple(sorted(candidate.rdma_names))
+    claimed = _claimed(resource, candidate.device, ids, inputs)
     return (
-        Unit(i, resource.name, taken.kind, candidate.device, health, numa_node, rdma, taken.alternative) for i in ids
+        Unit(
+            *(i, resource.name, taken.kind, candidate.device),
+            unhealthy(Reason.HELD) if i in claimed and health.healthy else health,
+            *(numa_node, rdma, taken.alternative),
+        )
+        for i in ids
     )
+
+
+def _claimed(resource: Resource, device: str, shares: Sequence[str], inputs: Inputs) -> Collection[str]:
+    """Pick as many shares of an adapter as claims still have: none that kubelet has granted, and the last ones."""
+    count = inputs.shares_claimed.get(device, 0)
+    if resource.kind != "hca" or resource.offer == "dra" or not count:
+        return ()
+    return [share for share in shares if share not in inputs.shares_granted][-count:]
 
 
 def _place(resource: Resource, snapshot: Snapshot, taken: Taken) -> int:

@@ -13,8 +13,9 @@ from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
 from agent.ledger import Ledger
 from agent.model.allocation import Devices
 from agent.model.device import CharDevice, Snapshot
+from agent.offer.assignment import assign
 from agent.offer.offer import Offer
-from agent.offer.units import list_units
+from agent.offer.units import Inputs, list_units, make_offer
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
@@ -122,6 +123,15 @@ def test_a_withheld_device_is_refused(allocator: Allocator) -> None:
     allocator.offer.set(offer(node(), {"0000:12:00.1": "vlan"}))
     with pytest.raises(UnitUnhealthy, match="is withheld"):
         allocate(allocator, "rdma/vf", "0000:12:00.1")
+
+
+def test_a_share_is_refused_that_a_claim_still_has_in_its_place(allocator: Allocator, ledger: Ledger) -> None:
+    natural = assign(RESOURCES, node())
+    allocator.offer.set(make_offer(Inputs(RESOURCES, node(), natural, shares_claimed={"0000:22:00.0": 3})))
+    with pytest.raises(UnitUnhealthy, match=r"claims still have as many shares of 0000:22:00\.0"):
+        allocate(allocator, "rdma/hca", "hca-b83fd20300a00001-1")
+    allocate(allocator, "rdma/hca", "hca-b83fd20300a00001-0")
+    assert [grant.unit_id for grant in ledger.grants()] == ["hca-b83fd20300a00001-0"]
 
 
 def test_a_link_that_is_down_does_not_fail_the_pod_for_good(allocator: Allocator, ledger: Ledger) -> None:

@@ -158,3 +158,24 @@ def test_a_vf_that_a_claim_has_is_held_when_kubelet_is_offered_the_resource_agai
     after = made.make((replace(VF, offer="devicePlugin"),), snapshot, used)
     assert after is not None
     assert [(u.device, u.health.reason) for u in after.units["rdma/vf"]] == [(FIRST, "Held"), ("0000:12:00.2", "")]
+
+
+def test_as_many_shares_as_claims_have_are_held_when_kubelet_is_offered_the_adapter_again() -> None:
+    made, snapshot, resource = offers(Clock()), node(rails=1), replace(HCA, shares=4)
+    back = (replace(resource, offer="devicePlugin"),)
+    first = "hca-b83fd20300a00000-3"
+
+    def held(resources: tuple[Resource, ...], books: Reading) -> list[str] | None:
+        offer = made.make(resources, snapshot, books)
+        if offer is None:
+            return None
+        return [unit.unit_id for unit in offer.units["rdma/hca"] if unit.health.reason == "Held"]
+
+    assert made.make((resource,), snapshot, Reading()) is not None
+    both = Reading(shares_claimed={PF: 2}, shares_granted=frozenset({first}))
+    assert made.make((resource,), snapshot, both) is None  # the slices follow claims by themselves
+    assert held(back, both) == ["hca-b83fd20300a00000-1", "hca-b83fd20300a00000-2"]
+    assert held(back, both) is None
+    assert held(back, replace(both, shares_claimed={PF: 1})) == ["hca-b83fd20300a00000-2"]
+    assert held(back, Reading(shares_claimed={PF: 9})) == [f"hca-b83fd20300a00000-{number}" for number in range(4)]
+    assert held(back, Reading()) == []
