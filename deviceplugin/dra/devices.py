@@ -31,8 +31,6 @@ MAX_SHORT = 30
 """Length of a resource's name in that of a place, which is a DNS label with a number at the end."""
 AT_ONCE = 8
 """So many devices of a late-bound resource can one request ask for on any node that has them."""
-_SHORT_GPU = 8
-"""So much of a GPU's UUID is in the name of its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +107,7 @@ class _Maker:
         self._resource = resource
         self._short = short
         self._distances = facts.seen.distances
+        self._gpus = facts.seen.snapshot.gpu_by_uuid
         units = [unit for unit in offer.claimable.get(resource.name, ()) if _is_here(unit, offer)]
         known = facts.seen.snapshot.by_address
         units = sorted(
@@ -138,12 +137,15 @@ class _Maker:
         return found
 
     def places(self) -> list[DraDevice]:
-        """Make a device for each place, those near GPUs first, in the driver's order of these."""
+        """Make a device for each place, those near GPUs first, in the driver's order of these.
+
+        A GPU's place is named by its PCI address, which is known without its driver: claims hold places by name.
+        """
         members: dict[tuple[str, str], list[_Member]] = {}
         for member in self._members:
             members.setdefault(self._place_of(member), []).append(member)
         found: list[DraDevice] = []
-        names = _gpu_names(self._distances.gpus)
+        names = {gpu: f"gpu-{_label(known.pci_address)}" for gpu, known in self._gpus.items()}
         parts = -(-AT_ONCE // max(1, len(members)))
         order = {gpu: rank for rank, gpu in enumerate(self._distances.gpus)}
         for kind, what in sorted(members, key=lambda place: (order.get(place[1], len(order)), place)):
@@ -276,16 +278,6 @@ def _short_names(names: Sequence[str]) -> dict[str, str]:
         if counts[label] == 1 and len(label) <= MAX_SHORT
         else f"{label[: MAX_SHORT - 9].rstrip('-')}-{_digest(name)}"
         for name, label in labels.items()
-    }
-
-
-def _gpu_names(gpus: Sequence[str]) -> dict[str, str]:
-    """Name GPUs by the beginning of their UUID; where two begin alike, by a digest of it."""
-    starts = {gpu: _label(gpu.partition("-")[2])[:_SHORT_GPU] for gpu in gpus}
-    counts = Counter(starts.values())
-    return {
-        gpu: f"gpu-{start}" if start and counts[start] == 1 else f"gpu-{_digest(gpu)}-{len(start)}"
-        for gpu, start in starts.items()
     }
 
 

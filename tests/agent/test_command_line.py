@@ -46,7 +46,7 @@ def test_check_config_names_the_devices_that_the_scheduler_would_see(
     assert main(["check-config", "--node", "h100-8gpu", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "rdma/vf (vf): 64 of 64 devices, 8 devices in slices\n" in shown
-    assert "  the scheduler sees slots-rdma-vf-gpu-6b3fd5a0, " in shown
+    assert "  the scheduler sees slots-rdma-vf-gpu-0000-1b-00-0, " in shown
     assert "  the scheduler sees hca-946dae0300000000, " in shown
 
 

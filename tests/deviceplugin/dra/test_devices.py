@@ -12,7 +12,7 @@ from agent.model.health import Reason, unhealthy
 from agent.offer.offer import Offer, Unit
 from agent.offer.units import plain_offer
 from deviceplugin.dra.devices import DraDevice, Taint
-from tests.deviceplugin.dra.nodes import HCA, NIC, VF, Offered, late, recorded_node, value
+from tests.deviceplugin.dra.nodes import GPU_NODES, HCA, NIC, VF, Offered, late, recorded_node, value
 from tests.deviceplugin.machines import change, node
 
 PF, FIRST, SECOND = "0000:12:00.0", "0000:12:00.1", "0000:12:00.2"
@@ -61,7 +61,7 @@ def test_no_more_shares_of_a_place_are_to_be_had_at_once_than_one_adapter_has() 
 def test_a_place_is_one_device_with_the_number_of_its_devices_as_capacity() -> None:
     found = by_name(Offered(recorded_node("h100-8gpu"), [late(VF)]).devices)
     assert len(found) == 8
-    device = found["slots-rdma-vf-gpu-6b3fd5a0"]
+    device = found["slots-rdma-vf-gpu-0000-1b-00-0"]
     assert device.allow_multiple
     assert device.capacity == {
         "nodefabric.io/units": {
@@ -90,7 +90,7 @@ def test_without_gpus_a_place_is_a_numa_node_and_where_none_is_known_an_adapter(
 def test_an_adapter_near_no_gpu_is_a_place_of_its_own_beside_gpus() -> None:
     snapshot = node(rails=3, vfs=2)
     assert places(replace(snapshot, gpus=snapshot.gpus[:2])) == {
-        *("slots-rdma-vf-gpu-00000000", "slots-rdma-vf-gpu-00000001", "slots-rdma-vf-0000-32-00-0")
+        *("slots-rdma-vf-gpu-0000-14-00-0", "slots-rdma-vf-gpu-0000-24-00-0", "slots-rdma-vf-0000-32-00-0")
     }
 
 
@@ -100,10 +100,25 @@ def places(snapshot: Snapshot) -> set[str]:
     return {name for name in names if name.rpartition("-")[0] not in names}
 
 
+@pytest.mark.parametrize("name", GPU_NODES)
+@pytest.mark.parametrize("kind", ["vf", "nic", "hca"])
+def test_places_are_called_alike_whether_the_gpus_driver_answers_or_not(name: str, kind: str) -> None:
+    told = recorded_node(name)
+    silent = replace(told, gpus=())
+    resource = late(replace(VF, name="rdma/any", kind=kind))
+
+    def rooms(snapshot: Snapshot) -> dict[str, object]:
+        return {device.name: device.capacity for device in Offered(snapshot, [resource]).devices}
+
+    assert [gpu.pci_address for gpu in silent.all_gpus] == [gpu.pci_address for gpu in told.all_gpus]
+    assert rooms(silent) == rooms(told)
+    assert all(len(place) <= 63 for place in rooms(told))
+
+
 def test_where_there_are_few_places_each_is_divided_so_that_a_request_can_have_several_devices() -> None:
     found = by_name(Offered(node(rails=2, vfs=6), [late(VF)]).devices)
-    first = [f"slots-rdma-vf-gpu-00000000{part}" for part in ("-1", "-2", "-3", "")]
-    second = [name.replace("00000000", "00000001") for name in first]
+    first = [f"slots-rdma-vf-gpu-0000-14-00-0{part}" for part in ("-1", "-2", "-3", "")]
+    second = [name.replace("0000-14", "0000-24") for name in first]
     assert list(found) == [*first[:3], *second[:3], first[3], second[3]]
     values = [int(found[name].capacity["nodefabric.io/units"]["value"]) for name in first]
     assert values == [2, 1, 1, 2]
@@ -116,12 +131,6 @@ def test_a_place_has_no_more_parts_than_devices_so_that_each_of_a_request_s_is_a
     [shared] = Offered(node(rails=1), [late(HCA)]).devices
     assert shared.capacity["nodefabric.io/shares"]["value"] == "63"
     assert len(Offered(replace(node(rails=4), gpus=()), [late(HCA)]).devices) == 4
-
-
-def test_gpus_whose_uuids_begin_alike_have_places_of_different_names() -> None:
-    snapshot = node(rails=2, vfs=1)
-    gpus = tuple(replace(gpu, uuid=f"GPU-00000000-{n}") for n, gpu in enumerate(snapshot.gpus))
-    assert len(by_name(Offered(replace(snapshot, gpus=gpus), [late(VF)]).devices)) == 2
 
 
 def test_resources_whose_names_become_alike_have_places_of_different_names() -> None:
@@ -244,7 +253,7 @@ def test_where_a_cluster_knows_no_capacity_each_share_and_slot_can_be_a_device()
     shares = by_name(Offered(node(rails=1), [replace(HCA, shares=3)], dra).devices)
     assert list(shares) == [f"hca-b83fd20300a00000-{n}" for n in range(3)]
     slots = by_name(Offered(node(rails=1, vfs=2), [late(VF)], dra).devices)
-    assert list(slots) == [f"slots-rdma-vf-gpu-00000000-{n}" for n in range(2)]
+    assert list(slots) == [f"slots-rdma-vf-gpu-0000-14-00-0-{n}" for n in range(2)]
     for devices in (shares, slots):
         assert not any(device.capacity or device.allow_multiple for device in devices.values())
         assert [TELLING[0] in device.attributes for device in devices.values()].count(True) == 1
