@@ -2,124 +2,39 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agent.config import Resource
-from agent.config.resources import RailNic
 from agent.edits.build import build
 from agent.edits.by_device import unit_specs
-from agent.edits.unit_specs import UnitSpecs
 from agent.errors import LedgerError, Unavailable
 from agent.kubelet.checkpoint import Entry
-from agent.ledger import Ledger
 from agent.model.allocation import Undo, UnitSpec
-from agent.model.device import RdmaDevice, Snapshot
 from agent.offer.units import plain_offer
-from agent.state import Latest
 from tests.agent import books
-from tests.deviceplugin.machines import change, gpu_uuid, node, rdma, without
-
-HCA = Resource("rdma/hca", "hca", shares=2, environment=("nccl",))
-VF = Resource("rdma/vf", "vf", environment=("ucx",))
-RAIL = Resource("rdma/rail", "rail", nic=RailNic("hca", shares=2))
-VFIO = Resource("rdma/dpdk", "vf")
-
-
-def permuted(snapshot: Snapshot) -> Snapshot:
-    """Give each RDMA device and IOMMU group the number of the next one."""
-    names = [r.name for d in snapshot.devices for r in d.rdma_devices]
-    numbers = [re.sub(r"\D+\d?_", "", name) for name in names]
-    following = dict(zip(numbers, [*numbers[1:], *numbers[:1]], strict=True))
-    groups = sorted(d.iommu_group for d in snapshot.devices if d.iommu_group is not None)
-    next_group = dict(zip(groups, [*groups[1:], *groups[:1]], strict=True))
-
-    def moved(found: RdmaDevice) -> RdmaDevice:
-        number = following[found.name.removeprefix("mlx5_")]
-        files = tuple(replace(c, path=re.sub(r"\d+$", number, c.path)) for c in found.char_devices)
-        return replace(found, name=f"mlx5_{number}", char_devices=files)
-
-    devices = tuple(
-        replace(
-            d,
-            rdma_devices=tuple(map(moved, d.rdma_devices)),
-            iommu_group=next_group[d.iommu_group] if d.iommu_group is not None else None,
-        )
-        for d in snapshot.devices
-    )
-    return replace(snapshot, devices=devices, generation=snapshot.generation + 1)
-
-
-def with_vf_rdma(snapshot: Snapshot, *addresses: str) -> Snapshot:
-    for number, address in enumerate(addresses, 50):
-        snapshot = change(snapshot, address, rdma_devices=(rdma(number, f"b83f:d203:00ff:{number:04x}"),))
-    return snapshot
-
-
-@dataclass
-class Rig:
-    """Books and specs, and what units are granted of."""
-
-    ledger: Ledger
-    specs: UnitSpecs
-    folder: Path
-    settled: Latest[bool]
-    resources: tuple[Resource, ...] = (HCA, VF)
-
-    def grant(self, snapshot: Snapshot, resource: Resource, *unit_ids: str) -> tuple[str, ...]:
-        """Grant units to one container, and return the CDI names that it is told."""
-        offer = plain_offer(self.resources, snapshot)
-        units = [found for i in unit_ids if (found := offer.find(resource.name, i)) is not None]
-        specs = unit_specs(resource, units, snapshot)
-        self.specs.grant(resource.name, {u.unit_id: u.device for u in units}, specs)
-        answer = build(resource, units, snapshot, specs=specs)
-        assert answer.devices == ()
-        assert [name for name, _ in answer.envs] == (
-            [f"PCIDEVICE_RDMA_{resource.name[5:].upper()}"] if resource.kind == "vf" else []
-        )
-        return answer.cdi_devices
-
-    def renew(self, snapshot: Snapshot) -> tuple[str, ...]:
-        return tuple(self.specs.renew(plain_offer(self.resources, snapshot), self.resources))
-
-    def said(self, unit_id: str) -> dict[str, Any]:
-        """What a runtime reads of a unit."""
-        document = json.loads((self.folder / f"nodefabric-unit-{unit_id}.json").read_text())
-        (device,) = document["devices"]
-        assert device["name"] == unit_id
-        edits: dict[str, Any] = device["containerEdits"]
-        return edits
-
-    def files(self, unit_id: str) -> list[str]:
-        return [n["path"] for n in self.said(unit_id)["deviceNodes"]]
-
-    def there(self) -> set[str]:
-        return {path.name.removeprefix("nodefabric-unit-").removesuffix(".json") for path in self.folder.glob("*")}
-
-
-@contextmanager
-def opened(folder: Path, settled: bool = True) -> Iterator[Rig]:
-    cell = Latest(settled)
-    with books.open_books(folder) as ledger:
-        yield Rig(ledger, UnitSpecs(ledger, folder / "cdi", cell), folder / "cdi", cell)
+from tests.agent.edits.unit_specs_rig import (
+    HCA,
+    OTHER,
+    RAIL,
+    SHARE,
+    VF,
+    VF_UNIT,
+    VFIO,
+    Rig,
+    opened,
+    permuted,
+    with_vf_rdma,
+)
+from tests.deviceplugin.machines import change, gpu_uuid, node, without
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     with opened(tmp_path) as made:
         yield made
-
-
-SHARE = "hca-b83fd20300a00001-0"
-OTHER = "hca-b83fd20300a00002-1"
-VF_UNIT = "0000:12:00.1"
 
 
 def test_a_share_is_told_as_a_name_that_means_its_own_adapter(rig: Rig) -> None:
@@ -181,75 +96,6 @@ def test_a_rail_keeps_the_nic_that_it_was_granted_with(rig: Rig) -> None:
     rig.specs.grant(RAIL.name, {unit: "0000:32:00.0"}, specs)  # the books gave it another one than a new offer would
     rig.renew(permuted(node()))
     assert rig.files(unit)[0] == "/dev/infiniband/uverbs3"
-
-
-SEVERAL = replace(RAIL, nic=RailNic("hca", shares=2, count=2), environment=("nccl",))
-
-
-def of_several(rig: Rig) -> tuple[str, tuple[str, ...]]:
-    """Grant the rail of the first GPU, and return it with its NICs."""
-    rig.resources = (SEVERAL,)
-    unit = f"rail-{gpu_uuid(0)}"
-    offer = plain_offer(rig.resources, node())
-    found = offer.find(SEVERAL.name, unit)
-    assert found is not None
-    rig.specs.grant(SEVERAL.name, {unit: found.devices}, unit_specs(SEVERAL, [found], offer.snapshot))
-    return unit, found.devices
-
-
-def uverbs(rig: Rig, unit: str) -> list[str]:
-    return [path for path in rig.files(unit) if "uverbs" in path]
-
-
-def test_the_spec_of_a_rail_has_the_files_of_all_its_nics_and_follows_each(rig: Rig) -> None:
-    unit, nics = of_several(rig)
-    assert nics == ("0000:12:00.0", "0000:22:00.0")
-    assert uverbs(rig, unit) == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"]
-    assert "NCCL_IB_HCA==mlx5_0,mlx5_1" in rig.said(unit)["env"]
-    rig.renew(permuted(node()))
-    assert uverbs(rig, unit) == ["/dev/infiniband/uverbs1", "/dev/infiniband/uverbs2"]
-    assert rig.specs.rewrite() == []
-
-
-def test_a_rail_keeps_all_the_nics_that_it_was_granted_with(rig: Rig) -> None:
-    unit, _ = of_several(rig)
-    rig.ledger.move_grants({unit: ("0000:22:00.0", "0000:42:00.0")})
-    rig.renew(replace(node(), generation=9))
-    assert uverbs(rig, unit) == ["/dev/infiniband/uverbs1", "/dev/infiniband/uverbs3"]
-
-
-@pytest.mark.parametrize("position", range(2))
-def test_a_rail_that_misses_one_of_its_nics_has_no_spec_until_it_is_back(rig: Rig, position: int) -> None:
-    unit, nics = of_several(rig)
-    rig.renew(without(node(), nics[position]))
-    assert rig.there() == set()
-    rig.renew(replace(node(), generation=9))
-    assert len(uverbs(rig, unit)) == 2
-
-
-def test_lost_books_say_the_files_of_all_nics_again(rig: Rig) -> None:
-    unit, nics = of_several(rig)
-    said = rig.said(unit)
-    rig.ledger.release([unit])
-    rig.ledger.grant(SEVERAL.name, {unit: nics})
-    offer = plain_offer(rig.resources, node())
-    rig.specs.adopt([Entry("uid", "main", SEVERAL.name, (unit,), "")], offer, rig.resources)
-    assert rig.said(unit) == said
-
-
-def test_a_nic_that_has_got_files_on_its_way_into_the_pod_keeps_these_beside_the_others(rig: Rig) -> None:
-    unit, nics = of_several(rig)
-    rig.ledger.begin_attach(
-        books.owner(),
-        ifname="net1",
-        device=nics[0],
-        resource_name=SEVERAL.name,
-        undo=Undo("x", "02:00:00:00:01:00", 1500, False, rdma="mlx5_50"),
-        netns_path="/nowhere",
-        request={},
-    )
-    rig.renew(permuted(node()))
-    assert uverbs(rig, unit) == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs2"]
 
 
 def test_a_unit_whose_device_is_gone_has_no_spec_until_it_is_back(rig: Rig) -> None:

@@ -25,7 +25,7 @@ from agent.reconcile.view import Outside, View
 from agent.state import Latest
 from proto.deviceplugin.v1beta1 import api_pb2
 from tests.agent import books
-from tests.agent.edits.test_unit_specs import OTHER, SHARE, permuted
+from tests.agent.edits.unit_specs_rig import OTHER, SHARE, permuted
 from tests.deviceplugin.machines import change, node
 
 HCA = Resource("rdma/hca", "hca", shares=2)
