@@ -60,7 +60,7 @@ class ClaimDevice:
     network: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Keys of a network (as in the configuration's `networks`, but for the name) that the device is set up with."""
     ifname: str = ""
-    """Name of its interface in the pod; empty for the next free one."""
+    """Name of its interface in the pod, with %d where a number is to be; empty for the next free one."""
     edits: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """containerEdits, as they stand in the CDI spec."""
     shares: int = 1

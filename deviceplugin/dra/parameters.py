@@ -3,7 +3,7 @@
     apiVersion: nodefabric.io/v1alpha1
     kind: Network
     network: rails                  # an entry of the configuration's `networks`; without it, the resource's own
-    ifName: rail%d                  # %d is counted up from 0 where there are several
+    ifName: rail%d                  # %d is counted up from 0 over all devices of the pod
     mtu: 9000
     addresses: [192.0.2.10/24]
     routes: [{dst: 198.51.100.0/24, gw: 192.0.2.1}]
@@ -15,6 +15,7 @@ that is wrong is told at once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_interface
@@ -53,7 +54,7 @@ class Setting:
     network: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Keys of a network. Empty if nobody said anything: then the resource's own network holds, as it is at the ADD."""
     ifname: str = ""
-    """Of its interface in the pod; empty for the next free one."""
+    """Of its interface in the pod, with %d for a number that ADD finds; empty for the next free one."""
 
 
 def settings_of(
@@ -77,12 +78,12 @@ def settings_of(
         said.append(merged)
         found.append(Setting(_network(result, resource, merged, config, problems), merged.get("ifName", "")))
     problems |= dict.fromkeys(_repeated(results, said))
-    named = _named(found, problems)
+    _check_names(found, problems)
     if problems:
         more = len(problems) - MAX_PROBLEMS
         told = [*list(problems)[:MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
         raise ClaimInvalid("; ".join(told))
-    return named
+    return tuple(found)
 
 
 # ------------------------------------------------------------------------------------------------- one entry
@@ -226,23 +227,18 @@ def _repeated(results: Sequence[tuple[Result, Resource]], said: Sequence[Mapping
                 seen.append((result.request, value))
 
 
-def _named(found: Sequence[Setting], problems: dict[str, None]) -> tuple[Setting, ...]:
-    """Number the interfaces: `%d` counts those of the claim that are named alike."""
-    counts: dict[str, int] = {}
-    taken: set[str] = set()
-    named = []
-    for setting in found:
-        name = setting.ifname
-        if "%d" in name:
-            counts[setting.ifname] = number = counts.get(setting.ifname, -1) + 1
-            name = name.replace("%d", str(number))
-        if words_of(name):  # which tell apart those that would be alike
-            named.append(setting)
-            continue
-        if name and name in taken:
+def _check_names(found: Sequence[Setting], problems: dict[str, None]) -> None:
+    """Look whether the interfaces can have their names, as far as the claim alone tells.
+
+    `%d` stays: ADD numbers the interfaces of a whole pod, and another claim of it may name its own alike.
+    """
+    counts: Counter[str] = Counter()
+    for name in (setting.ifname for setting in found):
+        counts[name] += 1
+        if words_of(name):
+            continue  # they tell apart those that would be alike
+        longest = name.replace("%d", str(counts[name] - 1))
+        if name and "%d" not in name and counts[name] > 1:
             problems[f"ifName {name} is that of two devices: write {name}%d, or a name for each request"] = None
-        if len(name) > 15:
-            problems[f"ifName {name} has more than 15 characters"] = None
-        taken.add(name)
-        named.append(Setting(setting.network, name))
-    return tuple(named)
+        if len(longest) > 15:
+            problems[f"ifName {longest} has more than 15 characters"] = None

@@ -60,6 +60,21 @@ def test_a_new_sandbox_of_the_pod_gets_the_same_devices_again(scene: Scene) -> N
     rig.check("c1", again, ifname="eth0")
 
 
+def test_interfaces_of_all_claims_of_a_pod_are_numbered_together_and_alike_in_each_sandbox(scene: Scene) -> None:
+    rig = scene.rig
+    scene.claim("b", of_vf(0, ifname="nic%d"))
+    scene.claim("a", of_vf(1, ifname="nic%d"))
+    scene.claim("of-before", of_vf(2, ifname="nic0"))  # as an earlier version wrote it
+    for name in ("first", "again"):
+        pod = rig.pod(name)
+        answer = scene.start("c1", pod)
+        assert [i["name"] for i in answer["interfaces"]] == ["cbr0", "eth0", "nic1", "nic2", "nic0"]
+        assert {device: row[1] for device, row in scene.rows().items()} == {vf(1): "nic1", vf(0): "nic2", vf(2): "nic0"}
+        rig.check("c1", pod, ifname="eth0")
+        rig.delete("c1", pod, ifname="eth0")
+        rig.await_back(0, 1, 2)
+
+
 def test_a_pod_gets_what_its_claims_and_what_its_units_bring(scene: Scene) -> None:
     scene.claim("nics", of_vf(0))
     rig = scene.rig

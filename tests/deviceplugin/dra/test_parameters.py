@@ -116,11 +116,13 @@ def test_a_device_that_is_only_looked_at_is_set_up_with_nothing() -> None:
     assert found == (Setting(),)
 
 
-def test_several_interfaces_are_counted_up() -> None:
+def test_interfaces_are_numbered_when_the_whole_pod_is_known() -> None:
     two = [(of("nic", "vf-0"), VF), (of("nic", "vf-1"), VF), (of("other", "vf-2"), VF)]
     found = settings_of([of_claim("nic", ifName="rail%d"), of_claim("other", ifName="ctl")], two, CONFIG)
 
-    assert [setting.ifname for setting in found] == ["rail0", "rail1", "ctl"]
+    assert [setting.ifname for setting in found] == ["rail%d", "rail%d", "ctl"]
+    with pytest.raises(ClaimInvalid, match="ifName a-name-of-13-100 has more than 15 characters"):
+        settings_of([of_claim(ifName="a-name-of-13-%d")], [(of("nic", f"vf-{i}"), VF) for i in range(101)], CONFIG)
 
 
 def test_interfaces_may_be_called_by_their_rails_which_are_known_at_the_add() -> None:

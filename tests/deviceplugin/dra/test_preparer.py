@@ -222,7 +222,7 @@ def test_parameters_are_in_the_rows_for_the_add(tmp_path: Path) -> None:
         prepared(desk, config=[network(mtu=9000, ifName="fast%d")])
         (row,) = desk.ledger.claims()[0].devices
 
-    assert (dict(row.network), row.ifname) == ({"name": "rails", "vlan": 7, "mtu": 9000}, "fast0")
+    assert (dict(row.network), row.ifname) == ({"name": "rails", "vlan": 7, "mtu": 9000}, "fast%d")
 
 
 def test_shares_of_one_adapter_go_to_several_claims(desk: Desk) -> None:
