@@ -167,23 +167,27 @@ class _Maker:
                 units=tuple(member.unit for member in here if member.room),
                 adapter=here[0].port if len({member.port for member in here}) == 1 else "",
             )
-            most = len({member.unit.device for member in able if member.room}) if self._shared else room
-            found += self._parts(device, room, min(parts, most))
+            # A part stays while devices are withheld, for claims have it by its name. Grants only ever end.
+            most = len({member.unit.device for member in here if member.room})
+            found += self._parts(device, room, min(parts, most), sum(member.room for member in here) - room)
         # Those by which GPUs are matched come last: a claim that does not ask for GPUs takes the first that fits.
         return sorted(
             found, key=lambda device: not _gpu_aliases(self._config.dra.aliases).isdisjoint(device.attributes)
         )
 
-    def _parts(self, device: DraDevice, room: int, count: int) -> list[DraDevice]:
-        """Divide a place. The part that has its name tells of its GPU."""
+    def _parts(self, device: DraDevice, room: int, count: int, withheld: int) -> list[DraDevice]:
+        """Divide a place. The part that has its name tells of its GPU. A part with no room left is withheld whole."""
         what = SHARES if self._shared else UNITS
         if self._config.dra.shares != "capacity":
-            return self._consumed(device, what, room)
+            spare = [replace(device, name=f"{device.name}-{room + n}") for n in range(withheld)]
+            return [*map(self._withheld, spare), *self._consumed(device, what, room)]
         quiet = self._without_gpu(device)
         found = self._consumed(device, what, (room + count - 1) // count)
         for number in range(1, count):
             part = replace(quiet, name=f"{device.name}-{number}")
-            found += self._consumed(part, what, (room + count - 1 - number) // count)
+            left = (room + count - 1 - number) // count
+            # The API knows no capacity of which nothing can be had.
+            found += self._consumed(part, what, left) if left else map(self._withheld, self._consumed(part, what, 1))
         return found
 
     def _without_gpu(self, device: DraDevice) -> DraDevice:
@@ -245,6 +249,10 @@ class _Maker:
             return [replace(device, capacity=capacity, allow_multiple=True)]
         quiet = self._without_gpu(device)
         return [replace(quiet if n < room - 1 else device, name=f"{device.name}-{n}") for n in range(room)]
+
+    def _withheld(self, device: DraDevice) -> DraDevice:
+        taint = Taint(f"{self._config.dra.driver}/{Reason.QUARANTINED}", "NoSchedule")
+        return replace(self._without_gpu(device), taints=device.taints or (taint,))
 
     def _tainted(self, device: DraDevice) -> DraDevice:
         health = device.health

@@ -205,16 +205,31 @@ def test_a_place_is_ill_only_when_nothing_behind_it_is_left_and_its_capacity_sta
     assert room == [2, 2, 2]
 
 
-def test_what_is_withheld_until_it_is_clean_is_not_counted_in_its_place() -> None:
-    snapshot = node(rails=1, vfs=2)
+@pytest.mark.parametrize("shares", ["capacity", "devices"])
+def test_what_is_withheld_until_it_is_clean_is_not_to_be_had_in_its_place_and_no_part_goes(shares: str) -> None:
+    snapshot, taint = node(rails=1, vfs=2), Taint("nodefabric.io/Quarantined", "NoSchedule")
     offer = plain_offer([late(VF)], snapshot)
-    rooms, taints = [], []
+    names, rooms = [], []
     for devices in ((), (FIRST,), (FIRST, SECOND)):
-        found = Offered(snapshot, [late(VF)], offer=ill(offer, Reason.QUARANTINED, *devices)).devices
-        rooms.append(sum(int(d.capacity["nodefabric.io/units"]["value"]) for d in found))
-        taints.append({taint.key for d in found for taint in d.taints})
-    assert rooms == [2, 1, 2]
-    assert taints == [set(), set(), {"nodefabric.io/Quarantined"}]
+        found = Offered(snapshot, [late(VF)], Dra(shares=shares), ill(offer, Reason.QUARANTINED, *devices)).devices
+        names.append(sorted(by_name(found)))
+        assert {d.taints for d in found} <= {(), (taint,)}
+        rooms.append([d for d in found if not d.taints])
+    assert names[0] == names[1] == names[2]
+    assert [len(each) for each in rooms] == [2, 1, 0]
+    assert TELLING[0] in rooms[1][0].attributes
+    if shares == "capacity":
+        assert [d.capacity["nodefabric.io/units"]["value"] for each in rooms for d in each] == ["1", "1", "1"]
+
+
+def test_a_part_loses_of_its_room_what_is_withheld() -> None:
+    snapshot = node(rails=2, vfs=6)
+    offer = ill(plain_offer([late(VF)], snapshot), Reason.QUARANTINED, FIRST, SECOND, "0000:12:00.3")
+    found = by_name(Offered(snapshot, [late(VF)], offer=offer).devices)
+    place = "slots-rdma-vf-gpu-0000-14-00-0"
+    parts = [found[f"{place}{part}"] for part in ("", "-1", "-2", "-3")]
+    assert [part.capacity["nodefabric.io/units"]["value"] for part in parts] == ["1", "1", "1", "1"]
+    assert [len(part.taints) for part in parts] == [0, 0, 0, 1]
 
 
 def test_a_place_evicts_only_when_each_device_behind_it_is_ill_enough() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -122,11 +123,12 @@ def test_equal_nodes_have_equal_slices_whatever_order_they_were_found_in(found: 
 @given(offered())
 def test_no_unit_is_promised_to_two_claims(found: Offered) -> None:
     assert found.offer is not None
-    rooms: dict[str, int] = {}
+    rooms, free = Counter[str](), Counter[str]()
     by_resource = {resource.name: resource for resource in found.resources}
     for device in found.devices:
         capacity = [int(each["value"]) for each in device.capacity.values()] or [1]
-        rooms[device.resource_name] = rooms.get(device.resource_name, 0) + capacity[0]
+        rooms[device.resource_name] += capacity[0]
+        free[device.resource_name] += 0 if device.taints else capacity[0]
     for name, room in rooms.items():
         units = found.offer.claimable[name]
         each = by_resource[name].shares if by_resource[name].kind == "hca" else 1
@@ -134,6 +136,6 @@ def test_no_unit_is_promised_to_two_claims(found: Offered) -> None:
         gone = [unit.health.reason == Reason.DEVICE_GONE and unit.device not in found.offer.lost for unit in units]
         here = [(n, unit) for n, unit, is_gone in zip(left, units, gone, strict=True) if not is_gone]
         is_late = by_resource[name].binding == "late"
-        # Of a place in which none is clean all are told, with a taint.
+        # What is withheld may be told of, with a taint: all of a place in which none is clean, and parts with none.
         clean = sum(n for n, unit in here if not is_late or unit.health.reason != Reason.QUARANTINED)
-        assert clean <= room <= sum(n for n, _ in here)
+        assert free[name] <= clean <= room <= sum(n for n, _ in here)
