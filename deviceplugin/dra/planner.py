@@ -198,6 +198,8 @@ class Planner:
         most = resource.shares - mine[0][0].shares if resource.kind == "hca" else 0
         pool = offer.claimable.get(resource.name, ())
         free = {u.device: u for u in self._free(claim, resource, pool) if taken[u.device] <= most}
+        # Nobody lets go of a device that nobody has, though it may be left out below.
+        others = {unit.device for unit in pool if unit.health.healthy} - free.keys() - before.keys()
         if resource.bonded:
             fit = for_pairs(offer.distances, free, len(mine))
             free = {device: unit for device, unit in free.items() if device in fit}
@@ -206,7 +208,6 @@ class Planner:
         chosen = late.choose(offer.distances, wishes, tuple(free.values()), _near(known), load, spread=resource.spread)
         if chosen is None:
             places = {unit.device for _, device, _ in mine for unit in device.units}
-            others = {unit.device for unit in pool if unit.health.healthy} - free.keys() - before.keys()
             where = there = ""
             if any(wish.is_pinned for wish in wishes):
                 where = " where the scheduler has chosen"

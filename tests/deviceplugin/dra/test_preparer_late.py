@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.config import Config
+from agent.config import Config, parse
 from agent.errors import AgentError, NotYet
 from agent.model.allocation import PodRef
 from agent.model.claims import ClaimRef, ClaimState
@@ -217,6 +217,22 @@ def test_an_adapter_of_a_place_has_no_more_shares_taken_of_it_than_it_has(tmp_pa
         assert sorted(ones) == sorted(taken)
         with pytest.raises(NotYet, match="0 of 4 on this node are free"):
             claimed(8, "1")
+
+
+def test_a_bond_for_which_one_port_is_full_is_refused_at_once_though_the_other_has_more_than_it_may_take(
+    tmp_path: Path,
+) -> None:
+    vfs = "{name: rdma/vf, kind: vf, offer: dra, binding: late, network: pair}"
+    config = parse(f"{{resources: [{vfs}], networks: [{{name: pair, bond: active-backup}}]}}", "test")
+    desk = Desk(tmp_path, config=config, snapshot=node(rails=2, vfs=2))
+    with closing(desk.ledger):
+        full = [d.address for d in desk.offer.snapshot.devices if d.physfn == PFS[0]]
+        rows = [desk.attach(device, PodRef("team", "other", "o"), container_id=device) for device in full]
+
+        with pytest.raises(NotYet, match="2 devices of rdma/vf are wanted"):
+            prepare(desk, result("nic", "slots-0", shareID="s"), result("nic", "slots-1", shareID="t"))
+        desk.detached(rows[0])
+        assert sorted(prepare(desk, result("nic", "slots-0"), result("nic", "slots-1"))) == [0, 1]
 
 
 def replace_places(desk: Desk) -> tuple[Any, ...]:
