@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from agent.config import Config
@@ -144,7 +145,7 @@ class PodClaims(Claims):
         if changed:
             log.info("%s has other character devices in its pod: the CDI spec of its claim says so", row.device)
             self._node.ledger.set_claim_edits(claim.ref.uid, changed)
-            self._specs.write(self._node.ledger.claim(claim.ref.uid) or claim)
+            self._specs.renew(partial(self._node.ledger.claim, claim.ref.uid))
 
     def attached(self, rows: Sequence[Attachment], result: Mapping[str, Any]) -> None:
         """Write the files that tell of the devices anew.

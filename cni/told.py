@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -273,7 +274,7 @@ class Teller:
         changed = {name: edits for name, edits in said.items() if edits != asking[name]}
         if changed:
             self._node.ledger.set_claim_edits(claim.ref.uid, changed)
-            self._claims.write(self._node.ledger.claim(claim.ref.uid) or claim)
+            self._claims.renew(partial(self._node.ledger.claim, claim.ref.uid))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from agent.model.unit_id import cdi_kind, cdi_name
 KIND = "claim"
 _START = f"{KIND}-"
 _WHOSE = "a pod of this claim"
+
+_CHANGING = threading.Lock()
+"""Held from a look into the books until a claim's spec says so: the last of several who write has seen the newest."""
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +51,25 @@ class ClaimSpecs:
         else:
             self._files.write(name, text)
 
+    def renew(self, known: Callable[[], Claim | None]) -> bool:
+        """Have the spec of a claim say what the books do, and tell whether it did not. Raises Unavailable.
+
+        `known` looks into them at the moment of writing; None if nothing is to be written any more. Of a claim that is
+        being unprepared nothing is.
+        """
+        with _CHANGING:
+            claim = known()
+            if claim is None or claim.state is ClaimState.UNPREPARING or self.is_written(claim):
+                return False
+            self.write(claim)
+            return True
+
     def remove(self, uid: str) -> None:
         """Remove the spec of a claim, and its files. What is not there is removed already. Raises Unavailable."""
-        self._files.remove(_name(uid))
-        self.metadata.remove(uid)
-        self._copies.remove(_name(uid))
+        with _CHANGING:
+            self._files.remove(_name(uid))
+            self.metadata.remove(uid)
+            self._copies.remove(_name(uid))
 
     def is_written(self, claim: Claim) -> bool:
         """Tell whether the spec of a claim is there and says what the claim does."""

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import ClaimConflict, Refused, Unavailable
@@ -115,16 +116,14 @@ class Claims:
 
     def rewrite(self) -> Sequence[str]:
         """Write the specs that are missing or say something else, and list their claims. Raises Unavailable."""
-        missing = [
-            claim
-            for claim in self._ledger.claims()
-            if claim.state is ClaimState.PREPARED
-            and claim.boot_id == self._ledger.boot_id
-            and not self._specs.is_written(claim)
-        ]
-        for claim in missing:
-            self._specs.write(claim)
-        return [str(claim.ref) for claim in missing]
+        claims = self._ledger.claims()
+        return [str(claim.ref) for claim in claims if self._specs.renew(partial(self._kept, claim.ref.uid))]
+
+    def _kept(self, uid: str) -> Claim | None:
+        """Return a claim that is to have a spec as it is now; None for one that is not, or not any more."""
+        claim = self._ledger.claim(uid)
+        is_kept = claim is not None and claim.state is ClaimState.PREPARED and claim.boot_id == self._ledger.boot_id
+        return claim if is_kept else None
 
     # -------------------------------------------------------------------------------------------------- of nobody
 

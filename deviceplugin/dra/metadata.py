@@ -6,7 +6,7 @@ device that was chosen late it is what a slice would say of this one, had it bee
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent.config import Config
@@ -65,9 +65,10 @@ class ClaimFiles:
         self._catalog = catalog
         self._facts = facts
 
-    def complete(self, claim: Claim, allocation: Allocation | None) -> None:
+    def complete(self, claim: Claim, allocation: Allocation | None, known: Callable[[], Claim | None]) -> None:
         """Write what is missing of a claim's files; all of them if it is not prepared yet.
 
+        `known` looks the claim up once more: an ADD may have found its devices to be others than they were.
         Raises Unavailable, also if the `allocation` is needed and the API server did not tell it.
         """
         is_missing = self._specs.metadata.missing(claim)
@@ -78,8 +79,7 @@ class ClaimFiles:
             attributes = {(d.request, d.device_name, d.share_id): self._attributes(d) for d in claim.devices}
             for request, document in documents_of(allocation, attributes).items():
                 self._specs.metadata.write(claim.ref.uid, request, document)
-        if not self._specs.is_written(claim):
-            self._specs.write(claim)
+        self._specs.renew(known)
 
     def remove(self, uid: str) -> None:
         """Remove a claim's files. What is not there is removed already. Raises Unavailable."""

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from agent.edits.claim_specs import qualified
 from agent.errors import ClaimConflict, ClaimInvalid, DeviceBusy, NotYet, Refused, Unavailable
@@ -145,7 +146,7 @@ class Preparer:
 
     def _complete(self, claim: Claim, allocation: Allocation | None) -> Sequence[PreparedDevice]:
         """Do what follows the rows, or do it once more. Raises NotYet if they were ended meanwhile, as nobody's."""
-        self._files.complete(claim, allocation)
+        self._files.complete(claim, allocation, partial(self._ledger.claim, claim.ref.uid))
         now = self._ledger.claim(claim.ref.uid)
         if now is None or now.state is ClaimState.UNPREPARING:
             raise NotYet(f"claim {claim.ref} was just ended, since nobody had it: kubelet prepares it anew")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,38 @@ def test_a_spec_that_somebody_removed_is_written_again(room: Room) -> None:
     assert room.heal() == [("spec-write", "mended")]
     assert room.specs.is_written(claim)
     assert room.heal() == []
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_a_spec_that_is_changed_while_specs_are_looked_at_stays_as_it_was_changed(room: Room, is_ended: bool) -> None:
+    claim = room.prepare()
+    beside: list[threading.Thread] = []
+
+    def change() -> None:
+        """Do as an ADD whose device came to other files, or as Unprepare."""
+        if is_ended:
+            room.books.set_claim_state(claim.ref.uid, ClaimState.UNPREPARING)
+            room.specs.remove(claim.ref.uid)
+        else:
+            room.books.set_claim_edits(claim.ref.uid, {f"name-{VF}": {"env": ["CHANGED=1"]}})
+            room.specs.renew(lambda: room.books.claim(claim.ref.uid))
+
+    class Busy(ClaimSpecs):
+        def is_written(self, claim: Claim) -> bool:
+            found = super().is_written(claim)
+            if not beside:
+                beside.append(threading.Thread(target=change))
+                beside[0].start()
+                beside[0].join(0.3)  # as far as it comes before the spec is written
+            return found
+
+    room.specs.remove(claim.ref.uid)
+    Claims(room.books, Busy(room.specs_folder), room.snapshot, room.outside, room.asks).rewrite()
+    beside[0].join()
+    now = room.books.claim(claim.ref.uid)
+    assert now is not None
+    assert room.specs.is_written(now) is not is_ended
+    assert bool(room.specs.uids()) is not is_ended
 
 
 def test_a_spec_of_no_claim_is_removed_and_those_of_others_stay(room: Room, tmp_path: Path) -> None:

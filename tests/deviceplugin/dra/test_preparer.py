@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,9 +30,11 @@ from tests.deviceplugin.dra.preparing import (
     OTHER,
     OTHER_POD,
     PATIENT,
+    QUICK,
     VF,
     Counting,
     Desk,
+    PodObjects,
     files,
     of_another,
     prepared,
@@ -116,6 +120,22 @@ def test_rows_of_a_killed_agent_are_taken_up(desk: Desk, tmp_path: Path) -> None
         assert again.preparer.prepare(REF) == answer
         assert again.ledger.claims()[0].state is ClaimState.PREPARED
         assert spec(again)
+
+
+def test_what_an_add_finds_out_while_the_claim_is_read_stays_in_the_spec(desk: Desk) -> None:
+    prepared(desk)
+    (device,) = desk.ledger.claims()[0].devices
+    edits = {"env": ["CHANGED=1"]}
+
+    class Meanwhile(PodObjects):
+        def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
+            desk.ledger.set_claim_edits(ref.uid, {device.cdi_name: edits})
+            desk.specs.renew(lambda: desk.ledger.claim(ref.uid))
+            return super().get(ref)
+
+    desk.others = Meanwhile(desk.others.claims)
+    desk.made(QUICK).prepare(REF)
+    assert spec(desk) == {device.cdi_name: edits}
 
 
 def test_after_a_reboot_the_rows_are_made_anew(desk: Desk, tmp_path: Path) -> None:

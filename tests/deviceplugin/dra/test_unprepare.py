@@ -151,7 +151,7 @@ class Mortal:
 
 
 STEPS = {
-    "prepare": ("prepare_claim", "write", "set_claim_state"),
+    "prepare": ("prepare_claim", "renew", "set_claim_state"),
     "unprepare": ("set_claim_state", "remove", "remove_claim"),
 }
 
