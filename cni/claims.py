@@ -211,11 +211,14 @@ class PodClaims(Claims):
         found = self._kubelet.pod(pod)
         told = {(each.namespace, each.claim) for each in found.claimed} if found is not None else set()
         for claim in claims:
-            if (claim.ref.namespace, claim.ref.name) in told:
-                self._node.ledger.set_claim_pods(claim.ref.uid, self._pods_of(claim, pod))
+            if (claim.ref.namespace, claim.ref.name) in told and (pods := self._pods_of(claim, pod)):
+                self._node.ledger.set_claim_pods(claim.ref.uid, pods)
 
     def _pods_of(self, claim: Claim, pod: PodRef) -> Sequence[PodRef]:
-        """List the pods of a claim that is a pod's, too, as kubelet has made sure before it started that."""
+        """List the pods of a claim that is a pod's, too, as kubelet has made sure before it started that.
+
+        None if the claim is gone: the pod's is another one of this name.
+        """
         reserved: list[PodRef] = []
         reader = self._reader.value
         try:
@@ -225,6 +228,9 @@ class PodClaims(Claims):
         except Unavailable as error:
             log.info("claim %s is not read now: %s", claim.ref, error)
         else:
+            if reader is not None and document is None:
+                log.info("claim %s of the books is gone, and pod %s has another one of this name", claim.ref, pod)
+                return ()
             reserved = pods_of(document) if document is not None else []
         pods = reserved or list(claim.pods)
         return pods if any(_same(each, pod) for each in pods) else [*pods, pod]

@@ -88,7 +88,8 @@ class Scene:
         self.config = Latest(Config(resources=RESOURCES, networks=(RAILS,)))
         node = Node(machine, rig.ledger, Latest(machine.scan()))
         kubelet = cast(KubeletAsker, self.kubelet)
-        self.claims = PodClaims(self.config, node, kubelet, self.specs, Latest[ClaimReader | None](self.reader))
+        self.asks = Latest[ClaimReader | None](self.reader)
+        self.claims = PodClaims(self.config, node, kubelet, self.specs, self.asks)
         offered = {"rdma/vf": tuple(Unit(vf(i), "rdma/vf", "vf", vf(i), HEALTHY, 0) for i in range(3))}
         offer = Latest(Offer(node.snapshot, claimable=offered))
         files = RailFiles(rig.folder / "cdi", offer, kubelet, Latest({}))

@@ -49,9 +49,19 @@ def test_a_pod_without_the_claim_gets_nothing_of_it(scene: Scene) -> None:
 def test_without_the_api_servers_word_kubelet_is_believed(scene: Scene, error: Exception | None) -> None:
     scene.claim("shared", of_share(network={"mode": "macvlan"}), owned=False)
     scene.kubelet.claims["pod-of-c2"] = ("shared",)
-    scene.reader.error = error  # None: the claim is not found
+    scene.reader.error = error
+    if error is None:
+        scene.asks.set(None)  # nobody can ask
     scene.start("c2")
     assert [pod.name for pod in scene.rig.ledger.claims()[0].pods] == ["pod-of-c1", "pod-of-c2"]
+
+
+def test_a_claim_that_is_gone_goes_to_no_pod_whose_claim_has_its_name(scene: Scene) -> None:
+    scene.claim("shared", of_share(network={"mode": "macvlan"}), owned=False)
+    scene.kubelet.claims["pod-of-c2"] = ("shared",)
+    assert scene.start("c2") == PREVIOUS
+    assert scene.reader.read == ["shared"]
+    assert [pod.name for pod in scene.rig.ledger.claims()[0].pods] == ["pod-of-c1"]
 
 
 def test_a_claim_that_has_one_pod_asks_kubelet_about_no_other(scene: Scene) -> None:
