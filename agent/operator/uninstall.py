@@ -20,6 +20,7 @@ from agent.config.dra import DRIVER
 from agent.config.topology import NFD_FILE
 from agent.edits import device_info
 from agent.errors import InstallFailed, InUse, LedgerError
+from agent.kubelet import dra_checkpoint
 from agent.ledger import files, reading
 from cni import spool
 from cni.install import chain
@@ -104,7 +105,7 @@ def uninstall(
     What is `published` goes first: no pod is sent here then. Without that kubelet does it, half a minute after the
     driver's end.
 
-    Raises InUse while an agent runs, or a pod has a device or a claim is prepared (not with `force`): without agent and
+    Raises InUse while an agent runs, or a pod has a device or kubelet a claim (not with `force`): without agent and
     plugin nobody could take the device back, and kubelet would not let the claim's pod end. Raises InstallFailed if
     another instance's plugin is there, or something cannot be removed, and Unavailable or Refused if the API server
     does not do what it is asked for.
@@ -118,7 +119,10 @@ def uninstall(
         resource_names = {grant.resource_name for grant in books.grants}
         # A reboot has taken every device back from its pod, but kubelet still asks for its claims to be unprepared.
         held = [f"{a.device} in {a.owner.pod}" for a in books.attachments if places.boot_id in ("", a.boot_id)]
-        held += [f"claim {claim.ref}" for claim in books.claims]
+        claims = [str(claim.ref) for claim in books.claims]
+        # One that could not be prepared is in no books, and its pod ends no sooner.
+        claims += dra_checkpoint.claims_of(places.inside(places.kubelet), places.dra_driver)
+        held += [f"claim {claim}" for claim in dict.fromkeys(claims)]
     except LedgerError as error:
         held = [f"whatever the books say, for {error}"]
     if held and not force:

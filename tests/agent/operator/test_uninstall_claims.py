@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.sim.dra.claims import CHECKPOINT, ClaimCache, ClaimInfo
 from tests.agent.books import open_books
 from tests.agent.operator.uninstalling import CLAIM, Host
 from tests.agent.operator.uninstalling import clean as clean  # the fixture
@@ -35,6 +36,34 @@ def test_a_node_with_prepared_claims_is_left_alone(
     assert host.uninstall() == 0
     assert not (host.root / "run/cdi/nodefabric-claim-c1.json").exists()
     assert not (host.root / "var/lib/kubelet/plugins/nodefabric.io").exists()
+
+
+def test_a_node_is_left_alone_while_kubelet_has_a_claim_that_could_not_be_prepared(
+    host: Host, clean: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.install()
+    file = host.root / "var/lib/kubelet" / CHECKPOINT
+    noted = ClaimCache(file)
+    ours = ClaimInfo("c1", "default", "rails", {"p1"}, {"gpu.nvidia.com": [], "nodefabric.io": []})
+    noted.add(ours)
+    noted.add(ClaimInfo("c2", "default", "gpu", {"p2"}, {"gpu.nvidia.com": []}))
+    noted.save()
+    assert host.uninstall() == 4
+    said = capsys.readouterr().err
+    assert "claim default/rails:" in said
+    assert "default/gpu" not in said
+    noted.remove(ours)
+    noted.save()
+    assert host.uninstall() == 0
+    file.unlink()
+    assert host.files() == clean
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"Data": "{}"}', '{"Data": 1}', '{"Data": "{\\"Entries\\": [1]}"}'])
+def test_what_kubelet_has_noted_in_another_form_holds_nothing_up(host: Host, text: str) -> None:
+    host.install()
+    (host.root / "var/lib/kubelet" / CHECKPOINT).write_text(text)
+    assert host.uninstall() == 0
 
 
 @pytest.fixture
