@@ -17,8 +17,6 @@ SEE_NVML = (
     "let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart), or, with GPUs of another vendor, take NICs of"
     " kind vf or nic with binding: late"
 )
-
-
 SEE_DRIVER = "load their driver, and let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart)"
 _NVIDIA = 0x10DE
 

@@ -25,6 +25,7 @@ from tests.soak.agent import SECONDS, Agent
 from tests.soak.calls import Answer, Call, Pod, names, promised, start
 from tests.soak.claims import ipam
 from tests.soak.history import History
+from tests.soak.host_local import JOURNALLED
 from tests.soak.invariants import violations
 from tests.soak.node_claims import NodeClaims
 from tests.soak.slots import SLOTS, SPECS
@@ -32,21 +33,6 @@ from tests.soak.small_agent import GRANTED, SOCKET, Options
 from tests.soak.world import HOST, Expected, Promise, Settings, Shape, Violation, World
 
 ROOT = Path(__file__).resolve().parents[2]
-HOST_LOCAL = "/usr/lib/cni/host-local"
-JOURNALLED = f"""\
-#!/bin/sh
-# The real host-local, with each call noted. A file `ipam-fails` or `ipam-hangs` makes it do so.
-cd "$(dirname "$0")/.." || exit 1
-echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" >> ipam-calls
-if [ -e ipam-hangs ]; then exec sleep 60; fi
-if [ -e "ipam-fails-$CNI_COMMAND" ]; then
-    echo '{{"cniVersion": "1.0.0", "code": 999, "msg": "told to fail"}}'
-    exit 1
-fi
-exec {HOST_LOCAL}
-"""
-
-
 KERNEL_SECONDS = 30.0
 """How long the kernel may take to end a namespace, which it does when it finds time."""
 

@@ -12,80 +12,19 @@ from typing import Any
 from agent.edits.told import NOTED, RdmaFacts
 from agent.ledger.reading import Books
 from agent.model.allocation import (
-    Attachment,
     AttachmentState,
     Grant,
-    OwedLease,
     Quarantine,
-    Undo,
 )
-from agent.model.claims import ClaimState
 from agent.model.device import MigDevice, Problem, Snapshot
-from agent.model.health import HEALTHY, text_of, unhealthy
+from agent.model.health import HEALTHY, text_of
 from agent.offer.offer import Unit
 from agent.report import status
-from agent.report.dra import DriverState
 from agent.report.events import Events
 from agent.report.metrics import Facts
-from tests.agent.books import POD, VF, owner
-from tests.agent.ledger.test_claims import claim, of_share, of_vf
-
-OTHER = "0000:3b:00.3"
-
-
-def offered(device: str, reason: str = "") -> Unit:
-    """Make one unit of rdma/vf."""
-    return Unit(f"unit-{device}", "rdma/vf", "vf", device, unhealthy(reason) if reason else HEALTHY, 0)
-
-
-def slot(number: int, numa_node: int) -> Unit:
-    """Make one unit that has no device yet."""
-    return Unit(f"slot-{number}", "rdma/vf", "vf", "", HEALTHY, numa_node, is_slot=True)
-
-
-ROW = Attachment(
-    attachment_id=1,
-    owner=owner("c1", "eth0"),
-    ifname="net1",
-    device=VF,
-    resource_name="rdma/vf",
-    state=AttachmentState.ATTACHED,
-    undo=Undo("ens1f0v0", "02:00:00:00:01:00", 1500, False),
-    boot_id="boot",
-    netns_path="/x",
-    request={},
-    result={
-        "interfaces": [{"name": "eth0"}, {"name": "net1"}],
-        "ips": [
-            {"address": "10.244.0.2/24", "interface": 0},
-            {"address": "10.9.0.2/24", "interface": 1},
-            {"address": "fd09::2/64", "interface": 1},
-            {"address": "192.168.0.1/24"},
-        ],
-    },
-    since=5.0,
-)
-FACTS = Facts(
-    Snapshot(problems=(Problem("/sys/x", "cannot be read"),), generation=7),
-    {"rdma/vf": (offered(VF), offered(OTHER, "LinkDown")), "rdma/hca": ()},
-    (Grant(f"unit-{VF}", "rdma/vf", VF, 3.0, POD), Grant(f"unit-{OTHER}", "rdma/vf", OTHER, 4.0)),
-    (ROW,),
-    (Quarantine(OTHER, "clean-up failed: it is stuck", 6.0),),
-    12.34,
-    (
-        OwedLease(1, "0123456789abcdef", "net1", "/x", {"network": {"ipam": {"type": "host-local"}}}, 7.0),
-        OwedLease(2, "c2", "net1", "/x", {"network": None}, 8.0, 9.0, "it hangs"),
-    ),
-)
-
-
-FACTS = replace(FACTS, containers={f"unit-{VF}": "worker"})
-
-
-def document(facts: Facts = FACTS, **obstacles: str) -> dict[str, Any]:
-    return status.build(
-        facts, node="n1", version="1.2", kinds={"rdma/vf": "vf", "rdma/hca": "hca"}, conditions=obstacles
-    )
+from tests.agent.books import POD, VF
+from tests.agent.ledger.test_claims import claim, of_share
+from tests.agent.report.status_facts import DRIVER, FACTS, OTHER, ROW, document, offered, slot
 
 
 def test_the_document_tells_who_holds_what_and_what_is_wrong() -> None:
@@ -204,11 +143,6 @@ def test_a_rail_is_told_for_its_nic_and_for_its_gpu() -> None:
     assert made["resources"][0]["units"] == 1
 
 
-DRIVER = DriverState(
-    "nodefabric.io", "", 2, frozenset({"taints"}), (("rdma/vf", "LinkDown", 1), ("rdma/vf", "healthy", 7))
-)
-
-
 def test_a_rail_of_several_nics_is_told_for_each_of_them_and_attached_with_any() -> None:
     unit = replace(rail(0), further=(replace(rail(0), device=OTHER, gpu=""),))
     granted = (Grant("slot-0", "rdma/rail", VF, 3.0, POD, others=(OTHER,)),)
@@ -220,56 +154,6 @@ def test_a_rail_of_several_nics_is_told_for_each_of_them_and_attached_with_any()
     assert [(grant["device"], grant["devices"]) for grant in made["grants"]] == [(VF, [VF, OTHER])]
     assert made["resources"][0]["attached"] == 1
     assert f"{VF}, {OTHER}" in status.text(document(Facts(Snapshot(), {"rdma/rail": (unit,)}, granted)), 10.0)
-
-
-def test_a_claim_is_told_with_its_devices_its_pods_and_how_far_it_is() -> None:
-    prepared = replace(claim("c", of_vf(), of_share()), state=ClaimState.PREPARED, since=40.0)
-    facts = Facts(Snapshot(), claims=(prepared,), attachments=(replace(ROW, claim_uid="uid-c"),), driver=DRIVER)
-    made = document(facts)
-    (told,) = made["claims"]
-    assert (told["namespace"], told["name"], told["uid"]) == ("default", "c", "uid-c")
-    assert (told["state"], told["since"], told["pods"]) == ("prepared", 40.0, ["default/trainer"])
-    vf, share = told["devices"]
-    assert (vf["device"], vf["name"], vf["state"]) == (VF, "vf-0000-3b-00-2", "attached")
-    assert (share["share"], share["resource"], share["state"]) == ("s1", "rdma/hca", "prepared")
-    lines = status.text(made, 100.0).splitlines()
-    assert "CLAIM      REQUEST  DEVICE        RESOURCE  PODS             STATE     FOR" in lines
-    assert f"default/c  nic      {VF}  rdma/vf   default/trainer  attached  1m" in lines
-
-
-def test_a_claim_on_its_way_back_says_so_though_its_device_is_still_in_the_pod() -> None:
-    leaving = replace(claim(), state=ClaimState.UNPREPARING)
-    row = replace(ROW, claim_uid="uid-c", state=AttachmentState.DETACHING)
-    (told,) = document(Facts(Snapshot(), claims=(leaving,), attachments=(row,)))["claims"]
-    assert told["devices"][0]["state"] == "unpreparing"
-
-
-def test_a_device_that_a_claim_has_counts_as_granted() -> None:
-    made = document(Facts(Snapshot(), {"rdma/vf": (offered(VF), offered(OTHER))}, claims=(claim(),)))
-    assert made["resources"][0]["granted"] == 1
-    assert [(found["device"], found["granted"]) for found in made["offers"]] == [(VF, 1), (OTHER, 0)]
-
-
-def test_a_driver_is_told_in_one_line_with_what_it_lacks() -> None:
-    line = status.text(document(Facts(Snapshot(), driver=DRIVER)), 0.0).splitlines()[1]
-    told = "registered with kubelet; 2 slices published; 8 devices, 7 healthy; the cluster leaves out taints"
-    assert line == f"DRA driver nodefabric.io: {told}"
-    line = status.text(document(Facts(Snapshot(), driver=DriverState("d.io", "not found", None))), 0.0).splitlines()[1]
-    told = "NOT REGISTERED with kubelet: not found; slices not known yet; 0 devices, 0 healthy"
-    assert line == f"DRA driver d.io: {told}"
-
-
-def test_a_node_without_claims_is_told_nothing_of_them() -> None:
-    made = document()
-    assert made.keys().isdisjoint({"dra", "claims"})
-    assert "CLAIM" not in status.text(made, 1.0)
-    assert "DRA" not in status.text(made, 1.0)
-
-
-def test_claims_are_told_of_the_books_without_an_agent() -> None:
-    made = status.without_agent(Books(claims=(claim(),)), node="n", version="1", problem="does not run")
-    assert [told["name"] for told in made["claims"]] == ["c"]
-    assert "default/c" in status.text(made, 1.0)
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
