@@ -1,0 +1,1 @@
+"""What somebody does to the agent on purpose or by mistake, one module each, and what must not come of it."""
