@@ -50,6 +50,8 @@ class Stage:
     folder: Path
     relay: Path
     port: int = 9808
+    code: Path | None = None
+    """The checkout whose agent plays; None for this one."""
     host: tuple[str, ...] = ()
     """How the agent finds its hardware: options of `nodefabric run`; set by `build_node`."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -157,7 +159,9 @@ class Stage:
     def spawn(self, name: str, arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start a Python process whose output goes to `<name>.log`."""
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen([sys.executable, *arguments], env={**os.environ, **env}, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                [sys.executable, *arguments], cwd=self.code, env={**os.environ, **env}, stdout=log, stderr=log
+            )
         self.processes[name] = process
         return process
 

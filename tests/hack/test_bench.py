@@ -6,8 +6,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from measure import former
 from measure.breakdown import breakdown
-from measure.figures import exceeded, quantile, spread, table
+from measure.figures import exceeded, quantile, ratios, spread, table
 from measure.markdown import BEGIN, END, SectionMissing, put_into, section
 from measure.program import Program
 
@@ -30,6 +31,17 @@ def test_a_figure_above_its_limit_is_named_with_the_limit() -> None:
     assert line.startswith("allocate_p99_ms is 5.1, must be at most 5")
     [row] = table({"allocate_p99_ms": 5.1})
     assert "OVER at most 5" in row
+
+
+def test_a_median_is_compared_with_the_former_version_where_that_was_measured() -> None:
+    figures = {"add_p50_ms": 3.0, "former_add_p50_ms": 2.0, "del_p50_ms": 1.0}
+    assert ratios(figures, "add", "del") == {"add_ratio_former": 1.5}
+
+
+def test_a_former_version_that_is_no_commit_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="--against no-such-commit: "):
+        former.build("no-such-commit", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_program_gets_each_run_s_input_and_gives_its_output_and_status() -> None:

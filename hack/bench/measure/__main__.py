@@ -6,15 +6,19 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from agent.sim.machine import SimulatedMachine
 from agent.sim.stage import CNI_FOLDERS, CONFIG, Stage
-from measure import agent_process, attach, attach_many, discovery, markdown, passthrough, routing, starts
+from measure import agent_process, attach, attach_many, discovery, former, markdown, passthrough, routing, starts
+from measure.contender import Host, Played
 from measure.figures import Figures, exceeded, table
+from measure.former import Version
 from measure.namespaces import enter_namespaces
 
-CHECKOUT = Path(__file__).parents[3]
+CHECKOUT = former.CHECKOUT
 PARTS = ("discovery", "agent", "starts", "attach-many", "attach", "routing", "passthrough")
 
 
@@ -46,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--only", action="append", choices=PARTS, help="measure this part alone (may be repeated)")
     add("--relay", type=Path, default=CHECKOUT / "build/shim/native/nodefabric-cni", help="default: %(default)s")
+    add("--against", metavar="REV", help="measure the agent and relay of this commit, too, in the same rounds")
     add("--report", type=Path, default=CHECKOUT / "build/reports/bench.json", help="default: %(default)s")
     add("--readme", type=Path, help="file to put the tables into, between its marks (needs all parts)")
     add("--scans", type=int, default=15, help="scans of the large node (default: %(default)s)")
@@ -65,42 +70,66 @@ def _measure(options: argparse.Namespace) -> Figures:
     with tempfile.TemporaryDirectory(prefix="nf-bench-", dir="/var/tmp") as folder:
         if "discovery" in parts:
             figures |= discovery.measure(Path(folder), options.scans, _say)
+    versions = _versions(options)
     if "agent" in parts:
-        figures |= agent_process.measure(options.relay, options.calls, options.idle, _say)
+        figures |= agent_process.measure(versions, options.calls, options.idle, _say)
     if "starts" in parts:
-        figures |= starts.measure(options.relay, options.starts, _say)
+        figures |= starts.measure(versions, options.starts, _say)
     if {"attach", "attach-many", "routing", "passthrough"} & set(parts):
-        figures |= _measure_relay(options, parts)
+        figures |= _measure_relay(options, versions, parts)
     return figures
 
 
-def _measure_relay(options: argparse.Namespace, parts: Sequence[str]) -> Figures:
-    """Start one node for these parts, and measure them."""
+def _versions(options: argparse.Namespace) -> dict[str, Version]:
+    """Return what is measured, by the prefix of its figures: this checkout, and a former version where one is named."""
+    versions = {"": Version(options.relay)}
+    if options.against is not None:
+        versions["former_"] = former.build(options.against, CHECKOUT / "build/against")
+    return versions
+
+
+def _measure_relay(options: argparse.Namespace, versions: dict[str, Version], parts: Sequence[str]) -> Figures:
+    """Start one node of each version for these parts, and measure them."""
     figures: Figures = {}
-    _say(f"the agent on {attach.NODE}, with real links")
-    with tempfile.TemporaryDirectory(prefix="nf-bench-", dir="/var/tmp") as folder:
-        stage = Stage(Path(folder), options.relay)
-        try:
+    with ExitStack() as stack:
+        played = {name: stack.enter_context(_node(version)) for name, version in versions.items()}
+        ours = played[""]
+        if "attach-many" in parts:
+            figures |= attach_many.measure(ours.stage, ours.machine, _host_device(), options.crowds, _say)
+        if "attach" in parts:
+            figures |= attach.measure(played, _host_device(), options.rounds, _say)
+        if "routing" in parts:
+            figures |= routing.measure(ours.stage, ours.machine, options.rounds // 3, _say)
+        if "passthrough" in parts:
+            figures |= passthrough.measure(ours.stage, options.rounds, _say)
+    return figures
+
+
+@contextmanager
+def _node(version: Version) -> Iterator[Played]:
+    """Run a version's agent on a node with real links: this checkout's here, another in a namespace of its own."""
+    _say(f"the agent of {version.code or 'this checkout'} on {attach.NODE}, with real links")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nf-bench-", dir="/var/tmp")))
+        host = Host(fresh=version.code is not None)
+        stack.callback(host.close)
+        stage = host.do(lambda: Stage(folder, version.relay, code=version.code))
+        stack.callback(lambda: host.do(stage.close))
+
+        def start() -> SimulatedMachine:
             machine = stage.build_node(attach.NODE)
             stage.write_config({**CONFIG, "cni": {"requireGrant": False}})  # both plugins are told the device by hand
             stage.write_conflist()
             stage.start_kubelet("--seed", "7")
             stage.start_agent()
             stage.await_ready()
-            if "attach-many" in parts:
-                figures |= attach_many.measure(stage, machine, _host_device(), options.crowds, _say)
-            if "attach" in parts:
-                figures |= attach.measure(stage, machine, _host_device(), options.rounds, _say)
-            if "routing" in parts:
-                figures |= routing.measure(stage, machine, options.rounds // 3, _say)
-            if "passthrough" in parts:
-                figures |= passthrough.measure(stage, options.rounds, _say)
+            return machine
+
+        try:
+            yield Played(host, stage, host.do(start))
         except BaseException:
             _say(stage.log_ends())
             raise
-        finally:
-            stage.close()
-    return figures
 
 
 def _host_device() -> Path:

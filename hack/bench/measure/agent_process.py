@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,37 +13,54 @@ from agent.sim.stage import Stage, wait
 from measure import discovery, plugins
 from measure.figures import Figures
 from measure.footprint import cpu_percent, resident_mib
+from measure.former import Version
 
 RESOURCES: list[dict[str, Any]] = [
     {"name": "rdma/hca", "kind": "hca", "select": {"vendors": ["15b3"]}},
     {"name": "rdma/vf", "kind": "vf", "select": {"vendors": ["15b3"]}},
 ]
 SETTLE_SECONDS = 5.0
+PORT = 9808
+
+Say = Callable[[str], None]
 
 
-def measure(relay: Path, calls: int, idle_seconds: float, say: Callable[[str], None]) -> Figures:
-    """Run the agent publishing its topology, as a node with schedulers' support does, and once without."""
-    with running_agent(relay, publish=True, say=say) as stage:
-        figures = plugins.measure(stage, calls, say)
-        say(f"footprint: the agent left alone for {idle_seconds:g} s")
-        pid = stage.processes["agent"].pid
-        cpu_percent(pid, SETTLE_SECONDS)
-        figures["idle_cpu_pct"] = cpu_percent(pid, idle_seconds)
-        figures["agent_rss_mib"] = resident_mib(pid)
-    with running_agent(relay, publish=False, say=say) as stage:
-        plugins.measure(stage, calls, say)
+def measure(versions: Mapping[str, Version], calls: int, idle_seconds: float, say: Say) -> Figures:
+    """Run the agent publishing its topology, as a node with schedulers' support does, and once without.
+
+    `versions` are by the prefix of their figures.
+    """
+    with ExitStack() as stack:
+        stages = running_agents(stack, versions, publish=True, say=say)
+        figures = plugins.measure(stages, calls, say)
+        for name, stage in stages.items():
+            say(f"footprint: the {name.replace('_', ' ')}agent left alone for {idle_seconds:g} s")
+            pid = stage.processes["agent"].pid
+            cpu_percent(pid, SETTLE_SECONDS)
+            figures[f"{name}idle_cpu_pct"] = cpu_percent(pid, idle_seconds)
+            figures[f"{name}agent_rss_mib"] = resident_mib(pid)
+    with running_agent(versions[""], publish=False, say=say) as stage:
+        plugins.measure({"": stage}, calls, say)
         pid = stage.processes["agent"].pid
         cpu_percent(pid, SETTLE_SECONDS)
         figures["agent_rss_no_publish_mib"] = resident_mib(pid)
     return figures
 
 
+def running_agents(stack: ExitStack, versions: Mapping[str, Version], *, publish: bool, say: Say) -> dict[str, Stage]:
+    """Run an agent of each version until `stack` ends, by the prefix of its figures."""
+    return {
+        name: stack.enter_context(running_agent(version, publish=publish, say=say, port=PORT + number))
+        for number, (name, version) in enumerate(versions.items())
+    }
+
+
 @contextmanager
-def running_agent(relay: Path, *, publish: bool, say: Callable[[str], None]) -> Iterator[Stage]:
+def running_agent(version: Version, *, publish: bool, say: Say, port: int = PORT) -> Iterator[Stage]:
     say(f"the agent on {discovery.NODE}, {'publishing its topology' if publish else 'publishing nothing'}")
     # In a socket's path are 107 characters: a folder with a short name.
     with tempfile.TemporaryDirectory(prefix="nf-bench-", dir="/var/tmp") as folder, ExitStack() as stack:
-        stage = Stage(Path(folder), relay)
+        stage = Stage(Path(folder), version.relay, port, code=version.code)
         try:
             root = stage.build_node(discovery.NODE, with_links=False).root
             stack.enter_context(in_memory(root / "var/run"))

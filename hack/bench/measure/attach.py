@@ -1,8 +1,8 @@
-"""ADD and DEL of a VF, in turn with host-device: one pod at a time, and no IPAM on either side at first.
+"""ADD and DEL of a VF, in turn with host-device and a former version: one pod at a time, and no IPAM at first.
 
 Moving a link to another network namespace waits in rcu_barrier(), which is most of the time of both
 plugins and depends on what the kernel was doing just before. So every call begins after a pause, and
-the order of the two changes from round to round. The pause varies by more than a timer tick: such
+the order changes from round to round. The pause varies by more than a timer tick: such
 waits end on ticks, and pauses of a whole number of ticks would have every call begin equally far from one.
 What the kernel takes for the move alone is measured beside them, and for the move while a program is started that
 does nothing: no plugin can be faster than that.
@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,10 +24,9 @@ from typing import Any
 
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import Stage
 from measure.breakdown import breakdown
-from measure.contender import BareMove, Contender, Host
-from measure.figures import Figures, quantile, spread
+from measure.contender import BareMove, Contender, Host, Played
+from measure.figures import Figures, quantile, ratios, spread
 from measure.program import Program
 
 NODE = "h100-8gpu"
@@ -37,6 +36,8 @@ VF_LINKS = 1024
 PAUSE_SECONDS = (0.1, 0.12)
 BACK_SECONDS = 5.0
 WARM_ROUNDS = 3
+THEIRS = "host_device_"
+"""How figures of the peer begin."""
 
 Say = Callable[[str], None]
 
@@ -53,17 +54,18 @@ class Sample:
 
 @dataclass(frozen=True)
 class Players:
-    ours: Contender
-    theirs: Contender
+    contenders: Mapping[str, Contender]
+    """By the prefix of their figures."""
     kernel: BareMove
 
 
-def measure(stage: Stage, machine: SimulatedMachine, host_device: Path, rounds: int, say: Say) -> Figures:
-    """Let both plugins attach and detach a VF of the same node. The agent runs on the stage already.
+def measure(played: Mapping[str, Played], host_device: Path, rounds: int, say: Say) -> Figures:
+    """Let all plugins attach and detach a VF of the same node. The agents, by the prefix of their figures, run already.
 
-    First on the node as it is, then both with addresses from host-local, then without again but with as many
+    First on the node as it is, then all with addresses from host-local, then without again but with as many
     more interfaces as a host full of pods has, and as one with 1,024 VFs has.
     """
+    stage = played[""].stage
     figures: Figures = {}
     for kind, more, leased in (
         ("", 0, False),
@@ -71,65 +73,65 @@ def measure(stage: Stage, machine: SimulatedMachine, host_device: Path, rounds: 
         ("podded_", POD_LINKS, False),
         ("crowded_", VF_LINKS, False),
     ):
-        with _players(stage, machine, host_device, stage.folder / "leases" if leased else None) as players:
-            for contender in (players.ours, players.theirs):
+        with _players(played, host_device, stage.folder / "leases" if leased else None) as players:
+            for contender in players.contenders.values():
                 contender.host.do(partial(_have_more_links, more))
-            counts = [contender.host.do(_count_links) for contender in (players.ours, players.theirs)]
+            counts = [contender.host.do(_count_links) for contender in players.contenders.values()]
             if len(set(counts)) != 1:
                 raise RuntimeError(
                     f"the hosts have {' and '.join(map(str, counts))} interfaces: nothing can be compared"
                 )
-            with_what = " with host-local on both sides," if leased else ""
+            with_what = " with host-local on all sides," if leased else ""
             say(f"attach: {rounds} rounds of ADD and DEL, in turn with host-device,{with_what} {counts[0]} interfaces")
-            found = {**_figures(players, rounds, stage, say), "links": counts[0]}
+            found = {**_figures(players, rounds, partial(stage.fetch, "/metrics"), say), "links": counts[0]}
         figures |= {f"{kind}{name}": value for name, value in found.items()}
     return figures
 
 
-def _figures(players: Players, rounds: int, stage: Stage, say: Say) -> Figures:
-    ours, theirs = Sample(), Sample()
-    samples = {players.ours: ours, players.theirs: theirs}
+def _figures(players: Players, rounds: int, metrics: Callable[[], str], say: Say) -> Figures:
+    names = list(players.contenders)
+    program = players.contenders[""].program
+    samples: dict[str, Sample] = {}
     moves: list[float] = []
     program_moves: list[float] = []
     before = ""
     for number in range(-WARM_ROUNDS, rounds):
-        if number == 0:
-            samples[players.ours], samples[players.theirs] = ours, theirs = Sample(), Sample()
+        if number in (-WARM_ROUNDS, 0):
+            samples = {name: Sample() for name in names}
             moves.clear()
             program_moves.clear()
-            before = stage.fetch("/metrics")
-        order = (players.ours, players.theirs) if number % 2 else (players.theirs, players.ours)
+            before = metrics()
+        first = number % len(names)
+        order = {name: players.contenders[name] for name in names[first:] + names[:first]}
         _round(f"bench-{number + WARM_ROUNDS}", order, samples)
         pause()
         moves.append(players.kernel.move())
         pause()
-        program_moves.append(players.kernel.move(players.ours.program))
+        program_moves.append(players.kernel.move(program))
         if number > 0 and number % 50 == 0:
             say(f"attach: {number} rounds")
-    figures = {
-        **spread("add", ours.add),
-        **spread("del", ours.delete),
-        **spread("del_back", ours.back),
-        **spread("host_device_add", theirs.add),
-        **spread("host_device_del", theirs.delete),
-        **spread("kernel_move", moves),
-        **spread("program_move", program_moves),
-        **breakdown("add", before, stage.fetch("/metrics"), ours.add),
-    }
+    figures: Figures = {}
+    for name, sample in samples.items():
+        figures |= {**spread(f"{name}add", sample.add), **spread(f"{name}del", sample.delete)}
+        if name != THEIRS:  # it answers when the VF is back
+            figures |= spread(f"{name}del_back", sample.back)
+    figures |= {**spread("kernel_move", moves), **spread("program_move", program_moves)}
+    figures |= breakdown("add", before, metrics(), samples[""].add)
+    theirs = samples[THEIRS]
     for name, command in (("add", theirs.add), ("del", theirs.delete), ("del_back", theirs.delete)):
         figures[f"{name}_ratio_host_device"] = figures[f"{name}_p50_ms"] / quantile(command, 0.5)
-    return figures
+    return {**figures, **ratios(figures, "add", "del", "del_back")}
 
 
-def _round(container_id: str, order: tuple[Contender, Contender], samples: dict[Contender, Sample]) -> None:
-    for contender in order:
+def _round(container_id: str, order: Mapping[str, Contender], samples: Mapping[str, Sample]) -> None:
+    for name, contender in order.items():
         pause()
-        samples[contender].add.append(contender.add(container_id).milliseconds)
-    for contender in order:
+        samples[name].add.append(contender.add(container_id).milliseconds)
+    for name, contender in order.items():
         pause()
         deleted = contender.delete(container_id)
-        samples[contender].delete.append(deleted.milliseconds)
-        samples[contender].back.append(_await_back(contender, deleted.began))
+        samples[name].delete.append(deleted.milliseconds)
+        samples[name].back.append(_await_back(contender, deleted.began))
 
 
 def pause() -> None:
@@ -147,36 +149,38 @@ def _await_back(contender: Contender, began: float) -> float:
 
 
 @contextmanager
-def _players(stage: Stage, machine: SimulatedMachine, host_device: Path, leases: Path | None) -> Iterator[Players]:
-    """Make both plugins' hosts and pods. `leases` is where host-local keeps its books; None for no IPAM."""
+def _players(played: Mapping[str, Played], host_device: Path, leases: Path | None) -> Iterator[Players]:
+    """Make all plugins' hosts and pods. `leases` is where host-local keeps its books; None for no IPAM."""
     with ExitStack() as stack:
-        here, there = Host(fresh=False), Host(fresh=True)
-        stack.callback(here.close)
+        folder = played[""].stage.folder
+        there = Host(fresh=True)
         stack.callback(there.close)
-        other = Path(tempfile.mkdtemp(dir=stage.folder)) / "node"
+        other = Path(tempfile.mkdtemp(dir=folder)) / "node"
         stack.callback(SimulatedMachine.destroy, other)
         there.do(lambda: SimulatedMachine.create(other, recorded.load(recorded.find(NODE))))
-        programs = Program(stage.relay.resolve()), Program(host_device)
-        for program in programs:
-            stack.callback(program.close)
-        vf, spare = [device for device in machine.scan().devices if device.is_vf and device.netdev][:2]
+        vf, spare = [one for one in played[""].machine.scan().devices if one.is_vf and one.netdev][:2]
         assert vf.netdev is not None
         assert spare.netdev is not None
         link = vf.netdev.name
-        ours = Contender(
-            programs[0],
-            here,
-            {"type": "nodefabric", "deviceID": vf.address, **_ipam(leases, "ours")},
-            stage.relay_environment,
-            link,
-        )
-        theirs = Contender(
-            programs[1], there, {"type": "host-device", "device": link, **_ipam(leases, "theirs")}, {}, link
-        )
-        pods = [contender.make_pod(stage.folder / "netns" / contender.name) for contender in (ours, theirs)]
-        for contender in (ours, theirs):
-            stack.callback(contender.end_pod)
-        yield Players(ours, theirs, BareMove(there, spare.netdev.name, pods[1]))
+        pods: dict[str, Path] = {}
+
+        def contender(
+            path: Path, host: Host, name: str, config: Mapping[str, str], env: Mapping[str, str]
+        ) -> Contender:
+            program = Program(path)
+            stack.callback(program.close)
+            made = Contender(program, host, {**config, **_ipam(leases, f"{name}leases")}, env, link)
+            pods[name] = made.make_pod(folder / "netns" / f"{name}pod")
+            stack.callback(made.end_pod)
+            return made
+
+        config = {"type": "nodefabric", "deviceID": vf.address}
+        contenders = {
+            name: contender(one.stage.relay.resolve(), one.host, name, config, one.stage.relay_environment)
+            for name, one in played.items()
+        }
+        contenders[THEIRS] = contender(host_device, there, THEIRS, {"type": "host-device", "device": link}, {})
+        yield Players(contenders, BareMove(there, spare.netdev.name, pods[THEIRS]))
 
 
 def _ipam(leases: Path | None, whose: str) -> dict[str, Any]:

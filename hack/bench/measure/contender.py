@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.hardware import netns as namespaces
 from agent.hardware.netlink.rtnetlink import LinkSocket
+from agent.sim.machine import SimulatedMachine
 from agent.sim.runtime import make_netns, remove_netns
-from agent.sim.stage import CNI_FOLDERS
+from agent.sim.stage import CNI_FOLDERS, Stage
 from measure.program import Program, Run
 
 IFNAME = "net1"
@@ -44,6 +46,15 @@ class Host:
     def do(self, work: Callable[[], T]) -> T:
         """Do something in the namespace. As many callers as there are threads do so at once."""
         return self._threads.submit(work).result()
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A version's agent, which runs on a stage in a host."""
+
+    host: Host
+    stage: Stage
+    machine: SimulatedMachine
 
 
 class Contender:

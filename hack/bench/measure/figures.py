@@ -42,6 +42,12 @@ def spread(name: str, milliseconds: Sequence[float]) -> Figures:
     return {f"{name}_p50_ms": quantile(milliseconds, 0.5), f"{name}_p99_ms": quantile(milliseconds, 0.99)}
 
 
+def ratios(figures: Mapping[str, float], *names: str) -> Figures:
+    """Return medians in terms of the former version's, where that was measured."""
+    former = {name: figures.get(f"former_{name}_p50_ms") for name in names}
+    return {f"{name}_ratio_former": figures[f"{name}_p50_ms"] / median for name, median in former.items() if median}
+
+
 def exceeded(figures: Mapping[str, float], limits: Iterable[Limit] = LIMITS) -> list[str]:
     """Tell which limits are not held."""
     return [

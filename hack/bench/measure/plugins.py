@@ -4,51 +4,60 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import grpc
 
 from agent.sim.stage import Stage
-from measure.figures import Figures, quantile, spread
+from measure.figures import Figures, quantile, ratios, spread
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 
 RESOURCES = ("rdma/vf", "rdma/hca")
 SIZES = (1, 1, 1, 1, 2, 4, 8)
 
 
-def measure(stage: Stage, calls: int, say: Callable[[str], None]) -> Figures:
-    """Ask as kubelet does for one container after the other, on a node half of whose units are in use."""
+def measure(stages: Mapping[str, Stage], calls: int, say: Callable[[str], None]) -> Figures:
+    """Ask as kubelet does for one container after the other, on nodes half of whose units are in use.
+
+    `stages` is by the prefix of the figures; each agent gets the same calls, in turn with the others.
+    """
     say(f"device plugins: {calls} times GetPreferredAllocation and Allocate, in turn for {' and '.join(RESOURCES)}")
     chance = random.Random(7)
-    preferred, allocate = [], []
-    folder = stage.folder / "kubelet/device-plugins"
-    clients = {name: _Client(folder, name) for name in RESOURCES}
-    try:
+    preferred: dict[str, list[float]] = {name: [] for name in stages}
+    allocate: dict[str, list[float]] = {name: [] for name in stages}
+    with ExitStack() as stack:
+        clients = {
+            (name, resource): stack.enter_context(closing(_Client(stage.folder / "kubelet/device-plugins", resource)))
+            for name, stage in stages.items()
+            for resource in RESOURCES
+        }
         for client in clients.values():
             client.grant(client.units[:1])  # connected, and the code paths warm
         for call in range(calls):
-            client = clients[RESOURCES[call % len(RESOURCES)]]
-            free = chance.sample(client.units, len(client.units) // 2)
-            size = chance.choice(SIZES)
-            began = time.perf_counter()
-            chosen = client.prefer(free, size)
-            asked = time.perf_counter()
-            client.grant(chosen)
-            granted = time.perf_counter()
-            preferred.append((asked - began) * 1000)
-            allocate.append((granted - asked) * 1000)
-            if len(chosen) != size:
-                raise RuntimeError(f"{size} units were asked for, {len(chosen)} preferred")
-    finally:
-        for client in clients.values():
-            client.close()
-    return {
-        **spread("allocate", allocate),
-        **spread("preferred", preferred),
-        "allocate_max_ms": quantile(allocate, 1),
-        "preferred_max_ms": quantile(preferred, 1),
-    }
+            resource = RESOURCES[call % len(RESOURCES)]
+            units = clients["", resource].units
+            free, size = chance.sample(units, len(units) // 2), chance.choice(SIZES)
+            for name in sorted(stages, reverse=bool(call % 4 // 2)):
+                client = clients[name, resource]
+                began = time.perf_counter()
+                chosen = client.prefer(free, size)
+                asked = time.perf_counter()
+                client.grant(chosen)
+                granted = time.perf_counter()
+                preferred[name].append((asked - began) * 1000)
+                allocate[name].append((granted - asked) * 1000)
+                if len(chosen) != size:
+                    raise RuntimeError(f"{size} units were asked for, {len(chosen)} preferred")
+    figures: Figures = {}
+    for name in stages:
+        figures |= {**spread(f"{name}allocate", allocate[name]), **spread(f"{name}preferred", preferred[name])}
+        figures |= {
+            f"{name}allocate_max_ms": quantile(allocate[name], 1),
+            f"{name}preferred_max_ms": quantile(preferred[name], 1),
+        }
+    return {**figures, **ratios(figures, "allocate", "preferred")}
 
 
 class _Client:

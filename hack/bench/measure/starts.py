@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from contextlib import ExitStack
 
 from agent.sim.stage import Stage, wait
-from measure.agent_process import RESOURCES, running_agent
+from measure.agent_process import RESOURCES, running_agents
 from measure.figures import Figures, quantile
+from measure.former import Version
 
 WARM_STARTS = 1
 POLL_SECONDS = 0.002
@@ -22,25 +23,30 @@ PAUSE_SECONDS = 1.0
 """Between registered and the end: what a start does later is not to be in the next one's way."""
 
 
-def measure(relay: Path, starts: int, say: Callable[[str], None]) -> Figures:
-    """Start the agent again and again."""
-    with running_agent(relay, publish=True, say=say) as stage:
+def measure(versions: Mapping[str, Version], starts: int, say: Callable[[str], None]) -> Figures:
+    """Start the agents again and again, in turn. `versions` are by the prefix of their figures."""
+    samples: dict[str, list[float]] = {name: [] for name in versions}
+    with ExitStack() as stack:
+        stages = running_agents(stack, versions, publish=True, say=say)
         say(f"starts: {starts} times until kubelet has the lists of {len(RESOURCES)} resources")
-        full = _allocatable(stage)
-        # The image's Python is compiled, this checkout's need not be: the first start compiles it.
-        compiled = {"PYTHONPYCACHEPREFIX": str(stage.folder / "pycache"), "PYTHONDONTWRITEBYTECODE": ""}
-        sample = [_restart(stage, full, compiled) for _ in range(WARM_STARTS + starts)][WARM_STARTS:]
-    return {
-        "start_to_registered_ms": quantile(sample, 0.5),
-        "start_to_registered_p99_ms": quantile(sample, 0.99),
-    }
+        full = {name: _allocatable(stage) for name, stage in stages.items()}
+        for number in range(WARM_STARTS + starts):
+            for name in sorted(stages, reverse=bool(number % 2)):
+                samples[name].append(_restart(stages[name], full[name]))
+    figures: Figures = {}
+    for name, sample in samples.items():
+        figures[f"{name}start_to_registered_ms"] = quantile(sample[WARM_STARTS:], 0.5)
+        figures[f"{name}start_to_registered_p99_ms"] = quantile(sample[WARM_STARTS:], 0.99)
+    return figures
 
 
-def _restart(stage: Stage, full: Mapping[str, int], environment: Mapping[str, str]) -> float:
+def _restart(stage: Stage, full: Mapping[str, int]) -> float:
     """End the agent, start it, and return the milliseconds until kubelet has all units again."""
     time.sleep(PAUSE_SECONDS)
     stage.end("agent")
     wait("kubelet to miss the agent", lambda: not any(_allocatable(stage).values()) or None)
+    # The image's Python is compiled, this checkout's need not be: the first start compiles it.
+    environment = {"PYTHONPYCACHEPREFIX": str(stage.folder / "pycache"), "PYTHONDONTWRITEBYTECODE": ""}
     began = time.perf_counter()
     agent = stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"), env=environment)
     while _allocatable(stage) != full:

@@ -18,11 +18,12 @@ from agent.model.counters import VfTraffic
 from measure.agent_process import running_agent
 from measure.figures import Figures
 from measure.footprint import resident_mib
+from measure.former import Version
 
 
 def measure(relay: Path, scrapes: int, say: Callable[[str], None]) -> Figures:
     """Scrape an agent that publishes its topology so many times, one after the other."""
-    with running_agent(relay, publish=True, say=say) as stage:
+    with running_agent(Version(relay), publish=True, say=say) as stage:
         vfs = _let_vfs_count(stage.folder / "node/root")
         url = f"http://127.0.0.1:{stage.port}/metrics"
         taken = [_scrape(url) for _ in range(scrapes)]
