@@ -67,7 +67,11 @@ def add(command: Command) -> None:
         metavar="NAME",
         help="whose installation this is (default: %(default)s)",
     )
-    parser.add_argument("--force", action="store_true", help="though pods have devices, or it is another instance's")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="remove although pods have devices, or that is not known, or it is another instance's",
+    )
     add_output(parser)
 
 

@@ -19,7 +19,7 @@ from agent.cluster.slices import Pool
 from agent.config.dra import DRIVER
 from agent.config.topology import NFD_FILE
 from agent.edits import device_info
-from agent.errors import InstallFailed, InUse, LedgerError
+from agent.errors import InstallFailed, InUse, LedgerError, Unavailable
 from agent.kubelet import dra_checkpoint
 from agent.ledger import files, reading
 from cni import spool
@@ -105,10 +105,10 @@ def uninstall(
     What is `published` goes first: no pod is sent here then. Without that kubelet does it, half a minute after the
     driver's end.
 
-    Raises InUse while an agent runs, or a pod has a device or kubelet a claim (not with `force`): without agent and
-    plugin nobody could take the device back, and kubelet would not let the claim's pod end. Raises InstallFailed if
-    another instance's plugin is there, or something cannot be removed, and Unavailable or Refused if the API server
-    does not do what it is asked for.
+    Raises InUse while an agent runs, and, without `force`, while a pod has a device or kubelet has a claim, or while
+    that is not known: without agent and plugin nobody could take the device back, and kubelet would not let the claim's
+    pod end. Raises InstallFailed if another instance's plugin is there, or something cannot be removed, and Unavailable
+    or Refused if the API server does not do what it is asked for.
     """
     state = places.inside(places.state)
     if files.is_claimed(state):
@@ -121,10 +121,16 @@ def uninstall(
         held = [f"{a.device} in {a.owner.pod}" for a in books.attachments if places.boot_id in ("", a.boot_id)]
         claims = [str(claim.ref) for claim in books.claims]
         # One that could not be prepared is in no books, and its pod ends no sooner.
-        claims += dra_checkpoint.claims_of(places.inside(places.kubelet), places.dra_driver)
+        if not force:
+            claims += dra_checkpoint.claims_of(places.inside(places.kubelet), places.dra_driver)
         held += [f"claim {claim}" for claim in dict.fromkeys(claims)]
     except LedgerError as error:
         held = [f"whatever the books say, for {error}"]
+    except Unavailable as error:
+        raise InUse(
+            f"{error}; a pod that has a claim of {places.dra_driver} could not end without the agent: delete these pods"
+            " while the agent still runs (kubectl get resourceclaims --all-namespaces), then use --force"
+        ) from error
     if held and not force:
         more = f" and {len(held) - SHOWN} more" if len(held) > SHOWN else ""
         raise InUse(

@@ -206,6 +206,12 @@ def test_selinux_and_seccomp_are_as_the_values_say(kube: Kube) -> None:
     assert removing["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
 
 
+def test_a_removal_can_be_forced(kube: Kube) -> None:
+    assert "--force" not in container(pod(kube.template({"remove": True})), "uninstall")["args"]
+    forced = pod(kube.template({"remove": True, "removeForce": True}))
+    assert "--force" in container(forced, "uninstall")["args"]
+
+
 def test_without_publishing_there_is_no_token_role_or_policy(kube: Kube) -> None:
     found = kube.template({"config": {"topology": {"publish": False}}})
     assert not [v for v in pod(found)["volumes"] if "projected" in v]

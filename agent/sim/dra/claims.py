@@ -1,6 +1,7 @@
 """The claims that kubelet knows, with what drivers said of their devices, and the file in which they outlive it.
 
-The file is kubelet's own (`dra_manager_state`), in its form. Whether a claim is prepared is not in it: after a restart
+The file is kubelet's own (`dra_manager_state`), byte for byte in the form of 1.34 and later (Kubernetes,
+pkg/kubelet/cm/dra/state; recorded in tests/hostile/recorded). Whether a claim is prepared is not in it: after a restart
 each is prepared again for the next sandbox that needs it.
 """
 
@@ -130,26 +131,31 @@ def _spelled(infos: Iterable[ClaimInfo]) -> str:
                             "PoolName": device.pool,
                             "DeviceName": device.name,
                             "ShareID": device.share_id or None,
-                            "RequestNames": list(device.request_names),
-                            "CDIDeviceIDs": list(device.cdi_ids),
+                            "RequestNames": list(device.request_names) or None,
+                            "CDIDeviceIDs": list(device.cdi_ids) or None,
                         }
                         for device in devices
                     ]
+                    or None
                 }
-                for driver, devices in info.drivers.items()
+                for driver, devices in sorted(info.drivers.items())
             },
         }
         for info in infos
     ]
-    data = json.dumps({**_HEAD, "Entries": entries})
-    return json.dumps({"Data": data, "Checksum": zlib.crc32(data.encode())})
+    data = _json({**_HEAD, "ClaimInfoStateList": entries})
+    return _json({"Data": data, "Checksum": zlib.crc32(data.encode())})
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _restored(text: str) -> Iterator[ClaimInfo]:
     document = json.loads(text)
     if zlib.crc32(document["Data"].encode()) != document["Checksum"]:
         raise ValueError(f"{CHECKPOINT} is damaged: its checksum is another")
-    for entry in json.loads(document["Data"])["Entries"]:
+    for entry in json.loads(document["Data"])["ClaimInfoStateList"]:
         yield ClaimInfo(
             entry["ClaimUID"],
             entry["Namespace"],

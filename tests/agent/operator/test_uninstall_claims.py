@@ -59,13 +59,6 @@ def test_a_node_is_left_alone_while_kubelet_has_a_claim_that_could_not_be_prepar
     assert host.files() == clean
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"Data": "{}"}', '{"Data": 1}', '{"Data": "{\\"Entries\\": [1]}"}'])
-def test_what_kubelet_has_noted_in_another_form_holds_nothing_up(host: Host, text: str) -> None:
-    host.install()
-    (host.root / "var/lib/kubelet" / CHECKPOINT).write_text(text)
-    assert host.uninstall() == 0
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[ApiServerStandIn, Path]]:
     """An API server that knows slices of this node's driver, of another's, and of another node; and a kubeconfig."""

@@ -213,12 +213,12 @@ def test_the_checkpoint_is_written_before_a_driver_is_asked_and_says_nothing_of_
             assert early["Checksum"] == zlib.crc32(early["Data"].encode())
             data = json.loads(early["Data"])
             assert data["kind"] == "DRACheckpoint"
-            (entry,) = data["Entries"]
+            (entry,) = data["ClaimInfoStateList"]
             assert (entry["ClaimUID"], entry["ClaimName"], entry["Namespace"]) == (uid, "claim", "default")
             assert entry["PodUIDs"] == {"uid-of-p": {}}
-            assert entry["DriverState"] == {GPU_DRIVER: {"Devices": []}}
+            assert entry["DriverState"] == {GPU_DRIVER: {"Devices": None}}
             await until(lambda: waiting.phase == "Running")
-            (entry,) = json.loads(json.loads(path.read_text())["Data"])["Entries"]
+            (entry,) = json.loads(json.loads(path.read_text())["Data"])["ClaimInfoStateList"]
             (device,) = entry["DriverState"][GPU_DRIVER]["Devices"]
             assert (device["PoolName"], device["DeviceName"], device["RequestNames"]) == (NODE, "gpu-0", ["gpu"])
             assert device["CDIDeviceIDs"] == [cdi(uid, GPU_DRIVER, "gpu-0")]

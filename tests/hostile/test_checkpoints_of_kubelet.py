@@ -1,0 +1,107 @@
+"""kubelet's checkpoint of claims (`dra_manager_state`), in each form that was released, and in forms that were not.
+
+`recorded/README.md` names the source of each recorded file.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+
+from agent.errors import Unavailable
+from agent.kubelet import dra_checkpoint
+from agent.sim.dra.claims import CHECKPOINT, ClaimCache
+from tests.agent.operator.uninstalling import Host
+from tests.agent.operator.uninstalling import clean as clean  # the fixture
+from tests.agent.operator.uninstalling import host as host  # the fixture
+
+RECORDED = Path(__file__).parent / "recorded"
+DRIVER = "nodefabric.io"
+OURS = {"1.27": ("team/two-rails",), "1.32": ("team/two-rails", "team/not-prepared")}
+OURS["1.36"] = OURS["1.32"]
+HEAD = '\\"kind\\":\\"DRACheckpoint\\",\\"apiVersion\\":\\"checkpoint.dra.kubelet.k8s.io/v'
+UNKNOWN = (
+    "",
+    "{",
+    "[]",
+    "{}",
+    "[" * 5000,
+    '{"Data": "{}"}',
+    '{"Data": 1}',
+    f'{{"Data":"{{{HEAD}1\\",\\"Entries\\":[]}}","Checksum":0}}',
+    f'{{"Data":"{{{HEAD}1\\",\\"ClaimInfoStateList\\":[1]}}","Checksum":0}}',
+    f'{{"Data":"{{{HEAD}1\\",\\"ClaimInfoStateList\\":[{{\\"ClaimName\\":\\"c\\"}}]}}","Checksum":0}}',
+    f'{{"Data":"{{{HEAD}2\\",\\"ClaimInfoStateList\\":[]}}","Checksum":0}}',
+    '{"version":"v2","entries":[],"checksum":0}',
+)
+
+
+def recorded(version: str) -> str:
+    return (RECORDED / f"dra_manager_state-{version}.json").read_text()
+
+
+@pytest.mark.parametrize("version", OURS)
+def test_the_claims_of_a_driver_are_read_from_every_form_that_was_released(tmp_path: Path, version: str) -> None:
+    (tmp_path / CHECKPOINT).write_text(recorded(version))
+    assert dra_checkpoint.claims_of(tmp_path, DRIVER) == OURS[version]
+    assert dra_checkpoint.claims_of(tmp_path, "unheard.of.io") == ()
+
+
+def test_the_stand_in_for_kubelet_writes_the_recorded_form_byte_for_byte(tmp_path: Path) -> None:
+    """So what is read from its file is read from kubelet's."""
+    text = recorded("1.36")
+    document = json.loads(text)
+    assert document["Checksum"] == zlib.crc32(document["Data"].encode())
+    file = tmp_path / CHECKPOINT
+    file.write_text(text)
+    restored = ClaimCache(file)
+    file.unlink()
+    restored.save()
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize("text", UNKNOWN)
+def test_of_a_form_that_is_not_known_it_is_said_that_claims_cannot_be_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / CHECKPOINT).write_text(text)
+    with pytest.raises(Unavailable, match=r"which claims kubelet has is not known: .*dra_manager_state"):
+        dra_checkpoint.claims_of(tmp_path, DRIVER)
+
+
+def test_a_kubelet_that_has_noted_nothing_has_no_claims(tmp_path: Path) -> None:
+    assert dra_checkpoint.claims_of(tmp_path, DRIVER) == ()
+    ClaimCache(tmp_path / CHECKPOINT).save()
+    assert dra_checkpoint.claims_of(tmp_path, DRIVER) == ()
+
+
+@pytest.mark.parametrize("version", OURS)
+def test_uninstall_leaves_a_node_alone_whose_kubelet_has_a_claim(
+    host: Host, capsys: pytest.CaptureFixture[str], version: str
+) -> None:
+    host.install()
+    (host.root / "var/lib/kubelet" / CHECKPOINT).write_text(recorded(version))
+    assert host.uninstall() == 4
+    assert "claim team/two-rails" in capsys.readouterr().err
+    assert (host.root / "opt/cni/bin/nodefabric").exists()
+
+
+@pytest.mark.parametrize("text", ["{", '{"version":"v2","entries":[],"checksum":0}'])
+def test_uninstall_needs_force_where_it_cannot_tell_which_claims_kubelet_has(
+    host: Host, clean: dict[str, str], capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    host.install()
+    file = host.root / "var/lib/kubelet" / CHECKPOINT
+    file.write_text(text)
+    installed = host.files()
+    assert host.uninstall() == 4
+    said = capsys.readouterr().err
+    assert "which claims kubelet has is not known" in said
+    assert "--force" in said
+    assert {n: t for n, t in host.files().items() if "ledger" not in n} == {
+        n: t for n, t in installed.items() if "ledger" not in n
+    }
+    assert host.uninstall("--force") == 0
+    file.unlink()
+    assert host.files() == clean
