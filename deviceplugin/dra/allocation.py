@@ -29,6 +29,8 @@ MAX_PODS = 1024
 """It allows 256."""
 MAX_TEXT = 512
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_REQUEST = re.compile(rf"{_LABEL.pattern}(/{_LABEL.pattern})?")
+"""Its first part becomes part of file names, and of a path in containers: 63 characters leave room in both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def _read(claim: Fields, ref: ClaimRef, driver: str, pool: str) -> Allocation:
     for result in mine:
         if result.pool != pool:
             raise RequestInvalid(f"request {result.request} has a device of pool {result.pool!r}, not of {pool!r}")
-    keys = [(result.request, result.device, result.share_id) for result in mine]
+    keys = [(result.base, result.device, result.share_id) for result in mine]
     for key in keys:
         if keys.count(key) > 1:
             raise RequestInvalid(f"request {key[0]} has {key[1]} twice")
@@ -179,8 +181,14 @@ def _result(fields: Fields) -> Result:
         if not _is_quantity(amount):
             raise RequestInvalid(f"{fields.path}.consumedCapacity.{name} must be a quantity, is {shown(amount)}")
     tolerations = fields.take("tolerations", _are_objects, "a list of at most 64 objects") or []
+    request = _needed(fields, "request")
+    if not _REQUEST.fullmatch(request):
+        raise RequestInvalid(
+            f"{fields.path}.request must be the name of a request, or of a request and a sub-request separated by '/',"
+            f" each of at most 63 of the characters a-z, 0-9 and '-', is {shown(request)}"
+        )
     return Result(
-        _needed(fields, "request"),
+        request,
         _needed(fields, "driver"),
         _needed(fields, "pool"),
         _needed(fields, "device"),
