@@ -258,15 +258,18 @@ class Dra:
         cells = SliceCells(driver.offering.slices, told.dropped, told.published)
         slices = SlicePublisher(api, Pool(name, node.name), cells, report)
         writer = ClaimStatusWriter(api, node.config, report.metrics)
-        status = ClaimStatus(node.ledger, writer, name)
-        status.begin()
+        status = ClaimStatus(node.ledger, writer, name, node.offer)
         closing.callback(status.end)
 
         async def publish() -> None:
             await driver.offering.heeds(node.leaves.version)
             await slices.run()
 
-        return {"ResourceSlices": publish, "status of claims": writer.run}
+        async def write() -> None:
+            await status.begin()
+            await writer.run()
+
+        return {"ResourceSlices": publish, "status of claims": write}
 
 
 def _healths(devices: Sequence[DraDevice]) -> tuple[tuple[str, str, int], ...]:

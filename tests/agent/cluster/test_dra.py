@@ -200,8 +200,8 @@ def test_an_attachment_tells_interface_and_addresses_of_its_claims_device(tmp_pa
         ledger.finish_attach([row.attachment_id], result)
         (row,) = ledger.attachments()
         leasing = {"network": {"name": "rails", "type": "nodefabric", "ipam": {"type": "host-local"}}}
-        (told,) = attached("nodefabric.io", made, replace(row, request=leasing))
-        (plain,) = attached("nodefabric.io", made, replace(row, request={"network": None}))
+        (told,) = attached("nodefabric.io", made, replace(row, request=leasing), machine())
+        (plain,) = attached("nodefabric.io", made, replace(row, request={"network": None}), machine())
 
     assert (told.device, told.pool, told.pci_address) == (made.devices[0].device_name, "node-1", VF)
     assert (told.interface, told.mac, told.addresses) == ("net1", "02:00:00:00:00:01", ("192.0.2.1/24",))

@@ -1,0 +1,96 @@
+"""Where all network namespaces share the RDMA devices, as the kernel has it by default, no ADD moves one into a pod.
+
+The claim's status names the device all the same: it is the one whose verbs files the containers have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent.ledger import Ledger
+from agent.model.allocation import Undo
+from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.device import RdmaDevice
+from agent.offer.units import plain_offer
+from tests.agent.books import POD, owner
+from tests.agent.cluster.test_dra import OFFERED, Node
+from tests.awaiting import until
+from tests.deviceplugin.machines import change
+from tests.deviceplugin.machines import node as machine
+from tests.standins.apiserver import ApiServerStandIn
+from tests.standins.dra_documents import allocated
+from tests.standins.dra_documents import claim as claim_document
+from tests.standins.test_apiserver import call
+
+VF = "0000:12:00.1"
+HAS = RdmaDevice("mlx5_8", "CA", "02:00", "", (), ())
+OURS = {"driver": "nodefabric.io", "pool": "node-1", "device": "vf-1"}
+RESULT = {"interfaces": [{"name": "net1", "mac": "02:00:00:00:00:01", "sandbox": "/ns"}]}
+
+
+def in_a_pod(ledger: Ledger, uid: str, undo: Undo) -> None:
+    """Have the books know a claim whose device an ADD has brought into its pod."""
+    device = ClaimDevice("nic", "node-1", "vf-1", "rdma/vf", "vf", VF, f"{uid}-0-vf-1")
+    ledger.prepare_claim(Claim(ClaimRef(uid, "ns", "c"), ClaimState.PREPARING, (device,), (POD,)))
+    ledger.set_claim_state(uid, ClaimState.PREPARED)
+    row = ledger.begin_attach(
+        owner(),
+        ifname="net1",
+        device=VF,
+        resource_name="rdma/vf",
+        undo=undo,
+        netns_path="/nowhere",
+        request={"name": "net", "network": None},
+        claim_uid=uid,
+    )
+    ledger.finish_attach([row.attachment_id], RESULT)
+
+
+async def status_data(folder: Path, undo: Undo, *, exclusive: bool) -> Mapping[str, Any]:
+    """Run the agent's part, and return `data` of the device as the API server has it.
+
+    The node is scanned when the driver runs already, as after a start of the agent while the pod is there.
+    """
+    snapshot = replace(change(machine(), VF, rdma_devices=(HAS,)), rdma_exclusive=exclusive)
+    with closing(Ledger.open(folder / "ledger.db", "boot")) as ledger, ApiServerStandIn() as server:
+        server.state.add_node("node-1")
+        path = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims"
+        made = call(server.port, "POST", path, claim_document())[1]
+        status = allocated(OURS, node="node-1", pod=POD.uid)["status"]
+        assert call(server.port, "PUT", f"{path}/c/status", {**made, "status": status})[0] == 200
+        in_a_pod(ledger, made["metadata"]["uid"], undo)
+        node = Node(folder, ledger)
+        node.server = server
+        node.config.set(node.configured(*OFFERED))
+
+        def told() -> Any:
+            return (call(server.port, "GET", f"{path}/c")[1]["status"].get("devices") or [{}])[0].get("data")
+
+        async with node.running() as dra:
+            await dra.served()
+            node.offer.set(plain_offer(OFFERED, snapshot))
+            await until(told)
+        return dict(told())
+
+
+STAYS = Undo("ens1f0v0", "02:00:00:00:01:00", 1500, False)
+
+
+def test_a_claims_status_names_the_rdma_device_that_its_pod_shares_with_the_host(short_folder: Path) -> None:
+    data = asyncio.run(status_data(short_folder, STAYS, exclusive=False))
+    assert data == {"pciAddress": VF, "rdmaDevice": "mlx5_8"}
+
+
+def test_a_device_that_came_along_is_named_as_the_host_calls_it(short_folder: Path) -> None:
+    data = asyncio.run(status_data(short_folder, replace(STAYS, rdma="mlx5_21"), exclusive=True))
+    assert data["rdmaDevice"] == "mlx5_21"
+
+
+def test_a_device_that_stays_in_the_host_for_itself_alone_is_not_named(short_folder: Path) -> None:
+    data = asyncio.run(status_data(short_folder, STAYS, exclusive=True))
+    assert data == {"pciAddress": VF}
