@@ -33,11 +33,12 @@ def _status(options: argparse.Namespace) -> int:
     config, wrong = configuration.load_legible(options.config)
     try:
         document, outcome = ask(config.endpoints), DONE
+        wrong = None  # which the agent that serves by an earlier version says itself
     except Unavailable as error:
-        if wrong is not None:
-            raise wrong from error
         document, outcome = _from_books(config, error), NO_ANSWER
     show(options, document, status.text(document, time.time()))
+    if wrong is not None:
+        raise wrong
     return outcome
 
 
