@@ -4,7 +4,8 @@ Behaves as kubelet 1.36 was seen to (pkg/kubelet/cm/devicemanager): admission is
 container's resources come in random order, an init container's devices are used again before the
 plugin is asked, a preference is followed only as far as it fits, answers are kept in the checkpoint
 for every later start of the container, and devices are freed late: at the next allocation or the
-next look by a PodResources client, not when the pod ends.
+next look by a PodResources client, not when the pod ends. The checkpoint's form is that of
+tests/hostile/recorded/kubelet_internal_checkpoint-1.36.json.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ D/plugins_registry if it has an API server, and runs the pods of M's YAML files:
 them, with their UID, and with the status that names their claims. It writes S/node.json and
 S/<namespace>_<pod>.json. SIGUSR1 restarts it as a kubelet would: all sockets of the plugin folder are
 wiped, kubelet.sock is made anew, the checkpoints are read back. Pods outlive that, and are torn down
-when the process ends by SIGTERM.
+when the process ends by SIGTERM. Source: Kubernetes 1.36, pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go
+for the sockets, pkg/kubelet/nodestatus for what node.json counts; the files of S are the stand-in's own.
 """
 
 from __future__ import annotations

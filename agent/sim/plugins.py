@@ -1,7 +1,8 @@
 """kubelet's side of the device plugin protocol: registration, streams, calls. Part of the stand-in.
 
 One client per resource, as kubelet up to 1.36 keeps them, with the same fault: when the stream of
-an older registration ends, it is the newest client that gets closed.
+an older registration ends, it is the newest client that gets closed. Source: Kubernetes 1.36,
+pkg/kubelet/cm/devicemanager/plugin/v1beta1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""One pod's life in the kubelet stand-in: admission, claims, sandbox, running, the DELs and the claims' end."""
+"""One pod's life in the kubelet stand-in: admission, claims, sandbox, running, the DELs and the claims' end.
+
+The order of calls is that of kubelet 1.36.2 with containerd 2.1.9, as it was seen. Source of the order in kubelet:
+Kubernetes, pkg/kubelet/kubelet.go (SyncPod) and pkg/kubelet/kuberuntime.
+"""
 
 from __future__ import annotations
 

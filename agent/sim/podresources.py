@@ -1,6 +1,7 @@
 """The PodResources service of the kubelet stand-in.
 
-One entry per device ID, app containers only, no UID; each look frees the devices of ended pods.
+One entry per device ID, app containers only, no UID; each look frees the devices of ended pods. Source:
+kubelet 1.36.2 as it was seen, and Kubernetes, pkg/kubelet/apis/podresources/server_v1.go.
 """
 
 from __future__ import annotations

@@ -1,19 +1,23 @@
-"""kubelet's checkpoint of claims (`dra_manager_state`), in each form that was released, and in forms that were not.
+"""kubelet's checkpoints: of claims (`dra_manager_state`) in each form that was released and in others, and of devices.
 
-`recorded/README.md` names the source of each recorded file.
+`recorded/README.md` names the source of each recorded file. They hold the reader and the stand-in to one form.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import random
 import zlib
 from pathlib import Path
 
 import pytest
 
 from agent.errors import Unavailable
-from agent.kubelet import dra_checkpoint
+from agent.kubelet import checkpoint, dra_checkpoint
+from agent.sim import devices
 from agent.sim.dra.claims import CHECKPOINT, ClaimCache
+from proto.deviceplugin.v1beta1 import api_pb2
 from tests.agent.operator.uninstalling import Host
 from tests.agent.operator.uninstalling import clean as clean  # the fixture
 from tests.agent.operator.uninstalling import host as host  # the fixture
@@ -61,6 +65,29 @@ def test_the_stand_in_for_kubelet_writes_the_recorded_form_byte_for_byte(tmp_pat
     file.unlink()
     restored.save()
     assert file.read_text() == text
+
+
+def test_the_checkpoint_of_devices_is_read_and_played_in_the_recorded_form(tmp_path: Path) -> None:
+    document = json.loads((RECORDED / "kubelet_internal_checkpoint-1.36.json").read_text())
+    file = tmp_path / checkpoint.FILE
+    file.parent.mkdir()
+    file.write_text(json.dumps(document))
+    first, second = checkpoint.entries(tmp_path) or ()
+    assert (first.pod_uid, first.container, first.resource_name) == (
+        "0c0ffee0-1111-4222-8333-444455556666",
+        "main",
+        "rdma/vf",
+    )
+    assert first.unit_ids == ("0000:18:00.1", "0000:18:00.2")
+    assert (first.answer, second.answer) == ("CgMKAUESAUI=", "")
+    played = devices.DeviceManager(tmp_path / devices.CHECKPOINT, random.Random(0), set)
+    played.held = [
+        devices.Held(e.pod_uid, e.container, e.resource_name, e.unit_ids, base64.b64decode(e.answer))
+        for e in (first, second)
+    ]
+    played.resources = {"rdma/vf": devices.Known(None)}
+    played.update("rdma/vf", [api_pb2.Device(ID=i) for i in document["Data"]["RegisteredDevices"]["rdma/vf"]])
+    assert json.loads((tmp_path / devices.CHECKPOINT).read_text()) == document
 
 
 @pytest.mark.parametrize("text", UNKNOWN)

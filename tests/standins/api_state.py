@@ -1,4 +1,8 @@
-"""What the stand-in for the API server knows: objects, who owns their fields, pods and their history, faults."""
+"""What the stand-in for the API server knows: objects, who owns their fields, pods and their history, faults.
+
+Source of what it does to metadata, and of its refusals: Kubernetes 1.36, staging/src/k8s.io/apiserver/pkg/registry
+(generic and rest); of pods, pkg/apis/core.
+"""
 
 from __future__ import annotations
 

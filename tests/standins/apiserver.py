@@ -5,7 +5,9 @@ Answers GET (also for the metadata alone), PATCH by server-side apply with field
 by merge, POST, PUT, DELETE with preconditions and of collections, and lists and watches with field selectors, resource
 versions, pages, bookmarks and 410. The status of a claim has a path of its own. Refuses what a definition does not
 know, and what breaks the rules of `tests.standins.dra`. Counts all of it, and can be told to misbehave. Lists in pages
-even where the real one would answer from its cache with all at once.
+even where the real one would answer from its cache with all at once. Source of its answers: Kubernetes 1.36,
+staging/src/k8s.io/apiserver/pkg/endpoints/handlers, and apimachinery/pkg/apis/meta/v1/types.go for lists, events and
+Status.
 
     python -m tests.standins.apiserver --port-file F [--kubeconfig K] [--node NAME …]
 """

@@ -1,4 +1,8 @@
-"""Claims for GPUs with NICs, and what a GPU driver publishes, as NVIDIA's does."""
+"""Claims for GPUs with NICs, and what a GPU driver publishes, as NVIDIA's does.
+
+Source: Kubernetes 1.36, staging/src/k8s.io/api/resource/v1/types.go; the attributes' names are those of NVIDIA's
+k8s-dra-driver-gpu.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Small valid objects of resource.k8s.io, for tests."""
+"""Small valid objects of resource.k8s.io, for tests.
+
+Source: Kubernetes 1.36, staging/src/k8s.io/api/resource/v1/types.go.
+"""
 
 from __future__ import annotations
 

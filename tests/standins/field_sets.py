@@ -2,7 +2,8 @@
 
 A field is a path of keys down to a value that is replaced as a whole: a scalar, or a list (custom objects have atomic
 lists, unless their definition says otherwise). The lists of KEYED are kept item by item, by their keys; an item is one
-field. An empty mapping is no field.
+field. An empty mapping is no field. Source: Kubernetes 1.36, staging/src/k8s.io/apimachinery/pkg/util/managedfields,
+with sigs.k8s.io/structured-merge-diff.
 """
 
 from __future__ import annotations

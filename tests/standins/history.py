@@ -1,4 +1,7 @@
-"""What has happened to objects, in order, for those who watch."""
+"""What has happened to objects, in order, for those who watch.
+
+Source of the events: Kubernetes 1.36, staging/src/k8s.io/apimachinery/pkg/watch and pkg/apis/meta/v1/watch.go.
+"""
 
 from __future__ import annotations
 

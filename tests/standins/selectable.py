@@ -1,4 +1,7 @@
-"""Which devices a request may have: CEL selectors and tolerations, as the scheduler evaluates them."""
+"""Which devices a request may have: CEL selectors and tolerations, as the scheduler evaluates them.
+
+Source: Kubernetes 1.36, staging/src/k8s.io/dynamic-resource-allocation (cel, resourceclaim, structured).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How the stand-in's DRA manager behaves: kubelet's own times, which tests shorten, and the faults of its version."""
+"""How the stand-in's DRA manager behaves: kubelet's own times, which tests shorten, and the faults of its version.
+
+Source: Kubernetes 1.36.2, pkg/kubelet/cm/dra (manager.go, plugin/, healthinfo.go) and pkg/kubelet/pluginmanager.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What kubelet's DRA manager asks of the API server: claims, and the end of slices."""
+"""What kubelet's DRA manager asks of the API server: claims, and the end of slices.
+
+Source: Kubernetes 1.36, pkg/kubelet/cm/dra/manager.go and plugin/dra_plugin_manager.go.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What drivers said of their devices' health, and since when. Part of the stand-in.
 
 The clock starts when kubelet hears, whatever time the driver wrote. What is older than its timeout reads Unknown, and
-so does a device that was left out for so long. When a stream ends all is forgotten, and nobody is told.
+so does a device that was left out for so long. When a stream ends all is forgotten, and nobody is told. Source:
+Kubernetes 1.36, pkg/kubelet/cm/dra/healthinfo.go.
 """
 
 from __future__ import annotations

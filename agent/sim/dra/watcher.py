@@ -1,7 +1,8 @@
 """kubelet's plugin watcher: finds registration sockets, asks who they are, says what became of it.
 
 A socket that was made anew under a name that is known is deregistered first, and registered at the next look. One that
-fails is tried again, ever more seldom; under a new name it starts anew.
+fails is tried again, ever more seldom; under a new name it starts anew. Source: Kubernetes 1.36,
+pkg/kubelet/pluginmanager (pluginwatcher, operationexecutor).
 """
 
 from __future__ import annotations

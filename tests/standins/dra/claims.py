@@ -1,4 +1,7 @@
-"""The rules of ResourceClaims, of their templates and status, and of DeviceClasses."""
+"""The rules of ResourceClaims, of their templates and status, and of DeviceClasses.
+
+Source: Kubernetes 1.36, pkg/apis/resource/validation/validation.go.
+"""
 
 from __future__ import annotations
 

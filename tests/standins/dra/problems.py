@@ -1,4 +1,7 @@
-"""What is wrong with an object, as the API server words it (apimachinery, `util/validation/field`)."""
+"""What is wrong with an object, as the API server words it.
+
+Source: Kubernetes 1.36, staging/src/k8s.io/apimachinery/pkg/util/validation (and field).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rights on the status of a claim, part by part (gate DRAResourceClaimGranularStatusAuthorization)."""
+"""Rights on the status of a claim, part by part (gate DRAResourceClaimGranularStatusAuthorization).
+
+Source: Kubernetes 1.36, pkg/registry/resource/resourceclaim/strategy.go.
+"""
 
 from __future__ import annotations
 

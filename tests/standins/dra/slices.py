@@ -1,4 +1,7 @@
-"""The rules of ResourceSlices."""
+"""The rules of ResourceSlices.
+
+Source: Kubernetes 1.36, pkg/apis/resource/validation/validation.go.
+"""
 
 from __future__ import annotations
 
