@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.cluster.apiserver import POD, ApiServer
 from agent.cluster.object_watch import ObjectWatch, Timing, Watched
-from agent.model.quantity import parse_exact
+from agent.model.quantity import is_memory, parse_exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +74,4 @@ def _is_exclusive(name: str, quantity: Any) -> bool:
     amount = parse_exact(quantity)
     if name == "cpu":
         return amount > 0 and amount == amount.to_integral_value()
-    return amount > 0 and (name == "memory" or name.startswith("hugepages-"))
+    return amount > 0 and is_memory(name)

@@ -60,3 +60,8 @@ def page_size_name(size: int) -> str:
         if size % unit == 0:
             return f"hugepages-{size // unit}{suffix}"
     return f"hugepages-{size}"
+
+
+def is_memory(resource_name: str) -> bool:
+    """Return whether a resource is memory or huge pages."""
+    return resource_name == "memory" or resource_name.startswith("hugepages-")

@@ -2,8 +2,10 @@
 
 The object says what the scheduler plugin NodeResourceTopologyMatch reads:
 
-- A zone `node-<N>` for every NUMA node from 0 up without a gap, in order, also for a node without
-  devices or CPUs: the scheduler indexes arrays by the number. It takes numbers below 64 only.
+- A zone `node-<N>` for every NUMA node from 0 up to the last one with CPUs or devices, without a gap, in order: the
+  scheduler indexes arrays by the number. It takes numbers below 64 only. Zones past the last one hold no pod (GB200 has
+  34 of them, for GPU memory), but its score LeastNUMANodes enumerates all combinations of zones, and LeastAllocated
+  takes a zone without CPUs for a full one.
 - Each zone has cpu, memory and every huge page size of the node: if no zone had them, every pod
   asking for them would be rejected here. `agent.cluster.topology.amounts` tells what the amounts mean.
 - Policy and scope in kubelet's words; the deprecated topologyPolicies say the same to schedulers that
@@ -32,6 +34,7 @@ from agent.cluster.topology.publisher import Publication
 from agent.cluster.topology.state import NodeState
 from agent.cluster.topology.view import View
 from agent.model.device import NumaNode
+from agent.model.quantity import is_memory
 
 PREFIX = "pfp0v001"
 METHOD_ALL = "all"
@@ -73,7 +76,9 @@ def build(state: NodeState, informer: str = DEDICATED, method: str = METHOD_ALL)
     nodes = {node.number: node for node in state.snapshot.numa_nodes if 0 <= node.number < MAX_ZONES}
     if not nodes:
         return None
-    amounts = by_zone(range(max(nodes) + 1), nodes, state)
+    every = by_zone(range(max(nodes) + 1), nodes, state)
+    used = [n for n, zone in every.items() if any(a.capacity for a in zone if not is_memory(a.name))]
+    amounts = {number: zone for number, zone in every.items() if number <= max(used, default=0)}
     attributes = _attributes(state, informer, method, {a.name for zone in amounts.values() for a in zone})
     policy = _DEPRECATED.get((state.kubelet.policy, state.kubelet.scope), "None")
     return {
@@ -82,7 +87,7 @@ def build(state: NodeState, informer: str = DEDICATED, method: str = METHOD_ALL)
         "metadata": metadata(state),
         "attributes": [{"name": name, "value": value} for name, value in sorted(attributes.items())],
         "topologyPolicies": [policy],
-        "zones": [_zone(number, zone, nodes, state) for number, zone in sorted(amounts.items())],
+        "zones": [_zone(number, amounts, nodes, state) for number in sorted(amounts)],
     }
 
 
@@ -111,7 +116,9 @@ def _attributes(state: NodeState, informer: str, method: str, resources: set[str
     return attributes
 
 
-def _zone(number: int, amounts: tuple[Amount, ...], nodes: Mapping[int, NumaNode], state: NodeState) -> dict[str, Any]:
+def _zone(
+    number: int, amounts: Mapping[int, tuple[Amount, ...]], nodes: Mapping[int, NumaNode], state: NodeState
+) -> dict[str, Any]:
     zone: dict[str, Any] = {"name": f"node-{number}", "type": "Node"}
     node = nodes.get(number)
     if node is not None and node.distances:
@@ -119,9 +126,9 @@ def _zone(number: int, amounts: tuple[Amount, ...], nodes: Mapping[int, NumaNode
         zone["costs"] = [
             {"name": f"node-{other}", "value": distance}
             for other, distance in zip(order, node.distances, strict=False)
-            if other in nodes
+            if other in nodes and other in amounts
         ]
-    zone["resources"] = [amount.document() for amount in amounts]
+    zone["resources"] = [amount.document() for amount in amounts[number]]
     return zone
 
 

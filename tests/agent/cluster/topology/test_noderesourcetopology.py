@@ -10,7 +10,7 @@ import pytest
 from agent.cluster.pod_watch import WatchedPod
 from agent.cluster.topology.noderesourcetopology import build
 from agent.cluster.topology.publisher import canonical
-from agent.cluster.topology.state import NodeState, PodUsage
+from agent.cluster.topology.state import Allocatable, DeviceAssignment, NodeState, PodUsage
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.model.device import NumaNode, Snapshot
 from tests.agent.cluster.topology.two_sockets import GIB, NODE, TWO_SOCKETS, offered
@@ -48,12 +48,23 @@ def test_every_numa_node_is_a_zone_with_costs_from_the_slit() -> None:
     assert zones[0]["costs"] == [{"name": "node-0", "value": 10}, {"name": "node-1", "value": 21}]
 
 
-def test_a_memory_only_node_is_a_zone_and_a_gap_is_filled_with_an_empty_one() -> None:
-    nodes = (NumaNode(0, (0, 1), GIB, distances=(10, 80)), NumaNode(2, (), 96 * GIB, distances=(80, 10)))
-    zones = built(NodeState("gb200", Snapshot(numa_nodes=nodes), {}))["zones"]
-    assert [zone["name"] for zone in zones] == ["node-0", "node-1", "node-2"]
+def test_zones_without_cpus_and_devices_fill_gaps_and_are_left_out_at_the_end() -> None:
+    nodes = tuple(
+        NumaNode(n, (n,) if n == 0 else (), 96 * GIB, distances=tuple(range(10, 14))) for n in (0, 2, 3, 4)
+    )  # 1 is missing, as after GPU memory was taken offline
+    state = NodeState("gb200", Snapshot(numa_nodes=nodes), {"rdma/hca": (offered("a", 3),)})
+    zones = built(state)["zones"]
+    assert [zone["name"] for zone in zones] == ["node-0", "node-1", "node-2", "node-3"]
     assert zones[1]["resources"][0] == {"name": "cpu", "capacity": "0", "allocatable": "0", "available": "0"}
-    assert zones[0]["costs"] == [{"name": "node-0", "value": 10}, {"name": "node-2", "value": 80}]
+    costs = [{"name": "node-0", "value": 10}, {"name": "node-2", "value": 11}, {"name": "node-3", "value": 12}]
+    assert zones[0]["costs"] == costs
+    assert [zone["name"] for zone in built(replace(state, units={}))["zones"]] == ["node-0"]
+
+
+def test_devices_of_other_plugins_keep_a_zone() -> None:
+    nodes = (NumaNode(0, (0, 1), GIB), NumaNode(1, (), GIB))
+    gpus = Allocatable(devices=(DeviceAssignment("nvidia.com/gpu", ("0",), (1,)),))
+    assert len(built(NodeState("n", Snapshot(numa_nodes=nodes), {}, allocatable=gpus))["zones"]) == 2
 
 
 def test_numbers_the_scheduler_cannot_take_are_left_out() -> None:
