@@ -68,6 +68,7 @@ class Publications:
             coalesce=self._config.coalesce_seconds,
             heartbeat=self._config.heartbeat_seconds,
             start_spread=self._config.start_spread_seconds,
+            settle=self._config.settle_seconds if publication.settles else 0.0,
         )
         if publication.is_of_facts:
             pace = replace(pace, refresh=FACTS_SECONDS)

@@ -132,6 +132,13 @@ class Topology:
     publish: bool = declare.flag(False, about="Publish a NodeResourceTopology object for this node")
     volcano: bool = declare.flag(False, about="Publish a Numatopology object for this node (Volcano)")
     coalesce_seconds: float = declare.seconds(2.0, 0, 60, about="Changes within this time make one write")
+    settle_seconds: float = declare.seconds(
+        10.0,
+        0,
+        600,
+        about="One more write of the NodeResourceTopology comes this long after the last change; longer than the"
+        " scheduler plugin's cacheResyncPeriodSeconds; 0: none",
+    )
     heartbeat_seconds: float = declare.seconds(
         600.0, 10, 86400, about="Read what is published this often, and write it again if somebody changed it"
     )

@@ -23,6 +23,7 @@ def start(stage: Stage) -> int:
         "volcano": True,
         "labels": {"keys": {RAILS: "rails"}},
         "coalesceSeconds": 0.2,
+        "settleSeconds": 1,
         "startSpreadSeconds": 0,
     }
     stage.write_config({**CONFIG, "topology": topology})
@@ -85,6 +86,7 @@ def test_the_object_follows_the_pods_and_rests_otherwise(stage: Stage) -> None:
         return bool(get(port, "/_sim/counts")["applies"] == before)
 
     wait("no more writes", lambda: is_at_rest() or None)
+    assert "nodefabric.io/unchanged-since" in get(port, OBJECT)["metadata"]["annotations"]
 
     stage.delete_pod("a")
     stage.await_no_pod("a")

@@ -58,6 +58,7 @@ class NodeResourceTopology(Publication):
     """Published for the scheduler plugin."""
 
     kind = TOPOLOGY
+    settles = True
 
     def __init__(self, view: View) -> None:
         self._view = view

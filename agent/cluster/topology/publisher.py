@@ -9,6 +9,11 @@ nodes at once.
 An object is applied without force first. If another writer owns fields of it, that is said (log, metric, condition),
 and then the fields are taken over, or left to their owner, as the publication wants it.
 
+The scheduler plugin NodeResourceTopologyMatch tries a pod that it refused again only when an object is written, and
+takes an object over into its cache only some seconds after that write. So `settle` seconds after the last write comes
+one more, which adds an annotation with the time of that last write. Every other write takes the annotation away: an
+object without it has this write still to come, also for a new run of the agent.
+
 `step` is given the time and tells when it wants to be called again, so a day can pass in a second.
 """
 
@@ -23,6 +28,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -31,6 +37,8 @@ from agent.errors import AgentError, Conflicted, Refused, Unavailable
 from agent.process.conditions import Conditions
 from agent.report.metrics import Metrics
 
+UNCHANGED_SINCE = "nodefabric.io/unchanged-since"
+"""The annotation of an object that has settled."""
 _OF_SERVER = frozenset({"apiVersion", "kind", "metadata", "status"})
 
 log = logging.getLogger(__name__)
@@ -49,6 +57,8 @@ class Publication(ABC):
     """Whether what it is built of is asked of this node alone, which need not be spared as the API server must."""
     is_of_facts = False
     """Whether it is made of slow facts, not of units and pods."""
+    settles = False
+    """Whether its reader needs one more write after the last change."""
 
     @abstractmethod
     async def content(self) -> Mapping[str, Any] | None:
@@ -93,6 +103,8 @@ class Pace:
     """The object is built and compared with what was accepted this often even if nothing called `changed`: nobody
     tells when kubelet takes units back, and pods without devices of ours count for the fingerprint too."""
     start_spread: float = 60.0
+    settle: float = 0.0
+    """One more write comes this long after the last; 0: none."""
     retry_first: float = 1.0
     retry_cap: float = 300.0
     jitter: float = 0.1
@@ -140,6 +152,9 @@ class Publisher:
         """When the object is built next; None before the first step."""
         self._check_at = 0.0
         """When the server's object is read next."""
+        self._settle_at: float | None = None
+        """When the write is due that says that the object has settled; None if it has been written."""
+        self._changed_at = ""
         self._failures = 0
         self._dispute: str | None = None
         self._problem: str | None = None
@@ -194,34 +209,43 @@ class Publisher:
         else:
             self._went_well()
         if document is not None and self._accepted is not None and not self._failures:
-            self._look_at = min(self._look_at, self._check_at)
+            self._look_at = min(self._look_at, self._check_at, self._settle_at or self._check_at)
         return self._look_at
 
     async def _publish(self, document: Mapping[str, Any], now: float) -> None:
         content = canonical(document)
         is_accepted = content == self._accepted and not self._is_unsure
-        if is_accepted and (now < self._check_at or await self._is_there(now)):
+        settles = content == self._accepted and self._settle_at is not None and now >= self._settle_at
+        if not settles and is_accepted and (now < self._check_at or await self._is_there(now)):
             return
-        if self._accepted is None and await self._was_left(document):
+        left = await self._left(document) if self._accepted is None else None
+        if left is not None:
             self._written = document
+            settles = UNCHANGED_SINCE in left["metadata"].get("annotations", {})
         else:
-            await self._apply(document)
+            await self._apply(annotated(document, UNCHANGED_SINCE, self._changed_at) if settles else document)
+        if settles or not self._pace.settle:
+            self._settle_at = None
+        else:
+            self._settle_at = now + self._pace.settle
+            self._changed_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         self._accepted = content
         self._check_at = self._next_check(now)
 
-    async def _was_left(self, document: Mapping[str, Any]) -> bool:
-        """Tell whether an earlier run of the agent has left exactly this: a fleet that restarts then writes nothing.
+    async def _left(self, document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return what an earlier run of the agent has left, if it is just this: a restart then writes nothing.
 
         Only of objects that are wholly ours. Of another's object the server alone knows which fields are ours.
         """
         if not self._publication.takes_over:
-            return False
+            return None
         try:
             name = str(document["metadata"]["name"])
             stored = await on_own_thread(partial(self._api.get, self._kind, name))
         except Refused:
-            return False
-        return stored is not None and same(stored, document) and not other_writers(stored, FIELD_MANAGER)
+            return None
+        is_ours = stored is not None and same(stored, document) and not other_writers(stored, FIELD_MANAGER)
+        return stored if is_ours else None
 
     async def _is_there(self, now: float) -> bool:
         """Tell whether the server still has the object as it was written. Says who changed it, if somebody did."""
@@ -300,6 +324,12 @@ class Publisher:
 def canonical(document: Mapping[str, Any]) -> bytes:
     """Return one text for one content, to tell whether anything changed."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def annotated(document: Mapping[str, Any], key: str, text: str) -> dict[str, Any]:
+    """Return the document with one more annotation."""
+    metadata = document["metadata"]
+    return {**document, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), key: text}}}
 
 
 def holds(stored: Any, wanted: Any) -> bool:

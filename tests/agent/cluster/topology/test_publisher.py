@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.cluster.apiserver import ObjectKind
+from agent.cluster.topology.publisher import UNCHANGED_SINCE, Pace
 from agent.errors import Unavailable
 from tests.agent.cluster.topology.published import CHANGED, DOCUMENT, SLOW, FakeApi, Node, Rig
 from tests.awaiting import until
@@ -183,6 +185,42 @@ def test_nothing_to_say_writes_nothing() -> None:
     asyncio.run(scenario())
 
 
+SETTLING = replace(SLOW, settle=10)
+
+
+def settled(document: Mapping[str, Any]) -> bool:
+    return UNCHANGED_SINCE in document["metadata"].get("annotations", {})
+
+
+def test_a_write_that_says_that_the_object_has_settled_is_repeated_until_it_is_accepted() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SETTLING)
+    rig.pass_time(0, 16)
+    api.failing = Unavailable("500")
+    rig.pass_time(16, 40)
+    assert len(api.applied) == 1
+    api.failing = None
+    rig.pass_time(40, 700)
+    assert list(map(settled, api.applied)) == [False, True]
+
+
+def test_what_was_written_anew_settles_anew() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SETTLING)
+    rig.pass_time(0, 30)
+    api.stored = None
+    rig.pass_time(30, 700)
+    assert list(map(settled, api.applied)) == [False, True, False, True]
+
+
+@pytest.mark.parametrize("annotations", [{UNCHANGED_SINCE: "2026-01-01T00:00:00Z"}, {}])
+def test_an_object_that_an_earlier_run_left_settles_if_it_has_not_yet(annotations: dict[str, str]) -> None:
+    api, node = FakeApi(), Node()
+    api.stored = {**DOCUMENT, "metadata": {"name": "worker-1", "annotations": annotations}}
+    Rig(api, node, SETTLING).pass_time(0, 700)
+    assert list(map(settled, api.applied)) == ([] if annotations else [True])
+
+
 class Timed(FakeApi):
     """Notes when something was accepted."""
 
@@ -203,10 +241,12 @@ STEPS = st.lists(
 
 
 @settings(max_examples=50, deadline=None)
-@given(STEPS)
-def test_whatever_happens_the_server_ends_up_with_what_the_node_says(steps: list[tuple[float, str]]) -> None:
+@given(STEPS, st.sampled_from([SLOW, SETTLING]))
+def test_whatever_happens_the_server_ends_up_with_what_the_node_says(
+    steps: list[tuple[float, str]], pace: Pace
+) -> None:
     api, node = Timed(), Node()
-    rig = Rig(api, node, SLOW)
+    rig = Rig(api, node, pace)
     version = 0
 
     async def pass_on(until: float) -> None:
@@ -231,8 +271,11 @@ def test_whatever_happens_the_server_ends_up_with_what_the_node_says(steps: list
         await pass_on(api.now + SLOW.retry_cap + SLOW.heartbeat + SLOW.refresh)
 
     asyncio.run(scenario())
-    assert api.stored == node.document
+    assert api.stored is not None
+    assert node.document is not None
+    assert settled(api.stored) == bool(pace.settle)
+    assert {**api.stored, "metadata": node.document["metadata"]} == node.document
     assert rig.publisher.problem is None
     changes, tampered = version, sum(what == "tamper" for _, what in steps)
-    assert len(api.applied) <= 1 + changes + tampered
+    assert len(api.applied) <= (1 + changes + tampered) * (2 if pace.settle else 1)
     assert all(later - earlier >= SLOW.coalesce for earlier, later in pairwise(api.moments))

@@ -1,0 +1,147 @@
+"""NodeResourceTopologyMatch tries a refused pod again only when the object is written, and believes it only later.
+
+Its cache takes an object over at its next round (`cacheResyncPeriodSeconds`), up to 5 s after the write. Without
+another write, a pod that fits by then waits until kube-scheduler flushes its queue, after 5 minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agent.config.topology import Fingerprint, Topology
+from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
+from agent.model.allocation import PodRef
+from tests.agent.cluster.publications import Rig
+from tests.standins.apiserver import ApiServerStandIn
+
+RESYNC = 5
+ANNOTATION = "nodefabric.io/unchanged-since"
+
+
+class Scheduler:
+    """What the plugin does of all this, second by second."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.cached = self.free()
+        self.version = self.stored_version()
+        self.events: list[int] = []
+        self.bound_at: int | None = None
+
+    def stored_version(self) -> str | None:
+        found: str | None = self.rig.stored().get("metadata", {}).get("resourceVersion")
+        return found
+
+    def free(self) -> int:
+        return sum(map(int, self.rig.available()))
+
+    def pass_second(self, second: int) -> None:
+        if self.stored_version() != self.version:
+            self.version = self.stored_version()
+            self.events.append(second)
+            if self.cached and self.bound_at is None:
+                self.bound_at = second
+        if second % RESYNC == 0:
+            self.cached = self.free()
+
+
+class Scene:
+    """One agent with its four VFs, a cluster, and seconds that pass at once."""
+
+    def __init__(self, folder: Path, server: ApiServerStandIn, config: Topology) -> None:
+        self.now = 0
+        self.folder, self.server, self.config = folder, server, config
+        self.rig = self.start()
+        self.scheduler = Scheduler(self.rig)
+
+    def start(self) -> Rig:
+        rig = Rig(self.folder, self.config, server=self.server, clock=lambda: self.now)
+        rig.publications.view.watch_pods()
+        return rig
+
+    def restart(self) -> None:
+        pods = self.rig.kubelet.pods
+        self.rig.client.close()
+        self.rig = self.scheduler.rig = self.start()
+        self.rig.kubelet.pods = pods
+
+    def hold(self, *units: str) -> None:
+        held = DeviceAssignment("rdma/vf", units)
+        self.rig.kubelet.pods = (PodDevices(PodRef("ns", "a"), (ContainerDevices("c", (held,)),)),) if units else ()
+        self.rig.publications.changed()
+
+    def pass_time(self, seconds: int) -> None:
+        async def scenario() -> None:
+            for _ in range(seconds):
+                await self.rig.publications.step(self.now)
+                self.scheduler.pass_second(self.now)
+                self.now += 1
+
+        asyncio.run(scenario())
+
+
+@contextmanager
+def scene(folder: Path, **keys: Any) -> Iterator[Scene]:
+    config = Topology(publish=True, start_spread_seconds=0, fingerprint=Fingerprint("podresources"), **keys)
+    with ApiServerStandIn() as server:
+        server.state.add_node("worker-1")
+        made = Scene(folder, server, config)
+        try:
+            yield made
+        finally:
+            made.rig.client.close()
+
+
+def test_a_pod_that_fits_is_bound_soon_after_another_has_ended(tmp_path: Path) -> None:
+    with scene(tmp_path) as it:
+        it.hold("u0", "u1", "u2", "u3")
+        it.pass_time(101)
+        assert it.scheduler.cached == 0
+        it.hold()
+        it.pass_time(300)
+        assert it.scheduler.bound_at is not None, "a pod that fits waits for 5 minutes: nothing is written any more"
+        assert it.scheduler.bound_at < 101 + 20
+
+
+def test_one_write_follows_a_series_of_changes_and_none_while_nothing_changes(tmp_path: Path) -> None:
+    with scene(tmp_path) as it:
+        it.hold("u0")
+        it.pass_time(100)
+        it.scheduler.events.clear()
+        for units in (("u0", "u1"), ("u0",), ("u0", "u1"), ("u1",)):
+            it.hold(*units)
+            it.pass_time(4)
+        it.pass_time(3600)
+        assert len(it.scheduler.events) == 5
+        assert 10 <= it.scheduler.events[4] - it.scheduler.events[3] <= 12
+        assert it.rig.stored()["metadata"]["annotations"][ANNOTATION].endswith("Z")
+
+
+def test_an_agent_that_restarts_writes_what_is_still_to_be_written_and_nothing_else(tmp_path: Path) -> None:
+    with scene(tmp_path) as it:
+        it.hold("u0")
+        it.pass_time(60)
+        before = it.rig.stored()["metadata"]["resourceVersion"]
+        for _ in range(3):
+            it.restart()
+            it.pass_time(60)
+        assert it.rig.stored()["metadata"]["resourceVersion"] == before
+        it.scheduler.events.clear()
+        it.hold("u1")
+        it.pass_time(5)
+        assert len(it.scheduler.events) == 1
+        it.restart()
+        it.pass_time(700)
+        assert len(it.scheduler.events) == 2
+
+
+def test_a_cluster_without_that_scheduler_turns_it_off(tmp_path: Path) -> None:
+    with scene(tmp_path, settle_seconds=0) as it:
+        it.hold("u0")
+        it.pass_time(100)
+        assert len(it.scheduler.events) == 1
+        assert "annotations" not in it.rig.stored()["metadata"]
