@@ -77,7 +77,7 @@ class Labels:
 class Fingerprint:
     """Which of the node's pods count for the fingerprint in the NodeResourceTopology object."""
 
-    pods: str = "podresources"
+    pods: str = "dedicated"
     """As the scheduler's informer sees them (dedicated, shared), or those that kubelet lists (podresources)."""
     method: str = "all"
 
@@ -87,10 +87,10 @@ def _fingerprint(reader: Reader) -> Fingerprint:
     method = reader.choice("method", plain.method, METHODS, about="Which of these pods count")
     pods = reader.choice(
         "pods",
-        plain.pods if method == plain.method else "dedicated",  # kubelet does not tell what the method asks for
+        plain.pods,
         INFORMERS,
-        about="What kubelet lists, or the scheduler's informerMode, with a watch of pods (dedicated by default where"
-        " the method is not all)",
+        about="The scheduler plugin's informerMode, with a watch of pods; or the pods that kubelet lists, which needs"
+        " no right to list pods",
     )
     reader.done()
     return Fingerprint(pods, method)

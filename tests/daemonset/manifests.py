@@ -37,7 +37,6 @@ SWITCHES: dict[str, Document] = {
     },
     "alerts": {"prometheusRule": {"enabled": True}},
     "volcano": {"config": {"topology": {"volcano": True}}},
-    "pods": {"config": {"topology": {"fingerprint": {"pods": "dedicated"}}}},
     "whereabouts": {"cni": {"ipamFolders": ["whereabouts.d"]}},
     "seccomp": {"localhostSeccompProfile": "nodefabric.json"},
     "labels": {"config": {"topology": {"labels": {"keys": {"example.com/rails": "rails"}}}}},

@@ -20,7 +20,7 @@ Right = tuple[str, str, str, str]
 """API group, resource, verb, namespace ("" for all or none)."""
 SWITCHES: dict[str, Document] = {
     "publish": {"publish": True},
-    "pods from the API server": {"publish": True, "fingerprint": {"pods": "dedicated"}},
+    "pods from kubelet": {"publish": True, "fingerprint": {"pods": "podresources"}},
     "the scheduler shares its informer": {"publish": True, "fingerprint": {"pods": "shared"}},
     "a method that needs the API's pods": {"publish": True, "fingerprint": {"method": "with-exclusive-resources"}},
     "volcano": {"publish": False, "volcano": True},
@@ -124,7 +124,7 @@ def work(client: ApiServer, topology: Document) -> None:
         if wanted:
             client.get(kind, "n")
             client.apply(kind, {"metadata": {"name": "n"}}, force=False)
-    if topology.get("publish") and topology.get("fingerprint"):
+    if topology.get("publish") and topology.get("fingerprint", {}).get("pods") != "podresources":
         client.list_of(POD, {"spec.nodeName": "n"}, read_pod)
         list(client.watch(POD, {"spec.nodeName": "n"}, "0", 1))
     if "labels" in topology or "bandwidth" in topology:
@@ -169,8 +169,15 @@ def test_the_policy_looks_at_everything_that_the_role_lets_an_agent_write(kube: 
     assert account == 'request.userInfo.username == "system:serviceaccount:nodefabric:nodefabric"'
 
 
-def test_by_default_an_agent_reads_no_pods(kube: Kube) -> None:
-    assert {right for right in allowed(kube.template()) if right[1] == "pods"} == set()
+def test_an_agent_lists_pods_for_the_fingerprint_alone(kube: Kube) -> None:
+    def of_pods(topology: Document) -> set[str]:
+        return {
+            verb for _, what, verb, _ in allowed(kube.template({"config": {"topology": topology}})) if what == "pods"
+        }
+
+    assert of_pods({}) == {"list", "watch"}
+    assert of_pods({"publish": False}) == set()
+    assert of_pods({"fingerprint": {"pods": "podresources"}}) == set()
 
 
 def test_who_taints_its_node_may_do_that_and_look_for_its_daemon_set(kube: Kube, asked: Asked) -> None:

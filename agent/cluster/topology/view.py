@@ -148,7 +148,7 @@ class View:
             if not offer.snapshot.generation:
                 return None  # a node without devices is something else
             if self._watch is not None:
-                self.problems.note("pods", self._watch.problem)
+                self.problems.note("pods", _effect(self._watch))
                 if watched is None and self._watch.problem is None:
                     return None  # it says `usage_changed` once the pods are listed
             metadata = await self._own_metadata()
@@ -210,6 +210,17 @@ class View:
         }
         busy = with_busy_vfs(self.snapshot, held)
         return self.node.host.counters(busy, frozenset()).vfs if busy.devices else ()
+
+
+def _effect(watch: PodWatch) -> str | None:
+    """Say what it does to the fingerprint that pods cannot be listed."""
+    if watch.problem is None or watch.pods is not None:
+        return watch.problem
+    return (
+        f"{watch.problem}: the fingerprint counts the pods that kubelet lists, and with pods that have ended and are"
+        " not deleted NodeResourceTopologyMatch rejects this node's object. Allow the agent to list and watch pods, or"
+        " set topology.fingerprint.pods: podresources"
+    )
 
 
 class OwnNode:

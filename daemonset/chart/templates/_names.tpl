@@ -119,9 +119,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "nodefabric.watchesPods" -}}
 {{- $topology := .Values.config.topology | default dict -}}
-{{- $fingerprint := $topology.fingerprint | default dict -}}
-{{- $default := ternary "podresources" "dedicated" (eq ($fingerprint.method | default "all") "all") -}}
-{{- if and $topology.publish (ne ($fingerprint.pods | default $default) "podresources") -}}yes{{- end -}}
+{{- if and $topology.publish (ne (($topology.fingerprint).pods | default "dedicated") "podresources") -}}yes{{- end -}}
 {{- end -}}
 
 {{- /* Whether the agent taints its own Node while it restarts. */ -}}

@@ -92,8 +92,8 @@ def test_what_cannot_be_used_is_named_with_its_place(text: str, problem: str) ->
 @pytest.mark.parametrize(
     ("text", "api", "watch"),
     [
-        ("  publish: true", True, False),
-        ("  publish: true\n  fingerprint: {pods: dedicated}", True, True),
+        ("  publish: true", True, True),
+        ("  publish: true\n  fingerprint: {pods: podresources}", True, False),
         ("  publish: true\n  fingerprint: {pods: shared}", True, True),
         ("  publish: true\n  fingerprint: {method: with-exclusive-resources}", True, True),
         ("  volcano: true", True, False),
