@@ -24,6 +24,8 @@ class WatchedPod:
     """Guaranteed, with whole CPUs, memory or huge pages in a container that lasts."""
     extended: frozenset[str] = frozenset()
     """Extended resources that its lasting containers ask for."""
+    exclusive_init: bool = False
+    """Whether an init container that ends asks for extended resources, or, if Guaranteed, for exclusive native ones."""
 
 
 class PodWatch(ObjectWatch[WatchedPod]):
@@ -45,24 +47,31 @@ class PodWatch(ObjectWatch[WatchedPod]):
 def read_pod(item: Mapping[str, Any]) -> WatchedPod:
     """Take from a Pod object what is kept of it."""
     metadata, status = item["metadata"], item.get("status", {})
-    requests = [container.get("resources", {}).get("requests") or {} for container in _lasting(item.get("spec", {}))]
+    lasting, ending = _requests(item.get("spec", {}))
     guaranteed = status.get("qosClass") == "Guaranteed"
     return WatchedPod(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
         phase=status.get("phase", "Pending"),
-        exclusive_native=guaranteed and any(_is_exclusive(k, v) for r in requests for k, v in r.items()),
-        extended=frozenset(name for r in requests for name in r if not _is_native(name)),
+        exclusive_native=guaranteed and any(_is_exclusive(name, amount) for name, amount in lasting),
+        extended=frozenset(name for name, _ in lasting if not _is_native(name)),
+        exclusive_init=any(
+            not _is_native(name) or (guaranteed and _is_exclusive(name, amount)) for name, amount in ending
+        ),
     )
 
 
-def _lasting(spec: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    """List the containers that run as long as the pod: its own ones and its sidecars, which are init containers."""
-    yield from spec.get("containers") or ()
-    for container in spec.get("initContainers") or ():
-        if container.get("restartPolicy") == "Always":
-            yield container
+def _requests(spec: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    """Return what the containers ask for that run as long as the pod, sidecars too; and what the others ask for."""
+    init = spec.get("initContainers") or ()
+    sidecars = [container for container in init if container.get("restartPolicy") == "Always"]
+    ending = [container for container in init if container.get("restartPolicy") != "Always"]
+    return _asked([*(spec.get("containers") or ()), *sidecars]), _asked(ending)
+
+
+def _asked(containers: Iterable[Mapping[str, Any]]) -> list[tuple[str, Any]]:
+    return [item for each in containers for item in (each.get("resources", {}).get("requests") or {}).items()]
 
 
 def _is_native(name: str) -> bool:

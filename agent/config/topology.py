@@ -31,6 +31,7 @@ _VALUE = re.compile(_LABEL, re.ASCII)
 _KEY_SCHEMA = {"anyOf": [{"enum": [f for f in FACTS if f not in ("file", "text")]}, {"type": "object"}]}
 INFORMERS = ("dedicated", "shared", "podresources")
 METHODS = ("all", "with-exclusive-resources")
+RULES = ("v0.34", "master")
 _ANNOTATION = re.compile(
     r"(?=.{1,316}$)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII
 )
@@ -80,6 +81,8 @@ class Fingerprint:
     pods: str = "dedicated"
     """As the scheduler's informer sees them (dedicated, shared), or those that kubelet lists (podresources)."""
     method: str = "all"
+    rules: str = "v0.34"
+    """Whose rules `with-exclusive-resources` follows: those of scheduler-plugins up to v0.34.7, or of its master."""
 
 
 def _fingerprint(reader: Reader) -> Fingerprint:
@@ -92,8 +95,14 @@ def _fingerprint(reader: Reader) -> Fingerprint:
         about="The scheduler plugin's informerMode, with a watch of pods; or the pods that kubelet lists, which needs"
         " no right to list pods",
     )
+    rules = reader.choice(
+        "rules",
+        plain.rules,
+        RULES,
+        about="Which scheduler-plugins runs, for with-exclusive-resources: up to v0.34.7, or its master branch of 2026",
+    )
     reader.done()
-    return Fingerprint(pods, method)
+    return Fingerprint(pods, method, rules)
 
 
 def _labels(reader: Reader) -> Labels:

@@ -14,8 +14,9 @@ The object says what the scheduler plugin NodeResourceTopologyMatch reads:
   a node only if this equals what it computes from its own list of the node's pods. So the same pods must count here:
   with a dedicated informer (the scheduler's default) all bound pods that are not Pending, those that have ended too;
   with the shared one, Running pods (scheduler-plugins, podprovider). Only the API server knows the phases. By the
-  method `with-exclusive-resources` only pods count that own something of the zones: devices whose resource is in the
-  published zones, or, if Guaranteed, whole CPUs, memory or huge pages (resourcerequests/exclusive.go). Without a watch
+  method `with-exclusive-resources` only pods count that own something: extended resources, or, if Guaranteed, whole
+  CPUs, memory or huge pages (resourcerequests/exclusive.go). Up to v0.34.7 any extended resource and all init
+  containers count; on master the resources of the published zones, and sidecars of the init containers. Without a watch
   of pods those that kubelet lists count, by the method `all`: since Kubernetes 1.34 the admitted ones that have not
   ended, another set than the scheduler's as long as an ended pod is not deleted.
 """
@@ -33,15 +34,13 @@ from agent.cluster.topology.amounts import Amount, by_zone
 from agent.cluster.topology.publisher import Publication
 from agent.cluster.topology.state import NodeState
 from agent.cluster.topology.view import View
+from agent.config.topology import Fingerprint
 from agent.model.device import NumaNode
 from agent.model.quantity import is_memory
 
 PREFIX = "pfp0v001"
 METHOD_ALL = "all"
-DEDICATED = "dedicated"
-SHARED = "shared"
-
-
+DEFAULT = Fingerprint()
 MAX_ZONES = 64
 
 _DEPRECATED = {
@@ -65,14 +64,14 @@ class NodeResourceTopology(Publication):
 
     async def content(self) -> Mapping[str, Any] | None:
         """Build the object of what kubelet tells now."""
-        state, counts = await self._view.state(), self._view.config.fingerprint
-        return build(state, counts.pods, counts.method) if state is not None else None
+        state = await self._view.state()
+        return build(state, self._view.config.fingerprint) if state is not None else None
 
 
-def build(state: NodeState, informer: str = DEDICATED, method: str = METHOD_ALL) -> dict[str, Any] | None:
+def build(state: NodeState, rule: Fingerprint = DEFAULT) -> dict[str, Any] | None:
     """Build the object, or None if the scan found no NUMA node to speak of.
 
-    `informer` and `method` say which of the watched pods the scheduler counts.
+    `rule` says which of the watched pods the scheduler counts.
     """
     nodes = {node.number: node for node in state.snapshot.numa_nodes if 0 <= node.number < MAX_ZONES}
     if not nodes:
@@ -80,7 +79,7 @@ def build(state: NodeState, informer: str = DEDICATED, method: str = METHOD_ALL)
     every = by_zone(range(max(nodes) + 1), nodes, state)
     used = [n for n, zone in every.items() if any(a.capacity for a in zone if not is_memory(a.name))]
     amounts = {number: zone for number, zone in every.items() if number <= max(used, default=0)}
-    attributes = _attributes(state, informer, method, {a.name for zone in amounts.values() for a in zone})
+    attributes = _attributes(state, rule, {a.name for zone in amounts.values() for a in zone})
     policy = _DEPRECATED.get((state.kubelet.policy, state.kubelet.scope), "None")
     return {
         "apiVersion": TOPOLOGY.api_version,
@@ -101,9 +100,9 @@ def metadata(state: NodeState) -> dict[str, Any]:
     return found
 
 
-def _attributes(state: NodeState, informer: str, method: str, resources: set[str]) -> dict[str, str]:
+def _attributes(state: NodeState, rule: Fingerprint, resources: set[str]) -> dict[str, str]:
     if state.watched is not None:
-        pods = counted(state.watched, informer, method, resources)
+        pods, method = counted(state.watched, rule, resources), rule.method
     else:
         pods, method = [(pod.namespace, pod.name) for pod in state.pods], METHOD_ALL
     attributes = {
@@ -139,13 +138,17 @@ def fingerprint(pods: Iterable[tuple[str, str]]) -> str:
     return f"{PREFIX}{xxh64_intdigest(b''.join(value.to_bytes(8, 'little') for value in hashes)):016x}"
 
 
-def counted(
-    pods: Iterable[WatchedPod], informer: str, method: str, resources: Collection[str]
-) -> list[tuple[str, str]]:
+def counted(pods: Iterable[WatchedPod], rule: Fingerprint, resources: Collection[str]) -> list[tuple[str, str]]:
     """Choose the pods that the scheduler counts, as (namespace, name). `resources` are those of the zones."""
     return [
         (pod.namespace, pod.name)
         for pod in pods
-        if (pod.phase == "Running" if informer == SHARED else pod.phase != "Pending")
-        and (method == METHOD_ALL or pod.exclusive_native or not pod.extended.isdisjoint(resources))
+        if (pod.phase == "Running" if rule.pods == "shared" else pod.phase != "Pending")
+        and (rule.method == METHOD_ALL or _is_exclusive(pod, rule.rules, resources))
     ]
+
+
+def _is_exclusive(pod: WatchedPod, rules: str, resources: Collection[str]) -> bool:
+    if rules == "master":
+        return pod.exclusive_native or not pod.extended.isdisjoint(resources)
+    return pod.exclusive_native or bool(pod.extended) or pod.exclusive_init

@@ -162,30 +162,36 @@ def test_the_server_may_ask_for_a_longer_pause_and_what_is_wrong_is_told() -> No
     assert script.changes == 1
 
 
+def asks(**requests: str) -> dict[str, Any]:
+    return {"resources": {"requests": requests}}
+
+
+ONE_VF = asks(**{"rdma/vf": "1"})
+TWO_CPUS = asks(cpu="2", memory="1Gi")
+
+
 @pytest.mark.parametrize(
-    ("spec", "qos", "native", "extended"),
+    ("spec", "qos", "native", "extended", "init"),
     [
-        ({}, "BestEffort", False, set()),
-        ({"containers": [{"resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}]}, "Guaranteed", True, set()),
-        ({"containers": [{"resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}]}, "Burstable", False, set()),
-        ({"containers": [{"resources": {"requests": {"cpu": "1500m"}}}]}, "Guaranteed", False, set()),
-        ({"containers": [{"resources": {"requests": {"hugepages-2Mi": "4Mi"}}}]}, "Guaranteed", True, set()),
-        ({"containers": [{"resources": {"requests": {"rdma/vf": "1"}}}]}, "BestEffort", False, {"rdma/vf"}),
-        ({"containers": [{"resources": {"requests": {"a.kubernetes.io/b": "1"}}}]}, "BestEffort", False, set()),
-        ({"initContainers": [{"resources": {"requests": {"rdma/vf": "1"}}}]}, "BestEffort", False, set()),
-        (
-            {"initContainers": [{"restartPolicy": "Always", "resources": {"requests": {"rdma/vf": "1"}}}]},
-            "BestEffort",
-            False,
-            {"rdma/vf"},
-        ),
+        ({}, "BestEffort", False, set(), False),
+        ({"containers": [TWO_CPUS]}, "Guaranteed", True, set(), False),
+        ({"containers": [TWO_CPUS]}, "Burstable", False, set(), False),
+        ({"containers": [asks(cpu="1500m")]}, "Guaranteed", False, set(), False),
+        ({"containers": [asks(**{"hugepages-2Mi": "4Mi"})]}, "Guaranteed", True, set(), False),
+        ({"containers": [ONE_VF]}, "BestEffort", False, {"rdma/vf"}, False),
+        ({"containers": [asks(**{"a.kubernetes.io/b": "1"})]}, "BestEffort", False, set(), False),
+        ({"initContainers": [ONE_VF]}, "BestEffort", False, set(), True),
+        ({"initContainers": [TWO_CPUS]}, "Guaranteed", False, set(), True),
+        ({"initContainers": [TWO_CPUS]}, "Burstable", False, set(), False),
+        ({"initContainers": [{"restartPolicy": "Always", **ONE_VF}]}, "BestEffort", False, {"rdma/vf"}, False),
+        ({"initContainers": [{"restartPolicy": "Always", **TWO_CPUS}]}, "Guaranteed", True, set(), False),
     ],
 )
 def test_what_a_pod_owns_follows_the_schedulers_rule(
-    spec: dict[str, Any], qos: str, native: bool, extended: set[str]
+    spec: dict[str, Any], qos: str, native: bool, extended: set[str], init: bool
 ) -> None:
     item = {**pod("a"), "spec": spec, "status": {"phase": "Running", "qosClass": qos}}
-    assert read_pod(item) == WatchedPod("ns", "a", "uid-a", "Running", native, frozenset(extended))
+    assert read_pod(item) == WatchedPod("ns", "a", "uid-a", "Running", native, frozenset(extended), init)
 
 
 class Follower:

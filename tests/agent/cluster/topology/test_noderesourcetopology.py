@@ -11,6 +11,7 @@ from agent.cluster.pod_watch import WatchedPod
 from agent.cluster.topology.noderesourcetopology import build
 from agent.cluster.topology.publisher import canonical
 from agent.cluster.topology.state import Allocatable, DeviceAssignment, NodeState, PodUsage
+from agent.config.topology import Fingerprint
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.model.device import NumaNode, Snapshot
 from tests.agent.cluster.topology.two_sockets import GIB, NODE, TWO_SOCKETS, offered
@@ -22,7 +23,7 @@ UNITS = {"rdma/vf": (offered("a", 0), offered("b", 0), offered("c", 1))}
 
 
 def built(state: NodeState, *rule: str) -> dict[str, Any]:
-    document = build(state, *rule)
+    document = build(state, Fingerprint(*rule))
     assert document is not None
     assert DEFINITION.problems(document) == []
     return document
@@ -113,13 +114,15 @@ def fingerprinted(watched: tuple[WatchedPod, ...], *rule: str) -> str:
 @pytest.mark.parametrize(
     ("rule", "counted"),
     [
-        (("dedicated", "all"), {"running", "ended", "failed", "owner", "device", "odd"}),
-        (("shared", "all"), {"running", "owner", "device", "odd"}),
-        (("dedicated", "with-exclusive-resources"), {"owner", "device"}),
-        (("shared", "with-exclusive-resources"), {"owner", "device"}),
+        (("dedicated", "all"), {"running", "ended", "failed", "owner", "device", "odd", "starter"}),
+        (("shared", "all"), {"running", "owner", "device", "odd", "starter"}),
+        (("dedicated", "with-exclusive-resources"), {"owner", "device", "odd", "starter"}),
+        (("shared", "with-exclusive-resources", "v0.34"), {"owner", "device", "odd", "starter"}),
+        (("dedicated", "with-exclusive-resources", "master"), {"owner", "device"}),
+        (("shared", "with-exclusive-resources", "master"), {"owner", "device"}),
     ],
 )
-def test_the_fingerprint_counts_the_pods_that_the_scheduler_counts(rule: tuple[str, str], counted: set[str]) -> None:
+def test_the_fingerprint_counts_the_pods_that_the_scheduler_counts(rule: tuple[str, ...], counted: set[str]) -> None:
     pods = (
         WatchedPod("ns", "running", "1", "Running"),
         WatchedPod("ns", "waiting", "2", "Pending", True),
@@ -128,6 +131,7 @@ def test_the_fingerprint_counts_the_pods_that_the_scheduler_counts(rule: tuple[s
         WatchedPod("ns", "owner", "5", "Running", True),
         WatchedPod("ns", "device", "6", "Running", False, frozenset({"rdma/vf"})),
         WatchedPod("ns", "odd", "7", "Running", False, frozenset({"vendor.com/not-in-a-zone"})),
+        WatchedPod("ns", "starter", "8", "Running", exclusive_init=True),
     )
     all_of_them = tuple(pod for pod in pods if pod.name in counted)
     forced = tuple(replace(pod, phase="Running", exclusive_native=True) for pod in all_of_them)
