@@ -20,6 +20,7 @@ from agent.errors import DeviceBusy, Refused, Unavailable, UnknownUnit
 from agent.kubelet.podresources import PodDevices
 from agent.model.allocation import Attachment, AttachmentState, PodRef
 from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.fields import at, objects_at
 from agent.model.network_data import network_data
 from agent.state import Latest
 from cni.grants import GrantedDevice, Holding
@@ -223,6 +224,7 @@ class PodClaims(Claims):
         reader = self._reader.value
         try:
             document = reader.get(claim.ref) if reader is not None else None
+            reserved = pods_of(document) if document is not None else []
         except Refused as error:
             log.error("claim %s cannot be read, so its other pods are not known: %s", claim.ref, error)
         except Unavailable as error:
@@ -231,7 +233,6 @@ class PodClaims(Claims):
             if reader is not None and document is None:
                 log.info("claim %s of the books is gone, and pod %s has another one of this name", claim.ref, pod)
                 return ()
-            reserved = pods_of(document) if document is not None else []
         pods = reserved or list(claim.pods)
         return pods if any(_same(each, pod) for each in pods) else [*pods, pod]
 
@@ -273,11 +274,11 @@ class PodClaims(Claims):
 
 
 def pods_of(document: Mapping[str, Any]) -> list[PodRef]:
-    """List the pods that a claim is reserved for, as the API server has it."""
-    namespace = document["metadata"]["namespace"]
+    """List the pods that a claim is reserved for, as the API server has it. Raises Unavailable if that is no claim."""
+    namespace = at(document, "metadata.namespace", str)
     return [
-        PodRef(namespace, entry["name"], entry["uid"])
-        for entry in document.get("status", {}).get("reservedFor") or ()
+        PodRef(namespace, at(entry, "name", str), at(entry, "uid", str))
+        for entry in objects_at(document, "status.reservedFor")
         if entry.get("resource") == "pods"
     ]
 

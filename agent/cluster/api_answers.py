@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from agent.errors import Conflicted, Refused, Unavailable
+from agent.model.fields import MAX_DEPTH, at, is_deep, objects_at
 
 MAX_RETRY_AFTER_SECONDS = 3600.0
 MAX_ANSWER_BYTES = 16 << 20
 """500 pods, which no kubelet is meant for, of 32 KiB each, which few have."""
+MAX_TEXT = 2000
+"""Of a refusal's message, for errors and logs."""
 
 _MANAGER = re.compile(r'conflict with "([^"]*)"')
 _CUSTOM = re.compile(r"PATCH /apis/([^/]+)/[^/]+/([^/]+)/[^/]+$")
@@ -42,10 +45,15 @@ def body_of(response: Any) -> bytes:
 
 
 def lines_of(response: Any) -> Iterator[bytes]:
-    """Yield the lines of a streamed answer as they come: one watch event each, which holds one object."""
+    """Yield the lines of a streamed answer as they come: one watch event each, which holds one object.
+
+    Raises Unavailable for a line without end.
+    """
     pending = b""
     for chunk in response.stream(amt=None):
         *lines, pending = (pending + chunk).split(b"\n")
+        if len(pending) > MAX_ANSWER_BYTES:
+            raise Unavailable(f"an event of the API server is larger than {MAX_ANSWER_BYTES} bytes")
         yield from filter(None, lines)
 
 
@@ -56,18 +64,22 @@ def decoded(data: bytes, where: str, kept: Callable[[dict[str, Any]], Any] | Non
     and how large those of a node are. So a list is read with a `kept` that keeps little of each as soon as it is there.
     """
     try:
-        document: dict[str, Any] = json.loads(data, object_hook=kept)
-    except ValueError as error:
-        raise Unavailable(f"{where}: the answer is not JSON") from error
+        document = json.loads(data, object_hook=kept)
+    except (ValueError, RecursionError) as error:
+        raise Unavailable(f"{where}: the answer is not JSON, or nested too deeply") from error
+    if not isinstance(document, dict):
+        raise Unavailable(f"{where}: the answer is not a JSON object")
+    if is_deep(data, document):
+        raise Unavailable(f"{where}: the answer is nested more than {MAX_DEPTH} levels deep")
     return document
 
 
 def refusal(status: int, retry_after: str | None, data: bytes, where: str) -> Unavailable:
     """Make the error for an answer of this status, with the remedy where there is one."""
     try:
-        answer = json.loads(data)
-        text = str(answer["message"])
-    except (ValueError, KeyError, TypeError):
+        answer = decoded(data, where)
+        text = at(answer, "message", str)[:MAX_TEXT]
+    except Unavailable:
         answer, text = {}, data[:200].decode("utf-8", "replace")
     if status == 404 and _OF_DRA.match(where):
         text += " (Kubernetes 1.34 and newer have resource.k8s.io/v1: does this cluster?)"
@@ -85,11 +97,12 @@ def refusal(status: int, retry_after: str | None, data: bytes, where: str) -> Un
 
 
 def _owners(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Read who owns what from the causes of a conflict."""
+    """Read who owns what from the causes of a conflict; nobody, where it does not name them as Kubernetes does."""
     found = []
-    for cause in (answer.get("details") or {}).get("causes") or ():
-        if (manager := _MANAGER.search(cause.get("message", ""))) is not None:
-            found.append((cause.get("field", ""), manager[1]))
+    with contextlib.suppress(Unavailable):
+        for cause in objects_at(answer, "details.causes"):
+            if (manager := _MANAGER.search(at(cause, "message", str, ""))) is not None:
+                found.append((at(cause, "field", str, ""), manager[1]))
     return found
 
 

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 from agent.cluster.api_answers import body_of, decoded, lines_of, refusal, translated
-from agent.errors import ConfigError, Refused
+from agent.errors import ConfigError, Refused, Unavailable
+from agent.model.fields import at
 
 FIELD_MANAGER = "nodefabric"
 CONNECT_SECONDS = 5.0
@@ -79,6 +80,13 @@ CLAIM = ObjectKind("resource.k8s.io/v1", "ResourceClaim", "resourceclaims")
 CLASS = ObjectKind("resource.k8s.io/v1", "DeviceClass", "deviceclasses")
 
 
+@dataclass(frozen=True, slots=True)
+class _Read(Generic[T]):
+    """What was made of an item of a list."""
+
+    value: T
+
+
 class ApiServer:
     """An open client. Use `in_cluster` or `from_kubeconfig`."""
 
@@ -134,9 +142,13 @@ class ApiServer:
         self._client.rest_client.close()
 
     def metadata(self, kind: ObjectKind, name: str) -> dict[str, Any]:
-        """Return an object's metadata, as fresh as the server's cache. Raises Unavailable, Refused if there is none."""
+        """Return an object's metadata, as fresh as the server's cache, with a UID.
+
+        Raises Unavailable, Refused if there is none.
+        """
         path = f"{kind.path_of(name)}?resourceVersion=0"
-        found: dict[str, Any] = self._call("GET", path, accept=METADATA_ONLY)["metadata"]
+        found: dict[str, Any] = at(self._call("GET", path, accept=METADATA_ONLY), "metadata", dict)
+        at(found, "uid", str)
         return found
 
     def get(self, kind: ObjectKind, name: str) -> dict[str, Any] | None:
@@ -214,16 +226,19 @@ class ApiServer:
         """
 
         def kept(found: dict[str, Any]) -> Any:
-            return read(found) if found.keys() >= kind.item else found
+            return _Read(read(found)) if found.keys() >= kind.item else found
 
         query = {"fieldSelector": _fields(selector), "limit": str(ITEMS_PER_PAGE)}
         items: list[T] = []
         start = {"resourceVersion": "0"}
         while True:
             page = self._call("GET", f"{kind.path}?{urlencode(query | start)}", kept=kept)
-            items += page.get("items") or ()
-            if not (more := page["metadata"].get("continue")):
-                return page["metadata"]["resourceVersion"], items
+            for item in at(page, "items", list, []):
+                if not isinstance(item, _Read):
+                    raise Unavailable(f"LIST {kind.path}: an item is no {kind.kind}")
+                items.append(item.value)
+            if not (more := at(page, "metadata.continue", str, "")):
+                return at(page, "metadata.resourceVersion", str), items
             start = {"continue": more}
 
     def watch(
@@ -342,6 +357,6 @@ def _fields(selector: Mapping[str, str]) -> str:
 def _event(line: bytes, where: str) -> dict[str, Any]:
     event = decoded(line, where)
     if event.get("type") == "ERROR":
-        status = event.get("object", {})
-        raise Refused(int(status.get("code", 500)), f"{where}: {status.get('message', 'failed')}")
+        code, text = at(event, "object.code", int, 500), at(event, "object.message", str, "failed")
+        raise Refused(code, f"{where}: {text}")
     return event

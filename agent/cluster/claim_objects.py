@@ -7,6 +7,7 @@ from typing import Any
 
 from agent.cluster.apiserver import CLAIM, POD, SLICE, ApiServer
 from agent.model.allocation import PodRef
+from agent.model.fields import at
 
 
 class ClaimObjects:
@@ -19,7 +20,7 @@ class ClaimObjects:
     def pod(self, pod: PodRef) -> Mapping[str, Any] | None:
         """Read a pod; None if there is none, or another one of its name. Raises Unavailable."""
         found = self._api.current(POD.within(pod.namespace), pod.name)
-        return found if found is not None and pod.uid in ("", found["metadata"].get("uid")) else None
+        return found if found is not None and pod.uid in ("", at(found, "metadata.uid", str)) else None
 
     def claim(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Read a claim, whatever its UID; None if there is none. Raises Unavailable."""

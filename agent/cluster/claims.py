@@ -18,6 +18,7 @@ from agent.cluster.topology.publisher import Pace
 from agent.config import Config
 from agent.errors import AgentError, Refused, Unavailable
 from agent.model.claims import ClaimRef
+from agent.model.fields import at
 from agent.model.network_data import NetworkData
 from agent.report.metrics import Metrics
 from agent.state import Latest, first
@@ -39,7 +40,7 @@ class ClaimReader:
         Another claim of this name is none: the UID decides. Raises Unavailable, and Refused without the right to read.
         """
         found = self._api.current(CLAIM.within(ref.namespace), ref.name)
-        return found if found is not None and found["metadata"]["uid"] == ref.uid else None
+        return found if found is not None and at(found, "metadata.uid", str) == ref.uid else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,10 +217,11 @@ class Dra:
         try:
             async with asyncio.timeout(RECALL_SECONDS):
                 found = await on_own_thread(partial(ClaimObjects(api, self._node.name).slices, driver))
+            leaves = leaves_in(found)
         except (Unavailable, TimeoutError) as error:
             log.info("slices tell of no switch until it is heard: %s", error)
         else:
-            self._node.leaves.set({**leaves_in(found), **self._node.leaves.value})
+            self._node.leaves.set({**leaves, **self._node.leaves.value})
 
     def _connected(self) -> ApiServer | None:
         """Open the API server; None without one. Claims in the books can be unprepared all the same."""

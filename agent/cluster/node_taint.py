@@ -20,6 +20,7 @@ from typing import Any
 from agent.cluster.apiserver import DAEMONSET, NODE, ApiServer, on_own_thread
 from agent.config import Restart
 from agent.errors import ConfigError, Conflicted, Refused, Unavailable
+from agent.model.fields import at, objects_at
 
 KEY = "nodefabric.io/agent-not-ready"
 DAEMON_SET = "NODEFABRIC_DAEMONSET"
@@ -152,7 +153,7 @@ class NodeTaint:
                 return f"{self._daemon_set} is removed"
             raise
         node = self._client().read(NODE, self._node_name)
-        why = why_nobody_follows(found, node["metadata"].get("labels") or {})
+        why = why_nobody_follows(found, at(node, "metadata.labels", dict, {}))
         return f"{self._daemon_set} {why}" if why is not None else None
 
     def _change(self, *, tainted: bool) -> bool:
@@ -165,14 +166,14 @@ class NodeTaint:
             if self._is_leaving and not tainted:
                 return False  # what is there is there for the end
             node = self._client().read(NODE, self._node_name)
-            present = node.get("spec", {}).get("taints") or []
+            present = objects_at(node, "spec.taints")
             wanted = with_taint(present) if tainted else without_taint(present)
             if wanted == present:
                 return False
             # The version is that of the list that was read: others' taints would be lost else, for the list is
             # replaced as a whole.
             patch = {
-                "metadata": {"resourceVersion": node["metadata"]["resourceVersion"]},
+                "metadata": {"resourceVersion": at(node, "metadata.resourceVersion", str)},
                 "spec": {"taints": wanted or None},
             }
             try:
@@ -203,11 +204,12 @@ def without_taint(present: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
 
 def why_nobody_follows(daemon_set: Mapping[str, Any], labels: Mapping[str, str]) -> str | None:
     """Tell why a DaemonSet starts no agent that takes the taint from a Node with these labels; None if it does."""
-    if "deletionTimestamp" in daemon_set["metadata"]:
+    if "deletionTimestamp" in at(daemon_set, "metadata", dict):
         return "is being removed"
-    pod = daemon_set["spec"]["template"]["spec"]
-    if not any(variable["name"] == DAEMON_SET for one in pod["containers"] for variable in one.get("env") or ()):
+    pod = at(daemon_set, "spec.template.spec", dict)
+    containers = objects_at(pod, "containers")
+    if not any(variable.get("name") == DAEMON_SET for one in containers for variable in objects_at(one, "env")):
         return "starts agents that take no taint away any more"
-    if not (pod.get("nodeSelector") or {}).items() <= labels.items():
+    if any(labels.get(key) != value for key, value in at(pod, "nodeSelector", dict, {}).items()):
         return "leaves the Node out by its nodeSelector"
     return None

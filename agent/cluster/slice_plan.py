@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from agent.model.fields import at, objects_at
+
 Document = Mapping[str, Any]
 Taint = tuple[str, str, str, str]
 """Device, key, value, effect."""
@@ -87,15 +89,15 @@ def wanted_of(documents: Iterable[Document]) -> tuple[Wanted, ...]:
 
 
 def stored_of(item: Mapping[str, Any]) -> StoredSlice:
-    """Take from a ResourceSlice object what is kept of it."""
-    metadata, spec = item["metadata"], item["spec"]
-    owners = (one["uid"] for one in metadata.get("ownerReferences") or () if one["kind"] == "Node")
+    """Take from a ResourceSlice object what is kept of it. Raises Unavailable if it is none."""
+    owners = objects_at(item, "metadata.ownerReferences")
+    version = at(item, "metadata.resourceVersion", str)
     return StoredSlice(
-        metadata["name"],
-        metadata["uid"],
-        int(metadata["resourceVersion"]),
-        next(owners, ""),
-        spec["pool"].get("generation", 0),
+        at(item, "metadata.name", str),
+        at(item, "metadata.uid", str),
+        int(version) if version.isdecimal() else 0,
+        next((at(one, "uid", str) for one in owners if one.get("kind") == "Node"), ""),
+        at(item, "spec.pool.generation", int, 0),
         content_of(item),
         dict(times_of(item)),
         resources_of([item]),
@@ -104,9 +106,9 @@ def stored_of(item: Mapping[str, Any]) -> StoredSlice:
 
 def content_of(document: Document) -> str:
     """Digest what a slice says, but for the generation and when taints began. What is empty says nothing."""
-    spec = dict(document["spec"])
-    spec["pool"] = {key: value for key, value in spec["pool"].items() if key != "generation"}
-    spec["devices"] = [_said(device) for device in spec.get("devices") or ()]
+    spec = dict(at(document, "spec", dict))
+    spec["pool"] = {key: value for key, value in at(spec, "pool", dict).items() if key != "generation"}
+    spec["devices"] = [_said(device) for device in objects_at(spec, "devices")]
     text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -114,16 +116,18 @@ def content_of(document: Document) -> str:
 def _said(device: Mapping[str, Any]) -> Mapping[str, Any]:
     found = {key: value for key, value in device.items() if value not in ({}, [], None)}
     if "taints" in found:
-        found["taints"] = [{k: v for k, v in taint.items() if k != "timeAdded"} for taint in found["taints"]]
+        found["taints"] = [
+            {k: v for k, v in taint.items() if k != "timeAdded"} for taint in objects_at(found, "taints")
+        ]
     return found
 
 
 def times_of(document: Document) -> Iterator[tuple[Taint, str]]:
     """Tell when each taint of a stored slice began."""
-    for device in document["spec"].get("devices") or ():
-        for taint in device.get("taints") or ():
+    for device in objects_at(document, "spec.devices"):
+        for taint in objects_at(device, "taints"):
             if "timeAdded" in taint:
-                yield _taint(device, taint), taint["timeAdded"]
+                yield _taint(device, taint), at(taint, "timeAdded", str)
 
 
 def taints_of(documents: Iterable[Document]) -> frozenset[Taint]:
@@ -137,16 +141,16 @@ def taints_of(documents: Iterable[Document]) -> frozenset[Taint]:
 
 
 def _taint(device: Mapping[str, Any], taint: Mapping[str, Any]) -> Taint:
-    return str(device["name"]), str(taint["key"]), str(taint.get("value", "")), str(taint["effect"])
+    key, effect = at(taint, "key", str), at(taint, "effect", str)
+    return at(device, "name", str), key, at(taint, "value", str, ""), effect
 
 
 def resources_of(documents: Iterable[Document]) -> frozenset[str]:
     """List the resources that devices of slices are of."""
     found = set()
     for document in documents:
-        for device in document["spec"].get("devices") or ():
-            name = device.get("attributes", {}).get("resource", {}).get("string", "")
-            found.add(name)
+        for device in objects_at(document, "spec.devices"):
+            found.add(at(device, "attributes.resource.string", str, ""))
     return frozenset(found - {""})
 
 
@@ -229,7 +233,7 @@ def _untainted(document: Document) -> dict[str, Any]:
 def dropped_in(sent: Document, answered: Document) -> frozenset[str]:
     """Tell what the server has dropped of what was sent to it: fields of features that are off."""
     found = set()
-    answers = {device["name"]: device for device in answered["spec"].get("devices") or ()}
+    answers = {at(device, "name", str): device for device in objects_at(answered, "spec.devices")}
     for device in sent["spec"].get("devices") or ():
         answer = answers.get(device["name"], {})
         if device.get("taints") and not answer.get("taints"):

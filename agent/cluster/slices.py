@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from agent.cluster import slice_plan
 from agent.cluster.apiserver import NODE, SLICE, ApiServer, on_own_thread
@@ -23,6 +24,7 @@ from agent.cluster.object_watch import ObjectWatch, Watched
 from agent.cluster.slice_plan import Batch, Change, Document, Plan, StoredSlice, Wanted
 from agent.cluster.topology.publisher import Pace
 from agent.errors import AgentError, Refused, Unavailable
+from agent.model.fields import at
 from agent.model.quantity import parse_exact
 from agent.report.report import Report
 from agent.state import Latest, first
@@ -246,8 +248,8 @@ class SlicePublisher:
         news = slice_plan.resources_of(self._documents or ()) - offered
         if news:
             node = await on_own_thread(partial(self._api.get, NODE, self._pool.node_name)) or {}
-            amounts = node.get("status", {}).get("allocatable", {})
-            held = sorted(name for name in news if name in amounts and parse_exact(amounts[name]) > 0)
+            amounts = at(node, "status.allocatable", dict, {})
+            held = sorted(name for name in news if _is_some(amounts.get(name)))
             if held:
                 self._released_by = self._released_by or now + self._pace.released
                 if now < self._released_by:
@@ -332,6 +334,13 @@ class SlicePublisher:
         self._failures, self._refused = 0, None
         if self._watch.problem is None:
             self._conditions.set(PUBLISHING, None)
+
+
+def _is_some(amount: Any) -> bool:
+    try:
+        return amount is not None and parse_exact(amount) > 0
+    except ValueError:
+        return False
 
 
 def _is_of_lists(error: Unavailable) -> bool:

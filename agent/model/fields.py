@@ -7,9 +7,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from agent.errors import RequestInvalid
+from agent.errors import RequestInvalid, Unavailable
 from agent.model.device import is_pci_address
 from agent.model.printable import masked
 from agent.model.unit_id import UnitId
@@ -22,6 +22,8 @@ _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}")
 _GUID = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){7}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """Half of a letter beyond the basic plane, as JSON may spell it."""
+T = TypeVar("T")
+_WORDS: Mapping[type, str] = {str: "a text", int: "a whole number", dict: "an object", list: "a list"}
 _EMPTY_GUIDS = ("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff")
 
 
@@ -53,7 +55,7 @@ def decode(text: bytes, what: str) -> Any:
             document = _decoder(functools.partial(_merged, doubled)).decode(written)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise NotJson(f"{what} is not JSON: {error}") from error
-    if text.count(b"{") + text.count(b"[") > MAX_DEPTH and _is_deep(document):
+    if is_deep(text, document):
         raise NotJson(f"{what} is nested more than {MAX_DEPTH} levels deep")
     if doubled:
         holder, key = doubled[0]
@@ -118,7 +120,10 @@ _STRICT = _decoder(_unique)
 """Made once: a pod's start waits for a configuration to be read."""
 
 
-def _is_deep(document: Any) -> bool:
+def is_deep(text: bytes, document: Any) -> bool:
+    """Tell whether a document, decoded from this text, is nested more than MAX_DEPTH levels deep."""
+    if text.count(b"{") + text.count(b"[") <= MAX_DEPTH:
+        return False
     level = [document]
     for _ in range(MAX_DEPTH):
         level = [inner for value in level for inner in _inside(value).values() if isinstance(inner, dict | list)]
@@ -141,6 +146,34 @@ def _path_of(document: Any, holder: object, key: str) -> str:
             return join(path, key)
         waiting += [(join(path, k), inner) for k, inner in _inside(value).items()]
     return key
+
+
+def at(document: Any, path: str, kind: type[T], default: T | None = None) -> T:
+    """Return what an API server's object has at a path of keys, such as `metadata.uid`. null counts as absent.
+
+    Raises Unavailable if that is of another type, or absent where there is no default.
+    """
+    value, seen = document, ""
+    for key in path.split("."):
+        if value is None:
+            break
+        value, seen = _typed(value, seen, dict).get(key), join(seen, key)
+    return default if value is None and default is not None else _typed(value, seen, kind)
+
+
+def objects_at(document: Any, path: str) -> list[dict[str, Any]]:
+    """Return the objects of a list in an API server's object; none if it is absent. Raises Unavailable as `at`."""
+    found = at(document, path, list, [])
+    return [_typed(each, f"{path}[{number}]", dict) for number, each in enumerate(found)]
+
+
+def _typed(value: Any, path: str, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise Unavailable(
+            f"the API server's answer is not as Kubernetes defines it: {path or 'it'} must be {_WORDS[kind]},"
+            f" is {shown(value)}"
+        )
+    return value
 
 
 def join(path: str, key: str | int) -> str:

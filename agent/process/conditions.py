@@ -9,11 +9,13 @@ from collections.abc import Callable, Collection
 UNHEARD = frozenset({"kernel-events", "gpu-events", "cdi", "podresources", "runtime"})
 """Conditions that leave the agent slower or less sure: what it hears of late, or cannot ask at the moment."""
 NO_POD_NEEDS = (
-    frozenset({"publishing", "slices", "dra-features", "config", "overlap", "damage", "renumbered"}) | UNHEARD
+    frozenset({"publishing", "slices", "dra-features", "config", "overlap", "damage", "renumbered", "healing"})
+    | UNHEARD
 )
 """Conditions that people should know of, and that make neither the agent nor the node unready: an API server that is
 away, a feature that the cluster has not, a new configuration that is wrong, a device that two resources select, a
-damaged ledger that was set aside, containers that kubelet would give another's device, and those of UNHEARD."""
+damaged ledger that was set aside, containers that kubelet would give another's device, a healer that ended early while
+the others went on, and those of UNHEARD."""
 NO_ADD_NEEDS = frozenset({"kubelet", "dra", "endpoints", "admin"}) | NO_POD_NEEDS
 """Conditions that keep no pod's network from being made. The runtime calls the whole node's network not ready while
 there is another: so a kubelet that has not taken up our resources does not count."""

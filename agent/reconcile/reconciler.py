@@ -62,6 +62,8 @@ class Reconciler:
         self._turn = asyncio.Lock()
         """Held while what was asked is gone by."""
         self._probe_at = 0.0
+        self._failing: dict[str, str] = {}
+        """Healer → what ended it early when it last looked."""
 
         moved: Latest[Moved] = Latest(None)
         replaced = ReplacedPlugins(attachments, snapshot, outside)
@@ -100,7 +102,7 @@ class Reconciler:
         """Compare everything once, and heal what can be healed. Leases come last."""
         await self.look_around()
         await asyncio.to_thread(self._heal_round)
-        await asyncio.to_thread(self.leases.heal, self.view)
+        await asyncio.to_thread(self._let_heal, self.leases)
 
     async def look_around(self) -> None:
         """Ask kubelet and the runtime what they know. Neither need answer."""
@@ -121,16 +123,30 @@ class Reconciler:
         self.view = View(asked_at, held_units, pods, sandboxes, outside.asks_runtime)
 
     def heal_attachments(self) -> None:
-        """Let all healers of devices look once. Blocks.
-
-        Raises nothing that a later time could put right, such as a full disk: it is called before
-        the agent serves anybody, and an agent that ends there ends again after each restart.
-        """
+        """Let all healers of devices look once. Blocks."""
         for healer in self.healers:
-            try:
-                healer.heal(self.view)
-            except (AgentError, OSError) as error:  # OSError: no descriptor left to look with
-                log.error("looking for what to heal (%s) ended early: %s", healer.name, error)
+            self._let_heal(healer)
+
+    def _let_heal(self, healer: Healer) -> None:
+        """Let a healer look once. What ends it early is logged when it is news, counted and shown, and never raised.
+
+        An agent that ended here would end again after each restart, before it has served anybody.
+        """
+        before = self._failing.get(healer.name)
+        try:
+            healer.heal(self.view)
+        except Exception as error:
+            # What a peer answered or a disk does is told by its words; where anything else came from is not.
+            is_foreseen = isinstance(error, AgentError | OSError)
+            what = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
+            self._failing[healer.name] = what
+            self._outside.heal_failed(healer.name)
+            if what != before:
+                log.error("healing (%s) ended early: %s", healer.name, what, exc_info=not is_foreseen)
+        else:
+            self._failing.pop(healer.name, None)
+        if self._failing.get(healer.name) != before:
+            self._outside.failing("; ".join(f"{name}: {why}" for name, why in list(self._failing.items())) or None)
 
     def pod_known(self, row: Attachment) -> bool | None:
         """Tell whether somebody knew a row's pod at the last look."""
@@ -162,7 +178,7 @@ class Reconciler:
         await served()
         self.leases.resume()
         while True:
-            await asyncio.to_thread(self.leases.heal, self.view)
+            await asyncio.to_thread(self._let_heal, self.leases)
             await asyncio.sleep(seconds)
 
     async def _free_ended_for_ever(self) -> None:
@@ -171,14 +187,14 @@ class Reconciler:
             await self.ended.due()
             async with self._turn:
                 await self.look_around()
-                await asyncio.to_thread(self.grants.heal, self.view)
+                await asyncio.to_thread(self._let_heal, self.grants)
             self.ended.looked()
             await asyncio.sleep(PAUSE_SECONDS)
 
     def _heal_round(self) -> None:
         self._probe()
         self.heal_attachments()
-        self.grants.heal(self.view)
+        self._let_heal(self.grants)
 
     def _probe(self) -> None:
         """Find out now and then whether the books can be written: pods that start would find out for good."""

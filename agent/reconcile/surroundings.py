@@ -88,6 +88,14 @@ class Surroundings(Outside):
         self._report.health.renumbered = units
         self._report.conditions.set("renumbered", what)
 
+    def heal_failed(self, healer: str) -> None:
+        """Count a healer that ended early."""
+        self._report.metrics.heal_failed(healer)
+
+    def failing(self, what: str | None) -> None:
+        """Tell which healers ended early when they last looked."""
+        self._report.conditions.set("healing", what)
+
     def complain(self, what: str | None) -> None:
         """Tell what is wrong with the books, and withhold all units meanwhile."""
         copies = ", ".join(map(str, self._ledger.damaged_copies()))

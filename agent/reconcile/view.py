@@ -66,6 +66,12 @@ class Outside:
         None when there are none.
         """
 
+    def heal_failed(self, healer: str) -> None:
+        """Count a healer that ended early."""
+
+    def failing(self, what: str | None) -> None:
+        """Tell which healers ended early when they last looked, and why; None when all got to their end."""
+
     def complain(self, what: str | None) -> None:
         """Tell what is wrong with the books; None when nothing is."""
 
@@ -113,4 +119,4 @@ class Healer(Protocol):
         """What it heals, for the log."""
 
     def heal(self, view: View) -> None:
-        """Look once, and heal what can be healed. Raises AgentError or OSError if it could not look to the end."""
+        """Look once, and heal what can be healed. Raises if it could not look to the end."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from agent.config import Dra, Resource
 from agent.model.device import NO_NUMA_NODE, LinkLayer, PciDevice, RdmaDevice, is_pci_address
+from agent.model.fields import at, objects_at
 from agent.model.lldp import Neighbour
 from agent.offer.offer import Unit
 from agent.offer.units import guid_hex
@@ -85,12 +86,12 @@ def attributes_of(resource: Resource, unit: Unit, device: PciDevice, facts: Fact
 def leaves_in(slices: Iterable[Mapping[str, Any]]) -> dict[str, Neighbour]:
     """Read back from our own ResourceSlices at which switch port each adapter's link ended.
 
-    Others may have written into them: what is not as we write it tells nothing.
+    Raises Unavailable if others have written into them what is no slice.
     """
     found = {}
-    for device in (device for each in slices for device in each["spec"].get("devices") or ()):
-        told = device.get("attributes") or {}
-        pf, leaf, port = (told.get(name, {}).get("string", "") for name in ("pf", "leaf", "leafPort"))
+    for device in (device for each in slices for device in objects_at(each, "spec.devices")):
+        names = ("pf", "leaf", "leafPort")
+        pf, leaf, port = (at(device, f"attributes.{name}.string", str, "") for name in names)
         if pf and leaf:
             found[pf] = Neighbour("", port, leaf)
     return found

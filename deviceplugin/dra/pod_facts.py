@@ -25,12 +25,13 @@ def containers(pod: Mapping[str, Any]) -> tuple[str, ...]:
 def claim_names(pod: Mapping[str, Any]) -> Mapping[str, str]:
     """Map the names of a pod's claims, as its containers know them, to those of the ResourceClaims."""
     status = _inside(pod, "status")
-    made = {each.get("name"): each.get("resourceClaimName") for each in _listed(status, "resourceClaimStatuses")}
+    told = _listed(status, "resourceClaimStatuses")
+    made = {each["name"]: each.get("resourceClaimName") for each in told if isinstance(each.get("name"), str)}
     found = {}
     for each in _listed(_inside(pod, "spec"), "resourceClaims"):
-        name = each.get("resourceClaimName") or made.get(each.get("name"))
-        if isinstance(each.get("name"), str) and isinstance(name, str):
-            found[each["name"]] = name
+        own = each.get("name")
+        if isinstance(own, str) and isinstance(name := each.get("resourceClaimName") or made.get(own), str):
+            found[own] = name
     return found
 
 

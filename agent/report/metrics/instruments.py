@@ -97,6 +97,12 @@ class Metrics:
             ("action", "reason"),
             registry=registry,
         )
+        self._heal_failures = Counter(
+            "nodefabric_healer_failures",
+            "Rounds of the reconciler in which a healer ended early, by healer. The others went on.",
+            ("healer",),
+            registry=registry,
+        )
         self._writes = Counter(
             "nodefabric_api_writes",
             "Writes to the API server, by object and outcome (accepted, or the error's reason).",
@@ -160,6 +166,10 @@ class Metrics:
     def reconciled(self, action: str, reason: str) -> None:
         """Count an action of the reconciler. Both are words of its own, never names."""
         self._reconcile.labels(action, reason).inc()
+
+    def heal_failed(self, healer: str) -> None:
+        """Count a healer that ended early."""
+        self._heal_failures.labels(healer).inc()
 
     def claim_conflict(self, holder: str) -> None:
         """Count a claim that was not prepared since a device was in the hands of another claim, or of a pod."""

@@ -117,6 +117,8 @@ class Scene:
         self.sandboxes: Sequence[Sandbox] | Exception = ()
         self.pods: frozenset[tuple[str, str]] = frozenset()
         self.complaints: list[str | None] = []
+        self.heal_failures: list[str] = []
+        self.failing: str | None = None
         self.meanwhile: Callable[[], object] = lambda: None
         """What happens after kubelet was asked, while devices are healed."""
         self.on_claims: Callable[[], object] = lambda: None
@@ -177,6 +179,12 @@ class _Told(Outside):
 
     def count(self, action: str, reason: str) -> None:
         self._scene.counted.append((action, reason))
+
+    def heal_failed(self, healer: str) -> None:
+        self._scene.heal_failures.append(healer)
+
+    def failing(self, what: str | None) -> None:
+        self._scene.failing = what
 
     def complain(self, what: str | None) -> None:
         self._scene.complaints.append(what)
