@@ -4,6 +4,10 @@ Order matters: the endpoints come first, so that a node that cannot start says w
 the reconciler come before the CNI socket and the device plugins, so that nothing is handed out
 before what was left by an earlier run is known and cleaned. Addresses are given back after all of
 that: an IPAM plugin may hang, or end the agent, and nobody would be served before the next start.
+
+In an update the next agent waits at the books until this one has closed them. kubelet refuses pods from the end of the
+device plugins' streams until the next agent has registered: so as little as possible lies between these streams and
+the books, and all that needs no books comes before them.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from agent.process import interpreter, parts
 from agent.process.conditions import NO_POD_NEEDS, Conditions
 from agent.process.identity import agent_version, node_name
 from agent.process.parts import Part, entered
+from agent.process.standby import has_successor
 from agent.process.startup import OpenedEndpoints, check, keep_listening, learn_boot_id, listen, open_ledger
 from agent.process.supervision import Heartbeat, Volumes, supervised
 from agent.report import page
@@ -107,7 +112,7 @@ class Agent:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set, then close everything in reverse order. Devices in pods stay there."""
-        await parts.run(self._parts(stop), stop, self._taint.leave)
+        await parts.run(self._parts(stop), stop, self._leave)
 
     def _parts(self, stop: asyncio.Event) -> Iterator[Part]:
         """List the parts. Each is made when those before it are open, and runs from the moment that it is open."""
@@ -123,6 +128,7 @@ class Agent:
         yield Part("PodResources", close=self._kubelet.close)
         gpus = self._host.watch_gpus(GpuErrors(self._report.health, metrics.registry, self._report.events).take)
         yield Part("GPU events", close=partial(asyncio.to_thread, gpus.close))
+        yield Part("inventory", run=self._inventory.run)
 
         books = AsyncExitStack()
         yield Part("books", partial(self._open_books, books, stop), close=books.aclose)
@@ -137,16 +143,16 @@ class Agent:
         yield Part("attachments", defer, close=partial(asyncio.to_thread, attachments.close))
         yield Part("clean-up", reconciler.begin)
         yield entered("memory", interpreter.set_aside(), interpreter.set_aside_later)
+        conditions.set("starting", None)
+        yield Part("device plugins", run=made.plugins.run, close=made.plugins.close)
+        yield Part("devices on their way back", close=partial(asyncio.to_thread, attachments.close))
         # Relays have kept DELs until now, and the next may ask for what one of those has given back.
         answering = partial(listen, partial(server.start, reconciler.spooled.carry_out), conditions, stop)
         standing = partial(keep_listening, server.stands, server.listen_anew, conditions)
         yield Part("CNI socket", answering, standing, partial(asyncio.to_thread, server.close))
         operators = AsyncExitStack()
         yield Part("operator's socket", partial(self._listen_to_operator, made, operators), close=operators.aclose)
-        conditions.set("starting", None)
-        yield Part("device plugins", run=made.plugins.run, close=made.plugins.close)
         yield Part("usage", run=made.usage.run)
-        yield Part("inventory", run=self._inventory.run)
         yield Part("conditions", run=partial(self._watch_conditions, made, gpus))
         yield Part("CDI specs", run=made.specs.run)
         yield Part("heartbeat", run=self._heartbeat.run)
@@ -208,7 +214,8 @@ class Agent:
     async def _open_books(self, closing: AsyncExitStack, stop: asyncio.Event) -> None:
         """Open the ledger, unless asked to stop before that is possible."""
         boot_id = await learn_boot_id(self._inventory, self._conditions, self._host.root, stop)
-        ledger = await open_ledger(self._config.value, boot_id, self._conditions, stop, closing)
+        prepare = partial(asyncio.to_thread, _load, self._config.value)
+        ledger = await open_ledger(self._config.value, boot_id, self._conditions, stop, closing, prepare)
         if ledger is not None:
             closing.push_async_callback(asyncio.to_thread, ledger.close)
             self._ledger.set(ledger)
@@ -248,6 +255,11 @@ class Agent:
 
     # ------------------------------------------------------------------ running
 
+    async def _leave(self) -> None:
+        """Have no pod placed on the node meanwhile, unless the next agent waits: then there is hardly a meanwhile."""
+        if not has_successor(self._config.value.state_dir):
+            await self._taint.leave()
+
     async def _served(self, made: Parts) -> None:
         """Wait until kubelet has what is offered, but not for ever. Then pods come and go whatever an IPAM plugin does.
 
@@ -277,6 +289,23 @@ class Agent:
             self._report.metrics.overlapping(len(overlaps))
             conditions.set("overlap", "; ".join(map(str, overlaps[:MAX_OVERLAPS])) or None)
             await asyncio.sleep(CONDITIONS_POLL_SECONDS)
+
+
+def _load(config: Config) -> None:
+    """Load what is loaded later otherwise: an agent that waits for the books has the time now."""
+    import agent.cluster.apiserver
+    import agent.cluster.dra
+    import agent.cluster.node_events
+    import agent.cluster.publications
+    import agent.cluster.topology.view
+
+    if config.needs_api:
+        agent.cluster.apiserver.load()
+    if config.offers_dra:
+        import agent.cluster.claim_objects
+        import agent.cluster.claim_status
+        import agent.cluster.slices
+        import deviceplugin.dra.dra  # noqa: F401
 
 
 @dataclass(frozen=True, slots=True)

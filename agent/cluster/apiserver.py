@@ -44,6 +44,13 @@ _IMPORTING = threading.Lock()
 """The package imports itself in a ring: of two threads that come first together, one would see half of it."""
 
 
+def load() -> None:
+    """Import the package before there is a client."""
+    with _IMPORTING:
+        import kubernetes.client
+        import kubernetes.config.incluster_config  # noqa: F401
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectKind:
     """A kind of object: of the cluster, or of one namespace or all, or of all until `within` names one."""

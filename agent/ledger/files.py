@@ -11,8 +11,12 @@ from pathlib import Path
 
 from agent.errors import LedgerError, LedgerInUse
 from agent.ledger import schema
+from agent.model.printable import one_line
 
 NAME = "agent.lock"
+NEXT = "agent.next"
+"""The lock of the agent that waits for the other one."""
+MAX_HOLDER = 200
 PARTS = ("", "-wal", "-shm")
 """What SQLite keeps of one database, by suffix."""
 _SIGNS = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -20,8 +24,8 @@ _PRIMARY = 0xFF
 """Of an extended result code (sqlite.org/rescode.html)."""
 
 
-def claim(folder: Path) -> int:
-    """Make the state folder this process's alone, until the descriptor is closed.
+def claim(folder: Path, holder: str = "", name: str = NAME) -> int:
+    """Make the state folder this process's alone, until the descriptor is closed. `holder` says who that is.
 
     A second agent would take what the first has half done for the remains of a crash, and undo it.
     Raises LedgerInUse, and LedgerError if the folder cannot be used.
@@ -29,21 +33,34 @@ def claim(folder: Path) -> int:
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise LedgerInUse(f"{folder} is in use by another agent: stop it, or set another stateDir") from error
+            who = f" ({found})" if (found := holder_of(folder)) else ""
+            raise LedgerInUse(f"{folder} is in use by another agent{who}: stop it, or set another stateDir") from error
         except OSError as error:
             raise LedgerError(f"{folder} cannot be used: {error.strerror}: mount a writable folder there") from error
+        with contextlib.suppress(OSError):  # on a full disk nobody is named
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, holder.encode()[:MAX_HOLDER], 0)
         stack.pop_all()
         return lock
 
 
-def is_claimed(folder: Path) -> bool:
-    """Tell whether an agent works with the books of this folder, without disturbing it."""
+def holder_of(folder: Path) -> str:
+    """Return what the agent that has the folder, or had it last, says of itself; empty if that is not known."""
     try:
-        lock = os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC)
+        with (folder / NAME).open("rb") as file:
+            return one_line(file.read(MAX_HOLDER).decode(errors="replace"))
+    except OSError:
+        return ""
+
+
+def is_claimed(folder: Path, name: str = NAME) -> bool:
+    """Tell whether an agent works with the books of this folder, or with NEXT waits for them, without disturbing it."""
+    try:
+        lock = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:

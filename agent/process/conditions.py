@@ -9,16 +9,19 @@ from collections.abc import Callable, Collection
 UNHEARD = frozenset({"kernel-events", "gpu-events", "cdi", "podresources", "runtime"})
 """Conditions that leave the agent slower or less sure: what it hears of late, or cannot ask at the moment."""
 NO_POD_NEEDS = (
-    frozenset({"publishing", "slices", "dra-features", "config", "overlap", "damage", "renumbered", "healing"})
+    frozenset({"publishing", "slices", "dra-features", "config", "overlap", "damage", "renumbered"})
+    | {"healing", "standby"}
     | UNHEARD
 )
 """Conditions that people should know of, and that make neither the agent nor the node unready: an API server that is
 away, a feature that the cluster has not, a new configuration that is wrong, a device that two resources select, a
 damaged ledger that was set aside, containers that kubelet would give another's device, a healer that ended early while
-the others went on, and those of UNHEARD."""
+the others went on, another agent that still does the work, and those of UNHEARD."""
 NO_ADD_NEEDS = frozenset({"kubelet", "dra", "endpoints", "admin"}) | NO_POD_NEEDS
 """Conditions that keep no pod's network from being made. The runtime calls the whole node's network not ready while
 there is another: so a kubelet that has not taken up our resources does not count."""
+NO_STANDBY_NEEDS = frozenset({"starting", "kubelet", "endpoints"})
+"""Conditions that do not count while another agent has the books: that agent serves kubelet, and has the port."""
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +72,24 @@ class Conditions:
             log.error("%s: %s", name, what)
             self._tell(name, what)
 
+    @property
+    def stands_by(self) -> bool:
+        """Whether another agent has the books."""
+        return "standby" in self.found
+
+    def stand_by(self, what: str | None) -> None:
+        """Note that another agent has the books, as a sentence, or that this one has them. It is no error."""
+        if what is not None:
+            self.found["standby"] = what
+            log.info("standing by: %s", what)
+        elif self.found.pop("standby", None) is not None:
+            log.info("taking over: the other agent has ended")
+
     def known(self) -> dict[str, str]:
         """Return those that make nothing unready: name → what is wrong."""
         return {name: what for name, what in list(self.found.items()) if name in NO_POD_NEEDS}
 
     def first(self, besides: Collection[str] = ()) -> str | None:
         """Return one of them as a sentence, or None. `besides` names some that do not count."""
-        return next((f"{name}: {what}" for name, what in list(self.found.items()) if name not in besides), None)
+        left_out = {*besides, *(NO_STANDBY_NEEDS if self.stands_by else ())}
+        return next((f"{name}: {what}" for name, what in list(self.found.items()) if name not in left_out), None)

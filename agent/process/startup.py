@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
@@ -21,7 +20,6 @@ from agent.config.files import Sources
 from agent.errors import AgentError, ConfigError, HardwareError, LedgerError
 from agent.inventory import Inventory
 from agent.ledger import Ledger
-from agent.ledger.files import claim
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
 from agent.offer.assignment import check_overlaps
@@ -29,6 +27,7 @@ from agent.offer.joining import template_problems
 from agent.offer.units import list_units, plain_offer
 from agent.operator import admin
 from agent.process.conditions import Conditions
+from agent.process.standby import claim_books
 from agent.report.endpoints import EndpointServer
 from agent.report.metrics import Metrics
 from agent.report.replies import Pages
@@ -36,7 +35,9 @@ from agent.report.status.cached import served
 
 CONFIG_SECONDS = 2.0
 RETRY_SECONDS = 1.0
-ENDPOINTS_RETRY_SECONDS = 2.0
+ENDPOINTS_RETRY_SECONDS = 0.5
+ENDPOINTS_SECONDS = 5.0
+"""How long another process may have their port before that is said: the agent that ended last closes it last."""
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,10 @@ def network_problems(config: Config, snapshot: Snapshot, known_rails: Sequence[R
 def _count_vfs(config: Config, network: str, snapshot: Snapshot) -> int:
     offered = list_units(config.resources, snapshot)
     return sum(len(offered[resource.name]) for resource in config.resources if network in resource.networks.values())
+
+
+async def _at_once() -> None:
+    return None
 
 
 Meanwhile = Callable[[Config, Sequence[str]], AbstractAsyncContextManager[None]]
@@ -189,18 +194,23 @@ async def learn_boot_id(inventory: Inventory, conditions: Conditions, root: Path
 
 
 async def open_ledger(
-    config: Config, boot_id: str, conditions: Conditions, stop: asyncio.Event, stack: AsyncExitStack
+    config: Config,
+    boot_id: str,
+    conditions: Conditions,
+    stop: asyncio.Event,
+    stack: AsyncExitStack,
+    prepare: Callable[[], Awaitable[object]] = _at_once,
 ) -> Ledger | None:
     """Open the books, which no other agent may have open. None if asked to stop meanwhile.
 
-    The claim to them ends with `stack`; closing them is the caller's business.
+    The claim to them ends with `stack`; closing them is the caller's business. `prepare` as in `claim_books`.
     """
-    claimed = False
+    claimed = await claim_books(config.state_dir, conditions, stop, prepare)
+    if claimed is None:
+        return None
+    stack.enter_context(claimed)
     while not stop.is_set():
         try:
-            if not claimed:
-                stack.callback(os.close, await asyncio.to_thread(claim, config.state_dir))
-                claimed = True
             ledger = await asyncio.to_thread(Ledger.open, config.ledger_path, boot_id)
         except LedgerError as error:
             conditions.set("ledger", str(error))
@@ -239,7 +249,9 @@ class OpenedEndpoints:
             try:
                 self._server = EndpointServer.open(self._settings.address, self._settings.port, self._pages)
             except ConfigError as error:
-                self._conditions.set("endpoints", "; ".join(error.problems))
+                # The agent that has the books has the port, too.
+                told = None if self._conditions.stands_by else "; ".join(error.problems)
+                self._conditions.expect("endpoints", told, ENDPOINTS_SECONDS)
                 await asyncio.sleep(ENDPOINTS_RETRY_SECONDS)
             else:
                 self._conditions.set("endpoints", None)

@@ -230,10 +230,11 @@ def test_probes_are_answered_while_a_wrong_configuration_or_another_agent_is_wai
         assert "'nosuch' is not among the networks" in probed(node, "readyz")[1]
         config.write_text(good)
         wait("the second agent to wait", lambda: "is in use by another agent" in node.log("agent") or None)
-        assert (probed(node, "healthz")[0], probed(node, "readyz")[0]) == (0, 1)
+        assert (probed(node, "healthz")[0], probed(node, "readyz")[0]) == (0, 0)
     finally:
         first.terminate()
         first.wait(timeout=30)
+    wait("the second agent to serve", lambda: "registered with kubelet" in node.log("agent") or None)
     wait("the second agent to be ready", lambda: probed(node, "readyz")[0] == 0 or None)
 
 
