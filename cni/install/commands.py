@@ -141,7 +141,7 @@ def _watch(options: argparse.Namespace, wanted: Installation) -> NoReturn:
         if lost := volumes.lost():
             raise InstallFailed(lost)
         try:
-            if changed := install.install(wanted):
+            if changed := install.install(wanted, keeps=True):
                 log.warning("%s: put back: %s", wanted.target, ", ".join(changed))
         except (ConfigError, InstallFailed) as error:
             if str(error) != said:

@@ -7,6 +7,7 @@ beside the relay says who installed it and what, so that two installations do no
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -54,10 +55,15 @@ class Installation:
 class _Marker:
     instance: str
     replaced: tuple[str, ...] = ()
+    relay: str = ""
+    """The digest of the relay; empty from versions that noted none."""
 
 
-def install(wanted: Installation, *, step: Step = unobserved) -> tuple[str, ...]:
+def install(wanted: Installation, *, keeps: bool = False, step: Step = unobserved) -> tuple[str, ...]:
     """Put the relay and its links in place. Returns the names that changed.
+
+    Who only `keeps` them changes nothing once the same instance has installed another relay: the next pod of an update
+    does so while this one still runs.
 
     Raises ConfigError for a name that nodefabric does not replace or a folder that is not there, and InstallFailed;
     each name then is what it was before, or what it should become.
@@ -65,9 +71,12 @@ def install(wanted: Installation, *, step: Step = unobserved) -> tuple[str, ...]
     if unknown := [name for name in wanted.replace if name not in REPLACED]:
         raise ConfigError("--replace", [f"{name!r} is none of {', '.join(REPLACED)}" for name in unknown])
     content = _read_relay(wanted.relay)
+    digest = hashlib.sha256(content).hexdigest()
     _find_folder(wanted.target, create=wanted.create)
     with locked(wanted.target, remedy=REMEDY, step=step) as folder:
         marker = _claim(folder, wanted.instance, force=wanted.force)
+        if keeps and marker.relay not in ("", digest):
+            return ()
         foreign = [name for name in wanted.replace if _is_foreign(folder, name)]
         if foreign and not wanted.force:
             raise InstallFailed(
@@ -76,7 +85,7 @@ def install(wanted: Installation, *, step: Step = unobserved) -> tuple[str, ...]
             )
         changed = []
         replaced = tuple(sorted({*marker.replaced, *wanted.replace}))
-        _write_marker(folder, _Marker(wanted.instance, replaced))
+        _write_marker(folder, _Marker(wanted.instance, replaced, digest))
         if not _is_installed(folder, PLUGIN_NAME, content):
             folder.put(PLUGIN_NAME, content, mode=0o755)
             changed.append(PLUGIN_NAME)
@@ -256,13 +265,13 @@ def _read_marker(found: Entry) -> _Marker | None:
     try:
         document: Any = json.loads(found.content or b"")
         replaced = tuple(name for name in document["replaced"] if name in REPLACED)
-        return _Marker(str(document["instance"]), replaced)
+        return _Marker(str(document["instance"]), replaced, str(document.get("relay", "")))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def _write_marker(folder: Folder, marker: _Marker) -> None:
-    document = {"instance": marker.instance, "replaced": list(marker.replaced)}
+    document = {"instance": marker.instance, "replaced": list(marker.replaced), "relay": marker.relay}
     content = json.dumps(document).encode() + b"\n"
     found = folder.read(MARKER, MAX_RELAY_BYTES)
     if found is None or found.content != content:

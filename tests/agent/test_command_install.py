@@ -173,6 +173,50 @@ def test_the_watch_puts_back_what_others_take_away_until_it_is_ended(host: Host,
         assert process.wait(60) == 0
 
 
+def test_the_watches_of_two_versions_do_not_undo_each_others_work(host: Host, tmp_path: Path) -> None:
+    """In an update the next pod installs its relay while the watch of the last one still runs."""
+    host.network.write_text(CONFLIST)
+    command = [sys.executable, "-m", "agent", *host.arguments("install-cni", "--chain", "--watch")]
+    plugin, log = host.bin / "nodefabric", tmp_path / "log"
+
+    def watching(relay: Path) -> subprocess.Popen[bytes]:
+        with log.open("ab") as stderr:
+            return subprocess.Popen([*command, "--relay", str(relay)], stdout=subprocess.DEVNULL, stderr=stderr)
+
+    def looked() -> None:
+        """Have both watches look twice, by a network that was written anew."""
+        for _ in range(2):
+            fresh = host.network.with_suffix(".tmp")
+            fresh.write_text(CONFLIST)
+            fresh.rename(host.network)
+            until(lambda: host.types == ["ptp", "nodefabric"])
+
+    first = watching(host.relay)
+    try:
+        until(lambda: host.types == ["ptp", "nodefabric"])
+        newer = tmp_path / "newer"
+        newer.write_bytes(b"\x7fELF newer")
+        second = watching(newer)
+        try:
+            until(lambda: plugin.read_bytes() == newer.read_bytes())
+            looked()
+            first.send_signal(signal.SIGTERM)
+            assert first.wait(60) == 0
+            assert plugin.read_bytes() == newer.read_bytes()
+            assert host.types == ["ptp", "nodefabric"]
+            plugin.unlink()
+            looked()
+            until(plugin.exists)
+            assert plugin.read_bytes() == newer.read_bytes()
+            assert log.read_text().count("put back: nodefabric") == 1
+        finally:
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(60) == 0
+    finally:
+        first.kill()
+        first.wait(60)
+
+
 def test_the_watch_outlasts_a_plugin_folder_that_is_away_for_a_while(host: Host, tmp_path: Path) -> None:
     host.network.write_text(CONFLIST)
     log = tmp_path / "log"
