@@ -100,7 +100,12 @@ def test_the_configuration_decides_about_paths_ports_and_probes(kube: Kube) -> N
     ):
         assert shown[mounts[path]["name"]] == path
     assert "/var/run/netns" not in mounts
-    assert agent["ports"][0]["containerPort"] == 9900
+
+
+@pytest.mark.parametrize("nodes", [3, "10%"])
+def test_agents_are_ended_before_the_next_ones_start_where_that_is_wanted(kube: Kube, nodes: int | str) -> None:
+    document = named(kube.template({"updateStrategy": {"maxSurge": 0, "maxUnavailable": nodes}}), "DaemonSet")
+    assert document["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": nodes}
 
 
 @pytest.mark.parametrize("config", [{}, {"cdiDir": "/etc/cdi"}, {"cdiDir": "/etc/cdi/"}])

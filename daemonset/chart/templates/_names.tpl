@@ -211,3 +211,15 @@ nodefabric.io/agent-not-ready
 {{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{- /* The API server takes one of the two only (apps/v1, RollingUpdateDaemonSet). */ -}}
+{{- define "nodefabric.checkUpdates" -}}
+{{- $none := list "0" "0%" -}}
+{{- $surges := not (has (toString .Values.updateStrategy.maxSurge) $none) -}}
+{{- $ends := not (has (toString .Values.updateStrategy.maxUnavailable) $none) -}}
+{{- if and $surges $ends -}}
+{{- fail "updateStrategy: one of maxSurge and maxUnavailable must be 0: say maxSurge: 0 besides to end each agent before the next one starts" -}}
+{{- else if not (or $surges $ends) -}}
+{{- fail "updateStrategy: maxSurge and maxUnavailable are both 0, so no agent would ever be updated" -}}
+{{- end -}}
+{{- end -}}
