@@ -6,7 +6,7 @@ before what was left by an earlier run is known and cleaned. Addresses are given
 that: an IPAM plugin may hang, or end the agent, and nobody would be served before the next start.
 
 In an update the next agent waits at the books until this one has closed them. kubelet refuses pods from the end of the
-device plugins' streams until the next agent has registered: so as little as possible lies between these streams and
+device plugins' streams until the next agent has registered: so as little as possible lies between kubelet's doors and
 the books, and all that needs no books comes before them.
 """
 
@@ -145,6 +145,13 @@ class Agent:
         yield entered("memory", interpreter.set_aside(), interpreter.set_aside_later)
         conditions.set("starting", None)
         yield Part("device plugins", run=made.plugins.run, close=made.plugins.close)
+        # It loads what it needs when it is needed.
+        from agent.cluster.dra import Dra, OnNode
+
+        asker, reader = made.asker, made.claim_reader
+        claims = OnNode(node_name(), self._config, self._offer, ledger, asker, attachments, reader, made.leaves)
+        dra, claims_due = Dra(claims, self._start.open_claims, self._report), asyncio.Event()
+        yield Part("claims", run=partial(dra.run, claims_due), close=dra.close)
         yield Part("devices on their way back", close=partial(asyncio.to_thread, attachments.close))
         # Relays have kept DELs until now, and the next may ask for what one of those has given back.
         answering = partial(listen, partial(server.start, reconciler.spooled.carry_out), conditions, stop)
@@ -161,13 +168,7 @@ class Agent:
         # Until then kubelet refuses every pod that asks for our devices, and all else takes time from that.
         yield Part("registration", partial(self._registered, made, stop))
         yield Part("reconciler", run=partial(reconciler.run, served=partial(self._served, made)))
-        # It loads what it needs when it is needed.
-        from agent.cluster.dra import Dra, OnNode
-
-        asker, reader = made.asker, made.claim_reader
-        claims = OnNode(node_name(), self._config, self._offer, ledger, asker, attachments, reader, made.leaves)
-        dra = Dra(claims, self._start.open_claims, self._report)
-        yield Part("claims", run=dra.run, close=dra.close)
+        claims_due.set()
         yield Part("claims' sockets", dra.served)
         yield Part("API server", self._connect)
         # kubelet needs none of what follows: what is loaded for it waits, too.

@@ -96,9 +96,10 @@ class Dra:
         self._served = asyncio.Event()
         self._ended = asyncio.Event()
 
-    async def run(self) -> None:
-        """Serve whenever any resource is offered to claims, or a claim is left."""
+    async def run(self, due: asyncio.Event) -> None:
+        """Serve whenever any resource is offered to claims, or a claim is left, from the moment that this is due."""
         try:
+            await first(due.wait(), self._closing.wait())
             while not self._closing.is_set():
                 config = self._node.config.value
                 if self._is_needed(config):

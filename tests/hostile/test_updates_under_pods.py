@@ -13,7 +13,7 @@ from agent.process.standby import Pace, claim_books, has_successor
 from agent.sim.stage import Stage
 from tests.awaiting import until
 from tests.e2e.conftest import stage
-from tests.hostile.updating import Agents, node, play
+from tests.hostile.updating import Agents, DeadlyUpdates, Death, node, play
 
 __all__ = ["stage"]
 UPDATES = 5
@@ -47,6 +47,18 @@ def test_who_waits_is_ready_and_touches_nothing_of_the_agent_that_serves(stage: 
             assert stream.is_offered()
 
     asyncio.run(scenario())
+
+
+def test_whoever_is_killed_in_an_update_the_node_heals_and_nothing_is_held_twice_or_lost(stage: Stage) -> None:
+    """`python -m tests.hostile.updating --kill` plays every part of both lists."""
+    updates = DeadlyUpdates(stage)
+    for death in (
+        Death("old", "closing device plugins"),
+        Death("new", "opened clean-up"),
+        Death("old", "closed books"),
+    ):
+        updates.play(death)
+    assert updates.finish() == []
 
 
 def files(folder: Path) -> dict[str, tuple[int, int]]:

@@ -24,12 +24,14 @@ from typing import Any
 
 from agent.operator import probe
 from agent.process.standby import POD
+from agent.sim.demo import not_back, still_attached
 from agent.sim.kubelet import Kubelet
 from agent.sim.pod_life import Pod
 from agent.sim.pods import Container, PodSpec
-from agent.sim.stage import NODE, Stage, wait
+from agent.sim.stage import CONFIG, NODE, Stage, settled, wait
 from tests import sandbox
 from tests.awaiting import until
+from tests.hostile.dying_agent import DIE_AT, MARK
 
 ADAPTERS, SHARES = 8, 8
 RESOURCES = {
@@ -193,6 +195,106 @@ def figures(stream: Stream) -> Mapping[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Death:
+    """Who dies in an update, and when."""
+
+    victim: str
+    """`old` or `new`."""
+    at: str
+    """As tests.hostile.dying_agent takes it."""
+
+
+class DeadlyUpdates:
+    """Updates on a node with real links, in which agents are killed. A pod has a VF all the time."""
+
+    PROGRAM = "tests.hostile.dying_agent"
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._agents = Agents(stage)
+        machine = stage.build_node("h100-8gpu")
+        self._machine, self._before = machine, machine.links.by_device()
+        stage.write_config()
+        stage.write_conflist()
+        stage.start_kubelet("--seed", "7")
+        self._serving = self._served(self._agents.start(self.PROGRAM))
+        stage.create_pod("keeps", {"rdma/vf": 1})
+        stage.await_pod("keeps")
+        self._pods = 0
+
+    def parts(self) -> list[str]:
+        """Name the parts of the agent that serves."""
+        lines = self._stage.log(self._serving).splitlines()
+        opened = f"{MARK} opened "
+        return list(dict.fromkeys(line.removeprefix(opened) for line in lines if line.startswith(opened)))
+
+    def play(self, death: Death) -> None:
+        """Update, with a death, and a pod that ends meanwhile. Fails unless all is well after that."""
+        self._pods += 1
+        ends, begins = f"ends-{self._pods}", f"begins-{self._pods}"
+        if death.victim == "old":
+            self._replace({DIE_AT: death.at})
+        self._stage.create_pod(ends, {"rdma/vf": 2})
+        self._stage.await_pod(ends)
+        old, env = self._serving, {DIE_AT: death.at} if death.victim == "new" else {}
+        new = self._agents.start(self.PROGRAM, **env)
+        wait("the next agent to be ready, or dead", lambda: self._is_done(new) or None)
+        self._stage.processes[old].terminate()
+        self._stage.delete_pod(ends)
+        victim = old if death.victim == "old" else new
+        wait(f"the death {death.at}", lambda: not self._agents.lives(victim) or None)
+        assert self._stage.processes[victim].returncode == -signal.SIGKILL, self._stage.log(victim)[-2000:]
+        self._agents.end(old)
+        self._serving = self._served(new if death.victim == "old" else self._agents.start(self.PROGRAM))
+        self._stage.await_no_pod(ends)
+        self._stage.create_pod(begins, {"rdma/vf": 2})
+        self._stage.await_pod(begins)
+        rows = self._stage.status()["attachments"]
+        devices = [row["device"] for row in rows if row["state"] == "attached"]
+        assert len(devices) == len(set(devices)) == 3, rows
+        self._stage.delete_pod(begins)
+        self._stage.await_no_pod(begins)
+
+    def finish(self) -> list[str]:
+        """End the pod that is left. Returns what is not as it was before the first."""
+        self._stage.delete_pod("keeps")
+        self._stage.await_no_pod("keeps")
+        leases = self._stage.folder / "leases-rails/rails"
+        return settled(
+            lambda: [
+                *not_back(self._machine, self._before),
+                *still_attached(self._stage),
+                *(str(path) for path in leases.glob("192.168.*")),
+            ]
+        )
+
+    def _replace(self, env: Mapping[str, str]) -> None:
+        """Have an agent serve that dies when it ends."""
+        new = self._agents.start(self.PROGRAM, **env)
+        self._agents.await_ready(new)
+        self._agents.end(self._serving)
+        self._serving = self._served(new)
+
+    def _served(self, name: str) -> str:
+        """Wait until an agent serves, and return its name."""
+        resources = len(CONFIG["resources"])
+        wait(f"{name} to serve", lambda: self._stage.log(name).count("registered with kubelet") >= resources or None)
+        wait("its endpoints", lambda: self._agents.readiness(name) == "ok" or None)
+        return name
+
+    def _is_done(self, name: str) -> bool:
+        return not self._agents.lives(name) or self._agents.readiness(name) == "ok"
+
+
+def deaths(parts: Sequence[str]) -> Iterator[Death]:
+    """List every death: of the new agent before and after it opens a part, of the old one when it closes it."""
+    for part in parts:
+        yield from (Death("new", f"{moment} {part}") for moment in ("opening", "opened"))
+        if part != "probes":  # whoever dies there has nothing left to do
+            yield from (Death("old", f"{moment} {part}") for moment in ("closing", "closed"))
+
+
 @contextlib.contextmanager
 def own_stage() -> Iterator[Stage]:
     """A stage without pytest."""
@@ -211,11 +313,25 @@ def main(arguments: Sequence[str]) -> int:
     """Play the long form, and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m tests.hostile.updating")
     parser.add_argument("--updates", type=int, default=50)
+    parser.add_argument("--kill", action="store_true", help="kill an agent at each part of their lists instead")
     options = parser.parse_args(arguments)
     sandbox.seal()
     with own_stage() as stage:
+        if options.kill:
+            return _kill(stage)
         print(json.dumps(figures(asyncio.run(play(stage, options.updates))), indent=2))
     return 0
+
+
+def _kill(stage: Stage) -> int:
+    played = DeadlyUpdates(stage)
+    all_deaths = list(deaths(played.parts()))
+    for number, death in enumerate(all_deaths, 1):
+        print(f"{number}/{len(all_deaths)}: the {death.victim} agent, {death.at}", flush=True)
+        played.play(death)
+    left = played.finish()
+    print("left: " + ("; ".join(left) or "nothing"))
+    return 1 if left else 0
 
 
 if __name__ == "__main__":
