@@ -40,7 +40,7 @@ from agent.process.identity import agent_version, node_name
 from agent.process.parts import Part, entered
 from agent.process.standby import has_successor
 from agent.process.startup import OpenedEndpoints, check, keep_listening, learn_boot_id, listen, open_ledger
-from agent.process.supervision import Heartbeat, Volumes, supervised
+from agent.process.supervision import Heartbeat, Volumes, nobody_watches, supervised
 from agent.report import page
 from agent.report.events import Events
 from agent.report.metrics import Metrics
@@ -79,6 +79,8 @@ class Start:
     """The files that the configuration was read from, to follow them; None if it stays as it is."""
     probe_socket: Path | None = None
     """Where kubelet's probes are answered; None if nobody probes."""
+    watchdog: Callable[[float | None], None] = nobody_watches
+    """Ends the process whose loop stands still: see `Heartbeat`."""
 
 
 class Agent:
@@ -108,7 +110,7 @@ class Agent:
         """The books, once they are open."""
         self._api: ApiServer | None = None
         """Once it is open."""
-        self._heartbeat = Heartbeat()
+        self._heartbeat = Heartbeat(watchdog=start.watchdog)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set, then close everything in reverse order. Devices in pods stay there."""

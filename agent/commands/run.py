@@ -21,7 +21,7 @@ from agent.hardware import seccomp
 from agent.operator import probe
 from agent.process import interpreter, logs
 from agent.process.identity import node_name
-from agent.process.supervision import supervised
+from agent.process.supervision import end_unless_called_again, supervised
 
 if TYPE_CHECKING:
     from agent.cluster.apiserver import ApiServer
@@ -86,7 +86,7 @@ def _run(options: argparse.Namespace) -> int:
                     lifting.cancel()
                 open_api = partial(_api_server, options.kubeconfig) if config.topology.needs_api else None
                 open_claims = partial(_api_server, options.kubeconfig, for_many=True)
-                start = Start(open_api, open_claims, files, probe_socket)
+                start = Start(open_api, open_claims, files, probe_socket, end_unless_called_again)
                 agent = Agent(config, host, inventory, taint, start)
                 await agent.run(stop)
         finally:

@@ -1,4 +1,4 @@
-"""Whether the agent lives, for its liveness probe, and work that must not end it.
+"""Whether the agent lives, for its watchdog and its liveness probe, and work that must not end it.
 
 A volume is bound when its container is created (mount(2)). Whoever deletes kubelet's folder of sockets, to have
 kubelet make a new one, leaves the container with the old one: nothing can be made in it any more (ENOENT), and nobody
@@ -8,6 +8,8 @@ looks for a socket there. Only another container sees the new one, so this is fo
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import faulthandler
 import logging
 import os
 import time
@@ -16,7 +18,11 @@ from pathlib import Path
 
 AGAIN_SECONDS = 60.0
 BEAT_SECONDS = 1.0
-STUCK_SECONDS = 20.0
+STUCK_SECONDS = 15.0
+"""kubelet admits no pod of the node while Allocate waits for the loop, so this is short. It is still 15 beats: on a
+node without processor time to spare the loop comes late by a second or two, and an end costs a restart. Time in which
+the machine is suspended does not count (CLOCK_MONOTONIC). An agent that is itself stopped for longer (SIGSTOP, a
+debugger) ends when it goes on."""
 DELETED = "//deleted"
 """How /proc/self/mountinfo ends the root of such a mount (fs/d_path.c)."""
 
@@ -33,18 +39,45 @@ async def supervised(run: Callable[[], Awaitable[None]], what: str, *, again_sec
         await asyncio.sleep(again_seconds)
 
 
-class Heartbeat:
-    """Beats on the event loop; any thread may ask whether it still does."""
+def end_unless_called_again(seconds: float | None) -> None:
+    """End the process, with the tracebacks of all threads on stderr, `seconds` after the last call. None: do not.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    The thread that does it needs no interpreter lock, so it also works where C code keeps that. It is a new one at each
+    call: on a node without a thread to spare nobody watches until the next call.
+    """
+    if seconds is None:
+        faulthandler.cancel_dump_traceback_later()
+        return
+    with contextlib.suppress(RuntimeError):
+        faulthandler.dump_traceback_later(seconds, exit=True)
+
+
+def nobody_watches(_seconds: float | None) -> None:
+    """Be the watchdog of a process that must not end."""
+
+
+class Heartbeat:
+    """Beats on the event loop; any thread may ask whether it still does, and a watchdog hears each beat."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        watchdog: Callable[[float | None], None] = nobody_watches,
+    ) -> None:
+        """`watchdog` gets the time within which the next beat must come; None at the end."""
         self._clock = clock
+        self._watchdog = watchdog
         self._at: float | None = None
 
     async def run(self) -> None:
         """Beat for ever."""
-        while True:
-            self._at = self._clock()
-            await asyncio.sleep(BEAT_SECONDS)
+        try:
+            while True:
+                self._at = self._clock()
+                self._watchdog(STUCK_SECONDS)
+                await asyncio.sleep(BEAT_SECONDS)
+        finally:
+            self._watchdog(None)
 
     def stopped(self) -> str | None:
         """Tell for how long the loop has stood still, if that is too long. It has not before the first beat."""

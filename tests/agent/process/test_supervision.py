@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.process.supervision import STUCK_SECONDS, Heartbeat, Volumes, supervised
+from tests.awaiting import until
 
 
 def test_what_fails_begins_anew_and_the_log_tells_why(caplog: pytest.LogCaptureFixture) -> None:
@@ -56,7 +57,20 @@ def test_a_loop_that_stands_still_is_told_after_a_while() -> None:
     now[0] += STUCK_SECONDS
     assert heart.stopped() is None
     now[0] += 5
-    assert heart.stopped() == "the event loop has stood still for 25 s"
+    assert heart.stopped() == "the event loop has stood still for 20 s"
+
+
+def test_the_watchdog_hears_each_beat_and_the_end() -> None:
+    heard: list[float | None] = []
+
+    async def beat_twice() -> None:
+        task = asyncio.create_task(Heartbeat(watchdog=heard.append).run())
+        await until(lambda: len(heard) > 1)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(beat_twice())
+    assert heard == [STUCK_SECONDS, STUCK_SECONDS, None]
 
 
 def test_a_folder_that_was_deleted_beneath_the_mount_is_named(
