@@ -9,6 +9,11 @@ One connection carries one request and one answer. All integers are big-endian.
 (SCM_RIGHTS): the open network namespace of CNI_NETNS. A spooled DEL is a file that holds one
 request frame, without a descriptor. Standard library only: both ends of a test use it.
 
+A relay whose request has NODEFABRIC_BEATS in its environment asks for beats: zero bytes before the answer, one each
+second, while the agent works on the request. An agent that gives them says so by the mode of its socket
+(BEATING_MODE); from that one alone a relay expects them, and takes it for hung when none comes for 10 s. So either end
+may be of a version that knows no beats.
+
 An ADD also says on which processor the relay runs, as NODEFABRIC_CPU in its environment: see agent.hardware.cpus.
 """
 
@@ -28,6 +33,9 @@ MAX_REQUEST = 1 << 20
 MAX_ANSWER = 4 << 20
 _HEAD = struct.Struct(">4sI")
 HEAD_SIZE = _HEAD.size
+BEAT = b"\0"
+BEATING_MODE = 0o700
+"""Of the socket of an agent that gives beats: nobody executes a socket, and a relay sees it before it connects."""
 RECEIVE_BYTES = 16384
 """At a time; nearly every request is smaller."""
 _CONTROL_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
@@ -70,6 +78,10 @@ class Request:
     netns: int | None = field(default=None, compare=False)
     spooled_at: float | None = field(default=None, compare=False)
     """When it was put on disk, as time.time tells; None if it came over a connection."""
+
+    @property
+    def wants_beats(self) -> bool:
+        return "NODEFABRIC_BEATS" in self.env
 
     @property
     def cpu(self) -> int | None:
@@ -180,6 +192,11 @@ def send_answer(connection: socket.socket, answer: Answer, seconds: float | None
     if sent < len(data):
         connection.settimeout(seconds)
         connection.sendall(data[sent:])
+
+
+def send_beat(connection: socket.socket) -> None:
+    """Send a beat unless it would have to wait. Raises OSError if nobody is there."""
+    _send_at_once(connection, BEAT)
 
 
 def _send_at_once(connection: socket.socket, data: bytes) -> int:

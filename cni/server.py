@@ -16,8 +16,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from agent.errors import AgentError, EnvironmentInvalid, Unavailable
@@ -37,6 +37,7 @@ WAITING_THREADS = 4
 """To start a thread for a request takes longer than to read it, and makes work for the kernel that an ADD waits for."""
 RECEIVE_SECONDS = 10.0
 """For a request to come whole, and for its answer to be taken."""
+BEAT_SECONDS = 1.0
 END_SECONDS = 0.5
 """How long the end of the agent waits for requests under way."""
 ACCEPT_PAUSE_SECONDS = 0.1
@@ -73,6 +74,7 @@ class CniServer:
         self._told: set[tuple[str, str, int]] = set()
         """Type, name and keys, which may be thousands, of networks that were told of."""
         self._ending = threading.Event()
+        self._beats = _Beats(self._ending)
         self._listener: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
         """Of the socket's file."""
@@ -86,6 +88,7 @@ class CniServer:
 
         Raises ConfigError if another agent listens there or the folder cannot be used.
         """
+        self._beats.start()
         with self._opening:
             self._listener = self._open()
         first()
@@ -111,7 +114,8 @@ class CniServer:
 
     def _open(self) -> socket.socket:
         listener = _Listener(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._identity = sockets.listen(listener, self._path, BACKLOG)
+        mode = protocol.BEATING_MODE if self._beats.is_running else 0o600
+        self._identity = sockets.listen(listener, self._path, BACKLOG, mode)
         return listener
 
     def close(self, seconds: float = END_SECONDS) -> None:
@@ -195,7 +199,8 @@ class CniServer:
                 try:
                     if request.env.get("CNI_COMMAND") == "ADD" and _has_hung_up(connection):
                         raise BrokenPipeError("nobody waits for this ADD any more, whose DEL may have come before it")
-                    answer = self.answer(request)
+                    with self._beats.given(connection, request):
+                        answer = self.answer(request)
                 finally:
                     if request.netns is not None:
                         os.close(request.netns)
@@ -261,6 +266,51 @@ class CniServer:
             log.warning(
                 "network %s of type %s has keys that mean nothing: %s", conf.name, conf.kind, ", ".join(conf.ignored)
             )
+
+
+class _Beats:
+    """Tells relays each second that this process works on their requests, as one that is stopped or stuck does not.
+
+    One thread is enough for all requests: one that waits for a driver may take its time.
+    """
+
+    def __init__(self, ending: threading.Event) -> None:
+        self._ending = ending
+        self._guard = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self.is_running = False
+
+    def start(self) -> None:
+        """Begin, once. Without a thread no beats are given, and none are promised."""
+        if self.is_running:
+            return
+        try:
+            threading.Thread(target=self._run, name="cni-beats", daemon=True).start()
+            self.is_running = True
+        except RuntimeError as error:
+            log.error("relays will wait long for an agent that hangs: %s", error)
+
+    @contextmanager
+    def given(self, connection: socket.socket, request: protocol.Request) -> Iterator[None]:
+        """Give beats meanwhile, if the relay wants them. None comes later, inside the answer."""
+        if not request.wants_beats:
+            yield
+            return
+        connection.settimeout(None)  # it was for the request
+        with self._guard:
+            self._connections.add(connection)
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._connections.discard(connection)
+
+    def _run(self) -> None:
+        while not self._ending.wait(BEAT_SECONDS):
+            with self._guard:
+                for connection in self._connections:
+                    with suppress(OSError):  # nobody waits any more
+                        protocol.send_beat(connection)
 
 
 class _Listener(socket.socket):

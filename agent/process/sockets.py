@@ -17,7 +17,7 @@ from agent.errors import ConfigError, Unavailable
 PROBE_SECONDS = 1.0
 
 
-def listen(listener: socket.socket, path: Path, backlog: int) -> tuple[int, int]:
+def listen(listener: socket.socket, path: Path, backlog: int, mode: int = 0o600) -> tuple[int, int]:
     """Have a Unix stream socket listen at a path, for its owner alone. Returns what `identity` says of it then.
 
     Raises ConfigError if another process serves it there, or if it cannot be made; the socket is closed then.
@@ -32,7 +32,7 @@ def listen(listener: socket.socket, path: Path, backlog: int) -> tuple[int, int]
             fresh.unlink(missing_ok=True)
             failed.callback(fresh.unlink, missing_ok=True)
             listener.bind(str(fresh))
-            os.chmod(fresh, 0o600)
+            os.chmod(fresh, mode)
             listener.listen(backlog)
             found = fresh.stat()
             os.rename(fresh, path)  # so that a caller finds either the old socket or a served one

@@ -16,6 +16,9 @@ static const char *const variables[] = {
     "CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH",
 };
 
+/* An agent of an earlier version does not know it, and gives none. */
+static const char asks_for_beats[] = "NODEFABRIC_BEATS=1";
+
 /* One more byte shows that there is more; where there is not, a NUL is left behind the request. */
 static unsigned char request_bytes[FRAME_HEAD + REQUEST_LIMIT + 1];
 static size_t input_at; /* where the network configuration begins */
@@ -66,6 +69,7 @@ static bool put_environment(size_t *at, struct trouble *trouble)
         put(at, value, length + 1);
     }
     put_processor(at);
+    put(at, asks_for_beats, sizeof asks_for_beats);
     put(at, "", 1);
     return true;
 }

@@ -11,6 +11,7 @@
 
 enum {
     FRAME_HEAD = 8,
+    BEAT = 0,                /* a byte before an answer: the agent works on the request */
     REQUEST_LIMIT = 1 << 20, /* what may follow the head */
     ANSWER_LIMIT = 4 << 20,
     VALUE_LIMIT = 64 << 10, /* one environment variable */
@@ -29,8 +30,8 @@ enum input_need {
     INPUT_IF_SOUND, /* leave it away: what a DEL undoes is in the agent's books, and it must not get stuck */
 };
 
-/* Makes the request from the CNI_* environment and standard input, in memory of its own; an ADD also tells on which
- * processor it runs.
+/* Makes the request from the CNI_* environment and standard input, in memory of its own. It asks for beats, and an ADD
+ * says on which processor it runs.
  * Waits for the input until the deadline. Fills `trouble` and returns false if they cannot be had. */
 bool compose_request(struct frame *request, enum input_need need, int64_t deadline, struct trouble *trouble);
 

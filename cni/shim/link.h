@@ -1,4 +1,5 @@
-/* The conversation with the agent: one connection, one request, one answer. */
+/* The conversation with the agent: one connection, one request, one answer. While the agent works on a request it sends
+ * beats, if the mode of its socket says so: cni/protocol.py. */
 #ifndef NODEFABRIC_LINK_H
 #define NODEFABRIC_LINK_H
 
@@ -7,6 +8,11 @@
 #include <sys/un.h>
 
 #include "frame.h"
+
+enum {
+    SILENCE_MS = 10000,      /* an agent that gives beats and was silent for so long hangs */
+    ANY_SILENCE = INT32_MAX, /* an agent of an earlier version gives none */
+};
 
 enum outcome {
     ANSWERED,
@@ -25,7 +31,7 @@ struct exchange {
 /* Asks the agent once. `netns` (-1: none) travels with the first byte. The answer must be complete by the deadline. */
 struct exchange ask_agent(const struct sockaddr_un *agent, const struct frame *request, int netns, int64_t deadline);
 
-/* The same over a connection that is made already; it must not block. */
-struct exchange ask_over(int link, const struct frame *request, int netns, int64_t deadline);
+/* The same over a connection that is made already; it must not block. The agent may be silent for `silence` ms. */
+struct exchange ask_over(int link, const struct frame *request, int netns, int64_t deadline, int64_t silence);
 
 #endif

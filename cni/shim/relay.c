@@ -4,6 +4,7 @@
  * prints the agent's answer. It decides few things itself: VERSION needs no agent, nor does a pod of which it is certain
  * that it has nothing of ours; an ADD, CHECK or GC waits a bounded time for an agent that restarts; STATUS waits for
  * none, and lets one that was ready a short while ago restart; a DEL that no agent takes goes to disk and has succeeded.
+ * An agent that hangs is away, too: while it works on a request it says so each second.
  *
  * Environment, beside CNI's own:
  *   NODEFABRIC_CNI_SOCKET  the agent's socket
@@ -96,12 +97,13 @@ static void apply_wait(struct command *command, int64_t wait)
 
 /* Asks until there is an answer, or the command's patience ends. Time in which the agent works is not time in which
  * it is away, but an agent that takes requests and dies, over and over, must not hold a pod for ever either. Nor must
- * one request that it dies of be sent to each that follows, and keep all pods from starting. */
+ * one request that it dies of be sent to each that follows, and keep all pods from starting. An agent that gives no
+ * sign of working, or whose queue stays full, hangs: asking again would not help. */
 static struct exchange converse(const struct command *command, const struct sockaddr_un *agent,
                                 const struct frame *request, int netns)
 {
     int64_t end = now_ms() + command->absent_ms + command->answer_ms;
-    int64_t away = 0, pause = FIRST_PAUSE_MS;
+    int64_t away = 0, busy = 0, pause = FIRST_PAUSE_MS;
     unsigned deaths = 0;
     for (;;) {
         int64_t deadline = now_ms() + command->answer_ms;
@@ -112,13 +114,14 @@ static struct exchange converse(const struct command *command, const struct sock
             exchange.why = "it has taken this request twice, and ended without an answer";
             return exchange;
         }
-        if (now_ms() >= end || (exchange.outcome == AGENT_AWAY && away >= command->absent_ms))
+        if (now_ms() >= end || (exchange.outcome == AGENT_AWAY && away >= command->absent_ms) || busy >= SILENCE_MS)
             return exchange;
         if (exchange.outcome == AGENT_AWAY && pause > command->absent_ms - away)
             pause = command->absent_ms - away;
         sleep_ms(pause);
         if (exchange.outcome == AGENT_AWAY)
             away += pause;
+        busy = exchange.outcome == AGENT_BUSY ? busy + pause : 0;
         pause = pause * 2 < LONGEST_PAUSE_MS ? pause * 2 : LONGEST_PAUSE_MS;
     }
 }

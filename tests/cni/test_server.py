@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import struct
+import time
 import tracemalloc
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -35,7 +36,7 @@ from cni import protocol
 from cni.call import Call
 from cni.netconf import SUPPORTED_VERSIONS
 from cni.protocol import Answer, Request
-from cni.server import CniServer
+from cni.server import BEAT_SECONDS, CniServer
 from tests.cni.door import CONF, ENV, NEWEST, Door, Scripted, read_all
 
 
@@ -71,6 +72,23 @@ def test_what_is_to_be_first_comes_after_the_socket_and_before_any_call(short_fo
         assert protocol.decode_answer(read_all(caller)) == Answer(0, b"")
     assert [command for command, _ in door.attachments.calls] == ["DEL"]
     door.server.close()
+
+
+@pytest.mark.parametrize("env", [{}, {"NODEFABRIC_BEATS": "1"}])
+def test_a_relay_that_asks_for_beats_gets_them_before_the_answer_and_no_other_relay_does(
+    door: Door, env: Mapping[str, str]
+) -> None:
+    def work(call: Call) -> Mapping[str, Any]:
+        time.sleep(2 * BEAT_SECONDS + 0.5)
+        return {"cniVersion": "1.0.0"}
+
+    door.attachments.does = work
+    with Path("/proc/self/ns/net").open() as netns:
+        frame = protocol.encode_request(Request({**ENV, "CNI_COMMAND": "ADD", **env}, json.dumps(CONF).encode()))
+        received = door.knock(frame, netns.fileno())
+    answer = received.lstrip(protocol.BEAT)
+    assert protocol.decode_answer(answer).exit == 0
+    assert (len(received) > len(answer)) is bool(env)
 
 
 def test_version_needs_no_configuration(door: Door) -> None:

@@ -293,7 +293,7 @@ def test_another_user_is_not_heard(door: Door) -> None:
 
 
 def test_nobody_else_may_open_the_socket(door: Door) -> None:
-    assert door.path.stat().st_mode & 0o777 == 0o600
+    assert door.path.stat().st_mode & 0o777 == 0o700
     assert door.path.parent.stat().st_mode & 0o777 == 0o700
     assert [p.name for p in door.path.parent.iterdir()] == ["cni.sock"]
 

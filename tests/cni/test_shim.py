@@ -17,7 +17,7 @@ from cni import protocol
 from tests.cni.relay import OWN_NETNS, Agent, Relay, finish, hang_up, serve
 
 POD = {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": OWN_NETNS, "CNI_ARGS": "K8S_POD_NAME=p"}
-REQUEST_ROOM = protocol.MAX_REQUEST - len(b"CNI_COMMAND=STATUS\0\0")
+REQUEST_ROOM = protocol.MAX_REQUEST - len(b"CNI_COMMAND=STATUS\0NODEFABRIC_BEATS=1\0\0")
 
 
 def test_the_agent_gets_the_request_and_the_runtime_the_answer(relay: Relay) -> None:
@@ -28,7 +28,7 @@ def test_the_agent_gets_the_request_and_the_runtime_the_answer(relay: Relay) -> 
     assert (outcome.status, outcome.stdout) == (0, b'{"cniVersion":"1.1.0"}')
     assert request.cpu in os.sched_getaffinity(0)
     env = {name: value for name, value in request.env.items() if name != "NODEFABRIC_CPU"}
-    assert env == {"CNI_COMMAND": "ADD", "CNI_PATH": "/opt/cni/bin", **POD}
+    assert env == {"CNI_COMMAND": "ADD", "CNI_PATH": "/opt/cni/bin", "NODEFABRIC_BEATS": "1", **POD}
     assert request.stdin == b'{"name":"n"}'
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
+import time
 from collections.abc import Iterator
+
+import pytest
 
 from cni import protocol
 from tests.cni.relay import OWN_NETNS, Agent, Relay, serve
@@ -41,6 +45,28 @@ def test_an_answer_is_printed_whole_or_refused(sanitized_relay: Relay) -> None:
             assert (outcome.status, outcome.stdout) == (expected.exit, expected.stdout), answer[:80]
 
 
+@pytest.mark.parametrize("pieces", [(b"\0",), (b"\0" * 300, b"\0"), (b"\0\0N", b"FC1\0\0\0\x05\0do"), (b"",)])
+def test_beats_before_the_answer_are_passed_over(sanitized_relay: Relay, pieces: tuple[bytes, ...]) -> None:
+    whole = protocol.encode_answer(protocol.Answer(0, b"done"))
+
+    def behave(connection: socket.socket) -> None:
+        agent.requests.append(protocol.receive_request(connection))
+        for piece in (*pieces, whole[len(b"".join(pieces).lstrip(protocol.BEAT)) :]):
+            connection.sendall(piece)
+            time.sleep(0.05)
+
+    agent = Agent()
+    with serve(sanitized_relay.socket, agent, behave):
+        assert sanitized_relay.run("ADD", CNI_NETNS=OWN_NETNS).stdout == b"done"
+
+
+def test_a_beat_inside_the_answer_is_a_part_of_it(sanitized_relay: Relay) -> None:
+    whole = protocol.encode_answer(protocol.Answer(0, b"done"))
+    agent = Agent()
+    with serve(sanitized_relay.socket, agent, agent.sending(whole[:3] + protocol.BEAT + whole[3:])):
+        assert "malformed" in sanitized_relay.run("ADD", CNI_NETNS=OWN_NETNS).error["details"]
+
+
 def test_any_bytes_in_the_environment_make_a_json_error(sanitized_relay: Relay) -> None:
     chance = random.Random(SEED)
     for _ in range(100):
@@ -70,5 +96,5 @@ def test_requests_arrive_as_they_were_given(sanitized_relay: Relay) -> None:
         agent = Agent()
         with serve(sanitized_relay.socket, agent, agent.answering()):
             assert sanitized_relay.run("GC", stdin, **variables).status == 0
-        assert agent.requests[0].env == {"CNI_COMMAND": "GC", **variables}
+        assert agent.requests[0].env == {"CNI_COMMAND": "GC", "NODEFABRIC_BEATS": "1", **variables}
         assert agent.requests[0].stdin == stdin

@@ -28,7 +28,7 @@ def test_del_without_an_agent_is_kept_on_disk_and_succeeds(relay: Relay) -> None
     outcome = relay.run("DEL", b'{"name":"n"}', **POD)
     assert (outcome.status, outcome.stdout) == (0, b"")
     (request,) = read_spool(relay)
-    assert request == protocol.Request({"CNI_COMMAND": "DEL", **POD}, b'{"name":"n"}')
+    assert request == protocol.Request({"CNI_COMMAND": "DEL", "NODEFABRIC_BEATS": "1", **POD}, b'{"name":"n"}')
 
 
 def test_only_root_reads_the_spool(relay: Relay) -> None:
@@ -165,7 +165,7 @@ def test_a_del_is_kept_without_its_configuration_when_that_cannot_be_had(relay: 
         assert process.wait(60) == 0
     process.communicate(stdin, timeout=60)
     assert process.returncode == 0
-    assert read_spool(relay) == [protocol.Request({"CNI_COMMAND": "DEL", **POD}, b"")]
+    assert read_spool(relay) == [protocol.Request({"CNI_COMMAND": "DEL", "NODEFABRIC_BEATS": "1", **POD}, b"")]
 
 
 def test_a_file_that_may_not_grow_is_told(relay: Relay) -> None:

@@ -261,7 +261,7 @@ def test_an_environment_of_variables_that_are_each_allowed_may_be_too_long_toget
     with serve(relay.socket, agent, agent.answering()):
         assert relay.run("GC", **dict.fromkeys(names, "x" * 65_536)).status == 0
         assert relay.run("GC", b" " * 800_000, **dict.fromkeys(names, "x" * 65_536)).error["code"] == 7
-    assert len(agent.requests[0].env) == 5
+    assert len(agent.requests[0].env) == 6
 
 
 def test_a_variable_that_is_given_twice_counts_once(relay: Relay) -> None:

@@ -82,6 +82,9 @@ const char *try_request(const uint8_t *bytes, size_t length)
             MUST(*rest == 0 && number >= 0 && number < sysconf(_SC_NPROCESSORS_CONF));
             read = (const unsigned char *)rest + 1;
         }
+        static const char beats[] = "NODEFABRIC_BEATS=1";
+        MUST((size_t)(stop - read) > sizeof beats && memcmp(read, beats, sizeof beats) == 0);
+        read += sizeof beats;
         MUST(read < stop && *read == 0);
         size_t left = (size_t)(stop - read) - 1;
         MUST(left == input * times || (left == 0 && need == INPUT_IF_SOUND));

@@ -47,7 +47,8 @@ const char *try_link(const uint8_t *bytes, size_t length)
         close(ends[1]); /* with the request unread */
     else if (hangs_up)
         shutdown(ends[1], SHUT_WR);
-    struct exchange exchange = ask_over(ends[0], &request, bytes[0] & 32 ? ends[0] : -1, now_ms() + (hangs_up ? 20000 : 0));
+    int64_t silence = hangs_up ? 20000 : 0, deadline = now_ms() + (bytes[0] & 64 ? 20000 : silence);
+    struct exchange exchange = ask_over(ends[0], &request, bytes[0] & 32 ? ends[0] : -1, deadline, silence);
     if (exchange.outcome == ANSWERED)
         MUST(examine_answer(&exchange.answer) == ANSWER_COMPLETE && exchange.answer.length <= rest);
     else
