@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -286,6 +287,7 @@ class Agent:
             conditions.expect("podresources", self._kubelet.problem, RESTART_SECONDS)
             if made.runtime is not None:
                 conditions.expect("runtime", made.runtime.problem, RESTART_SECONDS)
+            conditions.set("reconciler", made.reconciler.overdue(time.monotonic()))
             conditions.set("cdi", made.specs.problem)
             conditions.set("gpu-events", "; ".join(gpus.unheard) or None)
             overlaps = made.plugins.overlaps

@@ -27,6 +27,9 @@ from agent.model.fields import at
 FIELD_MANAGER = "nodefabric"
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 15.0
+"""For a whole answer."""
+TURN_SECONDS = 20.0
+"""How long a request waits for earlier ones. With all of these kubelet, which waits 45 s, still hears what is wrong."""
 APPLY = "application/apply-patch+yaml"
 """Server-side apply. The body is JSON, which is YAML too."""
 MERGE = "application/merge-patch+json"
@@ -109,7 +112,7 @@ class ApiServer:
         Raises ConfigError outside a pod or without a service account.
         """
         with _IMPORTING:
-            from kubernetes.client import ApiClient, Configuration
+            from kubernetes.client import Configuration
             from kubernetes.config.config_exception import ConfigException
             from kubernetes.config.incluster_config import InClusterConfigLoader
 
@@ -122,7 +125,7 @@ class ApiServer:
             raise ConfigError(
                 "API server", [f"{error}: run in a pod with a service account, name a kubeconfig, or do not publish"]
             ) from error
-        return cls(ApiClient(configuration), at_once)
+        return cls(_opened(configuration), at_once)
 
     @classmethod
     def from_kubeconfig(cls, path: Path, at_once: int = 1) -> Self:
@@ -130,7 +133,7 @@ class ApiServer:
         import yaml
 
         with _IMPORTING:
-            from kubernetes.client import ApiClient, Configuration
+            from kubernetes.client import Configuration
             from kubernetes.config.config_exception import ConfigException
             from kubernetes.config.kube_config import load_kube_config
 
@@ -142,7 +145,7 @@ class ApiServer:
             )
         except (ConfigException, OSError, TypeError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(str(path), [f"is not a usable kubeconfig: {' '.join(str(error).split())}"]) from error
-        return cls(ApiClient(configuration), at_once)
+        return cls(_opened(configuration), at_once)
 
     def close(self) -> None:
         """Close the connections."""
@@ -253,8 +256,8 @@ class ApiServer:
     ) -> Iterator[dict[str, Any]]:
         """Yield what happens to the objects whose fields are these after the resource version `since`.
 
-        The server ends the watch after so many seconds; a connection that says nothing for a little longer counts as
-        dead. Raises Unavailable; Refused with status 410 if the server no longer knows that version.
+        The server ends the watch after so many seconds; one that goes on for a little longer counts as dead. Raises
+        Unavailable; Refused with status 410 if the server no longer knows that version.
         """
         query = urlencode(
             {
@@ -285,7 +288,7 @@ class ApiServer:
         """Send a request. `content_type` is that of a patch."""
         where = f"{method} {path.partition('?')[0]}"
         with (
-            self._turns,
+            self._turn(where),
             self._answer(method, path, document, accept, READ_SECONDS, content_type) as response,
         ):
             with translated(where):
@@ -294,6 +297,15 @@ class ApiServer:
         if 200 <= status < 300:
             return decoded(data, where, kept)
         raise refusal(status, retry_after, data, where)
+
+    @contextlib.contextmanager
+    def _turn(self, where: str) -> Iterator[None]:
+        if not self._turns.acquire(timeout=TURN_SECONDS):
+            raise Unavailable(f"{where} is not sent: the API server has not answered earlier requests for too long")
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     @contextlib.contextmanager
     def _answer(
@@ -305,7 +317,7 @@ class ApiServer:
         seconds: float,
         content_type: str = APPLY,
     ) -> Iterator[Any]:
-        """Send a request, and give its answer's head with the body still to be read."""
+        """Send a request, and give its answer's head with the body still to be read, all within so many seconds."""
         headers = {"Accept": accept}
         if document is not None:
             headers["Content-Type"] = content_type if method == "PATCH" else "application/json"
@@ -319,6 +331,16 @@ class ApiServer:
             response = self._client.call_api(*request, _request_timeout=(CONNECT_SECONDS, seconds)).response
         with contextlib.closing(response):
             yield response
+
+
+def _opened(configuration: Any) -> Any:
+    from kubernetes.client import ApiClient
+
+    from agent.cluster.whole_answers import limit
+
+    client = ApiClient(configuration)
+    limit(client.rest_client.pool_manager)
+    return client
 
 
 log = logging.getLogger(__name__)

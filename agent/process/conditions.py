@@ -17,7 +17,7 @@ NO_POD_NEEDS = (
 away, a feature that the cluster has not, a new configuration that is wrong, a device that two resources select, a
 damaged ledger that was set aside, containers that kubelet would give another's device, a healer that ended early while
 the others went on, another agent that still does the work, and those of UNHEARD."""
-NO_ADD_NEEDS = frozenset({"kubelet", "dra", "endpoints", "admin"}) | NO_POD_NEEDS
+NO_ADD_NEEDS = frozenset({"kubelet", "dra", "endpoints", "admin", "reconciler"}) | NO_POD_NEEDS
 """Conditions that keep no pod's network from being made. The runtime calls the whole node's network not ready while
 there is another: so a kubelet that has not taken up our resources does not count."""
 NO_STANDBY_NEEDS = frozenset({"starting", "kubelet", "endpoints"})

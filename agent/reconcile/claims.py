@@ -28,6 +28,9 @@ NEW_SECONDS = 120.0
 ASK_SECONDS = 600.0
 """How long after a question about a claim the API server is asked again."""
 
+SLOW_SECONDS = 5.0
+"""After so long no further question is asked in a round: all other healing waits for the answers."""
+
 log = logging.getLogger(__name__)
 
 
@@ -132,6 +135,7 @@ class Claims:
         if reader is None:
             return
         claims = self._ledger.claims()
+        began = self._clock()
         for claim in claims:
             if self._is_spoken_for(claim, view):
                 self._asked_at.pop(claim.ref.uid, None)
@@ -139,12 +143,12 @@ class Claims:
             try:
                 if self._is_due(claim) and not self._is_reserved(claim, reader):
                     self._end(claim)
-            except Refused as error:
-                log.info("whether claim %s is reserved is not known: %s", claim.ref, error)
             except Unavailable as error:
-                # All other healing waits for the answer. The server would be silent about the next claim, too.
-                log.info("whether claims are reserved is not known: %s", error)
-                self._asked_at |= {each.ref.uid: self._clock() for each in claims}
+                log.info("whether claim %s is reserved is not known: %s", claim.ref, error)
+                if self._clock() - began > SLOW_SECONDS and not isinstance(error, Refused):
+                    # The server would be silent about the next claim, too.
+                    self._asked_at |= {each.ref.uid: self._clock() for each in claims}
+            if self._clock() - began > SLOW_SECONDS:
                 return
 
     def _is_spoken_for(self, claim: Claim, view: View) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from agent.errors import AgentError, LedgerError, Unavailable
@@ -26,6 +27,8 @@ ROUND_SECONDS = 60.0
 PROBE_SECONDS = 30.0
 """Runs may follow each other quickly, and pods write into the same books."""
 PAUSE_SECONDS = 0.5
+OVERDUE_SECONDS = 300.0
+"""A round takes seconds. Where none has come to its end for so long, a healer hangs."""
 REPAIR_SECONDS = 5.0
 """How soon it is looked again whether books that could not be written can be, and who did not answer does."""
 UNSETTLED_SECONDS = 1.0
@@ -64,6 +67,9 @@ class Reconciler:
         self._probe_at = 0.0
         self._failing: dict[str, str] = {}
         """Healer → what ended it early when it last looked."""
+        self._rounded_at: float | None = None
+        """When the last round ended, of the monotonic clock; before that, when the first began."""
+        self._at_work = ""
 
         moved: Latest[Moved] = Latest(None)
         replaced = ReplacedPlugins(attachments, snapshot, outside)
@@ -148,6 +154,15 @@ class Reconciler:
         if self._failing.get(healer.name) != before:
             self._outside.failing("; ".join(f"{name}: {why}" for name, why in list(self._failing.items())) or None)
 
+    def overdue(self, now: float) -> str | None:
+        """Tell what is at work, if no round has come to its end for too long at a time of the monotonic clock."""
+        if self._rounded_at is None or now - self._rounded_at < OVERDUE_SECONDS:
+            return None
+        return (
+            f"no round of healing has ended for more than {OVERDUE_SECONDS:g} s ({self._at_work} is at work), so what"
+            " ended pods leave is not cleaned: look at the log, and restart the agent"
+        )
+
     def pod_known(self, row: Attachment) -> bool | None:
         """Tell whether somebody knew a row's pod at the last look."""
         return self.view.pod_known(row)
@@ -155,11 +170,14 @@ class Reconciler:
     # ------------------------------------------------------------------- loops
 
     async def _heal_for_ever(self, seconds: float) -> None:
+        self._rounded_at = time.monotonic()
         while True:
             seen = self._snapshot.value
             async with self._turn:
+                self._at_work = "the look at kubelet and the runtime"
                 await self.look_around()
                 await asyncio.to_thread(self._heal_round)
+            self._rounded_at = time.monotonic()
             due = [seconds, self._rows.backoff.next_due(), None if self._probe_at else REPAIR_SECONDS]
             if self.grants.is_too_early:
                 due.append(UNSETTLED_SECONDS)
@@ -192,9 +210,11 @@ class Reconciler:
             await asyncio.sleep(PAUSE_SECONDS)
 
     def _heal_round(self) -> None:
+        self._at_work = "the probe of the books"
         self._probe()
-        self.heal_attachments()
-        self._let_heal(self.grants)
+        for healer in (*self.healers, self.grants):
+            self._at_work = f"the healer of {healer.name}"
+            self._let_heal(healer)
 
     def _probe(self) -> None:
         """Find out now and then whether the books can be written: pods that start would find out for good."""

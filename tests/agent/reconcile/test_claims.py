@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from agent.model.allocation import PodRef
 from agent.model.claims import Claim, ClaimRef, ClaimState
 from agent.model.device import Snapshot
 from agent.model.vf_identity import identities
-from agent.reconcile.claims import ASK_SECONDS, NEW_SECONDS, Claims
+from agent.reconcile.claims import ASK_SECONDS, NEW_SECONDS, SLOW_SECONDS, Claims
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
 from cni.claims import ClaimReader
@@ -36,9 +36,12 @@ class Reader:
     def __init__(self) -> None:
         self.says: Mapping[str, Any] | Exception | None = None
         self.asked: list[str] = []
+        self.meanwhile: Callable[[], object] = int
+        """What happens until it answers."""
 
     def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
         self.asked.append(ref.name)
+        self.meanwhile()
         if isinstance(self.says, Exception):
             raise self.says
         return self.says
@@ -71,6 +74,9 @@ class Room:
         claim = prepare(self.books, *args, **more)
         self.specs.write(claim)
         return claim
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
 
     def heal(self, view: View = NOBODY) -> list[tuple[str, str]]:
         """Heal once, and tell what was done."""
@@ -157,12 +163,32 @@ def test_an_api_server_that_is_silent_about_one_claim_is_not_asked_about_the_nex
     for n in range(3):
         room.prepare(f"c-{n}", claimed_vf(vf(n)))
     room.reader.says = Unavailable("no answer within 15 s")
+    room.reader.meanwhile = lambda: room.wait(15)
     for _ in range(3):
         assert room.heal() == []
     assert len(room.reader.asked) == 1
     room.now += ASK_SECONDS
-    room.reader.says = None
+    room.reader.says, room.reader.meanwhile = None, int
     assert room.heal() == [("claim-unprepare", "orphan")] * 3
+
+
+def test_a_claim_whose_answer_is_not_understood_keeps_no_other_from_being_asked_about(room: Room) -> None:
+    for n in range(3):
+        room.prepare(f"c-{n}", claimed_vf(vf(n)))
+    room.reader.says = Unavailable("the answer is nested more than 64 levels deep")
+    room.heal()
+    assert len(room.reader.asked) == 3
+
+
+@pytest.mark.parametrize("says", [Refused(403, "may not read claims"), None])
+def test_slow_answers_are_waited_for_one_in_each_round(room: Room, says: Exception | None) -> None:
+    for n in range(3):
+        room.prepare(f"c-{n}", claimed_vf(vf(n)))
+    room.reader.says = says
+    room.reader.meanwhile = lambda: room.wait(SLOW_SECONDS + 1)
+    for count in (1, 2, 3, 3):
+        room.heal()
+        assert len(room.reader.asked) == count
 
 
 def test_a_claim_that_is_reserved_stays_and_is_asked_about_seldom(room: Room) -> None:
