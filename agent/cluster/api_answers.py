@@ -78,7 +78,7 @@ def refusal(status: int, retry_after: str | None, data: bytes, where: str) -> Un
     """Make the error for an answer of this status, with the remedy where there is one."""
     try:
         answer = decoded(data, where)
-        text = at(answer, "message", str)[:MAX_TEXT]
+        text = _shortened(at(answer, "message", str))
     except Unavailable:
         answer, text = {}, data[:200].decode("utf-8", "replace")
     if status == 404 and _OF_DRA.match(where):
@@ -104,6 +104,11 @@ def _owners(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
             if (manager := _MANAGER.search(at(cause, "message", str, ""))) is not None:
                 found.append((at(cause, "field", str, ""), manager[1]))
     return found
+
+
+def _shortened(text: str) -> str:
+    """Leave the middle of a long text out: a refused value stands between the field and what is wrong with it."""
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
 
 
 def _short(error: BaseException) -> str:

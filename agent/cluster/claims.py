@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -16,14 +16,15 @@ from typing import Any
 from agent.cluster.apiserver import CLAIM, ApiServer, on_own_thread
 from agent.cluster.topology.publisher import Pace
 from agent.config import Config
-from agent.errors import AgentError, Refused, Unavailable
+from agent.errors import AgentError, Conflicted, Refused, Unavailable
 from agent.model.claims import ClaimRef
-from agent.model.fields import at
+from agent.model.fields import at, objects_at
 from agent.model.network_data import NetworkData
-from agent.report.metrics import Metrics
+from agent.report.report import Report
 from agent.state import Latest, first
 
 COALESCE_SECONDS = 0.2
+CONDITION = "claim-status"
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,8 @@ class _Told:
     said: str = ""
     """The refusal that was logged last."""
     written: tuple[AttachedDevice, ...] = ()
+    by_update: bool = False
+    """The server would call its allocation changed by any patch."""
 
 
 class ClaimStatusWriter:
@@ -110,11 +113,12 @@ class ClaimStatusWriter:
     `attached` and `forget` may be called from any thread, and wait for nothing.
     """
 
-    def __init__(self, api: ApiServer, config: Latest[Config], metrics: Metrics, pace: Pace | None = None) -> None:
+    def __init__(self, api: ApiServer, config: Latest[Config], report: Report, pace: Pace | None = None) -> None:
         """`pace`: how long to wait for what comes together, and after failures."""
         self._api = api
         self._config = config
-        self._metrics = metrics
+        self._metrics = report.metrics
+        self._conditions = report.conditions
         self._pace = pace or Pace(coalesce=COALESCE_SECONDS)
         self._chance = random.SystemRandom().random  # the module's own generator is every thread's
         self._guard = threading.Lock()
@@ -138,14 +142,18 @@ class ClaimStatusWriter:
         """Say that a claim is unprepared. The server removes the status when it takes the devices back."""
         with self._guard:
             self._claims.pop(claim_uid, None)
+        self._show()
 
     async def run(self) -> None:
         """Write until cancelled. Errors of ours are waited out."""
-        while True:
-            news = self._news.value
-            due = await self.step(time.monotonic())
-            seconds = None if due is None else max(0.0, due - time.monotonic())
-            await first(self._news.other_than(news), seconds=seconds)
+        try:
+            while True:
+                news = self._news.value
+                due = await self.step(time.monotonic())
+                seconds = None if due is None else max(0.0, due - time.monotonic())
+                await first(self._news.other_than(news), seconds=seconds)
+        finally:
+            self._conditions.set(CONDITION, None)
 
     async def step(self, now: float) -> float | None:
         """Write what is due at this moment, and return when something is due next; None: nothing is."""
@@ -167,34 +175,81 @@ class ClaimStatusWriter:
             told.due, devices = None, tuple(told.devices.values())
         if not self._config.value.dra.status or devices == told.written:
             return
-        ref = told.ref
-        document = {
-            "apiVersion": CLAIM.api_version,
-            "kind": CLAIM.kind,
-            "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
-            "status": {"devices": [device.status() for device in devices]},
-        }
         try:
-            await on_own_thread(partial(self._api.apply_status, CLAIM.within(ref.namespace), document))
+            await on_own_thread(partial(self._send, told, devices))
         except Unavailable as error:
             self._metrics.api_write(CLAIM.kind, error.reason)
             with self._guard:
                 told.due = told.due or 0.0
             raise
         self._metrics.api_write(CLAIM.kind, "accepted")
-        told.written, told.failures = devices, 0
+        told.written, told.failures, told.said = devices, 0, ""
+        self._show()
+
+    def _send(self, told: _Told, devices: Sequence[AttachedDevice]) -> None:
+        """Write a claim's devices. On a thread of its own. Raises Unavailable, and Refused with 404 if it is gone.
+
+        By a patch, unless that is refused as a change of the allocation: the server encodes the allocation's parameters
+        again for each kind of patch, with their keys sorted, and then finds them changed where they were not sorted
+        (seen on Kubernetes 1.36). Replaced as a whole, with the allocation as it was read, the status is accepted.
+        """
+        ref = told.ref
+        if not told.by_update:
+            document = {
+                "apiVersion": CLAIM.api_version,
+                "kind": CLAIM.kind,
+                "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
+                "status": {"devices": [device.status() for device in devices]},
+            }
+            try:
+                self._api.apply_status(CLAIM.within(ref.namespace), document)
+            except Refused as refused:
+                if not _is_of_allocation(refused):
+                    raise
+                told.by_update = True
+            else:
+                return
+        self._replace(ref, devices)
+
+    def _replace(self, ref: ClaimRef, devices: Sequence[AttachedDevice]) -> None:
+        kind = CLAIM.within(ref.namespace)
+        found = self._api.read(kind, ref.name)
+        if at(found, "metadata.uid", str) != ref.uid:
+            raise Refused(HTTPStatus.NOT_FOUND, f"claim {ref} was deleted and made again")
+        drivers = {device.driver for device in devices}
+        others = [each for each in objects_at(found, "status.devices") if each.get("driver") not in drivers]
+        found["status"] = {**at(found, "status", dict, {}), "devices": [*others, *(each.status() for each in devices)]}
+        try:
+            self._api.replace_status(kind, found, blanks=False)
+        except Refused as refused:
+            if not _is_of_allocation(refused):
+                raise
+            self._api.replace_status(kind, found, blanks=True)
+
+    def _show(self) -> None:
+        """Show a claim that is refused, if there is one."""
+        with self._guard:
+            refused = next((told for told in self._claims.values() if told.said), None)
+        what = None if refused is None else f"the status of claim {refused.ref} is not written: {refused.said}"
+        self._conditions.set(CONDITION, what)
 
     def _refused(self, told: _Told, error: Refused, now: float) -> None:
         """Try this claim again later, unless it is gone."""
         if error.status == HTTPStatus.NOT_FOUND:
             self.forget(told.ref.uid)
             return
-        if str(error) != told.said:
-            told.said = str(error)
-            log.warning("the status of claim %s is not written: %s", told.ref, error, extra={"reason": error.reason})
         told.failures += 1
+        pause = self._pace.retry(told.failures, None)
+        if not isinstance(error, Conflicted):  # of the next version it may be accepted
+            if str(error) != told.said:
+                told.said = str(error)
+                extra = {"reason": error.reason}
+                log.warning("the status of claim %s is not written: %s", told.ref, error, extra=extra)
+                self._show()
+            if _is_of_allocation(error):
+                pause = self._pace.retry_cap  # neither time nor other devices make that better
         with self._guard:
-            told.due = now + self._pace.varied(self._pace.retry(told.failures, None), self._chance())
+            told.due = now + self._pace.varied(pause, self._chance())
 
     def _unavailable(self, error: AgentError, now: float) -> None:
         """Try all claims again later: none of them would be answered now."""
@@ -208,3 +263,9 @@ class ClaimStatusWriter:
             for told in waiting:
                 told.due = max(told.due or 0.0, until)
         log.info("claims are told of their devices later: %s", error)
+
+
+def _is_of_allocation(error: Refused) -> bool:
+    """Tell whether a status was refused since the allocation in it would be another one."""
+    is_invalid = error.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    return is_invalid and "status.allocation" in str(error) and "immutable" in str(error)

@@ -259,7 +259,7 @@ class Dra:
         closing.callback(node.reader.set, None)
         cells = SliceCells(driver.offering.slices, told.dropped, told.published)
         slices = SlicePublisher(api, Pool(name, node.name), cells, report)
-        writer = ClaimStatusWriter(api, node.config, report.metrics)
+        writer = ClaimStatusWriter(api, node.config, report)
         status = ClaimStatus(node.ledger, writer, name, node.offer)
         closing.callback(status.end)
 

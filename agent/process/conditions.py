@@ -10,13 +10,13 @@ UNHEARD = frozenset({"kernel-events", "gpu-events", "cdi", "podresources", "runt
 """Conditions that leave the agent slower or less sure: what it hears of late, or cannot ask at the moment."""
 NO_POD_NEEDS = (
     frozenset({"publishing", "slices", "dra-features", "config", "overlap", "damage", "renumbered"})
-    | {"healing", "standby"}
+    | {"healing", "standby", "claim-status"}
     | UNHEARD
 )
 """Conditions that people should know of, and that make neither the agent nor the node unready: an API server that is
 away, a feature that the cluster has not, a new configuration that is wrong, a device that two resources select, a
 damaged ledger that was set aside, containers that kubelet would give another's device, a healer that ended early while
-the others went on, another agent that still does the work, and those of UNHEARD."""
+the others went on, a claim whose status is refused, another agent that still does the work, and those of UNHEARD."""
 NO_ADD_NEEDS = frozenset({"kubelet", "dra", "endpoints", "admin", "reconciler"}) | NO_POD_NEEDS
 """Conditions that keep no pod's network from being made. The runtime calls the whole node's network not ready while
 there is another: so a kubelet that has not taken up our resources does not count."""

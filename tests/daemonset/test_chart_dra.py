@@ -23,7 +23,9 @@ BASIC = {
 }
 STATUS = {
     ("resource.k8s.io", "resourceclaims/status", "patch"),
+    ("resource.k8s.io", "resourceclaims/status", "update"),
     ("resource.k8s.io", "resourceclaims/driver", "associated-node:patch"),
+    ("resource.k8s.io", "resourceclaims/driver", "associated-node:update"),
 }
 PODS = {("", "pods", "get")}
 VF: Document = {"name": "rdma/vf", "kind": "vf", "offer": "dra"}

@@ -44,7 +44,9 @@ class Asked:
             path, _, query = url.partition("?")
             match = re.fullmatch(r"/(?:api|apis/([^/]+))/[^/]+(?:/namespaces/([^/]+))?/([^/]+)(/n(/status)?)?", path)
             assert match is not None, url
-            verbs = {"GET": ["get"], "PATCH": ["patch"], "POST": ["create"], "DELETE": ["delete"]}[method]
+            verbs = {"GET": ["get"], "PATCH": ["patch"], "PUT": ["update"], "POST": ["create"], "DELETE": ["delete"]}[
+                method
+            ]
             if method == "GET" and match[4] is None:
                 verbs = ["watch" if "watch=true" in query else "list"]
             # An apply creates the object if there is none, and the API server asks for both. A Node is always there,
@@ -71,6 +73,7 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
             self.wfile.write(body)
 
         do_PATCH = do_GET
+        do_PUT = do_GET
         do_POST = do_GET
         do_DELETE = do_GET
 
@@ -204,13 +207,16 @@ def test_who_offers_devices_to_claims_may_do_that_and_no_more(kube: Kube, asked:
     client.current(CLAIM.within("a"), "n")
     client.list_of(CLASS, {}, str)
     client.apply_status(CLAIM.within("a"), document)
+    client.replace_status(CLAIM.within("a"), document, blanks=False)
     client.read(POD.within("a"), "n")
     # By namespace as roles of the cluster give them: in any.
     rights = {(group, what, verb, "" if where == "a" else where) for group, what, verb, where in asked.rights}
     resources = [{"name": "rdma/vf", "kind": "vf", "offer": "dra", "binding": "late"}]
     found = kube.template({"config": {"topology": {"publish": False}, "resources": resources}})
-    of_driver = ("resource.k8s.io", "resourceclaims/driver", "associated-node:patch", "")
-    assert allowed(found) == {*rights, of_driver}
+    of_driver = {
+        ("resource.k8s.io", "resourceclaims/driver", f"associated-node:{verb}", "") for verb in ("patch", "update")
+    }
+    assert allowed(found) == rights | of_driver
     looked_at = {
         (resource, operation)
         for policy in found

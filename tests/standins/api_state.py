@@ -115,6 +115,8 @@ class ApiState:
         self._fault = Fault(times=0)
         self.gates = DEFAULT
         """Feature gates that are on."""
+        self.separators = (",", ":")
+        """How the client wrote the parameters that are stored."""
         self.caller: Caller | None = None
         """Who calls by HTTP; None: somebody who may write every part of a status."""
         self.before: Callable[[], object] = int
@@ -213,6 +215,26 @@ class ApiState:
             self._counts["applies"] += 1
             self._counts["changes"] += has_changed
             return (201 if found is None else 200), stored
+
+    def changed_parameters(self, target: Target, body: str | None) -> str | None:
+        """Say why a write of this status is refused, since it would change bytes of the allocation's parameters.
+
+        `body` is that of a PUT, None for a patch of any kind. The server keeps parameters as the bytes that it was sent
+        (apimachinery's RawExtension), and encodes them again for a patch, compact and with sorted keys: observed on
+        Kubernetes 1.36.2 with keys that are not sorted, as 422 for server-side apply, merge and JSON patch, while a PUT
+        of the whole object was accepted. That blanks count as well follows from apimachinery's code.
+        """
+        with self._lock:
+            found = self._objects.get((target.kind.kind, target.key))
+            status = found.managed.content.get("status", {}) if found is not None and target.of_status else {}
+        for config in (status.get("allocation") or {}).get("devices", {}).get("config") or ():
+            parameters = config.get("opaque", {}).get("parameters")
+            stored = json.dumps(parameters, separators=self.separators)
+            if stored not in (body or json.dumps(parameters, separators=(",", ":"), sort_keys=True)):
+                value = json.dumps(status["allocation"])
+                text = f"status.allocation: Invalid value: {value}: field is immutable"
+                return f'{target.kind.group} "{target.name}" is invalid: {text}'
+        return None
 
     def merge(self, kind: str, key: str, patch: Mapping[str, Any], manager: str) -> tuple[int, Any]:
         """Apply a merge patch: status, and the object or why not. With a resource version it is for that one alone."""

@@ -139,6 +139,9 @@ class _Connection(BaseHTTPRequestHandler):
         else:
             if not self._misbehaves():
                 target = self.server.state.kinds.target(path)
+                if target is not None and (problem := self.server.state.changed_parameters(target, body.decode())):
+                    self._refuse(422, problem)
+                    return
                 found = self.server.state.replace(target, document, "client") if target and target.name else None
                 self._answer(*(found or (404, "not found")))
             return
@@ -201,6 +204,9 @@ class _Connection(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = parse_qs(url.query)
         target = self.server.state.kinds.target(url.path)
+        if target is not None and (changed := self.server.state.changed_parameters(target, None)):
+            self._refuse(422, changed)
+            return
         if target is not None and target.kind is NODE and self.headers.get("Content-Type") == MERGE:
             self._answer(*self.server.state.merge(NODE.kind, target.key, json.loads(body), query["fieldManager"][0]))
             return

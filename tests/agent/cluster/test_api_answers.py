@@ -24,11 +24,19 @@ class Answering:
     def __init__(self, data: bytes) -> None:
         self.response = answer(data)
 
-    def param_serialize(self, *request: Any, **how: Any) -> tuple[()]:
-        return ()
+    def param_serialize(self, *request: Any, **how: Any) -> tuple[str, str, dict[str, str]]:
+        return "GET", "http://x/", {}
 
-    def call_api(self, *request: Any, **how: Any) -> Answering:
+    @property
+    def rest_client(self) -> Answering:
         return self
+
+    @property
+    def pool_manager(self) -> Answering:
+        return self
+
+    def request(self, *request: Any, **how: Any) -> HTTPResponse:
+        return self.response
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"<html>", b'{"a": 1} x', b"\xff"])

@@ -14,10 +14,14 @@ from prometheus_client import CollectorRegistry
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.claims import AttachedDevice, ClaimReader, ClaimStatusWriter
 from agent.cluster.topology.publisher import Pace
-from agent.config import Config, Dra
+from agent.config import Config, Dra, HealthSettings
 from agent.errors import Refused, Unavailable
+from agent.health import HealthBook
 from agent.model.claims import ClaimRef
+from agent.process.conditions import Conditions
+from agent.report.events import Events
 from agent.report.metrics import Metrics
+from agent.report.report import Report
 from agent.state import Latest
 from tests.awaiting import until
 from tests.standins.apiserver import ApiServerStandIn, Fault
@@ -102,8 +106,9 @@ class Writing:
     def __init__(self, server: ApiServerStandIn, api: ApiServer, *, status: bool = True, pace: Pace = QUICK) -> None:
         self.server = server
         self.config = Latest(Config(dra=Dra(status=status)))
-        self.metrics = Metrics(CollectorRegistry())
-        self.writer = ClaimStatusWriter(api, self.config, self.metrics, pace)
+        self.metrics, self.conditions = Metrics(CollectorRegistry()), Conditions()
+        report = Report(self.metrics, self.conditions, Events(), HealthBook(HealthSettings()))
+        self.writer = ClaimStatusWriter(api, self.config, report, pace)
 
     @property
     def writes(self) -> int:
@@ -275,7 +280,7 @@ def test_a_refusal_of_one_claim_is_said_once_tried_again_and_holds_up_no_other(
         await until(lambda: writing.devices("c") and writing.devices("d"))
 
     Writing(server, api).play(scenario)
-    said = [record for record in caplog.records if "resourceclaims/driver" in record.message]
+    said = [record for record in caplog.records if record.name == "agent.cluster.claims"]
     assert len(said) == 2
 
 
