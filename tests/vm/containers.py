@@ -9,16 +9,18 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+EVERYWHERE = ("null", "zero", "full", "random", "urandom", "tty")
+"""Device files that a runtime gives to each container."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """Runs programs in a pod's network, with what its edits say and nothing else of this process's environment."""
+    """Runs programs in a pod's network, with what its edits say: no other variable, and no other device of the host."""
 
     pod: str
     """Name of its network namespace, and of its host."""
@@ -37,6 +39,7 @@ class Container:
             f"hostname {self.pod}",
             f"mkdir -p /run/nodefabric {self.env['TMPDIR']}",
             "mount -t tmpfs none /run/nodefabric",
+            *self._devices(),
         ]
         for mount in self.edits.get("mounts", ()):
             source, target = shlex.quote(mount["hostPath"]), shlex.quote(mount["containerPath"])
@@ -46,6 +49,16 @@ class Container:
         spaces = ["--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
         apart = ["unshare", *spaces, "sh", "-c", inside, "sh", *variables]
         return ["ip", "netns", "exec", self.pod, *apart]
+
+    def _devices(self) -> Iterator[str]:
+        """Put a /dev in place of the host's that has what each container has, and the device nodes of the edits."""
+        own = f"/run/dev-{self.pod}"
+        yield f"mkdir -p {own} && mount -t tmpfs none {own} && mkdir {own}/shm"
+        yield f"cp -a {' '.join(f'/dev/{name}' for name in EVERYWHERE)} {own}"
+        for node in self.edits.get("deviceNodes", ()):
+            target = shlex.quote(own + node["path"].removeprefix("/dev"))
+            yield f"mkdir -p $(dirname {target}) && cp -a {shlex.quote(node.get('hostPath', node['path']))} {target}"
+        yield f"mount --bind {own} /dev"
 
     def start(self, script: str) -> subprocess.Popen[str]:
         """Start a shell script in it."""

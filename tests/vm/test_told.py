@@ -15,6 +15,8 @@ from typing import Any, cast
 
 import pytest
 
+from agent.config import parse
+from agent.edits.by_device import edits_by_device
 from agent.edits.cdi import SlotSpecs
 from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.environment import helper_variables
@@ -24,6 +26,7 @@ from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
 from agent.offer.offer import Offer
+from agent.offer.units import list_units
 from agent.state import Latest
 from cni import netconf
 from cni.attachment import Attachments
@@ -40,6 +43,7 @@ from tests.vm.containers import Container, ended
 PODS = 10
 HCAS = ("mlx5_0", "mlx5_1")
 WORDS = ("nccl", "ucx", "rails")
+(SHARES,) = parse("resources: [{name: rdma/hca, kind: hca, shares: 10}]", "shares").resources
 PREVIOUS = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]}
 PINGPONG = 'ibv_rc_pingpong -d "${UCX_NET_DEVICES%%:*}" -g "$UCX_IB_GID_INDEX" -n 200'
 
@@ -73,14 +77,15 @@ class Scene:
         """Prepare a pod's claim, make its sandbox, and tell what its container gets."""
         ref, owner = ClaimRef(f"uid-{pod}", "default", pod), PodRef("default", pod, f"uid-{pod}")
         variables = helper_variables(WORDS, self.snapshot.by_address[pf.address].rdma_devices)
-        edits = {"env": [f"{name}={value}" for name, value in variables]}
-        share = ClaimDevice("nic", "node", "hca", "rdma/hca", "hca", pf.address, "share", exclusive=False, edits=edits)
+        unit = next(u for u in list_units((SHARES,), self.snapshot)[SHARES.name] if u.device == pf.address)
+        edits = edits_by_device(SHARES, [unit], self.snapshot, variables)[pf.address]
+        share = ClaimDevice("nic", "node", "hca", SHARES.name, "hca", pf.address, "share", exclusive=False, edits=edits)
         self.specs.write(self.ledger.prepare_claim(Claim(ref, ClaimState.PREPARING, (share,), (owner,), owner.uid)))
         self.ledger.set_claim_state(ref.uid, ClaimState.PREPARED)
         ranges = [[{"subnet": "10.99.0.0/24"}]]
         ipam = {"type": "host-local", "dataDir": str(self.folder / "leases"), "ranges": ranges}
         keys = network({"name": "fabric", "mode": "macvlan", "ipam": ipam})
-        self.grants.given = [GrantedDevice(pf.address, "rdma/hca", keys, claim_uid=ref.uid)]
+        self.grants.given = [GrantedDevice(pf.address, SHARES.name, keys, claim_uid=ref.uid)]
         document = {"cniVersion": "1.1.0", "name": "cluster", "type": "nodefabric", "prevResult": PREVIOUS}
         netns = os.open(f"/run/netns/{pod}", os.O_RDONLY | os.O_CLOEXEC)
         try:
