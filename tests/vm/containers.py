@@ -56,8 +56,13 @@ class Container:
         yield f"mkdir -p {own} && mount -t tmpfs none {own} && mkdir {own}/shm"
         yield f"cp -a {' '.join(f'/dev/{name}' for name in EVERYWHERE)} {own}"
         for node in self.edits.get("deviceNodes", ()):
-            target = shlex.quote(own + node["path"].removeprefix("/dev"))
-            yield f"mkdir -p $(dirname {target}) && cp -a {shlex.quote(node.get('hostPath', node['path']))} {target}"
+            target, status = (
+                shlex.quote(own + node["path"].removeprefix("/dev")),
+                os.stat(node.get("hostPath", node["path"])),
+            )
+            number = f"{os.major(status.st_rdev)} {os.minor(status.st_rdev)}"
+            # By number: one container may start another, and has not its files.
+            yield f"mkdir -p $(dirname {target}) && mknod -m {status.st_mode & 0o777:o} {target} c {number}"
         yield f"mount --bind {own} /dev"
 
     def start(self, script: str) -> subprocess.Popen[str]:
