@@ -32,7 +32,9 @@ from agent.health import HealthBook
 from agent.inventory import Inventory
 from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger
+from agent.model.device import Snapshot
 from agent.offer.offer import Offer
+from agent.offer.units import plain_offer
 from agent.operator import admin, gpu_pause, release
 from agent.parts import Parts
 from agent.process import interpreter, parts
@@ -218,7 +220,7 @@ class Agent:
     async def _open_books(self, closing: AsyncExitStack, stop: asyncio.Event) -> None:
         """Open the ledger, unless asked to stop before that is possible."""
         boot_id = await learn_boot_id(self._inventory, self._conditions, self._host.root, stop)
-        prepare = partial(asyncio.to_thread, _load, self._config.value)
+        prepare = partial(asyncio.to_thread, _prepare, self._config.value, self._inventory.snapshot.value)
         ledger = await open_ledger(self._config.value, boot_id, self._conditions, stop, closing, prepare)
         if ledger is not None:
             closing.push_async_callback(asyncio.to_thread, ledger.close)
@@ -296,8 +298,13 @@ class Agent:
             await asyncio.sleep(CONDITIONS_POLL_SECONDS)
 
 
-def _load(config: Config) -> None:
-    """Load what is loaded later otherwise: an agent that waits for the books has the time now."""
+def _prepare(config: Config, snapshot: Snapshot) -> None:
+    """Do ahead what is due once the books are open: an agent that waits for them has the time now.
+
+    The offer is made again then, of what the books say besides. One that cannot be made is no reason to end the other
+    agent, so this one fails before it is ready.
+    """
+    plain_offer(config.resources, snapshot, named_rails=config.topology.rails)
     import agent.cluster.apiserver
     import agent.cluster.dra
     import agent.cluster.node_events

@@ -96,7 +96,7 @@ class Node:
         return self.report.driver.value if self.report is not None else None
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Dra]:
+    async def running(self, is_due: bool = True) -> AsyncIterator[Dra]:
         events = Events()
         report = Report(
             Metrics(CollectorRegistry()), Conditions(events.condition), events, HealthBook(HealthSettings())
@@ -104,7 +104,10 @@ class Node:
         self.report = report
         on_node = OnNode("node-1", self.config, self.offer, self.ledger, Nobody(), Nobody(), Latest(None), self.leaves)
         dra = Dra(on_node, self.open_api, report)
-        task = asyncio.create_task(dra.run())
+        due = asyncio.Event()
+        if is_due:
+            due.set()
+        task = asyncio.create_task(dra.run(due))
         try:
             yield dra
         finally:
@@ -115,6 +118,17 @@ class Node:
 def test_a_node_without_claims_opens_nothing(short_folder: Path) -> None:
     async def work(node: Node) -> None:
         async with node.running():
+            await asyncio.sleep(0.2)
+            assert (node.opened, node.sockets()) == (0, [])
+
+    with closing(Ledger.open(short_folder / "ledger.db", "boot")) as ledger:
+        asyncio.run(work(Node(short_folder, ledger)))
+
+
+def test_nothing_is_served_before_it_is_due(short_folder: Path) -> None:
+    async def work(node: Node) -> None:
+        node.config.set(node.configured(*OFFERED))
+        async with node.running(is_due=False):
             await asyncio.sleep(0.2)
             assert (node.opened, node.sockets()) == (0, [])
 
