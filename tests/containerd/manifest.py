@@ -163,4 +163,5 @@ def _value(entry: Spec) -> str:
     if "value" in entry:
         return str(entry["value"])
     field = entry["valueFrom"]["fieldRef"]["fieldPath"]
-    return {"spec.nodeName": "sim-node", "metadata.namespace": "nodefabric"}[field]
+    known = {"spec.nodeName": "sim-node", "metadata.namespace": "nodefabric", "metadata.name": "nodefabric-x"}
+    return known[field]
