@@ -149,6 +149,7 @@ class Agent:
         yield Part("clean-up", reconciler.begin)
         yield entered("memory", interpreter.set_aside(), interpreter.set_aside_later)
         conditions.set("starting", None)
+        yield Part("heartbeat", run=self._heartbeat.run)
         yield Part("device plugins", run=made.plugins.run, close=made.plugins.close)
         # It loads what it needs when it is needed.
         from agent.cluster.dra import Dra, OnNode
@@ -167,7 +168,6 @@ class Agent:
         yield Part("usage", run=made.usage.run)
         yield Part("conditions", run=partial(self._watch_conditions, made, gpus))
         yield Part("CDI specs", run=made.specs.run)
-        yield Part("heartbeat", run=self._heartbeat.run)
         yield Part("recent events", run=partial(supervised, overview.run, "recent events"))
 
         # Until then kubelet refuses every pod that asks for our devices, and all else takes time from that.
