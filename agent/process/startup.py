@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.config import Config, Endpoints, load_legible
 from agent.config.files import Sources
-from agent.errors import AgentError, ConfigError, HardwareError, LedgerError
+from agent.errors import AgentError, ConfigError, HardwareError, LedgerError, LedgerInUse
 from agent.inventory import Inventory
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
@@ -27,7 +27,7 @@ from agent.offer.joining import template_problems
 from agent.offer.units import list_units, plain_offer
 from agent.operator import admin
 from agent.process.conditions import Conditions
-from agent.process.standby import claim_books
+from agent.process.standby import claim_books, has_successor
 from agent.report.endpoints import EndpointServer
 from agent.report.metrics import Metrics
 from agent.report.replies import Pages
@@ -96,12 +96,13 @@ async def await_config(
 
     Meanwhile /healthz is fine and /readyz says what is wrong, where the configuration has them as far as it can be
     read, and to probes at their socket: kubelet would end an agent whose probes find nobody. `meanwhile` is tried until
-    it can be entered.
+    it can be entered, and left for an agent whose configuration is right and that waits for the books.
     """
     said: tuple[str, ...] = ()
     wrong: list[str] = []
     excuse: str | None = ""
     async with AsyncExitStack() as stack:
+        serving = await stack.enter_async_context(AsyncExitStack())
         while not stop.is_set():
             try:
                 config = await _load(sources, scan)
@@ -112,11 +113,15 @@ async def await_config(
                     log.error("waiting for %s to be repaired", sources)
                     wrong[:] = error.problems
                     if not said:
-                        legible = await asyncio.to_thread(_legible, sources)
-                        _explain(stack, wrong, legible.endpoints, probe_socket)
+                        _explain(stack, wrong, (await asyncio.to_thread(_legible, sources)).endpoints, probe_socket)
                     said = error.problems
+                legible = await asyncio.to_thread(_legible, sources)
                 if excuse is not None:
-                    excuse = await _enter(stack, meanwhile, await asyncio.to_thread(_legible, sources), wrong, excuse)
+                    excuse = await _enter(serving, meanwhile, legible, wrong, excuse)
+                elif has_successor(legible.state_dir):
+                    log.info("another agent waits for the books, and has a configuration that is right")
+                    await serving.aclose()
+                    excuse = ""
             else:
                 for warning in config.warnings:
                     log.warning("%s: %s", config.source, warning)
@@ -153,6 +158,10 @@ async def _enter(
     """Begin what is done meanwhile. Say why that is not possible, once; None if it is."""
     try:
         await stack.enter_async_context(meanwhile(config, wrong))
+    except LedgerInUse as error:  # in an update: that agent serves on
+        if str(error) != excuse:
+            log.info("the configuration must be repaired before this agent takes over: %s", error)
+        return str(error)
     except (AgentError, OSError) as error:
         if str(error) != excuse:
             log.warning("pods wait until the configuration is repaired: %s", error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import statistics
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from agent.process.standby import Pace, claim_books, has_successor
 from agent.sim.stage import Stage
 from tests.awaiting import until
 from tests.e2e.conftest import stage
-from tests.hostile.updating import Agents, DeadlyUpdates, Death, node, play
+from tests.hostile.updating import RESOURCES, Agents, DeadlyUpdates, Death, node, play
 
 __all__ = ["stage"]
 UPDATES = 5
@@ -66,6 +67,30 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
     places = [folder / "run", folder / "kubelet/device-plugins", folder / "cdi-specs", folder / "state"]
     found = [path for place in places for path in place.rglob("*") if path.name != "agent.next"]
     return {str(path): (path.stat().st_ino, path.stat().st_ctime_ns) for path in found if path.suffix != ".db-shm"}
+
+
+def test_an_update_to_a_wrong_configuration_leaves_the_node_with_its_devices(stage: Stage) -> None:
+    """Also where the agent that still has the right one starts again meanwhile."""
+
+    async def scenario() -> None:
+        async with node(stage) as stream:
+            agents = Agents(stage)
+            good = stage.folder / "good.yaml"
+            (stage.folder / "config.yaml").rename(good)
+            stage.write_config({**RESOURCES, "resourcs": []})
+            old = agents.start(config=good.name)
+            await stream.until_offered()
+            new = agents.start()
+            await until(lambda: "is in use by another agent" in stage.log(new))
+            assert "resourcs" in agents.readiness(new)
+            assert stream.is_offered()
+
+            await asyncio.to_thread(agents.end, old, signal.SIGKILL)
+            await until(lambda: "until the configuration is repaired" in stage.log(new))
+            agents.start(config=good.name)
+            await stream.until_offered()
+
+    asyncio.run(scenario())
 
 
 def test_who_never_gets_the_books_is_not_ready_for_ever(tmp_path: Path) -> None:

@@ -56,11 +56,11 @@ class Agents:
     options: tuple[str, ...] = ()
     started: int = 0
 
-    def start(self, program: str = "agent", **env: str) -> str:
+    def start(self, program: str = "agent", config: str = "config.yaml", **env: str) -> str:
         """Start one more, and return its name."""
         self.started += 1
         name = f"agent-{self.started}"
-        words = ["-m", program, "run", "--config", str(self.stage.folder / "config.yaml"), *self.stage.host]
+        words = ["-m", program, "run", "--config", str(self.stage.folder / config), *self.stage.host]
         known = {"NODE_NAME": NODE, probe.SOCKET: str(self._socket(name)), POD: f"nodefabric/{name}"}
         self.stage.spawn(name, [*words, "--log-format", "text", *self.options], {**known, **env})
         return name

@@ -20,7 +20,7 @@ import pytest
 from agent import config
 from agent.config import Endpoints
 from agent.config.files import Sources
-from agent.errors import ConfigError, HardwareError, LedgerInUse
+from agent.errors import ConfigError, HardwareError, LedgerError
 from agent.model.device import Snapshot
 from agent.process import startup
 from tests.deviceplugin.machines import node
@@ -179,7 +179,7 @@ def test_what_is_done_meanwhile_is_tried_until_it_can_be_and_ends_with_the_wait(
     path = tmp_path / "config.yaml"
     path.write_text(f"stateDir: /srv/books\n{BAD}")
     did: list[str] = []
-    errors = [LedgerInUse("another agent ends"), LedgerInUse("another agent ends")]
+    errors = [LedgerError("the folder is read-only"), LedgerError("the folder is read-only")]
 
     @asynccontextmanager
     async def meanwhile(config: config.Config, wrong: Sequence[str]) -> AsyncIterator[None]:
@@ -198,7 +198,7 @@ def test_what_is_done_meanwhile_is_tried_until_it_can_be_and_ends_with_the_wait(
     problem = "rescanSeconds: must be a number of seconds from 1 to 3600, is 'soon'"
     assert did == [f"begins in /srv/books: {problem}", "ends"]
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert said == ["pods wait until the configuration is repaired: another agent ends"]
+    assert said == ["pods wait until the configuration is repaired: the folder is read-only"]
 
 
 def test_being_stopped_ends_the_wait(own_network: None, tmp_path: Path) -> None:
