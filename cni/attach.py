@@ -30,7 +30,7 @@ from cni.modes import choice, rdma
 from cni.modes.mode import InterfaceFacts, Target
 from cni.netconf import NetConf
 from cni.node import Node
-from cni.places import Places
+from cni.places import NotWanted, Places
 from cni.targets import Targets
 
 BUSY_SECONDS = 5.0
@@ -126,7 +126,8 @@ class Attacher:
                     " interfaces, addresses and routes: the process that it names may have ended, and another have"
                     " its number"
                 )
-            with self._places.hold("ADD", *{_network_of(target.conf) for target in targets}):
+            networks = {_network_of(target.conf) for target in targets}
+            with self._places.hold("ADD", *networks, namespace=call.pod.namespace):
                 return self._add_once_free(_Work(call, owner, call.netns, add), targets)
 
     # ------------------------------------------------------------------------------------------- former owners
@@ -216,7 +217,7 @@ class Attacher:
                 claim_uid=target.claim_uid,
                 durable=target.conf.ipam is not None,
             )
-        undo.callback(self._undo_failed_add, row, work.netns)
+        undo.callback(self._undo_failed_add, row, work)
         timer.end("books")
         facts = mode.enter(host, planned, work.netns)
         if follows:
@@ -237,7 +238,10 @@ class Attacher:
         conf = target.conf
         leases = result.Leases()
         if conf.ipam is not None:
-            leases = self._detacher.leases.take(row)
+            try:
+                leases = self._detacher.leases.take(row, lambda: not work.add.overtaken)
+            except NotWanted as error:
+                raise _overtaken(work.call) from error
             work.timer.end("ipam")
         elif conf.routing is NO_ROUTING:
             return leases
@@ -280,11 +284,11 @@ class Attacher:
         if promised is not None:
             rdma.require_node(self._node.host, row, netns, promised)
 
-    def _undo_failed_add(self, row: Attachment, netns: int) -> None:
+    def _undo_failed_add(self, row: Attachment, work: _Work) -> None:
         # The row is not marked first: it may be a full disk that brought us here, and an *attaching*
-        # row that no ADD works on says as much.
+        # row that no ADD works on says as much. Where the pod is ending it does not wait for an IPAM plugin either.
         try:
-            self._detacher.undo(row, netns)
+            self._detacher.undo(row, work.netns, leases_later=work.add.overtaken)
         except AgentError as error:
             log.error("%s stays in the books as half attached: %s", row.device, error)
 

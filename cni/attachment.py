@@ -74,7 +74,8 @@ class Attachments:
         self.adopter = Adopter(
             node, state=settings.foreign_state, run=settings.foreign_run, netns_folders=settings.netns_folders
         )
-        places = Places("ADDs under way", Rules(settings.max_adding))
+        rules = Rules(settings.max_adding, untrusted=settings.max_adding * 3 // 4)
+        places = Places("ADDs under way", rules, self.detacher.leases.trust)
         targets = Targets(node, grants, self._slots, Pool(node, grants), Permission(node, grants), places)
         self._attacher = Attacher(node, targets, self.detacher, grants, places, settings.busy_seconds)
 

@@ -90,7 +90,8 @@ def request_of(call: Call, conf: NetConf) -> dict[str, Any]:
 def leasing_networks(call: Call, rows: Sequence[Attachment]) -> list[Mapping[str, Any]]:
     """List the networks with addresses that a call is about: its own, and those that rows joined under its name."""
     mine = [request_of(call, call.conf)["network"]]
-    found = mine + [row.request["network"] for row in rows if row.request["name"] == call.conf.name]
+    of_rows = [row.request["network"] for row in rows if row.request["name"] == call.conf.name]
+    found = mine + [network for network in of_rows if network and network["ipam"]["type"] != ipam.WITHOUT_LEASES]
     leasing = [network for network in found if network is not None and network["ipam"]["type"] not in NO_IPAM]
     different = {json.dumps([n["name"], n["ipam"]], sort_keys=True): n for n in leasing}
     return list(different.values())
@@ -114,6 +115,16 @@ class LeasingNetwork:
 
     def __str__(self) -> str:
         return f"{self.name} (addresses from {self.kind})"
+
+
+def counted(network: Mapping[str, Any]) -> LeasingNetwork:
+    """Return the network that the document for an IPAM plugin is about."""
+    return LeasingNetwork.of(network["name"], network["ipam"])
+
+
+def counted_of(request: Mapping[str, Any]) -> tuple[LeasingNetwork, str]:
+    """Return by which network and namespace the request in a row counts."""
+    return counted(request["network"]), ipam.namespace_of(request.get("cni_args", ""))
 
 
 def with_path(row: Attachment, call: Call) -> Attachment:

@@ -209,8 +209,7 @@ class Detacher:
                 for what in lost:
                     log.error("%s is back, but the host does not take back what it had there: %s", row.device, what)
                     self._node.observer.not_put_back(row.device, what)
-            later = leases_later or was_first
-            owed = row.request["network"] is not None and not returned and (later or not self.leases.give_back(row))
+            owed = not returned and not self.leases.give_back(row, later=leases_later or was_first)
             adopted.forget(row)
             if (info := row.request.get("device_info_file")) is not None:
                 device_info.remove_attached(info, row.device)

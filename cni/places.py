@@ -1,17 +1,40 @@
-"""Places where calls take long, so that those of one network leave room for another's."""
+"""Places where calls take long, so that those of one network or namespace leave room for others.
+
+Somebody who may write networks can make as many as they like, and let the plugin of each hang. So a network is trusted
+once its plugin has answered, and until it is killed. Networks that are not trusted share a part of the places.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Hashable, Iterator, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from agent.errors import DeviceBusy
 
+FRESH_SECONDS = 15.0
+"""What the plugin of a network may take that has never answered; twice as long after each time that it was killed."""
+FIRST_REFUSAL_SECONDS, LONGEST_REFUSAL_SECONDS = 15.0, 120.0
+"""How long a network is refused whose plugin was killed; twice as long each time."""
+MAX_NETWORKS = 1024
+"""So many are remembered: those that were heard of last."""
+LOOK_SECONDS = 0.2
+Network = Hashable
+
 
 class NoPlace(DeviceBusy):
     """As many calls are under way as may be; trying again later may help."""
+
+
+class NotWanted(DeviceBusy):
+    """Nobody waits for the call's answer any more."""
+
+
+def always() -> bool:
+    """Say that an answer is waited for."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +42,9 @@ class Holder:
     """Who has a place, or wants one: a kind of work, for one network or several, whose text names them."""
 
     kind: str
-    networks: tuple[Hashable, ...]
+    networks: tuple[Network, ...]
+    namespace: str = ""
+    """Of the pod; empty if the work is for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,44 +54,155 @@ class Rules:
     total: int
     kinds: tuple[str, ...] = ()
     """Of each one place is kept for networks that have none."""
-    together: Collection[Hashable] = ()
-    """Networks that count as one."""
+    untrusted: int = 0
+    """So many are for networks that are not trusted, half of them for those of one namespace. 0: all are trusted."""
 
 
-def full_network(held: Sequence[Holder], wanted: Holder, rules: Rules) -> Hashable | None:
-    """Tell a network that may have no further place of this kind; None if all may.
+@dataclass(slots=True)
+class _Record:
+    has_answered: bool = False
+    kills: int = 0
+    """Since it answered last."""
+    until: float = 0.0
+    """It is refused until then."""
 
-    One network may have no more than are left free. So however many calls of it wait, another finds room at once: the
-    first network gets half of all places, the next one half of the rest.
+
+class Trust:
+    """Which networks' plugins answer, for pods of which namespace. Safe for many threads.
+
+    By namespace, since a network of the same name and `ipam` in another one may be another's, who lets it hang.
     """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._records: dict[tuple[Network, str], _Record] = {}
+
+    def has(self, network: Network, namespace: str) -> bool:
+        """Tell whether a network is trusted. One that is only a name has no plugin that could hang."""
+        record = self._of(network, namespace)
+        return isinstance(network, str) or (record.has_answered and not record.kills)
+
+    def note_answer(self, network: Network, namespace: str) -> None:
+        """Note that a network's plugin has answered, whatever it said."""
+        self._note(network, namespace, _Record(has_answered=True))
+
+    def note_kill(self, network: Network, namespace: str) -> None:
+        """Note that a network's plugin was killed: it is refused for some time, longer each time."""
+        before = self._of(network, namespace)
+        pause = min(FIRST_REFUSAL_SECONDS * 2**before.kills, LONGEST_REFUSAL_SECONDS)
+        record = _Record(before.has_answered, min(before.kills + 1, 10), self._clock() + pause)
+        self._note(network, namespace, record)
+
+    def _of(self, network: Network, namespace: str) -> _Record:
+        return self._records.get((network, namespace), _Record())
+
+    def _note(self, network: Network, namespace: str, record: _Record) -> None:
+        with self._guard:
+            self._records.pop((network, namespace), None)
+            self._records[network, namespace] = record
+            if len(self._records) > MAX_NETWORKS:
+                del self._records[next(iter(self._records))]
+
+    def refused_for(self, network: Network, namespace: str) -> float:
+        """Return for how many seconds a network is refused; 0 if it is not."""
+        return max(0.0, self._of(network, namespace).until - self._clock())
+
+    def is_refused(self, network: Network) -> bool:
+        """Tell whether a network is refused in any namespace."""
+        with self._guard:
+            known = list(self._records)
+        return any(self.refused_for(*key) for key in known if key[0] == network)
+
+    def require(self, network: Network, namespace: str) -> None:
+        """Raise NoPlace for a network that is refused."""
+        if left := self.refused_for(network, namespace):
+            raise NoPlace(
+                f"network {network}: its plugin hung or took too much and was killed, so it is not asked now: it can be"
+                f" asked again in {left:.0f} s"
+            )
+
+    def seconds(self, network: Network, namespace: str, most: float) -> float:
+        """Return what a network's plugin may take, where one that has answered once may take `most`."""
+        record = self._of(network, namespace)
+        return most if record.has_answered else min(most, FRESH_SECONDS * 2**record.kills)
+
+
+def _always(network: Network, namespace: str) -> bool:
+    return True
+
+
+def too_many(
+    held: Sequence[Holder], wanted: Holder, rules: Rules, trusted: Callable[[Network, str], bool] = _always
+) -> str | None:
+    """Tell who may have no further place of this kind; None if all may.
+
+    Networks that are not trusted have their part of the places, and each namespace half of that. Of the trusted ones no
+    network and no namespace may have more than are left free. So however many calls of it wait, another finds room at
+    once: the first gets half of all places, the next one half of the rest.
+    """
+
+    def fresh_of(holder: Holder) -> Sequence[Network]:
+        return [network for network in holder.networks if rules.untrusted and not trusted(network, holder.namespace)]
+
     kept = set(rules.kinds) - {wanted.kind} - {holder.kind for holder in held}
     free = rules.total - len(held) - len(kept)
-    return next((network for network in wanted.networks if _count(held, wanted.kind, network, rules) >= free), None)
+    fresh = [holder for holder in held if fresh_of(holder)]
+    if names := fresh_of(wanted):
+        mine = sum(holder.namespace == wanted.namespace for holder in fresh)
+        if free <= 0 or len(fresh) >= rules.untrusted or mine >= max(1, rules.untrusted // 2):
+            return (
+                f"network {names[0]}, which has not answered yet or hung when it was asked last, waits for others like"
+                f" it: {len(fresh)} of at most {rules.untrusted}, {mine} of them of namespace {wanted.namespace!r},"
+            )
+        return None
+    same = [holder for holder in held if holder.kind == wanted.kind and holder not in fresh]
+    for network in wanted.networks:
+        if (count := sum(network in holder.networks for holder in same)) >= free:
+            return f"network {network} has {count}"
+    count = sum(holder.namespace == wanted.namespace for holder in same)
+    return f"namespace {wanted.namespace} has {count}" if wanted.namespace and count >= free else None
 
 
-def _count(held: Sequence[Holder], kind: str, network: Hashable, rules: Rules) -> int:
-    same = [holder for holder in held if holder.kind == kind]
-    if network in rules.together:
-        return sum(any(name in rules.together for name in holder.networks) for holder in same)
-    return sum(network in holder.networks for holder in same)
+def wait_for(
+    changed: threading.Condition, is_so: Callable[[], bool], seconds: float, is_wanted: Callable[[], bool] = always
+) -> bool:
+    """Wait so long for what a condition, which the caller holds, tells of. Raises NotWanted."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        if not is_wanted():
+            raise NotWanted("its DEL has come")
+        changed.wait(min(left, LOOK_SECONDS))
+    return True
 
 
 class Places:
     """So many places. Safe for many threads."""
 
-    def __init__(self, what: str, rules: Rules) -> None:
-        """`what` says in the plural what holds a place. The rules' networks may change."""
+    def __init__(self, what: str, rules: Rules, trust: Trust | None = None) -> None:
+        """`what` says in the plural what holds a place."""
         self._what = what
         self._rules = rules
+        self._trust = trust or Trust()
         self._held: list[Holder] = []
         self._changed = threading.Condition()
 
     @contextmanager
-    def hold(self, kind: str, *networks: Hashable, seconds: float = 0.0) -> Iterator[None]:
-        """Hold a place, waiting for it at most so long. Raises NoPlace that names the network which has too many."""
-        wanted = Holder(kind, networks)
+    def hold(
+        self,
+        kind: str,
+        *networks: Network,
+        namespace: str = "",
+        seconds: float = 0.0,
+        is_wanted: Callable[[], bool] = always,
+    ) -> Iterator[None]:
+        """Hold a place, waiting for it at most so long. Raises NoPlace that names who has too many, and NotWanted."""
+        wanted = Holder(kind, networks, namespace)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._full(wanted) is None, seconds):
+            if not wait_for(self._changed, lambda: self._full(wanted) is None, seconds, is_wanted):
                 raise NoPlace(self._reason(wanted, seconds))
             self._held.append(wanted)
         try:
@@ -76,14 +212,12 @@ class Places:
                 self._held.remove(wanted)
                 self._changed.notify_all()
 
-    def _full(self, wanted: Holder) -> Hashable | None:
-        return full_network(self._held, wanted, self._rules)
+    def _full(self, wanted: Holder) -> str | None:
+        return too_many(self._held, wanted, self._rules, self._trust.has)
 
     def _reason(self, wanted: Holder, seconds: float) -> str:
-        network = self._full(wanted) or wanted.networks[0]
-        count = _count(self._held, wanted.kind, network, self._rules)
         waited = f" after {seconds:g} s" if seconds else ""
         return (
-            f"network {network} has {count} {self._what}{waited} (the node {len(self._held)} of at most"
-            f" {self._rules.total}), and others are to find room: try again later"
+            f"{self._full(wanted) or f'network {wanted.networks[0]} has too many'} {self._what}{waited} (the node"
+            f" {len(self._held)} of at most {self._rules.total}), and others are to find room: try again later"
         )

@@ -211,7 +211,7 @@ class Targets:
 
             @cache
             def take_place() -> bool:
-                place.enter_context(self._places.hold("ADD", call.conf.name))
+                place.enter_context(self._places.hold("ADD", call.conf.name, namespace=call.pod.namespace))
                 return True
 
             return self._slots.bind(call, lambda: not add.overtaken and take_place())

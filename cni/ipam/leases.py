@@ -9,6 +9,8 @@ that is gone, or whose address has a new owner, does nothing. What could go wron
   So the lease stays owed while such a plugin may live (`processes`).
 * A plugin may end the agent, whatever bounds it. So what is given back is written down before the plugin is asked, and
   is asked for again later and later; and after a start that waits until pods are served.
+* A plugin may hang, and whoever writes networks may make many that do. So a network that has answered before does not
+  wait for one that has not, and one whose plugin was killed is refused for some time (`cni.places`).
 """
 
 from __future__ import annotations
@@ -24,24 +26,25 @@ from operator import attrgetter
 from typing import Any
 
 from agent.config.networks import NO_IPAM
-from agent.errors import AgentError, DeviceBusy, IpamFailed, Unavailable
+from agent.errors import AgentError, DeviceBusy, IpamFailed
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, OwedLease
-from cni.call import Call, LeasingNetwork, ipam_call, joined, leasing_networks, request_of
+from cni.call import Call, counted, counted_of, ipam_call, joined, leasing_networks, request_of
 from cni.finding import UNKNOWN
 from cni.ipam import plugins as ipam
 from cni.ipam.plugins import IpamCall
 from cni.ipam.processes import Orphans
 from cni.ipam.program import Around, Room
-from cni.places import NoPlace, Places, Rules
+from cni.ipam.side_by_side import at_once_at_most
+from cni.places import NoPlace, Places, Rules, Trust, always
 from cni.result import Leases
 
 ALONE_SECONDS = 35.0
 """Longer than a release may take."""
 MAX_GROUPS = 8
-MAX_AT_WORK = 4
+MAX_AT_WORK, MAX_UNTRUSTED = 5, 2
 """So many plugins run at once, however many VFs come back when a job ends: they share the memory that the agent may
-have, and one that talks to the API server takes tens of megabytes of it."""
+have, and one that talks to the API server takes tens of megabytes of it. The second is for networks not trusted."""
 ADDING, RETURNING, ASKING = "ADD", "DEL", "STATUS"
 """What a plugin may be at work for. For an address and for what is given back one place is kept, whatever hangs."""
 TURN_SECONDS, ADD_TURN_SECONDS, RELEASE_TURN_SECONDS = 30.0, 90.0, 10.0
@@ -49,8 +52,6 @@ TURN_SECONDS, ADD_TURN_SECONDS, RELEASE_TURN_SECONDS = 30.0, 90.0, 10.0
 below what the relay waits for (cni/shim/relay.c), and that below kubelet's four minutes for a sandbox."""
 STATUS_SECONDS = 0.4
 """For a plugin to say its versions, and then its status: the relay waits a second for both (cni/shim/relay.c)."""
-HUNG_SECONDS = 60.0
-"""So long after a network's plugin has hung nobody but `settle`, and an ADD, waits for it again."""
 WITH_INTERFACE = "dhcp"
 """Its daemon tells the server through the pod's interface, and a thread of it keeps the namespace alive until then."""
 FORGET_SECONDS = 30 * 86400.0
@@ -97,9 +98,15 @@ class LeaseBook:
         self._uptime, self._began = uptime, uptime()
         self._taken: set[tuple[str, str]] = set()
         self._free = threading.Condition()
-        self._hung: dict[LeasingNetwork, float] = {}
-        """When a network's plugin hung, for those that have not answered since. However many, they count as one."""
-        self._places = Places("IPAM plugins at work", Rules(MAX_AT_WORK, (ADDING, RETURNING), self._hung))
+        self.trust = Trust(uptime)
+        self._places = Places(
+            "IPAM plugins at work", Rules(MAX_AT_WORK, (ADDING, RETURNING), MAX_UNTRUSTED), self.trust
+        )
+        for row in ledger.attachments():
+            if row.result is not None and self._may_have_leased(row):
+                self.trust.note_answer(*counted_of(row.request))  # to an agent before this one
+        self._unasked: set[int] = set()
+        """Rows of ADDs that have failed before a plugin ran."""
         self._room = room or Room.of_container()
         self._is_deferring = self._has_settled = False
         self._newest_path = ""
@@ -123,33 +130,41 @@ class LeaseBook:
         """Give back again what is to be given back."""
         self._is_deferring = False
 
-    def take(self, row: Attachment) -> Leases:
-        """Lease addresses for an attachment, as its network says. Raises IpamFailed."""
+    def take(self, row: Attachment, is_wanted: Callable[[], bool] = always) -> Leases:
+        """Lease addresses for an attachment, as its network says. Raises IpamFailed, and NotWanted."""
+        if row.claim_uid and (given := ipam.given_by_claim(row.request["network"])) is not None:
+            return given
         container_id, ifname = row.owner.container_id, row.ifname
         self._newest_path = row.request["cni_path"]
+        self._unasked.add(row.attachment_id)
         with self._alone(container_id, ifname):
             for owed in self._ledger.owed_leases_of(container_id, ifname):
                 self._delete(owed)
                 self._ledger.settle_lease(owed.lease_id)
-            with self._call(row, ADD_TURN_SECONDS, ADDING) as call:
-                return ipam.add(row.request["network"], call, self._limits.add_seconds)
+            with self._call(row, ADD_TURN_SECONDS, ADDING, is_wanted) as call:
+                self._unasked.discard(row.attachment_id)
+                try:
+                    return ipam.add(row.request["network"], call, self._seconds(row, self._limits.add_seconds))
+                except ipam.IpamMissing:
+                    self._unasked.add(row.attachment_id)
+                    raise
 
-    def give_back(self, row: Attachment, turn_seconds: float = RELEASE_TURN_SECONDS) -> bool:
-        """Give an attachment's addresses back, if it has any. False if they are still to be given back."""
-        if not self._may_have_leased(row):
+    def give_back(self, row: Attachment, turn_seconds: float = RELEASE_TURN_SECONDS, *, later: bool = False) -> bool:
+        """Give an attachment's addresses back, if it has any. False if they are still to be given back, as `later`."""
+        if not self._may_have_leased(row) or row.attachment_id in self._unasked:
+            self._unasked.discard(row.attachment_id)
             return True
-        if self._is_deferring:
+        if later or self._is_deferring:
             return False
         if self._orphans.may_live():
             log.warning("the addresses of %s are given back once earlier plugins have ended", row.ifname)
             return False
-        network = _counted(row.request["network"])
-        if self._has_hung(network):
-            log.warning("the addresses of %s are given back later: the plugin of %s has hung", row.ifname, network)
-            return False
         try:
             with self._alone(row.owner.container_id, row.ifname):
                 self._delete(row, turn_seconds)
+        except NoPlace as error:
+            log.warning("the addresses of %s are given back later: %s", row.ifname, error)
+            return False
         except (IpamFailed, DeviceBusy) as error:
             log.error("the addresses of %s in container %s stay leased: %s", row.ifname, row.owner.container_id, error)
             return False
@@ -189,7 +204,7 @@ class LeaseBook:
             return None
         try:
             with self._call(row) as call:
-                ipam.check(row.request["network"], call, row.result, self._limits.seconds)
+                ipam.check(row.request["network"], call, row.result, self._seconds(row, self._limits.seconds))
         except IpamFailed as error:
             return str(error)
         return None
@@ -205,21 +220,22 @@ class LeaseBook:
         nameless = {row.ifname for row in rows if row.owner.container_id == UNKNOWN}
         kept |= {(container_id, ifname) for container_id, _ in valid for ifname in nameless}
         for document in leasing_networks(call, rows):
-            with self._turn(document, TURN_SECONDS, RETURNING) as around:
-                ipam.collect(document, IpamCall("", "", "", "", call.cni_path, around), kept, self._limits.seconds)
+            seconds = self.trust.seconds(counted(document), "", self._limits.seconds)
+            with self._turn(document, "", TURN_SECONDS, RETURNING) as around:
+                ipam.collect(document, IpamCall("", "", "", "", call.cni_path, around), kept, seconds)
 
     def status(self, call: Call) -> None:
         """STATUS: raise IpamFailed if the call's IPAM plugin says that it could lease nothing now.
 
         A runtime that hears of a failure calls the whole node not ready. So a plugin that does not say in time, or
-        whose network has all its places, counts as well, unless it has just hung over what was to be given back.
+        whose network has all its places, counts as well, unless that is refused since it has hung.
         """
         for document in leasing_networks(call, ()):
             try:
-                with self._turn(document, 0.0, ASKING) as around:
+                with self._turn(document, "", 0.0, ASKING) as around:
                     ipam.status(document, IpamCall("", "", "", "", call.cni_path, around), self._limits.status_seconds)
             except (NoPlace, ipam.IpamKilled) as error:
-                if self._has_hung(_counted(document)):
+                if self.trust.is_refused(counted(document)):
                     raise
                 log.debug("whether addresses can be had is not known: %s", error)
 
@@ -227,7 +243,7 @@ class LeaseBook:
         """Try again to give back what is owed, and due. Returns how many were given back, and how many given up.
 
         Plugins are asked side by side (at first, when one may have ended the agent before, one after the other), each
-        for one lease after the other; one that hangs is not asked for its others this time.
+        for one network's leases one after the other; one that hangs is not asked for its others this time.
         """
         if self._is_deferring or self._orphans.may_live():
             return 0, 0
@@ -237,37 +253,11 @@ class LeaseBook:
         self._has_settled = True
         return settled, given_up
 
-    def _settle_all(self, leases: Sequence[OwedLease], at_once: int = MAX_GROUPS) -> int:
-        groups: defaultdict[tuple[str, str], list[OwedLease]] = defaultdict(list)
+    def _settle_all(self, leases: Sequence[OwedLease], at_most: int = MAX_GROUPS) -> int:
+        groups: defaultdict[Any, list[OwedLease]] = defaultdict(list)
         for lease in sorted(leases, key=attrgetter("tried_at", "lease_id")):
-            network = lease.request["network"] or {"ipam": {"type": ""}}
-            groups[network["ipam"]["type"], lease.request["cni_path"]].append(lease)
-        waiting = list(groups.values())
-        settled: list[int] = []
-        guard = threading.Lock()
-
-        def work() -> None:
-            while True:
-                with guard:
-                    if not waiting:
-                        return
-                    group = waiting.pop(0)
-                count = self._settle_group(group)
-                with guard:
-                    settled.append(count)
-
-        threads = [threading.Thread(target=work, name="leases", daemon=True) for _ in range(min(at_once, len(groups)))]
-        started: list[threading.Thread] = []
-        try:
-            for thread in threads:
-                thread.start()
-                started.append(thread)
-        except RuntimeError as error:
-            raise Unavailable(f"addresses are given back later: {error}") from error
-        finally:
-            for thread in started:
-                thread.join()
-        return sum(settled)
+            groups[counted_of(lease.request) if self._may_have_leased(lease) else None].append(lease)
+        return at_once_at_most(at_most, list(groups.values()), self._settle_group)
 
     def _settle_group(self, group: Sequence[OwedLease]) -> int:
         settled = 0
@@ -282,7 +272,9 @@ class LeaseBook:
                         continue
                     if lease.lease_id not in {owed.lease_id for owed in self._ledger.owed_leases_of(*of)}:
                         continue  # somebody else has given it back since
-                    self._delete(lease)
+                    # Many that are not trusted would hold up the rest: who finds no place comes another time.
+                    is_trusted = not self._may_have_leased(lease) or self.trust.has(*counted_of(lease.request))
+                    self._delete(lease, TURN_SECONDS if is_trusted else 0.0)
                     self._ledger.settle_lease(lease.lease_id)
                     settled += 1
             except NoPlace:
@@ -326,50 +318,65 @@ class LeaseBook:
     def _may_have_leased(self, row: Attachment | OwedLease) -> bool:
         """Tell whether there can be addresses to give back. An earlier version took any plugin for one of addresses."""
         network = row.request["network"]
-        return network is not None and network["ipam"]["type"] not in NO_IPAM
+        return network is not None and network["ipam"]["type"] not in (*NO_IPAM, ipam.WITHOUT_LEASES)
 
     def _delete(self, row: Attachment | OwedLease, turn_seconds: float = TURN_SECONDS) -> None:
         if self._may_have_leased(row):
             with self._call(row, turn_seconds) as call:
                 if isinstance(row, OwedLease):  # a row's state tells the same
                     self._ledger.note_lease_problem(row.lease_id, row.problem or ASKED)
-                ipam.delete(row.request["network"], call, self._limits.seconds)
+                ipam.delete(row.request["network"], call, self._seconds(row, self._limits.seconds))
+
+    def _seconds(self, row: Attachment | OwedLease, most: float) -> float:
+        return self.trust.seconds(*counted_of(row.request), most)
 
     @contextmanager
     def _call(
-        self, row: Attachment | OwedLease, turn_seconds: float = TURN_SECONDS, work: str = RETURNING
+        self,
+        row: Attachment | OwedLease,
+        turn_seconds: float = TURN_SECONDS,
+        work: str = RETURNING,
+        is_wanted: Callable[[], bool] = always,
     ) -> Iterator[IpamCall]:
         container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id
         made = ipam_call(row.request, container_id, row.ifname, row.netns_path)
-        with self._turn(row.request["network"], turn_seconds, work) as around:
+        with self._turn(
+            row.request["network"], ipam.namespace_of(made.cni_args), turn_seconds, work, is_wanted
+        ) as around:
             yield replace(made, cni_path=joined(made.cni_path, self._newest_path), around=around)
 
     @contextmanager
-    def _turn(self, network: Mapping[str, Any], seconds: float, work: str) -> Iterator[Around]:
+    def _turn(
+        self,
+        network: Mapping[str, Any],
+        namespace: str,
+        seconds: float,
+        work: str,
+        is_wanted: Callable[[], bool] = always,
+    ) -> Iterator[Around]:
         """Wait for one of the places where plugins are at work, and for memory, and yield what the plugin has of us."""
-        counted, until = _counted(network), self._uptime() + seconds
+        of, until = counted(network), self._uptime() + seconds
+        if work != ASKING:
+            self.trust.require(of, namespace)
         with (
-            self._places.hold(work, counted, seconds=seconds),
-            self._room.place(until - self._uptime()) as place,
+            self._places.hold(work, of, namespace=namespace, seconds=seconds, is_wanted=is_wanted),
+            self._room.place(until - self._uptime(), is_wanted) as place,
             self._orphans.plugin() as inherited,
         ):
+            # A plugin may hang over addresses, and say all the same what versions it knows.
+            note = self.trust if work != ASKING else Trust()
+            note.require(of, namespace)  # another call of it was killed meanwhile
             try:
-                yield Around(inherited, self._orphans.mark, place.allows)
+                yield Around(inherited, self._orphans.mark, place.allows, is_wanted)
+            except ipam.IpamMissing:
+                raise
             except ipam.IpamKilled:
-                if work != ASKING:
-                    self._hung[counted] = self._clock()
+                note.note_kill(of, namespace)
                 raise
             except IpamFailed:
-                self._has_answered(counted, work)
+                note.note_answer(of, namespace)
                 raise
-            self._has_answered(counted, work)
-
-    def _has_answered(self, network: LeasingNetwork, work: str) -> None:
-        if work != ASKING:  # a plugin may hang over addresses, and say all the same what versions it knows
-            self._hung.pop(network, None)
-
-    def _has_hung(self, network: LeasingNetwork) -> bool:
-        return 0 <= self._clock() - self._hung.get(network, -HUNG_SECONDS) < HUNG_SECONDS
+            note.note_answer(of, namespace)
 
     @contextmanager
     def _alone(self, container_id: str, ifname: str, seconds: float = ALONE_SECONDS) -> Iterator[None]:
@@ -388,7 +395,3 @@ class LeaseBook:
             with self._free:
                 self._taken.discard(key)
                 self._free.notify_all()
-
-
-def _counted(network: Mapping[str, Any]) -> LeasingNetwork:
-    return LeasingNetwork.of(network["name"], network["ipam"])

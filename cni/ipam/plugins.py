@@ -27,6 +27,8 @@ VERSIONS = ("1.1.0", "1.0.0", "0.4.0", "0.3.1", "0.3.0")
 """What we can speak with a plugin, newest first. Before 0.3.0 a result looks otherwise."""
 CHECK_SINCE = "0.4.0"
 COLLECT_SINCE = "1.1.0"
+WITHOUT_LEASES = "static"
+"""A plugin that keeps nothing that could be given back, or be gone."""
 BUSY_TRIES, BUSY_SECONDS = 5, 1.0
 NO_PATH = "/nonexistent"
 """What a plugin gets as CNI_PATH: a folder that is not there. It has nothing to call: a plugin of interfaces that is
@@ -34,6 +36,7 @@ taken for one of addresses would call itself, and each of those the next. Go's l
 _SHOWN = 300
 _CRASH = re.compile(r"^(runtime|fatal error|panic): ", re.MULTILINE)
 _UNSEEN = re.compile(r"/net\.d/\S*: no such file or directory")
+_NAMESPACE = re.compile(r"(?:^|;)K8S_POD_NAMESPACE=([^;]*)")
 _HAS_NO_CHECK = "CHECK method is not implemented"
 
 log = logging.getLogger(__name__)
@@ -51,12 +54,34 @@ class IpamCall:
     around: program.Around = field(default_factory=program.Around)
 
 
+def namespace_of(cni_args: str) -> str:
+    """Return the namespace of a call's pod, as the runtime tells it; empty if it does not."""
+    found = _NAMESPACE.search(cni_args)
+    return found[1] if found else ""
+
+
 class IpamKilled(IpamFailed):
     """The plugin hung, or took more than it may, and was killed; the next call to it will end so too."""
 
 
 class IpamMissing(IpamFailed):
     """The plugin is not installed, or cannot be run."""
+
+
+def given_by_claim(network: Mapping[str, Any]) -> Leases | None:
+    """Return the addresses that a claim's parameters give, which need no plugin; None for any other network.
+
+    What a class or a network attachment says beside addresses only the plugin knows.
+    """
+    ipam = network["ipam"]
+    given = ipam.get("addresses")
+    is_plain = ipam.keys() == {"type", "addresses"} and ipam["type"] == WITHOUT_LEASES and isinstance(given, list)
+    if not is_plain or {"runtimeConfig", "args"} & network.keys():
+        return None
+    if not given or any(not isinstance(entry, Mapping) or entry.keys() != {"address"} for entry in given):
+        return None
+    check_result({"ips": given})
+    return Leases(tuple(given))
 
 
 def add(document: Mapping[str, Any], call: IpamCall, seconds: float = ADD_SECONDS) -> Leases:
@@ -188,7 +213,7 @@ def _ask(command: str, document: Mapping[str, Any], call: IpamCall, seconds: flo
     except program.TooMuchOutput as error:
         raise IpamFailed(kind, f"{command} wrote more than {program.MAX_OUTPUT >> 20} MiB and was killed") from error
     except OSError as error:
-        raise IpamMissing(kind, f"{file} cannot be run: {error.strerror}") from error
+        raise IpamMissing(kind, f"{file} cannot be run: {_why_not(file, error)}") from error
     if done.left:
         log.warning("IPAM plugin %s had left %d processes behind, which were killed", kind, done.left)
     try:
@@ -204,6 +229,24 @@ def _ask(command: str, document: Mapping[str, Any], call: IpamCall, seconds: flo
             kind, f"{command} failed: {text}{_remedy(kind, text)}", code if isinstance(code, int) else None
         )
     return answer
+
+
+def _why_not(file: Path, error: OSError) -> str:
+    """Tell why a program cannot be run. The kernel says of a script and of its interpreter alike that it is missing."""
+    if error.errno != errno.ENOENT:
+        return str(error.strerror)
+    try:
+        with file.open("rb") as opened:
+            first = opened.readline(256)
+    except OSError:
+        return str(error.strerror)
+    if not first.startswith(b"#!"):
+        return "the loader or libraries that it was linked to are not in the agent's image: install one that is static"
+    interpreter = first[2:].decode(errors="replace").strip().partition(" ")[0]
+    return (
+        f"its interpreter {interpreter} is not in the agent's image: add it to the image, or install a plugin that is"
+        " a static program"
+    )
 
 
 def _last_words(stderr: bytes) -> str:

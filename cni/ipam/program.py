@@ -15,6 +15,7 @@ import resource
 import secrets
 import selectors
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cni.ipam import processes
-from cni.places import NoPlace
+from cni.places import NoPlace, NotWanted, always, wait_for
 
 MAX_OUTPUT = 1 << 20
 MAX_COMPLAINT = 64 << 10
@@ -77,6 +78,8 @@ class Around:
     """How the mark of its processes begins, see `processes`."""
     allows: Callable[[int], bool] = _allows
     """Tells whether it may take so many bytes of memory now."""
+    is_wanted: Callable[[], bool] = always
+    """Tells whether anybody waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,39 +92,47 @@ class Finished:
 
 
 def run(program: Path, stdin: bytes, env: Mapping[str, str], seconds: float, around: Around | None = None) -> Finished:
-    """Run a program. Raises OutOfTime, TooMuchOutput, OutOfBounds, and OSError if it cannot be started.
+    """Run a program. Raises OutOfTime, TooMuchOutput, OutOfBounds, NotWanted, and OSError if it cannot be started.
 
     Its end decides, not that of its pipes: what it leaves behind may hold them open, and is killed then. It is the
     leader of a process group, so that a kill reaches its children, which may hold a lease's lock.
+
+    It writes into sockets. A pipe could be opened once more through /proc/self/fd, and be read for ever; a socket
+    cannot be opened (ENXIO, open(2)). Its input is a pipe, since scripts read /dev/stdin.
     """
     around = around or Around()
     mark = f"{around.mark}:{secrets.token_hex(8)}"
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [str(program)],
-        stdin=pipe,
-        stdout=pipe,
-        stderr=pipe,
-        env={**env, processes.VARIABLE: mark},
-        process_group=0,
-        pass_fds=around.descriptors,
-    )
-    family = processes.Tree(process.pid, mark)
-    left = 0
-    try:
-        _limit(process.pid)
-        stdout, stderr = _exchange(process, stdin, time.monotonic() + seconds, _Watch(family, around.allows))
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
-        raise
-    finally:
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(end) for end in socket.socketpair()]
+        complaints = [stack.enter_context(end) for end in socket.socketpair()]
+        process = subprocess.Popen(
+            [str(program)],
+            stdin=subprocess.PIPE,
+            stdout=outputs[1].fileno(),
+            stderr=complaints[1].fileno(),
+            env={**env, processes.VARIABLE: mark},
+            process_group=0,
+            pass_fds=around.descriptors,
+        )
+        for ours, its in (outputs, complaints):
+            its.close()
+            ours.shutdown(socket.SHUT_WR)  # who reads from it is at the end
+        family = processes.Tree(process.pid, mark)
+        left = 0
         try:
-            left = family.end()
+            _limit(process.pid)
+            streams = _Streams(process, (outputs[0], complaints[0]), stdin, stack)
+            stdout, stderr = _exchange(streams, time.monotonic() + seconds, _Watch(family, around))
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+            raise
         finally:
-            for stream in (process.stdin, process.stdout, process.stderr):
-                _close(stream)
-            _reap(process)
-    return Finished(process.returncode, stdout, stderr, left)
+            try:
+                left = family.end()
+            finally:
+                _close(process.stdin)
+                _reap(process)
+        return Finished(process.returncode, stdout, stderr, left)
 
 
 Clock = Callable[[], float]
@@ -144,10 +155,10 @@ class Room:
         return cls(None if limit is None else max(limit - AGENT_BYTES, EXPECTED_BYTES))
 
     @contextmanager
-    def place(self, seconds: float) -> Iterator[Place]:
-        """Wait until a program more has room, and keep that for it meanwhile. Raises NoPlace."""
+    def place(self, seconds: float, is_wanted: Callable[[], bool] = always) -> Iterator[Place]:
+        """Wait until a program more has room, and keep that for it meanwhile. Raises NoPlace, and NotWanted."""
         with self._changed:
-            if not self._changed.wait_for(self._has_room, max(0.0, seconds)):
+            if not wait_for(self._changed, self._has_room, seconds, is_wanted):
                 raise NoPlace("the IPAM plugins at work leave no memory for another: raise the agent's limit")
             place = Place(self)
             self._counted[place] = EXPECTED_BYTES
@@ -211,39 +222,39 @@ def _limit(pid: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
-def _exchange(process: subprocess.Popen[bytes], stdin: bytes, deadline: float, watch: _Watch) -> tuple[bytes, bytes]:
+def _exchange(streams: _Streams, deadline: float, watch: _Watch) -> tuple[bytes, bytes]:
     """Feed and read until the program has ended."""
-    with ExitStack() as stack:
-        pipes = _Pipes(process, stdin, stack)
-        while not pipes.ended:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise OutOfTime
-            pipes.serve(min(left, watch.look()))
-        pipes.drain()
-    return bytes(pipes.stdout), bytes(pipes.stderr[:MAX_COMPLAINT])
+    while not streams.ended:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise OutOfTime
+        streams.serve(min(left, watch.look()))
+    streams.drain()
+    return bytes(streams.stdout), bytes(streams.stderr[:MAX_COMPLAINT])
 
 
 class _Watch:
     """Looks at a program now and then."""
 
-    def __init__(self, family: processes.Tree, allows: Callable[[int], bool]) -> None:
+    def __init__(self, family: processes.Tree, around: Around) -> None:
         self._family = family
-        self._allows = allows
+        self._around = around
         self._began = time.monotonic()
         self._due = self._began + LOOK_SECONDS
 
     def look(self) -> float:
-        """Look if it is time. Returns in how many seconds it will be. Raises OutOfBounds."""
+        """Look if it is time. Returns in how many seconds it will be. Raises OutOfBounds, and NotWanted."""
         left = self._due - time.monotonic()
         if left > 0:
             return left
+        if not self._around.is_wanted():
+            raise NotWanted("the program was ended, since nobody waits for it any more")
         found = self._family.look()
         count = sum(not process.is_dead for process in found)
         if count > MAX_PROCESSES:
             raise OutOfBounds(f"ran {count} processes at once, and {MAX_PROCESSES} are allowed")
         taken = processes.memory(found)
-        if not self._allows(taken):
+        if not self._around.allows(taken):
             raise OutOfBounds(f"took {taken >> 20} MiB of memory, more than there is for it")
         now = time.monotonic()
         pause = min(max(LOOK_SECONDS, (now - self._began) / LOOKS_OF_LIFE), LOOK_SECONDS_LATER)
@@ -251,20 +262,24 @@ class _Watch:
         return pause
 
 
-class _Pipes:
-    """A program's pipes, and word of its end. What they hold is closed by `stack`."""
+class _Streams:
+    """What a program reads and writes, and word of its end. What they hold is closed by `stack`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        outputs: tuple[socket.socket, socket.socket],
+        stdin: bytes,
+        stack: ExitStack,
+    ) -> None:
         assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
         self.ended = False
         self.stdout, self.stderr = bytearray(), bytearray()
         self._rest = memoryview(stdin)
         self._stdin = process.stdin
         self._outputs = {
-            process.stdout.fileno(): (self.stdout, MAX_OUTPUT),
-            process.stderr.fileno(): (self.stderr, MAX_COMPLAINT),
+            outputs[0].fileno(): (self.stdout, MAX_OUTPUT),
+            outputs[1].fileno(): (self.stderr, MAX_COMPLAINT),
         }
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._end = os.pidfd_open(process.pid)
@@ -288,7 +303,7 @@ class _Pipes:
         self._check()
 
     def drain(self) -> None:
-        """Read what an ended program has left in its pipes. Raises TooMuchOutput."""
+        """Read what an ended program has left to read. Raises TooMuchOutput."""
         for descriptor, (found, limit) in self._outputs.items():
             while len(found) <= limit and _read(descriptor, found, limit, waits=False):
                 pass

@@ -10,7 +10,9 @@ from typing import Any
 
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment
+from cni.call import LeasingNetwork
 from cni.ipam.leases import STATUS_SECONDS, LeaseBook, Limits
+from cni.ipam.plugins import namespace_of
 from tests.agent.books import attach, open_books, owner
 
 PLUGINS = "/opt/cni/bin:/usr/lib/cni"
@@ -47,12 +49,22 @@ class Desk:
         fresh.chmod(0o755)
         fresh.rename(self.folder / name)
 
-    def row(self, container_id: str, kind: str = "stub", *, network_name: str = "rails", **ipam: Any) -> Attachment:
+    def row(
+        self, container_id: str, kind: str = "stub", *, network_name: str = "rails", namespace: str = "", **ipam: Any
+    ) -> Attachment:
         """Begin an attachment whose addresses come from a plugin."""
         self._devices += 1
         network = {"cniVersion": "1.0.0", "name": network_name, "type": "nodefabric", "ipam": {"type": kind, **ipam}}
-        request: dict[str, Any] = {"network": network, "cni_args": "", "cni_path": f"{self.folder}:{PLUGINS}"}
+        args = f"IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=pod" if namespace else ""
+        request: dict[str, Any] = {"network": network, "cni_args": args, "cni_path": f"{self.folder}:{PLUGINS}"}
         return attach(self.books, f"0000:3b:00.{self._devices}", owner(container_id), **request)
+
+    def trusted(self, row: Attachment) -> Attachment:
+        """Have the network of a row count as one that has answered."""
+        network = row.request["network"]
+        namespace = namespace_of(row.request["cni_args"])
+        self.leases.trust.note_answer(LeasingNetwork.of(network["name"], network["ipam"]), namespace)
+        return row
 
     def owe(self, container_id: str, kind: str = "stub") -> None:
         """Owe the lease of an interface that is gone."""

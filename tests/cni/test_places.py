@@ -9,17 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import DeviceBusy
-from cni.places import Holder, Places, Rules, full_network
+from cni.places import Holder, NotWanted, Places, Rules, Trust, too_many
 
 KINDS = ("ADD", "DEL")
-WANTED = st.builds(Holder, st.sampled_from([*KINDS, "STATUS"]), st.sampled_from("abcde").map(lambda name: (name,)))
+WANTED = st.builds(
+    Holder,
+    st.sampled_from([*KINDS, "STATUS"]),
+    st.sampled_from("abcde").map(lambda name: (name,)),
+    st.sampled_from(["", "team", "other"]),
+)
 
 
-def taken(wishes: list[Holder], rules: Rules) -> list[Holder]:
+def taken(wishes: list[Holder], rules: Rules, trusted: str = "abcdef") -> list[Holder]:
     """Give places to whoever may have one, in order."""
     held: list[Holder] = []
     for wanted in wishes:
-        if full_network(held, wanted, rules) is None:
+        if too_many(held, wanted, rules, lambda name, _: str(name) in trusted) is None:
             held.append(wanted)
     return held
 
@@ -35,35 +40,65 @@ def test_each_further_network_gets_half_of_the_rest() -> None:
     assert [held.count(Holder("ADD", (name,))) for name in "abcdef"] == [48, 24, 12, 6, 3, 2]
 
 
-def test_networks_that_count_as_one_share_what_one_may_have() -> None:
-    wishes = [Holder("ADD", (name,)) for name in "abc" for _ in range(200)]
-    assert len(taken(wishes, Rules(96, together={"a", "b"}))) == 48 + 24
+def test_one_namespace_gets_half_of_the_places_however_many_networks_it_has() -> None:
+    wishes = [Holder("ADD", (name,), namespace) for namespace in ("one", "two") for name in "abcdef" for _ in range(20)]
+    held = taken(wishes, Rules(32))
+    assert [sum(holder.namespace == namespace for holder in held) for namespace in ("one", "two")] == [16, 8]
+
+
+def test_networks_that_are_not_trusted_have_their_part_and_each_namespace_half_of_it() -> None:
+    rules = Rules(5, KINDS, untrusted=2)
+    wishes = [Holder("ADD", (f"fresh{n}",), namespace) for namespace in ("one", "two", "three") for n in range(50)]
+    held = taken(wishes, rules)
+    assert [holder.namespace for holder in held] == ["one", "two"]
+    for namespace in ("one", "two", "three"):  # the others are for whoever is trusted
+        assert too_many(held, Holder("ADD", ("a",), namespace), rules, lambda name, _: name == "a") is None
+        assert too_many(held, Holder("DEL", ("a",), namespace), rules, lambda name, _: name == "a") is None
+
+
+def test_a_network_whose_plugin_was_killed_is_trusted_again_once_it_answers() -> None:
+    trust = Trust()
+    assert not trust.has(("rails",), "team")
+    for note, trusted in ((trust.note_answer, True), (trust.note_kill, False), (trust.note_answer, True)):
+        note(("rails",), "team")
+        assert trust.has(("rails",), "team") is trusted
+
+
+def test_somebody_who_calls_a_network_as_another_namespace_does_takes_no_trust_from_that() -> None:
+    trust = Trust()
+    trust.note_answer(("rails",), "team")
+    trust.note_kill(("rails",), "attacker")
+    assert trust.has(("rails",), "team")
+    trust.require(("rails",), "team")
+    assert trust.is_refused(("rails",))
 
 
 def test_a_call_for_several_networks_has_one_place_and_needs_room_in_each() -> None:
     rules = Rules(8)
     held = [Holder("ADD", ("a", "b"))] * 4
-    assert full_network(held[:3], held[0], rules) is None
-    assert full_network(held, Holder("ADD", ("c", "b")), rules) == "b"
-    assert full_network(held, Holder("ADD", ("c", "d")), rules) is None
+    assert too_many(held[:3], held[0], rules) is None
+    assert too_many(held, Holder("ADD", ("c", "b")), rules) == "network b has 4"
+    assert too_many(held, Holder("ADD", ("c", "d")), rules) is None
 
 
 @given(st.lists(st.tuples(WANTED, st.integers(0, 9)), max_size=60), st.sets(st.sampled_from("abcde")))
 def test_whoever_comes_and_goes_there_is_always_a_place_for_each_kind(
-    moves: list[tuple[Holder, int]], together: set[str]
+    moves: list[tuple[Holder, int]], trusted: set[str]
 ) -> None:
     """`a` to `e` come and go, or hang for ever."""
-    rules = Rules(4, KINDS, together)
+    rules, allowed = Rules(4, KINDS, untrusted=2), {*trusted, "new"}
     held: list[Holder] = []
     for wanted, who in moves:
-        if full_network(held, wanted, rules) is None:
+        if too_many(held, wanted, rules, lambda name, _: name in allowed) is None:
             held.append(wanted)
         elif who < len(held):
             held.pop(who)
         assert len(held) <= rules.total
         for kind in KINDS:
             has_one = any(holder.kind == kind for holder in held)
-            assert has_one or full_network(held, Holder(kind, ("new",)), rules) is None
+            assert (
+                has_one or too_many(held, Holder(kind, ("new",), "new"), rules, lambda name, _: name in allowed) is None
+            )
 
 
 def test_who_finds_no_place_is_told_of_which_network_there_are_how_many() -> None:
@@ -95,3 +130,11 @@ def test_who_waits_gets_the_place_that_becomes_free() -> None:
             places.hold("ADD", "rails", seconds=0.1).__enter__()
     assert has.wait(30)
     waiting.join()
+
+
+def test_who_is_not_waited_for_any_more_waits_no_longer() -> None:
+    places, is_wanted = Places("ADDs under way", Rules(2)), threading.Event()
+    is_wanted.set()
+    threading.Timer(0.2, is_wanted.clear).start()
+    with places.hold("ADD", "rails"), pytest.raises(NotWanted):
+        places.hold("ADD", "rails", seconds=60, is_wanted=is_wanted.is_set).__enter__()

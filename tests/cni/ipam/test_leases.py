@@ -145,6 +145,7 @@ def test_a_lease_that_an_add_has_given_back_meanwhile_is_given_back_once(desk: D
     )
     desk.owe("c1")
     desk.owe("c2")
+    desk.trusted(desk.row("c3"))
     settling = threading.Thread(target=desk.leases.settle)
     settling.start()
     until(lambda: desk.said() == ["DEL c1"])

@@ -13,7 +13,8 @@ from agent.errors import IpamFailed
 from agent.model.allocation import Attachment, PodRef
 from cni import netconf
 from cni.call import Call
-from cni.ipam.leases import HUNG_SECONDS, MAX_AT_WORK
+from cni.ipam.leases import MAX_AT_WORK
+from cni.places import FIRST_REFUSAL_SECONDS, LONGEST_REFUSAL_SECONDS
 from tests.cni.desk import NOTES, Desk, open_desk
 from tests.cni.tiny_node import stub_answer
 from tests.waiting import until
@@ -31,6 +32,9 @@ def test_a_plugin_that_hangs_keeps_no_other_plugins_leases(tmp_path: Path) -> No
         assert desk.owed() == ["h1", "h2", "h3"]
         # It was asked for one lease, not for three times its limit; and for another one the next time.
         assert [line for line in desk.said() if "h" in line] == ["DEL h1"]
+        assert desk.leases.settle() == (0, 0)  # the network is refused for a while
+        assert [line for line in desk.said() if "h" in line] == ["DEL h1"]
+        desk.now += FIRST_REFUSAL_SECONDS + 1
         assert desk.leases.settle() == (0, 0)
         assert [line for line in desk.said() if "h" in line] == ["DEL h1", "DEL h2"]
         assert "did not end within 3 s" in desk.books.owed_leases()[0].problem
@@ -46,7 +50,7 @@ def test_many_that_go_at_once_do_not_each_wait_for_a_plugin_that_hangs(tmp_path:
         assert desk.said() == ["DEL h0"]
         assert desk.leases.give_back(desk.row("c1"))
         desk.plugin("hangs", NOTES)
-        desk.now += HUNG_SECONDS
+        desk.now += LONGEST_REFUSAL_SECONDS
         assert desk.leases.give_back(rows[1])
 
 
@@ -90,7 +94,7 @@ def waiting_for(desk: Desk, rows: Sequence[Attachment], started: int, act: str) 
 
 def test_who_waits_too_long_for_its_turn_owes_its_lease(desk: Desk) -> None:
     desk.plugin("stub", BLOCKS)
-    with waiting_for(desk, [desk.row(f"c{number}") for number in range(8)], 2, "give_back"):
+    with waiting_for(desk, [desk.trusted(desk.row(f"c{number}")) for number in range(8)], 2, "give_back"):
         late = desk.row("late")
         assert not desk.leases.give_back(late, turn_seconds=0.1)
     assert desk.leases.give_back(late)
@@ -98,13 +102,13 @@ def test_who_waits_too_long_for_its_turn_owes_its_lease(desk: Desk) -> None:
 
 def test_a_network_whose_plugin_hangs_delays_neither_another_of_the_same_type_nor_a_release(desk: Desk) -> None:
     desk.plugin("stub", f"grep -q '\"hangs\"' && {{ {BLOCKS} }}; {stub_answer('10.0.0.2/24')}")
-    rows = [desk.row(f"h{number}", network_name="hangs") for number in range(8)]
+    rows = [desk.trusted(desk.row(f"h{number}", network_name="hangs")) for number in range(8)]
     with waiting_for(desk, rows, 2, "take"):
         of_another = desk.row("c1")
         assert desk.leases.take(of_another).addresses == ("10.0.0.2/24",)
         assert desk.leases.give_back(of_another, turn_seconds=0)
-        with waiting_for(desk, [desk.row(f"g{number}", network_name="hangs") for number in range(4)], 1, "give_back"):
-            # Of four places it has three now, and there is one for whatever comes from others.
+        with waiting_for(desk, [desk.row(f"g{number}", network_name="hangs") for number in range(4)], 2, "give_back"):
+            # Of five places it has four now, and there is one for whatever comes from others.
             assert desk.leases.take(of_another).addresses == ("10.0.0.2/24",)
             assert desk.leases.give_back(of_another, turn_seconds=0)
 
@@ -123,12 +127,11 @@ def test_however_many_networks_hang_one_that_does_not_finds_a_place(tmp_path: Pa
     with open_desk(tmp_path, seconds=1, add_seconds=60) as desk:
         desk.plugin("stub", f"{BLOCKS} {stub_answer('10.0.0.2/24')}")
         desk.plugin("other", stub_answer("10.0.0.3/24"))
-        for number in range(4):
-            assert not desk.leases.give_back(desk.row(f"c{number}", network_name=f"n{number}"))
-        rows = [desk.row(f"d{number}", network_name=f"n{number % 4}") for number in range(8)]
-        with waiting_for(desk, rows, 2, "take"):
+        rows = [desk.row(f"d{number}", network_name=f"n{number % 4}", namespace="team") for number in range(8)]
+        with waiting_for(desk, rows, 1, "take"):
             assert desk.leases.take(desk.row("c", "other")).addresses == ("10.0.0.3/24",)
-        with waiting_for(desk, [desk.row(f"e{number}", network_name=f"n{number}") for number in range(4)], 3, "take"):
+        rows = [desk.row(f"e{number}", network_name=f"n{number}", namespace="team") for number in range(4)]
+        with waiting_for(desk, rows, 2, "take"):
             pass  # they have answered, and are like any other
 
 
@@ -148,7 +151,7 @@ def test_a_plugin_that_does_not_tell_its_status_in_time_is_believed_to_be_well_u
         assert not desk.leases.give_back(desk.row("c1"))
         with pytest.raises(IpamFailed, match=r"VERSION did not end within 0\.4 s"):
             desk.leases.status(call_of(desk))
-        desk.now += HUNG_SECONDS
+        desk.now += LONGEST_REFUSAL_SECONDS
         desk.leases.status(call_of(desk))
 
 
@@ -165,12 +168,12 @@ def test_a_plugin_that_says_that_it_can_lease_nothing_is_told_of(tmp_path: Path)
 
 def test_status_asks_no_further_plugin_where_as_many_are_at_work_as_may_be(desk: Desk) -> None:
     desk.plugin("stub", f"{NOTES} [ $CNI_COMMAND = ADD ] || exit 1; {BLOCKS} {stub_answer('10.0.0.2/24')}")
-    rows = [desk.row(f"c{number}", network_name=f"n{number}") for number in range(3)]
-    with waiting_for(desk, rows, 3, "take"):
+    rows = [desk.trusted(desk.row(f"c{number}", network_name=f"n{number}")) for number in range(4)]
+    with waiting_for(desk, rows, 4, "take"):
         desk.leases.status(call_of(desk))
-        assert sorted(desk.said()) == ["ADD c0", "ADD c1", "ADD c2"]
+        assert sorted(desk.said()) == ["ADD c0", "ADD c1", "ADD c2", "ADD c3"]
     desk.leases.status(call_of(desk))
-    assert desk.said()[3:] == ["VERSION"]
+    assert desk.said()[4:] == ["VERSION"]
 
 
 def test_an_address_may_take_longer_than_its_release(tmp_path: Path) -> None:
