@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_interface
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_interface, ip_network
 from typing import Any
 
 from agent.config import Config, Resource
@@ -74,9 +74,20 @@ def settings_of(
             found.append(Setting())
             continue
         mine = [keys for entry, keys in zip(configs, read, strict=True) if entry.is_for(result)]
+        by_claim = any(
+            "addresses" in keys and not entry.from_class and entry.is_for(result)
+            for entry, keys in zip(configs, read, strict=True)
+        )
         merged = {key: value for keys in mine for key, value in keys.items()}
         said.append(merged)
-        found.append(Setting(_network(result, resource, merged, config, problems), merged.get("ifName", "")))
+        network = _network(result, resource, merged, config, problems)
+        if by_claim and not config.dra.addresses_beside_ipam and _ipam(resource, merged, config):
+            where = f"request {result.request} ({resource.name})"
+            problems[
+                f"{where}: addresses may be said by a DeviceClass only, since the network leases addresses by ipam (an"
+                " operator may list addresses in dra.claimMay)"
+            ] = None
+        found.append(Setting(network, merged.get("ifName", "")))
     problems |= dict.fromkeys(_repeated(results, said))
     _check_names(found, problems)
     if problems:
@@ -162,9 +173,13 @@ def _wrong_addresses(value: Any) -> str | None:
         try:
             if not isinstance(text, str) or "/" not in text or "%" in text:
                 raise ValueError(text)
-            ip_interface(text)
+            address = ip_interface(text).ip
         except ValueError:
             return f"{join('addresses', i)} must be an address with its prefix, such as 192.0.2.10/24, is {shown(text)}"
+        if isinstance(address, IPv6Address):
+            address = address.ipv4_mapped or address
+        if address.is_loopback or address.is_multicast or address.is_unspecified or str(address) == "255.255.255.255":
+            return f"{join('addresses', i)} must be an address that one interface can have, is {shown(text)}"
     return "addresses must not have one twice" if len(set(map(ip_interface, value))) < len(value) else None
 
 
@@ -192,6 +207,10 @@ def _network(
     keys = dict(base.keys) if base is not None else {}
     keys |= {key: value for key, value in said.items() if key not in NO_KEYS_OF_NETWORKS}
     if "addresses" in said:
+        subnets = list(_subnets(keys.get("ipam")))
+        for text in said["addresses"]:
+            if subnets and not any(_is_in(text, subnet) for subnet in subnets):
+                note(f"addresses: {text} is not in a subnet of the network ({', '.join(map(str, subnets))})")
         keys["ipam"] = {"type": "static", "addresses": [{"address": address} for address in said["addresses"]]}
     if resource.kind == "nic" and "mode" not in keys and not keys.get("vfio") and not keys.get("functionReset"):
         keys["mode"] = "nic"
@@ -204,6 +223,36 @@ def _network(
         note(f"the network {text}")
     # IPAM plugins keep their leases by the network's name.
     return {"name": base.name, **keys} if base is not None else keys
+
+
+def _ipam(resource: Resource, said: Mapping[str, Any], config: Config) -> Mapping[str, Any] | None:
+    """Return the `ipam` that a result's device would have without `addresses`."""
+    base = _base(resource, said, config)
+    found: Mapping[str, Any] | None = said.get("ipam") or (base.keys.get("ipam") if base is not None else None)
+    return found
+
+
+def _subnets(ipam: Any) -> Iterator[IPv4Network | IPv6Network]:
+    """List the subnets that `ipam` names in the words of host-local (ranges) and whereabouts (ipRanges).
+
+    One that depends on the device ({rail}) cannot be told here.
+    """
+    if isinstance(ipam, list):
+        for inner in ipam:
+            yield from _subnets(inner)
+    elif isinstance(ipam, Mapping):
+        for key in ("ranges", "ipRanges"):
+            yield from _subnets(ipam.get(key))
+        for key in ("subnet", "range"):
+            try:
+                yield ip_network(str(ipam.get(key)).rpartition("-")[2], strict=False)
+            except ValueError:
+                continue
+
+
+def _is_in(text: str, subnet: IPv4Network | IPv6Network) -> bool:
+    mine = ip_interface(text)
+    return mine.version == subnet.version and mine.ip in subnet and mine.network.prefixlen >= subnet.prefixlen
 
 
 def _base(resource: Resource, said: Mapping[str, Any], config: Config) -> Network | None:

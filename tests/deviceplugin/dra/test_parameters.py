@@ -72,8 +72,9 @@ def test_parameters_for_another_request_do_not_count() -> None:
     assert settle(of_claim("gpu", mtu=1500)) == Setting()
 
 
-def test_addresses_come_from_the_static_plugin_in_place_of_the_networks_own() -> None:
-    found = settle(of_claim(addresses=["192.0.2.10/24"], routes=[{"dst": "198.51.100.0/24", "gw": "192.0.2.1"}]))
+def test_addresses_are_given_as_the_static_plugin_has_them_in_place_of_the_networks_own() -> None:
+    routes = [{"dst": "198.51.100.0/24", "gw": "192.0.2.1"}]
+    found = settle(of_class(addresses=["192.0.2.10/24"]), of_claim(routes=routes))
 
     assert found.network["ipam"] == {"type": "static", "addresses": [{"address": "192.0.2.10/24"}]}
     assert found.network["routes"] == [{"dst": "198.51.100.0/24", "gw": "192.0.2.1"}]
@@ -94,7 +95,7 @@ def test_what_a_claim_says_of_routing_holds_as_a_networks_own_words() -> None:
 
 
 def test_what_is_worked_out_is_read_again_as_a_network() -> None:
-    found = settle(of_class(trust="on"), of_claim(addresses=["192.0.2.10/24"], mtu=1500))
+    found = settle(of_class(trust="on"), of_claim(addresses=["192.0.2.10/24"], mtu=1500), resource=PLAIN)
     setup = network_of_keys(found.network).setup
 
     assert (setup.mtu, setup.settings.trust, setup.ipam is not None) == (1500, True, True)
