@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -69,6 +70,8 @@ RESTART_SECONDS = 5.0
 """How long kubelet and the runtime may be away, and kubelet take to open its streams, before that is an error."""
 MAX_OVERLAPS = 8
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Start:
@@ -114,6 +117,8 @@ class Agent:
         self._api: ApiServer | None = None
         """Once it is open."""
         self._heartbeat = Heartbeat(watchdog=start.watchdog)
+        self._is_at_work = False
+        """Whether threads that work on devices went on when what they belong to was closed."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set, then close everything in reverse order. Devices in pods stay there."""
@@ -136,7 +141,7 @@ class Agent:
         yield Part("inventory", run=self._inventory.run)
 
         books = AsyncExitStack()
-        yield Part("books", partial(self._open_books, books, stop), close=books.aclose)
+        yield Part("books", partial(self._open_books, books, stop), close=partial(self._close_books, books))
         ledger = self._ledger.value
         assert ledger is not None, "no part is asked for once the agent is to stop"
         overview.follow(ledger)
@@ -145,7 +150,7 @@ class Agent:
         attachments, reconciler, server = made.attachments, made.reconciler, made.server
         yield Part("relay's file of pods", close=partial(asyncio.to_thread, made.holders.close))
         defer = partial(asyncio.to_thread, attachments.leases.defer)
-        yield Part("attachments", defer, close=partial(asyncio.to_thread, attachments.close))
+        yield Part("attachments", defer, close=partial(self._end, attachments.close))
         yield Part("clean-up", reconciler.begin)
         yield entered("memory", interpreter.set_aside(), interpreter.set_aside_later)
         conditions.set("starting", None)
@@ -158,11 +163,11 @@ class Agent:
         claims = OnNode(node_name(), self._config, self._offer, ledger, asker, attachments, reader, made.leaves)
         dra, claims_due = Dra(claims, self._start.open_claims, self._report), asyncio.Event()
         yield Part("claims", run=partial(dra.run, claims_due), close=dra.close)
-        yield Part("devices on their way back", close=partial(asyncio.to_thread, attachments.close))
+        yield Part("devices on their way back", close=partial(self._end, attachments.close))
         # Relays have kept DELs until now, and the next may ask for what one of those has given back.
         answering = partial(listen, partial(server.start, reconciler.spooled.carry_out), conditions, stop)
         standing = partial(keep_listening, server.stands, server.listen_anew, conditions)
-        yield Part("CNI socket", answering, standing, partial(asyncio.to_thread, server.close))
+        yield Part("CNI socket", answering, standing, partial(self._end, server.close))
         operators = AsyncExitStack()
         yield Part("operator's socket", partial(self._listen_to_operator, made, operators), close=operators.aclose)
         yield Part("usage", run=made.usage.run)
@@ -223,8 +228,24 @@ class Agent:
         prepare = partial(asyncio.to_thread, _prepare, self._config.value, self._inventory.snapshot.value)
         ledger = await open_ledger(self._config.value, boot_id, self._conditions, stop, closing, prepare)
         if ledger is not None:
-            closing.push_async_callback(asyncio.to_thread, ledger.close)
             self._ledger.set(ledger)
+
+    async def _close_books(self, claim: AsyncExitStack) -> None:
+        """Close the books, and leave them to the next agent: not before the last device is let go of.
+
+        Where threads still work on one the claim goes with the process, which ends soon. So the next agent never heals
+        what this one is about to do.
+        """
+        if (ledger := self._ledger.value) is not None:
+            await asyncio.to_thread(ledger.close)
+        if self._is_at_work:
+            log.info("the books stay this agent's until it has ended: calls are still worked on")
+        else:
+            await claim.aclose()
+
+    async def _end(self, close: Callable[[], bool]) -> None:
+        """Close what works on devices, and note whether something of it goes on."""
+        self._is_at_work |= not await asyncio.to_thread(close)
 
     async def _listen_to_operator(self, made: Parts, closing: AsyncExitStack) -> None:
         """Open the operator's socket. Pods need none, so the agent does its work without it too."""

@@ -88,9 +88,12 @@ class Attachments:
         """What pods have leased, and what is owed."""
         return self.detacher.leases
 
-    def close(self, seconds: float = 1.0) -> None:
-        """Wait a bounded time for devices on their way back; the rest is found at the next start."""
-        self.detacher.close(seconds)
+    def close(self, seconds: float = 1.0) -> bool:
+        """Wait a bounded time for devices on their way back; the rest is found at the next start.
+
+        Returns whether all are back.
+        """
+        return self.detacher.close(seconds)
 
     def add(self, call: Call) -> Mapping[str, Any]:
         """Attach the call's devices and return the CNI result. The same ADD again answers the same."""

@@ -70,13 +70,14 @@ class Leaving:
         if found is not None:
             found[0].join(max(0.0, seconds))
 
-    def wait_for_all(self, seconds: float) -> None:
-        """Wait so long for the end of all."""
+    def wait_for_all(self, seconds: float) -> bool:
+        """Wait so long for the end of all. Returns whether all have ended."""
         deadline = time.monotonic() + seconds
         with self._guard:
             threads = [thread for thread, _ in self._threads.values()]
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
 
     def since(self, row: Attachment) -> float | None:
         """Tell since when a row's device has been on its way; None if it is not, or is known to take too long."""
@@ -105,10 +106,14 @@ class Detacher:
         self.in_flight = InFlight()
         self.leaving = Leaving()
 
-    def close(self, seconds: float = 1.0) -> None:
-        """Wait a bounded time for devices on their way back; the rest is found at the next start."""
-        self.leaving.wait_for_all(seconds)
+    def close(self, seconds: float = 1.0) -> bool:
+        """Wait a bounded time for devices on their way back; the rest is found at the next start.
+
+        Returns whether all are back.
+        """
+        are_back = self.leaving.wait_for_all(seconds)
         self.leases.close()
+        return are_back
 
     def delete(self, call: Call) -> None:
         """Promise to detach what this container and interface own. Nothing owned is success."""

@@ -96,7 +96,9 @@ class CniServer:
             self._hire()
 
     def stands(self) -> bool:
-        """Tell whether relays still find this server: somebody may empty the folder of its socket."""
+        """Tell whether relays still find this server: its socket's folder may be emptied. True once it is closed."""
+        if self._listener is None:
+            return True
         found = sockets.identity(self._path)
         return found is not None and found == self._identity
 
@@ -118,24 +120,24 @@ class CniServer:
         self._identity = sockets.listen(listener, self._path, BACKLOG, mode)
         return listener
 
-    def close(self, seconds: float = END_SECONDS) -> None:
-        """Stop listening, and wait a bounded time for requests under way.
+    def close(self, seconds: float = END_SECONDS) -> bool:
+        """Stop listening, and wait a bounded time for requests under way. Returns whether all have ended.
 
         One that is not done by then, or that fails for want of what was closed, gets no answer: its
         relay asks the next agent, as if this one had been killed.
         """
         with self._opening:
-            listener, self._listener = self._listener, None
-            if listener is None:
-                return
+            if self._listener is None:
+                return True
+            listener, stands = self._listener, self.stands()
+            self._listener = None
             self._ending.set()
-            if self.stands():  # else it is another agent's
+            if stands:  # else it is another agent's
                 self._path.unlink(missing_ok=True)
             _end(listener)
         deadline = time.monotonic() + seconds
-        for _ in range(MAX_CONNECTIONS):
-            if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                return
+        slots = range(MAX_CONNECTIONS)
+        return all(self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())) for _ in slots)
 
     def _hire(self) -> None:
         try:
