@@ -62,8 +62,8 @@ class _Marker:
 def install(wanted: Installation, *, keeps: bool = False, step: Step = unobserved) -> tuple[str, ...]:
     """Put the relay and its links in place. Returns the names that changed.
 
-    Who only `keeps` them changes nothing once the same instance has installed another relay: the next pod of an update
-    does so while this one still runs.
+    Who only `keeps` them leaves another relay alone that the same instance has installed, for as long as it is intact:
+    the next pod of an update installs it while this one still runs.
 
     Raises ConfigError for a name that nodefabric does not replace or a folder that is not there, and InstallFailed;
     each name then is what it was before, or what it should become.
@@ -75,7 +75,7 @@ def install(wanted: Installation, *, keeps: bool = False, step: Step = unobserve
     _find_folder(wanted.target, create=wanted.create)
     with locked(wanted.target, remedy=REMEDY, step=step) as folder:
         marker = _claim(folder, wanted.instance, force=wanted.force)
-        if keeps and marker.relay not in ("", digest):
+        if keeps and marker.relay not in ("", digest) and _digest_of(folder) == marker.relay:
             return ()
         foreign = [name for name in wanted.replace if _is_foreign(folder, name)]
         if foreign and not wanted.force:
@@ -221,6 +221,11 @@ def _read_relay(relay: Path) -> bytes:
     if not content.startswith(b"\x7fELF") or len(content) > MAX_RELAY_BYTES:
         raise InstallFailed(f"{relay} is not the relay: not an executable of at most {MAX_RELAY_BYTES >> 20} MiB")
     return content
+
+
+def _digest_of(folder: Folder) -> str:
+    found = folder.read(PLUGIN_NAME, MAX_PLUGIN_BYTES)
+    return hashlib.sha256(found.content).hexdigest() if found is not None and found.content is not None else ""
 
 
 def _is_installed(folder: Folder, name: str, content: bytes) -> bool:

@@ -217,6 +217,25 @@ def test_the_watches_of_two_versions_do_not_undo_each_others_work(host: Host, tm
         first.wait(60)
 
 
+def test_a_watch_puts_its_relay_back_where_a_newer_one_is_lost_whose_pod_is_gone(host: Host, tmp_path: Path) -> None:
+    """An update that is taken back leaves the newer relay there, and nobody else to keep one."""
+    host.network.write_text(CONFLIST)
+    command = [sys.executable, "-m", "agent", *host.arguments("install-cni", "--chain")]
+    watching = subprocess.Popen([*command, "--watch", "--relay", str(host.relay)])
+    plugin, newer = host.bin / "nodefabric", tmp_path / "newer"
+    try:
+        until(lambda: host.types == ["ptp", "nodefabric"])
+        newer.write_bytes(b"\x7fELF newer")
+        subprocess.run([*command, "--relay", str(newer)], check=True)
+        assert plugin.read_bytes() == newer.read_bytes()
+        plugin.unlink()
+        until(plugin.exists)
+        assert plugin.read_bytes() == host.relay.read_bytes()
+    finally:
+        watching.send_signal(signal.SIGTERM)
+        assert watching.wait(60) == 0
+
+
 def test_the_watch_outlasts_a_plugin_folder_that_is_away_for_a_while(host: Host, tmp_path: Path) -> None:
     host.network.write_text(CONFLIST)
     log = tmp_path / "log"
