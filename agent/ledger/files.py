@@ -38,7 +38,7 @@ def claim(folder: Path, holder: str = "", name: str = NAME) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             who = f" ({found})" if (found := holder_of(folder)) else ""
-            raise LedgerInUse(f"{folder} is in use by another agent{who}: stop it, or set another stateDir") from error
+            raise LedgerInUse(f"{folder} is in use by another agent{who}") from error
         except OSError as error:
             raise LedgerError(f"{folder} cannot be used: {error.strerror}: mount a writable folder there") from error
         with contextlib.suppress(OSError):  # on a full disk nobody is named

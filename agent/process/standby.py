@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.errors import LedgerError, LedgerInUse
-from agent.ledger.files import NEXT, claim, is_claimed
+from agent.ledger.files import NEXT, claim, holder_of, is_claimed
 from agent.process.conditions import Conditions
 from agent.process.identity import agent_version
 from agent.state import first
 
 POD = "NODEFABRIC_POD"
-"""Variable that names the agent's own pod, as namespace/name."""
+"""Variable that names the agent's own pod."""
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,9 @@ class Pace:
 
     look: float = 0.02
     """Between two looks whether the books are free: pods are refused meanwhile."""
-    patience: float = 120.0
-    """After so long who waits is no longer ready."""
+    patience: float = 600.0
+    """After so long who waits is no longer ready. A DaemonSet's controller that was away must have seen it ready
+    before: it ends the other agent only for one that is."""
     retry: float = 1.0
     """Between two looks after that, or while the folder cannot be used."""
 
@@ -68,12 +69,18 @@ async def claim_books(
                     await prepare()
                     since = loop.time()
                     conditions.set("ledger", None)
-                    conditions.stand_by(f"{error}. This agent takes over when that one has ended")
+                    conditions.stand_by(
+                        f"{holder_of(folder) or 'another agent'} serves this node; this agent takes over when that ends"
+                    )
                 is_next = is_next or _is_next(folder, turn)
                 if loop.time() - since < pace.patience:
                     pause = pace.look
                 else:
-                    conditions.set("ledger", f"{error}. Two agents cannot serve one node")
+                    conditions.set(
+                        "ledger",
+                        f"{error}, and this one has waited for {pace.patience / 60:.0f} minutes: delete the other"
+                        " agent's pod if this one is to follow it, or this DaemonSet if there is one too many",
+                    )
             except LedgerError as error:
                 conditions.set("ledger", str(error))
             else:

@@ -174,7 +174,7 @@ def test_a_second_agent_touches_nothing_until_the_first_has_ended(node: Stage) -
     other.write_text(yaml.safe_dump({**config, "endpoints": {"port": node.port + 1}}))
     options = ["--config", str(other), *node.host, "--log-format", "text"]
     node.spawn("second", ["-m", "agent", "run", *options], {"NODE_NAME": "sim-node"})
-    wait("a word of the second agent", lambda: "is in use by another agent" in node.log("second") or None)
+    wait("a word of the second agent", lambda: "serves this node; this agent takes over" in node.log("second") or None)
     node.create_pod("a", {"rdma/vf": 1})
     node.await_pod("a")
     node.end("agent")
@@ -229,7 +229,7 @@ def test_probes_are_answered_while_a_wrong_configuration_or_another_agent_is_wai
         wait("the second agent to be well", lambda: probed(node, "healthz")[0] == 0 or None)
         assert "'nosuch' is not among the networks" in probed(node, "readyz")[1]
         config.write_text(good)
-        wait("the second agent to wait", lambda: "is in use by another agent" in node.log("agent") or None)
+        wait("the second agent to wait", lambda: "serves this node; this agent takes over" in node.log("agent") or None)
         assert (probed(node, "healthz")[0], probed(node, "readyz")[0]) == (0, 0)
     finally:
         first.terminate()

@@ -38,7 +38,7 @@ def test_who_waits_is_ready_and_touches_nothing_of_the_agent_that_serves(stage: 
             before = files(stage.folder)
             waiting = agents.start()
             await asyncio.to_thread(agents.await_ready, waiting)
-            assert f"is in use by another agent (pod nodefabric/{serving}, version " in stage.log(waiting)
+            assert f"standing by: pod nodefabric/{serving}, version " in stage.log(waiting)
             assert files(stage.folder) == before
             assert agents.readiness(serving) == "ok"
             assert stage.status()["ready"]
@@ -108,13 +108,13 @@ def test_who_never_gets_the_books_is_not_ready_for_ever(tmp_path: Path) -> None:
         await until(lambda: conditions.stands_by)
         assert prepared.is_set()
         assert conditions.first(besides=NO_POD_NEEDS) is None
-        assert "(pod nodefabric/stuck, version 1)" in conditions.known()["standby"]
+        assert "pod nodefabric/stuck, version 1 serves this node" in conditions.known()["standby"]
         await until(lambda: has_successor(tmp_path))
 
         await until(lambda: conditions.first(besides=NO_POD_NEEDS) is not None)
         told = conditions.first(besides=NO_POD_NEEDS) or ""
         assert told.startswith(
-            f"ledger: {tmp_path} is in use by another agent (pod nodefabric/stuck, version 1): stop it"
+            f"ledger: {tmp_path} is in use by another agent (pod nodefabric/stuck, version 1), and this one has waited"
         )
 
         os.close(lock)
