@@ -63,19 +63,14 @@ class Dra:
         CLAIM_KEYS,
         default=SAFE_KEYS,
         may_be_empty=True,
-        about=f"What the parameters of a claim may say; those of a class may say all; default: {', '.join(SAFE_KEYS)};"
-        " but addresses not for a network with ipam, unless they are listed here",
+        about=f"What the parameters of a claim may say; those of a class may say all; default: {', '.join(SAFE_KEYS)}."
+        " Where the network has ipam, a claim may never say addresses",
     )
     shares: str = declare.choice(
         "capacity",
         SHARES,
         about="How shares and late-bound units are told: as a device's capacity (Kubernetes 1.36), or as a device each",
     )
-
-    @property
-    def addresses_beside_ipam(self) -> bool:
-        """Whether a claim may give addresses where the network has an IPAM plugin: if an operator has listed them."""
-        return "addresses" in self.claim_may and self.claim_may is not SAFE_KEYS  # the default, which nobody wrote
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """List what does not go together: a key, and what is wrong there."""

@@ -81,11 +81,10 @@ def settings_of(
         merged = {key: value for keys in mine for key, value in keys.items()}
         said.append(merged)
         network = _network(result, resource, merged, config, problems)
-        if by_claim and not config.dra.addresses_beside_ipam and _ipam(resource, merged, config):
-            where = f"request {result.request} ({resource.name})"
+        if by_claim and _ipam(resource, merged, config):
             problems[
-                f"{where}: addresses may be said by a DeviceClass only, since the network leases addresses by ipam (an"
-                " operator may list addresses in dra.claimMay)"
+                f"request {result.request} ({resource.name}): the network leases its addresses (ipam), so only a"
+                " DeviceClass may set addresses: leave them out of the claim"
             ] = None
         found.append(Setting(network, merged.get("ifName", "")))
     problems |= dict.fromkeys(_repeated(results, said))
