@@ -169,14 +169,14 @@ def wait_for(
 ) -> bool:
     """Wait so long for what a condition, which the caller holds, tells of. Raises NotWanted."""
     deadline = time.monotonic() + seconds
-    while not is_so():
+    while is_wanted():
+        if is_so():
+            return True
         left = deadline - time.monotonic()
         if left <= 0:
             return False
-        if not is_wanted():
-            raise NotWanted("its DEL has come")
         changed.wait(min(left, LOOK_SECONDS))
-    return True
+    raise NotWanted("its DEL has come")
 
 
 class Places:
@@ -219,5 +219,6 @@ class Places:
         waited = f" after {seconds:g} s" if seconds else ""
         return (
             f"{self._full(wanted) or f'network {wanted.networks[0]} has too many'} {self._what}{waited} (the node"
-            f" {len(self._held)} of at most {self._rules.total}), and others are to find room: try again later"
+            f" {len(self._held)} of at most {self._rules.total}); the rest is reserved for other networks: try again"
+            " later"
         )

@@ -102,9 +102,6 @@ class LeaseBook:
         self._places = Places(
             "IPAM plugins at work", Rules(MAX_AT_WORK, (ADDING, RETURNING), MAX_UNTRUSTED), self.trust
         )
-        for row in ledger.attachments():
-            if row.result is not None and self._may_have_leased(row):
-                self.trust.note_answer(*counted_of(row.request))  # to an agent before this one
         self._unasked: set[int] = set()
         """Rows of ADDs that have failed before a plugin ran."""
         self._room = room or Room.of_container()
@@ -122,9 +119,15 @@ class LeaseBook:
         self._orphans.close()
 
     def defer(self) -> None:
-        """Ask no plugin for what is to be given back, until `resume`: it is owed. Ends those of earlier agents."""
+        """Begin as an agent that starts: until `resume` no plugin is asked for what is to be given back, which is owed.
+
+        Plugins of earlier agents are ended, and networks that have answered to those are trusted.
+        """
         self._is_deferring = True
         self._orphans.end_earlier()
+        for row in self._ledger.attachments():
+            if row.result is not None and self._may_have_leased(row):
+                self.trust.note_answer(*counted_of(row.request))
 
     def resume(self) -> None:
         """Give back again what is to be given back."""
