@@ -29,9 +29,10 @@ from cni.ipam import processes
 
 LEDGER, SPOOL = "ledger.db", "spool"
 SHOWN = 8
+WAY_OUT = "Delete these pods while an agent runs (start it again if it is gone; chart: remove=false), then remove again"
 MOST_LINKS = 40
 """As the kernel has it; one in a ring is left as it is."""
-BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(files.NAME)}|{processes.OWN.pattern}")
+BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(files.NAME)}|{re.escape(files.NEXT)}|{processes.OWN.pattern}")
 """With what SQLite keeps beside them, damaged ones that were set aside, and the marks of killed agents."""
 OWN_SOCKETS = re.compile(
     r"(cni|admin)\.sock|cni\.sock\.(ready|pods)|\.cni\.sock\.pods\.new|\.(cni|admin)\.sock\.[0-9]+"
@@ -125,17 +126,21 @@ def uninstall(
             claims += dra_checkpoint.claims_of(places.inside(places.kubelet), places.dra_driver)
         held += [f"claim {claim}" for claim in dict.fromkeys(claims)]
     except LedgerError as error:
-        held = [f"whatever the books say, for {error}"]
+        if not force:
+            raise InUse(
+                f"which pods have devices is not known: {error}; with --force everything is removed all the same"
+            ) from error
+        held = []
     except Unavailable as error:
         raise InUse(
-            f"{error}; a pod that has a claim of {places.dra_driver} could not end without the agent: delete these pods"
-            " while the agent still runs (kubectl get resourceclaims --all-namespaces), then use --force"
+            f"{error}; a pod that has a claim of {places.dra_driver} could not end without the agent. {WAY_OUT}"
+            " (kubectl get resourceclaims --all-namespaces shows them), then use --force"
         ) from error
     if held and not force:
         more = f" and {len(held) - SHOWN} more" if len(held) > SHOWN else ""
         raise InUse(
-            f"pods have devices of this node: {', '.join(held[:SHOWN])}{more}: delete them while the agent still runs,"
-            " or use --force to leave the devices as they are"
+            f"pods have devices of this node: {', '.join(held[:SHOWN])}{more}. {WAY_OUT}, or use --force to leave the"
+            " devices as they are"
         )
     withdrawn: tuple[str, ...] = ()
     if published is not None and (

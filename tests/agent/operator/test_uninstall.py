@@ -72,7 +72,7 @@ def test_a_node_whose_pods_have_devices_is_left_alone(
     assert host.uninstall() == 4
     said = capsys.readouterr().err
     assert f"{VF} in default/trainer" in said
-    assert "delete them while the agent still runs" in said
+    assert "Delete these pods while an agent runs" in said
     assert {n: t for n, t in host.files().items() if "ledger" not in n} == {
         n: t for n, t in installed.items() if "ledger" not in n
     }

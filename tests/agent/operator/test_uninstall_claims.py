@@ -29,7 +29,7 @@ def test_a_node_with_prepared_claims_is_left_alone(
     boot_id.parent.mkdir(parents=True)
     boot_id.write_text("another\n")
     assert host.uninstall() == 4
-    assert "pods have devices of this node: claim default/rails:" in capsys.readouterr().err
+    assert "pods have devices of this node: claim default/rails. Delete" in capsys.readouterr().err
     assert (host.root / "run/cdi/nodefabric-claim-c1.json").exists()
     with open_books(host.state) as books:
         books.remove_claim("c1")
@@ -50,7 +50,7 @@ def test_a_node_is_left_alone_while_kubelet_has_a_claim_that_could_not_be_prepar
     noted.save()
     assert host.uninstall() == 4
     said = capsys.readouterr().err
-    assert "claim default/rails:" in said
+    assert "claim default/rails. Delete" in said
     assert "default/gpu" not in said
     noted.remove(ours)
     noted.save()
