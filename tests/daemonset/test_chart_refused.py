@@ -17,6 +17,7 @@ from tests.daemonset.manifests import CHART, Document, Kube
         ({"updateStrategy": {"maxSurge": "1000%"}}, "/updateStrategy/maxSurge"),
         ({"updateStrategy": {"maxUnavailable": "10%"}}, "one of maxSurge and maxUnavailable must be 0"),
         ({"updateStrategy": {"maxSurge": 0}}, "no agent would ever be updated"),
+        ({"removeForce": True}, "removeForce: has an effect only with remove: true"),
         ({"cni": {"replace": ["bridge"]}}, "/cni/replace/0"),
         ({"config": {"kubeletDirectory": "/var/lib/kubelet"}}, "kubeletDirectory"),
         ({"config": {"resources": [{"name": "rdma/vf", "kind": "vff"}]}}, "/config/resources/0"),

@@ -60,12 +60,12 @@ def test_a_base_that_was_edited_by_hand_is_found(kube: Kube, tmp_path: Path) -> 
     subprocess.run(["cp", "-a", "daemonset", "docs", "hack", copy], cwd=REPOSITORY, check=True)
     (copy / ".venv").symlink_to(REPOSITORY / ".venv")
     edited = copy / "daemonset/base/daemonset.yaml"
-    edited.write_text(edited.read_text().replace("maxSurge: 1", "maxSurge: 0"))
+    edited.write_text(edited.read_text().replace("maxSurge: 10%", "maxSurge: 0"))
     done = subprocess.run(
         [sys.executable, copy / "hack/make-manifests", "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert "-      maxSurge: 0\n+      maxSurge: 1\n" in done.stdout
+    assert "-      maxSurge: 0\n+      maxSurge: 10%\n" in done.stdout
 
 
 @pytest.mark.parametrize("component", [None, *COMPONENTS], ids=str)

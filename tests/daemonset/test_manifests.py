@@ -202,7 +202,7 @@ def test_all_who_install_or_remove_say_for_whom_alike() -> None:
 
 def test_an_update_starts_the_next_agent_beside_the_one_that_serves() -> None:
     (document,) = documents(BASE / "daemonset.yaml")
-    assert document["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert document["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": "10%", "maxUnavailable": 0}
     spec = document["spec"]["template"]["spec"]
     assert spec["priorityClassName"] == "system-node-critical"
     # With the host's network a named port is the node's: the scheduler would not place a second pod there.

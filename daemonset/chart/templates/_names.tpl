@@ -215,10 +215,11 @@ nodefabric.io/agent-not-ready
 {{- /* The API server takes one of the two only (apps/v1, RollingUpdateDaemonSet). */ -}}
 {{- define "nodefabric.checkUpdates" -}}
 {{- $none := list "0" "0%" -}}
-{{- $surges := not (has (toString .Values.updateStrategy.maxSurge) $none) -}}
-{{- $ends := not (has (toString .Values.updateStrategy.maxUnavailable) $none) -}}
+{{- $strategy := .Values.updateStrategy | default dict -}}
+{{- $surges := not (has (toString ($strategy.maxSurge | default 0)) $none) -}}
+{{- $ends := not (has (toString ($strategy.maxUnavailable | default 0)) $none) -}}
 {{- if and $surges $ends -}}
-{{- fail "updateStrategy: one of maxSurge and maxUnavailable must be 0: say maxSurge: 0 besides to end each agent before the next one starts" -}}
+{{- fail "updateStrategy: one of maxSurge and maxUnavailable must be 0: set maxSurge: 0 as well to end each agent before the next one starts" -}}
 {{- else if not (or $surges $ends) -}}
 {{- fail "updateStrategy: maxSurge and maxUnavailable are both 0, so no agent would ever be updated" -}}
 {{- end -}}
