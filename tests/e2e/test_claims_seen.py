@@ -21,9 +21,8 @@ def events(stage: Stage) -> list[tuple[str, str, bool]]:
 def test_a_claim_is_told_by_status_metrics_and_events_until_it_is_gone(stage: Stage) -> None:
     port = start(stage)
     wait("the slices", lambda: devices(port) or None)
-    driver = wait("kubelet to have the driver", lambda: _registered(stage))
+    driver = wait("kubelet to have the driver, and all slices to be there", lambda: _registered(stage, port))
     assert (driver["problem"], driver["dropped"]) == (None, [])
-    assert driver["slices"] == len(call(port, "GET", SLICES)["items"])
     assert sum(found["count"] for found in driver["devices"]) == len(devices(port))
     vf = next(device for device in devices(port) if device["name"].startswith("vf-"))
 
@@ -62,6 +61,7 @@ def test_a_claim_is_told_by_status_metrics_and_events_until_it_is_gone(stage: St
     assert stage.status()["claims"] == []
 
 
-def _registered(stage: Stage) -> dict[str, Any] | None:
+def _registered(stage: Stage, port: int) -> dict[str, Any] | None:
     driver: dict[str, Any] = stage.status().get("dra") or {}
-    return driver if driver.get("registered") and driver["slices"] is not None else None
+    published = len(call(port, "GET", SLICES)["items"])
+    return driver if driver.get("registered") and driver["slices"] == published else None
