@@ -97,7 +97,7 @@ class CniServer:
 
     def stands(self) -> bool:
         """Tell whether relays still find this server: its socket's folder may be emptied. True once it is closed."""
-        if self._listener is None:
+        if self._ending.is_set():
             return True
         found = sockets.identity(self._path)
         return found is not None and found == self._identity

@@ -105,7 +105,7 @@ def test_who_finds_no_place_is_told_of_which_network_there_are_how_many() -> Non
     places = Places("ADDs under way", Rules(4))
     with places.hold("ADD", "rails"), places.hold("ADD", "rails"), places.hold("ADD", "storage"):
         with pytest.raises(
-            DeviceBusy, match=r"^network rails has 2 ADDs under way \(the node 3 of at most 4\), and .+"
+            DeviceBusy, match=r"^network rails has 2 ADDs under way \(the node 3 of at most 4\); the rest .+"
         ):
             places.hold("ADD", "third", "rails").__enter__()
         with places.hold("ADD", "third"):
