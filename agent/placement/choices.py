@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 
 from agent.model.topology import Locality
@@ -68,6 +69,13 @@ class Choices:
     """How many were made: they take most of the time."""
     _solved: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
 
+    @cached_property
+    def _views(self) -> list[int]:
+        """Number what the groups' GPUs look like from the ports."""
+        ports, known = sorted(self.room), dict[tuple[int, ...], int]()
+        seen = (tuple(self.distances.span(g.places[0], port) for port in ports) for g in self.groups)
+        return [known.setdefault(spans_to, len(known)) for spans_to in seen]
+
     @property
     def pairs(self) -> int:
         """How many NICs the set can have."""
@@ -86,7 +94,8 @@ class Choices:
             near = sorted(g.nearest for g, n in zip(self.groups, counts, strict=True) for _ in range(n))
             rounds, rest = divmod(self.pairs, len(near))
             return (near[-1] if rounds else near[rest - 1]) // FINE, rounds * sum(near) + sum(near[:rest])
-        key = tuple(counts)
+        # GPUs that are as far from every port are equal in a matching.
+        key = tuple(sorted(self._views[i] for i, n in enumerate(counts) for _ in range(n)))
         if key not in self._solved:
             self.matchings += 1
             places = [g.place(i) for g, n in zip(self.groups, counts, strict=True) for i in range(n)]

@@ -20,8 +20,8 @@ from agent.placement.distances import Distances
 from agent.placement.nics import NOTHING, match_nics
 from agent.placement.search import search
 
-SEARCH = 400
-"""Steps of the search, some microseconds each."""
+SEARCH = 1600
+"""Steps of the search, some tens of microseconds each."""
 
 
 def choose_gpus(

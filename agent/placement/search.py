@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from agent.placement.choices import Choices
 from agent.placement.distances import FINE
@@ -51,6 +51,33 @@ class _Sum:
             self.more_last[g] += by * last[g]
 
 
+class _Least:
+    """The least that units still to be taken can add to one number of a cost."""
+
+    def __init__(self, pairs: Sequence[Sequence[int]], units: Sequence[int]) -> None:
+        self._pairs = pairs
+        self._units = units
+        self._among: dict[tuple[int, int], list[int]] = {}
+
+    def added(self, more: Sequence[int], begin: int, left: int) -> int:
+        """Give a lower bound for `left` units of the groups from `begin` on. `more` is what one adds to those taken.
+
+        Each unit counts half of what it costs with each of its `left - 1` cheapest companions.
+        """
+        among = self._among.get((begin, left))
+        if among is None:
+            among = self._among[begin, left] = [self._cheapest(g, begin, left - 1) for g in range(begin, len(more))]
+        doubled = [
+            2 * more[g] + pairs for g, pairs in enumerate(among, begin) for _ in range(min(self._units[g], left))
+        ]
+        return -(-sum(sorted(doubled)[:left]) // 2)
+
+    def _cheapest(self, group: int, begin: int, count: int) -> int:
+        costs = self._pairs[group]
+        found = [costs[g] for g in range(begin, len(costs)) for _ in range(min(self._units[g] - (g == group), count))]
+        return sum(sorted(found)[:count])
+
+
 class _Search:
     def __init__(self, choices: Choices, steps: int) -> None:
         self._c = choices
@@ -58,7 +85,8 @@ class _Search:
         self._groups = choices.groups
         self._most = [g.units for g in choices.groups]
         self._units_from = [sum(self._most[i:]) for i in range(len(self._most) + 1)]
-        self._pairs_from = [self._least_pairs(i) for i in range(len(self._most))]
+        self._first = _Least(choices.first, self._most)
+        self._last = _Least(choices.last, self._most)
         self._near_from = [min(g.nearest for g in choices.groups[i:]) for i in range(len(self._most))]
         self._each = choices.each
         self._all_paired = choices.pairs == choices.size * choices.each
@@ -127,32 +155,26 @@ class _Search:
     def _promises(self, total: _Sum, group: int, worst: int, near: int) -> bool:
         """Tell whether a set that begins so can be better than the best one so far."""
         assert self._key is not None  # that of a grown set, at least
-        left, rest = total.left, range(group, len(self._groups))
-        first_pair, last_pair = self._pairs_from[group]
-        among = left * (left - 1) // 2
-        first = total.first + left * min(total.more_first[g] for g in rest) + among * first_pair
+        left = total.left
+        first = total.first + self._first.added(total.more_first, group, left)
         if first != self._key[0]:
             return first < self._key[0]
         least_worst, least_sum = self._c.bound
         if self._all_paired:
             least_worst = max(least_worst, worst, self._near_from[group] // FINE)
             least_sum = max(least_sum, near + left * self._each * self._near_from[group])
-        last = total.last + left * min(total.more_last[g] for g in rest) + among * last_pair
-        if (least_worst, least_sum, last) >= self._key[1:]:
+        if not self._betters(total, group, (least_worst, least_sum)):
             return False
         if not (self._all_paired and self._c.contended and left < self._c.size):
             return True
         matched_worst, matched_sum = self._c.matched(total.counts)
         least_worst = max(least_worst, matched_worst)
         least_sum = max(least_sum, matched_sum + left * self._each * self._near_from[group])
-        return (least_worst, least_sum, last) < self._key[1:]
+        return self._betters(total, group, (least_worst, least_sum))
 
-    def _least_pairs(self, begin: int) -> tuple[int, int]:
-        """Give the least that any two units from a group on cost each other."""
-        pairs = [
-            (self._c.first[a][b], self._c.last[a][b])
-            for a in range(begin, len(self._most))
-            for b in range(a, len(self._most))
-            if a != b or self._most[a] > 1
-        ]
-        return min((f for f, _ in pairs), default=0), min((n for _, n in pairs), default=0)
+    def _betters(self, total: _Sum, group: int, pairs: tuple[int, int]) -> bool:
+        """Tell whether a set with pairs that are at best so, and as good in what comes before them, can be better."""
+        assert self._key is not None
+        if pairs != self._key[1:3]:
+            return pairs < self._key[1:3]
+        return total.last + self._last.added(total.more_last, group, total.left) < self._key[3]

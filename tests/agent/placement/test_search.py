@@ -10,9 +10,12 @@ from itertools import combinations
 import pytest
 
 from agent.model.device import Snapshot
+from agent.model.topology import Locality
 from agent.placement import Distances, choose_gpus
 from agent.placement.choices import collect
+from agent.placement.distances import FINE
 from agent.placement.gpus import SEARCH
+from agent.placement.nics import spans
 from agent.placement.search import search
 from tests.agent.placement.hosts import Host
 
@@ -67,3 +70,51 @@ def test_in_a_mesh_no_other_gpus_are_joined_by_more_nvlinks() -> None:
         for size in range(2, len(free)):
             most = max(joined(gpus) for gpus in combinations(free, size))
             assert joined(choose_gpus(distances, free, (), size, nics)) == most
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_among_sixteen_gpus_with_uneven_links_no_other_set_is_better(seed: int) -> None:
+    chance = random.Random(seed)
+    host = Host()
+    for number in range(16):
+        links = [(peer, n) for peer in range(number) if (n := uneven(chance, number, peer, in_pairs=seed % 2 == 0))]
+        host.gpu((f"pci0000:{number // 2}0", "p", "s", f"g{number}"), number // 8, nvlinks=links)
+    for number in range(8):
+        host.nic((f"pci0000:{number}0", "p", "s", "n"), number // 4)
+    distances = Distances(host.snapshot())
+    ports = [device.address for device in host.devices if device.pci_class == 0x020000]
+    free = chance.sample(distances.gpus, chance.randint(12, 16))
+    size = chance.randint(3, 8)
+    nics = chance.sample(ports, chance.randint(2, 8))
+    found = choose_gpus(distances, free, (), size, nics)
+
+    def joined(gpus: Sequence[str]) -> int:
+        return sum(links[a][b] for a, b in combinations(gpus, 2))
+
+    links = {a: {b: distances.links(a, b) for b in free} for a in free}
+    by_links: dict[int, list[tuple[str, ...]]] = {}
+    for gpus in combinations(free, size):
+        by_links.setdefault(joined(gpus), []).append(gpus)
+    assert joined(found) == max(by_links)
+    best = min(after_links(distances, gpus, free, nics) for gpus in by_links[max(by_links)])
+    assert after_links(distances, found, free, nics) == best
+
+
+def uneven(chance: random.Random, number: int, peer: int, *, in_pairs: bool) -> int:
+    """Draw how many links join two GPUs: of any, or of GPUs that are built in pairs, as an MI250's."""
+    if in_pairs:
+        return 4 if number // 2 == peer // 2 else chance.choice((0, 0, 1, 1, 2))
+    return chance.choice((0, 0, 1, 2, 4))
+
+
+def after_links(
+    distances: Distances, chosen: Sequence[str], free: Sequence[str], nics: Sequence[str]
+) -> tuple[int, ...]:
+    """Work out what a set costs besides missing links, with pairs by the matching that is tested by itself."""
+    pairs = spans(distances, [(chosen, min(len(chosen), len(nics)))], Counter(nics))
+    near = [span for span in pairs if span is not None]
+    apart = sum(distances.span(a, b) for a, b in combinations(chosen, 2))
+    left = [(a, b) for a in chosen for b in free if a != b]
+    links = sum(distances.links(a, b) for a, b in left)
+    kept = sum(Locality.SYS - distances.between(a, b) for a, b in left)
+    return max(near) // FINE, sum(near), apart, links, kept
