@@ -15,7 +15,7 @@ from agent.placement.nics import spans
 
 # The terms of a cost, each wide enough never to reach into the next.
 _SHARED = 1 << 40
-_NIC_LOAD, _NEAR_LEFT, _LINKS_LEFT, _SPAN, _USED = 1, 1 << 24, 1 << 48, 1 << 72, 1 << 112
+_NIC_LOAD, _NEAR_LEFT, _LINKS_LEFT, _SPAN, _USED, _LINKS = 1, 1 << 24, 1 << 48, 1 << 72, 1 << 112, 1 << 136
 
 
 @dataclass
@@ -117,8 +117,9 @@ def collect(
     room: Mapping[str, int],
     load: Mapping[str, int],
     nics: int,
+    nics_first: bool = False,
 ) -> Choices:
-    """Group the GPUs and work out what they cost, if the set gets so many NICs."""
+    """Group the GPUs and work out what they cost, if the set gets so many NICs. `nics_first`: before NVLinks."""
     single: dict[str, Group] = {}
     for name in sorted({*free, *must}, key=distances.gpu_order):
         place = distances.port(name)
@@ -129,7 +130,7 @@ def collect(
             group.names.append(name)
     shared = {distances.port(name) for name in free if "::" in name}
     ports = [port for port, units in room.items() if units > 0]
-    costs = _Costs(distances, list(single), shared, {p: g.units for p, g in single.items()})
+    costs = _Costs(distances, list(single), shared, {p: g.units for p, g in single.items()}, nics_first)
     for place, group in single.items():
         nearest = distances.nearest(place, ports)
         group.nearest = distances.span(place, nearest[0]) if nearest else 0
@@ -153,19 +154,31 @@ def collect(
 class _Costs:
     """What two units cost, by the GPUs that they are of."""
 
-    def __init__(self, distances: Distances, places: Sequence[str], shared: set[str], units: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        distances: Distances,
+        places: Sequence[str],
+        shared: set[str],
+        units: Mapping[str, int],
+        nics_first: bool,
+    ) -> None:
         self._distances = distances
         self._shared = shared
         self._units = units
+        self._nics_first = nics_first
         self._most = max((distances.links(a, b) for a, b in combinations(distances.gpus, 2)), default=0)
 
     def first(self, a: str, b: str) -> int:
         if a == b:
             return _SHARED if a in self._shared else 0
-        return self._most - self._distances.links(a, b)
+        return 0 if self._nics_first else self._missing(a, b)
 
     def last(self, a: str, b: str) -> int:
-        return _SPAN * self._distances.span(a, b)
+        links = _LINKS * self._missing(a, b) if self._nics_first and a != b else 0
+        return links + _SPAN * self._distances.span(a, b)
+
+    def _missing(self, a: str, b: str) -> int:
+        return self._most - self._distances.links(a, b)
 
     def left_behind(self, place: str) -> int:
         """Weigh the free units near a GPU. What stays free is hurt least where there are few of them."""
@@ -192,7 +205,7 @@ def _all_nearest(distances: Distances, groups: Sequence[Group], room: Mapping[st
 def _alike(distances: Distances, groups: Sequence[Group], costs: _Costs, ports: Sequence[str]) -> list[Group]:
     """Join single GPUs that are as far from every other one, cost the same alone, and are as far from the ports."""
     places = [g.places[0] for g in groups]
-    rows = {a: [(costs.first(a, b), distances.span(a, b)) for b in places] for a in places}
+    rows = {a: [(costs.first(a, b), costs.last(a, b)) for b in places] for a in places}
     index = {place: i for i, place in enumerate(places)}
     joined: list[Group] = []
     for group in groups:

@@ -32,12 +32,14 @@ def choose_gpus(
     free_nics: Sequence[str] = (),
     load: Mapping[str, int] = NOTHING,
     nics: int | None = None,
+    *,
+    nics_first: bool = False,
 ) -> tuple[str, ...]:
     """Choose `size` of the free GPUs, those that must be included among them and first.
 
     GPUs are UUIDs, MIG UUIDs or replicas (`UUID::2`). `free_nics` are PCI addresses as for `match_nics`; without
     any, NICs do not count. `load` counts what is in use of a port or a GPU, `nics` the NICs that the GPUs get in all
-    (default: one each). Gives fewer if fewer are free.
+    (default: one each). Gives fewer if fewer are free. `nics_first`: the pairs count before NVLinks.
     """
     must = tuple(dict.fromkeys(must_include))[: max(size, 0)]
     room: dict[str, int] = {}
@@ -48,7 +50,7 @@ def choose_gpus(
     size = min(size, len(must) + len(rest))
     if size <= len(must):
         return must[: max(size, 0)]
-    choices: Choices = collect(distances, rest, must, size, room, load, size if nics is None else nics)
+    choices: Choices = collect(distances, rest, must, size, room, load, size if nics is None else nics, nics_first)
     counts = search(choices, SEARCH)
     return (*must, *choices.names(counts))
 
@@ -62,10 +64,9 @@ def choose_pairs(
 ) -> tuple[tuple[str, str], ...]:
     """Choose `size` GPUs and a NIC for each. Gives fewer pairs if one kind has fewer.
 
-    The GPUs are those of `choose_gpus`, and no choice of others that NVLinks join as well has better
-    pairs. Arguments as there.
+    No choice of other GPUs has better pairs; among equal ones NVLinks decide. Arguments as for `choose_gpus`.
     """
     size = min(size, len(free_nics))
-    gpus = choose_gpus(distances, free_gpus, (), size, free_nics, load)
+    gpus = choose_gpus(distances, free_gpus, (), size, free_nics, load, nics_first=True)
     spare = [gpu for gpu in free_gpus if gpu not in gpus]
     return tuple(zip(gpus, match_nics(distances, gpus, free_nics, len(gpus), load, spare_gpus=spare), strict=True))

@@ -16,8 +16,9 @@ def choose_sets(
 ) -> Mapping[str, tuple[str, ...]]:
     """Give each GPU `count` NICs, as near as can be. `room` tells how many GPUs each NIC may serve.
 
-    With too few NICs some GPUs get none at all: those that would have the farthest. Where each NIC serves one GPU the
-    sets are an exact minimum; else the GPUs choose in turn, of NICs that are equally near the one with the fewest GPUs.
+    With too few NICs some GPUs get none at all: those that would have the farthest, whatever NVLinks join. Where each
+    NIC serves one GPU the sets are an exact minimum; else the GPUs choose in turn, of NICs that are equally near the
+    one with the fewest GPUs.
     """
     free = {nic: places for nic, places in room.items() if places > 0}
     if count == 1:

@@ -74,7 +74,7 @@ class Host:
 
 
 @st.composite
-def hosts(draw: st.DrawFn, *, gpus: int = 5, nics: int = 4, linked: bool = True) -> Snapshot:
+def hosts(draw: st.DrawFn, *, gpus: int = 5, nics: int = 4) -> Snapshot:
     """Draw a small host: devices anywhere in a tree of four host bridges, with two levels of switches."""
     host = Host()
 
@@ -90,7 +90,7 @@ def hosts(draw: st.DrawFn, *, gpus: int = 5, nics: int = 4, linked: bool = True)
 
     for number in range(draw(st.integers(1, gpus))):
         place = path()
-        links = [(peer, n) for peer in range(number) if (n := draw(st.sampled_from([0, 0, 4, 8]))) and linked]
+        links = [(peer, n) for peer in range(number) if (n := draw(st.sampled_from([0, 0, 4, 8])))]
         host.gpu(place, numa_node(place), nvlinks=links)
     for _ in range(draw(st.integers(0, nics))):
         place = path()

@@ -65,7 +65,7 @@ def test_no_other_set_of_gpus_is_better(data: st.DataObject, snapshot: Snapshot)
 
 
 @settings(max_examples=100, deadline=None)
-@given(data=st.data(), snapshot=hosts(linked=False))
+@given(data=st.data(), snapshot=hosts())
 def test_no_other_choice_of_both_has_better_pairs(data: st.DataObject, snapshot: Snapshot) -> None:
     distances = Distances(snapshot)
     gpus = data.draw(st.lists(st.sampled_from(distances.gpus), unique=True, min_size=1))

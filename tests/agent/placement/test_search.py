@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 
 from agent.model.device import Snapshot
 from agent.model.topology import Locality
-from agent.placement import Distances, choose_gpus
+from agent.placement import Distances, choose_gpus, choose_sets
 from agent.placement.choices import collect
 from agent.placement.distances import FINE
 from agent.placement.gpus import SEARCH
@@ -55,11 +55,17 @@ MESH = ("01", "02", "033", "044", "122", "13", "155", "233", "26", "37", "45", "
 """NVLinks of a hybrid cube mesh as `nvidia-smi topo -m` shows them on a host of 8 V100s: from, and to for each link."""
 
 
-def test_in_a_mesh_no_other_gpus_are_joined_by_more_nvlinks() -> None:
+def mesh() -> Host:
+    """Make a host of eight GPUs, two below each switch."""
     host = Host()
     for number in range(8):
         links = [(int(text[1]), len(text) - 1) for text in MESH if int(text[0]) == number]
         host.gpu((f"pci0000:{number // 2}0", "p", "s", f"g{number}"), number // 4, nvlinks=links)
+    return host
+
+
+def test_in_a_mesh_no_other_gpus_are_joined_by_more_nvlinks() -> None:
+    host = mesh()
     nics = [host.nic((f"pci0000:{number}0", "p", "s", "n"), number // 2) for number in range(4)]
     distances = Distances(host.snapshot())
 
@@ -70,6 +76,17 @@ def test_in_a_mesh_no_other_gpus_are_joined_by_more_nvlinks() -> None:
         for size in range(2, len(free)):
             most = max(joined(gpus) for gpus in combinations(free, size))
             assert joined(choose_gpus(distances, free, (), size, nics)) == most
+
+
+def test_with_fewer_nics_than_gpus_rails_are_of_the_gpus_beside_them_before_nvlinks_count() -> None:
+    host = mesh()
+    nics = [host.nic((f"pci0000:{number}0", "p", "s", "n"), number // 2) for number in range(4)]
+    distances = Distances(host.snapshot())
+    found = choose_sets(distances, distances.gpus, dict.fromkeys(nics, 1), 1)
+    assert [distances.distance(gpu, nic) for gpu, (nic,) in found.items()] == [Locality.PIX] * 4
+    joined = sum(distances.links(a, b) for a, b in combinations(found, 2))
+    one_below_each = product(*(distances.gpus[n : n + 2] for n in range(0, 8, 2)))
+    assert joined == max(sum(distances.links(a, b) for a, b in combinations(gpus, 2)) for gpus in one_below_each)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -89,9 +106,9 @@ def test_among_sixteen_gpus_with_uneven_links_no_other_set_is_better(seed: int) 
     found = choose_gpus(distances, free, (), size, nics)
 
     def joined(gpus: Sequence[str]) -> int:
-        return sum(links[a][b] for a, b in combinations(gpus, 2))
+        return sum(joins[a][b] for a, b in combinations(gpus, 2))
 
-    links = {a: {b: distances.links(a, b) for b in free} for a in free}
+    joins = {a: {b: distances.links(a, b) for b in free} for a in free}
     by_links: dict[int, list[tuple[str, ...]]] = {}
     for gpus in combinations(free, size):
         by_links.setdefault(joined(gpus), []).append(gpus)
