@@ -22,7 +22,8 @@ _ATTRIBUTE = re.compile(r"""(\w+)\s*=\s*["']([^"']*)["']""")
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
-_TABLES: Mapping[str, tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]] = {
+_Switches = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+_TABLES: Mapping[str, _Switches] = {
     # Azure/azhpc-images, topology/ndv4-topo.xml
     "Standard_ND96asr_v4": (
         ((0x3, 0x4), (0x103, 0x104)),
@@ -57,19 +58,25 @@ AS_SHOWN = Places()
 
 
 def known_places(gpus: Iterable[str], flat: Iterable[str]) -> Places:
-    """Find the table of a host by the addresses of its GPUs. `flat` are devices that hang on no bridge."""
+    """Find the table of a host by the addresses of its GPUs. `flat` are devices that hang on no bridge.
+
+    GPUs may be missing, as a broken one is. More than half must be there, and fit into one table alone.
+    """
     found, alone = frozenset(gpus), frozenset(flat)
-    for name, switches in _TABLES.items():
-        if found == {_address(segment) for gpus_here, _ in switches for segment in gpus_here} and found <= alone:
-            ways = (
-                (address, (switch, switch, address), NOT_TOLD)
-                for number, parts in enumerate(switches)
-                for switch in [f"{name} switch {number}"]
-                for address in (_address(segment) for part in parts for segment in part)
-                if address in alone
-            )
-            return Places(name, tuple(ways))
-    return AS_SHOWN
+    if not found <= alone:
+        return AS_SHOWN
+    fitting = [name for name, switches in _TABLES.items() if _fits(found, switches)]
+    if len(fitting) != 1:
+        return AS_SHOWN
+    (name,) = fitting
+    ways = (
+        (address, (switch, switch, address), NOT_TOLD)
+        for number, parts in enumerate(_TABLES[name])
+        for switch in [f"{name} switch {number}"]
+        for address in (_address(segment) for part in parts for segment in part)
+        if address in alone
+    )
+    return Places(name, tuple(ways))
 
 
 def nccl_places(text: str, source: str) -> Places:
@@ -113,6 +120,11 @@ def _way(switches: Sequence[str], own: str) -> tuple[str, ...]:
     steps = zip(switches, (*switches[1:], own), strict=True)
     ports = [port for switch, below in steps for port in (switch, f"{switch} to {below}")]
     return (switches[0], *ports, own)
+
+
+def _fits(found: frozenset[str], switches: _Switches) -> bool:
+    whole = {_address(segment) for gpus, _ in switches for segment in gpus}
+    return found <= whole and 2 * len(found) > len(whole)
 
 
 def _address(segment: int) -> str:
