@@ -24,7 +24,7 @@ _MEANING = {
     "XGMI#": "over # xGMI links",
 }
 NEARNESS_UNKNOWN = (
-    "this virtual machine shows no PCIe switch that a GPU and a NIC have in common, so only their NUMA nodes count"
+    "this machine shows no PCIe switch that a GPU and a NIC have in common, so only their NUMA nodes count"
 )
 NEARNESS_REMEDY = "name NCCL's topology file of this kind of machine in placement.topologyFile"
 
@@ -79,11 +79,21 @@ def rails(snapshot: Snapshot) -> tuple[tuple[Gpu, tuple[PciDevice, ...], Localit
 def nearness_known(snapshot: Snapshot) -> bool:
     """Tell whether it is known how near GPUs and NICs are, and not only on which NUMA nodes.
 
-    On a machine that is no virtual one the PCI tree is the truth.
+    Where the machine is no virtual one and there are bridges above GPUs or NICs, the PCI tree is the truth.
     """
     found = rails(snapshot)
     tells = any(place is not None and place < Locality.PHB for _, _, place in found)
-    return tells or not is_virtual(snapshot.machine) or not any(len(nics) > 1 for _, nics, _ in found)
+    return (
+        tells
+        or not any(len(nics) > 1 for _, nics, _ in found)
+        or not (is_virtual(snapshot.machine) or _flat(found, snapshot))
+    )
+
+
+def _flat(found: Iterable[tuple[Gpu, tuple[PciDevice, ...], Locality | None]], snapshot: Snapshot) -> bool:
+    """Say whether no bridge is above any GPU or NIC: some clouds' machines do not even say that they are virtual."""
+    gpus = [snapshot.by_address[gpu.pci_address] for gpu, nics, _ in found if nics]
+    return all(len(device.path) <= 2 for device in (*gpus, *(nic for _, nics, _ in found for nic in nics)))
 
 
 def as_text(snapshot: Snapshot, *, with_vfs: bool = False) -> str:

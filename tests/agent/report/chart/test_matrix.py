@@ -130,6 +130,21 @@ def test_gpus_of_other_vendors_have_rows_their_links_and_the_nic_with_fewest_bri
     assert as_document(snapshot)["nearest_nics"]["GPU2"] == ["NIC1"]
 
 
+@pytest.mark.parametrize("machine", ["", "Supermicro SYS-821GE", "SeaBIOS"])
+def test_without_a_bridge_above_any_gpu_or_nic_nearness_is_not_known_whatever_the_machine_is_called(
+    node_snapshot: Snapshots, machine: str
+) -> None:
+    flat = replace(node_snapshot("azure-nd-h100"), places=Places(), machine=machine)
+    assert not nearness_known(flat)
+    assert NEARNESS_UNKNOWN in as_text(flat)
+    gpus = {gpu.pci_address for gpu in flat.gpus}
+    below_ports = tuple(
+        replace(d, path=(d.path[0], f"port above {d.address}", d.address)) if d.address in gpus else d
+        for d in flat.devices
+    )
+    assert nearness_known(replace(flat, devices=below_ports)), "the PCI tree shows where the GPUs are"
+
+
 def test_a_table_of_the_host_is_named_and_where_nothing_is_known_it_says_so(node_snapshot: Snapshots) -> None:
     told = node_snapshot("azure-nd-h100")
     assert "told by Standard_ND96isr_H100_v5" in as_text(told)
@@ -137,6 +152,6 @@ def test_a_table_of_the_host_is_named_and_where_nothing_is_known_it_says_so(node
     flat = replace(told, places=Places())
     assert not nearness_known(flat)
     assert NEARNESS_UNKNOWN in as_text(flat)
-    assert nearness_known(replace(flat, machine="Supermicro SYS-821GE")), "there the PCI tree is the truth"
+    assert nearness_known(node_snapshot("epyc-no-switch")), "the PCI tree is the truth there"
     assert nearness_known(node_snapshot("p5-8gpu-32efa"))
     assert nearness_known(replace(node_snapshot("one-nic"), machine=told.machine)), "no GPU is near anything"
