@@ -20,7 +20,7 @@ from dataclasses import replace
 from agent.config import Placement
 from agent.errors import AgentError, HardwareError
 from agent.hardware.host import Host, Watch
-from agent.hardware.places import read_places
+from agent.hardware.places import with_places
 from agent.model.change import EVERYTHING, NOTHING, Change
 from agent.model.device import PciDevice, Problem, Snapshot
 from agent.state import Latest
@@ -125,15 +125,7 @@ class Inventory:
     def _look_at_all(self) -> Snapshot:
         """Scan, and add what the configuration says. A small look keeps that."""
         placement, found = self._placement, self._host.scan()
-        found = replace(found, gpu_ids=placement.gpu_ids)
-        if placement.topology_file is None:
-            return found
-        try:
-            places = read_places(placement.topology_file)
-            return replace(found, places=places if places.source else found.places)
-        except HardwareError as error:
-            problem = Problem(str(placement.topology_file), str(error))
-            return replace(found, problems=(*found.problems, problem))
+        return with_places(replace(found, gpu_ids=placement.gpu_ids), placement.topology_file)
 
     async def begin(self) -> Snapshot:
         """Hear the kernel from now on, and scan. `run` need not scan at once then. Raises what the host raises."""

@@ -51,7 +51,7 @@ def _check_config(options: argparse.Namespace) -> int:
 
     config = sources(options, options.file).load()
     rails, why_not = _known_rails(options, config)
-    with scanned(options) as snapshot:
+    with scanned(options, config.placement.topology_file) as snapshot:
         problems = network_problems(config, snapshot, rails)
         offer = plain_offer(config.resources, snapshot, named_rails=config.topology.rails, known_rails=rails)
         unlike = [str(caution) for caution in cautions(config, offer)]

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
-from agent.commands.options import DONE, Command, add_hardware, add_output, scanned, show
+from agent.commands.options import (
+    DEFAULT_CONFIG,
+    DONE,
+    Command,
+    add_config,
+    add_hardware,
+    add_output,
+    scanned,
+    show,
+)
+from agent.config import load_legible
 from agent.errors import ConfigError
 
 
@@ -15,6 +27,7 @@ def add(command: Command) -> None:
     parser.add_argument(
         "--svg", action="store_true", help="draw the PCIe tree instead, as an SVG file on standard output"
     )
+    add_config(parser)
     add_hardware(parser)
     add_output(parser)
 
@@ -25,10 +38,21 @@ def _topology(options: argparse.Namespace) -> int:
 
     if options.svg and (options.output != "text" or options.vfs):
         raise ConfigError("command line", ["--svg draws the PCIe tree: it goes with neither --output json nor --vfs"])
-    with scanned(options) as snapshot:
+    file = _topology_file(options)
+    with scanned(options, file) as snapshot:
+        for problem in snapshot.problems:
+            if problem.path == str(file):
+                print(f"{problem.path}: {problem.text}", file=sys.stderr)
         if options.svg:
             print(svg.draw(snapshot, options.node or node_name()), end="")
         else:
             shown = matrix.as_document(snapshot, with_vfs=options.vfs)
             show(options, shown, matrix.as_text(snapshot, with_vfs=options.vfs))
     return DONE
+
+
+def _topology_file(options: argparse.Namespace) -> Path | None:
+    """Name the file that the agent goes by. A recorded node has none of this machine's, unless a file is named."""
+    if options.config == DEFAULT_CONFIG and (options.node is not None or not options.config.exists()):
+        return None
+    return load_legible(options.config)[0].placement.topology_file

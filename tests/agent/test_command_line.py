@@ -116,6 +116,40 @@ def test_a_wrong_config_ends_with_status_2_and_every_problem(
     assert f"{path}: resources[0].kind: must be" in problems
 
 
+SWAPPED = """<system><cpu numaid="0"><pci busid="ffff:ff:01.0">
+<pci busid="0001:00:00.0"/><pci busid="0108:00:00.0"/></pci></cpu></system>"""
+
+
+def test_topology_goes_by_the_topology_file_of_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, file = tmp_path / "config.yaml", tmp_path / "topo.xml"
+    path.write_text(f"placement: {{topologyFile: {file}}}")
+    asked = ["topology", "--node", "azure-nd-h100", "--config", str(path)]
+    assert main(asked) == 0
+    assert "told by Standard_ND96isr_H100_v5" in capsys.readouterr().out, "there is no such file"
+    file.write_text(SWAPPED)
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert f"told by {file}" in shown
+    assert "GPU0  PIX   NIC7" in shown
+    file.write_text("<html>")
+    assert main(asked) == 0
+    assert capsys.readouterr().err.startswith(f"{file}: is no topology file")
+
+
+def test_doctor_goes_by_the_topology_file_of_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, file = tmp_path / "config.yaml", tmp_path / "topo.xml"
+    path.write_text(f"placement: {{topologyFile: {file}}}")
+    file.write_text('<system><cpu numaid="0"><pci busid="0001:00:00.0"/></cpu></system>')
+    node = recorded.load(recorded.named("azure-nd-h100"))
+    SimulatedMachine.create(tmp_path / "node", node, with_links=False)
+    main(["doctor", "--simulate", str(tmp_path / "node"), "--config", str(path)])
+    assert "shows no PCIe switch that a GPU and a NIC have in common" in capsys.readouterr().out
+
+
 def test_an_unknown_node_ends_with_status_2_and_the_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topology", "--node", "nowhere"]) == 2
     assert "h100-8gpu" in capsys.readouterr().err
