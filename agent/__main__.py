@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from agent.commands import run, version
 from agent.commands.options import (
@@ -19,7 +19,7 @@ from agent.commands.options import (
     Run,
 )
 from agent.errors import AgentError, ConfigError, InUse, RequestInvalid, Unavailable
-from agent.model.printable import one_line
+from agent.model.printable import one_line, unknown
 
 __all__ = ["DEFAULT_CONFIG", "main"]
 
@@ -27,7 +27,10 @@ __all__ = ["DEFAULT_CONFIG", "main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     words = sys.argv[1:] if arguments is None else arguments
-    options = _parser(for_agent=words[:1] == ["run"]).parse_args(words)
+    parser, commands = _parser_and_commands(for_agent=words[:1] == ["run"])
+    if words and not words[0].startswith("-") and words[0] not in commands:
+        parser.error(f"{one_line(words[0])} {unknown(words[0], commands, 'command')}")
+    options = parser.parse_args(words)
     try:
         return int(options.run(options))
     except ConfigError as error:
@@ -62,8 +65,12 @@ def _complain(text: str) -> None:
     print(one_line(text), file=sys.stderr)
 
 
-def _parser(*, for_agent: bool = False) -> argparse.ArgumentParser:
-    """Make the parser; without what the other commands are made of, for which an agent's start would have to wait."""
+def _parser() -> argparse.ArgumentParser:
+    return _parser_and_commands(for_agent=False)[0]
+
+
+def _parser_and_commands(*, for_agent: bool) -> tuple[argparse.ArgumentParser, Collection[str]]:
+    """Make the parser and the names of its commands; the others cost an agent that starts its time."""
     parser = argparse.ArgumentParser(
         prog="nodefabric", description="Kubernetes node agent for RDMA, SR-IOV and GPUs", epilog=EXIT_STATUSES
     )
@@ -77,7 +84,7 @@ def _parser(*, for_agent: bool = False) -> argparse.ArgumentParser:
 
     run.add(command)
     if for_agent:
-        return parser
+        return parser, commands.choices
     from agent.commands import (
         check_config,
         completion,
@@ -99,7 +106,7 @@ def _parser(*, for_agent: bool = False) -> argparse.ArgumentParser:
     uninstall.add(command)
     completion.add(command, parser)
     version.add(command)
-    return parser
+    return parser, commands.choices
 
 
 if __name__ == "__main__":

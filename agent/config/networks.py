@@ -22,6 +22,7 @@ from agent.config.trunk import with_trunk
 from agent.errors import RequestInvalid
 from agent.model.allocation import NO_SETTINGS, VfSettings
 from agent.model.fields import Fields, is_list, is_text, shown
+from agent.model.printable import unknown
 
 OWN = "nodefabric"
 REPLACED = ("sriov", "ib-sriov", "rdma", "ipoib")
@@ -272,8 +273,7 @@ def refuse_unknown(fields: Fields) -> None:
     """Raise RequestInvalid for a key that nobody asked for and that means nothing elsewhere either."""
     for key in fields.unasked():
         if key not in FOREIGN and not key.startswith("cni.dev/"):
-            known = ", ".join(sorted(fields.asked))
-            raise RequestInvalid(f"{shown(key)[1:-1]} is not a known key; known are: {known}")
+            raise RequestInvalid(f"{shown(key)[1:-1]} {unknown(key, fields.asked)}")
 
 
 def _refuse_misplaced(mode: str, keys: Mapping[str, Any]) -> None:

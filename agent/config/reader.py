@@ -13,7 +13,7 @@ import yaml
 
 from agent.config.template import IN_QUOTES, touches_template
 from agent.errors import ConfigError
-from agent.model.printable import MASK, is_secret, masked_text
+from agent.model.printable import MASK, is_secret, masked_text, unknown
 
 PATH = re.compile(r"(?:/(?!\.\.(?:/|$))[^/\0\n]*)+")
 
@@ -202,8 +202,7 @@ class Reader:
     def done(self) -> None:
         for key in self.value:
             if key not in self.asked:
-                known = ", ".join(sorted(self.asked))
-                self.note(key, f"is not a known key here; known are: {known}")
+                self.note(key, unknown(key, self.asked, "key here"))
 
 
 def is_mapping(value: Any) -> bool:

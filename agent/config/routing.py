@@ -21,6 +21,7 @@ from typing import Any
 
 from agent.errors import RequestInvalid
 from agent.model.fields import Fields, is_list, is_object, join, shown
+from agent.model.printable import unknown
 
 KEYS = ("routing", "gateway", "routes", "rules", "neighbours", "sysctls")
 SOURCE, MAIN = "source", "main"
@@ -203,7 +204,7 @@ def _sysctls(fields: Fields) -> Mapping[str, int]:
     for name, value in (fields.mapping("sysctls") or {}).items():
         path, allowed = join("sysctls", name), SYSCTLS.get(name)
         if allowed is None:
-            raise RequestInvalid(f"{path} is not a known setting; known are: {', '.join(SYSCTLS)}")
+            raise RequestInvalid(f"{path} {unknown(name, SYSCTLS, 'setting')}")
         if type(value) is not int or value not in allowed:
             raise RequestInvalid(f"{path} must be {' or '.join(map(str, allowed))}, is {shown(value)}")
         found[name] = value
@@ -232,8 +233,7 @@ def _each(
 
 def _done(entry: Fields) -> None:
     for key in entry.unasked():
-        known = ", ".join(sorted(entry.asked))
-        raise RequestInvalid(f"{join(entry.path, key)} is not a known key; known are: {known}")
+        raise RequestInvalid(f"{join(entry.path, key)} {unknown(key, entry.asked)}")
 
 
 def _said(found: Mapping[str, Any]) -> Mapping[str, Any]:

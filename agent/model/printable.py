@@ -50,3 +50,13 @@ def masked(value: Any) -> Any:
 def masked_text(text: str) -> str:
     """Leave out the passwords in addresses of a text."""
     return _IN_ADDRESS.sub(rf"\1{MASK}@", text) if "://" in text else text
+
+
+def unknown(word: str, known: Iterable[str], what: str = "key") -> str:
+    """Say that a word is not known, which one was probably meant, and which are known."""
+    import difflib  # only where something is wrong: a pod's start would wait for it
+
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, 1, 0.7)
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"is not a known {what}{meant}; known are: {', '.join(names)}"

@@ -28,6 +28,7 @@ from agent.config.networks import MAX_MTU, MODES, WANTED_IFNAME, Network, is_ifn
 from agent.config.template import SAMPLE, filled, words_of
 from agent.errors import ClaimInvalid, RequestInvalid
 from agent.model.fields import join, shown
+from agent.model.printable import unknown
 from deviceplugin.dra.allocation import Opaque, Result
 
 API_VERSION = "nodefabric.io/v1alpha1"
@@ -118,8 +119,7 @@ def _of_entry(number: int, entry: Opaque, config: Config, problems: dict[str, No
         if key in ("apiVersion", "kind") or value is None:
             continue
         if key not in CLAIM_KEYS:
-            known = ", ".join(sorted(CLAIM_KEYS))
-            note(f"{shown(key)[1:-1]} is not a known key; known are: {known}")
+            note(f"{shown(key)[1:-1]} {unknown(key, CLAIM_KEYS)}")
         elif not entry.from_class and key not in config.dra.claim_may:
             note(f"{key} may be said by a DeviceClass only (dra.claimMay)")
         elif (wrong := _wrong(key, value, config.networks)) is not None:

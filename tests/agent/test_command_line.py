@@ -229,3 +229,10 @@ def test_an_error_is_one_line_whatever_is_in_it(tmp_path: Path, capsys: pytest.C
     told = capsys.readouterr().err
     assert told.startswith(f"{path}: a\\nb\\x1b[2K: is not a known key")
     assert len(told.splitlines()) == 1
+
+
+def test_a_command_that_is_nearly_right_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["tolopogy"])
+    assert ended.value.code == 2
+    assert "tolopogy is not a known command (did you mean 'topology'?); known are: " in capsys.readouterr().err

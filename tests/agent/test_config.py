@@ -137,7 +137,13 @@ def test_all_problems_are_listed_with_their_paths() -> None:
 )
 def test_an_unknown_key_is_an_error_that_names_the_known_ones(text: str, path: str) -> None:
     (problem,) = problems_of(text)
-    assert problem.startswith(f"{path}: is not a known key here; known are: ")
+    assert problem.startswith(f"{path}: is not a known key here")
+    assert "; known are: " in problem
+
+
+def test_a_key_that_is_nearly_right_is_named() -> None:
+    (problem,) = problems_of("resources: [{name: a/b, kind: vf, selct: {}}]")
+    assert problem.startswith("resources[0].selct: is not a known key here (did you mean 'select'?); known are: ")
 
 
 @pytest.mark.parametrize(

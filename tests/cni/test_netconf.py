@@ -254,8 +254,8 @@ def test_a_wrong_value_inside_is_refused_with_its_path(document: dict[str, objec
             )
             for mode in modes
         ],
-        ({"vlna": 100}, "vlna is not a known key; known are: "),
-        ({"spoofChk": "on"}, "spoofChk is not a known key; known are: "),
+        ({"vlna": 100}, "vlna is not a known key (did you mean 'vlan'?); known are: "),
+        ({"spoofChk": "on"}, "spoofChk is not a known key (did you mean 'spoofchk'?); known are: "),
     ],
 )
 def test_keys_that_do_not_go_together_or_are_unknown_are_refused(document: dict[str, object], text: str) -> None:
