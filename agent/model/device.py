@@ -14,6 +14,7 @@ from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
 
+from agent.model.data_direct import DataDirect, pair_functions
 from agent.model.gpu_ids import GpuIds
 from agent.model.places import AS_SHOWN, Places
 
@@ -320,6 +321,9 @@ class Snapshot:
     """What it is called: vendor and product, in a virtual machine of a cloud the kind of instance, or a word for it."""
     places: Places = AS_SHOWN
     """Where devices stand, if the PCI tree does not tell."""
+    adapter_ids: tuple[tuple[str, str], ...] = ()
+    """(PCI address, UUID that all functions of its adapter share), by address, of functions whose vital product data
+    was read; "" where that has none."""
     gpu_ids: tuple[GpuIds, ...] = ()
     """What plugins call GPUs, besides what is known."""
     problems: tuple[Problem, ...] = ()
@@ -343,6 +347,11 @@ class Snapshot:
         rest = [gpu for gpu in self.accelerators if gpu.pci_address not in told]
         ordered = sorted(self.gpus, key=lambda gpu: gpu.index)
         return (*ordered, *(replace(gpu, index=first + number) for number, gpu in enumerate(rest)))
+
+    @cached_property
+    def data_direct(self) -> DataDirect:
+        """Which adapters' traffic with GPUs takes another PCI function than their PF."""
+        return pair_functions(self.devices, dict(self.adapter_ids))
 
     def parent(self, device: PciDevice) -> PciDevice | None:
         """The PF of a VF; None for anything else."""

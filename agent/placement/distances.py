@@ -23,7 +23,8 @@ FINE = 1 << 20
 class Distances:
     """Distances on one node. Made once per snapshot; each distance is worked out once.
 
-    A VF is where its PF is. What is not on the node is far from everything.
+    A VF is where its PF is. Towards GPUs a PF with a Data Direct function is where that function is. What is not on the
+    node, and a PF of which that is not known, is far from everything.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -37,6 +38,7 @@ class Distances:
             for address in snapshot.places.of
             if address in self._devices
         }
+        self._data_direct = snapshot.data_direct
         self._gpu_ids = snapshot.gpu_ids
         self._gpus = snapshot.gpu_by_uuid
         self._names = {name: gpu.uuid for gpu in gpus for name in _names(gpu)}
@@ -155,7 +157,9 @@ class Distances:
 
         Parts of one socket (sub-NUMA clusters, NPS) are nearer than two sockets.
         """
-        here, there = self.numa_node(a), self.numa_node(b)
+        return self._between_nodes(self.numa_node(a), self.numa_node(b))
+
+    def _between_nodes(self, here: int, there: int) -> int:
         if here == there:
             return LOCAL if here != NO_NUMA_NODE or self._one_node else UNKNOWN
         row = self._slit.get(here, ())
@@ -164,18 +168,31 @@ class Distances:
         return UNKNOWN
 
     def _finer(self, a: str, b: str, near: Locality) -> int:
+        here, there = self._ends(a, b)
         if near is Locality.SYS:
-            return self.numa_distance(a, b)
-        here, there = self._pci(a), self._pci(b)
+            if here is None or there is None:
+                return UNKNOWN
+            return self._between_nodes(here.numa_node, there.numa_node)
         return bridges(here, there) if near is Locality.PXB and here is not None and there is not None else 0
 
     def _locality(self, a: str, b: str) -> Locality:
         if a == b:
             return Locality.SELF
-        here, there = self._pci(a), self._pci(b)
+        here, there = self._ends(a, b)
         if here is None or there is None:
             return Locality.SYS
         return locality(here, there, one_numa_node=self._one_node)
+
+    def _ends(self, a: str, b: str) -> tuple[PciDevice | None, PciDevice | None]:
+        """Find where the traffic between two places enters and leaves PCI; None where that is not known."""
+        if a in self._gpus:
+            return self._pci(a), self._towards_gpus(b)
+        return (self._towards_gpus(a) if b in self._gpus else self._pci(a)), self._pci(b)
+
+    def _towards_gpus(self, place: str) -> PciDevice | None:
+        if place in self._standing:
+            return self._standing[place]
+        return None if place in self._data_direct.unknown else self._pci(self._data_direct.of.get(place, place))
 
     def _pci(self, place: str) -> PciDevice | None:
         gpu = self._gpus.get(place)

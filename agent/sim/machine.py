@@ -20,6 +20,7 @@ from agent.hardware.nvml.monitor import GpuMonitor, GpuWatch, Pace
 from agent.hardware.sysfs import changes as sysfs_changes
 from agent.hardware.sysfs import counters
 from agent.hardware.sysfs import scan as sysfs
+from agent.hardware.sysfs.vpd import with_adapter_ids
 from agent.model.allocation import VfSettings
 from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
@@ -140,7 +141,8 @@ class SimulatedMachine:
     def scan(self) -> Snapshot:
         """Read the recorded sysfs, and the real links in place of the recorded interfaces."""
         exclusive = self.rdma.mode() == "exclusive"  # first: it shows again what came back
-        snapshot = replace(sysfs.scan(self.root), gpus=self.gpus, rdma_exclusive=exclusive)
+        snapshot = with_adapter_ids(sysfs.scan(self.root), self.root)
+        snapshot = replace(snapshot, gpus=self.gpus, rdma_exclusive=exclusive)
         if self.monitor is not None:
             snapshot = with_newest_gpus(snapshot, self.monitor)
         self._recorded[:] = [snapshot]
@@ -167,7 +169,8 @@ class SimulatedMachine:
             return self.scan()
         exclusive = self.rdma.mode() == "exclusive"  # first: it shows again what came back
         before = self._recorded[0]
-        snapshot = replace(sysfs_changes.rescan(self.root, before, change), rdma_exclusive=exclusive)
+        snapshot = with_adapter_ids(sysfs_changes.rescan(self.root, before, change), self.root)
+        snapshot = replace(snapshot, rdma_exclusive=exclusive)
         if self.monitor is not None:
             snapshot = with_newest_gpus(snapshot, self.monitor)
         self._recorded[:] = [snapshot]

@@ -2,7 +2,8 @@
 
     {"format": 1, "name": …, "description": …,
      "tree": {"sys": {…}, "proc": {…}, "dev": {…}},
-     "gpus": [{"uuid": …, …}]}
+     "gpus": [{"uuid": …, …}],
+     "vpd": {"0000:03:00.0": keyword V3 of the function's vital product data, …}}
 
 In the tree an object is a folder, a text is a file's content, and a list of one text is a symbolic
 link's target; `agent.sim.recorded_gpus` tells how a GPU is written. `hack/record-node` writes such a
@@ -15,12 +16,14 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agent.errors import AgentError, ConfigError
-from agent.model.device import Gpu
+from agent.hardware.sysfs.scan import PCI_DEVICES
+from agent.hardware.sysfs.vpd import write_adapter_id
+from agent.model.device import Gpu, is_pci_address
 from agent.sim import recorded_gpus
 
 FORMAT = 1
@@ -40,6 +43,8 @@ class Node:
     description: str
     tree: Tree
     gpus: tuple[Gpu, ...] = ()
+    vpd: Mapping[str, str] = field(default_factory=dict)
+    """PCI address → keyword V3 of vital product data, which is binary."""
 
 
 def load(path: Path) -> Node:
@@ -60,7 +65,7 @@ def parse(document: Any, source: str) -> Node:
     if document.get("format") != FORMAT:
         raise ConfigError(source, [f"format: must be {FORMAT}, is {document.get('format')!r}: record the node again"])
     problems: list[str] = []
-    known = {"format", "name", "description", "tree", "gpus"}
+    known = {"format", "name", "description", "tree", "gpus", "vpd"}
     problems += [f"{key}: is not a known key" for key in document if key not in known]
     name, description = document.get("name"), document.get("description", "")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -74,9 +79,18 @@ def parse(document: Any, source: str) -> Node:
     problems += [f"tree.{top}: must be sys, proc or dev" for top in tree if top not in _TOP_FOLDERS]
     problems += _tree_problems(tree, ())
     gpus = recorded_gpus.read(document.get("gpus", []), problems)
+    vpd = document.get("vpd", {})
+    if not isinstance(vpd, dict):
+        problems.append("vpd: must be an object")
+        vpd = {}
+    problems += [
+        f"vpd.{address}: must be at most 255 characters of ASCII for a PCI function of the tree, is {value!r}"
+        for address, value in vpd.items()
+        if not (isinstance(value, str) and len(value) <= 255 and value.isascii() and _has_function(tree, address))
+    ]
     if problems:
         raise ConfigError(source, problems)
-    return Node(str(name), description, tree, gpus)
+    return Node(str(name), description, tree, gpus, vpd)
 
 
 def dump(node: Node) -> str:
@@ -88,6 +102,8 @@ def dump(node: Node) -> str:
         "tree": node.tree,
         "gpus": [recorded_gpus.plain(gpu) for gpu in node.gpus],
     }
+    if node.vpd:
+        document["vpd"] = node.vpd
     return "".join(_lines(document, 0)) + "\n"
 
 
@@ -95,6 +111,9 @@ def unpack(node: Node, directory: Path) -> None:
     """Lay the node's tree out in an existing folder. Nothing is written outside of it. Raises AgentError."""
     try:
         _unpack(node.tree, os.fspath(directory))
+        for address, adapter_id in node.vpd.items():
+            with open(f"{directory}{PCI_DEVICES}/{address}/vpd", "xb") as file:
+                file.write(write_adapter_id(adapter_id))
     except OSError as error:
         raise AgentError(
             f"{directory}: node {node.name} cannot be laid out there: {error.strerror}: "
@@ -149,6 +168,19 @@ def _tree_problems(tree: Tree, where: tuple[str, ...]) -> Iterator[str]:
                 yield f"{'/'.join(at)}: is not text that could be written"
         else:
             yield f"{'/'.join(at)}: must be an object, a text or a list, is {type(entry).__name__}"
+
+
+def _has_function(tree: Tree, address: str) -> bool:
+    """Report whether the tree has this PCI function: a link whose target is in the tree, too."""
+    link = tree.get("sys", {})
+    for name in ("bus", "pci", "devices", address):
+        link = link.get(name) if isinstance(link, dict) else None
+    if not (is_pci_address(address) and isinstance(link, list)):
+        return False
+    folder: Any = tree["sys"]
+    for name in link[0].split("/")[3:]:
+        folder = folder.get(name) if isinstance(folder, dict) else None
+    return isinstance(folder, dict)
 
 
 def _stays_inside(target: str, depth: int) -> bool:

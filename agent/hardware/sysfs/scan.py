@@ -27,6 +27,7 @@ from agent.hardware.sysfs.netdev import read_default_routes, read_netdev
 from agent.hardware.sysfs.numa import read_numa_nodes
 from agent.hardware.sysfs.rdma import absent_rdma_device, rdma_cm_present, read_char_devices, read_rdma_device
 from agent.hardware.sysfs.read import Attributes
+from agent.model.data_direct import is_data_direct
 from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot, drives_for_programs, is_pci_address, is_vfio
 from agent.model.places import known_places
 
@@ -36,6 +37,8 @@ _BASE_CLASSES = frozenset({0x02, 0x03, 0x12})
 """Network controllers, display controllers (GPUs), processing accelerators."""
 _INFINIBAND_CONTROLLER = 0x0C06
 _BRIDGE = 0x06
+_DMA_CONTROLLER = 0x0801
+"""The class of Data Direct functions."""
 
 _MAX_VFS = 65535
 """TotalVFs is 16 bits wide (PCIe base specification, SR-IOV capability)."""
@@ -103,12 +106,15 @@ def read_function(read: Attributes, address: str, classes: Classes, vf_indices: 
         return None
     physfn = read.link(f"{folder}/physfn")
     totalvfs = 0 if physfn else read.whole(f"{folder}/sriov_totalvfs", 0)
-    if not (totalvfs or physfn or _is_of_interest(pci_class) or address in classes.netdevs or address in classes.rdma):
+    known = totalvfs or physfn or _is_of_interest(pci_class) or address in classes.netdevs or address in classes.rdma
+    if not known and pci_class >> 8 != _DMA_CONTROLLER:
         return None
     vendor = read.whole(f"{folder}/vendor", -1, 16)
     product = read.whole(f"{folder}/device", -1, 16)
     if vendor < 0 or product < 0:
         read.lacks(folder, "device" if product < 0 else "vendor")
+        return None
+    if not known and not is_data_direct(vendor, product):
         return None
     vfs = _vfs(read, folder, totalvfs)
     vf_indices.update(vfs)

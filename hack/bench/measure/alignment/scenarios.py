@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agent.config import Resource, Select
 from agent.hardware.sysfs import scan as sysfs
+from agent.hardware.sysfs.vpd import with_adapter_ids
 from agent.model.device import PciDevice, Snapshot
 from agent.placement import Distances
 from agent.sim import recorded
@@ -51,7 +52,7 @@ def scenarios(file: Path, folder: Path) -> Iterator[Scenario]:
     """
     node = recorded.load(file)
     recorded.unpack(node, folder)
-    scanned = replace(sysfs.scan(folder), gpus=node.gpus, generation=1)
+    scanned = replace(with_adapter_ids(sysfs.scan(folder), folder), gpus=node.gpus, generation=1)
     snapshot = replace(scanned, gpus=scanned.all_gpus)
     if not snapshot.gpus:
         return
