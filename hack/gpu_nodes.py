@@ -21,6 +21,8 @@ EFA2 = Ids("020000", "1d0f", "efa2", "1d0f:efa2", "efa")
 NITRO_BRIDGE = Ids("060400", "1d0f", "0200", driver="pcieport")
 CONNECTX7_VF_IB = Ids("020700", "15b3", "101e", "15b3:0023", "mlx5_core")
 GRACE_ROOT_PORT = Ids("060400", "10de", "22b8", driver="pcieport")
+CONNECTX8_PORT = Ids("060400", "15b3", "197c", driver="pcieport")
+DATA_DIRECT = Ids("080100", "15b3", "2100", "15b3:0033", "mlx5_ib")
 OLD_SWITCH_PORT = Ids("060400", "10b5", "9797", driver="pcieport")
 
 Pfs = list[tuple[str, str, int]]
@@ -215,23 +217,18 @@ def mi250() -> NodeTree:
 
 
 def gb300() -> NodeTree:
-    """Each GPU hangs on its adapter's own switch, on a PCI segment of their own."""
+    """Each GPU hangs on an adapter's own switch, with that adapter's Data Direct function; the PF is somewhere else.
+
+    The addresses are NVIDIA's own example (Grace Blackwell CX8 GPUDirect RDMA Guide, GPUDirect RDMA Testing).
+    """
     node = NodeTree(
         "gb300-4gpu",
-        "Two Grace CPUs, 4 GB300 GPUs, each below the PCIe switch in its ConnectX-8 800G NIC; 34 NUMA nodes, of which"
-        " 2 have CPUs",
+        "Two Grace CPUs, 4 GB300 GPUs, each below the PCIe switch in a ConnectX-8 800G NIC with that NIC's Data Direct"
+        " function; the NIC's PF on a PCI segment of its own; 34 NUMA nodes, of which 2 have CPUs",
     )
     memory = [480 << 10] * 2 + ([278 << 10] + [0] * 7) * 4
     node.numa(["0-71", "72-143"] + [""] * 32, memory, far=lambda a, b: 40 if max(a, b) < 2 else 80)
-    pfs: Pfs = []
-    for segment in (0x00, 0x02, 0x10, 0x12):
-        numa_node = segment >> 4
-        root = node.pci(f"pci{segment:04x}:00", f"{segment:04x}:00:00.0", GRACE_ROOT_PORT, numa_node)
-        ports = _switch(node, root, 1, numa_node, 2)
-        pfs.append((node.pci(ports[0], f"{segment:04x}:03:00.0", CONNECTX8, numa_node), f"enP{segment}p3s0", numa_node))
-        node.gpu(node.pci(ports[1], f"{segment:04x}:05:00.0", GB300, numa_node), "NVIDIA GB300", 284208)
-    _ethernet(node, pfs, 800, "XDR", vfs=4)
-    node.nvswitch(links=18)
+    _data_direct(node, GB300, "NVIDIA GB300", 284208)
     for gpu in node.gpus:
         gpu["fabric_clique"] = "8f7c0b1e-2d3a-4c5b-9e0f-6a1b2c3d4e5f.32766"
     return node
@@ -325,6 +322,28 @@ def _switch(node: NodeTree, above: str, bus: int, numa_node: int, ports: int, id
     domain = above[:4]
     upstream = node.pci(above, f"{domain}:{bus:02x}:00.0", ids, numa_node)
     return [node.pci(upstream, f"{domain}:{bus + 1:02x}:{4 * i:02x}.0", ids, numa_node) for i in range(ports)]
+
+
+def _data_direct(node: NodeTree, gpu: Ids, product: str, memory_mib: int) -> None:
+    """Add four GPUs and four ConnectX-8, whose Data Direct functions stand with the GPUs on other PCI segments."""
+    partner = {0x00: 0x09, 0x02: 0x08, 0x10: 0x19, 0x12: 0x18}
+    for segment in sorted(partner.values()):
+        numa_node = segment >> 4
+        root = node.pci(f"pci{segment:04x}:00", f"{segment:04x}:00:00.0", GRACE_ROOT_PORT, numa_node)
+        ports = _switch(node, root, 1, numa_node, 2, CONNECTX8_PORT)
+        node.pci(ports[0], f"{segment:04x}:03:00.0", DATA_DIRECT, numa_node)
+        (below,) = _switch(node, ports[1], 4, numa_node, 1, CONNECTX8_PORT)
+        node.gpu(node.pci(below, f"{segment:04x}:06:00.0", gpu, numa_node), product, memory_mib)
+    pfs: Pfs = []
+    for segment, other in partner.items():
+        numa_node = segment >> 4
+        root = node.pci(f"pci{segment:04x}:00", f"{segment:04x}:00:00.0", GRACE_ROOT_PORT, numa_node)
+        (port,) = _switch(node, root, 1, numa_node, 1, CONNECTX8_PORT)
+        pf = node.pci(port, f"{segment:04x}:03:00.0", CONNECTX8, numa_node)
+        pfs.append((pf, f"enP{segment}p3s0" if segment else "enp3s0", numa_node))
+        node.one_adapter(pf, f"{other:04x}:03:00.0")
+    _ethernet(node, pfs, 800, "XDR", vfs=4)
+    node.nvswitch(links=18)
 
 
 def _ethernet(node: NodeTree, pfs: Pfs, gbps: int, speed: str, *, vfs: int) -> None:

@@ -45,6 +45,7 @@ class NodeTree:
     iommu: bool = True
     tree: dict[str, Any] = field(default_factory=dict)
     gpus: list[dict[str, Any]] = field(default_factory=list)
+    vpd: dict[str, str] = field(default_factory=dict)
     _folders: dict[str, str] = field(default_factory=dict)
     _counters: dict[str, int] = field(default_factory=dict)
 
@@ -129,6 +130,11 @@ class NodeTree:
             self.link(f"{folder}/virtfn{index}", self._folders[vf])
             made.append(vf)
         return made
+
+    def one_adapter(self, *functions: str) -> None:
+        """Give functions of one adapter the UUID that all of them have in their vital product data."""
+        adapter = str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{self.name}/{functions[0]}"))
+        self.vpd.update(dict.fromkeys(functions, adapter))
 
     # ----------------------------------------------------- what hangs on PCI
 
@@ -324,6 +330,7 @@ class NodeTree:
             "description": self.description,
             "tree": _sorted(self.tree),
             "gpus": self.gpus,
+            **({"vpd": self.vpd} if self.vpd else {}),
         }
 
 
