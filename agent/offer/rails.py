@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import count
 from operator import attrgetter
 
-from agent.model.device import PciDevice, Snapshot
+from agent.model.device import PciDevice, Snapshot, is_accelerator
 from agent.model.vf_identity import Rail, identities
 from agent.placement import Distances
 
@@ -41,7 +41,7 @@ def rails_of(
         away = [replace(last, number=number, is_named=True) for number, card, last in found if card is None and last]
         return tuple(sorted((*there, *away), key=attrgetter("number")))
     known = [before for before in known if not before.is_named]
-    fabric = sorted(card.address for card in cards.values() if card.rdma_devices)
+    fabric = sorted(card.address for card in cards.values() if card.rdma_devices and not is_accelerator(card))
     if distances.gpus:
         near = nearest(fabric, distances)
         fabric = [port for port in fabric if port in near]

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from agent.config import PfSelector, Resource, Select, SriovPool
-from agent.model.device import Gpu, LinkLayer, PciDevice, RdmaDevice, Snapshot
+from agent.model.device import Gpu, LinkLayer, PciDevice, RdmaDevice, Snapshot, is_accelerator
 
 NETWORK_CLASS = 0x02
 INFINIBAND_CLASS = 0x0207
@@ -65,7 +65,8 @@ def candidates(kind: str, snapshot: Snapshot, host_names: Mapping[str, str] = NO
     if kind == "gpu":
         yield from (_gpu(gpu, snapshot) for gpu in snapshot.gpus)
     elif kind == "hca":
-        yield from (_hca(d, r) for d in snapshot.devices if not d.is_vf for r in d.rdma_devices if not r.absent)
+        adapters = (d for d in snapshot.devices if not d.is_vf and not is_accelerator(d))
+        yield from (_hca(d, r) for d in adapters for r in d.rdma_devices if not r.absent)
     elif kind == "vf":
         yield from (_function(d, snapshot, host_names) for d in snapshot.devices if _is_spare_vf(d, snapshot))
     elif kind == "nic":

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from agent.config.topology import NIC, OF_NIC, LabelRule
-from agent.model.device import Gpu, PciDevice, Snapshot
+from agent.model.device import Gpu, PciDevice, Snapshot, is_accelerator
 from agent.model.lldp import Neighbour
 from agent.placement import Distances
 
@@ -86,7 +86,7 @@ def fabric_nics(
     `host_names` tells the interface names, in the host, of adapters that are in pods; `seen` those that belonged
     here before, by address: they do so while their driver is away or starts anew, and not with another one.
     """
-    adapters = [device for device in snapshot.devices if not device.is_vf]
+    adapters = [device for device in snapshot.devices if not (device.is_vf or is_accelerator(device))]
     away = {d.address for d in adapters if d.address in seen and d.driver in (None, seen[d.address].driver)}
     if netdevs:
         by_name = {seen[d.address].netdev: d for d in adapters if d.address in away and not d.netdevs}

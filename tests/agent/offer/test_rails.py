@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from agent.cluster.topology.labels import fabric_nics
 from agent.health import HealthBook
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
 from agent.offer.books import Reading
 from agent.offer.offers import Offers
 from agent.offer.rails import rails_of
+from agent.offer.selectors import candidates
 from agent.placement import Distances
+from agent.report.chart.matrix import rails as nearest_nics
 from tests.agent.books import open_books
 from tests.deviceplugin.machines import change, netdev, node, pci, rdma, without
 
@@ -48,6 +51,20 @@ def test_rails_are_the_adapters_next_to_gpus_by_pci_address() -> None:
     assert numbers(numbered(with_storage(node(vfs=1)))) == {pf: n for n, pf in enumerate(PFS)}
     without_gpus = replace(with_storage(node(vfs=1)), gpus=())
     assert list(numbers(numbered(without_gpus))) == ["0000:02:00.0", *PFS]
+
+
+def test_an_accelerators_own_network_function_is_neither_a_rail_nor_an_hca() -> None:
+    whole, accelerator = node(vfs=1), "0000:14:00.0"
+    of_gaudi = rdma(9, "b83f:d203:00a0:eeee")
+    snapshot = replace(
+        change(whole, accelerator, pci_class=0x120000, vendor=0x1DA3, rdma_devices=(of_gaudi,)),
+        gpus=(),
+        accelerators=tuple(replace(gpu, uuid=gpu.pci_address) for gpu in whole.gpus),
+    )
+    assert numbers(numbered(snapshot)) == {pf: n for n, pf in enumerate(PFS)}
+    assert [found.device for found in candidates("hca", snapshot)] == list(PFS)
+    assert [nic.address for nic in fabric_nics(snapshot)] == list(PFS)
+    assert [nic.address for _, nics, _ in nearest_nics(snapshot) for nic in nics] == list(PFS)
 
 
 def test_a_list_numbers_them_and_one_that_is_not_there_leaves_a_gap() -> None:
