@@ -73,6 +73,11 @@ class KubeletAsker:
         finally:
             self._asking.release()
 
+    def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
+        """List the device files that a resource's plugin gave to a container, as far as kubelet keeps its answer."""
+        noted = checkpoint.containers_of(self._kubelet.folder, pod.uid) if pod.uid else ()
+        return next((held.files(resource_name) for held in noted if held.container == container), ())
+
     def sandboxes(self) -> Sequence[Sandbox]:
         """Ask the runtime for its sandboxes; none if there is no runtime to be asked. Not on the loop.
 

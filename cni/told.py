@@ -51,6 +51,9 @@ class AsksKubelet(Protocol):
     def pod(self, pod: PodRef) -> PodDevices | None:
         """Ask what a pod holds; None if kubelet does not know it. Raises Unavailable."""
 
+    def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
+        """List the device files that a resource's plugin gave to a container; none if that is not known."""
+
 
 class RailFiles:
     """The files that tell of pods' rails, beside the CDI specs, where no runtime takes them for specs.
@@ -117,8 +120,12 @@ class RailFiles:
         except AgentError as error:
             log.warning("the GPUs of pod %s are not known, so its files tell of none: %s", pod, error)
             return ()
-        containers = found.containers if found is not None else ()
-        return place.distances.gpus_of(unit for container in containers for unit in container.units)
+        gpus: set[str] = set()
+        for container in found.containers if found is not None else ():
+            gpus.update(
+                place.distances.gpus_of(container.units, files=partial(self._kubelet.files, pod, container.name))
+            )
+        return [gpu for gpu in place.distances.gpus if gpu in gpus]
 
 
 _START = "sandbox-"

@@ -7,35 +7,15 @@ or when a driver was loaded anew, a path may be another device's, and kubelet wo
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
-from agent.kubelet.checkpoint import Entry
+from agent.kubelet.checkpoint import Entry, answer_of
 from agent.model.device import PciDevice, Snapshot
-from agent.model.unit_id import CDI_VENDOR
 from agent.offer.offer import Offer
-from proto.deviceplugin.v1beta1 import api_pb2
 
 Owners = Mapping[str, frozenset[str]]
 """Device file of the host → the devices whose it is: PCI addresses, or a GPU's UUID. Files of all are not there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What kubelet keeps of one answer."""
-
-    paths: tuple[str, ...] = ()
-    """Device files of the host."""
-    cdi_names: tuple[str, ...] = ()
-
-    @property
-    def names_ours(self) -> bool:
-        """Tell whether it has CDI names of ours."""
-        return any(name.startswith(f"{CDI_VENDOR}/") for name in self.cdi_names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +26,6 @@ class Misled:
     path: str
     now_of: tuple[str, ...]
     """The devices whose file it is now."""
-
-
-def answer_of(entry: Entry) -> Answer | None:
-    """Read what kubelet was answered; None if it keeps nothing that can be read."""
-    try:
-        found = api_pb2.ContainerAllocateResponse.FromString(base64.b64decode(entry.answer, validate=True))
-    except (binascii.Error, ValueError, DecodeError):
-        return None
-    return Answer(tuple(d.host_path for d in found.devices), tuple(name.name for name in found.cdi_devices))
 
 
 def owners(snapshot: Snapshot) -> Owners:
@@ -96,7 +67,7 @@ def misled(
     whose = owners(offer.snapshot)
     found = []
     for entry in entries:
-        answer = answer_of(entry) if entry.resource_name in resource_names else None
+        answer = answer_of(entry.answer) if entry.resource_name in resource_names else None
         if answer is None or not answer.paths:
             continue
         mine = {

@@ -1,4 +1,5 @@
-"""What kubelet keeps about the containers of a pod: the only place that tells of init containers.
+"""What kubelet keeps about the containers of a pod: the only place that tells of init containers, and of what plugins
+answered.
 
 PodResources lists app containers alone (kubelet, pkg/kubelet/apis/podresources). kubelet writes its device manager's
 checkpoint after each Allocate, so before a pod's sandbox is made, and by UID:
@@ -7,20 +8,28 @@ checkpoint after each Allocate, so before a pod's sandbox is made, and by UID:
         {"PodUID", "ContainerName", "ResourceName", "DeviceIDs": {"<NUMA>": [ID]}, "AllocResp"}
     ]}}
 
-Before 1.20 DeviceIDs is a plain list. It is read for the slots that no pod of PodResources has, and for the answers
-that kubelet replays (AllocResp), and believed for nothing else: where it cannot be read, or looks otherwise, init
-containers go without. Of a pod that has no sandbox yet, or a new one, it is never out of date: kubelet takes nothing
-from a pod before that has ended.
+Before 1.20 DeviceIDs is a plain list. It is read for the slots that no pod of PodResources has, for the answers
+that kubelet replays (AllocResp), and for the device files in other plugins' answers, which tell where a GPU is whose ID
+does not. It is believed for nothing else: where it cannot be read, or looks otherwise, init containers go without. Of a
+pod that has no sandbox yet, or a new one, it is never out of date: kubelet takes nothing from a pod before that has
+ended.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from agent.model.unit_id import CDI_VENDOR
+from proto.deviceplugin.v1beta1 import api_pb2
 
 FILE = Path("device-plugins/kubelet_internal_checkpoint")
 """Below kubelet's folder."""
@@ -38,6 +47,13 @@ class Held:
     """Resource name → device IDs, of all plugins."""
     numa_nodes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Resource name and device ID → NUMA node, where kubelet tells of one."""
+    answers: Mapping[str, str] = field(default_factory=dict)
+    """Resource name → what Allocate answered, as in `Entry`, where kubelet keeps it."""
+
+    def files(self, resource_name: str) -> tuple[str, ...]:
+        """List the device files of the host that a resource's plugin gave to the container."""
+        answer = answer_of(self.answers.get(resource_name, ""))
+        return answer.paths if answer is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +68,36 @@ class Entry:
     """What Allocate answered, for each start of the container: a ContainerAllocateResponse in Base64."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What kubelet keeps of one answer."""
+
+    paths: tuple[str, ...] = ()
+    """Device files of the host."""
+    cdi_names: tuple[str, ...] = ()
+
+    @property
+    def names_ours(self) -> bool:
+        """Tell whether it has CDI names of ours."""
+        return any(name.startswith(f"{CDI_VENDOR}/") for name in self.cdi_names)
+
+
+def answer_of(text: str) -> Answer | None:
+    """Read an `Entry.answer`; None if it cannot be read."""
+    try:
+        found = api_pb2.ContainerAllocateResponse.FromString(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError, DecodeError):
+        return None
+    return Answer(tuple(d.host_path for d in found.devices), tuple(name.name for name in found.cdi_devices))
+
+
 def containers_of(kubelet_dir: Path, pod_uid: str) -> tuple[Held, ...]:
     """Tell what the containers of a pod were given, by the pod's UID. Nothing if that cannot be told.
 
     Each ADD asks: a pod that the file does not name costs no more than reading it.
     """
     found: dict[str, dict[str, tuple[str, ...]]] = {}
+    answers: dict[str, dict[str, str]] = {}
     text = _read(kubelet_dir)
     if text is None or pod_uid.encode() not in text:
         return ()
@@ -66,7 +106,9 @@ def containers_of(kubelet_dir: Path, pod_uid: str) -> tuple[Held, ...]:
             units = found.setdefault(entry.container, {})
             name = entry.resource_name
             units[name] = tuple(dict.fromkeys((*units.get(name, ()), *entry.unit_ids)))
-    return tuple(Held(container, units) for container, units in found.items())
+            if entry.answer:
+                answers.setdefault(entry.container, {})[name] = entry.answer
+    return tuple(Held(container, units, answers=answers.get(container, {})) for container, units in found.items())
 
 
 def entries(kubelet_dir: Path) -> tuple[Entry, ...] | None:

@@ -194,6 +194,11 @@ class PodResources:
         """Make a client for the kubelet of this folder."""
         return cls(kubelet_dir / "pod-resources" / "kubelet.sock", timeout)
 
+    @property
+    def folder(self) -> Path:
+        """kubelet's own folder."""
+        return self.socket.parent.parent
+
     async def close(self) -> None:
         """Close the connection."""
         channel, self._channel = self._channel, None

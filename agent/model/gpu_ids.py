@@ -5,7 +5,7 @@
     amd.com/gpu, amd.com/cpx_nps1      0000:c1:00.0, a partition amdgpu_xcp_3, a replica <ID>-slice-<number>
     gpu.intel.com/i915, …/xe           card0-0: the card, and a number among its shares
     huawei.com/Ascend910, …/npu        Ascend910-3; Ascend910-4c-100-3 for a part of the device 3
-    habana.ai/gaudi                    a serial number, which says nothing of where the device is
+    habana.ai/gaudi                    a serial number, which says nothing of where the device is: its device files do
 
 UUIDs mean the same under any resource name, the rest only under a GPU's: a VF's unit is a PCI address, too, and a
 shared HCA's may be a number. What other plugins call theirs, the configuration says (`GpuIds`).

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from agent.model.device import NO_NUMA_NODE, Gpu, PciDevice, Snapshot
 from agent.model.gpu_ids import gpu_name
 from agent.model.topology import Locality, bridges, locality, standing
+from agent.model.unit_id import UnitId, UnitKind
 
 LOCAL = 10
 """ACPI's distance of a NUMA node to itself (SLIT)."""
@@ -18,6 +19,10 @@ _NUMA = "numa:"
 """What begins the name of a place that is a NUMA node."""
 FINE = 1 << 20
 """What a locality weighs in a span: more than all that tells pairs of one locality apart, over all pairs of a node."""
+
+
+def _nothing_given(_: str) -> Iterable[str]:
+    return ()
 
 
 class Distances:
@@ -80,21 +85,36 @@ class Distances:
         units: Iterable[tuple[str, str]],
         own: Collection[str] = (),
         numa_nodes: Mapping[tuple[str, str], int] = NOWHERE,
+        files: Callable[[str], Iterable[str]] = _nothing_given,
     ) -> tuple[str, ...]:
         """List the GPUs behind some units (resource name, ID), whatever plugin gave them, in the driver's order.
 
-        `own` are names of resources that are GPUs by configuration, `numa_nodes` where kubelet says that units are. A
-        GPU whose ID says nothing is, behind the others, a place that is as near to all that is on its NUMA node.
+        `own` are names of resources that are GPUs by configuration, `numa_nodes` where kubelet says that units are,
+        `files` the device files that a resource's plugin gave along with the units: asked only where an ID of another
+        plugin names no GPU, since they may name it. A GPU that neither tells is, behind the others, a place that is as
+        near to all that is on its NUMA node.
         """
         found, places = set[str](), []
+        by_files: dict[str, set[str]] = {}
         for unit in units:
-            name = gpu_name(*unit, own, self._gpu_ids)
+            resource_name, unit_id = unit
+            name = gpu_name(resource_name, unit_id, own, self._gpu_ids)
             gpu = self.gpu(name) if name else None
             if gpu is not None:
                 found.add(gpu)
-            elif name is not None and unit in numa_nodes:
-                places.append(f"{_NUMA}{numa_nodes[unit]}")
+            elif name is not None or UnitId.parse(unit_id).kind is UnitKind.OTHER:
+                if resource_name not in by_files:
+                    by_files[resource_name] = self._of_files(files(resource_name))
+                found |= by_files[resource_name]
+                if name is not None and not by_files[resource_name] and unit in numa_nodes:
+                    places.append(f"{_NUMA}{numa_nodes[unit]}")
         return (*(gpu for gpu in self.gpus if gpu in found), *sorted(places))
+
+    def _of_files(self, paths: Iterable[str]) -> set[str]:
+        """Find the GPUs whose device files some are: /dev/accel/accel3, /dev/dri/renderD128, /dev/davinci0."""
+        names = (path.rpartition("/")[2] for path in paths if path.startswith("/dev/"))
+        # A bare number is a file of vfio's, and no GPU's index.
+        return {self._names[name] for name in names if name in self._names and not name[0].isdigit()}
 
     def port(self, device: str) -> str:
         """Name the place that a device stands for: a VF's PF, a GPU part's GPU, else the device itself."""

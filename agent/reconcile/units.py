@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from agent.config import Config
-from agent.edits.replayed import Answer, Misled, answer_of, misled
+from agent.edits.replayed import Misled, misled
 from agent.edits.unit_specs import UnitSpecs
 from agent.kubelet import checkpoint
-from agent.kubelet.checkpoint import Entry
+from agent.kubelet.checkpoint import Answer, Entry, answer_of
 from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
 from agent.offer.offer import Offer
@@ -54,7 +54,7 @@ class Units:
         """Look at all specs and answers. Raises LedgerError, and Unavailable if a spec cannot be written or removed."""
         config, offer = self._config.value, self._outside.offer()
         entries = checkpoint.entries(config.kubelet_dir)
-        answers = {entry: answer_of(entry) for entry in entries or ()}
+        answers = {entry: answer_of(entry.answer) for entry in entries or ()}
         resolves = self._outside.resolves_cdi is not False and is_writable(config.cdi_dir)
         drops = self._drops_names(answers)
         if drops and self._by_cdi.value:

@@ -109,7 +109,7 @@ class Binder:
         if not self._ledger.granted_slots() and not _slots_of(noted) and (not late or self._grants.is_settled):
             return ()
         found = self._grants.pod_devices(pod)
-        containers = _listed(found) if found is not None else ()
+        containers = _listed(found, {held.container: held.answers for held in noted}) if found is not None else ()
         return containers + self._init_containers(pod, containers, noted)
 
     def _init_containers(self, pod: PodRef, known: Sequence[Held], noted: Sequence[Held]) -> tuple[Held, ...]:
@@ -241,12 +241,13 @@ def _slots_of(containers: Sequence[Held]) -> frozenset[str]:
     )
 
 
-def _listed(found: PodDevices) -> tuple[Held, ...]:
+def _listed(found: PodDevices, answers: Mapping[str, Mapping[str, str]]) -> tuple[Held, ...]:
     return tuple(
         Held(
             c.name,
             {name: c.device_ids(name) for name in dict.fromkeys(d.resource_name for d in c.devices)},
             c.numa_nodes,
+            answers.get(c.name, {}),
         )
         for c in found.containers
     )

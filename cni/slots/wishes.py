@@ -56,7 +56,7 @@ def wishes(
 
 def _gpus(held: Held, distances: Distances, own_gpus: Collection[str], own_nics: Collection[str]) -> tuple[str, ...]:
     units = ((name, unit) for name, units in held.units.items() if name not in own_nics for unit in units)
-    return distances.gpus_of(units, own_gpus, held.numa_nodes)
+    return distances.gpus_of(units, own_gpus, held.numa_nodes, held.files)
 
 
 def _merged(found: Iterable[tuple[str, ...]], order: Sequence[str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from agent.errors import AgentError, ClaimInvalid
@@ -32,6 +33,9 @@ class Kubelet(Protocol):
 
     def pod(self, pod: PodRef) -> PodDevices | None:
         """Ask what a pod holds; None if kubelet does not know it. Raises Unavailable."""
+
+    def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
+        """List the device files that a resource's plugin gave to a container; none if that is not known."""
 
     def sandboxes(self) -> Sequence[Sandbox]:
         """List the runtime's sandboxes; none if it cannot be asked on this node. Raises Unavailable."""
@@ -90,7 +94,8 @@ class GpuAsker:
             return {}
         found = {}
         for container in told.containers if told is not None else ():
-            mine = distances.gpus_of(container.units, own, container.numa_nodes)
+            files = partial(self._kubelet.files, pod, container.name)
+            mine = distances.gpus_of(container.units, own, container.numa_nodes, files)
             if mine:
                 found[container.name] = mine
         return found

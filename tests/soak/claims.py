@@ -109,6 +109,9 @@ class _Kubelet:
     def sandboxes(self) -> tuple[Sandbox, ...]:
         return ()
 
+    def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
+        return ()
+
     def pod(self, pod: PodRef) -> PodDevices | None:
         cluster = Cluster.read(self._folder)
         if pod.name not in cluster.pods:

@@ -3,7 +3,8 @@
 What its vendor's device plugin calls one is found where the driver tells it:
 
     card0, renderD128   below the PCI function, in `drm` (drivers/gpu/drm/drm_sysfs.c)
-    accel0, hl0         likewise in `accel` (drivers/accel/drm_accel.c), of older Gaudi drivers in `habanalabs`
+    accel0, hl0         likewise in `accel` (drivers/accel/drm_accel.c), of older Gaudi drivers in `habanalabs`; others
+                        have a class of their own, whose entries have a device number (`dev`)
     amdgpu_xcp_0        a partition of an AMD GPU: a platform device, whose render node KFD counts to the GPU
     davinci0            Huawei's driver lists all its devices in `devdrv_sysfs_bdf_to_devid` of each
 
@@ -23,6 +24,9 @@ _VENDORS = {AMD: "AMD", 0x8086: "Intel", 0x10DE: "NVIDIA", 0x1DA3: "Habana", HUA
 _FUNCTIONS = "/sys/bus/pci/devices"
 _PLATFORM = "/sys/devices/platform"
 _KFD = "/sys/class/kfd/kfd/topology/nodes"
+_FAMILIES = ("drm", "accel", "habanalabs")
+_OF_NICS = ("infiniband", "net", "ptp")
+"""What an accelerator with network functions has besides, as Gaudi does: files of these are no accelerator's."""
 _XGMI = 11
 _ONE_HOP = 15
 """Weight of a link without another GPU between (KFD_CRAT_XGMI_WEIGHT)."""
@@ -59,8 +63,14 @@ def read_accelerators(read: Attributes, devices: Iterable[PciDevice]) -> tuple[G
 
 
 def _names_below(read: Attributes, address: str) -> Iterator[str]:
-    for family in ("drm", "accel", "habanalabs"):
-        yield from read.names(f"{_FUNCTIONS}/{address}/{family}")
+    """Name a function's device files: what kernel classes have of it, which may be a driver's own (cambricon_dev0)."""
+    function = f"{_FUNCTIONS}/{address}"
+    for family in read.folders(function):
+        if family in _FAMILIES:
+            yield from read.names(f"{function}/{family}")
+        elif not family.startswith(_OF_NICS):
+            names = read.names(f"{function}/{family}")
+            yield from (name for name in names if read.exists(f"{function}/{family}/{name}/dev"))
 
 
 def _product(read: Attributes, device: PciDevice) -> str:

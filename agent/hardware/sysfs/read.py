@@ -135,6 +135,15 @@ class Attributes:
             self._failed(path, error)
             return []
 
+    def folders(self, path: str) -> list[str]:
+        """List the folders in a folder, sorted, links left out; empty if it is absent."""
+        try:
+            with os.scandir(self._root + path) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except OSError as error:
+            self._failed(path, error)
+            return []
+
     def link(self, path: str) -> str | None:
         """Read where a symbolic link points; None if it is absent."""
         try:

@@ -54,6 +54,9 @@ class Nobody:
     def sandboxes(self) -> tuple[Sandbox, ...]:
         return ()
 
+    def files(self, pod: PodRef, container: str, resource_name: str) -> tuple[str, ...]:
+        return ()
+
     def heal(self, device: str) -> str | None:
         return None
 

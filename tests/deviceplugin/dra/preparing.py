@@ -73,6 +73,8 @@ class Others:
     of_drivers: dict[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     held: dict[str, Mapping[str, Mapping[str, Sequence[str]]]] = field(default_factory=dict)
     """Pod → container → resource → units; a pod that is missing is one that kubelet does not know."""
+    files: dict[str, Sequence[str]] = field(default_factory=dict)
+    """Resource → the device files that its plugin gave, to any container."""
     is_away: bool = False
     on_heal: Callable[[str], object] = str
     sandboxes: Sequence[Sandbox] = ()
@@ -116,6 +118,9 @@ class KubeletStandIn:
 
     def sandboxes(self) -> Sequence[Sandbox]:
         return self.others.sandboxes
+
+    def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
+        return self.others.files.get(resource_name, ())
 
     def pod(self, pod: PodRef) -> PodDevices | None:
         held = self.others.held.get(pod.name)

@@ -245,6 +245,12 @@ def prepare_share(desk: Desk) -> None:
     desk.preparer.prepare(desk.claimed(REF, claim(result("rdma", "slots-0", shareID="s"))))
 
 
+def test_a_claim_is_near_to_a_gpu_that_only_the_files_of_its_plugins_answer_name(desk: Desk) -> None:
+    desk.others.held[POD.name] = {"main": {"habana.ai/gaudi": ["AN24001234"]}}
+    desk.others.files["habana.ai/gaudi"] = ["/dev/nvidia3"]
+    assert prepare(desk, result("nic", "slots-0")) == [3]
+
+
 def test_nobody_who_is_away_keeps_a_pod_from_starting(desk: Desk) -> None:
     class Away:
         def pod(self, pod: PodRef) -> None:
@@ -254,6 +260,9 @@ def test_nobody_who_is_away_keeps_a_pod_from_starting(desk: Desk) -> None:
             raise AgentError("away")
 
         def slices(self, driver: str) -> Any:
+            raise AgentError("away")
+
+        def files(self, pod: PodRef, container: str, resource_name: str) -> Any:
             raise AgentError("away")
 
         def sandboxes(self) -> Any:

@@ -130,10 +130,17 @@ def test_others_have_the_names_of_their_device_files(tmp_path: Path) -> None:
     made = node(
         ("0000:33:00.0", Ids("120000", "1da3", "1020", driver="habanalabs")),
         ("0000:44:00.0", Ids("038000", "8086", "0bd5", driver="i915")),
+        ("0000:55:00.0", Ids("120000", "cabc", "0370", driver="cambricon")),
     )
-    for path in ("pci0000:32/0000:32:00.0/0000:33:00.0/accel/accel4", "pci0000:43/0000:43:00.0/0000:44:00.0/drm/card1"):
-        made.file(f"/sys/devices/{path}/dev", "1:1")
-    assert [gpu.names for gpu in scanned(made, tmp_path)] == [("accel4",), ("card1",)]
+    gaudi, intel, other = (
+        f"/sys/devices/pci0000:{above}/0000:{above}:00.0/{address}"
+        for above, address in (("32", "0000:33:00.0"), ("43", "0000:44:00.0"), ("54", "0000:55:00.0"))
+    )
+    for path in (f"{gaudi}/accel/accel4", f"{gaudi}/infiniband_verbs/uverbs3", f"{intel}/drm/card1"):
+        made.file(f"{path}/dev", "1:1")
+    made.file(f"{other}/cambricon/cambricon_dev2/dev", "240:2")
+    made.file(f"{other}/hwmon/hwmon3/name", "no device file")
+    assert [gpu.names for gpu in scanned(made, tmp_path)] == [("accel4",), ("card1",), ("cambricon_dev2",)]
 
 
 def test_an_accelerator_whose_driver_comes_is_read_anew_and_others_are_not(tmp_path: Path) -> None:
