@@ -88,7 +88,7 @@ class Pool:
             ("in quarantine", {entry.device for entry in self._node.ledger.quarantines()}),
             ("without an interface in the host", {a for a, device in pool.items() if device.netdev is None}),
             # ADD would refuse these, and the next call be given the same.
-            ("that the host itself uses", {a for a, device in pool.items() if _is_needed(device, snapshot)}),
+            ("that the host itself uses", {a for a, device in pool.items() if snapshot.is_needed(device)}),
             (
                 "of an adapter that a pod has",
                 {a for a in pool if pf_in_pod(self._node.ledger, snapshot, a, call.container_id) is not None},
@@ -104,10 +104,6 @@ class Pool:
         if not found:
             raise DeviceBusy(f"no VF is free: of the {len(pool)} that pf selects, {' and '.join(told)}")
         return found[0]
-
-
-def _is_needed(device: PciDevice, snapshot: Snapshot) -> bool:
-    return any(netdev.is_enslaved or netdev.name in snapshot.only_ways for netdev in device.netdevs)
 
 
 def _is_of(device: PciDevice, wanted: tuple[PfSelector, ...], snapshot: Snapshot) -> bool:

@@ -246,7 +246,7 @@ class Links(Protocol):
         """List the routes there, or those through one interface, whoever made them."""
 
     def lifelines(self, address: str | None = None) -> Mapping[str, str]:
-        """Tell by which of the host's interfaces the default route goes, and the way to an address: name to reason."""
+        """Return which of the host's interfaces alone carry the default route or are the way to an address, and why."""
 
 
 class VfControl(Protocol):

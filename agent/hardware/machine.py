@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -11,6 +12,7 @@ from pathlib import Path
 from agent.errors import HardwareError
 from agent.hardware.events.uevents import Uevents
 from agent.hardware.host import Link, RdmaLink, Watch
+from agent.hardware.netlink.default_routes import read_ways
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.nvml.library import Reading
@@ -19,10 +21,11 @@ from agent.hardware.rdma import RdmaNetlink
 from agent.hardware.sysfs import binding, counters
 from agent.hardware.sysfs import changes as sysfs_changes
 from agent.hardware.sysfs import scan as sysfs
-from agent.hardware.sysfs.netdev import LOOPBACK, only_ways, with_lower
+from agent.hardware.sysfs.netdev import LOOPBACK, needed_ways, with_lower
 from agent.hardware.sysfs.read import Attributes, shown
 from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
+from agent.model.default_routes import DefaultRoute
 from agent.model.device import Gpu, Problem, Snapshot
 from agent.model.gpu_health import GpuEvent
 
@@ -75,20 +78,20 @@ class Machine:
         return with_newest_gpus(self._with_default_ways(snapshot), self.gpus)
 
     def _with_default_ways(self, snapshot: Snapshot) -> Snapshot:
-        """Add the interfaces of a default route with several ways: /proc/net/route shows the first one only."""
+        """Add what /proc does not show of default routes, and the way to the API server."""
         if self.root != Path("/"):
             return snapshot  # another machine's files
         try:
-            names = self.links.default_ways()
-        except HardwareError:
+            ways = read_ways(self.api_server)
+        except OSError:
             return snapshot
-        if not names:
-            return snapshot
-        read = Attributes(self.root)
-        only = only_ways(read, names)
-        if snapshot.default_routes - {LOOPBACK}:
-            only &= snapshot.only_ways
-        return replace(snapshot, default_routes=snapshot.default_routes | with_lower(read, names), only_ways=only)
+        read, routes = Attributes(self.root), list(snapshot.default_routes)
+        advertised = {(_name_of(index), metric) for index, metric in ways.advertised}
+        routes = [replace(r, advertised=r.advertised or (r.netdev, r.metric) in advertised) for r in routes]
+        known = {route.netdev for route in routes if route.family == 4}
+        routes += [DefaultRoute(name, 4) for name in map(_name_of, ways.default) if name and name not in known]
+        needed = needed_ways(read, routes) | with_lower(read, filter(None, map(_name_of, ways.to_api)))
+        return replace(snapshot, default_routes=tuple(routes), only_ways=needed - {LOOPBACK})
 
     def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
         """Read what the adapters of a snapshot count. `held` are the VFs (PCI addresses) in pods."""
@@ -174,6 +177,14 @@ class Machine:
         self.rdma.close()
         self.links.close()
         self.gpus.close()
+
+
+def _name_of(ifindex: int) -> str:
+    """Name an interface of the host; "" if it is gone."""
+    try:
+        return socket.if_indextoname(ifindex)
+    except OSError:
+        return ""
 
 
 def passing_on(on_event: OnEvent, gpus: GpuMonitor, root: Path) -> OnEvent:

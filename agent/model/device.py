@@ -15,6 +15,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from agent.model.data_direct import DataDirect, pair_functions
+from agent.model.default_routes import DefaultRoute
 from agent.model.gpu_ids import GpuIds
 from agent.model.places import AS_SHOWN, Places
 
@@ -312,10 +313,10 @@ class Snapshot:
     """Each RDMA device belongs to one network namespace, and so goes along into a pod."""
     vhost_net: bool = False
     """/dev/vhost-net and /dev/net/tun exist."""
-    default_routes: frozenset[str] = frozenset()
-    """Interfaces of the host's default routes, and those below them."""
+    default_routes: tuple[DefaultRoute, ...] = ()
     only_ways: frozenset[str] = frozenset()
-    """Those of them that all default routes go through: without one of these the host has none."""
+    """Interfaces without which the host is cut off: each alone carries its default route of IPv4 or IPv6, is the way to
+    the API server, or stands below one that does."""
     boot_id: str = ""
     machine: str = ""
     """What it is called: vendor and product, in a virtual machine of a cloud the kind of instance, or a word for it."""
@@ -356,6 +357,10 @@ class Snapshot:
     def parent(self, device: PciDevice) -> PciDevice | None:
         """The PF of a VF; None for anything else."""
         return self.by_address.get(device.physfn) if device.physfn else None
+
+    def is_needed(self, device: PciDevice) -> bool:
+        """The host itself uses an interface of it: as a port of a bond or bridge, or as its only way out."""
+        return any(netdev.is_enslaved or netdev.name in self.only_ways for netdev in device.netdevs)
 
     def pf_netdev(self, device: PciDevice) -> Netdev | None:
         """The PF's own interface, for a VF; the device's own, for anything else."""

@@ -287,19 +287,12 @@ def _is_network(device: PciDevice) -> bool:
 
 def _is_whole_adapter(device: PciDevice, snapshot: Snapshot) -> bool:
     """Tell whether the whole function can go into a pod: it has no VFs that others use, and the host can spare it."""
-    if device.is_vf or device.vfs or not _is_network(device):
-        return False
-    return not any(n.is_enslaved or n.name in snapshot.default_routes for n in device.netdevs)
+    return not (device.is_vf or device.vfs) and _is_network(device) and not snapshot.is_needed(device)
 
 
 def _is_spare_vf(device: PciDevice, snapshot: Snapshot) -> bool:
-    """Tell whether ADD may take a VF: one that the host itself uses, it refuses.
-
-    One default route of several is no such use: it comes by itself where VFs are up.
-    """
-    if not device.is_vf or not _is_network(device):
-        return False
-    return not any(n.is_enslaved or n.name in snapshot.only_ways for n in device.netdevs)
+    """Tell whether ADD may take a VF: one that the host itself uses, it refuses."""
+    return device.is_vf and _is_network(device) and not snapshot.is_needed(device)
 
 
 def _own_netdevs(device: PciDevice) -> frozenset[str]:

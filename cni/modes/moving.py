@@ -61,7 +61,8 @@ def refuse_needed(snapshot: Snapshot, link: Link) -> None:
         )
     if link.name in snapshot.only_ways:
         raise HardwareError(
-            f"{link.name} alone carries the default route: without it this node would be cut off; choose another VF"
+            f"{link.name} alone carries the default route, or is the way to the API server: without it this node would"
+            " be cut off; choose another VF"
         )
 
 

@@ -1,6 +1,6 @@
 """rtnetlink requests for what a pod's interface gets (addresses, routes, rules, neighbours, settings). Pure.
 
-And one for the host's default route. Layout: include/uapi/linux/if_addr.h, rtnetlink.h, fib_rules.h, neighbour.h, ip.h
+Layout: include/uapi/linux/if_addr.h, rtnetlink.h, fib_rules.h, neighbour.h, ip.h
 and ipv6.h. `addressing` lists what is there.
 """
 
@@ -16,7 +16,7 @@ from agent.hardware.host import Neighbour, Route, Rule
 from agent.hardware.netlink.codec import NLA_F_NESTED, WORD, attribute, attribute_table, word
 from agent.hardware.netlink.link_messages import LINK
 
-RTM_NEWADDR, RTM_NEWROUTE, RTM_GETROUTE, RTM_NEWNEIGH, RTM_NEWRULE, RTM_DELRULE = 20, 24, 26, 28, 32, 33
+RTM_NEWADDR, RTM_NEWROUTE, RTM_NEWNEIGH, RTM_NEWRULE, RTM_DELRULE = 20, 24, 28, 32, 33
 RT_SCOPE_UNIVERSE, RT_SCOPE_LINK = 0, 253
 RT_TABLE_COMPAT, RT_TABLE_MAIN = 252, 254
 RTPROT_STATIC = 4
@@ -28,12 +28,6 @@ _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_PREFSRC, _RTA_METRICS, _RT
     *(1, 4, 5, 6, 7, 8),
     *(15, 18),
 )
-_RTA_MULTIPATH = 9
-_RTM_F_FIB_MATCH = 0x2000
-_NOWHERE = ipaddress.IPv4Address("192.0.2.1")
-"""Nobody's (RFC 5737): what has no route of its own goes by the default one."""
-_MOST_DEFAULT_BITS = 1
-"""A default route may be written as two halves."""
 _RTAX_MTU, _RTAX_ADVMSS = 2, 8
 
 _IFADDRMSG = struct.Struct("=BBBBI")
@@ -167,22 +161,3 @@ def told_settings(link: Mapping[int, bytes]) -> dict[str, int]:
 def _short(table: int) -> int:
     """Say a table in the header, where it has room for it."""
     return table if table < 256 else RT_TABLE_COMPAT
-
-
-def default_question() -> bytes:
-    """Make the body of RTM_GETROUTE that asks for the default route of IPv4, with all its ways."""
-    return _RTMSG.pack(socket.AF_INET, 32, 0, 0, 0, 0, 0, 0, _RTM_F_FIB_MATCH) + attribute(_RTA_DST, _NOWHERE.packed)
-
-
-def default_ways(answer: bytes) -> tuple[int, ...]:
-    """Read the answer to `default_question`: the numbers of the interfaces that the default route goes through."""
-    if _RTMSG.unpack_from(answer)[1] > _MOST_DEFAULT_BITS:
-        return ()
-    found = attribute_table(answer, _RTMSG.size)
-    ways, at = found.get(_RTA_MULTIPATH, b""), 0
-    indices = [WORD.unpack(found[_RTA_OIF])[0]] if _RTA_OIF in found else []
-    while at + _WAY.size <= len(ways):
-        length, _, _, index = _WAY.unpack_from(ways, at)
-        indices.append(index)
-        at += max((length + 3) & ~3, _WAY.size)
-    return tuple(indices)

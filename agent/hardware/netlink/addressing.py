@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from agent.hardware.host import Link, LinkPolicy, Neighbour, Route, Rule
 from agent.hardware.netlink.address_messages import told_settings
 from agent.hardware.netlink.link_messages import LinkMessage
 from agent.hardware.netlink.rtnetlink import translated
+from agent.model.default_routes import DefaultRoute, only_ways
 
 RT_SCOPE_UNIVERSE = 0
 RTN_UNICAST = 1
@@ -76,17 +77,28 @@ def _rule(message: Any) -> Rule:
     )
 
 
-def lifelines(ipr: IPRoute, address: str | None) -> dict[int, str]:
-    """Tell by which interfaces the default route goes, and the way to an address: index to reason."""
+def lifelines(ipr: IPRoute, names: Mapping[int, str], address: str | None) -> dict[str, str]:
+    """Return why the host needs an interface, by name: it alone carries the default route, or is the way to an address.
+
+    `names` are those of interfaces by number.
+    """
     reasons = {}
     if address is not None:
         with contextlib.suppress(NetlinkError):  # unreachable
             for message in ipr.route("get", dst=address):
-                reasons[message.get_attr("RTA_OIF")] = f"is the way to the API server {address}"
+                reasons[names.get(message.get_attr("RTA_OIF"), "")] = f"is the way to the API server {address}"
+    only = only_ways(_default_routes(ipr, names), lambda name: frozenset({name}))
+    return reasons | dict.fromkeys(only, "alone carries the default route")
+
+
+def _default_routes(ipr: IPRoute, names: Mapping[int, str]) -> Iterator[DefaultRoute]:
     for message in _messages(ipr):
-        if message["dst_len"] == 0 and message["type"] == RTN_UNICAST:
-            reasons |= {index: "carries the default route" for index, _ in _ways(message)}
-    return reasons
+        if message["dst_len"] == 0 and message["type"] == RTN_UNICAST and message["table"] == RT_TABLE_MAIN:
+            family = 4 if message["family"] == socket.AF_INET else 6
+            advertised = message["proto"] == RTPROT_RA
+            for index, _ in _ways(message):
+                if index in names:
+                    yield DefaultRoute(names[index], family, message.get_attr("RTA_PRIORITY") or 0, advertised)
 
 
 def _messages(ipr: IPRoute) -> Iterator[Any]:

@@ -261,18 +261,12 @@ class Netlink:
 
         return self._run(netns, partial(addressing.routes, link=link))
 
-    def default_ways(self) -> tuple[str, ...]:
-        """List the host's interfaces that the default route of IPv4 goes through, all of one with several ways."""
-        with self._links(None, "look up the default route") as links:
-            indices = links.default_ways()
-        return tuple(name for index in indices if (name := _name_of(index)) is not None)
-
     def lifelines(self, address: str | None = None) -> Mapping[str, str]:
-        """Tell by which of the host's interfaces the default route goes, and the way to an address: name to reason."""
+        """Return which of the host's interfaces alone carry the default route or are the way to an address, and why."""
         from agent.hardware.netlink import addressing
 
-        reasons = self._run(None, partial(addressing.lifelines, address=address))
-        return {link.name: reasons[link.ifindex] for link in self.listed() if link.ifindex in reasons}
+        names = {link.ifindex: link.name for link in self.listed()}
+        return self._run(None, partial(addressing.lifelines, names=names, address=address))
 
     # ---------------------------------------------------------------- plumbing
 

@@ -18,12 +18,6 @@ from typing import TypeVar
 
 from agent.errors import NetlinkFailed
 from agent.hardware import netns as namespaces
-from agent.hardware.netlink.address_messages import (
-    RTM_GETROUTE,
-    RTM_NEWROUTE,
-    default_question,
-    default_ways,
-)
 from agent.hardware.netlink.codec import (
     HEADER,
     NLA_F_NESTED,
@@ -78,8 +72,6 @@ _XDP_FLAGS = {1: (4,), 2: (2,), 3: (8,), 4: (2, 4, 8)}
 """XDP_ATTACHED_{DRV,SKB,HW,MULTI} to XDP_FLAGS_{DRV,SKB,HW}_MODE: the kernel detaches in the mode that is named."""
 
 _ERROR = struct.Struct("=i")
-_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
-"""There is none, or one that refuses: unreachable, prohibit, blackhole."""
 _DUMP_TRIES = 20
 _RECEIVE_BYTES = 96 << 10
 """A link may have 64 KiB of other names (net/core/rtnetlink.c, rtnl_alt_ifname), and its device is told after them."""
@@ -258,19 +250,6 @@ class LinkSocket:
                     refused[number] = -negative
                 if number == last:
                     return refused
-
-    def default_ways(self) -> tuple[int, ...]:
-        """List the interfaces that the default route of IPv4 goes through, by number. Raises OSError."""
-        self._send(RTM_GETROUTE, 0, default_question())
-        answer = self._receive(_RECEIVE_BYTES)
-        if HEADER.unpack_from(answer)[1] == RTM_NEWROUTE:
-            return default_ways(answer[HEADER.size :])
-        try:
-            _raise(answer, HEADER.size)
-        except OSError as error:
-            if error.errno not in _NO_ROUTE:
-                raise
-        return ()
 
     def add_altname(self, ifindex: int, altname: str) -> None:
         """Give a link another name. Raises OSError, EEXIST if any link has it, this one included."""

@@ -30,7 +30,7 @@ from agent.hardware.sysfs.classes import (
     read_vdpa_devices,
     vhost_net_present,
 )
-from agent.hardware.sysfs.netdev import read_default_routes
+from agent.hardware.sysfs.netdev import needed_ways, read_default_routes
 from agent.hardware.sysfs.rdma import in_order, rdma_cm_present, read_char_device
 from agent.hardware.sysfs.read import Attributes, shown
 from agent.hardware.sysfs.scan import PCI_DEVICES, read_function
@@ -185,7 +185,7 @@ class _Look:
         if unlinked:
             self._affected |= unlinked
             fresh, indices = self._functions()
-        default_routes, only_ways = read_default_routes(self._read)
+        default_routes = read_default_routes(self._read)
         devices = self._devices(fresh, indices)
         return replace(
             self._old,
@@ -194,7 +194,7 @@ class _Look:
             rdma_cm=rdma_cm_present(self._read),
             vhost_net=vhost_net_present(self._read),
             default_routes=default_routes,
-            only_ways=only_ways,
+            only_ways=needed_ways(self._read, default_routes),
             problems=self._problems(),
         )
 

@@ -6,44 +6,44 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from agent.hardware.sysfs.read import Attributes, shown
+from agent.model.default_routes import DefaultRoute, only_ways
 from agent.model.device import LinkLayer, Netdev
 
 _LINK_LAYER_OF_TYPE = {"1": LinkLayer.ETHERNET, "32": LinkLayer.INFINIBAND}
 """ARPHRD_ETHER and ARPHRD_INFINIBAND (include/uapi/linux/if_arp.h)."""
 LOOPBACK = "lo"
 """What an IPv6 table without a default route names in its place."""
+_NO_INTERFACE = "*"
+"""What an IPv4 route names that refuses: unreachable, prohibit, blackhole."""
 _MOST_LOWER = 64
 _MOST_UDEV_BYTES = 64 << 10
 _MOST_ROUTES = 16 << 20
 """Bytes: more than 100,000 routes."""
 _IPV6_DEFAULT = f"\n{'0' * 32} 00 "
+_ADVERTISED = 0x00010000 | 0x00040000
+"""RTF_DEFAULT and RTF_ADDRCONF (include/uapi/linux/ipv6_route.h): the kernel made it of an advertisement."""
 
 
-def read_default_routes(read: Attributes) -> tuple[frozenset[str], frozenset[str]]:
-    """List the interfaces of the host's default routes, with those below them: of a VLAN, a bond, a bridge.
-
-    And those that all of these routes go through.
-    """
+def read_default_routes(read: Attributes) -> tuple[DefaultRoute, ...]:
+    """List the host's default routes; of one of IPv4 that has several ways, the first way only."""
     # Columns as net/ipv4/fib_trie.c (fib_route_seq_show) and net/ipv6/route.c (rt6_info_route) write them: interface,
-    # destination, … , mask eighth; and destination, prefix length, … , interface last. Of IPv4 default routes come
-    # first, of IPv6 behind all others of their table, which may be thousands.
+    # destination, … , metric seventh, mask eighth; and destination, prefix length, … , metric, two counters, flags,
+    # interface. Of IPv4 default routes come first, of IPv6 behind all others of their table, which may be thousands.
     rows = [line.split() for line in (read.text("/proc/net/route") or "").splitlines()[1:]]
-    found = {row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"}
+    rows = [row for row in rows if len(row) > 7 and row[1] == row[7] == "00000000" and row[0] != _NO_INTERFACE]
+    found = [DefaultRoute(row[0], 4, int(row[6])) for row in rows]
     six = "\n" + (read.long_text("/proc/net/ipv6_route", _MOST_ROUTES) or "")
-    rows = [rest.partition("\n")[0].split() for rest in six.split(_IPV6_DEFAULT)[1:]]
-    found |= {row[7] for row in rows if len(row) == 8}
-    return with_lower(read, found), only_ways(read, found)
+    for row in (rest.partition("\n")[0].split() for rest in six.split(_IPV6_DEFAULT)[1:]):
+        if len(row) == 8 and row[7] != LOOPBACK:
+            advertised = int(row[6], 16) & _ADVERTISED == _ADVERTISED
+            found.append(DefaultRoute(row[7], 6, int(row[3], 16), advertised))
+    return tuple(found)
 
 
-def only_ways(read: Attributes, names: Iterable[str]) -> frozenset[str]:
-    """List what each of these interfaces goes through: all that it is, or stands upon. `lo` leads nowhere."""
-    common: frozenset[str] | None = None
-    for name in set(names) - {LOOPBACK}:
-        below = with_lower(read, [name])
-        common = below if common is None else common & below
-        if not common:
-            break  # there may be a route through each of a thousand VFs
-    return common or frozenset()
+def needed_ways(read: Attributes, routes: Iterable[DefaultRoute]) -> frozenset[str]:
+    """Return the interfaces that alone carry the host's default route of IPv4 or IPv6: those below one (of a VLAN,
+    a bond, a bridge) with it."""
+    return only_ways(routes, lambda name: with_lower(read, [name]))
 
 
 def with_lower(read: Attributes, names: Iterable[str]) -> frozenset[str]:

@@ -23,7 +23,7 @@ from agent.hardware.sysfs.classes import (
     read_vdpa_devices,
     vhost_net_present,
 )
-from agent.hardware.sysfs.netdev import read_default_routes, read_netdev
+from agent.hardware.sysfs.netdev import needed_ways, read_default_routes, read_netdev
 from agent.hardware.sysfs.numa import read_numa_nodes
 from agent.hardware.sysfs.rdma import absent_rdma_device, rdma_cm_present, read_char_devices, read_rdma_device
 from agent.hardware.sysfs.read import Attributes
@@ -70,7 +70,7 @@ def scan(root: Path, is_own: IsOwn = all_own) -> Snapshot:
     for address, index in vf_indices.items():
         if address in devices:
             devices[address] = replace(devices[address], vf_index=index)
-    default_routes, only_ways = read_default_routes(read)
+    default_routes = read_default_routes(read)
     accelerators = read_accelerators(read, devices.values())
     found = Snapshot(
         devices=tuple(devices.values()),
@@ -79,7 +79,7 @@ def scan(root: Path, is_own: IsOwn = all_own) -> Snapshot:
         rdma_cm=rdma_cm_present(read),
         vhost_net=vhost_net_present(read),
         default_routes=default_routes,
-        only_ways=only_ways,
+        only_ways=needed_ways(read, default_routes),
         boot_id=read.text("/proc/sys/kernel/random/boot_id") or "",
         machine=" ".join(filter(None, (read.text(f"{_DMI}/{name}") for name in ("sys_vendor", "product_name")))),
         places=known_places(

@@ -75,7 +75,7 @@ def test_a_whole_adapter_is_offered_only_if_the_host_can_spare_it() -> None:
     snapshot = whole(node(rails=4, vfs=0), "0000:12:00.0")
     enslaved = replace(snapshot.by_address["0000:22:00.0"].netdevs[0], is_enslaved=True)
     snapshot = whole(snapshot, "0000:22:00.0", netdevs=(enslaved,))
-    snapshot = replace(whole(snapshot, "0000:32:00.0"), default_routes=frozenset({"rail2"}))
+    snapshot = replace(whole(snapshot, "0000:32:00.0"), only_ways=frozenset({"rail2"}))
     snapshot = change(snapshot, "0000:42:00.0", vfs=("0000:42:00.1",))
     assert devices(assign([Resource("a/nic", "nic")], snapshot), "a/nic") == ["0000:12:00.0"]
 
@@ -83,8 +83,6 @@ def test_a_whole_adapter_is_offered_only_if_the_host_can_spare_it() -> None:
 def test_a_vf_that_alone_carries_the_hosts_default_route_is_not_offered() -> None:
     snapshot = node(rails=1, vfs=3)
     name = snapshot.by_address["0000:12:00.2"].netdevs[0].name
-    snapshot = replace(snapshot, default_routes=frozenset({name}))
-    assert len(devices(assign([vfs("rdma/vf")], snapshot), "rdma/vf")) == 3
     snapshot = replace(snapshot, only_ways=frozenset({name}))
     assert devices(assign([vfs("rdma/vf")], snapshot), "rdma/vf") == ["0000:12:00.1", "0000:12:00.3"]
 

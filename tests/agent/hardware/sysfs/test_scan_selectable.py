@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,92 +124,114 @@ def test_vhost_net_is_known_to_an_agent_that_has_no_dev_of_the_host(tmp_path: Pa
         assert scan(tmp_path).vhost_net is expected
 
 
-def test_the_interfaces_of_default_routes_are_known_with_those_below(root: Path) -> None:
-    columns = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
-    row = "{}\t{}\t0100A8C0\t0003\t0\t0\t100\t{}\t0\t0\t0\n"
-    routes = [("br0", "00000000", "00000000"), ("eno2", "0000A8C0", "0000FFFF")]
-    (root / "proc/net").mkdir(parents=True, exist_ok=True)
-    (root / "proc/net/route").write_text(columns + "".join(row.format(*route) for route in routes))
-    six = "{} {} {} 00 {} 00000400 00000001 00000000 00000003 {:>8}\n"
-    zero, other = "0" * 32, "20010db8" + "0" * 24
-    (root / "proc/net/ipv6_route").write_text(
-        six.format(zero, "00", zero, other, "ens2f0np0") + six.format(other, "40", zero, zero, "ens3f0np0")
-    )
-    for upper, lower in (("br0", "bond0.7"), ("bond0.7", "bond0"), ("bond0", "eno1"), ("bond0", "br0")):
-        folder = root / "sys/class/net" / upper
-        folder.mkdir(exist_ok=True)
-        (folder / f"lower_{lower}").symlink_to(f"../{lower}")
-    assert scan(root).default_routes == {"br0", "bond0.7", "bond0", "eno1", "ens2f0np0"}
+FOUR_COLUMNS = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+FOUR = "{}\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
+SIX = f"{'0' * 32} 00 {'0' * 32} 00 20010db8{'0' * 24} 00000400 00000001 00000000 {{}} {{:>8}}\n"
+OTHERS = (f"{'20010db8':0<32} 40 {'0' * 32} 00 {'0' * 32} 00000400 00000001 00000000 00000001 eno1\n",)
+RAILS = tuple(f"rdma{number}" for number in range(8))
 
 
 @pytest.mark.parametrize(
-    ("ways", "only"),
+    ("four", "six", "advertised", "only"),
     [
-        ((), set()),
-        (("lo",), set()),
-        (("eno1",), {"eno1"}),
-        (("lo", "eno1"), {"eno1"}),
-        (("eno1", "eno2"), set()),
-        (("eno1.7",), {"eno1.7", "eno1"}),
-        (("eno1.7", "eno1"), {"eno1"}),
-        (("eno1.7", "eno2"), set()),
-        (("br0",), {"br0", "bond0", "eno1", "eno2"}),
-        (("br0", "eno1.7"), {"eno1"}),
+        ((), (), (), set()),
+        ((), ("lo",), (), set()),
+        (("eno1",), ("lo",), (), {"eno1"}),
+        (("eno1", "eno2"), (), (), set()),
+        (("eno1.7",), (), (), {"eno1.7", "eno1"}),
+        (("eno1.7", "eno1"), (), (), {"eno1"}),
+        (("eno1.7", "eno2"), (), (), set()),
+        (("br0",), (), (), {"br0", "bond0", "eno1", "eno2"}),
+        (("br0", "eno1.7"), (), (), {"eno1"}),
+        (("eno1",), ("eno2",), (), {"eno1", "eno2"}),
+        (("eno1",), ("eno1", "eno2"), (), {"eno1"}),
+        (("eno1",), (), RAILS, {"eno1"}),  # as on OCI
+        (("eno1",), (), RAILS[:1], {"eno1"}),  # the others are in pods
+        ((), ("eno1",), RAILS, {"eno1"}),
+        ((), (), ("eno1", *RAILS), set()),
+        ((), (), ("eno1",), {"eno1"}),
     ],
 )
-def test_what_all_default_routes_go_through_is_known(tmp_path: Path, ways: tuple[str, ...], only: set[str]) -> None:
-    columns = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
-    rows = (f"{name}\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n" for name in ways)
+def test_what_alone_carries_the_default_route_is_known(
+    tmp_path: Path, four: tuple[str, ...], six: tuple[str, ...], advertised: tuple[str, ...], only: set[str]
+) -> None:
     (tmp_path / "proc/net").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "proc/net/route").write_text(columns + "".join(rows))
-    for upper, lower in (("eno1.7", "eno1"), ("br0", "bond0"), ("bond0", "eno1"), ("bond0", "eno2")):
+    (tmp_path / "proc/net/route").write_text(FOUR_COLUMNS + "".join(map(FOUR.format, four)))
+    rows = [*OTHERS, *(SIX.format("00000003", name) for name in six)]
+    rows += [SIX.format("00450003", name) for name in advertised]  # net/ipv6/route.c, rt6_add_dflt_router
+    (tmp_path / "proc/net/ipv6_route").write_text("".join(rows))
+    for upper, lower in (("eno1.7", "eno1"), ("br0", "bond0"), ("bond0", "eno1"), ("bond0", "eno2"), ("bond0", "br0")):
         folder = tmp_path / "sys/class/net" / upper
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"lower_{lower}").symlink_to(f"../{lower}")
     found = scan(tmp_path)
     assert found.only_ways == only
-    assert rescan(tmp_path, replace(found, only_ways=frozenset()), of_netdev("eno1")) == found
+    assert rescan(tmp_path, replace(found, only_ways=frozenset(), default_routes=()), of_netdev("eno1")) == found
 
 
 def test_this_machines_default_routes_are_those_that_the_kernel_shows() -> None:
     rows = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
-    assert scan(Path("/")).default_routes >= {row[0] for row in rows if row[1] == "00000000" and row[7] == "00000000"}
+    found = {route.netdev for route in scan(Path("/")).default_routes}
+    assert found >= {row[0] for row in rows if row[1] == "00000000" and row[7] == "00000000"}
 
 
-def test_a_default_route_of_ipv6_is_known_behind_many_others(own_network: None) -> None:
-    run("ip", "link", "add", "nic0", "type", "veth", "peer", "name", "port0")
-    for name in ("nic0", "port0"):
-        run("ip", "link", "set", name, "up")
-    run("ip", "-6", "address", "add", "2001:db8::2/64", "dev", "nic0", "nodad")
+@pytest.fixture
+def nics(own_network: None) -> Iterator[Machine]:
+    """A machine with three interfaces that are up."""
+    for number in range(3):
+        run("ip", "link", "add", f"nic{number}", "type", "veth", "peer", "name", f"port{number}")
+        for name in (f"nic{number}", f"port{number}"):
+            run("ip", "link", "set", name, "up")
+        run("ip", "address", "add", f"10.0.{number}.2/24", "dev", f"nic{number}")
+        run("ip", "-6", "address", "add", f"2001:db8:{number}::2/64", "dev", f"nic{number}", "nodad")
+    machine = replace(Machine.open(), api_server="10.0.1.77")
+    yield machine
+    machine.close()
+
+
+def test_a_default_route_of_ipv6_is_known_behind_many_others(nics: Machine) -> None:
     run("ip", "-6", "route", "add", "default", "via", "2001:db8::1", "dev", "nic0")
     for number in range(60):  # of pods, say
         run("ip", "-6", "route", "add", f"2001:db8:1::{number:x}/128", "dev", "port0")
-    assert "nic0" in scan(Path("/")).default_routes
+    assert [route.netdev for route in scan(Path("/")).default_routes] == ["nic0"]
 
 
-def test_a_default_route_with_several_ways_goes_through_all_of_them(own_network: None) -> None:
-    machine = Machine.open()
-    try:
-        assert machine.links.default_ways() == ()
-        for number in (0, 1):
-            run("ip", "link", "add", f"nic{number}", "type", "veth", "peer", "name", f"port{number}")
-            for name in (f"nic{number}", f"port{number}"):
-                run("ip", "link", "set", name, "up")
-            run("ip", "address", "add", f"10.0.{number}.2/24", "dev", f"nic{number}")
-        ways = "nexthop via 10.0.0.1 dev nic0 nexthop via 10.0.1.1 dev nic1"
-        run("ip", "route", "add", "default", *ways.split())
-        snapshot = machine.scan()
-        assert snapshot.default_routes >= {"nic0", "nic1"}
-        assert snapshot.only_ways == set()
-        assert machine.rescan(snapshot, of_netdev("nic1")).default_routes >= {"nic0", "nic1"}
-        run("ip", "route", "replace", "default", "via", "10.0.1.1")
-        run("ip", "route", "add", "192.0.2.0/24", "via", "10.0.0.1")
-        assert machine.scan().default_routes - {"lo"} == machine.scan().only_ways == {"nic1"}
-        run("ip", "route", "replace", "unreachable", "default", "metric", "0")
-        run("ip", "route", "delete", "192.0.2.0/24")
-        assert machine.links.default_ways() == ()
-    finally:
-        machine.close()
+@pytest.mark.parametrize(
+    ("routes", "only"),
+    [
+        ((), {"nic1"}),  # the way to the API server
+        (("default via 10.0.0.1",), {"nic0", "nic1"}),
+        (("default nexthop via 10.0.0.1 dev nic0 nexthop via 10.0.2.1 dev nic2",), {"nic1"}),
+        (("default nexthop via 10.0.0.1 dev nic0", "-6 default via 2001:db8:2::1 dev nic2"), {"nic0", "nic1", "nic2"}),
+        (("unreachable default metric 0",), {"nic1"}),
+        (("default via 10.0.0.1", "-6 default via 2001:db8:2::1 dev nic2 proto ra"), {"nic0", "nic1"}),
+        (("-6 default via 2001:db8:2::1 dev nic2 proto ra",), {"nic1", "nic2"}),
+        (
+            (
+                "-6 default via 2001:db8:0::1 dev nic0 proto ra metric 100",
+                "-6 default via 2001:db8:2::1 dev nic2 proto ra metric 101",
+            ),
+            {"nic1"},
+        ),
+        (
+            (
+                "-6 default via 2001:db8:0::1 dev nic0 metric 100",
+                "-6 default via 2001:db8:2::1 dev nic2 proto ra metric 101",
+            ),
+            {"nic0", "nic1"},
+        ),
+    ],
+)
+def test_the_offer_and_add_keep_the_same_interfaces_of_real_routes_back(
+    nics: Machine, routes: tuple[str, ...], only: set[str]
+) -> None:
+    for route in routes:
+        six = route.startswith("-6 ")
+        run("ip", *["-6"][:six], "route", "add", *route.removeprefix("-6 ").split())
+    snapshot = nics.scan()
+    assert snapshot.only_ways == only
+    assert nics.rescan(snapshot, of_netdev("nic1")) == snapshot
+    assert nics.lifelines().keys() == only
 
 
 def test_an_interface_of_a_bond_is_enslaved(root: Path) -> None:
