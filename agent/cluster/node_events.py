@@ -21,6 +21,7 @@ from agent.cluster.apiserver import ApiServer, on_own_thread
 from agent.config.files import WAITS
 from agent.errors import Refused, Unavailable
 from agent.model.health import text_of
+from agent.model.listed import some
 from agent.model.printable import one_line
 from agent.offer.changes import HealthChange, Units, health_changes
 from agent.offer.offer import Offer
@@ -195,6 +196,4 @@ def _count(resource: str, devices: Sequence[str]) -> str:
 
 
 def _named(devices: Sequence[str]) -> str:
-    named = list(dict.fromkeys(devices))
-    more = len(named) - MOST_NAMED
-    return ", ".join(named[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return some(list(dict.fromkeys(devices)), MOST_NAMED)

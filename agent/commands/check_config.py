@@ -71,7 +71,7 @@ def _check_config(options: argparse.Namespace) -> int:
         "railsAsOfFirstStart": why_not,
         "protected": protected,
     }
-    show(options, document, joined(_lines(config.source, document, found.resources)))
+    show(options, document, joined(_lines(config.source, document, found.resources, snapshot)))
     if problems:
         return WRONG_INPUT
     return MATCHES_NOTHING if any(not (r.devices and r.units) for r in found.resources) else DONE
@@ -122,7 +122,9 @@ def _called(name: str, snapshot: Snapshot) -> list[str]:
     return [d.address for d in snapshot.devices if name in (d.address, *(n.name for n in d.netdevs))]
 
 
-def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanation]) -> list[str]:
+def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanation], snapshot: Snapshot) -> list[str]:
+    from agent.model.listed import grouped, some
+
     lines = [f"{source} is sound" if document["sound"] else f"{source} is wrong:"]
     lines += [f"  {problem}" for problem in document["problems"]]
     lines += [f"warning: {warning}" for warning in document["warnings"]]
@@ -132,18 +134,18 @@ def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanatio
         offered = _number(resource.units, "unit") if in_slices is None else _number(in_slices, "device") + " in slices"
         lines.append(f"{resource.resource_name} ({resource.kind}): {count}, {offered}")
         lines += [
-            f"  {match.field} {match.text}".rstrip() + f": {_some(match.devices)}" for match in resource.selectors
+            f"  {match.field} {match.text}".rstrip() + f": {_short(match.devices, snapshot)}"
+            for match in resource.selectors
         ]
         for each in resource.exclusions:
             why = f"{each.field} alone leaves out" if "." in each.field else "no alternative takes"
-            lines.append(f"  {why} {_some(each.devices)}")
+            lines.append(f"  {why} {_short(each.devices, snapshot)}")
         for owner in dict.fromkeys(lost.owner for lost in resource.lost):
-            lines.append(
-                f"  {owner} has already {_some([lost.device for lost in resource.lost if lost.owner == owner])}"
-            )
-        lines.append(f"  takes {_some(resource.devices)}")
+            taken = [lost.device for lost in resource.lost if lost.owner == owner]
+            lines.append(f"  {owner} has already {_short(taken, snapshot)}")
+        lines.append(f"  takes {_short(resource.devices, snapshot)}")
         if in_slices:
-            lines.append(f"  the scheduler sees {_some(in_slices)}")
+            lines.append(f"  the scheduler sees {some(in_slices, SHOWN_DEVICES)}")
     for name, places in document["networks"].items():
         lines.append(f"network {name}: {_number(places, 'network')}")
         for each in places:
@@ -153,7 +155,9 @@ def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanatio
     if document["networks"] and (why := document["railsAsOfFirstStart"]) is not None:
         lines.append(f"rails are numbered as a first start of the agent would: {why}")
     for name, devices in document["protected"].items():
-        lines.append(f"cni.protect {name}: {_some(devices) if devices else 'no adapter of this node'}")
+        lines.append(
+            f"cni.protect {name}: {grouped(devices, snapshot, SHOWN_DEVICES) if devices else 'no adapter of this node'}"
+        )
     if not resources:
         lines.append("it has no resources: the agent would offer nothing")
     return lines
@@ -163,6 +167,7 @@ def _number(things: Sequence[str], what: str) -> str:
     return f"{len(things)} {what}" + ("" if len(things) == 1 else "s")
 
 
-def _some(devices: Sequence[str]) -> str:
-    rest = len(devices) - SHOWN_DEVICES
-    return ", ".join([*devices[:SHOWN_DEVICES], *([f"and {rest} more"] if rest > 0 else [])]) or "nothing"
+def _short(devices: Sequence[str], snapshot: Snapshot) -> str:
+    from agent.model.listed import grouped
+
+    return grouped(devices, snapshot, SHOWN_DEVICES) or "nothing"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from agent.config import Config, Resource
 from agent.model.device import is_pci_address
+from agent.model.listed import some
 from agent.offer.offer import Offer
 
-MOST_NAMED = 4
 SEE_NVML = (
     "let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart), or, with GPUs of another vendor, take NICs of"
     " kind vf or nic with binding: late"
@@ -41,7 +41,7 @@ def cautions(config: Config, offer: Offer) -> Iterator[Caution]:
             text = "this node has no GPU that NVML shows, and rails are made of those"
             yield Caution(f"resources[{i}].gpu", text, SEE_NVML)
         if resource.offer == "dra" and (unseen := _without_uuid(offer)):
-            text = f"NVML does not show {_some(unseen)} here, and no claim can match gpu.nvidia.com/uuid with them"
+            text = f"NVML does not show {some(unseen)} here, and no claim can match gpu.nvidia.com/uuid with them"
             yield Caution(f"resources[{i}].offer", text, SEE_DRIVER)
         yield from _of_networks(f"resources[{i}].network", resource, config, offer)
     yield from _of_rails(config.topology.rails, offer)
@@ -62,7 +62,7 @@ def _of_networks(path: str, resource: Resource, config: Config, offer: Offer) ->
         known = network.by_pf.keys()
         left_out = sorted(pf for adapter, pf in adapters.items() if known.isdisjoint((adapter, pf)))
         if left_out:
-            text = f"has no network for {_some(left_out)}, and an ADD with a device of such an adapter fails"
+            text = f"has no network for {some(left_out)}, and an ADD with a device of such an adapter fails"
             yield Caution(path, text, "name one for each, or select fewer adapters")
     if resource.bonded and len(adapters) == 1:
         (only,) = adapters.values()
@@ -81,8 +81,3 @@ def _of_rails(named: Sequence[str], offer: Offer) -> Iterator[Caution]:
         elif (first := next(n for n in there if there[n] == device)) < number:
             text = f"{name} is the adapter that {named[first]} (rail {first}) is"
             yield Caution(path, text, "name each adapter once")
-
-
-def _some(found: Sequence[str]) -> str:
-    rest = len(found) - MOST_NAMED
-    return ", ".join(found[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from agent.config import PfSelector, Resource, Select, SriovPool
-from agent.model.device import Gpu, LinkLayer, PciDevice, RdmaDevice, Snapshot, is_accelerator
+from agent.model.device import Gpu, LinkLayer, PciDevice, RdmaDevice, Snapshot, cpu_list, is_accelerator
 
 NETWORK_CLASS = 0x02
 INFINIBAND_CLASS = 0x0207
@@ -243,17 +243,7 @@ def _pkey_text(value: int) -> str:
 def _pf_text(selector: PfSelector) -> str:
     if selector.vf_indices is None:
         return selector.pf
-    return f"{selector.pf}#{_ranges(sorted(selector.vf_indices))}"
-
-
-def _ranges(numbers: list[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"{selector.pf}#{cpu_list(selector.vf_indices)}"
 
 
 def _is_of_pf(_field: str, selector: PfSelector, candidate: Candidate) -> bool:

@@ -22,6 +22,7 @@ from agent.edits import device_info
 from agent.errors import InstallFailed, InUse, LedgerError, Unavailable
 from agent.kubelet import dra_checkpoint
 from agent.ledger import files, reading
+from agent.model.listed import some
 from cni import spool
 from cni.install import chain
 from cni.install import installation as install
@@ -137,9 +138,8 @@ def uninstall(
             " (kubectl get resourceclaims --all-namespaces shows them), then use --force"
         ) from error
     if held and not force:
-        more = f" and {len(held) - SHOWN} more" if len(held) > SHOWN else ""
         raise InUse(
-            f"pods have devices of this node: {', '.join(held[:SHOWN])}{more}. {WAY_OUT}, or use --force to leave the"
+            f"pods have devices of this node: {some(held, SHOWN)}. {WAY_OUT}, or use --force to leave the"
             " devices as they are"
         )
     withdrawn: tuple[str, ...] = ()

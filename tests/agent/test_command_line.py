@@ -19,15 +19,13 @@ from tests.agent.books import open_books
 CONFIG = "resources: [{name: rdma/vf, kind: vf}]"
 
 
-def test_check_config_names_some_of_many_devices_and_counts_the_rest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_config_names_vfs_by_pf_and_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG)
     assert main(["check-config", "--node", "h100-8gpu", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "rdma/vf (vf): 64 of 64" in shown
-    assert shown.rstrip().endswith("0000:18:01.0, and 56 more")
+    assert shown.rstrip().endswith("ens7f0np0, ens8f0np0: VFs 0–7 each")
 
 
 def test_check_config_names_all_devices_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

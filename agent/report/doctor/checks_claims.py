@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from agent.config import Config, Resource
+from agent.model.listed import some
 from agent.report.doctor.claim_facts import ClaimFacts, DeviceClass
 from agent.report.doctor.facts import Facts
 from agent.report.doctor.findings import Finding, Severity
@@ -16,7 +17,6 @@ OLDEST_KUBELET = (1, 32)
 GATED_BEFORE = (1, 34)
 """kubelet has the feature on from there."""
 STUCK_SECONDS = 900.0
-MOST_NAMED = 4
 MOUNTS = "let the container see it: the chart does so by itself, with kustomize add the component dra"
 _RESOURCE = re.compile(r"""\.resource\s*==\s*["']([^"']+)["']""")
 _GATES = {
@@ -84,7 +84,7 @@ def slices(facts: Facts) -> Iterator[Finding]:
             affected = [r.name for r in config.claimable if _needs_capacity(r, config)]
             if not affected:
                 continue
-            severity, text = Severity.ERROR, f"{text}: {_some(affected)} can offer nothing"
+            severity, text = Severity.ERROR, f"{text}: {some(affected)} can offer nothing"
             remedy += ", or set dra.shares: devices"
         yield Finding(CHECK, severity, f"of ResourceSlices {text}", remedy)
     if state.slices is None:
@@ -99,7 +99,7 @@ def slices(facts: Facts) -> Iterator[Finding]:
         counts[resource] = counts.get(resource, 0) + count
     bare = [resource for resource, count in counts.items() if not count]
     if bare:
-        text = f"no device of this node is offered to claims for {_some(bare)}"
+        text = f"no device of this node is offered to claims for {some(bare)}"
         yield Finding(CHECK, Severity.WARNING, text, "nodefabric topology shows what there is: does `select` take it?")
     if state.slices is not None and not bare:
         yield Finding(CHECK, Severity.FINE, f"{sum(counts.values())} devices in {state.slices} slices")
@@ -122,14 +122,14 @@ def classes(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             check=CHECK,
             severity=Severity.WARNING,
-            text=f"no DeviceClass selects {_some(bare)}: no claim can ask for it",
+            text=f"no DeviceClass selects {some(bare)}: no claim can ask for it",
             remedy="let the chart write the classes (deviceClasses.enabled), or write one as docs/dra.md shows",
         )
     offered = {resource.name for resource in config.resources}
     for one in ours:
         named = {name for expression in one.expressions for name in _RESOURCE.findall(expression)}
         if named and not named & offered:
-            text = f"the DeviceClass {one.name} selects {_some(sorted(named))}, which this node does not offer"
+            text = f"the DeviceClass {one.name} selects {some(sorted(named))}, which this node does not offer"
             yield Finding(CHECK, Severity.NOTE, text, "fine if other nodes do; else delete the class or correct it")
     if not bare:
         yield Finding(CHECK, Severity.FINE, "each resource has a DeviceClass")
@@ -146,14 +146,14 @@ def held(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             check=CHECK,
             severity=Severity.WARNING,
-            text=f"{_some(lost)}: prepared, and for no pod that is known",
+            text=f"{some(lost)}: prepared, and for no pod that is known",
             remedy="kubectl get resourceclaim shows whom it is reserved for; the agent takes back what nobody has",
         )
     if stuck:
         yield Finding(
             check=CHECK,
             severity=Severity.WARNING,
-            text=f"{_some(stuck)}: on its way back for more than {STUCK_SECONDS / 60:.0f} minutes",
+            text=f"{some(stuck)}: on its way back for more than {STUCK_SECONDS / 60:.0f} minutes",
             remedy="nodefabric events says which sandbox has its device; end that pod, or the sandbox with crictl",
         )
     if not lost and not stuck:
@@ -182,8 +182,3 @@ def _selects(one: DeviceClass, resource: str) -> bool:
 def _version(text: str) -> tuple[int, int] | None:
     found = re.match(r"v?(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2])) if found is not None else None
-
-
-def _some(found: list[str]) -> str:
-    rest = len(found) - MOST_NAMED
-    return ", ".join(found[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from agent.config import Config
 from agent.model.device import PciDevice, is_accelerator, is_vfio
+from agent.model.listed import grouped, some
 from agent.offer.cautions import cautions
 from agent.offer.joining import strangers, template_problems
 from agent.offer.units import plain_offer
@@ -16,7 +17,6 @@ from agent.report.chart.tree import is_nic
 from agent.report.doctor.facts import Facts
 from agent.report.doctor.findings import Finding, Severity
 
-MOST_NAMED = 4
 MELLANOX, NVIDIA = 0x15B3, 0x10DE
 _KERNEL_NAME = re.compile(r"(?:eth|ib|wlan)\d+")
 _COUNTED_RDMA_NAME = re.compile(r"(?:mlx[45]|hfi1|irdma|bnxt_re|qedr|rxe|siw|efa|hns)_?\d+")
@@ -90,7 +90,11 @@ def iommu(facts: Facts) -> Iterator[Finding]:
     line = set(facts.command_line)
     ungrouped = [d.address for d in facts.snapshot.devices if d.is_for_vfio and d.iommu_group is None]
     if ungrouped or (_vfio_drivers(facts) and not facts.has_iommu):
-        who = f"{_some(ungrouped)}: bound to vfio-pci, " if ungrouped else "a resource selects vfio-pci, "
+        who = (
+            f"{grouped(ungrouped, facts.snapshot)}: bound to vfio-pci, "
+            if ungrouped
+            else "a resource selects vfio-pci, "
+        )
         yield Finding(
             check="iommu",
             severity=Severity.ERROR,
@@ -117,7 +121,7 @@ def vfs(facts: Facts) -> Iterator[Finding]:
     if _offers(facts, "vf") and not found:
         if pfs:
             place = f"/sys/bus/pci/devices/{pfs[0].address}/sriov_numvfs"
-            text = f"a resource of kind vf is configured, and none of {_some([d.address for d in pfs])} has VFs"
+            text = f"a resource of kind vf is configured, and none of {some([d.address for d in pfs])} has VFs"
             yield Finding("vfs", Severity.ERROR, text, f"echo {min(8, pfs[0].sriov_totalvfs)} > {place}")
         else:
             yield Finding(
@@ -132,7 +136,7 @@ def vfs(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             check="vfs",
             severity=Severity.WARNING,
-            text=f"no driver is bound to {_some(bare)}",
+            text=f"no driver is bound to {grouped(bare, facts.snapshot)}",
             remedy=f"echo {bare[0]} > /sys/bus/pci/drivers_probe, or look why the driver refuses them: dmesg",
         )
     elif found:
@@ -177,20 +181,18 @@ def names(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             check="names",
             severity=Severity.WARNING,
-            text=f"a resource selects by {_some(used)}, a name that the order of probing decides",
+            text=f"a resource selects by {some(used)}, a name that the order of probing decides",
             remedy="select by PCI address or by vendor, or give the interface a lasting name (systemd.link(5))",
         )
     if by_rdma:
         yield Finding(
             "names",
             Severity.WARNING,
-            f"a resource selects by {_some(by_rdma)}, which is numbered in the order of probing",
+            f"a resource selects by {some(by_rdma)}, which is numbered in the order of probing",
             "select by PF or PCI address, or use rdma-core's rules for lasting names (60-rdma-persistent-naming.rules)",
         )
     if not used and not by_rdma:
-        rest = (
-            f"{_some(sorted(counted))}: named by the kernel, and nothing selects by it" if counted else "lasting ones"
-        )
+        rest = f"{some(sorted(counted))}: named by the kernel, and nothing selects by it" if counted else "lasting ones"
         yield Finding("names", Severity.FINE, rest)
 
 
@@ -207,7 +209,7 @@ def rails(facts: Facts) -> Iterator[Finding]:
     for network in config.networks:
         if strange := strangers(network, config, offer):
             asked = " and ".join(sorted(network.words))
-            text = f"the network {network.name} goes by {asked}, which these adapters have not: {_some(list(strange))}"
+            text = f"the network {network.name} goes by {asked}, which these adapters have not: {some(list(strange))}"
             yield Finding("rails", Severity.WARNING, text, "list them under topology.rails, or select other devices")
     there = facts.snapshot.by_address
     away = {rail.number: " (away)" for rail in offer.rails if rail.device not in there}
@@ -249,11 +251,11 @@ def gpus(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             check="gpus",
             severity=Severity.ERROR,
-            text=f"the NVIDIA library does not show {_some(silent)}",
+            text=f"the NVIDIA library does not show {some(silent)}",
             remedy="load the driver (nvidia-smi must list them), and let the agent see libnvidia-ml.so.1",
         )
     elif silent:
-        text = f"the NVIDIA library does not show {_some(silent)}: pods' GPUs are not known by UUID, only by address"
+        text = f"the NVIDIA library does not show {some(silent)}: pods' GPUs are not known by UUID, only by address"
         yield Finding("gpus", Severity.NOTE, text, "let the agent see libnvidia-ml.so.1, if pods use these GPUs")
     else:
         yield Finding("gpus", Severity.FINE, _gpus_in_words(len(shown), on_bus, shown))
@@ -315,8 +317,3 @@ def _offers(facts: Facts, kind: str) -> bool:
     """Tell whether a resource of a kind is configured, a rail's NIC included."""
     resources = facts.config.resources if facts.config is not None else ()
     return any(r.kind == kind or (r.kind == "rail" and r.nic.kind == kind) for r in resources)
-
-
-def _some(found: list[str]) -> str:
-    rest = len(found) - MOST_NAMED
-    return ", ".join(found[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
