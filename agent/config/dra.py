@@ -12,8 +12,10 @@ from agent.config.routing import KEYS as ROUTING_KEYS
 DRIVER = "nodefabric.io"
 STANDARD = "resource.kubernetes.io"
 SHARES = ("capacity", "devices")
-ALIASED = ("uuid", "numaNode")
-"""What an alias can tell, by the second half of its name: the UUID of the nearest GPU, or the NUMA node."""
+ALIASED = ("uuid", "pciBusID", "numaNode")
+"""What an alias can tell, by the second half of its name: UUID or PCI address of the nearest GPU, or the NUMA node."""
+NEAR_ADDRESS = f"{STANDARD}/pciBusID"
+"""The one standard attribute that may be an alias: only places carry it, which have no address of their own."""
 SAFE_KEYS = ("ifName", "mtu", "addresses", *ROUTING_KEYS)
 """What concerns the pod alone."""
 CLAIM_KEYS = (
@@ -31,7 +33,7 @@ _ALIAS = re.compile(rf"({_DOMAIN})/([A-Za-z_][A-Za-z0-9_]{{0,31}})")
 def _alias(text: str) -> str:
     """Read the name of another driver's attribute."""
     found = _ALIAS.fullmatch(text)
-    if not found or found[2] not in ALIASED or found[1] == STANDARD:
+    if not found or found[2] not in ALIASED or (found[1] == STANDARD and text != NEAR_ADDRESS):
         raise ValueError(text)
     return text
 
@@ -47,12 +49,14 @@ class Dra:
         about="The driver's name in slices and classes",
     )
     aliases: tuple[str, ...] = declare.strings(
-        f"an attribute of another driver, domain/name, with the name {' or '.join(ALIASED)}",
+        f"an attribute of another driver, domain/name, with the name {' or '.join(ALIASED)}; of"
+        f" {STANDARD} only pciBusID",
         _alias,
-        default=("gpu.nvidia.com/uuid",),
+        default=("gpu.nvidia.com/uuid", NEAR_ADDRESS),
         may_be_empty=True,
         about="Attributes of other drivers that our devices carry too, so that a claim can match them: uuid (of the"
-        " nearest GPU) or numaNode; default: gpu.nvidia.com/uuid; [] for none",
+        " nearest GPU), pciBusID (of the nearest GPU; late-bound places only) or numaNode; default:"
+        f" gpu.nvidia.com/uuid and {NEAR_ADDRESS}; [] for none",
     )
     list_attributes: bool = declare.flag(
         False, about="Tell all nearest GPUs of a shared adapter; needs the gate DRAListTypeAttributes in the cluster"

@@ -21,6 +21,8 @@ from deviceplugin.dra.seen import Seen, link_layer
 
 STANDARD = "resource.kubernetes.io"
 MULTUS = "k8s.cni.cncf.io"
+UUID, BUS_ID = "uuid", "pciBusID"
+"""What attributes that name a GPU are called, behind the domain."""
 MAX_TEXT = 64
 """Bytes of a string, and of a version."""
 OWN_ALONE = frozenset({"vf", f"{STANDARD}/pciBusID", f"{MULTUS}/deviceID"})
@@ -107,16 +109,17 @@ def common(each: Sequence[Attributes]) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def gpu_alias(dra: Dra, gpus: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+def gpu_alias(dra: Dra, gpus: Sequence[str], address: str = "") -> dict[str, Mapping[str, Any]]:
     """Name GPUs as their own driver does, so that a claim can match device and GPU. Several need lists in the API.
 
+    `address` is the PCI address of the GPU that a place is near to; empty for any other device, which has its own.
     A GPU that NVML does not show has no UUID here: what is told in its place would match no device of its driver.
     """
-    gpus = [gpu for gpu in gpus if not is_pci_address(gpu)]
-    if not gpus:
-        return {}
-    value = text(gpus[0]) if len(gpus) == 1 else {"strings": list(gpus)}
-    return {name: value for name in dra.aliases if name.endswith("/uuid") and value is not None}
+    uuids = [gpu for gpu in gpus if not is_pci_address(gpu)]
+    uuid = {"strings": uuids} if len(uuids) > 1 else text("".join(uuids))
+    told = {UUID: uuid, BUS_ID: text(address)}
+    values = {name: told.get(name.rpartition("/")[2]) for name in dra.aliases}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def numa_aliases(dra: Dra, attributes: Attributes) -> dict[str, Mapping[str, Any]]:

@@ -3,7 +3,8 @@
 Bound early, a device is a VF, an adapter, or an HCA with its shares as capacity. Bound late, it is a place: all
 devices of a resource with the same nearest GPU, with their number as capacity; which of them a claim gets is chosen on
 the node. Places keep the scheduler's search short: claims that do not fit any more must not hold up the others. Where
-there are few of them each is divided into parts, for a request of several devices takes a different one for each.
+there are few of them each is divided into parts, for a request of several devices takes a different one for each. A
+place has no PCI address of its own, so it can carry its GPU's, by which any GPU driver's devices can be matched.
 
 The same goes for the GPU that an early device names to be matched by (`dra.aliases`): one device a GPU, and the last
 one, since the scheduler takes the first that fits and would give it to claims that do not ask for GPUs.
@@ -22,7 +23,17 @@ from agent.config import Config, Resource
 from agent.model.device import NO_NUMA_NODE
 from agent.model.health import HEALTHY, Health, Reason
 from agent.offer.offer import Offer, Unit
-from deviceplugin.dra.attributes import Attributes, Facts, attributes_of, common, gpu_alias, numa_aliases, text
+from deviceplugin.dra.attributes import (
+    BUS_ID,
+    UUID,
+    Attributes,
+    Facts,
+    attributes_of,
+    common,
+    gpu_alias,
+    numa_aliases,
+    text,
+)
 from deviceplugin.dra.nearness import Pairing, pair_up
 
 UNITS, SHARES = "units", "shares"
@@ -162,7 +173,7 @@ class _Maker:
                 attributes={
                     **common([member.attributes for member in here]),
                     "kind": {"string": "slots"},
-                    **gpu_alias(self._config.dra, [what] if kind == "gpu" else []),
+                    **(gpu_alias(self._config.dra, [what], self._gpus[what].pci_address) if kind == "gpu" else {}),
                 },
                 units=tuple(member.unit for member in here if member.room),
                 adapter=here[0].port if len({member.port for member in here}) == 1 else "",
@@ -171,9 +182,7 @@ class _Maker:
             most = len({member.unit.device for member in here if member.room})
             found += self._parts(device, room, min(parts, most), sum(member.room for member in here) - room)
         # Those by which GPUs are matched come last: a claim that does not ask for GPUs takes the first that fits.
-        return sorted(
-            found, key=lambda device: not _gpu_aliases(self._config.dra.aliases).isdisjoint(device.attributes)
-        )
+        return sorted(found, key=lambda device: not self._gpu_aliases.isdisjoint(device.attributes))
 
     def _parts(self, device: DraDevice, room: int, count: int, withheld: int) -> list[DraDevice]:
         """Divide a place. The part that has its name tells of its GPU. A part with no room left is withheld whole."""
@@ -191,8 +200,14 @@ class _Maker:
         return found
 
     def _without_gpu(self, device: DraDevice) -> DraDevice:
-        aliases = _gpu_aliases(self._config.dra.aliases)
-        return replace(device, attributes={n: value for n, value in device.attributes.items() if n not in aliases})
+        told = {name: value for name, value in device.attributes.items() if name not in self._gpu_aliases}
+        return replace(device, attributes=told)
+
+    @property
+    def _gpu_aliases(self) -> frozenset[str]:
+        """Name the attributes by which GPUs are matched. The PCI address of what is bound early is its own."""
+        what = (UUID, BUS_ID) if self._resource.binding == "late" else (UUID,)
+        return frozenset(name for name in self._config.dra.aliases if name.rpartition("/")[2] in what)
 
     @property
     def _shared(self) -> bool:
@@ -266,10 +281,6 @@ class _Maker:
 
 def _is_here(unit: Unit, offer: Offer) -> bool:
     return unit.health.reason != Reason.DEVICE_GONE or unit.device in offer.lost
-
-
-def _gpu_aliases(aliases: Sequence[str]) -> frozenset[str]:
-    return frozenset(name for name in aliases if name.endswith("/uuid"))
 
 
 def _label(text: str) -> str:

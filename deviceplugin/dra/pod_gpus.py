@@ -20,10 +20,10 @@ from agent.model.allocation import PodRef
 from agent.placement import Distances
 from deviceplugin.dra import allocation, pod_facts
 from deviceplugin.dra.allocation import Allocation, Result
+from deviceplugin.dra.attributes import BUS_ID, UUID
 
 MOST_CLAIMS = 8
 """Of a pod's other claims, so many are read."""
-UUID, BUS_ID = "uuid", "pciBusID"
 
 log = logging.getLogger(__name__)
 

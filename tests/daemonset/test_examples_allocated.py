@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +11,32 @@ import pytest
 import yaml
 
 from agent import config
+from agent.config import Select
 from deviceplugin.dra.devices import DraDevice
 from tests.daemonset.manifests import Document, Kube, documents
 from tests.daemonset.test_examples import EXAMPLES
 from tests.daemonset.test_examples_dra import BY_CLAIM, CONFIG, templates
 from tests.deviceplugin.dra.nodes import NODE, Offered, recorded_node
 from tests.standins.allocator import Node, extended_claim
-from tests.standins.claims_for_pairs import GPU_CLASS, GPU_DRIVER, UUID, classes, gpu_slice
+from tests.standins.claims_for_pairs import AMD, GPU_CLASS, NIC_DRIVER, PCI_BUS_ID, classes, gpu_slice
 
 RECORDED = "h100-8gpu"
+OF_AMD = "dra-rails-amd"
 GPUS = 8
 
 
 class Scheduler:
     """A node with eight GPUs and the configuration of the examples, and the classes of a cluster."""
 
-    def __init__(self, of_chart: Mapping[str, Document]) -> None:
-        snapshot = recorded_node(RECORDED)
+    def __init__(self, of_chart: Mapping[str, Document], recorded: str = RECORDED) -> None:
+        snapshot = recorded_node(recorded)
         parsed = config.parse(CONFIG.read_text(), CONFIG.name)
-        offered = Offered(snapshot, parsed.resources, parsed.dra)
+        # The configuration names the interfaces of one node.
+        resources = [replace(resource, select=Select(vendors=(0x15B3,))) for resource in parsed.resources]
+        offered = Offered(snapshot, resources, parsed.dra)
         self.devices: dict[str, DraDevice] = {device.name: device for device in offered.devices}
-        self.gpus = {f"gpu-{gpu.index}": gpu.uuid for gpu in snapshot.gpus}
-        self.classes = {**of_chart, GPU_CLASS: classes("")[GPU_CLASS]}
+        self.gpus = {f"gpu-{gpu.index}": gpu.pci_address for gpu in snapshot.all_gpus}
+        self.classes = {**of_chart, **{name: classes("")[name] for name in (GPU_CLASS, AMD)}}
         self._node = Node(NODE, [*offered.slices, gpu_slice(snapshot, NODE)], self.classes)
         self._pods = 0
 
@@ -51,32 +56,44 @@ class Scheduler:
             by_request.setdefault(str(result["request"]).partition("/")[0], []).append(result)
         return by_request
 
-    def uuid(self, result: Mapping[str, Any]) -> Any:
+    def gpu(self, result: Mapping[str, Any]) -> Any:
         """Tell which GPU a result is, or stands next to."""
-        if result["driver"] == GPU_DRIVER:
+        if result["driver"] != NIC_DRIVER:
             return self.gpus[result["device"]]
-        return self.devices[result["device"]].attributes[UUID]["string"]
+        return self.devices[result["device"]].attributes[PCI_BUS_ID]["string"]
 
 
 @pytest.fixture
-def scheduler(kube: Kube) -> Scheduler:
+def of_chart(kube: Kube) -> Mapping[str, Document]:
     found = kube.template({"config": yaml.safe_load(CONFIG.read_text())})
-    return Scheduler({d["metadata"]["name"]: d for d in found if d["kind"] == "DeviceClass"})
+    return {d["metadata"]["name"]: d for d in found if d["kind"] == "DeviceClass"}
+
+
+@pytest.fixture
+def scheduler(of_chart: Mapping[str, Document]) -> Scheduler:
+    return Scheduler(of_chart)
 
 
 @pytest.mark.parametrize("path", BY_CLAIM, ids=lambda p: p.name)
-def test_a_pod_of_each_example_is_placed(scheduler: Scheduler, path: Path) -> None:
-    assert scheduler.place(path.stem)
+def test_a_pod_of_each_example_is_placed(of_chart: Mapping[str, Document], path: Path) -> None:
+    assert Scheduler(of_chart, "mi300x-8gpu" if path.stem == OF_AMD else RECORDED).place(path.stem)
 
 
-def test_each_rail_is_a_gpu_and_what_stands_next_to_it(scheduler: Scheduler) -> None:
+@pytest.mark.parametrize(
+    ("example", "recorded"),
+    [("dra-rails", RECORDED), (OF_AMD, "mi300x-8gpu"), (OF_AMD, "mi250-8gpu")],
+)
+def test_each_rail_is_a_gpu_and_what_stands_next_to_it(
+    of_chart: Mapping[str, Document], example: str, recorded: str
+) -> None:
+    scheduler = Scheduler(of_chart, recorded)
     for _ in range(GPUS // 2):
-        found = scheduler.place("dra-rails")
+        found = scheduler.place(example)
         assert found is not None
-        pairs = [[scheduler.uuid(one) for (one,) in (found[f"gpu-{n}"], found[f"nic-{n}"])] for n in range(2)]
+        pairs = [[scheduler.gpu(one) for (one,) in (found[f"gpu-{n}"], found[f"nic-{n}"])] for n in range(2)]
         assert all(gpu == near for gpu, near in pairs)
         assert pairs[0] != pairs[1]
-    assert scheduler.place("dra-rails") is None
+    assert scheduler.place(example) is None
 
 
 def test_what_is_preferred_is_had_as_long_as_it_is_there(scheduler: Scheduler) -> None:
@@ -85,7 +102,7 @@ def test_what_is_preferred_is_had_as_long_as_it_is_there(scheduler: Scheduler) -
         assert found is not None
         ((nic,), (gpu,)) = found["nic-0"], found["gpu-0"]
         assert nic["request"] == "nic-0/near"
-        assert scheduler.uuid(nic) == scheduler.uuid(gpu)
+        assert scheduler.gpu(nic) == scheduler.gpu(gpu)
 
 
 def test_another_adapter_will_do_where_the_near_one_has_none_left(scheduler: Scheduler) -> None:
@@ -100,7 +117,7 @@ def test_a_pod_takes_the_whole_node_and_leaves_no_gpu_to_a_second(scheduler: Sch
     found = scheduler.place("pytorch-dra")
     assert found is not None
     for request in ("gpus", "nics"):
-        assert sorted(map(scheduler.uuid, found[request])) == sorted(scheduler.gpus.values())
+        assert sorted(map(scheduler.gpu, found[request])) == sorted(scheduler.gpus.values())
     assert scheduler.place("pytorch-dra") is None
 
 

@@ -69,7 +69,7 @@ def test_kubernetes_takes_the_claim_and_its_pod(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_kubernetes_takes_the_pieces_of_claims(version: str) -> None:
-    assert len(snippets()) == 4
+    assert len(snippets()) == 5
     for devices in snippets():
         claim = {
             "apiVersion": "resource.k8s.io/v1",

@@ -27,6 +27,11 @@ def test_nics_matched_by_their_gpu_and_those_chosen_on_the_node_are_the_nearest(
         assert locality.play(recorded_node(name), WAYS[way], pods=12, seed=1).percent == 100
 
 
+@pytest.mark.parametrize("name", ["mi300x-8gpu", "mi250-8gpu", "epyc-no-switch"])
+def test_nics_matched_by_the_pci_address_of_their_gpu_are_the_nearest_whoever_made_that(name: str) -> None:
+    assert locality.play(recorded_node(name), WAYS["near_address"], pods=12, seed=1).percent == 100
+
+
 def test_the_figures_go_between_their_marks_in_the_guide() -> None:
     class Measured(dict[str, float]):
         def __missing__(self, name: str) -> float:

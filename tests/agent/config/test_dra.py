@@ -89,7 +89,7 @@ def test_variables_of_two_resources_with_claims_add_up() -> None:
 def test_the_defaults_are_those_of_the_contract() -> None:
     assert read(VF).dra == Dra(
         driver="nodefabric.io",
-        aliases=("gpu.nvidia.com/uuid",),
+        aliases=("gpu.nvidia.com/uuid", "resource.kubernetes.io/pciBusID"),
         list_attributes=False,
         status=True,
         metadata=False,
@@ -151,6 +151,7 @@ def test_a_domain_of_63_characters_is_a_driver(driver: str) -> None:
         f"{'a' * 64}/uuid",
         "a/b/uuid",
         "resource.kubernetes.io/numaNode",
+        "resource.kubernetes.io/uuid",
     ],
 )
 def test_an_alias_is_an_attribute_of_another_driver_that_the_agent_knows_a_value_for(alias: str) -> None:

@@ -63,13 +63,27 @@ def test_a_place_tells_what_all_that_stand_there_have_in_common() -> None:
     [here] = [d for d in Offered(recorded_node("v100-16gpu"), [late(VF)]).devices if value(d, "nearGpu")][:1]
     assert value(here, "kind") == "slots"
     assert value(here, "resource.kubernetes.io/pcieRoot") == "pci0000:10"
-    assert here.attributes.keys().isdisjoint({"vf", "resource.kubernetes.io/pciBusID", "k8s.cni.cncf.io/deviceID"})
+    assert here.attributes.keys().isdisjoint({"vf", "k8s.cni.cncf.io/deviceID"})
     assert value(here, "k8s.cni.cncf.io/resourceName") == "rdma/vf"
 
 
 def test_a_place_of_one_device_does_not_tell_which() -> None:
-    [here] = Offered(node(rails=1, vfs=1), [late(VF)]).devices
+    [here] = Offered(node(rails=1, vfs=1), [late(VF)], Dra(aliases=())).devices
     assert "resource.kubernetes.io/pciBusID" not in here.attributes
+
+
+def test_a_place_says_the_pci_address_of_its_gpu_and_what_is_bound_early_its_own() -> None:
+    for name, count in (("h100-8gpu", 8), ("mi300x-8gpu", 8)):
+        snapshot = recorded_node(name)
+        for resource in (VF, HCA):
+            places = Offered(snapshot, [late(resource)]).devices
+            told = [address for place in places if (address := value(place, "resource.kubernetes.io/pciBusID"))]
+            assert sorted(told) == sorted(gpu.pci_address for gpu in snapshot.all_gpus)
+            assert len(told) == count
+            for shares in ("capacity", "devices"):
+                for device in Offered(snapshot, [resource], Dra(shares=shares)).devices:
+                    (unit,) = device.units
+                    assert value(device, "resource.kubernetes.io/pciBusID") == unit.device
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -100,9 +114,9 @@ def test_firmware_is_told_where_it_is_a_semantic_version(text: str, is_told: boo
 
 def test_other_drivers_names_are_as_configured() -> None:
     snapshot = recorded_node("h100-8gpu")
-    names = ("gpu.amd.com/numaNode", "dra.net/numaNode", "gpu.nvidia.com/uuid")
+    names = ("gpu.amd.com/numaNode", "dra.net/numaNode", "gpu.nvidia.com/uuid", "gpu.example.com/pciBusID")
     first = Offered(snapshot, [late(VF)], Dra(aliases=names)).devices[0]
-    assert [value(first, name) for name in names] == [0, 0, "GPU-6b3fd5a0-0000-4000-8000-000000000000"]
+    assert [value(first, name) for name in names] == [0, 0, "GPU-6b3fd5a0-0000-4000-8000-000000000000", "0000:1b:00.0"]
     none = Offered(snapshot, [late(VF)], Dra(aliases=())).devices[0]
     assert none.attributes.keys().isdisjoint(names)
 

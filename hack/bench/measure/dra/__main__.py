@@ -27,7 +27,7 @@ VF = "rdma/vf"
 PARTS = ("locality", "slices", "stall", "node", "pods", "memory")
 RUNNING = {"node", "pods"}
 """Those with a running agent."""
-PROMISED = ("near_gpu_attained_pct", "late_dra_attained_pct")
+PROMISED = ("near_gpu_attained_pct", "near_address_attained_pct", "late_dra_attained_pct")
 """Always 100."""
 LIMITS = (
     Limit("prepare_p99_ms", 40, "NodePrepareResources, with an API server that answers in 5 ms"),
@@ -89,10 +89,11 @@ def _locality(nodes: dict[str, Figures], pods: int, seed: int) -> Figures:
     shares = {way.figure: Share() for way in locality.WAYS}
     for name in recorded.names():
         snapshot = recorded_node(name)
-        if not snapshot.gpus or not any(device.is_vf for device in snapshot.devices):
+        ways = [way for way in locality.WAYS if way.is_for(snapshot)]
+        if not ways:
             continue
-        _say(f"{name}: {pods} pods in {len(locality.WAYS)} ways")
-        for way in locality.WAYS:
+        _say(f"{name}: {pods} pods in {len(ways)} ways")
+        for way in ways:
             share = locality.play(snapshot, way, pods, seed)
             nodes.setdefault(name, {})[way.figure] = round(share.percent, 1)
             shares[way.figure].add(share)

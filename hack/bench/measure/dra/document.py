@@ -8,7 +8,8 @@ from measure.figures import Figures
 
 BEGIN = "<!-- figures: hack/bench/dra --readme docs/dra.md -->\n"
 WAYS: Mapping[str, str] = {
-    "near_gpu": "a constraint on the nearest GPU",
+    "near_gpu": "a constraint on the nearest GPU's UUID",
+    "near_address": "a constraint on its PCI address, also with AMD's GPUs",
     "late_dra": "bound late",
     "pcie_root": "a constraint on the PCIe root; a pair that it cannot place counts as missed",
     "numa": "a constraint on the NUMA node, likewise",

@@ -16,7 +16,17 @@ from measure.alignment.score import attained, matched
 from measure.alignment.stream import EVEN, Step, steps
 from measure.dra.published import NIC, Published, publish
 from tests.standins.allocator import Node, extended_claim
-from tests.standins.claims_for_pairs import GPU_CLASS, GPU_DRIVER, NUMA_NODE, PCIE_ROOT, UUID, claim, pairs
+from tests.standins.claims_for_pairs import (
+    AMD,
+    GPU_CLASS,
+    NIC_DRIVER,
+    NUMA_NODE,
+    PCI_BUS_ID,
+    PCIE_ROOT,
+    UUID,
+    claim,
+    pairs,
+)
 from tests.standins.selectable import Document
 
 Claims = Mapping[str, Document]
@@ -29,10 +39,17 @@ class Way:
     figure: str
     binding: str
     claims: Callable[[int, Published], Claims]
+    any_vendor: bool = False
+    """Whether it is played on nodes with AMD's GPUs, too."""
+
+    def is_for(self, snapshot: Snapshot) -> bool:
+        """Tell whether it can be played on a node: one with VFs, and GPUs that the way can ask for."""
+        gpus = snapshot.all_gpus if self.any_vendor else snapshot.gpus
+        return bool(gpus) and any(device.is_vf for device in snapshot.devices)
 
 
 def _matched(attribute: str) -> Callable[[int, Published], Claims]:
-    return lambda size, _: {"pairs": pairs(size, attribute)}
+    return lambda size, published: {"pairs": pairs(size, attribute, GPU_CLASS if published.snapshot.gpus else AMD)}
 
 
 def _unchanged(size: int, published: Published) -> Claims:
@@ -46,6 +63,7 @@ def _unchanged(size: int, published: Published) -> Claims:
 
 WAYS = (
     Way("near_gpu_attained_pct", "late", _matched(UUID)),
+    Way("near_address_attained_pct", "late", _matched(PCI_BUS_ID), any_vendor=True),
     Way("pcie_root_attained_pct", "early", _matched(PCIE_ROOT)),
     Way("numa_attained_pct", "early", _matched(NUMA_NODE)),
     Way("late_dra_attained_pct", "late", _unchanged),
@@ -73,7 +91,7 @@ def play(snapshot: Snapshot, way: Way, pods: int, seed: int) -> Share:
     """Let pods come and go on a node, for its GPUs and VFs."""
     vfs = [device.address for device in snapshot.devices if device.is_vf]
     played = _Play(publish(snapshot, vfs, way.binding), way, Distances(snapshot), set(vfs))
-    for step in steps(EVEN, len(snapshot.gpus), len(vfs), pods, seed):
+    for step in steps(EVEN, len(snapshot.all_gpus), len(vfs), pods, seed):
         played.take(step)
     return played.share
 
@@ -86,7 +104,7 @@ class _Play:
         self._distances = distances
         self._node: Node = published.node()
         self._free = free
-        self._gpus = {f"gpu-{gpu.index}": gpu.uuid for gpu in published.snapshot.gpus}
+        self._gpus = {f"gpu-{gpu.index}": gpu.uuid for gpu in published.snapshot.all_gpus}
         self._running: dict[str, tuple[list[str], tuple[str, ...]]] = {}
         """Pod → its claims and NICs."""
 
@@ -104,8 +122,8 @@ class _Play:
         if results is None:
             return
         devices = [result for mine in results.values() for result in mine]
-        gpus = [self._gpus[result["device"]] for result in devices if result["driver"] == GPU_DRIVER]
-        nics = self._nics([str(r["device"]) for r in devices if r["driver"] != GPU_DRIVER], gpus)
+        gpus = [self._gpus[result["device"]] for result in devices if result["driver"] != NIC_DRIVER]
+        nics = self._nics([str(r["device"]) for r in devices if r["driver"] == NIC_DRIVER], gpus)
         could = matched(self._distances, [(gpus, len(gpus))], sorted(self._free))
         self.share.attained += attained(matched(self._distances, [(gpus, len(gpus))], nics), could)
         self._free -= set(nics)

@@ -33,7 +33,7 @@ class Published:
         return Node(NODE, [gpu_slice(self.snapshot, NODE), *self.slices], classes(NIC), limit, time.thread_time)
 
 
-def publish(snapshot: Snapshot, vfs: Sequence[str], binding: str, aliases: Sequence[str] = (UUID,)) -> Published:
+def publish(snapshot: Snapshot, vfs: Sequence[str], binding: str, aliases: Sequence[str] = Dra().aliases) -> Published:
     """Publish VFs, bound early or late."""
     resource = Resource(NIC, "vf", Select(pci_addresses=tuple(vfs)), offer="dra", binding=binding)
     config = Config(resources=(resource,), dra=Dra(driver=NIC_DRIVER, aliases=tuple(aliases)))
