@@ -109,6 +109,7 @@ class _Recorder:
                 self._files(f"{folder}/ports/{port}", _PORT_FILES)
         self._class("infiniband_verbs", _CHAR_DEVICE_FILES, named="uverbs")
         self._class("infiniband_mad", _CHAR_DEVICE_FILES, named=("umad", "issm"))
+        self._class("cxi", ["dev"])
         self._class("misc", ["dev"], named="rdma_cm")
         self._accelerators(addresses)
         self._link("/sys/class/dmi/id")

@@ -108,13 +108,15 @@ def _char_devices(rdma_devices: Iterable[RdmaDevice], kinds: tuple[str, ...]) ->
 
 
 def _extra_paths(resource: Resource, units: Sequence[Unit], snapshot: Snapshot) -> Iterator[str]:
-    """List uio devices, vhost-vDPA devices, and vhost-net where the selector that took a device asks for it."""
+    """List uio, CXI and vhost-vDPA devices, and vhost-net where the selector that took a device asks for it."""
     for unit in units:
         device = snapshot.by_address.get(unit.device)
         if device is None:
             continue
         if device.uio:
             yield f"/dev/{device.uio}"
+        if device.cxi and not device.is_for_programs:
+            yield f"/dev/{device.cxi}"
         select = alternative(resource.nic.select if resource.kind == "rail" else resource.select, unit.alternative)
         if select.vdpa_type and device.vdpa is not None and device.vdpa.path:
             yield device.vdpa.path

@@ -47,6 +47,8 @@ def files_of(device: PciDevice) -> Iterator[str]:
         yield f"/dev/vfio/{'noiommu-' if device.noiommu else ''}{device.iommu_group}"
     if device.uio:
         yield f"/dev/{device.uio}"
+    if device.cxi:
+        yield f"/dev/{device.cxi}"
     if device.vdpa is not None and device.vdpa.path:
         yield device.vdpa.path
 

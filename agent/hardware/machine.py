@@ -32,8 +32,8 @@ from agent.model.gpu_health import GpuEvent
 GPU_DRIVER = "nvidia"
 _DISPLAY = 0x03
 """Base class of GPUs; NVSwitches, which have a driver of that family, are bridges."""
-_NETWORK_CLASSES = ("0x02", "0x0c06")
-"""Network and InfiniBand controllers, as sysfs begins to spell them."""
+_NETWORK_CLASSES = ("0x02", "0x0c06", "0x00ff")
+"""Network and InfiniBand controllers, and adapters without a class (eRDMA), as sysfs begins to spell them."""
 _RENAMES = 3
 """How often an interface may be renamed (by udev) between the list of names and the look at it."""
 

@@ -61,6 +61,8 @@ def drives_for_programs(driver: str | None) -> bool:
     return is_vfio(driver) or driver in _UIO_DRIVERS
 
 
+NETWORK_CLASS, UNASSIGNED_CLASS = 0x02, 0x00FF
+"""Base class of network adapters; class and subclass of functions that fit no class."""
 _UIO_DRIVERS = frozenset(("uio_pci_generic", "igb_uio"))
 
 
@@ -206,6 +208,8 @@ class PciDevice:
     noiommu: bool = False
     """Its IOMMU group is one that vfio made up where there is no IOMMU."""
     vdpa: VdpaDevice | None = None
+    cxi: str = ""
+    """cxi0, for an HPE Slingshot adapter or a VF of one: its character device."""
 
     @property
     def is_vf(self) -> bool:
@@ -214,6 +218,12 @@ class PciDevice:
     @property
     def is_pf(self) -> bool:
         return self.sriov_totalvfs > 0
+
+    @property
+    def is_network(self) -> bool:
+        """A network adapter, or a VF of one. Class 00ff (unassigned) says nothing: Alibaba's eRDMA has it."""
+        is_unassigned = self.pci_class >> 8 == UNASSIGNED_CLASS
+        return self.pci_class >> 16 == NETWORK_CLASS or (is_unassigned and bool(self.netdevs or self.rdma_devices))
 
     @property
     def is_for_vfio(self) -> bool:
@@ -227,9 +237,13 @@ class PciDevice:
 
     @property
     def is_for_rdma_alone(self) -> bool:
-        """Whole, and without an interface, which it needs to have only for RDMA over Ethernet: EFA, InfiniBand."""
+        """Whole, and without an interface, which it needs to have only for RDMA over Ethernet: EFA, InfiniBand.
+
+        eRDMA's interface is another function's.
+        """
         layers = {port.link_layer for rdma in self.rdma_devices for port in rdma.ports}
-        return not (self.is_vf or self.netdevs) and bool(layers) and LinkLayer.ETHERNET not in layers
+        needs_one = LinkLayer.ETHERNET in layers and self.pci_class >> 8 != UNASSIGNED_CLASS
+        return not (self.is_vf or self.netdevs) and bool(layers) and not needs_one
 
     @property
     def netdev(self) -> Netdev | None:

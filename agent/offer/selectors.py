@@ -16,7 +16,6 @@ from typing import TypeVar
 from agent.config import PfSelector, Resource, Select, SriovPool
 from agent.model.device import Gpu, LinkLayer, PciDevice, RdmaDevice, Snapshot, cpu_list, is_accelerator
 
-NETWORK_CLASS = 0x02
 INFINIBAND_CLASS = 0x0207
 ACCELERATOR_CLASS = 0x12
 V = TypeVar("V")
@@ -91,7 +90,7 @@ def _of_kind(
     if isinstance(resource.compat, SriovPool) and kind != "accelerator":
         kinds: tuple[str, ...] = ("vf", "nic")
     elif resource.compat is not None and kind == "hca":
-        yield from (("hca", _hca(d, r)) for d in snapshot.devices if _is_network(d) for r in d.rdma_devices)
+        yield from (("hca", _hca(d, r)) for d in snapshot.devices if d.is_network for r in d.rdma_devices)
         return
     else:
         kinds = (kind,)
@@ -268,21 +267,17 @@ def _has_vdpa(_field: str, vdpa_type: str, candidate: Candidate) -> bool:
 def may_be_nic(address: str, snapshot: Snapshot) -> bool:
     """Tell whether a device is an adapter or a VF of one. What is not on the node may have been."""
     device = snapshot.by_address.get(address)
-    return device is None or _is_network(device)
-
-
-def _is_network(device: PciDevice) -> bool:
-    return device.pci_class >> 16 == NETWORK_CLASS
+    return device is None or device.is_network
 
 
 def _is_whole_adapter(device: PciDevice, snapshot: Snapshot) -> bool:
     """Tell whether the whole function can go into a pod: it has no VFs that others use, and the host can spare it."""
-    return not (device.is_vf or device.vfs) and _is_network(device) and not snapshot.is_needed(device)
+    return not (device.is_vf or device.vfs) and device.is_network and not snapshot.is_needed(device)
 
 
 def _is_spare_vf(device: PciDevice, snapshot: Snapshot) -> bool:
     """Tell whether ADD may take a VF: one that the host itself uses, it refuses."""
-    return device.is_vf and _is_network(device) and not snapshot.is_needed(device)
+    return device.is_vf and device.is_network and not snapshot.is_needed(device)
 
 
 def _own_netdevs(device: PciDevice) -> frozenset[str]:
@@ -297,7 +292,7 @@ def _link_layers(device: PciDevice) -> frozenset[LinkLayer]:
     netdevs = {n.link_layer for n in device.netdevs if not n.is_representor} - {LinkLayer.UNSPECIFIED}
     if netdevs:
         return frozenset(netdevs)
-    if device.pci_class >> 16 != NETWORK_CLASS:
+    if not device.is_network:
         return frozenset()
     return frozenset({LinkLayer.INFINIBAND if device.pci_class >> 8 == INFINIBAND_CLASS else LinkLayer.ETHERNET})
 

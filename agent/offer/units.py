@@ -29,7 +29,7 @@ from agent.offer.assignment import Assignment, Taken, assign
 from agent.offer.gpu_units import gpu_resource, gpu_units, list_rails, nic_resource
 from agent.offer.offer import Offer, Unit
 from agent.offer.rails import rails_of
-from agent.offer.selectors import NETWORK_CLASS, NO_NAMES, Candidate
+from agent.offer.selectors import NO_NAMES, Candidate
 from agent.offer.slots import NOTHING_HELD, Holdings, list_slots
 from agent.placement import Distances
 
@@ -216,7 +216,7 @@ def judge(
         # The device belongs to the host's namespace, and opening it in another is refused (EPERM):
         # drivers/infiniband/core/uverbs_main.c, ib_uverbs_open.
         return unhealthy(Reason.EXCLUSIVE_RDMA)
-    if candidate.pci is not None and (candidate.rdma is not None or candidate.pci.pci_class >> 16 == NETWORK_CLASS):
+    if candidate.pci is not None and (candidate.rdma is not None or candidate.pci.is_network):
         return judge_nic(candidate.pci, snapshot, quarantined=withheld, policy=policy)
     return HEALTHY if withheld is None else unhealthy(Reason.QUARANTINED)
 

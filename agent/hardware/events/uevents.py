@@ -23,7 +23,7 @@ from agent.hardware.netlink.link_messages import IFLA_PARENT_DEV_NAME, link_even
 from agent.model.change import EVERYTHING, Change, OnEvent, of_function, of_netdev
 from agent.model.device import is_pci_address
 
-SUBSYSTEMS = ("pci", "net", "infiniband", "infiniband_verbs", "infiniband_mad", "vdpa", "misc")
+SUBSYSTEMS = ("pci", "net", "infiniband", "infiniband_verbs", "infiniband_mad", "vdpa", "cxi", "misc")
 """Those that a scan looks at."""
 _MISC = frozenset({"rdma_cm", "vhost-net", "tun"})
 """Of subsystem misc: devices that come and go with their modules."""

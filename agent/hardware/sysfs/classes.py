@@ -41,6 +41,10 @@ class Classes:
     """RDMA devices that are in pods."""
     vdpa: Mapping[str, VdpaDevice]
 
+    def has(self, address: str) -> bool:
+        """Whether an interface or an RDMA device hangs on a function, also one that is in a pod."""
+        return address in self.netdevs or address in self.rdma or address in self.absent
+
 
 def function_in(target: str | None) -> str | None:
     """Find the innermost PCI address in a link's target."""

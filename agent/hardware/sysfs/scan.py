@@ -40,6 +40,8 @@ _BRIDGE = 0x06
 _DMA_CONTROLLER = 0x0801
 """The class of Data Direct functions."""
 
+_CRAY = 0x17DB
+"""The vendor of HPE's Slingshot adapters, whose driver makes a device of class cxi below a function."""
 _MAX_VFS = 65535
 """TotalVFs is 16 bits wide (PCIe base specification, SR-IOV capability)."""
 
@@ -106,7 +108,7 @@ def read_function(read: Attributes, address: str, classes: Classes, vf_indices: 
         return None
     physfn = read.link(f"{folder}/physfn")
     totalvfs = 0 if physfn else read.whole(f"{folder}/sriov_totalvfs", 0)
-    known = totalvfs or physfn or _is_of_interest(pci_class) or address in classes.netdevs or address in classes.rdma
+    known = totalvfs or physfn or _is_of_interest(pci_class) or classes.has(address)
     if not known and pci_class >> 8 != _DMA_CONTROLLER:
         return None
     vendor = read.whole(f"{folder}/vendor", -1, 16)
@@ -144,6 +146,7 @@ def read_function(read: Attributes, address: str, classes: Classes, vf_indices: 
         # drivers/vfio/group.c: such a group is called so, and its device file noiommu-N.
         noiommu=for_vfio and read.text(f"{folder}/iommu_group/name") == "vfio-noiommu",
         vdpa=classes.vdpa.get(address),
+        cxi=next(iter(read.names(f"{folder}/cxi")), "") if vendor == _CRAY else "",
     )
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from agent.model.device import NO_NUMA_NODE, NumaNode, PciDevice, Snapshot, is_accelerator
 
-PCI_CLASS_NETWORK = 0x02
-
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
@@ -73,7 +71,7 @@ def drawn(snapshot: Snapshot) -> tuple[PciDevice, ...]:
 def is_nic(device: PciDevice) -> bool:
     """Tell whether a device is a network adapter, also one that a program drives. Accelerators with ports are none."""
     return not (device.is_vf or is_accelerator(device)) and bool(
-        device.netdevs or device.rdma_devices or device.pci_class >> 16 == PCI_CLASS_NETWORK
+        device.netdevs or device.rdma_devices or device.is_network
     )
 
 

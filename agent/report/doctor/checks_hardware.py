@@ -36,6 +36,8 @@ def modules(facts: Facts) -> Iterator[Finding]:
         wanted["rdma_ucm"] = "RDMA-CM does not work without it"
     if any(d.driver == "mlx5_core" for d in mellanox):
         wanted["mlx5_ib"] = "ConnectX adapters have no RDMA device without it"
+    if any(d.cxi for d in facts.snapshot.devices):
+        wanted["cxi_user"] = "Slingshot adapters have no /dev/cxiN without it"
     for driver in _vfio_drivers(facts):  # a variant of vfio-pci for single adapters does without it
         wanted[driver.replace("-", "_")] = "VFs for DPDK and virtual machines are bound to it"
     missing = [name for name in wanted if name not in facts.modules]

@@ -20,8 +20,6 @@ from agent.report.dra import DriverState
 from agent.report.metrics.claims import claim_families
 from agent.report.metrics.gpus import gpu_families
 
-PCI_CLASS_NETWORK = 0x02
-
 log = logging.getLogger(__name__)
 
 
@@ -145,7 +143,7 @@ def device_kinds(snapshot: Snapshot) -> dict[str, int]:
             kinds["vf"] += 1
         elif device.is_pf:
             kinds["pf"] += 1
-        elif device.pci_class >> 16 == PCI_CLASS_NETWORK:
+        elif device.is_network:
             kinds["nic"] += 1
         kinds["rdma"] += len(device.rdma_devices)
     kinds["gpu"] = len(snapshot.all_gpus)

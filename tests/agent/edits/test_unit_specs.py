@@ -10,6 +10,7 @@ import pytest
 
 from agent.edits.build import build
 from agent.edits.by_device import unit_specs
+from agent.edits.replayed import owners
 from agent.errors import LedgerError, Unavailable
 from agent.kubelet.checkpoint import Entry
 from agent.model.allocation import Undo, UnitSpec
@@ -82,6 +83,17 @@ def test_a_vfio_group_that_is_another_number_follows(rig: Rig) -> None:
     assert rig.files(VF_UNIT) == ["/dev/vfio/vfio", "/dev/vfio/7"]
     rig.renew(permuted(snapshot))
     assert rig.files(VF_UNIT) == ["/dev/vfio/vfio", "/dev/vfio/8"]
+
+
+def test_a_cxi_device_that_is_another_number_follows(rig: Rig) -> None:
+    """HPE Slingshot: the adapter has no RDMA device, and programs open /dev/cxiN."""
+    snapshot = change(change(node(), VF_UNIT, cxi="cxi0"), "0000:12:00.2", cxi="cxi1")
+    rig.grant(snapshot, replace(VF, environment=()), VF_UNIT)
+    assert rig.files(VF_UNIT) == ["/dev/cxi0"]
+    later = change(change(snapshot, VF_UNIT, cxi="cxi1"), "0000:12:00.2", cxi="cxi0")
+    assert owners(later)["/dev/cxi0"] == {"0000:12:00.2"}
+    rig.renew(later)
+    assert rig.files(VF_UNIT) == ["/dev/cxi1"]
 
 
 def test_a_rail_keeps_the_nic_that_it_was_granted_with(rig: Rig) -> None:

@@ -66,6 +66,24 @@ def test_an_acpi_index_is_that_of_the_function_itself() -> None:
     assert chosen(Select(acpi_indexes=("102",)), snapshot, "nic") == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({}, {"nic", "hca"}),
+        ({"pci_class": 0x00FF00}, {"nic", "hca"}),
+        ({"pci_class": 0x00FF00, "netdevs": ()}, {"nic", "hca"}),  # as Alibaba's eRDMA
+        ({"pci_class": 0x00FF00, "rdma_devices": ()}, {"nic"}),
+        ({"pci_class": 0x00FF00, "netdevs": (), "rdma_devices": ()}, set()),
+        ({"pci_class": 0x010802, "netdevs": ()}, {"hca"}),
+    ],
+)
+def test_a_function_without_a_class_is_an_adapter_if_it_has_an_rdma_device_or_interface(
+    changes: dict[str, object], kinds: set[str]
+) -> None:
+    snapshot = change(node(rails=1, vfs=0), PF, **changes)
+    assert {kind for kind in ("nic", "hca", "vf", "gpu") for c in candidates(kind, snapshot) if c.device == PF} == kinds
+
+
 def test_accelerators_are_of_class_12() -> None:
     gpu = "0000:14:00.0"
     assert chosen(Select(), change(MADE, gpu, pci_class=0x120000), "accelerator") == ["00.0"]

@@ -27,6 +27,7 @@ BRIDGE = "/devices/pci0000:3a/0000:3a:00.0"
         (Uevent("add", "/devices/virtual/misc/tun", "misc"), EVERYTHING),
         (Uevent("add", "/devices/virtual/misc/kvm", "misc"), None),
         (Uevent("add", f"{BRIDGE}/0000:3b:00.1/vdpa0", "vdpa"), of_function("0000:3b:00.1")),
+        (Uevent("add", f"{BRIDGE}/0000:3b:00.1/cxi/cxi0", "cxi"), of_function("0000:3b:00.1")),
     ],
 )
 def test_an_event_says_what_is_to_be_looked_at(event: Uevent, change: Change | None) -> None:

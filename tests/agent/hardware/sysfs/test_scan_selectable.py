@@ -12,7 +12,7 @@ import pytest
 from agent.hardware.machine import Machine
 from agent.hardware.sysfs.changes import rescan
 from agent.hardware.sysfs.scan import scan
-from agent.model.change import of_netdev
+from agent.model.change import of_function, of_netdev
 from agent.model.device import VdpaDevice
 from agent.sim import recorded
 from tests.agent.hardware.frames import run
@@ -51,6 +51,37 @@ def test_a_uio_device_is_found_below_its_function(root: Path) -> None:
     folder = bind(root, VF, "uio_pci_generic")
     (folder / "uio/uio3").mkdir(parents=True)
     assert scan(root).by_address[VF].uio == "uio3"
+
+
+def test_a_cxi_device_is_found_below_a_slingshot_adapter_alone(root: Path) -> None:
+    for address, vendor in ((PF, "0x17db"), (VF, "0x15b3")):
+        (function(root, address) / "vendor").write_text(vendor)
+        (function(root, address) / "cxi/cxi3").mkdir(parents=True)
+    found = scan(root)
+    assert [found.by_address[address].cxi for address in (PF, VF)] == ["cxi3", ""]
+    (function(root, PF) / "cxi/cxi3").rename(function(root, PF) / "cxi/cxi1")
+    assert rescan(root, found, of_function(PF)).by_address[PF].cxi == "cxi1"
+
+
+@pytest.mark.parametrize(
+    ("gone", "known"),
+    [
+        ((), True),
+        (("net",), True),
+        (("net", "infiniband"), True),  # in a pod, where RDMA devices belong to namespaces
+        (("net", "infiniband", "infiniband_verbs", "infiniband_mad"), False),
+    ],
+)
+def test_a_function_without_a_class_is_an_adapter_while_an_rdma_device_or_interface_is_its(
+    root: Path, gone: tuple[str, ...], known: bool
+) -> None:
+    (function(root, PF) / "class").write_text("0x00ff00")
+    (function(root, PF) / "sriov_totalvfs").unlink()
+    for family in gone:
+        for link in (root / "sys/class" / family).iterdir():
+            if f"/{PF}/" in str(link.resolve()):
+                link.unlink()
+    assert [d.is_network for d in scan(root).devices if d.address == PF] == [True] * known
 
 
 def test_a_vfio_group_without_an_iommu_is_told_from_others(root: Path) -> None:
