@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from hack.node_parts import A100, CONNECTX6, CONNECTX7, CONNECTX8, ENA, H100, mlx5_pfs, mlx5_vfs
-from hack.node_tree import ROOT_PORT, SWITCH_PORT, Ids, NodeTree, guid, mac
+from hack.node_parts import A100, CONNECTX6, CONNECTX7, CONNECTX8, CONNECTX9, mlx5_pfs, mlx5_vfs
+from hack.node_tree import ROOT_PORT, SWITCH_PORT, Ids, NodeTree
 
 V100 = Ids("030200", "10de", "1db8", "10de:1249", "nvidia")
 H100_NVL = Ids("030200", "10de", "2321", "10de:1839", "nvidia")
@@ -17,10 +17,11 @@ AMD_BRIDGE = Ids("060400", "1022", "1500", driver="pcieport")
 MI300X = Ids("120000", "1002", "74a1", "1002:74a1", "amdgpu")
 MI250 = Ids("038000", "1002", "740c", "1002:0b0c", "amdgpu")
 GB300 = Ids("030200", "10de", "31c2", "10de:21f1", "nvidia")
-EFA2 = Ids("020000", "1d0f", "efa2", "1d0f:efa2", "efa")
-NITRO_BRIDGE = Ids("060400", "1d0f", "0200", driver="pcieport")
-CONNECTX7_VF_IB = Ids("020700", "15b3", "101e", "15b3:0023", "mlx5_core")
+B300 = Ids("030200", "10de", "3182", "10de:20e6", "nvidia")
+RUBIN = Ids("030200", "10de", "0000", "10de:0000", "nvidia")  # its ID is not published
+VERA_ROOT_PORT = Ids("060400", "10de", "2f95", driver="pcieport")
 GRACE_ROOT_PORT = Ids("060400", "10de", "22b8", driver="pcieport")
+CONNECTX_PORT = Ids("060400", "15b3", "1979", driver="pcieport")
 CONNECTX8_PORT = Ids("060400", "15b3", "197c", driver="pcieport")
 DATA_DIRECT = Ids("080100", "15b3", "2100", "15b3:0033", "mlx5_ib")
 OLD_SWITCH_PORT = Ids("060400", "10b5", "9797", driver="pcieport")
@@ -167,29 +168,36 @@ def one_numa_node() -> NodeTree:
 
 
 def mi300x() -> NodeTree:
-    """Below each of eight root ports a switch with a GPU, which brings two bridges of its own, and a NIC."""
+    """Below each of eight root ports a switch with a NIC and another switch, with a GPU behind bridges of its own.
+
+    Tree and addresses are those of AMD's model topo_8p_940 (RCCL, tools/topo_expl/models).
+    """
     node = NodeTree(
         "mi300x-8gpu",
-        "Two sockets, 8 MI300X GPUs, each with bridges of its own, and its ConnectX-7 400G NIC below one PCIe switch;"
+        "Two sockets, 8 MI300X GPUs, each with bridges of its own, below one PCIe switch with its ConnectX-7 400G NIC;"
         " xGMI between all GPUs; nothing of NVIDIA's",
     )
     node.numa(["0-95,192-287", "96-191,288-383"], 1 << 20)
     pfs: Pfs = []
     gpus = []
-    for rail, bus in enumerate((0x00, 0x18, 0x48, 0x60, 0x80, 0x98, 0xC8, 0xE0)):
+    for rail, bus in enumerate((0x05, 0x0E, 0x17, 0x62, 0x98, 0xA8, 0xB8, 0xD8)):
         numa_node = rail // 4
-        root = node.pci(f"pci0000:{bus:02x}", f"0000:{bus:02x}:01.1", AMD_ROOT_PORT, numa_node)
-        ports = _switch(node, root, bus + 1, numa_node, 2)
-        gpus.append(_oam(node, ports[0], bus + 3, MI300X, numa_node))
+        root = node.pci(f"pci0000:{bus - 1:02x}", f"0000:{bus - 1:02x}:01.1", AMD_ROOT_PORT, numa_node)
+        ports = _switch(node, root, bus, numa_node, 2, CONNECTX_PORT)
+        pfs.append((node.pci(ports[0], f"0000:{bus + 2:02x}:00.0", CONNECTX7, numa_node), f"ens{rail + 1}", numa_node))
+        (below,) = _switch(node, ports[1], bus + 3, numa_node, 1, CONNECTX_PORT)
+        gpus.append(_oam(node, below, bus + 5, MI300X, numa_node))
         node.card(gpus[-1], "AMD Instinct MI300X OAM", 196592)
-        pfs.append((node.pci(ports[1], f"0000:{bus + 8:02x}:00.0", CONNECTX7, numa_node), f"ens{rail + 1}", numa_node))
     _ethernet(node, pfs, 400, "NDR", vfs=8)
     node.kfd(2, gpus, dict.fromkeys(combinations(range(8), 2), (15, 64000)))
     return node
 
 
 def mi250() -> NodeTree:
-    """On each socket two levels of switches: below the lower ones two GPUs, each with bridges of its own, and a NIC."""
+    """On each socket two levels of switches: below the lower ones two GPUs, each with bridges of its own, and a NIC.
+
+    AMD documents one PCIe link for each GPU, to the CPU or to a switch; where NICs hang is the server's maker's choice.
+    """
     node = NodeTree(
         "mi250-8gpu",
         "Two sockets, 4 MI250 modules (8 GPUs) and 4 ConnectX-6 200G NICs: on each socket 2 PCIe switches with 2 GPUs,"
@@ -228,92 +236,74 @@ def gb300() -> NodeTree:
     )
     memory = [480 << 10] * 2 + ([278 << 10] + [0] * 7) * 4
     node.numa(["0-71", "72-143"] + [""] * 32, memory, far=lambda a, b: 40 if max(a, b) < 2 else 80)
-    _data_direct(node, GB300, "NVIDIA GB300", 284208)
+    _ethernet(node, _data_direct(node, GB300, "NVIDIA GB300", 284208), 800, "XDR", vfs=4)
     for gpu in node.gpus:
         gpu["fabric_clique"] = "8f7c0b1e-2d3a-4c5b-9e0f-6a1b2c3d4e5f.32766"
     return node
 
 
-def p5() -> NodeTree:
-    """A virtual machine that shows its switches: on each a GPU and four adapters without an interface."""
+def gb200_cx8() -> NodeTree:
+    """GB200 with ConnectX-8: Data Direct as on GB300, at the same addresses. Each adapter is split into two PFs."""
     node = NodeTree(
-        "p5-8gpu-32efa",
-        "A p5.48xlarge instance: 8 H100 GPUs, each with 4 EFA devices (RDMA without a network interface) below one PCIe"
-        " switch",
-        iommu=False,
+        "gb200-cx8-4gpu",
+        "Two Grace CPUs, 4 GB200 GPUs, 4 ConnectX-8 adapters of two 400G PFs each; the Data Direct function of each"
+        " adapter beside a GPU below the adapter's switch, its PFs on a PCI segment of their own",
     )
-    node.dmi("Amazon EC2", "p5.48xlarge")
-    node.numa(["0-47,96-143", "48-95,144-191"], 1 << 20, hugepages_2m=5128)
-    port = node.pci("pci0000:20", "0000:20:00.0", NITRO_BRIDGE, 0)
-    lan = node.pci(port, "0000:21:00.0", ENA, 0)
-    node.netdev(lan, "enp33s0", mac("0e:5d:31", 0x200), up=True, mtu=9001)
-    for rail, bus in enumerate(range(0x44, 0xBC, 0x11)):
+    node.numa(["0-71", "72-143"], 480 << 10, far=lambda _a, _b: 40)
+    _ethernet(node, _data_direct(node, GB200, "NVIDIA GB200", 189471, ports=2), 400, "NDR", vfs=0)
+    for gpu in node.gpus:
+        gpu["fabric_clique"] = "5f1c9e1e-7f3a-4b6e-9d0c-3f1d2a7b6c55.32766"
+    return node
+
+
+def b300() -> NodeTree:
+    """Each GPU and the PF of its adapter hang on the adapter's own switch; no Data Direct function."""
+    node = NodeTree(
+        "b300-8gpu",
+        "Two sockets, 8 B300 GPUs, each below the PCIe switch in its ConnectX-8 800G NIC, which has no Data Direct"
+        " function",
+    )
+    node.numa(["0-63,128-191", "64-127,192-255"], 1 << 20)
+    pfs: Pfs = []
+    for rail, bus in enumerate((0x17, 0x39, 0x5F, 0x70, 0x97, 0xB9, 0xDC, 0xED)):
         numa_node = rail // 4
-        root = node.pci(f"pci0000:{bus:02x}", f"0000:{bus:02x}:00.0", NITRO_BRIDGE, numa_node)
-        above = node.pci(root, f"0000:{bus + 1:02x}:00.0", NITRO_BRIDGE, numa_node)
-        ports = [node.pci(above, f"0000:{bus + 2:02x}:01.{i}", NITRO_BRIDGE, numa_node) for i in range(5)]
-        for i in range(4):
-            number = bus + 0xB + i
-            efa = node.pci(ports[i], f"0000:{number:02x}:00.0", EFA2, numa_node)
-            state = {"link_layer": "Unknown", "lid": "0x0", "phys_state": "5: LinkUp", "state": "4: ACTIVE"}
-            node.rdma(
-                efa,
-                f"rdmap{number}s0",
-                "0000:0000:0000:0000",
-                [{**state, "rate": "100 Gb/sec (4X EDR)"}],
-                node_type="7: unspecified",
-                firmware="0.0.0.0",
-                mad=False,
-            )
-        gpu = node.pci(ports[4], f"0000:{bus + 0xF:02x}:00.0", H100, numa_node)
-        node.gpu(gpu, "NVIDIA H100 80GB HBM3", 81559)
+        root = node.pci(f"pci0000:{bus - 3:02x}", f"0000:{bus - 3:02x}:01.0", ROOT_PORT, numa_node)
+        ports = _switch(node, root, bus - 2, numa_node, 2, CONNECTX8_PORT)
+        pfs.append((node.pci(ports[0], f"0000:{bus:02x}:00.0", CONNECTX8, numa_node), f"enp{bus}s0", numa_node))
+        (below,) = _switch(node, ports[1], bus + 1, numa_node, 1, CONNECTX8_PORT)
+        node.gpu(node.pci(below, f"0000:{bus + 3:02x}:00.0", B300, numa_node), "NVIDIA B300", 275040)
+    _ethernet(node, pfs, 800, "XDR", vfs=2)
     node.nvswitch(links=18)
     return node
 
 
-def azure_nd() -> NodeTree:
-    """A virtual machine that shows each device on a PCI segment of its own, and no more than its NUMA node."""
+def vera_rubin() -> NodeTree:
+    """Data Direct functions, and nothing that tells which PF or GPU each of them belongs to."""
     node = NodeTree(
-        "azure-nd-h100",
-        "A Standard_ND96isr_H100_v5 instance: 8 H100 GPUs and 8 ConnectX-7 InfiniBand VFs, of which the PCI tree tells"
-        " the NUMA nodes only",
-        iommu=False,
+        "vera-rubin-4gpu",
+        "Two Vera CPUs, 4 Rubin GPUs, 8 ConnectX-9 with a Data Direct function each, every function on a root port of"
+        " its own; nothing tells which belong together",
     )
-    node.dmi("Microsoft Corporation", "Virtual Machine")
-    node.numa(["0-47", "48-95"], 900 << 10)
-    for rail, segment in enumerate((0x1, 0x2, 0x3, 0x8, 0x9, 0xA, 0xB, 0xC)):
-        gpu = node.pci(f"pci{segment:04x}:00", f"{segment:04x}:00:00.0", H100, rail // 4)
-        node.gpu(gpu, "NVIDIA H100 80GB HBM3", 81559)
-    for rail in range(8):
-        segment = 0x101 + rail
-        nic = node.pci(f"pci{segment:04x}:00", f"{segment:04x}:00:00.0", CONNECTX7_VF_IB, rail // 4)
-        own = guid("0015:5dff:fe", 0x340100 + rail)
-        node.rdma(
-            nic,
-            f"mlx5_ib{rail}",
-            own,
-            [
-                {
-                    "link_layer": "InfiniBand",
-                    "lid": f"0x{0x2A0 + rail:x}",
-                    "phys_state": "5: LinkUp",
-                    "rate": "400 Gb/sec (4X NDR)",
-                    "sm_lid": "0x1",
-                    "state": "4: ACTIVE",
-                }
-            ],
-            firmware="28.39.3004",
-            board="MT_0000000838",
-        )
-        tail = ":".join(own.replace(":", "")[i : i + 2] for i in range(0, 16, 2))
-        node.netdev(nic, f"ib{rail}", f"00:00:01:49:fe:80:00:00:00:00:00:00:{tail}", up=True, speed=400000, kind=32)
-    node.nvswitch(links=18)
+    node.numa(["0-87,176-263", "88-175,264-351"], 768 << 10, far=lambda _a, _b: 40)
+    _untold(node, VERA_ROOT_PORT, "NVIDIA Rubin", gpus=2)
+    return node
+
+
+def hgx_rubin() -> NodeTree:
+    """As Vera Rubin, with x86 CPUs and 8 GPUs."""
+    node = NodeTree(
+        "hgx-rubin-8gpu",
+        "Two x86 sockets, 8 Rubin GPUs, 8 ConnectX-9 with a Data Direct function each, every function on a root port"
+        " of its own; nothing tells which belong together",
+    )
+    node.numa(["0-63,128-191", "64-127,192-255"], 1 << 20)
+    _untold(node, ROOT_PORT, "NVIDIA Rubin", gpus=4)
     return node
 
 
 NODES = (
     *(a100_4nic, b200_2nic, epyc_no_switch, gb200, v100_16gpu, one_numa_node),
-    *(mi300x, mi250, gb300, p5, azure_nd),
+    *(mi300x, mi250, gb300, gb200_cx8, b300, vera_rubin, hgx_rubin),
 )
 
 
@@ -324,32 +314,52 @@ def _switch(node: NodeTree, above: str, bus: int, numa_node: int, ports: int, id
     return [node.pci(upstream, f"{domain}:{bus + 1:02x}:{4 * i:02x}.0", ids, numa_node) for i in range(ports)]
 
 
-def _data_direct(node: NodeTree, gpu: Ids, product: str, memory_mib: int) -> None:
+def _data_direct(node: NodeTree, gpu: Ids, product: str, memory_mib: int, *, ports: int = 1) -> Pfs:
     """Add four GPUs and four ConnectX-8, whose Data Direct functions stand with the GPUs on other PCI segments."""
     partner = {0x00: 0x09, 0x02: 0x08, 0x10: 0x19, 0x12: 0x18}
     for segment in sorted(partner.values()):
         numa_node = segment >> 4
         root = node.pci(f"pci{segment:04x}:00", f"{segment:04x}:00:00.0", GRACE_ROOT_PORT, numa_node)
-        ports = _switch(node, root, 1, numa_node, 2, CONNECTX8_PORT)
-        node.pci(ports[0], f"{segment:04x}:03:00.0", DATA_DIRECT, numa_node)
-        (below,) = _switch(node, ports[1], 4, numa_node, 1, CONNECTX8_PORT)
+        downstream = _switch(node, root, 1, numa_node, 2, CONNECTX8_PORT)
+        node.pci(downstream[0], f"{segment:04x}:03:00.0", DATA_DIRECT, numa_node)
+        (below,) = _switch(node, downstream[1], 4, numa_node, 1, CONNECTX8_PORT)
         node.gpu(node.pci(below, f"{segment:04x}:06:00.0", gpu, numa_node), product, memory_mib)
     pfs: Pfs = []
     for segment, other in partner.items():
         numa_node = segment >> 4
         root = node.pci(f"pci{segment:04x}:00", f"{segment:04x}:00:00.0", GRACE_ROOT_PORT, numa_node)
         (port,) = _switch(node, root, 1, numa_node, 1, CONNECTX8_PORT)
-        pf = node.pci(port, f"{segment:04x}:03:00.0", CONNECTX8, numa_node)
-        pfs.append((pf, f"enP{segment}p3s0" if segment else "enp3s0", numa_node))
-        node.one_adapter(pf, f"{other:04x}:03:00.0")
-    _ethernet(node, pfs, 800, "XDR", vfs=4)
+        own = [node.pci(port, f"{segment:04x}:03:00.{n}", CONNECTX8, numa_node) for n in range(ports)]
+        name = f"enP{segment}p3s0" if segment else "enp3s0"
+        pfs += [(pf, f"{name}f{n}" if ports > 1 else name, numa_node) for n, pf in enumerate(own)]
+        node.one_adapter(*own, f"{other:04x}:03:00.0")
+    node.nvswitch(links=18)
+    return pfs
+
+
+def _untold(node: NodeTree, port: Ids, product: str, *, gpus: int) -> None:
+    """Add GPUs, ConnectX-9 and their Data Direct functions without vital product data: `gpus` and 4 a NUMA node."""
+    pfs: Pfs = []
+    segment = 0
+    for numa_node in range(2):
+        for kind, count in ((RUBIN, gpus), (CONNECTX9, 4), (DATA_DIRECT, 4)):
+            for _ in range(count):
+                root = node.pci(f"pci{segment:04x}:00", f"{segment:04x}:00:00.0", port, numa_node)
+                own = node.pci(root, f"{segment:04x}:01:00.0", kind, numa_node)
+                if kind is RUBIN:
+                    node.gpu(own, product, 294912)
+                elif kind is CONNECTX9:
+                    pfs.append((own, f"enP{segment}p1s0" if segment else "enp1s0", numa_node))
+                segment += 1
+    _ethernet(node, pfs, 800, "XDR", vfs=0)
     node.nvswitch(links=18)
 
 
 def _ethernet(node: NodeTree, pfs: Pfs, gbps: int, speed: str, *, vfs: int) -> None:
     firmware, board = "28.39.3004", "MT_0000000838"
     mlx5_pfs(node, pfs, gbps, speed, firmware, board, mtu=9000)
-    mlx5_vfs(node, pfs, firmware, board, total=vfs, count=vfs, offset=1)
+    if vfs:
+        mlx5_vfs(node, pfs, firmware, board, total=vfs, count=vfs, offset=1)
 
 
 def _oam(node: NodeTree, above: str, bus: int, ids: Ids, numa_node: int) -> str:

@@ -282,6 +282,14 @@ class NodeTree:
         self.files(folder, sys_vendor=vendor, product_name=product)
         self.link("/sys/class/dmi/id", folder)
 
+    def default_routes(self, ipv4: str, ipv6: list[str]) -> None:
+        """Give one interface an IPv4 default route, and others one each by router advertisement."""
+        head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT"
+        self.file("/proc/net/route", f"{head}\n{ipv4}\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0")
+        zero, router = "0" * 32, "fe80" + "0" * 27 + "1"
+        lines = [f"{zero} 00 {zero} 00 {router} 00000400 00000001 00000000 00450003 {name:>8}" for name in ipv6]
+        self.file("/proc/net/ipv6_route", "\n".join(lines))
+
     def nvswitch(self, links: int) -> None:
         """Join all GPUs by NVSwitches: each reaches each other one by all its links."""
         for gpu in self.gpus:
