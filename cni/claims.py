@@ -224,7 +224,9 @@ class PodClaims(Claims):
         reader = self._reader.value
         try:
             document = reader.get(claim.ref) if reader is not None else None
-            reserved = pods_of(document) if document is not None else []
+            if document is not None:
+                reserved = pods_of(document)
+                reserved += [pod for pod in claim.pods if is_of_group(document) and pod not in reserved]
         except Refused as error:
             log.error("claim %s cannot be read, so its other pods are not known: %s", claim.ref, error)
         except Unavailable as error:
@@ -281,6 +283,14 @@ def pods_of(document: Mapping[str, Any]) -> list[PodRef]:
         for entry in objects_at(document, "status.reservedFor")
         if entry.get("resource") == "pods"
     ]
+
+
+def is_of_group(document: Mapping[str, Any]) -> bool:
+    """Tell whether a claim is reserved for a PodGroup (KEP-5729), whose pods are not named. Raises Unavailable."""
+    return any(
+        (entry.get("apiGroup"), entry.get("resource")) == ("scheduling.k8s.io", "podgroups")
+        for entry in objects_at(document, "status.reservedFor")
+    )
 
 
 def _parent(row: Attachment) -> str:

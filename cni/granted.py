@@ -73,6 +73,15 @@ class KubeletAsker:
         finally:
             self._asking.release()
 
+    def pods(self) -> Sequence[PodDevices]:
+        """Ask what every pod of the node holds. Not on the loop; raises Unavailable."""
+        asked = asyncio.run_coroutine_threadsafe(self._kubelet.listing(), self._loop)
+        try:
+            return asked.result(PODRESOURCES_SECONDS).pods
+        except concurrent.futures.TimeoutError as error:
+            asked.cancel()
+            raise Unavailable(f"kubelet did not list its pods within {PODRESOURCES_SECONDS:g} s") from error
+
     def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
         """List the device files that a resource's plugin gave to a container, as far as kubelet keeps its answer."""
         noted = checkpoint.containers_of(self._kubelet.folder, pod.uid) if pod.uid else ()

@@ -21,7 +21,7 @@ from agent.model.device import Snapshot
 from agent.model.vf_identity import addresses
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
-from cni.claims import ClaimReader, pods_of
+from cni.claims import ClaimReader, is_of_group, pods_of
 
 NEW_SECONDS = 120.0
 """How old a claim must be before its pods' absence from kubelet's list means anything."""
@@ -179,6 +179,8 @@ class Claims:
         if found is None:
             return False
         pods = tuple(pods_of(found))
+        if is_of_group(found):
+            return True  # of its pods the books know those that ADD has found
         if pods and pods != claim.pods:
             self._ledger.set_claim_pods(claim.ref.uid, pods)
         return bool(pods)

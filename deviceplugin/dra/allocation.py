@@ -86,7 +86,9 @@ class Allocation:
     configs: tuple[Opaque, ...] = ()
     """Those of classes first, each list in its order: what comes later wins."""
     pods: tuple[PodRef, ...] = ()
-    """Pods that the claim is reserved for."""
+    """Pods that the claim is reserved for; of a group's those of this node, once they are looked up."""
+    groups: frozenset[str] = frozenset()
+    """Names of the PodGroups that it is reserved for."""
     only_pod: str = ""
     """UID of the pod that owns it: it was made from a template, or for the pod's extended resources."""
     pod_claim: str = ""
@@ -147,7 +149,7 @@ def _read(claim: Fields, ref: ClaimRef, driver: str, pool: str) -> Allocation:
     found = [config for config in configs if config is not None]
     annotations = meta.mapping("annotations") or {}
     is_extended = annotations.get(EXTENDED) == "true"
-    pods = _pods(status, ref)
+    pods, groups = _reserved_for(status, ref)
     owner = _owner(meta, is_extended, pods)
     pod_claim = annotations.get(POD_CLAIM)
     return Allocation(
@@ -156,6 +158,7 @@ def _read(claim: Fields, ref: ClaimRef, driver: str, pool: str) -> Allocation:
         tuple(result for result in results if result.driver != driver),
         tuple(sorted(found, key=_class_first)),
         pods,
+        groups,
         owner,
         pod_claim if owner and isinstance(pod_claim, str) and _LABEL.fullmatch(pod_claim) else "",
         is_extended,
@@ -213,12 +216,16 @@ def _class_first(config: Opaque) -> bool:
     return not config.from_class
 
 
-def _pods(status: Fields, ref: ClaimRef) -> tuple[PodRef, ...]:
-    found = []
+def _reserved_for(status: Fields, ref: ClaimRef) -> tuple[tuple[PodRef, ...], frozenset[str]]:
+    """List the pods, and the names of the PodGroups."""
+    pods, groups = [], set()
     for entry in _entries(status, "reservedFor", MAX_PODS):
-        if not _text(entry, "apiGroup") and _text(entry, "resource") == "pods":
-            found.append(PodRef(ref.namespace, _needed(entry, "name"), _needed(entry, "uid")))
-    return tuple(found)
+        what = _text(entry, "apiGroup"), _text(entry, "resource")
+        if what == ("", "pods"):
+            pods.append(PodRef(ref.namespace, _needed(entry, "name"), _needed(entry, "uid")))
+        elif what == ("scheduling.k8s.io", "podgroups"):
+            groups.add(_needed(entry, "name"))
+    return tuple(pods), frozenset(groups)
 
 
 def _owner(meta: Fields, is_extended: bool, pods: Collection[PodRef]) -> str:

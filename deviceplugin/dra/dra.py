@@ -21,6 +21,7 @@ from deviceplugin.dra.metadata import ClaimFiles
 from deviceplugin.dra.offering import Offering
 from deviceplugin.dra.planner import Planner
 from deviceplugin.dra.pod_gpus import GpuAsker, Kubelet, Objects
+from deviceplugin.dra.pod_groups import PodGroups
 from deviceplugin.dra.preparer import Allocations, Preparer
 from deviceplugin.dra.told import Observer, ToldClaims
 from deviceplugin.server import Observe
@@ -61,7 +62,7 @@ class DraDriver:
         catalog = self.offering.catalog
         gpus = GpuAsker(others.kubelet, others.objects)
         self._preparer = Preparer(
-            Allocations(others.reader, driver.name, driver.pool),
+            Allocations(others.reader, PodGroups(others.kubelet, others.objects), driver.name, driver.pool),
             Planner(config, cells.offer, catalog, ledger, gpus, others.objects),
             ledger,
             ClaimFiles(ClaimSpecs(config.value.cdi_dir), config, catalog, self.offering.facts),

@@ -35,6 +35,12 @@ def claim_names(pod: Mapping[str, Any]) -> Mapping[str, str]:
     return found
 
 
+def group_of(pod: Mapping[str, Any]) -> str:
+    """Name the PodGroup that a pod belongs to; empty for none."""
+    name = _inside(_inside(pod, "spec"), "schedulingGroup").get("podGroupName")
+    return name if isinstance(name, str) else ""
+
+
 def names_all_of(pod: Mapping[str, Any], claim: str) -> bool:
     """Tell whether each container that names a claim names all of it, none a request alone."""
     own = {name for name, of in claim_names(pod).items() if of == claim}

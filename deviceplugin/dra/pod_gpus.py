@@ -22,6 +22,8 @@ from deviceplugin.dra import allocation, pod_facts
 from deviceplugin.dra.allocation import Allocation, Result
 from deviceplugin.dra.attributes import BUS_ID, UUID
 
+MOST_PODS = 8
+"""Of a claim that several pods use, so many are asked for."""
 MOST_CLAIMS = 8
 """Of a pod's other claims, so many are read."""
 
@@ -33,6 +35,9 @@ class Kubelet(Protocol):
 
     def pod(self, pod: PodRef) -> PodDevices | None:
         """Ask what a pod holds; None if kubelet does not know it. Raises Unavailable."""
+
+    def pods(self) -> Sequence[PodDevices]:
+        """Ask what every pod of the node holds. Raises Unavailable."""
 
     def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
         """List the device files that a resource's plugin gave to a container; none if that is not known."""
@@ -77,12 +82,14 @@ class GpuAsker:
         """Find the GPUs of the pod that a claim is for. `own` are names of resources that are GPUs by configuration."""
         if not distances.gpus or not claim.pods:
             return NO_GPUS
-        pod = next((pod for pod in claim.pods if pod.uid == claim.only_pod), claim.pods[0])
-        by_container = self._of_plugins(pod, distances, frozenset(own))
+        pods = [pod for pod in claim.pods if pod.uid == claim.only_pod] or claim.pods[:MOST_PODS]
+        by_container: Mapping[str, tuple[str, ...]] = {}
+        for pod in pods:  # of a claim that several pods use, the first that has GPUs here
+            by_container = by_container or self._of_plugins(pod, distances, frozenset(own))
         found = {uuid for uuids in by_container.values() for uuid in uuids} | self._of(claim.others, distances)
         if not found:
             own_driver = claim.results[0].driver  # its devices carry the UUID of a GPU that they are near to
-            found = self._of((r for r in self._others(pod, claim) if r.driver != own_driver), distances)
+            found = self._of((r for r in self._others(pods[0], claim) if r.driver != own_driver), distances)
         unnamed = sorted(place for gpus in by_container.values() for place in gpus if place not in distances.gpus)
         return PodGpus((*(uuid for uuid in distances.gpus if uuid in found), *unnamed), by_container)
 

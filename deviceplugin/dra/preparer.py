@@ -25,6 +25,7 @@ from deviceplugin.dra.allocation import Allocation, ours
 from deviceplugin.dra.holders import ClaimReader, Holders
 from deviceplugin.dra.metadata import ClaimFiles
 from deviceplugin.dra.planner import Known, Planner
+from deviceplugin.dra.pod_groups import PodGroups
 from deviceplugin.dra.server import PreparedDevice
 
 log = logging.getLogger(__name__)
@@ -53,8 +54,9 @@ PATIENCE = Patience()
 class Allocations:
     """Reads claims, and what of them is ours."""
 
-    def __init__(self, reader: ClaimReader, driver: str, pool: str) -> None:
+    def __init__(self, reader: ClaimReader, groups: PodGroups, driver: str, pool: str) -> None:
         self._reader = reader
+        self._groups = groups
         self._driver = driver
         self._pool = pool
 
@@ -63,7 +65,7 @@ class Allocations:
         found = self._reader.get(ref)
         if found is None:
             raise ClaimInvalid(f"claim {ref} does not exist any more, or was made anew")
-        return ours(found, ref, self._driver, self._pool)
+        return self._groups.with_members(ours(found, ref, self._driver, self._pool))
 
 
 class Preparer:
@@ -93,7 +95,8 @@ class Preparer:
         known = self._ledger.claim(ref.uid)
         claim = self._read(ref, known)
         if known is not None and (claim is None or self._still_holds(known, claim)):
-            if claim is not None and known.pods != claim.pods:
+            # Of a group's pods ADD may have found some that are not known here.
+            if claim is not None and known.pods != claim.pods and not claim.groups:
                 self._ledger.set_claim_pods(ref.uid, claim.pods)
             return self._complete(known, claim)
         assert claim is not None

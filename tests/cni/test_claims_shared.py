@@ -37,6 +37,17 @@ def test_a_second_pod_of_a_claim_is_learnt_from_kubelet_and_the_api_server(scene
     assert scene.reader.read == ["shared"]
 
 
+def test_each_pod_of_a_pod_group_gets_its_share_of_the_groups_claim(scene: Scene) -> None:
+    claim = scene.claim("shared", of_share(network={"mode": "macvlan"}), pods=(), owned=False)
+    group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "uid-workers"}
+    found = reserved(claim)
+    scene.reader.claims["shared"] = {**found, "status": {"reservedFor": [group]}}
+    for container in ("c1", "c2"):
+        scene.kubelet.claims[f"pod-of-{container}"] = ("shared",)
+        assert [i["name"] for i in scene.start(container)["interfaces"]] == ["cbr0", "eth0", "net1"]
+    assert [pod.name for pod in scene.rig.ledger.claims()[0].pods] == ["pod-of-c1", "pod-of-c2"]
+
+
 def test_a_pod_without_the_claim_gets_nothing_of_it(scene: Scene) -> None:
     scene.claim("shared", of_share(network={"mode": "macvlan"}), owned=False)
     scene.kubelet.claims["pod-of-c2"] = ("another",)

@@ -33,6 +33,7 @@ from deviceplugin.dra.holders import Holders
 from deviceplugin.dra.metadata import ClaimFiles
 from deviceplugin.dra.planner import Planner
 from deviceplugin.dra.pod_gpus import GpuAsker
+from deviceplugin.dra.pod_groups import PodGroups
 from deviceplugin.dra.preparer import Allocations, Patience, Preparer
 from deviceplugin.dra.seen import Seen, look
 from tests.cni import tiny_node
@@ -109,6 +110,9 @@ class _Kubelet:
     def sandboxes(self) -> tuple[Sandbox, ...]:
         return ()
 
+    def pods(self) -> Sequence[PodDevices]:
+        return ()
+
     def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
         return ()
 
@@ -163,7 +167,9 @@ class ClaimParts:
         planner = Planner(self._config, self._offer, self._catalog, ledger, GpuAsker(kubelet, api), api)
         holders = Holders(ledger, api, kubelet, attachments)
         files = ClaimFiles(self._specs, self._config, self._catalog, self._facts)
-        self._preparer = Preparer(Allocations(api, DRIVER, POOL), planner, ledger, files, holders, PATIENCE)
+        self._preparer = Preparer(
+            Allocations(api, PodGroups(kubelet, api), DRIVER, POOL), planner, ledger, files, holders, PATIENCE
+        )
 
     def healer(self, outside: Outside) -> healing.Claims:
         """Make what heals claims."""

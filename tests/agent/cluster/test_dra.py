@@ -54,6 +54,9 @@ class Nobody:
     def sandboxes(self) -> tuple[Sandbox, ...]:
         return ()
 
+    def pods(self) -> tuple[PodDevices, ...]:
+        return ()
+
     def files(self, pod: PodRef, container: str, resource_name: str) -> tuple[str, ...]:
         return ()
 

@@ -109,6 +109,19 @@ def test_a_claim_that_is_gone_or_reserved_for_nobody_is_ended(room: Room, found:
     room.books.grant("rdma/vf", {VF: VF})
 
 
+def test_a_claim_that_is_reserved_for_a_pod_group_is_not_ended_and_keeps_the_pods_that_add_has_found(
+    room: Room,
+) -> None:
+    room.prepare()
+    known = room.books.claims()
+    found = reserved_for(PodRef("default", "other", "uid-other"))
+    group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "uid-workers"}
+    for entries in ([group], [*found["status"]["reservedFor"], group]):
+        room.reader.says = {**found, "status": {"reservedFor": entries}}
+        assert room.heal() == []
+        assert room.books.claims() == known
+
+
 SANDBOX = Sandbox("c1", POD, ready=True)
 
 

@@ -30,11 +30,12 @@ def claim(
     config: Sequence[Any] = (),
     ref: ClaimRef = REF,
     pods: Sequence[PodRef] = (POD,),
+    groups: Sequence[str] = (),
     owner: PodRef | None = None,
     extended: bool = False,
     devices: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A claim that is allocated, and reserved for some pods. `devices` is what its spec says of them."""
+    """A claim that is allocated, and reserved for some pods and PodGroups. `devices` is what its spec says of them."""
     meta: dict[str, Any] = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
     if owner is not None:
         of = {"apiVersion": "v1", "kind": "Pod", "name": owner.name, "uid": owner.uid, "controller": True}
@@ -48,6 +49,9 @@ def claim(
         "spec": {"devices": dict(devices or {})},
         "status": {
             "allocation": {"devices": {"results": [dict(r) for r in results], "config": list(config)}},
-            "reservedFor": [{"resource": "pods", "name": pod.name, "uid": pod.uid} for pod in pods],
+            "reservedFor": [
+                *({"resource": "pods", "name": pod.name, "uid": pod.uid} for pod in pods),
+                *({"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": g, "uid": g} for g in groups),
+            ],
         },
     }

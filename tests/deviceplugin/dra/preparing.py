@@ -29,9 +29,10 @@ from deviceplugin.dra.holders import Holders
 from deviceplugin.dra.metadata import ClaimFiles
 from deviceplugin.dra.planner import Planner
 from deviceplugin.dra.pod_gpus import GpuAsker
+from deviceplugin.dra.pod_groups import PodGroups
 from deviceplugin.dra.preparer import Allocations, Patience, Preparer
 from deviceplugin.dra.seen import Seen, look
-from tests.deviceplugin.dra.claim_documents import DRIVER, NODE, REF, claim, result
+from tests.deviceplugin.dra.claim_documents import DRIVER, NODE, POD, REF, claim, result
 from tests.deviceplugin.machines import node
 
 VF = Resource("rdma/vf", "vf", offer="dra")
@@ -119,6 +120,10 @@ class KubeletStandIn:
     def sandboxes(self) -> Sequence[Sandbox]:
         return self.others.sandboxes
 
+    def pods(self) -> Sequence[PodDevices]:
+        namespace = POD.namespace
+        return [found for name in self.others.held if (found := self.pod(PodRef(namespace, name))) is not None]
+
     def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
         return self.others.files.get(resource_name, ())
 
@@ -164,7 +169,9 @@ class Desk:
         planner = Planner(Latest(self.config), Latest(self.offer), self.catalog, books, gpus, others)
         holders = Holders(books, others, kubelet, others)
         files = ClaimFiles(specs or self.specs, Latest(self.config), self.catalog, self.facts)
-        return Preparer(Allocations(others, DRIVER, NODE), planner, books, files, holders, patience)
+        return Preparer(
+            Allocations(others, PodGroups(kubelet, others), DRIVER, NODE), planner, books, files, holders, patience
+        )
 
     def claimed(self, ref: ClaimRef, document: Mapping[str, Any]) -> ClaimRef:
         """Have the API server know a claim."""

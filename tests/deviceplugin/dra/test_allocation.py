@@ -70,6 +70,13 @@ def test_the_pods_are_those_that_the_claim_is_reserved_for() -> None:
     document["status"]["reservedFor"].append({"apiGroup": "x.example", "resource": "jobs", "name": "j", "uid": "u"})
 
     assert read(document).pods == (POD,)
+    assert read(document).groups == frozenset()
+
+
+def test_a_claim_may_be_reserved_for_a_pod_group() -> None:
+    found = read(claim(result("nic", "vf-0"), pods=(), groups=("workers",)))
+    assert not found.pods
+    assert found.groups == {"workers"}
 
 
 def test_a_claim_of_a_template_belongs_to_its_pod_alone() -> None:

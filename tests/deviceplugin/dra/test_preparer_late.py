@@ -6,16 +6,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from agent.config import Config, parse
-from agent.errors import AgentError, NotYet
+from agent.errors import AgentError, NotYet, Unavailable
+from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, PodDevices
 from agent.model.allocation import PodRef
 from agent.model.claims import ClaimRef, ClaimState
 from deviceplugin.dra.allocation import ours
 from deviceplugin.dra.pod_gpus import NO_GPUS, GpuAsker
+from deviceplugin.dra.pod_groups import MOST_READ, PodGroups
 from tests.deviceplugin.dra.claim_documents import NODE, POD, REF, claim, result
 from tests.deviceplugin.dra.preparing import LATE, Desk
 from tests.deviceplugin.machines import gpu_uuid, node
@@ -251,6 +254,69 @@ def test_a_claim_is_near_to_a_gpu_that_only_the_files_of_its_plugins_answer_name
     assert prepare(desk, result("nic", "slots-0")) == [3]
 
 
+def member(name: str, group: str) -> dict[str, Any]:
+    """A pod, as the API server has it."""
+    spec = {"schedulingGroup": {"podGroupName": group}} if group else {}
+    return {"metadata": {"namespace": POD.namespace, "name": name, "uid": f"uid-{name}"}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("of_pods", "rail", "members"),
+    [
+        ({"a": "others", "b": "workers", "c": ""}, 3, ["b"]),
+        ({"b": "workers", "d": "workers"}, 3, ["b", "d"]),
+        ({"a": "others", "b": "others"}, 0, []),
+        ({}, 0, []),
+    ],
+)
+def test_a_claim_of_a_pod_group_is_near_to_the_gpu_of_the_pod_here_whose_spec_names_the_group(
+    desk: Desk, of_pods: dict[str, str], rail: int, members: list[str]
+) -> None:
+    desk.others.pods = {name: member(name, group) for name, group in of_pods.items()}
+    desk.others.held = {name: {"main": {}} for name in ("a", "c", "d")}
+    desk.others.held["a"] = {"main": {"nvidia.com/gpu": [gpu_uuid(1)]}}
+    desk.others.held["b"] = {"main": {"nvidia.com/gpu": [gpu_uuid(3)]}}
+    document = claim(result("nic", "slots-0"), pods=(), groups=("workers",))
+    desk.preparer.prepare(desk.claimed(REF, document))
+    assert rails(desk) == [rail]
+    (known,) = desk.ledger.claims()
+    assert sorted((pod.name, pod.uid) for pod in known.pods) == [(name, f"uid-{name}") for name in members]
+    desk.others.pods.clear()
+    desk.preparer.prepare(REF)
+    assert desk.ledger.claims()[0].pods == known.pods, "what is known of a group's pods stays"
+
+
+def test_of_a_pod_groups_pods_those_are_read_that_kubelet_gives_the_claim_and_so_many_at_most(desk: Desk) -> None:
+    document = ours(claim(result("nic", "slots-0"), pods=(), groups=("workers",)), REF, "nodefabric.io", NODE)
+    names = [f"p{n}" for n in range(MOST_READ + 1)]
+    desk.others.pods = {name: member(name, "workers") for name in names}
+    claimed = ClaimedDevice(POD.namespace, REF.name, "nodefabric.io", NODE, "slots-0")
+    asked = {
+        "none has it": [PodDevices(PodRef(POD.namespace, name)) for name in names],
+        "one has it": [
+            PodDevices(
+                PodRef(POD.namespace, name), (ContainerDevices("main", claimed=(claimed,) if name == "p7" else ()),)
+            )
+            for name in names
+        ],
+        "another namespace": [PodDevices(PodRef("other", name)) for name in names],
+    }
+    found = {
+        why: len(PodGroups(cast(Any, SimpleNamespace(pods=lambda p=pods: p)), desk.others).with_members(document).pods)
+        for why, pods in asked.items()
+    }
+    assert found == {"none has it": MOST_READ, "one has it": 1, "another namespace": 0}
+
+
+def test_a_claim_of_a_pod_group_is_prepared_though_nobody_tells_its_pods(desk: Desk) -> None:
+    class Away:
+        def pods(self) -> Any:
+            raise Unavailable("away")
+
+    document = ours(claim(result("nic", "slots-0"), pods=(), groups=("workers",)), REF, "nodefabric.io", NODE)
+    assert PodGroups(Away(), desk.others).with_members(document) == document
+
+
 def test_nobody_who_is_away_keeps_a_pod_from_starting(desk: Desk) -> None:
     class Away:
         def pod(self, pod: PodRef) -> None:
@@ -260,6 +326,9 @@ def test_nobody_who_is_away_keeps_a_pod_from_starting(desk: Desk) -> None:
             raise AgentError("away")
 
         def slices(self, driver: str) -> Any:
+            raise AgentError("away")
+
+        def pods(self) -> Any:
             raise AgentError("away")
 
         def files(self, pod: PodRef, container: str, resource_name: str) -> Any:
