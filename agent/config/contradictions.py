@@ -30,6 +30,7 @@ def contradictions(config: Config, unread: Collection[int] = ()) -> Iterator[tup
             yield from ((f"resources[{i}].network{where}", text) for text in _of_network(resource, name, networks))
         yield from _misplaced(resource, networks)
         yield from ((f"resources[{i}].environment", text) for text in _of_environment(i, resources))
+        yield from ((f"resources[{i}].mounts", text) for text in _of_mounts(resource))
     for i, where, j in covered(resources):
         if i not in unread and j not in unread:
             name = f" ({resources[j].name})" if resources[j].name else ""  # empty where the name itself is wrong
@@ -52,6 +53,13 @@ def _repeated(key: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
     for i, name in enumerate(names):
         if name and name in names[:i]:
             yield f"{key}[{i}].name", f"{name!r} is used by {key}[{names.index(name)}] already"
+
+
+def _of_mounts(resource: Resource) -> Iterator[str]:
+    paths = [mount.path for mount in resource.mounts]
+    for path in sorted(set(paths)):
+        if paths.count(path) > 1:
+            yield f"gives {path} in the container twice: name it once"
 
 
 def _of_environment(i: int, resources: Sequence[Resource]) -> Iterator[str]:

@@ -11,6 +11,7 @@ RESOURCE_NAME = re.compile(
     r"(?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]*[a-z0-9])?/"
     r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 )
+KUBELETS_OWN = "is a name of Kubernetes' own, which kubelet refuses: take a domain of yours"
 _CLASS = re.compile(r"(?:0x)?([0-9a-f]{2}(?:[0-9a-f]{2}){0,2})")
 _PKEY = re.compile(r"(?:0x)?[0-9a-fA-F]{1,4}")
 _HEX_ID = re.compile(r"(?:0x)?[0-9a-fA-F]{4}")
@@ -56,3 +57,9 @@ def pci_address(text: str) -> str:
     if not is_pci_address(text.lower()):
         raise ValueError(text)
     return text.lower()
+
+
+def is_extended(name: str) -> bool:
+    """Tell whether kubelet takes a resource of this name from a plugin (core/v1/helper, IsExtendedResourceName)."""
+    domain = name.partition("/")[0]
+    return not domain.endswith("kubernetes.io") and not domain.startswith("requests.")

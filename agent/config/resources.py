@@ -8,12 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.config import declare
+from agent.config.compat.pools import SharedPool, SriovPool
 from agent.config.declare import foreign_keys, read_fields
-from agent.config.naming import RESOURCE_NAME, hex_id, number, pci_address, pci_class, pkey, root_device
+from agent.config.naming import (
+    KUBELETS_OWN,
+    RESOURCE_NAME,
+    hex_id,
+    is_extended,
+    number,
+    pci_address,
+    pci_class,
+    pkey,
+    root_device,
+)
 from agent.config.networks import MAX_RATE, NETWORK_NAME
 from agent.config.reader import Reader
 from agent.model.allocation import VfSettings
 from agent.model.device import LinkLayer
+from agent.model.mounts import MOUNT_WORDS, Mount, parse_mount
 from agent.model.pf_selector import PfSelector, parse_pf, word
 
 KINDS = ("hca", "vf", "nic", "gpu", "rail", "accelerator")
@@ -134,28 +146,6 @@ class RailNic:
     count: int = declare.whole(1, 1, MAX_NICS, about="NICs that each rail has: so many, the nearest to its GPU")
 
 
-@dataclass(frozen=True, slots=True)
-class SriovPool:
-    """What an entry of sriov-network-device-plugin's `resourceList` says besides its selectors."""
-
-    prefix: str
-    """intel.com"""
-    device_type: str = "netDevice"
-    """netDevice or accelerator."""
-    additional_info: Mapping[str, Mapping[str, str]] | None = None
-    """By PCI address or `*`."""
-    use_cdi: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPool:
-    """What an entry of k8s-rdma-shared-dev-plugin's `configList` says besides its selectors."""
-
-    hca_max: int
-    """So many units, whatever number of HCAs; each unit is all HCAs."""
-    use_cdi: bool = False
-
-
 def _is_network(value: Any) -> bool:
     """Tell whether a value is a network's name, or names one for each of some PFs."""
     if not isinstance(value, dict):
@@ -196,6 +186,15 @@ class Resource:
         NETWORK_KINDS,
         declare.words(ENVIRONMENTS, about="Variables and files that tell libraries which adapters are theirs"),
     )
+    mounts: tuple[Mount, ...] = declare.only(
+        NETWORK_KINDS,
+        declare.strings(
+            MOUNT_WORDS,
+            parse_mount,
+            about="Libraries of the host that its containers get, read-only: `HOST` or `HOST:CONTAINER`",
+        ),
+    )
+    """Provider libraries, which must match the kernel's driver."""
     spread: bool = declare.only(
         ("vf", "hca"),
         declare.flag(
@@ -301,7 +300,6 @@ class Resource:
         return self.nic_kind in ("vf", "nic") or (self.nic_kind == "hca" and self.network is not None)
 
 
-KUBELETS_OWN = "is a name of Kubernetes' own, which kubelet refuses: take a domain of yours"
 LEAVE_OUT = "leave it out"
 _INSTEAD = {
     **{("offer", kind): f"a {kind} is offered by device plugins only" for kind in KINDS},
@@ -385,12 +383,6 @@ def _of_offer(resource: Resource) -> Iterator[tuple[str, str]]:
             yield "name", f"is longer than {MAX_ATTRIBUTE} characters, which DRA has no room for"
     elif resource.kind == "hca" and resource.binding == "late" and resource.shares != 1:
         yield "binding", "late needs shares: 1 for an hca, or offer: dra; with more, kubelet chooses the share"
-
-
-def is_extended(name: str) -> bool:
-    """Tell whether kubelet takes a resource of this name from a plugin (core/v1/helper, IsExtendedResourceName)."""
-    domain = name.partition("/")[0]
-    return not domain.endswith("kubernetes.io") and not domain.startswith("requests.")
 
 
 def _rail_nic(reader: Reader) -> RailNic:

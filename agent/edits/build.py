@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from agent.config import Resource
 from agent.config.resources import TOLD_AT_ADD
@@ -45,6 +46,17 @@ def build(
     """
     if not units:
         return ContainerEdits()
+    found = _build(resource, units, snapshot, gpu_files, specs)
+    return replace(found, mounts=(*found.mounts, *resource.mounts)) if resource.mounts else found
+
+
+def _build(
+    resource: Resource,
+    units: Sequence[Unit],
+    snapshot: Snapshot,
+    gpu_files: GpuFiles = NO_GPU_FILES,
+    specs: Mapping[str, UnitSpec] = NO_SPECS,
+) -> ContainerEdits:
     if resource.has_slots:
         return ContainerEdits(cdi_devices=tuple(cdi_name(resource.kind, unit.unit_id) for unit in units))
     if resource.compat is not None:
@@ -54,7 +66,7 @@ def build(
     if resource.kind == "rail":
         of_gpus = gpu_edits(resource.pass_by, units, snapshot, gpu_files)
         nics = [part for unit in units for part in unit.parts]
-        return joined(of_gpus, build(nic_resource(resource), nics, snapshot, specs=specs))
+        return joined(of_gpus, _build(nic_resource(resource), nics, snapshot, specs=specs))
     envs: tuple[tuple[str, str], ...] = ()
     if resource.kind in WHOLE:
         envs = ((pcidevice_name(resource.name), ",".join(u.device for u in units)),)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent.model.mounts import Mount
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
@@ -14,14 +16,6 @@ class DeviceNode:
     permissions: str = "rw"
     host_path: str = ""
     """Where the host has it; empty for the same path."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A file or folder of the host, bound into the container, read-only."""
-
-    host_path: str
-    path: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.edits.cdi import SpecNames
-from agent.edits.container_edits import ContainerEdits, DeviceNode, Mount
+from agent.edits.container_edits import ContainerEdits, DeviceNode
 from agent.edits.spec_files import SPEC_FOLDERS
 from agent.hardware.nvml.library import device_nodes, mig_minors
 from agent.model.device import Gpu, MigDevice, Snapshot
+from agent.model.mounts import Mount
 from agent.offer.offer import Unit
 
 CDI_KIND = "nvidia.com/gpu"

@@ -47,7 +47,12 @@ def edits_of(
     return tuple(
         _nodes_of(each, snapshot)
         if each.result.admin
-        else _said(found[group_of[each.result.base], each.resource.name][each.unit.device])
+        else _said(
+            {
+                **found[group_of[each.result.base], each.resource.name][each.unit.device],
+                "mounts": _mounts(each.resource),
+            }
+        )
         for each in planned
     )
 
@@ -55,6 +60,11 @@ def edits_of(
 def _nodes_of(each: Planned, snapshot: Snapshot) -> Mapping[str, Any]:
     edits = edits_by_device(each.resource, [each.unit], snapshot)[each.unit.device]
     return {key: value for key, value in edits.items() if key == "deviceNodes"}
+
+
+def _mounts(resource: Resource) -> list[Mapping[str, Any]]:
+    options = ["ro", "bind", "nosuid", "nodev"]
+    return [{"hostPath": m.host_path, "containerPath": m.path, "options": options} for m in resource.mounts]
 
 
 def _said(edits: Mapping[str, Any]) -> Mapping[str, Any]:

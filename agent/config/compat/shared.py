@@ -11,9 +11,10 @@ import re
 from typing import Any
 
 from agent.config.compat.go_json import GoReader
+from agent.config.compat.pools import SharedPool
 from agent.config.compat.sriov import link_type
-from agent.config.naming import RESOURCE_NAME, hex_id
-from agent.config.resources import KUBELETS_OWN, MAX_UNITS, Resource, Select, SharedPool, is_extended
+from agent.config.naming import KUBELETS_OWN, RESOURCE_NAME, hex_id, is_extended
+from agent.config.resources import MAX_UNITS, Resource, Select
 from agent.model.pf_selector import word
 
 DEFAULT_PREFIX = "rdma"

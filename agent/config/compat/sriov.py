@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from agent.config.compat.go_json import GoReader
-from agent.config.naming import RESOURCE_NAME, hex_id, number, pci_address, pkey, root_device
-from agent.config.resources import KUBELETS_OWN, UNKNOWABLE, VDPA_TYPES, Resource, Select, SriovPool, is_extended
+from agent.config.compat.pools import SriovPool
+from agent.config.naming import KUBELETS_OWN, RESOURCE_NAME, hex_id, is_extended, number, pci_address, pkey, root_device
+from agent.config.resources import UNKNOWABLE, VDPA_TYPES, Resource, Select
 from agent.model.device import LinkLayer
 from agent.model.pf_selector import parse_pf, word
 

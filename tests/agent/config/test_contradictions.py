@@ -159,3 +159,19 @@ resources: [{name: a/b, kind: vf, offer: dra, network: a}]
 )
 def test_a_gateway_is_let_be_that_may_be_of_use(text: str) -> None:
     parse(text, "test")
+
+
+@pytest.mark.parametrize(
+    ("resource", "problem"),
+    [
+        (
+            "{name: a/b, kind: vf, mounts: [/opt/cray, '/opt/amazon:/opt/cray']}",
+            "resources[0].mounts: gives /opt/cray in the container twice: name it once",
+        ),
+        ("{name: a/b, kind: vf, mounts: [/etc/shadow]}", "resources[0].mounts[0]: must be HOST or HOST:CONTAINER: "),
+        ("{name: a/b, kind: gpu, mounts: [/opt/cray]}", "resources[0].mounts: is for vf, hca, nic, rail, not gpu"),
+    ],
+)
+def test_mounts_that_no_container_can_have_are_refused(resource: str, problem: str) -> None:
+    (found,) = problems_of(f"resources: [{resource}]")
+    assert found.startswith(problem)

@@ -4,20 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from agent.config import Resource
+from agent.config import RailNic, Resource
 from agent.edits.build import build, pcidevice_name
 from agent.edits.container_edits import ContainerEdits
 from agent.edits.gpus import GpuFiles
 from agent.errors import UnitUnhealthy
 from agent.model.device import Snapshot
+from agent.model.mounts import Mount
 from agent.offer.offer import Unit
 from agent.offer.units import list_units
+from deviceplugin.server import edits_message
 from tests.deviceplugin.machines import change, gpu_uuid, node, rdma
 
 HCA = Resource("rdma/hca", "hca", shares=2)
 VF = Resource("rdma/vf-pool", "vf")
 GPU = Resource("nvidia.com/gpu", "gpu")
 NOTHING = GpuFiles()
+MOUNTS = (Mount("/opt/cray", "/opt/cray"), Mount("/usr/lib64/libcxi.so.1", "/usr/local/lib/libcxi.so.1"))
 
 
 def some(resource: Resource, snapshot: Snapshot, *picks: int) -> list[Unit]:
@@ -119,3 +122,24 @@ def test_no_units_bring_nothing() -> None:
 
 def test_the_variable_is_upper_case_without_dots_slashes_and_hyphens() -> None:
     assert pcidevice_name("intel.com/vf-rdma_1") == "PCIDEVICE_INTEL_COM_VF_RDMA_1"
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        replace(HCA, mounts=MOUNTS),
+        replace(VF, mounts=MOUNTS),
+        replace(VF, mounts=MOUNTS, binding="late"),
+        Resource("rdma/nic", "nic", mounts=MOUNTS),
+        Resource("rdma/rail", "rail", nic=RailNic("hca"), mounts=MOUNTS),
+    ],
+    ids=lambda resource: f"{resource.kind} {resource.binding}",
+)
+def test_a_container_gets_the_mounts_of_its_resource_once_and_read_only(resource: Resource) -> None:
+    snapshot = node(rails=2, vfs=0 if resource.kind == "nic" else 4)
+    found = build(resource, some(resource, snapshot, 0, 1), snapshot, NOTHING)
+    assert found.mounts == MOUNTS
+    assert [(m.host_path, m.container_path, m.read_only) for m in edits_message(found).mounts] == [
+        ("/opt/cray", "/opt/cray", True),
+        ("/usr/lib64/libcxi.so.1", "/usr/local/lib/libcxi.so.1", True),
+    ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from agent.edits.container_edits import ContainerEdits, DeviceNode, Mount
+from agent.edits.container_edits import ContainerEdits, DeviceNode
 from agent.edits.gpus import GpuFiles, GpuFilesOf, gpu_edits
 from agent.model.device import Gpu, MigDevice, Snapshot
 from agent.model.health import HEALTHY
+from agent.model.mounts import Mount
 from agent.offer.offer import Unit
 from deviceplugin.server import edits_message
 

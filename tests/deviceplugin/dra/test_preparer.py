@@ -19,6 +19,7 @@ from agent.model.allocation import PodRef
 from agent.model.claims import Claim, ClaimRef, ClaimState
 from agent.model.device import Snapshot
 from agent.model.health import Reason, unhealthy
+from agent.model.mounts import parse_mount
 from agent.reconcile.claims import moved
 from deviceplugin.dra.server import PreparedDevice
 from tests.cni.networks import network as configured
@@ -54,6 +55,15 @@ def test_a_claim_is_in_the_books_and_its_spec_on_disk_when_kubelet_is_answered(d
     assert (row.ref, row.state, row.pods, row.only_pod) == (REF, ClaimState.PREPARED, (POD,), POD.uid)
     assert desk.ledger.claimed_devices() == {FIRST: REF}
     assert spec(desk)[name]["env"] == [f"PCIDEVICE_RDMA_VF={FIRST}"]
+
+
+def test_a_claims_containers_get_the_mounts_of_its_resource_read_only(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, replace(VF, mounts=(parse_mount("/opt/cray:/opt/host/cray"),)))
+    with closing(desk.ledger):
+        prepared(desk)
+        (mount,) = spec(desk)[f"{REF.uid}-0-vf-0"]["mounts"]
+    assert (mount["hostPath"], mount["containerPath"]) == ("/opt/cray", "/opt/host/cray")
+    assert {"ro", "nosuid", "nodev"} < set(mount["options"])
 
 
 def test_a_prepared_claim_gets_the_same_answer_and_its_spec_again(desk: Desk) -> None:

@@ -1,0 +1,46 @@
+"""Which paths of the host a container may get, and where."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from agent.model.mounts import Mount, parse_mount
+
+LIBRARY = "/usr/lib64/libibverbs/libionic-rdmav59.so"
+
+
+@pytest.mark.parametrize(
+    ("text", "host_path", "path"),
+    [
+        (LIBRARY, LIBRARY, LIBRARY),
+        ("/etc/libibverbs.d", "/etc/libibverbs.d", "/etc/libibverbs.d"),
+        ("/etc/libibverbs.d/ionic.driver", "/etc/libibverbs.d/ionic.driver", "/etc/libibverbs.d/ionic.driver"),
+        ("/opt/amazon:/opt/aws", "/opt/amazon", "/opt/aws"),
+        ("/opt/cray/libfabric/1.22.0", "/opt/cray/libfabric/1.22.0", "/opt/cray/libfabric/1.22.0"),
+        ("/usr/lib/x86_64-linux-gnu:/opt/host/lib", "/usr/lib/x86_64-linux-gnu", "/opt/host/lib"),
+        (f"{LIBRARY}:/usr/local/lib/libionic-rdmav59.so", LIBRARY, "/usr/local/lib/libionic-rdmav59.so"),
+    ],
+)
+def test_libraries_of_the_host_may_be_mounted(text: str, host_path: str, path: str) -> None:
+    assert parse_mount(text) == Mount(host_path, path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "/", ":", f"{LIBRARY}:", f":{LIBRARY}", f"{LIBRARY}:/opt/a:ro", "usr/lib/a.so", f"/{LIBRARY}"),
+        *("/usr/lib64/../../etc/shadow", "/usr/lib64/./a.so", "/usr/lib64//a.so", "/usr/lib64/a.so/", "/usr/lib64/a b"),
+        *("/usr/lib64/a\nb", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/libexec/a", "/usr/lib64evil/a.so"),
+        *("/etc", "/etc/shadow", "/etc/libibverbs.d.old/a", "/opt", "/opt/other/a", "/root/.ssh", "/var/lib/kubelet"),
+        *("/proc/1/root", "/sys/bus", "/dev/mem", "/run/containerd/containerd.sock"),
+        *(f"{LIBRARY}:{path}" for path in ("/", "/etc", "/etc/passwd", "/etc/ld.so.preload", "/proc/a", "/sys/a")),
+        *(f"{LIBRARY}:{path}" for path in ("/dev/a", "/usr", "/usr/lib", "/usr/bin/sh", "/opt", "/run/a", "/tmp/a")),
+        *(f"{LIBRARY}:{path}" for path in ("/opt/../etc/passwd", "/usr/lib/x86_64-linux-gnu", "/usr/lib/libc.so.6")),
+        "/usr/lib/x86_64-linux-gnu",
+    ],
+)
+def test_other_paths_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        parse_mount(text)
