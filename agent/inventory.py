@@ -16,11 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from agent.config import Placement
 from agent.errors import AgentError, HardwareError
+from agent.hardware.adapter_ids import AdapterIds
 from agent.hardware.host import Host, Watch
 from agent.hardware.places import with_places
+from agent.hardware.sysfs.vpd import read_adapter_id
 from agent.model.change import EVERYTHING, NOTHING, Change
 from agent.model.device import PciDevice, Problem, Snapshot
 from agent.state import Latest
@@ -65,6 +68,8 @@ class Inventory:
         """Is told which events cannot be heard, and None while all are."""
         self._poll_seconds = poll_seconds
         self._placement = Placement()
+        self._adapter_ids: AdapterIds | None = None
+        """Reads to which adapters functions belong; None before it is known where that is kept."""
         self.rescan_seconds = rescan_seconds
         self._clock = clock
         self.snapshot = Latest(Snapshot())
@@ -107,7 +112,7 @@ class Inventory:
                 found = await asyncio.to_thread(self._look_at_all)
                 async with self._updating:
                     if self._during_scan:
-                        found = await asyncio.to_thread(self._host.rescan, found, self._during_scan)
+                        found = await asyncio.to_thread(self._look_at, found, self._during_scan)
                     self._publish(found)
             finally:
                 self._during_scan = None
@@ -116,16 +121,32 @@ class Inventory:
             self._last_good = number
             return self.snapshot.value
 
-    def heed(self, placement: Placement) -> None:
-        """Go by what the configuration says of GPUs, from now on."""
+    def heed(self, placement: Placement, adapter_ids: Path | None = None) -> None:
+        """Go by what the configuration says of GPUs, from now on.
+
+        `adapter_ids` is the file of what was read of adapters since the last boot. Only the first call names it.
+        """
         if placement != self._placement:
             self._placement = placement
             self.rescan_soon("another configuration")
+        if self._adapter_ids is None:
+            self._adapter_ids = AdapterIds(self._read_adapter_id, self.rescan_soon, adapter_ids)
+            if self.snapshot.value.generation:
+                self._publish(self._adapter_ids.added_to(self.snapshot.value))
 
     def _look_at_all(self) -> Snapshot:
         """Scan, and add what the configuration says. A small look keeps that."""
         placement, found = self._placement, self._host.scan()
-        return with_places(replace(found, gpu_ids=placement.gpu_ids), placement.topology_file)
+        return self._identified(with_places(replace(found, gpu_ids=placement.gpu_ids), placement.topology_file))
+
+    def _look_at(self, known: Snapshot, change: Change) -> Snapshot:
+        return self._identified(self._host.rescan(known, change))
+
+    def _read_adapter_id(self, address: str) -> str:
+        return read_adapter_id(self._host.root, address)
+
+    def _identified(self, found: Snapshot) -> Snapshot:
+        return found if self._adapter_ids is None else self._adapter_ids.added_to(found)
 
     async def begin(self) -> Snapshot:
         """Hear the kernel from now on, and scan. `run` need not scan at once then. Raises what the host raises."""
@@ -276,7 +297,7 @@ class Inventory:
 
     async def _update(self, change: Change) -> None:
         async with self._updating:
-            found = await asyncio.to_thread(self._host.rescan, self.snapshot.value, change)
+            found = await asyncio.to_thread(self._look_at, self.snapshot.value, change)
             self.updates += 1
             if self._during_scan is not None:
                 self._during_scan |= change

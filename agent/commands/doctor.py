@@ -40,6 +40,7 @@ def _cluster() -> ClusterFacts:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    from agent.hardware.adapter_ids import with_adapter_ids
     from agent.hardware.places import with_places
     from agent.report.doctor import examine, findings
     from agent.report.doctor.collect import collect
@@ -54,7 +55,8 @@ def _doctor(options: argparse.Namespace) -> int:
         root = options.root if options.simulate is None else Path(host.root)
         is_here = options.root == Path("/")
         cluster = _cluster() if config is not None and config.offers_dra and is_here else None
-        snapshot = with_places(host.scan(), config.placement.topology_file if config is not None else None)
+        file = config.placement.topology_file if config is not None else None
+        snapshot = with_places(with_adapter_ids(host.scan(), host.root), file)
         looked = collect(root, snapshot, config, options.config, problems, ask_agent=is_here, cluster=cluster)
         found = examine(looked)
     finally:

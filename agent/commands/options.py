@@ -163,10 +163,11 @@ def open_looked_at(options: argparse.Namespace) -> Iterator[Host]:
 @contextmanager
 def scanned(options: argparse.Namespace, topology_file: Path | None) -> Iterator[Snapshot]:
     """Scan what `open_looked_at` opens; devices stand where the configuration's topology file says."""
+    from agent.hardware.adapter_ids import with_adapter_ids
     from agent.hardware.places import with_places
 
     with open_looked_at(options) as host:
-        yield with_places(host.scan(), topology_file)
+        yield with_places(with_adapter_ids(host.scan(), host.root), topology_file)
 
 
 def show(options: argparse.Namespace, document: Any, text: str) -> None:

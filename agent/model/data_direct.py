@@ -31,6 +31,11 @@ class DataDirect:
     unpaired: tuple[str, ...]
     """Data Direct functions whose PF is not known."""
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the host has such functions: its PCI tree alone does not show what is near to what."""
+        return bool(self.of or self.unknown or self.unpaired)
+
 
 NO_DATA_DIRECT = DataDirect(MappingProxyType({}), frozenset(), ())
 
@@ -48,22 +53,28 @@ def may_have_adapter_id(device: PciDevice) -> bool:
 def pair_functions(devices: Iterable[PciDevice], adapter_ids: Mapping[str, str]) -> DataDirect:
     """Pair PFs with their Data Direct functions by keyword V3.
 
-    `adapter_ids` maps the functions whose vital product data was read to their V3, or to "" where it has none. A PF
-    that was not read may belong to any Data Direct function, and one of those that was not read to any PF left over.
+    `adapter_ids` maps the functions whose vital product data was read to their V3, or to "" where it has none; Data
+    Direct functions that have left the bus, too. A PF without a partner surely has none only if it was read, if each
+    function has found its PF, and if no PF of its model has one.
     """
-    own = [device for device in devices if may_have_adapter_id(device)]
-    functions = [d.address for d in own if is_data_direct(d.vendor, d.device)]
-    if not functions:
+    own = {device.address: device for device in devices if may_have_adapter_id(device)}
+    functions = [address for address, d in own.items() if is_data_direct(d.vendor, d.device)]
+    gone = {adapter_ids[address] for address in adapter_ids.keys() - own.keys()} - {""}
+    if not functions and not gone:
         return NO_DATA_DIRECT
-    pfs = [d.address for d in own if not is_data_direct(d.vendor, d.device)]
+    pfs = [address for address in own if address not in functions]
     by_id: dict[str, list[str]] = {}
     for function in functions:
         by_id.setdefault(adapter_ids.get(function, ""), []).append(function)
-    unread = by_id.pop("", [])
+    by_id.pop("", None)
     found = {pf: by_id[adapter_ids[pf]] for pf in pfs if adapter_ids.get(pf) in by_id}
     of = {pf: partners[0] for pf, partners in found.items() if len(partners) == 1}
-    unknown = [pf for pf in pfs if pf not in of and (unread or pf in found or pf not in adapter_ids)]
     paired = set(of.values())
-    return DataDirect(
-        MappingProxyType(of), frozenset(unknown), tuple(function for function in functions if function not in paired)
+    unpaired = tuple(function for function in functions if function not in paired)
+    models = {own[pf].device for pf in of}
+    unknown = frozenset(
+        pf
+        for pf in pfs
+        if pf not in of and (unpaired or own[pf].device in models or pf not in adapter_ids or adapter_ids[pf] in gone)
     )
+    return DataDirect(MappingProxyType(of), unknown, unpaired)

@@ -37,8 +37,10 @@ BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(files.NAME)}|{re.escape(f
 """With what SQLite keeps beside them, damaged ones that were set aside, and the marks of killed agents."""
 OWN_SOCKETS = re.compile(
     r"(cni|admin)\.sock|cni\.sock\.(ready|pods)|\.cni\.sock\.pods\.new|\.(cni|admin)\.sock\.[0-9]+"
+    r"|\.adapter-ids\.json\.new|adapter-ids\.json"
 )
-"""With the relay's note that the agent was ready, what it reads of pods, and what was not yet in place."""
+"""With the relay's note that the agent was ready, what it reads of pods, what adapters' functions belong together,
+and what was not yet in place."""
 SOCKET = re.compile(r"nodefabric-.+\.sock")
 DRA_SOCKET = re.compile(r"dra-[0-9a-f]{8}\.sock")
 _SPEC = r"nodefabric-((slot|unit|pool|claim)-.+\.json|claim-.+\.(claim|metadata))"

@@ -132,9 +132,8 @@ def collect(
     ports = [port for port, units in room.items() if units > 0]
     costs = _Costs(distances, list(single), shared, {p: g.units for p, g in single.items()}, nics_first)
     for place, group in single.items():
-        nearest = distances.nearest(place, ports)
-        group.nearest = distances.span(place, nearest[0]) if nearest else 0
-        loads = (load.get(port, 0) for port in nearest)
+        group.nearest = min((distances.span(place, port) for port in ports), default=0)
+        loads = (load.get(port, 0) for port in distances.nearest(place, ports))
         group.alone = _USED * load.get(place, 0) + costs.left_behind(place) + _NIC_LOAD * min(loads, default=0)
     each = max(1, -(-nics // size))
     contended = bool(ports) and not _all_nearest(distances, list(single.values()), room, size, each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from agent.model.device import NO_NUMA_NODE, Gpu, PciDevice, Snapshot
@@ -28,8 +29,8 @@ def _nothing_given(_: str) -> Iterable[str]:
 class Distances:
     """Distances on one node. Made once per snapshot; each distance is worked out once.
 
-    A VF is where its PF is. Towards GPUs a PF with a Data Direct function is where that function is. What is not on the
-    node, and a PF of which that is not known, is far from everything.
+    A VF is where its PF is. Towards GPUs a PF with a Data Direct function is where that function is; of one whose
+    function is not known only the NUMA node counts. What is not on the node is far from everything.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -147,10 +148,21 @@ class Distances:
         return found
 
     def nearest(self, place: str, others: Sequence[str]) -> tuple[str, ...]:
-        """List those of other places that are nearest to one."""
-        spans = [self.span(place, other) for other in others]
+        """List those of other places that are nearest to one; none where another may be nearer than it is known."""
+        known = [other for other in others if self.is_known(place, other)]
+        spans = [self.span(place, other) for other in known]
         least = min(spans, default=0)
-        return tuple(other for other, span in zip(others, spans, strict=True) if span == least)
+        if len(known) < len(others) and least >= Locality.PHB * FINE:
+            return ()
+        return tuple(other for other, span in zip(known, spans, strict=True) if span == least)
+
+    def is_known(self, a: str, b: str) -> bool:
+        """Report whether it is known how near two places are: a GPU and an adapter with Data Direct may not be."""
+        unknown = self._data_direct.unknown
+        return not unknown or not (
+            (self._is_gpu(a) and b in unknown and b not in self._standing)
+            or (self._is_gpu(b) and a in unknown and a not in self._standing)
+        )
 
     def links(self, a: str, b: str) -> int:
         """Count the NVLinks, or xGMI links, between two GPUs, given by UUID."""
@@ -204,15 +216,22 @@ class Distances:
         return locality(here, there, one_numa_node=self._one_node)
 
     def _ends(self, a: str, b: str) -> tuple[PciDevice | None, PciDevice | None]:
-        """Find where the traffic between two places enters and leaves PCI; None where that is not known."""
-        if a in self._gpus:
+        """Find where the traffic between two places enters and leaves PCI; None for what is not on the node."""
+        if self._is_gpu(a):
             return self._pci(a), self._towards_gpus(b)
-        return (self._towards_gpus(a) if b in self._gpus else self._pci(a)), self._pci(b)
+        return (self._towards_gpus(a) if self._is_gpu(b) else self._pci(a)), self._pci(b)
+
+    def _is_gpu(self, place: str) -> bool:
+        """Report whether a place is a GPU, of any vendor, or stands for one of which only the NUMA node is known."""
+        return place in self._gpus or place.startswith(_NUMA)
 
     def _towards_gpus(self, place: str) -> PciDevice | None:
         if place in self._standing:
             return self._standing[place]
-        return None if place in self._data_direct.unknown else self._pci(self._data_direct.of.get(place, place))
+        found = self._pci(self._data_direct.of.get(place, place))
+        if found is not None and place in self._data_direct.unknown:
+            return replace(found, path=(place,))
+        return found
 
     def _pci(self, place: str) -> PciDevice | None:
         gpu = self._gpus.get(place)

@@ -20,7 +20,6 @@ from agent.hardware.nvml.monitor import GpuMonitor, GpuWatch, Pace
 from agent.hardware.sysfs import changes as sysfs_changes
 from agent.hardware.sysfs import counters
 from agent.hardware.sysfs import scan as sysfs
-from agent.hardware.sysfs.vpd import with_adapter_ids
 from agent.model.allocation import VfSettings
 from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
@@ -141,7 +140,7 @@ class SimulatedMachine:
     def scan(self) -> Snapshot:
         """Read the recorded sysfs, and the real links in place of the recorded interfaces."""
         exclusive = self.rdma.mode() == "exclusive"  # first: it shows again what came back
-        snapshot = with_adapter_ids(sysfs.scan(self.root), self.root)
+        snapshot = sysfs.scan(self.root)
         snapshot = replace(snapshot, gpus=self.gpus, rdma_exclusive=exclusive)
         if self.monitor is not None:
             snapshot = with_newest_gpus(snapshot, self.monitor)
@@ -169,7 +168,7 @@ class SimulatedMachine:
             return self.scan()
         exclusive = self.rdma.mode() == "exclusive"  # first: it shows again what came back
         before = self._recorded[0]
-        snapshot = with_adapter_ids(sysfs_changes.rescan(self.root, before, change), self.root)
+        snapshot = sysfs_changes.rescan(self.root, before, change)
         snapshot = replace(snapshot, rdma_exclusive=exclusive)
         if self.monitor is not None:
             snapshot = with_newest_gpus(snapshot, self.monitor)

@@ -8,13 +8,10 @@ tag 0x90; its fields are two letters, one byte of length, and text.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from agent.errors import HardwareError
 from agent.hardware.sysfs.scan import PCI_DEVICES
-from agent.model.data_direct import is_data_direct, may_have_adapter_id
-from agent.model.device import Problem, Snapshot
 
 _READ_ONLY = 0x90
 _LARGE = 0x80
@@ -41,20 +38,6 @@ def read_adapter_id(root: Path, address: str) -> str:
         raise HardwareError(f"cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise HardwareError(str(error)) from error
-
-
-def with_adapter_ids(snapshot: Snapshot, root: Path) -> Snapshot:
-    """Read the vital product data of a snapshot's adapters, where one of them has a Data Direct function."""
-    if not any(is_data_direct(device.vendor, device.device) for device in snapshot.devices):
-        return snapshot
-    found: list[tuple[str, str]] = []
-    problems: list[Problem] = []
-    for device in filter(may_have_adapter_id, snapshot.devices):
-        try:
-            found.append((device.address, read_adapter_id(root, device.address)))
-        except HardwareError as error:
-            problems.append(Problem(f"{PCI_DEVICES}/{device.address}/vpd", str(error)))
-    return replace(snapshot, adapter_ids=tuple(found), problems=(*snapshot.problems, *problems))
 
 
 def write_adapter_id(adapter_id: str) -> bytes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agent.model.data_direct import pair_functions
-from agent.model.device import Gpu, PciDevice, Snapshot
+from agent.model.device import Gpu, NumaNode, PciDevice, Snapshot
 from agent.model.topology import Locality
 from agent.placement import Distances
 
@@ -67,7 +69,43 @@ def test_a_pf_is_near_the_gpu_beside_its_function_and_stays_on_its_own_numa_node
     assert near.numa_node("0000:03:00.0") == 0
 
 
-def test_a_pf_of_which_nothing_is_known_is_far_from_all_gpus_alike() -> None:
+def test_of_a_pf_whose_function_is_not_known_only_the_numa_node_counts() -> None:
     shown = tuple(Gpu(gpu.address, number, None, gpu.address, "GB300", 0) for number, gpu in enumerate(GPUS))
     near = Distances(Snapshot(devices=DEVICES, accelerators=shown))
-    assert {near.span(pf.address, gpu.address) for pf in PFS for gpu in GPUS} == {near.span("none", GPUS[0].address)}
+    assert {near.between(pf.address, gpu.address) for pf in PFS for gpu in GPUS} == {Locality.NODE}
+    assert not any(near.is_known(gpu.address, pf.address) for pf in PFS for gpu in GPUS)
+
+
+def test_a_pf_without_a_function_is_known_only_beside_others_of_another_model() -> None:
+    lone = device("0012:03:00.0", 0x020700, 0x1023, "0012:00:00.0")
+    found = pair_functions((*DEVICES, lone), IDS | {STORAGE.address: "three", lone.address: "four"})
+    assert found.unknown == {lone.address}, "the other ConnectX-8 have one"
+
+
+def test_a_pf_whose_function_is_gone_is_not_known_and_a_function_without_a_pf_may_be_of_any_left_over() -> None:
+    without = tuple(d for d in DEVICES if d not in FUNCTIONS)
+    assert pair_functions(without, IDS | {STORAGE.address: ""}).unknown == {pf.address for pf in PFS}
+    stray = IDS | {FUNCTIONS[1].address: "another", STORAGE.address: ""}
+    assert pair_functions(DEVICES, stray).unknown == {PFS[1].address, STORAGE.address}
+
+
+def test_a_nic_that_is_not_known_is_nearest_to_nothing_and_hides_what_it_may_be_nearer_than() -> None:
+    shown = tuple(Gpu(gpu.address, number, None, gpu.address, "GB300", 0) for number, gpu in enumerate(GPUS))
+    ids = {a: i for a, i in IDS.items() if a != "0002:03:00.0"} | {STORAGE.address: ""}
+    near = Distances(Snapshot(devices=DEVICES, accelerators=shown, adapter_ids=tuple(sorted(ids.items()))))
+    nics = [pf.address for pf in PFS]
+    assert near.nearest(GPUS[0].address, nics) == (nics[0],), "nothing is nearer than one switch"
+    assert near.nearest(GPUS[1].address, nics) == ()
+    assert near.nearest(nics[1], near.gpus) == ()
+    assert near.is_known(nics[0], GPUS[1].address)
+    assert near.is_known(nics[1], nics[0]), "towards other NICs a PF is where it is"
+
+
+def test_a_gpu_of_which_only_the_numa_node_is_known_is_reached_through_the_function() -> None:
+    shown = (Gpu(GPUS[0].address, 0, None, GPUS[0].address, "GB300", 0),)
+    far = tuple(replace(d, numa_node=1) if d in FUNCTIONS else d for d in DEVICES)
+    nodes = tuple(NumaNode(n, (), 0, distances=(10, 40) if n == 0 else (40, 10)) for n in (0, 1))
+    ids = tuple(sorted((IDS | {STORAGE.address: ""}).items()))
+    near = Distances(Snapshot(devices=far, accelerators=shown, numa_nodes=nodes, adapter_ids=ids))
+    assert near.between("numa:1", "0000:03:00.0") is Locality.NODE
+    assert near.between("numa:0", "0000:03:00.0") is Locality.SYS

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.config import Resource, Select
+from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.sysfs import scan as sysfs
-from agent.hardware.sysfs.vpd import with_adapter_ids
 from agent.model.device import PciDevice, Snapshot
 from agent.placement import Distances
 from agent.sim import recorded

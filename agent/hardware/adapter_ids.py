@@ -1,0 +1,218 @@
+"""Which adapter a PCI function belongs to, on hosts that have Data Direct functions: see `agent.model.data_direct`.
+
+Vital product data answers slowly, and on a broken card maybe never. So each function is read on a thread of its own,
+once for as long as it stays on the bus. Nobody waits for an answer: a snapshot has those that are there by then. What
+was read is kept in a file until the next boot, so that an agent that starts again knows it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agent.errors import HardwareError
+from agent.hardware.sysfs.scan import PCI_DEVICES
+from agent.hardware.sysfs.vpd import read_adapter_id
+from agent.model.change import Change, OnEvent
+from agent.model.data_direct import is_data_direct, may_have_adapter_id
+from agent.model.device import PciDevice, Problem, Snapshot
+
+FILE = "adapter-ids.json"
+"""What the file is called, in the folder for what a reboot ends."""
+READ_SECONDS = 5.0
+"""After so long without an answer a function counts as one that does not answer. A later answer is taken, too."""
+MAX_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+def _nobody(_: str, __: Change) -> None:
+    return None
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What is known of one function."""
+
+    identity: tuple[str, ...]
+    is_data_direct: bool
+    since: float
+    answer: str | None = None
+    """Keyword V3, "" if there is none; None before the answer, and if there is a problem."""
+    problem: str = ""
+    is_gone: bool = False
+    """It has left the bus. Of a Data Direct function that is remembered: its PF stands beside no GPU now."""
+
+
+class AdapterIds:
+    """Reads vital product data. `added_to` may be called from any thread, and never waits for a card."""
+
+    def __init__(
+        self,
+        read: Callable[[str], str],
+        on_answer: OnEvent = _nobody,
+        file: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        seconds: float = READ_SECONDS,
+    ) -> None:
+        """`read` reads one function, may hang, and raises HardwareError; `file` is where answers are kept.
+
+        `on_answer` is called on other threads when a card has answered, or has not for so many `seconds`.
+        """
+        self._read = read
+        self._on_answer = on_answer
+        self._file = file
+        self._clock = clock
+        self._seconds = seconds
+        self._lock = threading.Condition()
+        self._known: dict[str, _Reading] | None = None
+        """By PCI address. None before the first Data Direct function was seen."""
+        self._kept: Mapping[str, Any] = {}
+        """What the file says."""
+
+    def added_to(self, found: Snapshot) -> Snapshot:
+        """Add the answers so far to a snapshot, and have read what is new in it.
+
+        Nothing is read on a host that never showed a Data Direct function.
+        """
+        with self._lock:
+            if self._known is None:
+                if not any(is_data_direct(device.vendor, device.device) for device in found.devices):
+                    return found
+                self._known = self._remembered(found.boot_id)
+            fresh = self._new_in(filter(may_have_adapter_id, found.devices), self._known)
+            answers = {a: reading.answer for a, reading in sorted(self._known.items()) if reading.answer is not None}
+            problems = [
+                Problem(f"{PCI_DEVICES}/{address}/vpd", text)
+                for address, reading in sorted(self._known.items())
+                if (text := self._problem(reading))
+            ]
+            self._keep(found.boot_id, self._known)
+        if fresh:
+            name = f"vital product data of {len(fresh)} functions"
+            threading.Thread(target=self._read_all, args=(fresh,), name=name, daemon=True).start()
+        others = (problem for problem in found.problems if not _is_own(problem))
+        return replace(found, adapter_ids=tuple(answers.items()), problems=(*others, *problems))
+
+    def settle(self) -> None:
+        """Wait until all functions have answered, or for `seconds`."""
+        with self._lock:
+            self._lock.wait_for(lambda: not any(map(_is_waiting, (self._known or {}).values())), self._seconds)
+
+    def _new_in(self, devices: Iterable[PciDevice], known: dict[str, _Reading]) -> dict[str, _Reading]:
+        """Note what came and what has gone; give what is to be read."""
+        there = {device.address: device for device in devices}
+        for address in known.keys() - there.keys():
+            known[address].is_gone = True
+            if not known[address].is_data_direct:
+                del known[address]
+        fresh = {}
+        for address, device in there.items():
+            before, identity = known.get(address), _identity(device)
+            if before is None or before.is_gone or before.identity != identity:
+                is_function = is_data_direct(device.vendor, device.device)
+                known[address] = fresh[address] = _Reading(identity, is_function, self._clock())
+        return fresh
+
+    def _read_all(self, fresh: Mapping[str, _Reading]) -> None:
+        threads = [
+            threading.Thread(target=self._read_one, args=each, name=f"vital product data {each[0]}", daemon=True)
+            for each in fresh.items()
+        ]
+        for thread in threads:
+            thread.start()
+        until = self._clock() + self._seconds
+        for thread in threads:
+            thread.join(max(until - self._clock(), 0))
+        silent = frozenset(address for address, reading in fresh.items() if _is_waiting(reading))
+        if silent:
+            self._on_answer("vital product data does not answer", Change(silent))
+
+    def _read_one(self, address: str, reading: _Reading) -> None:
+        try:
+            answer, problem = self._read(address), ""
+        except HardwareError as error:
+            answer, problem = None, str(error)
+        with self._lock:
+            reading.answer, reading.problem = answer, problem
+            self._lock.notify_all()
+        self._on_answer(f"vital product data of {address} was read", Change(frozenset((address,))))
+
+    def _problem(self, reading: _Reading) -> str:
+        if _is_waiting(reading) and self._clock() - reading.since >= self._seconds:
+            return f"does not answer within {self._seconds:g} s"
+        return reading.problem
+
+    def _remembered(self, boot_id: str) -> dict[str, _Reading]:
+        """Read the file. One of another boot, or one that is broken, says nothing."""
+        if self._file is None or not boot_id:
+            return {}
+        try:
+            with self._file.open("rb") as file:
+                document = json.loads(file.read(MAX_BYTES))
+            if document["boot"] != boot_id:
+                return {}
+            found = {
+                str(address): _Reading(
+                    tuple(map(str, each["identity"])), bool(each["dataDirect"]), self._clock(), str(each["v3"])
+                )
+                for address, each in document["functions"].items()
+            }
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            log.warning("%s cannot be read, so vital product data is read again: %s", self._file, error)
+            return {}
+        self._kept = document
+        return found
+
+    def _keep(self, boot_id: str, known: Mapping[str, _Reading]) -> None:
+        functions = {
+            address: {"identity": reading.identity, "dataDirect": reading.is_data_direct, "v3": reading.answer}
+            for address, reading in sorted(known.items())
+            if reading.answer is not None and not reading.is_gone
+        }
+        document = json.loads(json.dumps({"boot": boot_id, "functions": functions}))
+        if self._file is None or not boot_id or document == self._kept:
+            return
+        self._kept = document
+        fresh = self._file.with_name(f".{self._file.name}.new")
+        try:
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fresh.write_text(json.dumps(document))
+            os.rename(fresh, self._file)
+        except OSError as error:
+            log.info("%s cannot be written, so the next agent reads vital product data again: %s", self._file, error)
+
+
+def with_adapter_ids(found: Snapshot, root: Path, seconds: float = READ_SECONDS) -> Snapshot:
+    """Read the vital product data of a snapshot's adapters, where one of them has a Data Direct function.
+
+    Waits for the answers, but no longer than `seconds`.
+    """
+    reader = AdapterIds(partial(read_adapter_id, root), seconds=seconds)
+    if reader.added_to(found) is found:
+        return found
+    reader.settle()
+    return reader.added_to(found)
+
+
+def _is_waiting(reading: _Reading) -> bool:
+    return reading.answer is None and not reading.problem
+
+
+def _is_own(problem: Problem) -> bool:
+    return problem.path.startswith(PCI_DEVICES) and problem.path.endswith("/vpd")
+
+
+def _identity(device: PciDevice) -> tuple[str, ...]:
+    """Tell a function from another one at its address."""
+    return (f"{device.vendor:04x}:{device.device:04x}", *device.path)
