@@ -13,7 +13,7 @@ from typing import Any
 from agent.config import Resource
 from agent.edits.build import build
 from agent.edits.container_edits import DeviceNode
-from agent.edits.environment import helper_variables, rdma_devices_of
+from agent.edits.environment import helper_variables, rdma_devices_of, words_here
 from agent.model.allocation import NO_SPECS, UnitSpec
 from agent.model.device import Snapshot
 from agent.offer.gpu_units import nic_resource
@@ -49,7 +49,7 @@ def unit_specs(resource: Resource, units: Sequence[Unit], snapshot: Snapshot) ->
         return NO_SPECS
     of_nics = nic_resource(resource) if resource.kind == "rail" else resource
     parts = [part for unit in units for part in unit.parts]
-    variables = helper_variables(of_nics.environment, rdma_devices_of(parts, snapshot))
+    variables = helper_variables(words_here(of_nics, snapshot), rdma_devices_of(parts, snapshot))
     found = edits_by_device(of_nics, parts, snapshot, variables)
     beside = tuple(unit.unit_id for unit in units)
     if all(unit.unit_id == unit.device for unit in units):

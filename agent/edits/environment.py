@@ -51,12 +51,21 @@ def helper_variables(words: Iterable[str], rdma_devices: Sequence[RdmaDevice]) -
     return tuple(pair for word in words for pair in known[word])
 
 
+def words_here(resource: Resource, snapshot: Snapshot) -> Iterable[str]:
+    """List the words of a resource that have a meaning on this node.
+
+    NCCL knows Data Direct functions by itself, and a topology file would put adapters where their PFs are.
+    """
+    hides = snapshot.data_direct.is_here
+    return (word for word in resource.environment if not (hides and word == "ncclTopo"))
+
+
 def variables_of_container(held: Sequence[tuple[Resource, Sequence[Unit]]], snapshot: Snapshot) -> Pairs:
     """Work out the variables of a container from all that it holds, resource by resource.
 
     A variable names the devices of every resource that asks for it.
     """
-    words = dict.fromkeys(word for resource, _ in held for word in resource.environment)
+    words = dict.fromkeys(word for resource, _ in held for word in words_here(resource, snapshot))
     found: list[tuple[str, str]] = []
     for word in words:
         units = [unit for resource, mine in held if word in resource.environment for unit in mine]

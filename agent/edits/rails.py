@@ -50,13 +50,18 @@ class Rail:
 
 
 def paired(nics: Sequence[Nic], gpus: Sequence[str], place: Place) -> tuple[Rail, ...]:
-    """Give each NIC the GPU that is nearest to it, the GPUs alike; sorted by the number of the rail."""
+    """Give each NIC the GPU that is nearest to it, the GPUs alike; sorted by the number of the rail.
+
+    A NIC of which it is not known how near it is to GPUs gets none.
+    """
     distances = place.distances
-    costs = [[len(nics) * distances.span(gpu, distances.port(nic.device)) for gpu in gpus] for nic in nics]
-    chosen = assign(costs, [range(len(nics))] * len(gpus)) if gpus else None
+    known = [nic for nic in nics if gpus and distances.is_known(gpus[0], distances.port(nic.device))]
+    costs = [[len(nics) * distances.span(gpu, distances.port(nic.device)) for gpu in gpus] for nic in known]
+    chosen = assign(costs, [range(len(nics))] * len(gpus)) if known else None
+    gpu_of = {nic: gpus[i] for nic, i in zip(known, chosen or (), strict=True)}
     found = [
         Rail(nic, distances.port(nic.device), gpu, distances.distance(gpu, nic.device) if gpu else None)
-        for nic, gpu in zip(nics, [gpus[i] for i in chosen] if chosen else [""] * len(nics), strict=True)
+        for nic, gpu in ((nic, gpu_of.get(nic, "")) for nic in nics)
     ]
 
     def order(rail: Rail) -> tuple[bool, int, str]:

@@ -43,6 +43,7 @@ def cautions(config: Config, offer: Offer) -> Iterator[Caution]:
         if resource.offer == "dra" and (unseen := _without_uuid(offer)):
             text = f"NVML does not show {some(unseen)} here, and no claim can match gpu.nvidia.com/uuid with them"
             yield Caution(f"resources[{i}].offer", text, SEE_DRIVER)
+        yield from _of_data_direct(f"resources[{i}]", resource, offer)
         yield from _of_networks(f"resources[{i}].network", resource, config, offer)
     yield from _of_rails(config.topology.rails, offer)
 
@@ -52,6 +53,20 @@ def _without_uuid(offer: Offer) -> list[str]:
     addresses = (gpu.pci_address for gpu in offer.snapshot.all_gpus if is_pci_address(gpu.uuid))
     found = (offer.snapshot.by_address.get(address) for address in addresses)
     return [device.address for device in found if device is not None and device.vendor == _NVIDIA]
+
+
+def _of_data_direct(path: str, resource: Resource, offer: Offer) -> Iterator[Caution]:
+    data_direct = offer.snapshot.data_direct
+    ports = {offer.distances.port(device) for device, name in offer.network_devices.items() if name == resource.name}
+    unknown = sorted(ports & data_direct.unknown) if offer.distances.gpus else []
+    if unknown:
+        text = f"how near {some(unknown)} is to GPUs is not known here, so no GPU is preferred for it"
+        yield Caution(f"{path}.select", text, "see what nodefabric topology and doctor say of Data Direct")
+    if data_direct.is_here and "ncclTopo" in resource.environment:
+        text = (
+            "no topology file is made for NCCL here: this node's adapters have Data Direct functions, which NCCL finds"
+        )
+        yield Caution(f"{path}.environment", text, "leave ncclTopo out, or keep it for nodes of other kinds")
 
 
 def _of_networks(path: str, resource: Resource, config: Config, offer: Offer) -> Iterator[Caution]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.config import Dra, Resource
-from agent.model.device import NO_NUMA_NODE, LinkLayer, PciDevice, RdmaDevice, is_pci_address
+from agent.model.device import NO_NUMA_NODE, LinkLayer, PciDevice, RdmaDevice, Snapshot, is_pci_address
 from agent.model.fields import at, objects_at
 from agent.model.lldp import Neighbour
 from agent.offer.offer import Unit
@@ -57,6 +57,8 @@ def attributes_of(resource: Resource, unit: Unit, device: PciDevice, facts: Fact
     layer = link_layer(port)
     numa_node = device.numa_node if device.numa_node != NO_NUMA_NODE else port.numa_node
     is_device = resource.kind in ("vf", "nic")
+    towards_gpus = _towards_gpus(port, facts.seen.snapshot)
+    own_root = device.path[0] if towards_gpus is not port else ""
     found: dict[str, Mapping[str, Any] | None] = {
         "resource": text(resource.name),
         "kind": text(resource.kind),
@@ -71,13 +73,14 @@ def attributes_of(resource: Resource, unit: Unit, device: PciDevice, facts: Fact
         "subnetPrefix": text(facts.seen.subnets.get(port.address, "")),
         "leaf": text((leaf.system_name or leaf.chassis) if leaf is not None else ""),
         "leafPort": text(leaf.port if leaf is not None else ""),
-        "switch": text(_switch(port)),
+        "switch": text(_switch(towards_gpus) if towards_gpus is not None else ""),
+        "pfPcieRoot": text(own_root),
         "vf": whole(device.vf_index),
         "rail": whole(facts.seen.rails.get(port.address)),
         "speed": whole(facts.seen.speeds.get(port.address)),
         "firmware": version(rdma.fw_version if rdma is not None else ""),
         f"{STANDARD}/pciBusID": text(device.address),
-        f"{STANDARD}/pcieRoot": text(device.path[0]),
+        f"{STANDARD}/pcieRoot": text(towards_gpus.path[0] if towards_gpus is not None else ""),
         f"{STANDARD}/numaNode": whole(numa_node if numa_node != NO_NUMA_NODE else None),
         f"{MULTUS}/resourceName": text(resource.name if is_device else ""),
         f"{MULTUS}/deviceID": text(device.address if is_device else ""),
@@ -146,6 +149,16 @@ def version(value: str) -> Mapping[str, Any] | None:
 def _guid(rdma: RdmaDevice) -> Mapping[str, Any] | None:
     guid = guid_hex(rdma)
     return text(guid) if guid not in _NO_GUID else None
+
+
+def _towards_gpus(port: PciDevice, snapshot: Snapshot) -> PciDevice | None:
+    """Find where an adapter's traffic with GPUs enters the PCI tree: its Data Direct function, else the adapter.
+
+    None if that is not known.
+    """
+    if port.address in snapshot.data_direct.unknown:
+        return None
+    return snapshot.by_address.get(snapshot.data_direct.of.get(port.address, ""), port)
 
 
 def _switch(port: PciDevice) -> str:

@@ -49,6 +49,7 @@ def look(offer: Offer, before: Seen) -> Seen:
         gpus=_gpus(now, before.snapshot),
         accelerators=now.accelerators,
         places=now.places,
+        adapter_ids=now.adapter_ids,
         gpu_ids=now.gpu_ids,
         numa_nodes=now.numa_nodes,
     )

@@ -163,7 +163,8 @@ def _of_node(rule: LabelRule, known: Known) -> str | None:
         case "file":
             return known.first_line(rule.path) if rule.path is not None else None
         case "rails":
-            return str(rail_count(snapshot, known.nics))
+            unknown = snapshot.data_direct.unknown.intersection(nic.address for nic in known.nics)
+            return None if unknown else str(rail_count(snapshot, known.nics))
         case "hca-count":
             return str(len(known.nics))
         case "gpu-count":

@@ -27,6 +27,11 @@ NEARNESS_UNKNOWN = (
     "this machine shows no PCIe switch that a GPU and a NIC have in common, so only their NUMA nodes count"
 )
 NEARNESS_REMEDY = "name NCCL's topology file of this kind of machine in placement.topologyFile"
+DATA_DIRECT_REMEDY = (
+    "run `lspci -vv` as root: an adapter's PF and its Data Direct function (15b3:2100) have the same V3 in their vital"
+    " product data; reset an adapter that does not answer, or update its firmware"
+)
+MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +82,43 @@ def rails(snapshot: Snapshot) -> tuple[tuple[Gpu, tuple[PciDevice, ...], Localit
 
 
 def nearness_known(snapshot: Snapshot) -> bool:
-    """Tell whether it is known how near GPUs and NICs are, and not only on which NUMA nodes.
+    """Tell whether it is known how near GPUs and NICs are, and not only on which NUMA nodes."""
+    return why_not_known(snapshot) is None
 
-    Where the machine is no virtual one and there are bridges above GPUs or NICs, the PCI tree is the truth.
-    """
+
+def why_not_known(snapshot: Snapshot) -> tuple[str, str] | None:
+    """Say why it is not known how near GPUs and NICs are, of all of them or of some, and the remedy."""
+    if unknown := unknown_nics(snapshot):
+        return f"which GPUs {_some(unknown)} stands beside is not known: {_cause(snapshot)}", DATA_DIRECT_REMEDY
+    return None if _tells(snapshot) else (NEARNESS_UNKNOWN, NEARNESS_REMEDY)
+
+
+def unknown_nics(snapshot: Snapshot) -> tuple[str, ...]:
+    """List the adapters of which it is not known where their traffic with GPUs enters the PCI tree."""
+    unknown = snapshot.data_direct.unknown if snapshot.all_gpus else ()
+    return tuple(d.address for d in snapshot.devices if d.address in unknown and is_nic(d))
+
+
+def _cause(snapshot: Snapshot) -> str:
+    problems = [f"{problem.path} {problem.text}" for problem in snapshot.problems if problem.path.endswith("/vpd")]
+    if problems:
+        return _some(problems)
+    read = dict(snapshot.adapter_ids)
+    lone = [function for function in snapshot.data_direct.unpaired if function in read]
+    if lone:
+        return f"no PF belongs to the Data Direct function {_some(lone)}, by keyword V3 of their vital product data"
+    if all(address in read for address in unknown_nics(snapshot)):
+        return "no Data Direct function has the same V3 in its vital product data"
+    return "vital product data is still being read"
+
+
+def _some(found: Sequence[str]) -> str:
+    rest = len(found) - MOST_NAMED
+    return ", ".join(found[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _tells(snapshot: Snapshot) -> bool:
+    """Where the machine is no virtual one and there are bridges above GPUs or NICs, the PCI tree is the truth."""
     found = rails(snapshot)
     tells = any(place is not None and place < Locality.PHB for _, _, place in found)
     return (
@@ -101,18 +139,18 @@ def as_text(snapshot: Snapshot, *, with_vfs: bool = False) -> str:
     table = rows(snapshot, with_vfs=with_vfs)
     if not table:
         return "This node has neither GPUs nor NICs."
-    labels = [row.label for row in table]
+    labels, distances = [row.label for row in table], Distances(snapshot)
     cpus = {node.number: cpu_list(node) for node in snapshot.numa_nodes}
     lines = [["", *labels, "CPU Affinity", "NUMA Affinity"]]
     seen = set[str]()
     for row in table:
-        cells = [_cell(row, other, snapshot) for other in table]
+        cells = [_cell(row, other, snapshot, distances) for other in table]
         seen.update(cells)
         numa = "-" if row.numa_node == NO_NUMA_NODE else str(row.numa_node)
         lines.append([row.label, *cells, cpus.get(row.numa_node) or "-", numa])
     drawn = _columns(lines)
     width = max(map(len, labels))
-    drawn += ["", *(f"{row.label:<{width}}  {row.address}  {row.title}".rstrip() for row in table)]
+    drawn += ["", *(f"{row.label:<{width}}  {row.address}  {_shown(row, snapshot)}".rstrip() for row in table)]
     found = rails(snapshot)
     if any(nics for _, nics, _ in found):
         label_of = {row.address: row.label for row in table}
@@ -120,16 +158,17 @@ def as_text(snapshot: Snapshot, *, with_vfs: bool = False) -> str:
         drawn += [f"{f'GPU{gpu.index}':<{width}}  {_listed(nics, place, label_of)}" for gpu, nics, place in found]
     if snapshot.places.source:
         drawn += ["", f"What hangs on one switch is told by {snapshot.places.source}, not by the PCI tree."]
-    elif not nearness_known(snapshot):
-        drawn += ["", f"How near they are is not known: {NEARNESS_UNKNOWN}; {NEARNESS_REMEDY}."]
+    if (unknown := why_not_known(snapshot)) and not (snapshot.places.source and unknown[0] == NEARNESS_UNKNOWN):
+        drawn += ["", f"How near they are is not known: {unknown[0]}; {unknown[1]}."]
     drawn += ["", *_legend(seen)]
     return joined(drawn)
 
 
 def as_document(snapshot: Snapshot, *, with_vfs: bool = False) -> dict[str, Any]:
     """Give the same table as values that JSON can carry."""
-    table = rows(snapshot, with_vfs=with_vfs)
+    table, distances = rows(snapshot, with_vfs=with_vfs), Distances(snapshot)
     label_of = {row.address: row.label for row in table}
+    function_of = snapshot.data_direct.of
     cpus = {node.number: cpu_list(node) for node in snapshot.numa_nodes}
     return {
         "devices": [
@@ -140,12 +179,15 @@ def as_document(snapshot: Snapshot, *, with_vfs: bool = False) -> dict[str, Any]
                 "numa_node": None if row.numa_node == NO_NUMA_NODE else row.numa_node,
                 "cpus": cpus.get(row.numa_node, ""),
                 **({"vfs": len(row.device.vfs)} if row.device is not None and row.device.vfs else {}),
+                **({"data_direct": function_of[row.address]} if row.address in function_of else {}),
             }
             for row in table
         ],
         "locality": {
             row.label: {
-                other.label: place.name for other in table if (place := _place(row, other, snapshot)) is not None
+                other.label: place.name
+                for other in table
+                if (place := _place(row, other, snapshot, distances)) is not None
             }
             for row in table
         },
@@ -180,9 +222,17 @@ def _index(vf: PciDevice, position: int) -> int:
     return position if vf.vf_index is None else vf.vf_index
 
 
-def _place(row: Row, other: Row, snapshot: Snapshot) -> Locality | None:
+def _shown(row: Row, snapshot: Snapshot) -> str:
+    function = snapshot.data_direct.of.get(row.address)
+    return f"{row.title}  towards GPUs where {function} is (Data Direct)" if function is not None else row.title
+
+
+def _place(row: Row, other: Row, snapshot: Snapshot, distances: Distances) -> Locality | None:
     if row.device is None or other.device is None:
         return None
+    if (row.gpu is None) != (other.gpu is None):
+        a, b = distances.port(row.address), distances.port(other.address)
+        return distances.between(a, b) if distances.is_known(a, b) else None
     return place_of(row.device, other.device, snapshot)
 
 
@@ -192,13 +242,13 @@ def _nvlinks(row: Row, other: Row) -> int:
     return dict(row.gpu.nvlinks).get(other.gpu.uuid, 0)
 
 
-def _cell(row: Row, other: Row, snapshot: Snapshot) -> str:
+def _cell(row: Row, other: Row, snapshot: Snapshot, distances: Distances) -> str:
     if row is other:
         return "X"
     if links := _nvlinks(row, other):
         is_amd = row.device is not None and row.device.vendor == AMD
         return f"{'XGMI' if is_amd else 'NV'}{links}"
-    place = _place(row, other, snapshot)
+    place = _place(row, other, snapshot, distances)
     return "?" if place is None else place.name
 
 
@@ -214,7 +264,7 @@ def _legend(seen: Iterable[str]) -> list[str]:
         if not any(cell.startswith(word[:-1]) for cell in seen):
             del words[word]
     if "?" in seen:
-        words["?"] = "not known: the scan does not show one of them"
+        words["?"] = "not known"
     return [f"{word:<5} {meaning}" for word, meaning in words.items()]
 
 

@@ -69,10 +69,14 @@ def _chips(snapshot: Snapshot) -> dict[str, _Block]:
         for gpu, nics, place in rails(snapshot)
         if place is not None
     }
-    return {
+    chips = {
         row.address: _chip("gpu" if row.gpu else "nic", row.label, row.title, near.get(row.address, row.address))
         for row in table
     }
+    pfs: dict[str, list[str]] = {}
+    for pf, function in snapshot.data_direct.of.items():
+        pfs.setdefault(function, []).append(label_of.get(pf, pf))
+    return chips | {function: _chip("nic", " ".join(of), "Data Direct", function) for function, of in pfs.items()}
 
 
 def _chip(kind: str, *lines: str) -> _Block:

@@ -40,10 +40,14 @@ class NumaGroup:
 
 
 def tree(snapshot: Snapshot) -> tuple[NumaGroup, ...]:
-    """Arrange the GPUs and NICs of a snapshot, GPUs first. NUMA nodes without any are left out."""
+    """Arrange the GPUs and NICs of a snapshot, GPUs first. NUMA nodes without any are left out.
+
+    A Data Direct function stands beside its GPU, and its PF where that is.
+    """
+    gpus = {gpu.pci_address for gpu in snapshot.all_gpus}
     roots: dict[str, Any] = {}
     numa_of: dict[str, int] = {}
-    for device in sorted(drawn(snapshot), key=is_nic):
+    for device in sorted(drawn(snapshot), key=lambda device: device.address not in gpus):
         *way, own = device.path if len(device.path) > 1 else ("pci", device.address)
         top, branch = way[0], roots
         for name in way:
@@ -63,8 +67,8 @@ def tree(snapshot: Snapshot) -> tuple[NumaGroup, ...]:
 
 
 def drawn(snapshot: Snapshot) -> tuple[PciDevice, ...]:
-    """List the devices that the tree shows: NICs and GPUs, no VFs."""
-    known = {gpu.pci_address for gpu in snapshot.all_gpus}
+    """List the devices that the tree shows: NICs with their Data Direct functions, and GPUs; no VFs."""
+    known = {*(gpu.pci_address for gpu in snapshot.all_gpus), *snapshot.data_direct.of.values()}
     return tuple(d for d in snapshot.devices if not d.is_vf and (is_nic(d) or d.address in known))
 
 

@@ -12,7 +12,7 @@ from agent.model.listed import grouped, some
 from agent.offer.cautions import cautions
 from agent.offer.joining import strangers, template_problems
 from agent.offer.units import plain_offer
-from agent.report.chart.matrix import NEARNESS_REMEDY, NEARNESS_UNKNOWN, nearness_known
+from agent.report.chart.matrix import why_not_known
 from agent.report.chart.tree import is_nic
 from agent.report.doctor.facts import Facts
 from agent.report.doctor.findings import Finding, Severity
@@ -261,8 +261,8 @@ def gpus(facts: Facts) -> Iterator[Finding]:
         yield Finding("gpus", Severity.NOTE, text, "let the agent see libnvidia-ml.so.1, if pods use these GPUs")
     else:
         yield Finding("gpus", Severity.FINE, _gpus_in_words(len(shown), on_bus, shown))
-    if not nearness_known(facts.snapshot):
-        yield Finding("gpus", Severity.WARNING, NEARNESS_UNKNOWN, NEARNESS_REMEDY)
+    if unknown := why_not_known(facts.snapshot):
+        yield Finding("gpus", Severity.WARNING, *unknown)
     has_rdma = any(device.rdma_devices for device in facts.snapshot.devices)
     if shown and has_rdma and facts.modules is not None and not facts.modules & {"nvidia_peermem", "nv_peer_mem"}:
         yield Finding(

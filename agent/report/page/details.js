@@ -100,6 +100,7 @@ function factsOf(model, key) {
   }
   add("Driver", (gpu ?? nic ?? vf)?.driver);
   add("NUMA node", (gpu ?? nic ?? vf?.nic)?.numaNode);
+  add("Towards GPUs", nearnessOf(model, nic ?? vf?.nic));
   for (const offer of known.offers) {
     add("Resource", `${offer.resource}: ${offer.granted} of ${offer.units} granted`);
     for (const word of offer.reasons) add("Unhealthy", explained(model, word));
@@ -112,6 +113,14 @@ function factsOf(model, key) {
     add("Granted", `${grant.resource} to ${grant.pod ?? "a pod not known yet"}${container}`, grant.since);
   }
   return facts;
+}
+
+/** Say where an adapter stands towards GPUs, if that is not where its PF is. */
+function nearnessOf(model, nic) {
+  if (!nic) return null;
+  const { nearness } = model.document.hardware;
+  if (nearness?.unknownNics?.includes(nic.address)) return `not known: ${nearness.reason}`;
+  return nic.dataDirect ? `where ${nic.dataDirect} is (Data Direct)` : null;
 }
 
 function explained(model, word) {

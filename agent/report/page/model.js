@@ -29,6 +29,11 @@ export class Model {
       for (const mig of gpu.migDevices) this.labels.set(mig.uuid, `GPU${gpu.index} ${mig.profile}`);
     }
     [...this.nics.keys()].forEach((address, number) => this.labels.set(address, `NIC${number}`));
+    for (const [address, { dataDirect }] of this.nics)
+      if (dataDirect) {
+        const others = this.labels.get(dataDirect)?.replace(" Data Direct", ", ") ?? "";
+        this.labels.set(dataDirect, `${others}${this.labels.get(address)} Data Direct`);
+      }
   }
 
   #of(name) {

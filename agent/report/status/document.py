@@ -257,7 +257,17 @@ def describe(snapshot: Snapshot, rails: Mapping[str, int] = NO_RAILS) -> dict[st
             }
             for gpu, nics, place in matrix.rails(snapshot)
         ],
-        "nearness": {"known": matrix.nearness_known(snapshot), "source": snapshot.places.source or None},
+        "nearness": _nearness(snapshot),
+    }
+
+
+def _nearness(snapshot: Snapshot) -> dict[str, Any]:
+    why = matrix.why_not_known(snapshot)
+    return {
+        "known": why is None,
+        "source": snapshot.places.source or None,
+        "reason": why[0] if why is not None else None,
+        "unknownNics": list(matrix.unknown_nics(snapshot)),
     }
 
 
@@ -283,6 +293,7 @@ def _nic(device: PciDevice, snapshot: Snapshot, rail: int | None) -> dict[str, A
         "address": device.address,
         "rail": rail,
         "numaNode": _numa(device),
+        "dataDirect": snapshot.data_direct.of.get(device.address),
         "driver": device.driver,
         "netdevs": [_netdev(netdev) for netdev in device.netdevs if not netdev.is_representor],
         "rdma": [_rdma(rdma) for rdma in device.rdma_devices],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import Config, Dra, Resource
+from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.sysfs import scan
 from agent.model.device import PciDevice, Snapshot
 from agent.offer.offer import Offer
@@ -24,7 +25,7 @@ from deviceplugin.dra.seen import Seen, look
 DRIVER, NODE = "nodefabric.io", "node-1"
 GPU_NODES = (
     *("h100-8gpu", "a100-8gpu-4nic", "efa", "b200-8gpu-2nic"),
-    *("v100-16gpu", "gb200-4gpu", "one-numa-node", "epyc-no-switch"),
+    *("v100-16gpu", "gb200-4gpu", "gb300-4gpu", "one-numa-node", "epyc-no-switch"),
 )
 VF, HCA, NIC = (
     Resource("rdma/vf", "vf", offer="dra"),
@@ -40,7 +41,7 @@ def recorded_node(name: str) -> Snapshot:
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # thousands of small files
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         recorded.unpack(node, Path(folder))
-        found = scan.scan(Path(folder))
+        found = with_adapter_ids(scan.scan(Path(folder)), Path(folder))
     return replace(found, gpus=node.gpus, generation=1)
 
 

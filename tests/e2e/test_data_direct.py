@@ -1,0 +1,179 @@
+"""Adapters whose traffic with GPUs takes a Data Direct function, at NVIDIA's example addresses."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.sim.stage import CONFIG, Stage, wait
+from tests.e2e.claims import by_claims, devices, kubelet_options, start_api_server
+
+GPU_BESIDE = {
+    "0000:03:00.0": "0009:06:00.0",
+    "0002:03:00.0": "0008:06:00.0",
+    "0010:03:00.0": "0019:06:00.0",
+    "0012:03:00.0": "0018:06:00.0",
+}
+"""PF → the GPU that NVIDIA documents beside its Data Direct function."""
+SLOW = "0009:03:00.0"
+OF_SLOW = "0000:03:00.0"
+GPU = {"name": "nvidia.com/gpu", "kind": "gpu"}
+VF = {"name": "rdma/vf", "kind": "vf", "select": {"vendors": ["15b3"]}, "network": "rails"}
+TOLD = {**VF, "binding": "late", "environment": ["rails", "ncclTopo"]}
+RAIL = {"name": "rdma/rail", "kind": "rail", "gpu": {}, "nic": {"kind": "vf"}, "network": "rails"}
+WAYS: Mapping[str, tuple[list[Any], dict[str, int]]] = {
+    "late": ([TOLD, GPU], {"rdma/vf": 1, "nvidia.com/gpu": 1}),
+    "early": ([VF, GPU], {"rdma/vf": 1, "nvidia.com/gpu": 1}),
+    "rails": ([RAIL], {"rdma/rail": 1}),
+}
+"""Resources, and what a pod asks for."""
+
+
+def start(stage: Stage, resources: list[Any], before: Callable[[Stage], None] = lambda _: None) -> None:
+    stage.build_node("gb300-4gpu")
+    before(stage)
+    stage.write_config({**CONFIG, "resources": resources})
+    stage.write_conflist()
+    stage.start_kubelet("--seed", "7")
+    stage.start_agent()
+    stage.await_ready()
+
+
+def nearness(stage: Stage) -> dict[str, Any]:
+    found: dict[str, Any] = stage.status()["hardware"]["nearness"]
+    return found
+
+
+def pair_of(stage: Stage, pod: str) -> tuple[str, str]:
+    """The PF and the GPU of a pod with one of each, by the agent's books and PCI addresses."""
+    status, name = stage.status(), f"default/{pod}"
+    (vf,) = (row["device"] for row in status["attachments"] if row["pod"] == name)
+    pf = next(nic["address"] for nic in status["hardware"]["nics"] for each in nic["vfs"] if each["address"] == vf)
+    (gpu,) = {grant.get("gpu") or grant["device"] for grant in status["grants"] if grant["pod"] == name} & {
+        gpu["uuid"] for gpu in status["hardware"]["gpus"]
+    }
+    return pf, next(each["address"] for each in status["hardware"]["gpus"] if each["uuid"] == gpu)
+
+
+def rails(stage: Stage) -> dict[str, tuple[Any, str]]:
+    """What pods' rails.json say: PF → GPU and locality."""
+    files = [*(stage.folder / "cdi-specs").glob("*.rails")]
+    every = [rail for file in files for rail in json.loads(file.read_text())["rails"]]
+    return {rail["nic"]["pfPciAddress"]: (rail["gpu"], rail["locality"]) for rail in every}
+
+
+def vpd(stage: Stage, address: str) -> Path:
+    return stage.machine.root / "sys/bus/pci/devices" / address / "vpd"
+
+
+@contextmanager
+def held_up(path: Path) -> Iterator[None]:
+    """Let whoever opens a file wait, as for a card that answers late: the kernel asks for the lease back first."""
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        yield
+    finally:
+        os.close(descriptor)
+        signal.signal(signal.SIGIO, before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_pairs_are_those_that_nvidia_documents(stage: Stage, way: str) -> None:
+    resources, limits = WAYS[way]
+    start(stage, resources)
+    wait("the pairs", lambda: nearness(stage)["known"] or None)
+    for number in range(4):
+        stage.create_pod(f"p{number}", limits)
+        stage.await_pod(f"p{number}")
+    if way == "late":
+        told = rails(stage)
+        assert {pf: gpu["pciAddress"] for pf, (gpu, _) in told.items()} == GPU_BESIDE
+        assert {locality for _, locality in told.values()} == {"PXB"}
+        assert not [*(stage.folder / "cdi-specs").glob("*.nccl")], "NCCL would take the PFs' places from it"
+    assert dict(pair_of(stage, f"p{number}") for number in range(4)) == GPU_BESIDE
+
+
+def test_claims_find_the_root_and_the_gpu_of_the_function(stage: Stage) -> None:
+    stage.build_node("gb300-4gpu")
+    stage.write_config(by_claims({**CONFIG, "resources": [VF]}))
+    stage.write_conflist()
+    port = start_api_server(stage)
+    stage.start_kubelet(*kubelet_options(port))
+    stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"))
+    gpus = {gpu.uuid: gpu.pci_address for gpu in stage.machine.gpus}
+
+    def told() -> dict[str, tuple[str, str, str]]:
+        found = [{name: next(iter(v.values())) for name, v in d["attributes"].items()} for d in devices(port)]
+        root = "resource.kubernetes.io/pcieRoot"
+        return {
+            each["resource.kubernetes.io/pciBusID"]: (
+                each["pf"],
+                each.get(root, ""),
+                gpus.get(each.get("nearGpu", ""), ""),
+            )
+            for each in found
+        }
+
+    found = wait(
+        "the near GPU of all VFs", lambda: ((seen := told()) and all(all(v) for v in seen.values()) and seen) or None
+    )
+    assert len(found) == 16
+    assert {pf: gpu for pf, _, gpu in found.values()} == GPU_BESIDE
+    assert {pf: root for pf, root, _ in found.values()} == {pf: f"pci{gpu[:4]}:00" for pf, gpu in GPU_BESIDE.items()}
+    own = {d["attributes"]["pf"]["string"]: d["attributes"]["pfPcieRoot"]["string"] for d in devices(port)}
+    assert own == {pf: f"pci{pf[:4]}:00" for pf in GPU_BESIDE}
+    numbers = {
+        pf: n for d in devices(port) for pf, n in [(d["attributes"]["pf"]["string"], d["attributes"]["rail"]["int"])]
+    }
+    assert numbers == {pf: number for number, pf in enumerate(GPU_BESIDE)}
+
+
+def test_a_late_answer_changes_nothing_for_a_pod_that_runs(stage: Stage) -> None:
+    released: list[Any] = []
+
+    def hold(stage: Stage) -> None:
+        holding = held_up(vpd(stage, SLOW))
+        holding.__enter__()
+        released.append(holding)
+
+    start(stage, [TOLD, GPU], hold)
+    try:
+        wait("the others", lambda: nearness(stage)["unknownNics"] == [OF_SLOW] or None)
+        assert not nearness(stage)["known"]
+        stage.create_pod("before", {"rdma/vf": 1, "nvidia.com/gpu": 1})
+        stage.await_pod("before")
+        rows = stage.status()["attachments"]
+    finally:
+        released[0].__exit__(None, None, None)
+    wait("the late answer", lambda: nearness(stage)["known"] or None)
+    assert stage.status()["attachments"] == rows
+    for number in range(3):
+        stage.create_pod(f"p{number}", {"rdma/vf": 1, "nvidia.com/gpu": 1})
+        stage.await_pod(f"p{number}")
+        pf, gpu = pair_of(stage, f"p{number}")
+        assert GPU_BESIDE[pf] == gpu
+
+
+def test_a_card_that_hangs_leaves_its_adapter_without_preference_and_holds_up_no_stop(stage: Stage) -> None:
+    def hang(stage: Stage) -> None:
+        vpd(stage, SLOW).unlink()
+        os.mkfifo(vpd(stage, SLOW))
+
+    start(stage, [TOLD, GPU], hang)
+    wait("the others", lambda: nearness(stage)["unknownNics"] == [OF_SLOW] or None)
+    stage.create_pod("all", {"rdma/vf": 4, "nvidia.com/gpu": 4})
+    stage.await_pod("all")
+    found = {pf: gpu and gpu["pciAddress"] for pf, (gpu, _) in rails(stage).items()}
+    assert found == {**GPU_BESIDE, OF_SLOW: None}, "each of the four has one pod's traffic, and no guess is told"
+    wait("the reason", lambda: f"{SLOW}/vpd does not answer" in nearness(stage)["reason"] or None)
+    stage.end("agent")
