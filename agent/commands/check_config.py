@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agent.config import Config
     from agent.model.device import Snapshot
     from agent.model.vf_identity import Rail
-    from agent.offer.explanation import Explanation
+    from agent.offer.explanation import Account
     from agent.offer.offer import Offer
 
 SHOWN_DEVICES = 8
@@ -65,13 +65,17 @@ def _check_config(options: argparse.Namespace) -> int:
         "problems": problems,
         "warnings": [*config.warnings, *unlike],
         "overlaps": [asdict(overlap) for overlap in found.overlaps],
-        "resources": [asdict(resource) for resource in found.resources],
+        "resources": [
+            {**asdict(resource), "left_out": [each.document() for each in resource.left_out]}
+            for resource in found.resources
+        ],
+        "notOffered": [each.document() for each in found.left_out],
         "slices": slices,
         "networks": networks,
         "railsAsOfFirstStart": why_not,
         "protected": protected,
     }
-    show(options, document, joined(_lines(config.source, document, found.resources, snapshot)))
+    show(options, document, joined(_lines(config.source, document, found, snapshot)))
     if problems:
         return WRONG_INPUT
     return MATCHES_NOTHING if any(not (r.devices and r.units) for r in found.resources) else DONE
@@ -122,13 +126,13 @@ def _called(name: str, snapshot: Snapshot) -> list[str]:
     return [d.address for d in snapshot.devices if name in (d.address, *(n.name for n in d.netdevs))]
 
 
-def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanation], snapshot: Snapshot) -> list[str]:
+def _lines(source: str, document: dict[str, Any], found: Account, snapshot: Snapshot) -> list[str]:
     from agent.model.listed import grouped, some
 
     lines = [f"{source} is sound" if document["sound"] else f"{source} is wrong:"]
     lines += [f"  {problem}" for problem in document["problems"]]
     lines += [f"warning: {warning}" for warning in document["warnings"]]
-    for resource in resources:
+    for resource in found.resources:
         count = f"{len(resource.devices)} of {len(resource.candidates)} devices"
         in_slices = document["slices"].get(resource.resource_name)
         offered = _number(resource.units, "unit") if in_slices is None else _number(in_slices, "device") + " in slices"
@@ -137,13 +141,8 @@ def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanatio
             f"  {match.field} {match.text}".rstrip() + f": {_short(match.devices, snapshot)}"
             for match in resource.selectors
         ]
-        for each in resource.exclusions:
-            why = f"{each.field} alone leaves out" if "." in each.field else "no alternative takes"
-            lines.append(f"  {why} {_short(each.devices, snapshot)}")
-        for owner in dict.fromkeys(lost.owner for lost in resource.lost):
-            taken = [lost.device for lost in resource.lost if lost.owner == owner]
-            lines.append(f"  {owner} has already {_short(taken, snapshot)}")
         lines.append(f"  takes {_short(resource.devices, snapshot)}")
+        lines += [f"  leaves out {each}" for each in resource.left_out if each.resource]
         if in_slices:
             lines.append(f"  the scheduler sees {some(in_slices, SHOWN_DEVICES)}")
     for name, places in document["networks"].items():
@@ -158,7 +157,8 @@ def _lines(source: str, document: dict[str, Any], resources: Sequence[Explanatio
         lines.append(
             f"cni.protect {name}: {grouped(devices, snapshot, SHOWN_DEVICES) if devices else 'no adapter of this node'}"
         )
-    if not resources:
+    lines += [f"not offered: {each}" for each in found.left_out if not each.resource]
+    if not found.resources:
         lines.append("it has no resources: the agent would offer nothing")
     return lines
 

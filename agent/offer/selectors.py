@@ -184,6 +184,25 @@ def takes(groups: tuple[tuple[Condition, ...], ...], candidate: Candidate) -> bo
     return all(any(condition.holds(candidate) for condition in group) for group in groups)
 
 
+def refusing(groups: tuple[tuple[Condition, ...], ...], candidate: Candidate) -> tuple[str, ...]:
+    """List the fields of a spelled-out selector that refuse the device; an empty one stands for its alternatives."""
+    return tuple(group[0].field.partition("[")[0] for group in groups if not takes((group,), candidate))
+
+
+def takes_vfs_of(select: Select, pf: Candidate) -> bool:
+    """Tell whether a selector for VFs would take VFs of an adapter that has none, as far as the adapter shows it."""
+    names, groups = {name.lower() for name in pf.pf_names}, _own_conditions(select)
+    of_both = tuple(group for group in groups if group[0].field.partition("[")[0] in ("vendors", "linkLayer"))
+    named = all(not each or any(s.pf.lower() in names for s in each) for each in (select.pf, select.root_devices))
+    others = select.any_of
+    return named and takes(of_both, pf) and (not others or any(takes_vfs_of(other, pf) for other in others))
+
+
+def candidate_of(device: PciDevice, snapshot: Snapshot) -> Candidate:
+    """Describe an adapter, VF or accelerator as a candidate, whether or not it can be one."""
+    return _function(device, snapshot, NO_NAMES)
+
+
 def _group(
     name: str, values: tuple[V, ...], text: Callable[[V], str], holds: Callable[[str, V, Candidate], bool]
 ) -> tuple[Condition, ...]:

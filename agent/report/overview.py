@@ -99,6 +99,7 @@ class Overview:
             node=self._node,
             version=self._version,
             kinds=self._facts.kinds(),
+            left_out=self._facts.left_out(),
             conditions=self.conditions.found,
             events=self.events.listed(),
         )

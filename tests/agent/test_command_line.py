@@ -25,7 +25,7 @@ def test_check_config_names_vfs_by_pf_and_range(tmp_path: Path, capsys: pytest.C
     assert main(["check-config", "--node", "h100-8gpu", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "rdma/vf (vf): 64 of 64" in shown
-    assert shown.rstrip().endswith("ens7f0np0, ens8f0np0: VFs 0–7 each")
+    assert "ens7f0np0, ens8f0np0: VFs 0–7 each\n" in shown
 
 
 def test_check_config_names_all_devices_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

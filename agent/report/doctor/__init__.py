@@ -26,6 +26,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     checks_hardware.mtu,
     checks_hardware.names,
     checks_hardware.rails,
+    checks_hardware.not_offered,
     checks_hardware.hugepages,
     checks_hardware.gpus,
 )

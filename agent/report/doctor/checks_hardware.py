@@ -11,12 +11,15 @@ from agent.model.device import PciDevice, is_accelerator, is_vfio
 from agent.model.listed import grouped, some
 from agent.offer.cautions import cautions
 from agent.offer.joining import strangers, template_problems
+from agent.offer.left_out import Why, left_out
 from agent.offer.units import plain_offer
 from agent.report.chart.matrix import why_not_known
 from agent.report.chart.tree import is_nic
 from agent.report.doctor.facts import Facts
 from agent.report.doctor.findings import Finding, Severity
 
+MEANT = frozenset((Why.NOT_SELECTED, Why.OTHER_KIND, Why.TAKEN, Why.SLICED))
+"""Reasons that a configuration gives on purpose."""
 MELLANOX, NVIDIA = 0x15B3, 0x10DE
 _KERNEL_NAME = re.compile(r"(?:eth|ib|wlan)\d+")
 _COUNTED_RDMA_NAME = re.compile(r"(?:mlx[45]|hfi1|irdma|bnxt_re|qedr|rxe|siw|efa|hns)_?\d+")
@@ -219,6 +222,21 @@ def rails(facts: Facts) -> Iterator[Finding]:
     numbers = ", ".join(told)
     as_of = "" if named or not facts.rails_unknown else f", as of a first start ({facts.rails_unknown})"
     yield Finding("rails", Severity.FINE, f"{numbers}{as_of}" if numbers else "no adapter here has an RDMA device")
+
+
+def not_offered(facts: Facts) -> Iterator[Finding]:
+    """Each adapter, VF and accelerator that no resource offers has a reason; many with one reason are one finding."""
+    config = facts.config
+    if config is None or not config.resources:
+        yield Finding("not-offered", Severity.FINE, "there is no resource that could offer anything")
+        return
+    found = left_out(config.resources, plain_offer(config.resources, facts.snapshot))
+    for each in found:
+        meant = each.why in MEANT
+        told = f"{each.what}{f', by {each.resource}' if each.resource else ''}: {each.text}"
+        yield Finding("not-offered", Severity.FINE if meant else Severity.NOTE, told, "" if meant else each.why.remedy)
+    if not found:
+        yield Finding("not-offered", Severity.FINE, "nothing: every adapter, VF and accelerator is in a resource")
 
 
 def hugepages(facts: Facts) -> Iterator[Finding]:

@@ -105,6 +105,8 @@ function factsOf(model, key) {
     add("Resource", `${offer.resource}: ${offer.granted} of ${offer.units} granted`);
     for (const word of offer.reasons) add("Unhealthy", explained(model, word));
   }
+  const left = model.leftOut.get(gpu?.address ?? key) ?? (gpu && model.leftOut.get(gpu.uuid));
+  if (left) add("Not offered", `${left.resource ? `by ${left.resource}: ` : ""}${left.text}. ${left.remedy}`);
   if (known.quarantine) add("Quarantine", known.quarantine.reason, known.quarantine.since);
   for (const row of known.attachments)
     add("In a pod", `${row.pod} as ${row.ifname} ${row.addresses.join(" ")} (${row.mode}, ${row.state})`, row.since);

@@ -24,6 +24,7 @@ export function showLists(model, filter) {
   say(byId("dra"), document.dra ? driverOf(document.dra) : "");
   const tables = [
     ["rails", ["GPU", "Near", "NIC", "VFs"], railsOf(model), "No GPU is known."],
+    ["left-out", ["Devices", "Left out by", "Why", "What to do"], leftOutOf(document), "Everything here is offered."],
     ["slots", ["Resource", "NUMA", "Slots", "Healthy", "Granted", "Bound"], slotsOf(document), "None."],
     ["claims", ["Claim", "Request", "Device", "Resource", "Pods", "State", "For"], claimsOf(document), "Nothing is claimed."],
     ["held", ["Device", "Resource", "Pod", "Interface", "Address", "State", "For"], heldOf(model), "Nobody holds anything."],
@@ -56,6 +57,10 @@ function railsOf(model) {
     const states = counted(vfs.map((vf) => model.state(vf.address)));
     return [model.label(rail.gpu), rail.locality ?? "–", nics || "–", states];
   });
+}
+
+function leftOutOf(document) {
+  return (document.notOffered ?? []).map((left) => [left.what, left.resource || "–", left.text, left.remedy]);
 }
 
 function slotsOf(document) {

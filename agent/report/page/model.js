@@ -18,6 +18,7 @@ export class Model {
           this.#of(device).grants.push({ resource, device, pod, container: null, since: claim.since });
     for (const row of document.attachments ?? []) this.#of(parentOf(row.device)).attachments.push(row);
     for (const held of document.quarantine ?? []) this.#of(held.device).quarantine = held;
+    this.leftOut = new Map((document.notOffered ?? []).flatMap((left) => left.devices.map((name) => [name, left])));
     const hardware = document.hardware ?? {};
     this.gpus = new Map((hardware.gpus ?? []).map((gpu) => [gpu.address, gpu]));
     this.nics = new Map((hardware.nics ?? []).map((nic) => [nic.address, nic]));

@@ -18,6 +18,7 @@ from agent.model.allocation import Attachment, Grant, OwedLease, Quarantine
 from agent.model.device import NO_NUMA_NODE, Gpu, Netdev, PciDevice, RdmaDevice, Snapshot
 from agent.model.health import text_of
 from agent.model.unit_id import UnitId
+from agent.offer.left_out import LeftOut
 from agent.offer.offer import Unit
 from agent.process.conditions import NO_POD_NEEDS
 from agent.report.chart import matrix
@@ -43,10 +44,11 @@ def build(
     kinds: Mapping[str, str],
     conditions: Mapping[str, str],
     events: Sequence[Event] = (),
+    left_out: Sequence[LeftOut] = (),
 ) -> dict[str, Any]:
     """Make the document. `kinds` maps resource names to their kind, `conditions` checks to what is wrong.
 
-    `events` come newest first.
+    `events` come newest first, `left_out` is what no resource offers.
     """
     granted = facts.granted
     attached = {row.device for row in facts.attachments}
@@ -75,6 +77,7 @@ def build(
         "reasons": _reasons(facts.units),
         "hardware": describe(facts.snapshot, facts.rails),
         "offers": _offers(facts.units, kinds, granted),
+        "notOffered": [each.document() for each in left_out],
         "slots": _slots(facts.units, granted),
         "grants": [
             _grant(grant, facts.containers.get(grant.unit_id), rails.get(grant.unit_id, "")) for grant in facts.grants
@@ -102,6 +105,7 @@ def without_agent(found: Books, *, node: str, version: str, problem: str) -> dic
         "reasons": {},
         "hardware": dict(NOTHING),
         "offers": [],
+        "notOffered": [],
         "slots": [],
         "grants": [_grant(grant) for grant in found.grants],
         "attachments": [_attachment(row) for row in found.attachments],

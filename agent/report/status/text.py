@@ -11,6 +11,8 @@ UNKNOWN_POD = "(not known yet)"
 SHOWN_ID = 12
 MOST_UNITS = 8
 """So many unhealthy units of one reason have a line each; more are counted."""
+UNHEALTHY = "Unhealthy"
+"""Such units have a block of their own."""
 SLOT_COUNTS = ("units", "healthy", "granted", "bound")
 
 Row = tuple[object, ...]
@@ -31,6 +33,12 @@ def text(document: Mapping[str, Any], now: float) -> str:
     lines += _block(("SLOTS OF", "NUMA", "UNITS", "HEALTHY", "GRANTED", "BOUND"), _slots(document))
     failing = [row for r in document["resources"] for row in _failing(r, document["reasons"])]
     lines += _block(("UNHEALTHY UNIT", "RESOURCE", "REASON", "WHICH MEANS"), failing)
+    left_out = [
+        (each["what"], each["resource"] or "-", each["text"], each["remedy"])
+        for each in document.get("notOffered", ())
+        if each["reason"] != UNHEALTHY
+    ]
+    lines += _block(("NOT OFFERED", "BY", "WHY", "WHAT TO DO"), left_out)
     held = [(q["device"], ago(now - q["since"]), q["reason"]) for q in document["quarantine"]]
     lines += _block(("QUARANTINED", "FOR", "REASON"), held)
     lines += _block(("LEASES OWED: CONTAINER", "INTERFACE", "PLUGIN", "FOR", "PROBLEM"), _owed(document, now))

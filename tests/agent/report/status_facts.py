@@ -15,6 +15,7 @@ from agent.model.allocation import (
 )
 from agent.model.device import Problem, Snapshot
 from agent.model.health import HEALTHY, unhealthy
+from agent.offer.left_out import LeftOut, Why
 from agent.offer.offer import Unit
 from agent.report import status
 from agent.report.dra import DriverState
@@ -71,6 +72,12 @@ FACTS = Facts(
 
 
 FACTS = replace(FACTS, containers={f"unit-{VF}": "worker"})
+
+
+LEFT_OUT = (
+    LeftOut("rdma/vf", Why.NO_VFS, "", ("0000:3a:00.0",), "1 adapter (ens2f0np0)"),
+    LeftOut("rdma/vf", Why.UNHEALTHY, "LinkDown", (OTHER,), "1 VF (ens1f0np0: VF 1)"),
+)
 
 
 def document(facts: Facts = FACTS, **obstacles: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from agent.report.events import Events
 from agent.report.metrics import Facts
 from tests.agent.books import POD, VF
 from tests.agent.ledger.test_claims import claim, of_share
-from tests.agent.report.status_facts import DRIVER, FACTS, OTHER, ROW, document, offered, slot
+from tests.agent.report.status_facts import DRIVER, FACTS, LEFT_OUT, OTHER, ROW, document, offered, slot
 
 
 def test_the_document_tells_who_holds_what_and_what_is_wrong() -> None:
@@ -179,7 +179,9 @@ def test_every_key_is_described_and_no_other(node_snapshot: Callable[[str], Snap
     facts = replace(facts, claims=(claim("c", of_share()),), driver=DRIVER, attachments=(told,))
     events = Events()
     events.note("agent", "a", "b")
-    made = status.build(facts, node="n", version="1", kinds={}, conditions={"a": "b"}, events=events.listed())
+    made = status.build(
+        facts, node="n", version="1", kinds={}, conditions={"a": "b"}, events=events.listed(), left_out=LEFT_OUT
+    )
     # Deeper branches of the tree are like the first; reasons are by word.
     found = {re.sub(r"(\.below\[\])(\.below\[\])+", r"\1\2", path) for path in leaves(made)}
     found = {path.partition(".")[0] if path.startswith(("reasons.", "obstacles.")) else path for path in found}
@@ -202,7 +204,8 @@ def test_an_attachment_that_is_not_finished_has_no_addresses() -> None:
 
 
 def test_people_are_told_the_same_in_columns() -> None:
-    lines = status.text(document(kubelet="has no open stream"), 4000.0).splitlines()
+    left_out = {"notOffered": [each.document() for each in LEFT_OUT]}
+    lines = status.text(document(kubelet="has no open stream") | left_out, 4000.0).splitlines()
     assert lines[0] == "node n1  nodefabric 1.2  NOT READY"
     assert lines[1] == "  kubelet: has no open stream"
     assert "RESOURCE  KIND  UNITS  HEALTHY  GRANTED  ATTACHED" in lines
@@ -216,6 +219,8 @@ def test_people_are_told_the_same_in_columns() -> None:
     assert f"{OTHER}  1h   clean-up failed: it is stuck" in text
     assert "0123456789ab            net1       host-local  1h   not tried yet" in text
     assert "it hangs" in text
+    assert "1 adapter (ens2f0np0)  rdma/vf  selected, but without VFs  take kind nic or hca, or create VFs" in text
+    assert "VF 1)" not in text  # an unhealthy unit is shown as that
     assert all(line == line.rstrip() for line in lines)
 
 

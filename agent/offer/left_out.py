@@ -1,0 +1,359 @@
+"""Why a device of the node is not offered: one reason for each, from a closed list, with what to do. Pure.
+
+Nobody waits for it: it is worked out when somebody looks, never while a pod starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agent.config import Resource, Select, SriovPool
+from agent.config.contradictions import selectors_of
+from agent.model.device import Gpu, PciDevice, Snapshot, is_accelerator
+from agent.model.health import Health
+from agent.model.listed import adapter_name, grouped, some
+from agent.offer.offer import Offer
+from agent.offer.selectors import (
+    ACCELERATOR_CLASS,
+    Candidate,
+    candidate_of,
+    conditions,
+    offered_candidates,
+    refusing,
+    takes_vfs_of,
+)
+
+
+class Why(StrEnum):
+    """A word, which is the member itself, with its sentence and what to do. The nearest to being offered comes first.
+
+    `{}` stands for what differs: a resource, keys of a selector, a kind, the word of an ill unit.
+    """
+
+    text: str
+    remedy: str
+
+    def __new__(cls, word: str, text: str, remedy: str) -> Why:
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.text = text
+        member.remedy = remedy
+        return member
+
+    UNHEALTHY = (
+        "Unhealthy",
+        "offered, and unhealthy: {}",
+        "mend what the reason names (docs/health.md lists them)",
+    )
+    NOT_YET = "NotYet", "selected, and about to be listed", "wait a moment"
+    NO_NIC = (
+        "NoNic",
+        "no NIC is left for a rail with it",
+        "select more NICs under nic.select, lower nic.count, or raise nic.shares of kind hca",
+    )
+    NO_GPU = (
+        "NoGpu",
+        "no GPU of the rails needs it",
+        "raise nic.count, or narrow nic.select and offer the rest by a resource of its own",
+    )
+    SLICED = (
+        "Sliced",
+        "cut into slices (MIG) that another resource offers",
+        "ask for the resource of the slices, or switch MIG off: nvidia-smi -mig 0",
+    )
+    TAKEN = (
+        "Taken",
+        "selected, but {} has it already",
+        "narrow the selector of one of the two: a device serves one resource",
+    )
+    NO_VFS = "NoVfs", "selected, but without VFs", "take kind nic or hca, or create VFs (sriov_numvfs)"
+    HAS_VFS = (
+        "HasVfs",
+        "selected, but it has VFs, so it is not free as a whole",
+        "take kind vf or hca, or remove the VFs",
+    )
+    HOST_PORT = (
+        "HostPort",
+        "part of a bond, bridge or the like of the host",
+        "take it out of there, or share the adapter: kind hca",
+    )
+    DEFAULT_ROUTE = (
+        "DefaultRoute",
+        "the host's only default route, or its way to the API server, is on it",
+        "give the host another way out, or share the adapter: kind hca",
+    )
+    PROTECTED = "Protected", "cni.protect names it", "take it out of cni.protect"
+    NO_DRIVER = (
+        "NoDriver",
+        "no driver is bound to it",
+        "echo ADDRESS > /sys/bus/pci/drivers_probe, or look in dmesg why the driver refuses it",
+    )
+    NO_RDMA = (
+        "NoRdma",
+        "without an RDMA device",
+        "load the RDMA module of its driver (mlx5_ib, irdma, bnxt_re …), or take kind vf or nic without isRdma",
+    )
+    IN_A_POD = "InAPod", "its RDMA device is in a pod", "wait until that pod ends, or take kind vf"
+    NOT_IN_NVML = (
+        "NotInNvml",
+        "not shown by NVML, which kinds gpu and rail go by",
+        "let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart); of another vendor: NICs with binding: late",
+    )
+    NOT_SELECTED = "NotSelected", "not selected by {}", "widen that selector, or add a resource for the rest"
+    NOT_NETWORK = (
+        "NotNetwork",
+        "of a PCI class that is not a network controller's",
+        "take kind hca if it has an RDMA device; VFs of other devices are not offered",
+    )
+    OTHER_KIND = "OtherKind", "no resource is of kind {}", "add one, if pods need it"
+
+
+_RANK = {why: number for number, why in enumerate(Why)}
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Devices that are left out for one reason."""
+
+    resource: str
+    """Which resource leaves them out; empty where none is of a kind for them."""
+    why: Why
+    detail: str
+    """What the reason's sentence names."""
+    devices: tuple[str, ...]
+    """PCI addresses; the UUID of a GPU whose PCI function was not seen."""
+    what: str
+    """The devices in short: `8 adapters (ens1f0np0, ens2f0np0 and 6 more)`."""
+
+    @property
+    def text(self) -> str:
+        """The reason's sentence, without the devices."""
+        return self.why.text.format(self.detail)
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.text}: {self.why.remedy}"
+
+    def document(self) -> dict[str, object]:
+        """Give it as values that JSON can carry."""
+        told = {"resource": self.resource, "reason": str(self.why), "devices": list(self.devices), "what": self.what}
+        return {**told, "text": self.text, "remedy": self.why.remedy}
+
+
+Reason = tuple[Why, str]
+Told = dict[tuple[str, Why, str, str], list["_Device"]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """An adapter, VF or accelerator of the node."""
+
+    key: str
+    """PCI address; the UUID of a GPU whose PCI function was not seen."""
+    noun: str
+    kinds: frozenset[str]
+    """Kinds of a resource that it may be for."""
+    pci: PciDevice | None
+    gpu: Gpu | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that units may call it by."""
+        if self.gpu is None:
+            return (self.key,)
+        return (self.key, self.gpu.uuid, *(part.uuid for part in self.gpu.mig_devices))
+
+
+def left_out(resources: Sequence[Resource], offer: Offer) -> tuple[LeftOut, ...]:
+    """Give each device of the node that no resource offers its one reason: of the resource that is nearest to it."""
+    devices, by_resource = _reasons(resources, offer)
+    offered = {adapter for _, adapter in offer.adapters}  # a PF is offered with its VFs
+    found: Told = {}
+    for device in devices:
+        reasons = [(name, reasons[device.key]) for name, reasons in by_resource.items()]
+        if any(reason is None for _, reason in reasons):
+            continue
+        told = [(name, reason) for name, reason in reasons if reason is not None]
+        name, (why, detail) = min(told, key=lambda each: _RANK[each[1][0]], default=("", _of_another_kind(device)))
+        if device.key not in offered or why is Why.UNHEALTHY:
+            found.setdefault(("" if _is_far(why) else name, why, detail, device.noun), []).append(device)
+    return _listed(found, offer.snapshot)
+
+
+def left_out_by(resources: Sequence[Resource], offer: Offer) -> Mapping[str, tuple[LeftOut, ...]]:
+    """Give, for each resource, each device that it does not offer its one reason there."""
+    devices, by_resource = _reasons(resources, offer)
+    made = {}
+    for name, reasons in by_resource.items():
+        found: Told = {}
+        for device in devices:
+            reason = reasons[device.key]
+            if reason is not None:
+                found.setdefault((name, *reason, device.noun), []).append(device)
+        made[name] = _listed(found, offer.snapshot)
+    return made
+
+
+def _is_far(why: Why) -> bool:
+    """Tell whether a reason is about no resource in particular."""
+    return why in (Why.OTHER_KIND, Why.NOT_IN_NVML)
+
+
+def _listed(found: Told, snapshot: Snapshot) -> tuple[LeftOut, ...]:
+    made = (
+        LeftOut(
+            "" if _is_far(why) else name,
+            why,
+            detail,
+            tuple(device.key for device in devices),
+            _in_short(noun, devices, snapshot),
+        )
+        for (name, why, detail, noun), devices in found.items()
+    )
+    return tuple(sorted(made, key=lambda each: _RANK[each.why]))
+
+
+def _in_short(noun: str, devices: Sequence[_Device], snapshot: Snapshot) -> str:
+    if noun == "VF":
+        names = grouped([device.key for device in devices], snapshot)
+    else:
+        names = some([f"GPU {d.gpu.index}" if d.gpu is not None else adapter_name(d.pci) for d in devices])
+    return f"{len(devices)} {noun}{'' if len(devices) == 1 else 's'} ({names})"
+
+
+# --------------------------------------------------------------------------------------------------------- decisions
+
+
+def _devices(snapshot: Snapshot) -> Iterator[_Device]:
+    """List the node's adapters, VFs and accelerators."""
+    gpus = {gpu.pci_address: gpu for gpu in snapshot.all_gpus}
+    for pci in snapshot.devices:
+        gpu = gpus.pop(pci.address, None)
+        if gpu is not None or is_accelerator(pci) or pci.pci_class >> 16 == ACCELERATOR_CLASS:
+            kinds = {"gpu"} if gpu in snapshot.gpus else set()
+            kinds |= {"accelerator"} if pci.pci_class >> 16 == ACCELERATOR_CLASS else set()
+            noun = "GPU" if gpu is not None else "accelerator"
+            yield _Device(pci.address, noun, frozenset(kinds), pci, gpu)
+        elif pci.is_vf:
+            yield _Device(pci.address, "VF", frozenset({"vf"}), pci)
+        elif pci.netdevs or pci.rdma_devices or pci.is_network:
+            yield _Device(pci.address, "adapter", frozenset({"nic", "hca"}), pci)
+    for gpu in gpus.values():
+        yield _Device(gpu.uuid, "GPU", frozenset({"gpu"} if gpu in snapshot.gpus else ()), None, gpu)
+
+
+def _reasons(
+    resources: Sequence[Resource], offer: Offer
+) -> tuple[tuple[_Device, ...], Mapping[str, Mapping[str, Reason | None]]]:
+    """List the devices; and for each resource, by device, why it is left out there: None where it is offered."""
+    devices = tuple(_devices(offer.snapshot))
+    healths = {name: _healths(name, offer) for name in offer.offered}
+    owners = {device: name for name, mine in healths.items() for device in mine}
+    found: dict[str, Mapping[str, Reason | None]] = {}
+    for resource in resources:
+        if resource.derived_from:
+            continue  # the resource that it comes from says why devices are left out
+        mine = healths.get(resource.name, {})
+        halves = [_Half(resource, *each, offer.snapshot) for each in selectors_of(resource)]
+        reasons: dict[str, Reason | None] = {}
+        for device in devices:
+            health = next((mine[name] for name in device.names if name in mine), None)
+            if health is None:
+                reasons[device.key] = _why(resource, halves, device, owners)
+            else:
+                reasons[device.key] = None if health.healthy else (Why.UNHEALTHY, health.reason)
+        found[resource.name] = reasons
+    return devices, found
+
+
+def _healths(resource_name: str, offer: Offer) -> Mapping[str, Health]:
+    """Map what a resource offers to how it is: PCI functions, GPUs, slices of GPUs. One healthy unit will do."""
+    units = offer.pools.get(resource_name) or offer.offered[resource_name]
+    found: dict[str, Health] = {}
+    for unit in units[:1] if units and units[0].is_counted else units:
+        devices = offer.adapters_of_pool(resource_name) if unit.is_counted else (*unit.devices, unit.gpu)
+        for device in filter(None, devices):
+            if device not in found or unit.health.healthy:
+                found[device] = unit.health
+    return found
+
+
+def _why(resource: Resource, halves: Sequence[_Half], device: _Device, owners: dict[str, str]) -> Reason:
+    """Say why a resource does not offer a device. `owners` learns what it has all the same: later ones cannot."""
+    why, detail = min((half.why(device) for half in halves), key=lambda reason: _RANK[reason[0]])
+    if why is not Why.NOT_YET:
+        return why, detail
+    owner = next((owners[name] for name in device.names if name in owners), resource.name)
+    owners.setdefault(device.key, resource.name)
+    if device.gpu is not None and device.gpu.mig_mode and resource.mig != "none":
+        return Why.SLICED, ""
+    if owner != resource.name:
+        return Why.TAKEN, owner
+    if resource.kind == "rail":
+        return (Why.NO_NIC if device.gpu is not None else Why.NO_GPU), ""
+    return why, detail
+
+
+class _Half:
+    """A selector of a resource, asked for many devices; a resource of rails has two."""
+
+    def __init__(self, resource: Resource, path: str, kind: str, select: Select, snapshot: Snapshot) -> None:
+        self._resource, self._path, self._select, self._snapshot = resource, path, select, snapshot
+        is_mixed = isinstance(resource.compat, SriovPool) and kind != "accelerator"
+        self._kinds = frozenset({"vf", "nic"} if is_mixed else {kind})
+        self._groups = conditions(select)
+        self._candidates: dict[str, list[Candidate]] = {}
+        for _, candidate in offered_candidates(resource, kind, snapshot):
+            self._candidates.setdefault(candidate.device, []).append(candidate)
+
+    def why(self, device: _Device) -> Reason:
+        """Say why the selector does not take a device; NOT_YET if it does."""
+        candidates = next((self._candidates[name] for name in device.names if name in self._candidates), [])
+        pci = device.pci
+        if not candidates and (pci is None or self._kinds.isdisjoint(device.kinds)):
+            may_have_vfs = "vf" in self._kinds and device.noun == "adapter"
+            if may_have_vfs and pci is not None and not pci.vfs and self._takes_vfs_of(pci):
+                return Why.NO_VFS, ""
+            return _of_another_kind(device)
+        asked = candidates or ([candidate_of(pci, self._snapshot)] if pci is not None else [])
+        refused = [refusing(self._groups, candidate) for candidate in asked]
+        if all(refused):
+            return self._not_selected(pci, refused[0])
+        return (Why.NOT_YET, "") if candidates or pci is None else self._kept_back(pci)
+
+    def _takes_vfs_of(self, device: PciDevice) -> bool:
+        return takes_vfs_of(self._select, candidate_of(device, self._snapshot))
+
+    def _not_selected(self, device: PciDevice | None, fields: Sequence[str]) -> Reason:
+        if device is not None and not device.driver and set(fields) <= {"drivers", "isRdma"}:
+            return Why.NO_DRIVER, ""
+        if device is not None and not device.rdma_devices and fields == ("isRdma",):
+            return Why.NO_RDMA, ""
+        return Why.NOT_SELECTED, " and ".join(f"{self._path}.{field}" if field else self._path for field in fields)
+
+    def _kept_back(self, device: PciDevice) -> Reason:
+        """Say why a device is no candidate, though it is of the kind and selected."""
+        own = candidate_of(device, self._snapshot)
+        if self._resource.compat is not None and not device.driver:
+            return Why.NO_DRIVER, ""
+        if not {own.device, *own.netdevs}.isdisjoint(self._resource.protected):
+            return Why.PROTECTED, ""
+        if self._kinds == {"hca"}:
+            return (Why.IN_A_POD if device.rdma_devices else Why.NO_RDMA), ""
+        if device.vfs:
+            return Why.HAS_VFS, ""
+        if any(netdev.is_enslaved for netdev in device.netdevs):
+            return Why.HOST_PORT, ""
+        if any(netdev.name in self._snapshot.only_ways for netdev in device.netdevs):
+            return Why.DEFAULT_ROUTE, ""
+        return Why.NOT_NETWORK, ""
+
+
+def _of_another_kind(device: _Device) -> Reason:
+    if not device.kinds:
+        return Why.NOT_IN_NVML, ""
+    kinds = device.kinds
+    if device.noun == "adapter" and device.pci is not None:
+        kinds = frozenset({"vf" if device.pci.vfs else "nic"} | ({"hca"} if device.pci.rdma_devices else set()))
+    return Why.OTHER_KIND, " or ".join(sorted(kinds))
