@@ -9,6 +9,7 @@ from typing import Any
 
 from agent.errors import HardwareError, RequestInvalid
 from agent.model.allocation import Attachment, PodRef
+from agent.model.claims import is_place
 from cni import check
 from cni.attach import BUSY_SECONDS, MAX_ADDING, Attacher
 from cni.call import Call, NoSlots, Slots
@@ -151,7 +152,8 @@ class Attachments:
             return conf.prev_result
         rows = ledger.attachments_of(call.container_id, call.ifname)
         bound = ledger.binding_of(conf.device) if conf.device is not None else None
-        device = bound.device if bound is not None else conf.device
+        named = None if conf.device is None or is_place(conf.device) else conf.device
+        device = bound.device if bound is not None else named
         mine = [row for row in rows if device in (None, row.device)]
         if not mine:
             raise HardwareError(

@@ -55,6 +55,10 @@ class Claims:
         """Tell how a pod has a device by a claim; None if it has not."""
         return None
 
+    def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
+        """List the devices that were chosen for a pod's claims where these have a place. Raises AgentError."""
+        return ()
+
     def holding(self, pod: PodRef) -> Holding | None:
         """Tell which PCI devices a pod has by claims; None if it has none."""
         return None
@@ -120,6 +124,20 @@ class PodClaims(Claims):
                     return GrantedDevice(device, each.resource_name, None, claim_uid=claim.ref.uid)
         return None
 
+    def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
+        """List the devices that were chosen for a pod's claims where these have a place, in the order of the results.
+
+        Raises DeviceBusy for a claim that is not prepared, or that kubelet knows and lost books do not.
+        """
+        self._refuse_forgotten(pod)
+        found = []
+        for claim in self._claims_of(pod):
+            for each in claim.devices:
+                if each.device_name == place and not each.admin:
+                    self._require_prepared(claim)
+                    found.append(GrantedDevice(each.device, each.resource_name, None, claim_uid=claim.ref.uid))
+        return found
+
     def holding(self, pod: PodRef) -> Holding | None:
         """Tell which PCI devices a pod has by claims; None if it has none."""
         claims = [claim for claim in self._claims_of(pod) if claim.state is ClaimState.PREPARED]
@@ -165,12 +183,12 @@ class PodClaims(Claims):
         """Map each request, and each of its devices that is in the pod of some rows, to what it is there."""
         pod = rows[0].owner.pod
         of_others = {
-            _parent(row)
+            parent_of(row)
             for row in self._node.ledger.attachments()
             if row.claim_uid == claim.ref.uid and row.state is not AttachmentState.DETACHING
             if not _same(row.owner.pod, pod)
         }
-        mine = {_parent(row): network_data(result, row.ifname).document() for row in rows}
+        mine = {parent_of(row): network_data(result, row.ifname).document() for row in rows}
         told, found = requests_told(claim), dict[str, dict[str, Mapping[str, Any]]]()
         for device in claim.devices:
             if device.request in told and device.device in mine and not device.admin:
@@ -293,7 +311,7 @@ def is_of_group(document: Mapping[str, Any]) -> bool:
     )
 
 
-def _parent(row: Attachment) -> str:
+def parent_of(row: Attachment) -> str:
     """Name the device of a row, or that which its interface was made on."""
     return row.device.partition("/")[0]
 

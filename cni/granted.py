@@ -198,6 +198,10 @@ class Granted(Grants):
         """Tell how a pod has a device by a claim; None if it has not."""
         return self._promised.claims.claimed(pod, device)
 
+    def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
+        """List the devices that were chosen for a pod's claims where these have a place. Raises AgentError."""
+        return self._promised.claims.of_place(pod, place)
+
     def noted_units(self) -> frozenset[str]:
         """Name the units that kubelet's checkpoint counts to containers; none where it cannot be read."""
         entries = checkpoint.entries(self._config.kubelet_dir) or ()

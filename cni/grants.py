@@ -99,6 +99,10 @@ class Grants:
         """Tell how a pod has a device by a claim; None if it has not."""
         return None
 
+    def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
+        """List the devices that were chosen for a pod's claims where these have a place. Raises AgentError."""
+        return ()
+
     def follows(self, device: str) -> bool:
         """Tell whether containers get whatever files a unit's device has in its pod."""
         return False

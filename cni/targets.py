@@ -14,10 +14,12 @@ from functools import cache
 from agent.config.routing import NO_ROUTING
 from agent.errors import AgentError, RequestInvalid
 from agent.model.allocation import NO_SETTINGS
+from agent.model.claims import is_place
 from agent.model.device import PciDevice, Snapshot, is_pci_address
 from agent.model.unit_id import UnitId
 from cni import in_flight, netconf
 from cni.call import Call, Slots
+from cni.claims import parent_of
 from cni.grants import GrantedDevice, Grants
 from cni.modes import bond, choice
 from cni.modes.mode import Target
@@ -66,7 +68,7 @@ class Targets:
         self._pool = pool
         self._permission = permission
         self._places = places
-        self.ways = (self._share, self._slot, self._of_pool, self._device, self._given_to_pod)
+        self.ways = (self._share, self._slot, self._place, self._of_pool, self._device, self._given_to_pod)
 
     @contextmanager
     def of(self, call: Call, add: in_flight.Add) -> Iterator[tuple[Target, ...]]:
@@ -108,6 +110,30 @@ class Targets:
         if found is None:
             raise RequestInvalid(f"deviceID {slot} is a slot that kubelet has not given to pod {call.pod}")
         return [Named(replace(call.conf, device=found.device), call.ifname, found.resource_name)]
+
+    def _place(self, call: Call, add: in_flight.Add) -> Sequence[Named] | None:
+        """Multus names a place, which the scheduler gave to a claim: one of the devices that were chosen for it.
+
+        Several results of a claim may have one place: each call brings another of them.
+        """
+        place = call.conf.device
+        if place is None or not is_place(place):
+            return None
+        here = self._grants.of_place(call.pod, place)
+        of_call = {parent_of(row) for row in self._node.ledger.attachments_of(call.container_id, call.ifname)}
+        in_pod = {
+            parent_of(row) for row in self._node.ledger.attachments() if row.owner.container_id == call.container_id
+        }
+        first = [found for found in here if found.device in of_call]  # a repeated call
+        found = next(iter(first or [found for found in here if found.device not in in_pod]), None)
+        if found is None:
+            have = f"all {len(here)} devices that pod {call.pod} has there are in it"
+            have = have if here else f"pod {call.pod} has no device there by a claim"
+            raise RequestInvalid(
+                f"deviceID {place} is a place of late-bound devices, and {have}: claim a device for each network of the"
+                " pod that names this resource"
+            )
+        return [Named(replace(call.conf, device=found.device), call.ifname, found.resource_name, found.claim_uid)]
 
     def _of_pool(self, call: Call, add: in_flight.Add) -> Sequence[Named] | None:
         """The call names PFs: any VF of theirs that is free."""

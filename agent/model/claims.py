@@ -5,12 +5,22 @@ prepare (rows, then the CDI spec) → attach (CNI ADD) → detach → unprepare 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from agent.model.allocation import PodRef
+
+PLACE = "slots-"
+"""What the name of a place begins with: a device of the ResourceSlice that stands for several late-bound ones."""
+_PLACE = re.compile(rf"{PLACE}[a-z0-9-]{{1,57}}")
+
+
+def is_place(name: str) -> bool:
+    """Tell whether a name is of a place, and not a device's of its own."""
+    return _PLACE.fullmatch(name) is not None
 
 
 class ClaimState(StrEnum):

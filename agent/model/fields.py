@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from agent.errors import RequestInvalid, Unavailable
+from agent.model.claims import is_place
 from agent.model.device import is_pci_address
 from agent.model.printable import masked
 from agent.model.unit_id import UnitId
@@ -306,8 +307,8 @@ def is_object(value: Any) -> bool:
 
 
 def is_device(text: str) -> bool:
-    """Tell whether a text names a device by its PCI address, or by a slot."""
-    return _is_address(text) or UnitId.parse(text).is_slot
+    """Tell whether a text names a device by its PCI address, by a slot, or by a place of a claim's devices."""
+    return _is_address(text) or UnitId.parse(text).is_slot or is_place(text)
 
 
 def _is_device_or_share(text: str) -> bool:

@@ -20,11 +20,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent.config import Config, Resource
+from agent.model.claims import PLACE
 from agent.model.device import NO_NUMA_NODE
 from agent.model.health import HEALTHY, Health, Reason
 from agent.offer.offer import Offer, Unit
 from deviceplugin.dra.attributes import (
     BUS_ID,
+    MULTUS,
     UUID,
     Attributes,
     Facts,
@@ -168,7 +170,7 @@ class _Maker:
             if not room:
                 continue
             device = DraDevice(
-                name=f"slots-{self._short}-{names[what] if kind == 'gpu' else _label(what)}",
+                name=f"{PLACE}{self._short}-{names[what] if kind == 'gpu' else _label(what)}",
                 resource_name=self._resource.name,
                 attributes={
                     **common([member.attributes for member in here]),
@@ -182,7 +184,9 @@ class _Maker:
             most = len({member.unit.device for member in here if member.room})
             found += self._parts(device, room, min(parts, most), sum(member.room for member in here) - room)
         # Those by which GPUs are matched come last: a claim that does not ask for GPUs takes the first that fits.
-        return sorted(found, key=lambda device: not self._gpu_aliases.isdisjoint(device.attributes))
+        ordered = sorted(found, key=lambda device: not self._gpu_aliases.isdisjoint(device.attributes))
+        # Multus asks a device of the slice what to name to the plugin. ADD finds by the place's name what was chosen.
+        return ordered if self._shared else [_named_for_multus(device) for device in ordered]
 
     def _parts(self, device: DraDevice, room: int, count: int, withheld: int) -> list[DraDevice]:
         """Divide a place. The part that has its name tells of its GPU. A part with no room left is withheld whole."""
@@ -281,6 +285,10 @@ class _Maker:
 
 def _is_here(unit: Unit, offer: Offer) -> bool:
     return unit.health.reason != Reason.DEVICE_GONE or unit.device in offer.lost
+
+
+def _named_for_multus(device: DraDevice) -> DraDevice:
+    return replace(device, attributes={**device.attributes, f"{MULTUS}/deviceID": {"string": device.name}})
 
 
 def _label(text: str) -> str:

@@ -227,6 +227,49 @@ def test_multus_may_name_a_device_of_the_pods_claim_and_the_row_says_so(scene: S
         rig.add("c1", pod, "net8", deviceID=vf(1))
 
 
+PLACE = "slots-rdma-vf-gpu-0000-1b-00-0"
+
+
+def test_multus_may_name_the_place_of_a_claim_and_each_call_brings_another_of_the_devices_chosen_there(
+    scene: Scene,
+) -> None:
+    rig = scene.rig
+    scene.config.set(dataclasses.replace(scene.config.value, cni=CniSettings(require_grant=True)))
+    here = [dataclasses.replace(of_vf(n), device_name=PLACE, share_id=f"share-{n}") for n in range(2)]
+    scene.claim("nics", *here, dataclasses.replace(of_vf(2), device_name="slots-rdma-vf-numa-0"))
+    pod = rig.pod()
+    for ifname, place in (("net1", PLACE), ("net2", PLACE), ("net3", "slots-rdma-vf-numa-0"), ("net2", PLACE)):
+        rig.add("c1", pod, ifname, deviceID=place, network="rails")
+    assert scene.rows() == {vf(n): ("c1", f"net{n + 1}", "uid-nics") for n in range(3)}
+    assert {row.resource_name for row in rig.ledger.attachments()} == {"rdma/vf"}
+    with pytest.raises(
+        RequestInvalid, match=f"deviceID {PLACE} is a place .* all 2 devices .* are in it: claim a device"
+    ):
+        rig.add("c1", pod, "net4", deviceID=PLACE)
+    with pytest.raises(RequestInvalid, match="pod default/pod-of-c2 has no device there by a claim"):
+        rig.add("c2", rig.pod("c2"), "net1", deviceID=PLACE)
+
+
+def test_the_plugins_that_are_replaced_take_a_place_too_alone_and_with_type_rdma_behind_them(
+    own_network: None, tmp_path: Path
+) -> None:
+    rdma_node.create(tmp_path)
+    with tiny_node.open_rig(tmp_path) as rig:
+        scene = Scene(rig)
+        scene.claim("nics", dataclasses.replace(of_vf(1), device_name=PLACE))
+        pod = rig.pod()
+        before = rig.add("c1", pod, "net1", deviceID=PLACE, type="sriov")
+        assert scene.rows() == {vf(1): ("c1", "net1", "uid-nics")}
+        assert rig.add("c1", pod, "net1", deviceID=PLACE, type="rdma", prevResult=before) == before
+
+
+def test_a_place_of_a_claim_that_is_not_prepared_waits(scene: Scene) -> None:
+    claim = scene.claim("nics", dataclasses.replace(of_vf(0), device_name=PLACE))
+    scene.rig.ledger.set_claim_state(claim.ref.uid, ClaimState.UNPREPARING)
+    with pytest.raises(DeviceBusy, match="claim default/nics is unpreparing"):
+        scene.rig.add("c1", scene.rig.pod(), "net1", deviceID=PLACE)
+
+
 def test_a_device_that_is_prepared_is_kept_from_a_pod_that_may_name_any(scene: Scene) -> None:
     scene.config.set(dataclasses.replace(scene.config.value, cni=CniSettings(require_grant=False)))
     scene.claim("nics", of_vf(0))

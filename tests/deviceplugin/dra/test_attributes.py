@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent.config import Dra
+from agent.model.claims import is_place
 from agent.model.device import LinkLayer
 from agent.model.lldp import Neighbour
 from agent.offer.units import plain_offer
@@ -63,8 +64,21 @@ def test_a_place_tells_what_all_that_stand_there_have_in_common() -> None:
     [here] = [d for d in Offered(recorded_node("v100-16gpu"), [late(VF)]).devices if value(d, "nearGpu")][:1]
     assert value(here, "kind") == "slots"
     assert value(here, "resource.kubernetes.io/pcieRoot") == "pci0000:10"
-    assert here.attributes.keys().isdisjoint({"vf", "k8s.cni.cncf.io/deviceID"})
-    assert value(here, "k8s.cni.cncf.io/resourceName") == "rdma/vf"
+    assert "vf" not in here.attributes
+
+
+@pytest.mark.parametrize("shares", ["capacity", "devices"])
+def test_a_place_is_called_by_its_own_name_to_multus_and_the_name_is_known_for_a_places(shares: str) -> None:
+    for snapshot in (recorded_node("v100-16gpu"), replace(node(rails=2, vfs=4), gpus=())):
+        for device in Offered(snapshot, [late(VF)], Dra(shares=shares)).devices:
+            assert value(device, "k8s.cni.cncf.io/resourceName") == "rdma/vf"
+            assert value(device, "k8s.cni.cncf.io/deviceID") == device.name
+            assert is_place(device.name)
+        for device in Offered(snapshot, [VF, late(HCA)], Dra(shares=shares)).devices:
+            assert value(device, "k8s.cni.cncf.io/deviceID") == (
+                None if device.units[0].kind == "hca" else device.units[0].device
+            )
+            assert is_place(device.name) == (device.units[0].kind == "hca")
 
 
 def test_a_place_of_one_device_does_not_tell_which() -> None:
