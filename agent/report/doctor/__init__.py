@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from agent.report.doctor import checks_claims, checks_hardware, checks_node
+from agent.report.doctor import checks_claims, checks_data_direct, checks_hardware, checks_node
 from agent.report.doctor.facts import Facts
 from agent.report.doctor.findings import Finding
 
@@ -29,10 +29,12 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     checks_hardware.not_offered,
     checks_hardware.hugepages,
     checks_hardware.gpus,
+    checks_data_direct.data_direct,
 )
 """In the order in which they are told."""
 
 
 def examine(facts: Facts) -> tuple[Finding, ...]:
-    """Run every check; each says at least one thing, those of claims only where something is offered to them."""
+    """Run every check; each says at least one thing: those of claims where something is offered to them, that of Data
+    Direct where adapters have such functions."""
     return tuple(finding for check in CHECKS for finding in check(facts))

@@ -22,7 +22,7 @@ from agent.ledger.reading import read_rails
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
 from agent.process import sockets
-from agent.report.doctor import containerd_config
+from agent.report.doctor import collect_data_direct, containerd_config
 from agent.report.doctor.claim_facts import ClaimFacts, ClusterFacts
 from agent.report.doctor.facts import UNLIMITED, ContainerRuntime, Facts, NetworkFile, is_containerd_2
 from agent.report.doctor.looking import below, is_open, is_read_only, listens
@@ -76,6 +76,7 @@ def collect(
         rails=known_rails,
         rails_unknown=rails_unknown,
         claims=_claims(root, config, cluster or ClusterFacts(), ask_agent=ask_agent),
+        data_direct=collect_data_direct.collect(root, snapshot),
     )
 
 

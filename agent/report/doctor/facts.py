@@ -8,6 +8,7 @@ from agent.config import Config
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
 from agent.report.doctor.claim_facts import ClaimFacts
+from agent.report.doctor.data_direct_facts import DataDirectFacts
 
 UNLIMITED = -1
 
@@ -89,3 +90,5 @@ class Facts:
     """Why the books do not tell."""
     claims: ClaimFacts | None = None
     """What claims need; None where nothing is offered to them."""
+    data_direct: DataDirectFacts | None = None
+    """None where no adapter has a Data Direct function."""
