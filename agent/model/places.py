@@ -31,7 +31,8 @@ _TABLES: Mapping[str, _Switches] = {
         ((0xD, 0xE), (0x107, 0x108)),
         ((0xB, 0xC), (0x105, 0x106)),
     ),
-    # Azure/azhpc-images, topology/ndv5-topo.xml
+    # Azure/azhpc-images, topology/ndv5-topo.xml, which its components/setup_sku_customizations.sh takes for
+    # Standard_ND96isr_H200_v5, too. For ND GB200, GB300 and MI300X it has none.
     "Standard_ND96isr_H100_v5": tuple(
         ((gpu,), (0x101 + number,)) for number, gpu in enumerate((0x1, 0x2, 0x3, 0x8, 0x9, 0xA, 0xB, 0xC))
     ),

@@ -20,7 +20,8 @@ def data_direct(facts: Facts) -> Iterator[Finding]:
     yield from problems
     if not problems:
         count = len(functions(facts.snapshot))
-        yield Finding(CHECK, Severity.FINE, f"{count} functions; kernel, libmlx5 and ACS let GPUs' traffic through")
+        ready = "kernel, libmlx5 and ACS let GPUs' traffic through" if known.acs else "kernel and libmlx5 know them"
+        yield Finding(CHECK, Severity.FINE, f"{count} functions; {ready}")
 
 
 def _driver(facts: Facts, known: DataDirectFacts) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,18 @@ def test_a_whole_adapter_is_offered_only_if_the_host_can_spare_it() -> None:
     snapshot = replace(whole(snapshot, "0000:32:00.0"), only_ways=frozenset({"rail2"}))
     snapshot = change(snapshot, "0000:42:00.0", vfs=("0000:42:00.1",))
     assert devices(assign([Resource("a/nic", "nic")], snapshot), "a/nic") == ["0000:12:00.0"]
+
+
+def test_adapters_with_one_advertised_route_each_are_offered(node_snapshot: Callable[[str], Snapshot]) -> None:
+    """OCI: a router advertises a default route to each RDMA adapter; the host lives by the IPv4 route of eth0."""
+    snapshot = node_snapshot("oci-h100-8gpu")
+    nics = Resource("a/nic", "nic")
+    offered = devices(assign([nics], snapshot), "a/nic")
+    advertised = {route.netdev for route in snapshot.default_routes if route.advertised}
+    all_nics = {d.address: {n.name for n in d.netdevs} for d in snapshot.devices if d.netdevs}
+    assert len(advertised) >= 8
+    assert set(offered) == {address for address, names in all_nics.items() if names != {"eth0"}}
+    assert {address for address, names in all_nics.items() if names & advertised} <= set(offered)
 
 
 def test_a_vf_that_alone_carries_the_hosts_default_route_is_not_offered() -> None:
