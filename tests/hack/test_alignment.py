@@ -6,18 +6,22 @@ import json
 import random
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from measure.alignment import svg
+from measure.alignment.__main__ import claimed, judge
 from measure.alignment.node_health import NodeHealth, Soonness, faults_of
 from measure.alignment.rivals import Books, greedy, kubelet_default, numa_only
-from measure.alignment.scenarios import scenarios
+from measure.alignment.scenarios import Scenario, scenarios
 from measure.alignment.score import Chance, Tally, attained, best
 from measure.alignment.stream import EVEN, PLAYS, Play, steps
-from measure.alignment.table import BEGIN, END, WAYS, Line, markdown, report, table, told
+from measure.alignment.table import BEGIN, CLAIMS, END, WAYS, Line, markdown, report, table, told
 
+from agent.errors import ConfigError
 from agent.model.topology import Locality
 from agent.placement import Distances
 from agent.placement.distances import FINE
@@ -148,6 +152,66 @@ def test_numa_alignment_keeps_to_one_node_while_it_can() -> None:
         assert len(set(gpus)) == len(set(nics)) == 3
 
 
+def of_gb300(folder: Path, change: Callable[[dict[str, list[str]]], object] | None = None) -> Scenario:
+    """One VF per port of gb300-4gpu, with what documents say of it, or with other pairs."""
+    for name in ("gb300-4gpu.json", "gb300-4gpu.pairs.yaml"):
+        (folder / name).write_bytes((ROOT / "tests/nodes" / name).read_bytes())
+    file = folder / "gb300-4gpu.pairs.yaml"
+    document = yaml.safe_load(file.read_text())
+    if change is not None:
+        change(document["pairs"])
+        file.write_text(yaml.safe_dump(document))
+    (folder / "root").mkdir()
+    *_, scenario = scenarios(folder / "gb300-4gpu.json", folder / "root")
+    return scenario
+
+
+def swap(pairs: dict[str, list[str]]) -> None:
+    """Exchange the NICs of two GPUs, as the order of PCI segments would have them."""
+    pairs["0008:06:00.0"], pairs["0009:06:00.0"] = pairs["0009:06:00.0"], pairs["0008:06:00.0"]
+
+
+@pytest.mark.parametrize(("change", "attained_pairs"), [(None, 4), (swap, 2)], ids=["documented", "swapped"])
+def test_the_agent_is_judged_by_documented_pairs_and_not_by_its_own_distances(
+    tmp_path: Path, change: Callable[[dict[str, list[str]]], object] | None, attained_pairs: int
+) -> None:
+    scenario = of_gb300(tmp_path, change)
+    found = claimed(scenario, 4, 1)
+    assert found is not None
+    assert (found.pairs, found.attained) == (4, attained_pairs)
+    plan = list(steps(EVEN, 4, 4, 12, 1))
+    own, by_documents = judge(scenario, tmp_path / "play", EVEN, plan, 1)
+    for way in ("late_binding", "early_pairing"):
+        assert own[way].percent == 100
+        assert (by_documents[way].percent == 100) is (change is None)
+
+
+def test_pairs_that_are_not_on_the_node_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"0003:03:00\.0 is no RDMA adapter of the node"):
+        of_gb300(tmp_path, lambda pairs: pairs["0008:06:00.0"].append("0003:03:00.0"))
+
+
+def test_the_report_has_the_least_share_of_documented_pairs_and_counts_the_nodes_without() -> None:
+    full, half = Tally(4, 4), Tally(4, 2)
+    plays = {"1:1": {"early_pairing": full}}
+    judged = {"1:1": {"late_binding": full, "early_pairing": full}, CLAIMS: {CLAIMS: full}}
+    lines = [
+        Line("a", "x", plays, judged, undocumented=False),
+        Line("a", "y", plays, judged | {"1:4": {"late_binding": half, "early_pairing": half}}, undocumented=False),
+        Line("b", "x", plays, {}, undocumented=True, said_unknown=True),
+        Line("c", "x", plays, {}, undocumented=True),
+        Line("mine", "x", plays, {}, said_unknown=True),
+    ]
+    found = report(lines, {})
+    assert (found["documented_late_pct"], found["documented_early_even_pct"]) == (50, 100)
+    assert (found["documented_claims_pct"], found["documented_pct"], found["documented_nodes"]) == (100, 50, 1)
+    assert (found["unknown_nodes"], found["unknown_said"]) == (2, 1)
+    assert [n for n, f in found["nodes"].items() if f["unknown_said"] != f["unknown_nodes"]] == ["c"]
+    text = markdown(f"{BEGIN}{END}", lines, found)
+    assert "| a | pairs | 50 | 100 | 100 | known |" in text
+    assert "| c | no pairs | – | – | – | known |" in text
+
+
 def test_the_report_counts_pairs_over_all_nodes() -> None:
     good, bad = Tally(3, 3, 3, Counter({PIX: 3})), Tally(1, 0, 0, Counter({SYS: 1}))
     half = Tally(4, 2, 2, Counter({PIX: 2, SYS: 2}))
@@ -242,7 +306,8 @@ def test_the_whole_benchmark_runs_on_a_folder_of_nodes(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
     nodes.mkdir()
     for name in ("one-numa-node", "efa", "one-nic"):
-        (nodes / f"{name}.json").write_bytes((ROOT / f"tests/nodes/{name}.json").read_bytes())
+        for file in (f"{name}.json", f"{name}.pairs.yaml"):
+            (nodes / file).write_bytes((ROOT / "tests/nodes" / file).read_bytes())
     report_file, drawing = tmp_path / "alignment.json", tmp_path / "alignment.svg"
     options = [
         "--pods",
@@ -264,6 +329,8 @@ def test_the_whole_benchmark_runs_on_a_folder_of_nodes(tmp_path: Path) -> None:
     assert (found["seed"], found["pods"]) == (4, 6)
     assert (found["worst_late_pct"], found["worst_early_even_pct"]) == (100, 100)
     assert found["worst_early_pct"] <= found["early_all_plays_pct"] <= 100
+    assert (found["documented_pct"], found["documented_nodes"]) == (100, 1)
+    assert (found["unknown_nodes"], found["unknown_said"]) == (0, 0)
     assert {play.name for play in PLAYS} == set(found["plays"])
     assert set(found["nodes"]) == {"one-numa-node", "efa"}
     assert found["nodes"]["efa"]["late_binding_attained_pct"] == 100

@@ -16,18 +16,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent.model.topology import Locality
+from agent.report.chart.matrix import nearness_known
 from agent.sim import recorded
+from deviceplugin.dra.nearness import pair_up
 from measure import health
 from measure.alignment import speed, svg
 from measure.alignment.agent_node import AgentNode, Way
 from measure.alignment.node_health import NodeHealth
 from measure.alignment.rivals import RIVALS, Books
-from measure.alignment.scenarios import Scenario, scenarios
+from measure.alignment.scenarios import ALL_VFS, Scenario, scenarios
 from measure.alignment.score import Tally
 from measure.alignment.stream import EVEN, PLAYS, Play, Step, steps
-from measure.alignment.table import OURS, TOLD, UNREAD, Line, markdown, report, rounded, table, told
+from measure.alignment.table import CLAIMS, OURS, TOLD, UNREAD, Line, markdown, report, rounded, table, told
+from measure.dra import locality
 from measure.namespaces import enter_namespaces
 
+BY_CLAIM = ("near_gpu_attained_pct", "late_dra_attained_pct")
+"""Ways to ask by claim that go by nearness."""
+CLAIM_PODS = 20
+"""Pods of these, at most: the stand-in for the scheduler searches long."""
 CHECKOUT = Path(__file__).parents[4]
 MEMORY = "/dev/shm"
 LATE, EARLY = OURS
@@ -111,19 +119,53 @@ def _play_node(file: Path, pods: int, seed: int) -> list[Line]:
         root.mkdir()
         for number, scenario in enumerate(scenarios(file, root)):
             plays: dict[str, Mapping[str, Tally]] = {}
+            documented: dict[str, Mapping[str, Tally]] = {}
             for play in PLAYS:
                 began = time.monotonic()
                 plan = list(steps(play, len(scenario.distances.gpus), len(scenario.devices), pods, seed))
                 place = Path(folder) / f"{number}-{len(plays)}"
-                plays[play.name] = _play(scenario, place, play, plan, seed)
+                plays[play.name], judged = judge(scenario, place, play, plan, seed)
+                if judged:
+                    documented[play.name] = judged
                 _say(f"{scenario.node}, {scenario.nics}, {play.name}: {time.monotonic() - began:.1f} s")
-            lines.append(Line(scenario.node, scenario.nics, plays))
+            if (claims := claimed(scenario, pods, seed)) is not None:
+                documented[CLAIMS] = {CLAIMS: claims}
+            pairs, said = scenario.pairs, not nearness_known(scenario.snapshot)
+            undocumented = None if pairs is None else pairs.unknown
+            lines.append(Line(scenario.node, scenario.nics, plays, documented, undocumented, said))
     return lines
 
 
-def _play(scenario: Scenario, folder: Path, play: Play, plan: Sequence[Step], seed: int) -> Mapping[str, Tally]:
-    """Play the same pods in every way that there is. What is told beforehand matters only where something is missed."""
+def claimed(scenario: Scenario, pods: int, seed: int) -> Tally | None:
+    """Judge by documented pairs what claims go by: the GPU that each device names, and the NICs that pods get so.
+
+    None without documented pairs.
+    """
+    truth = scenario.truth
+    if truth is None:
+        return None
+    tally = Tally()
+    named = pair_up(scenario.devices, scenario.distances).gpu
+    for device in scenario.devices:
+        own = [gpu for gpu in truth.gpus if truth.distance(gpu, device) is Locality.PIX]
+        tally.pairs += bool(own)
+        tally.attained += named.get(device) in own
+    if scenario.has_nvml and scenario.nics == ALL_VFS:
+        for way in (way for way in locality.WAYS if way.figure in BY_CLAIM):
+            share = locality.play(scenario.snapshot, way, min(pods, CLAIM_PODS), seed, truth)
+            tally += Tally(share.pairs, share.attained)
+    return tally
+
+
+def judge(
+    scenario: Scenario, folder: Path, play: Play, plan: Sequence[Step], seed: int
+) -> tuple[Mapping[str, Tally], Mapping[str, Tally]]:
+    """Play the same pods in every way that there is. What is told beforehand matters only where something is missed.
+
+    The second are our ways, judged by documented pairs.
+    """
     tallies: dict[str, Tally] = {}
+    documented: dict[str, Tally] = {}
     for name, way in WAYS.items():
         if way.foresees and (tallies[EARLY].attained == tallies[EARLY].pairs or play.other_plugin):
             tallies[name] = tallies[EARLY]
@@ -131,9 +173,11 @@ def _play(scenario: Scenario, folder: Path, play: Play, plan: Sequence[Step], se
         if not way.reads_pods and play is not EVEN:
             continue
         (folder / name).mkdir(parents=True)
-        tallies[name] = asyncio.run(
+        tallies[name], judged = asyncio.run(
             _play_agent(AgentNode(scenario, folder / name, way, play, seed), scenario, play, plan)
         )
+        if name in OURS and judged.pairs:
+            documented[name] = judged
     for name, choose in RIVALS if play is EVEN else ():
         books, chance = Books(scenario.distances.gpus, scenario.devices), random.Random(seed)
         tally = tallies[name] = Tally()
@@ -145,11 +189,11 @@ def _play(scenario: Scenario, folder: Path, play: Play, plan: Sequence[Step], se
                 tally.add(scenario.distances, free, [(gpus, nics)])
             else:
                 books.give_back(step.pod)
-    return tallies
+    return tallies, documented
 
 
-async def _play_agent(node: AgentNode, scenario: Scenario, play: Play, plan: Sequence[Step]) -> Tally:
-    tally = Tally()
+async def _play_agent(node: AgentNode, scenario: Scenario, play: Play, plan: Sequence[Step]) -> tuple[Tally, Tally]:
+    tally, judged = Tally(), Tally()
     async with node.running():
         for step in plan:
             if step.comes:
@@ -158,9 +202,11 @@ async def _play_agent(node: AgentNode, scenario: Scenario, play: Play, plan: Seq
                 # kubelet asks for one container after the other: what is chosen for one cannot heed the next.
                 given = play.other_plugin or len(step.containers) > 1
                 tally.add(scenario.distances, free, parts, given=given)
+                if scenario.truth is not None:
+                    judged.add(scenario.truth, free, parts, given=given)
             else:
                 node.go(step)
-    return tally
+    return tally, judged
 
 
 def _missed(found: Mapping[str, Any]) -> list[str]:
@@ -171,6 +217,12 @@ def _missed(found: Mapping[str, Any]) -> list[str]:
         missed.append(f"early pairing attains {even} % at 1:1 somewhere, must be at least 99 everywhere")
     if (early := found["early_all_plays_pct"]) is not None and early < 95:
         missed.append(f"early pairing attains {early} % over all plays, must be at least 95")
+    if (documented := found["documented_pct"]) is not None and documented < 100:
+        missed.append(f"{documented} % of documented pairs are attained somewhere, must be 100 everywhere")
+    for node, figures in found["nodes"].items():
+        if figures["unknown_said"] != figures["unknown_nodes"]:
+            said, told = ("not known", "tell") if figures["unknown_said"] else ("known", "do not tell")
+            missed.append(f"the agent says that nearness is {said} on {node}, but documents {told}")
     if found["placement_p99_ms"] > 5:
         missed.append(f"a choice takes {found['placement_p99_ms']} ms at the 99th percentile, must be at most 5")
     for where, figures in ((health.NODE, found), *found["nodes"].items()):

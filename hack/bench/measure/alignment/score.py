@@ -4,15 +4,19 @@ A container's pairs are its NICs, each with a GPU: every GPU has as many as ever
 best is worked out over all choices of free GPUs and free NICs, but for such as give up NVLinks that a container's GPUs
 could have among themselves: these are worth more than a nearer NIC. Where another plugin has chosen the GPUs, it is the
 best for these.
+
+That is by the agent's own idea of what is near. Where public documents tell which NIC belongs to which GPU, the same is
+counted by these pairs alone (`Documented`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from agent.model.device import Snapshot
 from agent.model.topology import Locality
 from agent.placement import Distances
 from agent.placement.distances import FINE
@@ -30,6 +34,20 @@ class Chance:
 
     gpus: tuple[str, ...]
     nics: tuple[str, ...]
+
+
+class Documented(Distances):
+    """Distances by documents alone: a GPU is near to the NICs that they pair it with, and far from all others."""
+
+    def __init__(self, snapshot: Snapshot, nics: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(snapshot)
+        self._pairs = frozenset((self.port(gpu), self.port(nic)) for gpu, own in nics.items() for nic in own)
+
+    def between(self, a: str, b: str) -> Locality:
+        return Locality.PIX if (a, b) in self._pairs or (b, a) in self._pairs else Locality.SYS
+
+    def span(self, a: str, b: str) -> int:
+        return self.between(a, b) * FINE
 
 
 @dataclass

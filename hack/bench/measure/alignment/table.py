@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from measure.alignment.node_health import Soonness
@@ -23,6 +23,8 @@ UNREAD = "early_pairing_unread"
 TOLD = "early_pairing_told"
 """Early pairing that knows how many GPUs and NICs containers will ask for: what is attainable."""
 OURS = ("late_binding", "early_pairing")
+CLAIMS = "claims"
+"""What is played with claims: the GPU that each device names, and what the scheduler and late binding make of it."""
 PAIRED = tuple(play.name for play in PLAYS if not play.other_plugin)
 """Plays in which early pairing hands out both, GPUs and NICs."""
 BEGIN, END = "<!-- alignment: begin -->", "<!-- alignment: end -->"
@@ -36,6 +38,12 @@ class Line:
     nics: str
     plays: Mapping[str, Mapping[str, Tally]]
     """By play and way; a way that cannot be had there is missing."""
+    documented: Mapping[str, Mapping[str, Tally]] = field(default_factory=dict)
+    """The same for our ways, judged by documented pairs; by the play CLAIMS, what claims get."""
+    undocumented: bool | None = None
+    """Whether no document tells which NIC belongs to which GPU; None if the node has no pairs file."""
+    said_unknown: bool = False
+    """Whether the agent says that nearness is not known on this node."""
 
     @property
     def tallies(self) -> Mapping[str, Tally]:
@@ -48,12 +56,14 @@ def report(lines: Sequence[Line], more: Mapping[str, float]) -> dict[str, Any]:
     nodes = dict.fromkeys(line.node for line in lines)
     return {
         **_worst(lines),
+        **documented(lines),
         **_shares(lines),
         "plays": _plays(lines),
         **rounded(more),
         "nodes": {
             node: {
                 **_shares(mine := [line for line in lines if line.node == node]),
+                **documented(mine),
                 "nics": {
                     line.nics: {**_shares([line]), "plays": _plays([line]), "localities": _localities(line)}
                     for line in mine
@@ -62,6 +72,28 @@ def report(lines: Sequence[Line], more: Mapping[str, float]) -> dict[str, Any]:
             for node in nodes
         },
     }
+
+
+def documented(lines: Sequence[Line]) -> dict[str, Any]:
+    """Give the least shares of documented pairs that were attained, and how many nodes have none and say so."""
+    even = (EVEN.name, BURSTS.name)
+    late = _least_documented(lines, OURS[0], [play.name for play in PLAYS])
+    early, claims = _least_documented(lines, OURS[1], even), _least_documented(lines, CLAIMS, [CLAIMS])
+    named = {line.node: line for line in lines if line.undocumented is not None}.values()
+    return {
+        "documented_pct": min((share for share in (late, early, claims) if share is not None), default=None),
+        "documented_late_pct": late,
+        "documented_early_even_pct": early,
+        "documented_claims_pct": claims,
+        "documented_nodes": len({line.node for line in lines if line.documented}),
+        "unknown_nodes": sum(line.undocumented is True for line in named),
+        "unknown_said": sum(line.said_unknown for line in named),
+    }
+
+
+def _least_documented(lines: Sequence[Line], way: str, plays: Sequence[str]) -> float | None:
+    tallies = [line.documented.get(play, {}).get(way) for line in lines for play in plays]
+    return _down(min((t.percent for t in tallies if t is not None and t.percent is not None), default=None))
 
 
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:
@@ -125,11 +157,25 @@ def markdown(document: str, lines: Sequence[Line], found: Mapping[str, Any]) -> 
             for line in lines
         ),
         "",
+        "| node | documents tell | late binding | early pairing at 1:1 | claims | the agent says |",
+        "|---|---|--:|--:|--:|---|",
+        *(f"| {' | '.join(_judged(node, figures, lines))} |" for node, figures in found["nodes"].items()),
+        "",
         "| node | a choice (99th percentile), ms | from event to list (median), ms | the event |",
         "|---|--:|--:|---|",
         *(f"| {' | '.join((node, *_times(figures)))} |" for node, figures in found["nodes"].items()),
     ]
     return before + begin + "\n" + "\n".join(rows) + "\n" + end + after
+
+
+def _judged(node: str, figures: Mapping[str, Any], lines: Sequence[Line]) -> Iterator[str]:
+    """Spell what documents tell of a node, and how the agent does by that."""
+    line = next(line for line in lines if line.node == node)
+    yield node
+    yield "pairs" if line.documented else "no pairs" if line.undocumented else "–"
+    for what in ("late", "early_even", "claims"):
+        yield _shown(figures[f"documented_{what}_pct"])
+    yield "not known" if line.said_unknown else "known"
 
 
 def _times(figures: Mapping[str, Any]) -> tuple[str, str, str]:

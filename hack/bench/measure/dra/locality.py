@@ -87,21 +87,24 @@ class Share:
         self.attained += other.attained
 
 
-def play(snapshot: Snapshot, way: Way, pods: int, seed: int) -> Share:
-    """Let pods come and go on a node, for its GPUs and VFs."""
+def play(snapshot: Snapshot, way: Way, pods: int, seed: int, truth: Distances | None = None) -> Share:
+    """Let pods come and go on a node, for its GPUs and VFs. `truth`: distances to judge by, if not the agent's."""
     vfs = [device.address for device in snapshot.devices if device.is_vf]
-    played = _Play(publish(snapshot, vfs, way.binding), way, Distances(snapshot), set(vfs))
+    played = _Play(publish(snapshot, vfs, way.binding), way, Distances(snapshot), set(vfs), truth)
     for step in steps(EVEN, len(snapshot.all_gpus), len(vfs), pods, seed):
         played.take(step)
     return played.share
 
 
 class _Play:
-    def __init__(self, published: Published, way: Way, distances: Distances, free: set[str]) -> None:
+    def __init__(
+        self, published: Published, way: Way, distances: Distances, free: set[str], truth: Distances | None = None
+    ) -> None:
         self.share = Share()
         self._published = published
         self._way = way
         self._distances = distances
+        self._truth = truth or distances
         self._node: Node = published.node()
         self._free = free
         self._gpus = {f"gpu-{gpu.index}": gpu.uuid for gpu in published.snapshot.all_gpus}
@@ -124,8 +127,8 @@ class _Play:
         devices = [result for mine in results.values() for result in mine]
         gpus = [self._gpus[result["device"]] for result in devices if result["driver"] != NIC_DRIVER]
         nics = self._nics([str(r["device"]) for r in devices if r["driver"] == NIC_DRIVER], gpus)
-        could = matched(self._distances, [(gpus, len(gpus))], sorted(self._free))
-        self.share.attained += attained(matched(self._distances, [(gpus, len(gpus))], nics), could)
+        could = matched(self._truth, [(gpus, len(gpus))], sorted(self._free))
+        self.share.attained += attained(matched(self._truth, [(gpus, len(gpus))], nics), could)
         self._free -= set(nics)
         self._running[step.pod] = list(claims_of), nics
 
