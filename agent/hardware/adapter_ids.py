@@ -95,12 +95,13 @@ class AdapterIds:
                 for address, reading in sorted(self._known.items())
                 if (text := self._problem(reading))
             ]
+            is_due = any(map(self._is_due, self._known.values()))
             self._keep(found.boot_id, self._known)
         if fresh:
             name = f"vital product data of {len(fresh)} functions"
             threading.Thread(target=self._read_all, args=(fresh,), name=name, daemon=True).start()
         others = (problem for problem in found.problems if not _is_own(problem))
-        return replace(found, adapter_ids=tuple(answers.items()), problems=(*others, *problems))
+        return replace(found, adapter_ids=tuple(answers.items()), adapter_ids_due=is_due, problems=(*others, *problems))
 
     def settle(self) -> None:
         """Wait until all functions have answered, or for `seconds`."""
@@ -146,8 +147,11 @@ class AdapterIds:
             self._lock.notify_all()
         self._on_answer(f"vital product data of {address} was read", Change(frozenset((address,))))
 
+    def _is_due(self, reading: _Reading) -> bool:
+        return _is_waiting(reading) and not reading.is_gone and self._clock() - reading.since < self._seconds
+
     def _problem(self, reading: _Reading) -> str:
-        if _is_waiting(reading) and self._clock() - reading.since >= self._seconds:
+        if _is_waiting(reading) and not self._is_due(reading):
             return f"does not answer within {self._seconds:g} s"
         return reading.problem
 

@@ -339,6 +339,8 @@ class Snapshot:
     adapter_ids: tuple[tuple[str, str], ...] = ()
     """(PCI address, UUID that all functions of its adapter share), by address, of functions whose vital product data
     was read; "" where that has none."""
+    adapter_ids_due: bool = False
+    """More of them are about to be read."""
     gpu_ids: tuple[GpuIds, ...] = ()
     """What plugins call GPUs, besides what is known."""
     problems: tuple[Problem, ...] = ()

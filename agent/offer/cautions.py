@@ -58,7 +58,8 @@ def _without_uuid(offer: Offer) -> list[str]:
 def _of_data_direct(path: str, resource: Resource, offer: Offer) -> Iterator[Caution]:
     data_direct = offer.snapshot.data_direct
     ports = {offer.distances.port(device) for device, name in offer.network_devices.items() if name == resource.name}
-    unknown = sorted(ports & data_direct.unknown) if offer.distances.gpus else []
+    gpus = offer.distances.gpus
+    unknown = sorted(port for port in ports if gpus and not offer.distances.is_known(gpus[0], port))
     if unknown:
         text = f"how near {some(unknown)} is to GPUs is not known here, so no GPU is preferred for it"
         yield Caution(f"{path}.select", text, "see what nodefabric topology and doctor say of Data Direct")

@@ -43,8 +43,8 @@ def rails_of(
     known = [before for before in known if not before.is_named]
     fabric = sorted(card.address for card in cards.values() if card.rdma_devices and not is_accelerator(card))
     if distances.gpus:
-        near = nearest(fabric, distances)
-        fabric = [port for port in fabric if port in near]
+        beside = nearest(fabric, distances).keys() | _presumed(snapshot)
+        fabric = [port for port in fabric if port in beside]
     kept = _found_again(known, cards, identity)
     fresh = [address for address in fabric if address not in {card.address for card in kept.values()}]
     none_is_away = len(known) == sum(bool(card.rdma_devices) for card in kept.values())
@@ -56,6 +56,19 @@ def rails_of(
     free = (number for number in count() if number not in kept)
     rails |= {number: rail(number, cards[address]) for number, address in zip(free, fresh, strict=False)}
     return tuple(rails[number] for number in sorted(rails))
+
+
+def _presumed(snapshot: Snapshot) -> frozenset[str]:
+    """List the adapters that count as rails though their Data Direct function is not known.
+
+    They are those of a model of which others have one, or all if none is known and none will be soon: a card that does
+    not answer must not move the numbers of the others.
+    """
+    data_direct, cards = snapshot.data_direct, snapshot.by_address
+    models = {cards[pf].device for pf in data_direct.of}
+    if not (models or snapshot.adapter_ids_due):
+        return data_direct.unknown
+    return frozenset(pf for pf in data_direct.unknown if cards[pf].device in models)
 
 
 def nearest(ports: Sequence[str], distances: Distances) -> dict[str, tuple[str, ...]]:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import AgentError
+from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.host import Link
 from agent.model.device import Snapshot
-from agent.model.topology import locality
+from agent.placement import Distances
 from agent.report import status
 from agent.sim import demo_claims, recorded
 from agent.sim.machine import SimulatedMachine
@@ -87,7 +88,7 @@ def _play(stage: Stage, file: Path) -> int:
     say(f"A simulated node: {file.stem}")
     machine = stage.build_node(file)
     before = machine.links.by_device()
-    snapshot = machine.scan()
+    snapshot = with_adapter_ids(machine.scan(), machine.root)
     say(f"  {len(snapshot.gpus)} GPUs, {sum(d.is_pf for d in snapshot.devices)} SR-IOV adapters,")
     say(f"  {sum(d.is_vf for d in snapshot.devices)} VFs, each a real kernel link in a namespace of its own")
     if min(len(snapshot.gpus), sum(d.is_vf for d in snapshot.devices)) < len(PODS):
@@ -154,7 +155,7 @@ def what_each_got(stage: Stage, pods: Sequence[Mapping[str, Any]], snapshot: Sna
         gpu = snapshot.gpu_by_uuid[held["nvidia.com/gpu"][0]]
         vf = snapshot.by_address[held["rdma/vf"][0]]
         nodes = [path for c in pod["containers"] for path in stage.files_of(c) if "uverbs" in path]
-        near = locality(snapshot.by_address[gpu.pci_address], vf).name
+        near = Distances(snapshot).distance(gpu.uuid, vf.address).name
         rows.append(
             (pod["name"], f"GPU{gpu.index} {gpu.pci_address}", vf.address, near, held["rdma/hca"][0], " ".join(nodes))
         )

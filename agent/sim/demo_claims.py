@@ -15,7 +15,7 @@ import yaml
 
 from agent.errors import AgentError
 from agent.model.device import Snapshot
-from agent.model.topology import locality
+from agent.placement import Distances
 from agent.report import status
 from agent.sim.dra.apiserver import CLAIMS, NODES, Objects, SmallApiServer
 from agent.sim.stage import CONFIG, NODE, Stage, in_pod, wait
@@ -119,7 +119,7 @@ def what_it_got(stage: Stage, pod: Mapping[str, Any], snapshot: Snapshot) -> lis
     (container,) = pod["containers"]
     gpu = snapshot.gpu_by_uuid[container["devices"]["nvidia.com/gpu"][0]]
     row = next(row for row in stage.status()["attachments"] if row["pod"] == f"default/{POD}")
-    near = locality(snapshot.by_address[gpu.pci_address], snapshot.by_address[row["device"]]).name
+    near = Distances(snapshot).distance(gpu.uuid, row["device"]).name
     rows = [(pod["name"], f"GPU{gpu.index} {gpu.pci_address}", row["device"], near, row["ifname"])]
     return [*status.table(("POD", "GPU", "VF", "GPU-VF", "INTERFACE"), rows), *container["cdi_devices"]]
 

@@ -61,7 +61,8 @@ class Offering:
             config, offer = self._config.value, self._offer.value
             version = self._leaves.version
             dropped, leaves = self._dropped.value, self._leaves.value
-            if offer.snapshot.generation:  # the first one may be of nothing
+            # The first one may be of nothing, and places are others once it is known what is near to what.
+            if offer.snapshot.generation and not (offer.snapshot.adapter_ids_due and self.slices.value is None):
                 await asyncio.to_thread(self._make, config, offer, dropped, leaves)
                 self._heeded.set(version)
             await first(

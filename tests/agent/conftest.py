@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.sysfs.scan import scan
 from agent.model.device import Snapshot
 from agent.sim import recorded
@@ -35,7 +36,7 @@ def node_snapshot(node_root: Callable[[str], Path]) -> Callable[[str], Snapshot]
     def snapshot(name: str) -> Snapshot:
         if name not in made:
             gpus = recorded.load(recorded.find(name)).gpus
-            made[name] = replace(scan(node_root(name)), gpus=gpus, generation=1)
+            made[name] = replace(with_adapter_ids(scan(node_root(name)), node_root(name)), gpus=gpus, generation=1)
         return made[name]
 
     return snapshot

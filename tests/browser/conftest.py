@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.sysfs.scan import scan
 from agent.model.device import Snapshot
 from agent.sim import recorded
@@ -40,7 +41,7 @@ def snapshot_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sna
         folder = tmp_path_factory.mktemp(name)
         node = recorded.load(recorded.find(name))
         recorded.unpack(node, folder)
-        return replace(scan(folder), gpus=node.gpus, generation=1)
+        return replace(with_adapter_ids(scan(folder), folder), gpus=node.gpus, generation=1)
 
     return snapshot
 

@@ -175,5 +175,9 @@ def test_a_card_that_hangs_leaves_its_adapter_without_preference_and_holds_up_no
     stage.await_pod("all")
     found = {pf: gpu and gpu["pciAddress"] for pf, (gpu, _) in rails(stage).items()}
     assert found == {**GPU_BESIDE, OF_SLOW: None}, "each of the four has one pod's traffic, and no guess is told"
+    numbers = {
+        nic["address"]: nic["rail"] for nic in stage.status()["hardware"]["nics"] if nic["address"] in GPU_BESIDE
+    }
+    assert numbers == {pf: number for number, pf in enumerate(GPU_BESIDE)}
     wait("the reason", lambda: f"{SLOW}/vpd does not answer" in nearness(stage)["reason"] or None)
     stage.end("agent")

@@ -96,10 +96,13 @@ def why_not_known(snapshot: Snapshot) -> tuple[str, str] | None:
 def unknown_nics(snapshot: Snapshot) -> tuple[str, ...]:
     """List the adapters of which it is not known where their traffic with GPUs enters the PCI tree."""
     unknown = snapshot.data_direct.unknown if snapshot.all_gpus else ()
-    return tuple(d.address for d in snapshot.devices if d.address in unknown and is_nic(d))
+    found = (d.address for d in snapshot.devices if d.address in unknown and is_nic(d))
+    return tuple(address for address in found if address not in snapshot.places.of)
 
 
 def _cause(snapshot: Snapshot) -> str:
+    if snapshot.adapter_ids_due:
+        return "vital product data is still being read"
     problems = [f"{problem.path} {problem.text}" for problem in snapshot.problems if problem.path.endswith("/vpd")]
     if problems:
         return _some(problems)
@@ -107,9 +110,7 @@ def _cause(snapshot: Snapshot) -> str:
     lone = [function for function in snapshot.data_direct.unpaired if function in read]
     if lone:
         return f"no PF belongs to the Data Direct function {_some(lone)}, by keyword V3 of their vital product data"
-    if all(address in read for address in unknown_nics(snapshot)):
-        return "no Data Direct function has the same V3 in its vital product data"
-    return "vital product data is still being read"
+    return "no Data Direct function has the same V3 in its vital product data"
 
 
 def _some(found: Sequence[str]) -> str:

@@ -45,6 +45,13 @@ def gpu_families(snapshot: Snapshot) -> Iterator[Metric]:
     ailment = GaugeMetricFamily(
         "nodefabric_gpu_ailment", "1 for each thing that is wrong with a GPU now.", labels=("gpu", "reason")
     )
+    unknown = GaugeMetricFamily(
+        "nodefabric_adapter_nearness_unknown",
+        "1 for each adapter of which it is not known how near it is to GPUs: its Data Direct function is not known.",
+        labels=("device",),
+    )
+    for device in sorted(snapshot.data_direct.unknown if snapshot.all_gpus else ()):
+        unknown.add_metric((device,), 1)
     for gpu in snapshot.all_gpus:
         mig = "enabled" if gpu.mig_mode else "disabled"
         info.add_metric((gpu.uuid, gpu.pci_address, gpu.name, str(gpu.index), mig, gpu.fabric_clique), 1)
@@ -54,7 +61,7 @@ def gpu_families(snapshot: Snapshot) -> Iterator[Metric]:
         peers.add_metric((gpu.uuid,), len(gpu.nvlinks))
         for reason in gpu.ailments:
             ailment.add_metric((gpu.uuid, reason), 1)
-    yield from (available, info, memory, peers, ailment)
+    yield from (available, info, memory, peers, ailment, unknown)
 
 
 class GpuErrors:

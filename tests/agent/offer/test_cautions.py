@@ -81,3 +81,15 @@ def test_rails_where_nvml_shows_no_gpu(node_snapshot: Snapshots) -> None:
     assert found.startswith("resources[0].gpu: this node has no GPU that NVML shows, and rails are made of those: let")
     assert "binding: late" in found
     assert told(node_snapshot("h100-8gpu"), text) == []
+
+
+def test_adapters_of_which_it_is_not_known_how_near_they_are_and_a_file_for_nccl_that_is_not_made(
+    node_snapshot: Snapshots,
+) -> None:
+    snapshot = node_snapshot("gb300-4gpu")
+    text = "{resources: [{name: rdma/vf, kind: vf, network: a, environment: [ncclTopo]}], networks: [{name: a}]}"
+    (of_nccl,) = told(snapshot, text)
+    assert of_nccl.startswith("resources[0].environment: no topology file is made for NCCL here")
+    ids = tuple(each for each in snapshot.adapter_ids if each[0] != "0000:03:00.0")
+    of_select, _ = told(replace(snapshot, adapter_ids=ids), text)
+    assert of_select.startswith("resources[0].select: how near 0000:03:00.0 is to GPUs is not known here")

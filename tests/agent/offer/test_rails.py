@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,3 +154,16 @@ def test_offers_have_the_numbers_of_the_books(tmp_path: Path) -> None:
         assert offer is not None
         assert offer.rail_of[PFS[3]] == 3
         assert offer.with_snapshot(whole).rail_of == offer.rail_of
+
+
+@pytest.mark.parametrize("silent", ["0000:03:00.0", "0009:03:00.0"])
+def test_a_card_whose_data_direct_function_is_not_known_keeps_the_others_numbers(
+    node_snapshot: Callable[[str], Snapshot], silent: str
+) -> None:
+    whole = node_snapshot("gb300-4gpu")
+    every = {pf: number for number, pf in enumerate(sorted(whole.data_direct.of))}
+    assert numbers(numbered(whole)) == every
+    ids = tuple(each for each in whole.adapter_ids if each[0] != silent)
+    assert numbers(numbered(replace(whole, adapter_ids=ids))) == every
+    assert numbers(numbered(replace(whole, adapter_ids=()))) == every, "none answers"
+    assert numbered(replace(whole, adapter_ids=(), adapter_ids_due=True)) == (), "wait for the answers"

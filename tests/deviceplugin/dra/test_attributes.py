@@ -9,7 +9,7 @@ import pytest
 
 from agent.config import Dra
 from agent.model.claims import is_place
-from agent.model.device import LinkLayer
+from agent.model.device import LinkLayer, Snapshot
 from agent.model.lldp import Neighbour
 from agent.offer.units import plain_offer
 from deviceplugin.dra.attributes import Facts, leaves_in, version
@@ -45,6 +45,23 @@ def test_a_vf_tells_what_it_is_and_where() -> None:
         "k8s.cni.cncf.io/resourceName": {"string": "rdma/vf"},
         "k8s.cni.cncf.io/deviceID": {"string": "0000:18:00.1"},
     }
+
+
+@pytest.mark.parametrize("binding", ["early", "late"])
+def test_towards_gpus_a_vf_is_where_its_data_direct_function_is(binding: str) -> None:
+    names = ("nearGpu", "resource.kubernetes.io/pcieRoot", "switch", "pfPcieRoot", "resource.kubernetes.io/numaNode")
+
+    def told(snapshot: Snapshot) -> dict[str, tuple[Any, ...]]:
+        found = Offered(snapshot, [replace(VF, binding=binding)]).devices
+        return {value(device, "pf"): tuple(value(device, name) for name in names) for device in found}
+
+    snapshot, pf = recorded_node("gb300-4gpu"), "0000:03:00.0"
+    gpu = next(gpu.uuid for gpu in snapshot.gpus if gpu.pci_address == "0009:06:00.0")
+    function = snapshot.by_address["0009:03:00.0"]
+    whole = told(snapshot)
+    assert whole[pf] == (gpu, "pci0009:00", function.path[-3], "pci0000:00", 0)
+    unread = told(replace(snapshot, adapter_ids=tuple(each for each in snapshot.adapter_ids if each[0] != pf)))
+    assert unread == {**whole, pf: (None, None, None, "pci0000:00", 0)}
 
 
 def test_a_shared_hca_tells_its_rdma_device_and_is_not_for_multus() -> None:

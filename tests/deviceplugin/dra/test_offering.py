@@ -69,6 +69,20 @@ def test_nothing_is_said_before_the_first_scan_and_then_all_at_once() -> None:
     asyncio.run(work())
 
 
+def test_nothing_is_said_at_first_while_it_is_about_to_be_known_what_is_near_to_what() -> None:
+    async def work() -> None:
+        world = World(Latest(Config(resources=(VF,))))
+        async with following(world) as offering:
+            world.show(replace(node(rails=2, vfs=2), adapter_ids_due=True))
+            assert await settled(offering) == (0, 0)
+            world.show(node(rails=2, vfs=2))
+            await until(lambda: offering.slices.value)
+            world.show(replace(node(rails=2, vfs=1), adapter_ids_due=True))
+            await until(lambda: len(offering.catalog.value) == 2)
+
+    asyncio.run(work())
+
+
 def test_a_node_without_devices_wants_no_slices() -> None:
     async def work() -> None:
         world = World(Latest(Config(resources=(VF,))))

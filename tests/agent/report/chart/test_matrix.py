@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from agent.model.device import Snapshot
+from agent.model.device import Problem, Snapshot
 from agent.model.places import Places
-from agent.report.chart.matrix import NEARNESS_UNKNOWN, as_document, as_text, nearness_known, rails, rows
+from agent.report.chart.matrix import NEARNESS_UNKNOWN, as_document, as_text, nearness_known, rails, rows, why_not_known
+from agent.report.chart.tree import leaves, tree
 
 Snapshots = Callable[[str], Snapshot]
 
@@ -155,3 +157,39 @@ def test_a_table_of_the_host_is_named_and_where_nothing_is_known_it_says_so(node
     assert nearness_known(node_snapshot("epyc-no-switch")), "the PCI tree is the truth there"
     assert nearness_known(node_snapshot("p5-8gpu-32efa"))
     assert nearness_known(replace(node_snapshot("one-nic"), machine=told.machine)), "no GPU is near anything"
+
+
+def test_a_nic_is_where_its_data_direct_function_is_and_where_that_is_not_known_it_says_so_and_why(
+    node_snapshot: Snapshots,
+) -> None:
+    snapshot = node_snapshot("gb300-4gpu")
+    assert "NIC0  0000:03:00.0  mlx5_0 enp3s0np0 (4 VFs)  towards GPUs where 0009:03:00.0 is" in as_text(snapshot)
+    document = as_document(snapshot)
+    assert document["nearest_nics"] == {"GPU0": ["NIC1"], "GPU1": ["NIC0"], "GPU2": ["NIC3"], "GPU3": ["NIC2"]}
+    assert document["locality"]["GPU1"]["NIC0"] == "PXB"
+    assert next(d for d in document["devices"] if d["label"] == "NIC0")["data_direct"] == "0009:03:00.0"
+    assert nearness_known(snapshot)
+    assert {"0009:03:00.0", "0000:03:00.0"} <= {address for group in tree(snapshot) for address in leaves(group.below)}
+
+    ids = tuple(each for each in snapshot.adapter_ids if each[0] != "0009:03:00.0")
+    problem = Problem("/sys/bus/pci/devices/0009:03:00.0/vpd", "cannot be read: Permission denied")
+    unread = replace(snapshot, adapter_ids=ids, problems=(problem,))
+    text, document = as_text(unread), as_document(unread)
+    assert not nearness_known(unread)
+    assert "which GPUs 0000:03:00.0 stands beside is not known: /sys/bus/pci/devices/0009:03:00.0/vpd cannot" in text
+    assert document["nearest_nics"] == {"GPU0": ["NIC1"], "GPU1": [], "GPU2": ["NIC3"], "GPU3": ["NIC2"]}
+    assert "NIC0" not in document["locality"]["GPU1"]
+    assert document["locality"]["NIC1"]["NIC0"] == "NODE", "to other NICs it is known"
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"adapter_ids": (), "adapter_ids_due": True}, "vital product data is still being read"),
+        ({"adapter_ids": (("0000:03:00.0", "a"), ("0009:03:00.0", "b"))}, "no PF belongs to the Data Direct function"),
+    ],
+)
+def test_the_cause_is_named(node_snapshot: Snapshots, change: dict[str, Any], cause: str) -> None:
+    found = why_not_known(replace(node_snapshot("gb300-4gpu"), **change))
+    assert found is not None
+    assert cause in found[0]
