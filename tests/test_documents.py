@@ -11,6 +11,7 @@ import yaml
 
 from agent import config
 from agent.__main__ import _parser
+from agent.config.compat.keys import OF_OTHER_PLUGINS
 from agent.config.networks import REPLACED
 from agent.errors import RequestInvalid
 from agent.process.startup import check
@@ -81,6 +82,12 @@ def test_the_table_of_replaced_plugins_and_the_codes_are_those_of_the_program() 
     text = CNI.read_text()
     for code in (protocol.HARDWARE_FAILED, protocol.IPAM_FAILED, protocol.LEDGER_FAILED, protocol.CHECK_FAILED):
         assert re.search(rf"\b{code} ", text)
+
+
+def test_each_key_of_sriov_network_device_plugins_file_that_is_known_has_its_row() -> None:
+    cells = first_cells(REPOSITORY / "docs/migrate/sriov-network-device-plugin.md", "its key")
+    known = {key for key, text in OF_OTHER_PLUGINS.items() if "sriov-network-device-plugin" in text}
+    assert {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)} == known
 
 
 def test_the_patch_that_replaces_plugins_fits_the_daemonset() -> None:

@@ -121,8 +121,8 @@ def _misplaced(resource: Resource, networks: Sequence[Network]) -> Iterator[tupl
     for i, network in enumerate(networks):
         joined = network.for_devices(resource.nic_kind)
         named = network.name in resource.networks.values()
-        if named and joined is not network and (text := misplaced_in(joined)) is not None:
-            yield f"networks[{i}], for {resource.name}", text
+        if named and joined is not network:
+            yield from ((f"networks[{i}], for {resource.name}", text) for text in misplaced_in(joined))
 
 
 def selectors_of(resource: Resource) -> tuple[tuple[str, str, Select], ...]:

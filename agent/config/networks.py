@@ -6,18 +6,27 @@ configuration is loaded, a CNI configuration when it is first met.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from agent.config.reader import Reader
+from agent.config.reader import MAX_VALUES, Reader, is_plain_json
 from agent.config.reader import shown as shown_at
 from agent.config.routing import KEYS as ROUTING_KEYS
 from agent.config.routing import NO_ROUTING, Routing, read_routing
-from agent.config.template import IN_QUOTES, NO_WORDS, SAMPLE, Place, filled, unquoted, words_of
+from agent.config.template import (
+    IN_QUOTES,
+    NO_WORDS,
+    SAMPLE,
+    Place,
+    filled,
+    misunderstood,
+    readable,
+    unquoted,
+    words_of,
+)
 from agent.config.trunk import with_trunk
 from agent.errors import RequestInvalid
 from agent.model.allocation import NO_SETTINGS, VfSettings
@@ -45,8 +54,6 @@ BONDS = ("active-backup",)
 LINK_STATES = ("auto", "enable", "disable")
 MAX_MTU = 65520
 MAX_LISTED = 16  # of what a bond may ask the kernel's limit, too
-MAX_NETWORK_VALUES = 1000
-MAX_NETWORK_DEPTH = 20
 NETWORK_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 MAX_RATE = 2**31
 _IFNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
@@ -185,22 +192,22 @@ def read_network(reader: Reader) -> Network:
     bare = {} if strange else dict(unquoted(keys))
     for key, text in bare.items():
         reader.note(key, f"is {text} without quotes: {IN_QUOTES}")
-    if not strange and not bare:
-        try:
-            return _network(name or "", keys)
-        except RequestInvalid as error:
-            reader.note("", str(error))
+    templates = [] if strange else list(misunderstood(keys))
+    for text in templates:
+        reader.note("", text)
+    problems: list[str] = []
+    network = _network(name or "", readable({key: keys[key] for key in keys if key not in strange}), problems)
+    for problem in dict.fromkeys(problems):
+        reader.note("", problem)
+    if not (strange or bare or templates or problems):
+        return network
     mode = keys["mode"] if keys.get("mode") in MODES else "vf"
     return Network(name or "", Setup(mode=mode), keys)  # of one that is wrong
 
 
-def misplaced_in(network: Network) -> str | None:
+def misplaced_in(network: Network) -> Iterator[str]:
     """Say what is wrong with a network of a mode that it does not name itself."""
-    try:
-        _refuse_misplaced(network.setup.mode, network.keys)
-    except RequestInvalid as error:
-        return str(error)
-    return None
+    return _misplaced(network.setup.mode, network.keys)
 
 
 def network_of_keys(keys: Mapping[str, Any]) -> Network:
@@ -209,24 +216,24 @@ def network_of_keys(keys: Mapping[str, Any]) -> Network:
     Raises RequestInvalid for a key or value that is wrong.
     """
     if not is_plain_json(keys):
-        raise RequestInvalid(f"a network must be plain JSON of at most {MAX_NETWORK_VALUES} values")
+        raise RequestInvalid(f"a network must be plain JSON of at most {MAX_VALUES} values")
     return _network(keys.get("name", ""), {key: value for key, value in keys.items() if key != "name"})
 
 
-def _network(name: str, keys: Mapping[str, Any]) -> Network:
+def _network(name: str, keys: Mapping[str, Any], problems: list[str] | None = None) -> Network:
     words = words_of(keys)
-    setup, ifname = _read_entry(filled(keys, SAMPLE) if words else keys)
+    setup, ifname = _read_entry(filled(keys, SAMPLE) if words else keys, problems)
     return Network(name, setup, keys, ifname, words)
 
 
-def _read_entry(keys: Mapping[str, Any]) -> tuple[Setup, str]:
-    fields = Fields({key: value for key, value in keys.items() if key not in _OF_EACH_POD})
+def _read_entry(keys: Mapping[str, Any], problems: list[str] | None = None) -> tuple[Setup, str]:
+    fields = Fields({key: value for key, value in keys.items() if key not in _OF_EACH_POD}, problems=problems)
     fields.word("type", (OWN,))
     fields.take("cniVersion", is_text, "a text such as 1.0.0")
     setup = read_setup(fields)
     ifname = fields.text("ifName", "", is_ifname, WANTED_IFNAME)
     if ifname == PODS_OWN:
-        raise RequestInvalid(f"ifName must not be {PODS_OWN}, which is the pod's own interface: take another name")
+        fields.refuse(f"ifName must not be {PODS_OWN}, which is the pod's own interface: take another name")
     refuse_unknown(fields)
     return setup, ifname
 
@@ -237,7 +244,7 @@ def is_ifname(text: str) -> bool:
 
 
 def read_setup(fields: Fields) -> Setup:
-    """Read what the keys of our own type ask for. Raises RequestInvalid with the path of what is wrong."""
+    """Read what the keys of our own type ask for. Refuses what is wrong, with its path."""
     mode = fields.word("mode", MODES) or "vf"
     ipam = read_ipam(fields, is_infiniband=mode == "ipoib")
     setup = Setup(
@@ -264,30 +271,32 @@ def read_setup(fields: Fields) -> Setup:
             arp_targets=_listed(fields, "arpTargets", _IPV4, "IPv4 addresses"),
         )
     if fields.has_any(ROUTING_KEYS):
-        setup = replace(setup, routing=read_routing(fields, has_addresses=ipam is not None))
-    _refuse_misplaced(mode, fields.document)
+        setup = replace(setup, routing=read_routing(fields, has_addresses=bool(fields.document.get("ipam"))))
+    if fields.document.get("mode") in (None, "", mode):
+        for text in _misplaced(mode, fields.document):
+            fields.refuse(text)
     return setup
 
 
 def refuse_unknown(fields: Fields) -> None:
-    """Raise RequestInvalid for a key that nobody asked for and that means nothing elsewhere either."""
+    """Refuse a key that nobody asked for and that means nothing elsewhere either."""
     for key in fields.unasked():
         if key not in FOREIGN and not key.startswith("cni.dev/"):
-            raise RequestInvalid(f"{shown(key)[1:-1]} {unknown(key, fields.asked)}")
+            fields.refuse(f"{shown(key)[1:-1]} {unknown(key, fields.asked)}")
 
 
-def _refuse_misplaced(mode: str, keys: Mapping[str, Any]) -> None:
-    """Raise RequestInvalid for a key that the mode cannot heed: nobody would notice that it is not in force."""
+def _misplaced(mode: str, keys: Mapping[str, Any]) -> Iterator[str]:
+    """Tell of keys that the mode cannot heed: nobody would notice that they are not in force."""
     for key, value in keys.items():
         modes = _HEEDED_IN.get(key, MODES)
         asks = value is not None and value != "" and not (value is False and key in _OFF_ANYWHERE)
         if asks and mode not in modes:
-            raise RequestInvalid(f"{key} has no effect in mode {mode}, only in {' and '.join(modes)}: leave it out")
+            yield f"{key} has no effect in mode {mode}, only in {' and '.join(modes)}: leave it out"
     if keys.get("arpTargets") and not keys.get("bond"):
-        raise RequestInvalid("arpTargets are asked by a bond: say bond, too, or leave them out")
+        yield "arpTargets are asked by a bond: say bond, too, or leave them out"
     if keys.get("bond") and (other := next((key for key in _NOT_BONDED if keys.get(key)), None)) is not None:
         why = "each VF keeps its own" if other == "mac" else "it joins Ethernet VFs with interfaces"
-        raise RequestInvalid(f"{other} cannot be had with bond: {why}; leave one of the two out")
+        yield f"{other} cannot be had with bond: {why}; leave one of the two out"
 
 
 def read_ipam(fields: Fields, *, is_infiniband: bool, may_be_empty: bool = False) -> Mapping[str, Any] | None:
@@ -299,16 +308,15 @@ def read_ipam(fields: Fields, *, is_infiniband: bool, may_be_empty: bool = False
     if not name and may_be_empty:
         return None
     if not name or not _PLUGIN_TYPE.fullmatch(name):
-        raise RequestInvalid(f"ipam.type must be the name of an IPAM plugin, is {shown(name)}")
+        fields.refuse(f"ipam.type must be the name of an IPAM plugin, is {shown(name)}")
+        return None
     if name in NO_IPAM:
-        raise RequestInvalid(
+        fields.refuse(
             f"ipam.type must be the name of an IPAM plugin, is {shown(name)}, which leases no addresses: take"
             " host-local, whereabouts or the like"
         )
     if name == "dhcp" and is_infiniband:
-        raise RequestInvalid(
-            "ipam.type must not be dhcp, which knows no InfiniBand addresses: take host-local or the like"
-        )
+        fields.refuse("ipam.type must not be dhcp, which knows no InfiniBand addresses: take host-local or the like")
     return {**ipam, "type": name}
 
 
@@ -328,11 +336,11 @@ def read_settings(fields: Fields, switch: Callable[[str], bool | None]) -> VfSet
     vlan = fields.whole("vlan", 0, 4094)
     qos = fields.whole("vlanQoS", 0, 7)
     proto = fields.word("vlanProto", ("802.1q", "802.1ad", "802.1Q", "802.1AD", "802.1Ad"))
-    if not vlan and (qos or (proto or "").lower() == "802.1ad"):
-        raise RequestInvalid("vlanQoS and vlanProto 802.1ad need a vlan from 1 to 4094")
+    if not vlan and not fields.document.get("vlan") and (qos or (proto or "").lower() == "802.1ad"):
+        fields.refuse("vlanQoS and vlanProto 802.1ad need a vlan from 1 to 4094")
     low, high = fields.whole("min_tx_rate", 0, MAX_RATE), fields.whole("max_tx_rate", 0, MAX_RATE)
     if low and high and low > high:
-        raise RequestInvalid(f"min_tx_rate {low} is above max_tx_rate {high} (Mbit/s)")
+        fields.refuse(f"min_tx_rate {low} is above max_tx_rate {high} (Mbit/s)")
     return VfSettings(
         mac=fields.mac("mac"),
         vlan=vlan,
@@ -347,7 +355,7 @@ def read_settings(fields: Fields, switch: Callable[[str], bool | None]) -> VfSet
 
 
 def interface_name(fields: Fields, key: str) -> str | None:
-    """Read an interface's name. Raises RequestInvalid for a text that is none."""
+    """Read an interface's name. Refuses a text that is none."""
     return fields.text(key, "", _IFNAME.fullmatch, "an interface name of at most 15 characters") or None
 
 
@@ -374,27 +382,3 @@ def _listed(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> tu
         return is_list(value) and len(value) <= MAX_LISTED and all(is_text(n) and pattern.fullmatch(n) for n in value)
 
     return tuple(dict.fromkeys(fields.take(key, are, f"a list of at most {MAX_LISTED} {what}") or ()))
-
-
-def is_plain_json(value: Any) -> bool:
-    """Tell whether JSON can express the value, in a bounded size: aliases can make it endless."""
-    waiting = [(value, 0)]
-    for _ in range(MAX_NETWORK_VALUES):
-        if not waiting:
-            return True
-        item, depth = waiting.pop()
-        if isinstance(item, dict) and all(isinstance(key, str) for key in item):
-            waiting.extend((inner, depth + 1) for inner in item.values())
-        elif isinstance(item, list):
-            waiting.extend((inner, depth + 1) for inner in item)
-        elif isinstance(item, float):
-            if not math.isfinite(item):
-                return False
-        elif type(item) is int:
-            if abs(item) >= 1 << 63:
-                return False
-        elif item is not None and not isinstance(item, str | bool):
-            return False
-        if depth > MAX_NETWORK_DEPTH:
-            return False
-    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import reprlib
 from collections.abc import Callable, Mapping
@@ -11,10 +12,13 @@ from typing import Any
 
 import yaml
 
-from agent.config.template import IN_QUOTES, touches_template
+from agent.config.compat.keys import OF_OTHER_PLUGINS
+from agent.config.template import IN_QUOTES, misplaced, touches_template
 from agent.errors import ConfigError
 from agent.model.printable import MASK, is_secret, masked_text, unknown
 
+MAX_VALUES, MAX_DEPTH = 1000, 20
+"""Of a network."""
 PATH = re.compile(r"(?:/(?!\.\.(?:/|$))[^/\0\n]*)+")
 
 
@@ -202,7 +206,31 @@ class Reader:
     def done(self) -> None:
         for key in self.value:
             if key not in self.asked:
-                self.note(key, unknown(key, self.asked, "key here"))
+                self.note(key, OF_OTHER_PLUGINS.get(key) or unknown(key, self.asked, "key here"))
+
+
+def is_plain_json(value: Any) -> bool:
+    """Tell whether JSON can express the value, in a bounded size: aliases can make it endless."""
+    waiting = [(value, 0)]
+    for _ in range(MAX_VALUES):
+        if not waiting:
+            return True
+        item, depth = waiting.pop()
+        if isinstance(item, dict) and all(isinstance(key, str) for key in item):
+            waiting.extend((inner, depth + 1) for inner in item.values())
+        elif isinstance(item, list):
+            waiting.extend((inner, depth + 1) for inner in item)
+        elif isinstance(item, float):
+            if not math.isfinite(item):
+                return False
+        elif type(item) is int:
+            if abs(item) >= 1 << 63:
+                return False
+        elif item is not None and not isinstance(item, str | bool):
+            return False
+        if depth > MAX_DEPTH:
+            return False
+    return False
 
 
 def is_mapping(value: Any) -> bool:
@@ -227,10 +255,10 @@ def _is_number(low: float, high: float, value: Any) -> bool:
 
 
 def _unquoted(value: Any, schema: Mapping[str, Any] | None) -> str:
-    """Say what helps if YAML has made a number of what should be text: 8086 is no ID, "8086" is."""
+    """Say what helps if YAML has made a number of what should be text (8086 is no ID, "8086" is), or of templates."""
     if (schema or {}).get("type") == "string" and type(value) in (int, float):
         return ", a number: put it in quotes"
-    return ""
+    return misplaced(value) if is_plain_json(value) else ""  # aliases can make another endless
 
 
 class _Short(reprlib.Repr):

@@ -19,7 +19,6 @@ from ipaddress import ip_address, ip_network
 from types import MappingProxyType
 from typing import Any
 
-from agent.errors import RequestInvalid
 from agent.model.fields import Fields, is_list, is_object, join, shown
 from agent.model.printable import unknown
 
@@ -90,14 +89,19 @@ NO_ROUTING = Routing()
 
 
 def read_routing(fields: Fields, *, has_addresses: bool) -> Routing:
-    """Read the keys of a network. Raises RequestInvalid with the path of what is wrong."""
+    """Read the keys of a network. Refuses what is wrong, with its path."""
     mode = fields.word("routing", (SOURCE, MAIN)) or MAIN
     routes = tuple(_each(fields, "routes", MAX_ROUTES, _route))
     gateways = _gateways(fields)
     if mode == SOURCE and not has_addresses:
-        raise RequestInvalid("routing: source is about addresses, and none are given: say ipam, too")
-    if gateways is not None and mode != SOURCE and all("gw" in route or route.get("scope") for route in routes):
-        raise RequestInvalid("gateway has no effect without routing: source, or a route that lacks gw: leave it out")
+        fields.refuse("routing: source is about addresses, and none are given: say ipam, too")
+    if (
+        gateways is not None
+        and not fields.problems
+        and mode != SOURCE
+        and all("gw" in route or route.get("scope") for route in routes)
+    ):
+        fields.refuse("gateway has no effect without routing: source, or a route that lacks gw: leave it out")
     return Routing(
         mode,
         gateways,
@@ -167,7 +171,7 @@ def _route(entry: Fields) -> Mapping[str, Any]:
         "onlink": entry.flag("onlink"),
     }
     if found["onlink"] and found["gw"] is None:
-        raise RequestInvalid(f"{join(entry.path, 'onlink')} is about a gateway: say gw, too")
+        entry.refuse(f"{join(entry.path, 'onlink')} is about a gateway: say gw, too")
     return found
 
 
@@ -175,20 +179,18 @@ def _rule(entry: Fields, *, has_table: bool) -> Mapping[str, Any]:
     source = entry.text("from", "", _rule_version, "a network or an address") or None
     to = entry.text("to", "", _rule_version, "a network or an address") or None
     if source is not None and to is not None and _rule_version(source) != _rule_version(to):
-        raise RequestInvalid(f"{join(entry.path, 'to')} must be of from's family, is {shown(to)}")
+        entry.refuse(f"{join(entry.path, 'to')} must be of from's family, is {shown(to)}")
     found: dict[str, Any] = {
         "from": source,
         "to": to,
         **{key: entry.text(key, "", _IFNAME.fullmatch, "an interface name") or None for key in ("iif", "oif")},
         "fwmark": entry.whole("fwmark", 1, _WORD),
     }
-    if not any(found.values()):
-        raise RequestInvalid(f"{entry.path} must say which packets it is about: from, to, iif, oif or fwmark")
+    if not any(map(entry.document.get, found)):
+        entry.refuse(f"{entry.path} must say which packets it is about: from, to, iif, oif or fwmark")
     table = _table(entry)
     if table is None and not has_table:
-        raise RequestInvalid(
-            f"{join(entry.path, 'table')} is missing: only with routing: source has an interface its own"
-        )
+        entry.refuse(f"{join(entry.path, 'table')} is missing: only with routing: source has an interface its own")
     priority = entry.whole("priority", 1, HIGHEST_PRIORITY)
     _done(entry)
     return _said({**found, "table": table, "priority": RULE_PRIORITY if priority is None else priority})
@@ -204,10 +206,11 @@ def _sysctls(fields: Fields) -> Mapping[str, int]:
     for name, value in (fields.mapping("sysctls") or {}).items():
         path, allowed = join("sysctls", name), SYSCTLS.get(name)
         if allowed is None:
-            raise RequestInvalid(f"{path} {unknown(name, SYSCTLS, 'setting')}")
-        if type(value) is not int or value not in allowed:
-            raise RequestInvalid(f"{path} must be {' or '.join(map(str, allowed))}, is {shown(value)}")
-        found[name] = value
+            fields.refuse(f"{path} {unknown(name, SYSCTLS, 'setting')}")
+        elif type(value) is not int or value not in allowed:
+            fields.refuse(f"{path} must be {' or '.join(map(str, allowed))}, is {shown(value)}")
+        else:
+            found[name] = value
     return found
 
 
@@ -219,7 +222,7 @@ def _entries(fields: Fields, key: str, most: int) -> Iterator[Fields]:
         return is_list(value) and len(value) <= most and all(map(is_object, value))
 
     for index, item in enumerate(fields.take(key, are_entries, f"a list of at most {most} objects") or ()):
-        yield Fields(item, join(join(fields.path, key), index))
+        yield Fields(item, join(join(fields.path, key), index), problems=fields.problems)
 
 
 def _each(
@@ -233,7 +236,7 @@ def _each(
 
 def _done(entry: Fields) -> None:
     for key in entry.unasked():
-        raise RequestInvalid(f"{join(entry.path, key)} {unknown(key, entry.asked)}")
+        entry.refuse(f"{join(entry.path, key)} {unknown(key, entry.asked)}")
 
 
 def _said(found: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -242,14 +245,14 @@ def _said(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _needed(entry: Fields, key: str, ok: Callable[[str], object], want: str) -> str:
     value = entry.text(key, "", ok, want)
-    if not value:
-        raise RequestInvalid(f"{join(entry.path, key)} is missing: it must be {want}")
+    if not value and entry.document.get(key) in (None, ""):
+        entry.refuse(f"{join(entry.path, key)} is missing: it must be {want}")
     return value
 
 
 def _of_family(entry: Fields, key: str, network: str) -> str | None:
     def fits(text: str) -> bool:
-        return _version(text) == ip_network(network).version
+        return _version(text) is not None and (not network or _version(text) == ip_network(network).version)
 
     return entry.text(key, "", fits, "an address of dst's family") or None
 
@@ -257,7 +260,7 @@ def _of_family(entry: Fields, key: str, network: str) -> str | None:
 def _table(entry: Fields) -> int | None:
     table = entry.whole("table", 1, _WORD)
     if table == LOCAL_TABLE:
-        raise RequestInvalid(f"{join(entry.path, 'table')} must not be {LOCAL_TABLE}, which is the kernel's own")
+        entry.refuse(f"{join(entry.path, 'table')} must not be {LOCAL_TABLE}, which is the kernel's own")
     return table
 
 

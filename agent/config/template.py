@@ -76,10 +76,52 @@ def templates_in(value: Any) -> Iterator[tuple[str, str]]:
 def unquoted(value: Any) -> Iterator[tuple[str, str]]:
     """List the mappings that YAML made of a template without quotes: path and template."""
     for path, each in _values(value):
-        if isinstance(each, Mapping) and list(each.values()) == [None]:
-            text = f"{{{next(iter(each))}}}"
-            if _ALMOST.fullmatch(text):
-                yield path, text
+        if isinstance(each, Mapping) and (text := _bare(each)):
+            yield path, text
+
+
+def _bare(value: Mapping[Any, Any]) -> str:
+    """Return the template that a mapping was meant as; empty if it was meant as a mapping."""
+    text = f"{{{next(iter(value))}}}" if list(value.values()) == [None] else ""
+    return text if _ALMOST.fullmatch(text) else ""
+
+
+def misplaced(value: Any) -> str:
+    """Say where templates belong, for a value that has some and may not; empty for another."""
+    if any(unquoted(value)) or any(templates_in(value)):
+        return "; templates such as {rail} are understood in the texts of an entry of `networks` only, in quotes"
+    return ""
+
+
+def readable(value: Any) -> Any:
+    """Copy a tree without the templates that are not understood, to find what else is wrong in it.
+
+    A value that is nothing but such a template is None; in a text a sample takes its place.
+    """
+    if isinstance(value, Mapping):
+        return None if _bare(value) else {k: v if is_secret(k) else readable(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [found for found in map(readable, value) if found is not None]
+    if not isinstance(value, str) or not any(misunderstood(value)):
+        return value
+    known = _TEMPLATE.sub(lambda found: found[0] if _understood(found) else "{rail}", value)
+    made = "".join(part if _TEMPLATE.fullmatch(part) else _ALMOST.sub("{rail}", part) for part in _parts(known))
+    return None if _TEMPLATE.fullmatch(made) else made
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Cut a text into its templates and what is between them."""
+    at = 0
+    for found in _TEMPLATE.finditer(text):
+        yield text[at : found.start()]
+        yield found[0]
+        at = found.end()
+    yield text[at:]
+
+
+def _understood(found: re.Match[str]) -> bool:
+    word, times, plus = found.groups()
+    return word in WORDS and not (word == "pf" and (times or plus))
 
 
 def touches_template(text: str, at: int) -> bool:
@@ -104,19 +146,23 @@ def words_of(value: Any) -> frozenset[str]:
 
     Raises RequestInvalid for a template of another word, or of a form that is not understood.
     """
-    found = set()
+    for text in misunderstood(value):
+        raise RequestInvalid(text)
+    return frozenset(word for _, text in templates_in(value) for word, _, _ in _TEMPLATE.findall(text))
+
+
+def misunderstood(value: Any) -> Iterator[str]:
+    """Tell of templates of another word, or of a form that is not understood."""
     for path, text in _values(value):
         if isinstance(text, str) and (almost := _ALMOST.search(_TEMPLATE.sub("", text))) is not None:
-            raise RequestInvalid(f"{path} has {almost[0]}, which is not understood: take {_forms(almost[1])}")
+            yield f"{path} has {almost[0]}, which is not understood: take {_forms(almost[1])}"
     for path, text in templates_in(value):
         for word, times, plus in _TEMPLATE.findall(text):
             if word not in WORDS:
                 known = ", ".join(f"{{{each}}}" for each in WORDS)
-                raise RequestInvalid(f"{path} has {{{word}}}, which stands for nothing; known are {known}")
-            if word == "pf" and (times or plus):
-                raise RequestInvalid(f"{path} counts with {{pf}}, which is a name")
-            found.add(word)
-    return frozenset(found)
+                yield f"{path} has {{{word}}}, which stands for nothing; known are {known}"
+            elif word == "pf" and (times or plus):
+                yield f"{path} counts with {{pf}}, which is a name"
 
 
 def _forms(word: str) -> str:

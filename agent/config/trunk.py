@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from agent.errors import RequestInvalid
 from agent.model import vlan_ids
 from agent.model.allocation import VfSettings
 from agent.model.fields import Fields, join, shown
@@ -16,7 +15,7 @@ _WANTED_ITEM = 'a VLAN ID from 0 to 4094, a range such as "200-210", {"id": 100}
 
 
 def with_trunk(fields: Fields, settings: VfSettings) -> VfSettings:
-    """Add what `trunk` says to what a PF is to enforce. Raises RequestInvalid with the path of what is wrong.
+    """Add what `trunk` says to what a PF is to enforce. Refuses what is wrong, with its path.
 
     ovs-cni knows the key as a list of objects, so these are read, too.
     """
@@ -24,12 +23,12 @@ def with_trunk(fields: Fields, settings: VfSettings) -> VfSettings:
     if value is None or value == "":
         return settings
     if settings.vlan:
-        raise RequestInvalid(
+        fields.refuse(
             f"trunk cannot be had with vlan {settings.vlan}: either the PF tags what the VF sends, or the VF does;"
             " leave one of the two out"
         )
     items = value if isinstance(value, list) else [value]
-    return replace(settings, trunk=vlan_ids.spelled(_of_list(items, join(fields.path, "trunk"))))
+    return replace(settings, trunk=vlan_ids.spelled(_of_list(items, fields)))
 
 
 def _is_text_or_list(value: Any) -> bool:
@@ -38,12 +37,12 @@ def _is_text_or_list(value: Any) -> bool:
     return value == "" or _ranges(value) is not None
 
 
-def _of_list(items: list[Any], path: str) -> Iterator[vlan_ids.Range]:
+def _of_list(items: list[Any], fields: Fields) -> Iterator[vlan_ids.Range]:
     for index, item in enumerate(items):
         found = _of_object(item) if isinstance(item, dict) else _ranges(item)
         if found is None:
-            raise RequestInvalid(f"{join(path, index)} must be {_WANTED_ITEM}, is {shown(item)}")
-        yield from found
+            fields.refuse(f"{join(join(fields.path, 'trunk'), index)} must be {_WANTED_ITEM}, is {shown(item)}")
+        yield from found or ()
 
 
 def _of_object(item: dict[str, Any]) -> tuple[vlan_ids.Range, ...] | None:

@@ -192,8 +192,18 @@ class Fields:
     null wins.
     """
 
-    def __init__(self, document: Any, path: str = "", *, what: str = "the network configuration", fold: bool = False):
+    def __init__(
+        self,
+        document: Any,
+        path: str = "",
+        *,
+        what: str = "the network configuration",
+        fold: bool = False,
+        problems: list[str] | None = None,
+    ):
+        """With `problems` all that is wrong is noted there; else the first of it is raised."""
         self.path = path
+        self.problems = problems
         if not isinstance(document, dict):
             raise RequestInvalid(f"{path or what} must be an object, is {shown(document)}")
         self.fold = fold
@@ -204,17 +214,24 @@ class Fields:
         )
         self.asked: set[str] = set()
 
+    def refuse(self, text: str) -> None:
+        """Note what is wrong where all of it is asked for, else raise RequestInvalid."""
+        if self.problems is None:
+            raise RequestInvalid(text)
+        self.problems.append(text)
+
     def take(self, key: str, ok: Check, want: str) -> Any:
-        """Return a value that is as it should be, or None. Raises RequestInvalid with the path for another."""
+        """Return a value that is as it should be, or None. Refuses another, with its path."""
         self.asked.add(key)
         value = self.document.get(_folded(key) if self.fold else key)
         if value is not None and not ok(value):
-            raise RequestInvalid(f"{join(self.path, key)} must be {want}, is {shown(value)}")
+            self.refuse(f"{join(self.path, key)} must be {want}, is {shown(value)}")
+            return None
         return value
 
     def inside(self, key: str) -> Fields:
         """Read an object within this one; an absent one is empty."""
-        return Fields(self.mapping(key) or {}, join(self.path, key), fold=self.fold)
+        return Fields(self.mapping(key) or {}, join(self.path, key), fold=self.fold, problems=self.problems)
 
     def has_any(self, keys: tuple[str, ...]) -> bool:
         """Tell whether any of these keys is given. All of them count as asked for."""

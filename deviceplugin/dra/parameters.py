@@ -24,7 +24,8 @@ from typing import Any
 from agent.config import Config, Resource
 from agent.config.contradictions import unfit
 from agent.config.dra import CLAIM_KEYS
-from agent.config.networks import MAX_MTU, MODES, WANTED_IFNAME, Network, is_ifname, is_plain_json, network_of_keys
+from agent.config.networks import MAX_MTU, MODES, WANTED_IFNAME, Network, is_ifname, network_of_keys
+from agent.config.reader import is_plain_json
 from agent.config.template import SAMPLE, filled, words_of
 from agent.errors import ClaimInvalid, RequestInvalid
 from agent.model.fields import join, shown
