@@ -1,8 +1,9 @@
 """Records a machine's hardware as a node file, so that a report from the field becomes a test.
 
 Taken are the files that the scan reads and a few neighbours, for the devices that the scan finds
-and the bridges above them; nothing else of the machine. What names one machine (MAC addresses,
-GUIDs, GPU UUIDs, the boot ID) is replaced unless it is asked for.
+and the bridges above them; nothing else of the machine. Of adapters with a Data Direct function, keyword V3 of their
+vital product data is taken, which tells what belongs together. What names one machine (MAC addresses, GUIDs, GPU
+UUIDs, V3, the boot ID) is replaced unless it is asked for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.sysfs.scan import scan
 from agent.model.device import Gpu
 from agent.sim import recorded_gpus
@@ -77,7 +79,7 @@ def record(
     """Record the machine below root. What cannot be read is left out, as the scan would."""
     recorder = _Recorder(os.fspath(root).rstrip("/"))
     recorder.take_all()
-    node = Node(name, description, recorder.tree, gpus)
+    node = Node(name, description, recorder.tree, gpus, recorder.vpd)
     return node if keep_identifiers else anonymous(node)
 
 
@@ -85,7 +87,10 @@ def anonymous(node: Node) -> Node:
     """Replace what names one machine. Equal values stay equal, and vendors' prefixes stay."""
     known: dict[str, str] = {}
     tree = _without_identifiers(node.tree, (), known)
-    return replace(node, tree=tree, gpus=recorded_gpus.anonymous(node.gpus))
+    adapters = sorted(set(node.vpd.values()) - {""}, key=list(node.vpd.values()).index)
+    numbers = {adapter: f"00000000-0000-4000-8000-{n:012x}" for n, adapter in enumerate(adapters, 1)} | {"": ""}
+    vpd = {address: numbers[adapter] for address, adapter in node.vpd.items()}
+    return replace(node, tree=tree, gpus=recorded_gpus.anonymous(node.gpus), vpd=vpd)
 
 
 class _Recorder:
@@ -94,10 +99,13 @@ class _Recorder:
     def __init__(self, root: str) -> None:
         self.root = root
         self.tree: dict[str, Any] = {}
+        self.vpd: dict[str, str] = {}
 
     def take_all(self) -> None:
         """Record all that the scan of this root sees."""
-        devices = scan(Path(self.root or "/")).devices
+        root = Path(self.root or "/")
+        snapshot = with_adapter_ids(scan(root), root)
+        self.vpd, devices = dict(snapshot.adapter_ids), snapshot.devices
         addresses = {d.address for d in devices}
         for address in sorted(addresses | {part for d in devices for part in d.path[1:]}):
             self._pci_function(address)

@@ -49,7 +49,7 @@ def _nodes(names: tuple[str, ...]) -> dict[str, str | dict[str, str]]:
     words = " ".join(names)
     return {
         "bash": "_nodefabric_nodes",
-        "zsh": f"{{_alternative 'names:recorded node:({words})' 'files:file:_files'}}",
+        "zsh": f"{{_alternative 'names:node:({words})' 'files:file:_files'}}",
         "fish": f"{words} (__fish_complete_path (commandline -ct))",
         "preamble": {"bash": f'_nodefabric_nodes() {{\n  compgen -W \'{words}\' -- "$1"\n  compgen -f -- "$1"\n}}'},
     }

@@ -18,7 +18,7 @@ def add(command: Command) -> None:
         "--node",
         default="h100-8gpu",
         metavar="NODE",
-        help="recorded node with GPUs and VFs to simulate: its name, or a file (default: %(default)s)",
+        help="modelled or recorded node with GPUs and VFs to simulate: its name, or a file (default: %(default)s)",
     )
     text = "the CNI relay (default: %(default)s)"
     parser.add_argument("--relay", type=Path, default=DEFAULT_RELAY, metavar="FILE", help=text)

@@ -106,7 +106,7 @@ def add_host(parser: argparse.ArgumentParser) -> Any:
 
 def add_hardware(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which node to look at."""
-    text = "a recorded node instead of this machine: its name, or a file"
+    text = "a modelled or recorded node instead of this machine: its name, or a file"
     add_host(parser).add_argument("--node", metavar="NODE", help=text)
 
 

@@ -1,4 +1,4 @@
-"""Recorded nodes: one machine's hardware as one JSON file, and its way back into a folder.
+"""Node files: one machine's hardware as one JSON file, recorded or modelled, and its way back into a folder.
 
     {"format": 1, "name": …, "description": …,
      "tree": {"sys": {…}, "proc": {…}, "dev": {…}},
@@ -37,7 +37,7 @@ Tree = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A recorded node, checked."""
+    """A node file, checked."""
 
     name: str
     description: str
@@ -135,11 +135,11 @@ def find(name: str) -> Path:
         path = folder / f"{name}.json"
         if _NAME.fullmatch(name) and path.is_file():
             return path
-    raise ConfigError(name, [f"is not the name of a recorded node; there are: {', '.join(names()) or 'none'}"])
+    raise ConfigError(name, [f"is not the name of a node file; there are: {', '.join(names()) or 'none'}"])
 
 
 def names() -> tuple[str, ...]:
-    """List the names of all recorded nodes that `find` knows."""
+    """List the names of all node files that `find` knows."""
     return tuple(sorted({path.stem for folder in _folders() for path in folder.glob("*.json")}))
 
 

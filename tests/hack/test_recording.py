@@ -32,6 +32,23 @@ def test_a_recording_scans_like_the_machine(name: str, tmp_path: Path) -> None:
     assert scanned(again, tmp_path / "again") == scan(machine)
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_joins_an_adapters_functions_is_recorded_and_replaced_by_numbers(keep: bool, tmp_path: Path) -> None:
+    node = recorded.load(recorded.find("gb200-cx8-4gpu"))
+    recorded.unpack(node, tmp_path)
+    vpd = record(tmp_path, "again", "", keep_identifiers=keep).vpd
+    assert vpd.keys() == node.vpd.keys()
+    assert (vpd == node.vpd) is keep
+    together = [{a for a, v in of.items() if v == value} for of in (vpd, node.vpd) for value in of.values()]
+    assert together[: len(vpd)] == [{a for a, v in node.vpd.items() if v == node.vpd[b]} for b in vpd]
+    assert record_of("h100-8gpu", tmp_path / "other").vpd == {}
+
+
+def record_of(name: str, folder: Path) -> recorded.Node:
+    recorded.unpack(recorded.load(recorded.find(name)), folder)
+    return record(folder, "again", "")
+
+
 def test_this_machine_can_be_recorded(tmp_path: Path) -> None:
     seen = scan(Path("/"))
     again = scanned(record(Path("/"), "this", "", keep_identifiers=True), tmp_path)

@@ -1,1 +1,1 @@
-"""How well GPUs and NICs of one pod stand together, on recorded nodes, for several ways of choosing."""
+"""How well GPUs and NICs of one pod stand together, on modelled nodes, for several ways of choosing."""

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hack/bench/alignment",
-        description="Let pods come and go on recorded nodes, and tell how many of their GPU-NIC pairs are as near as"
+        description="Let pods come and go on modelled nodes, and tell how many of their GPU-NIC pairs are as near as"
         " any choice could have made them. Record a host of your own with hack/record-node.",
     )
     add = parser.add_argument

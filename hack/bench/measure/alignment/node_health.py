@@ -1,4 +1,4 @@
-"""From a kernel event to kubelet's list on one recorded node: the agent as a process, over its real sockets.
+"""From a kernel event to kubelet's list on one modelled node: the agent as a process, over its real sockets.
 
 The NICs are those that pods are played on. A PF's link goes and comes, and all its VFs with it; where no NIC hangs on
 a PF's link, the driver of a NIC is unbound and bound. Links must last for no time here (`downSeconds: 0`).

@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _locality(nodes: dict[str, Figures], pods: int, seed: int) -> Figures:
-    """Play on all recorded nodes with GPUs and VFs, and put what each attains into `nodes`."""
+    """Play on all modelled nodes with GPUs and VFs, and put what each attains into `nodes`."""
     shares = {way.figure: Share() for way in locality.WAYS}
     for name in recorded.names():
         snapshot = recorded_node(name)
@@ -153,7 +153,7 @@ def slice_bytes(snapshot: Snapshot) -> Figures:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hack/bench/dra",
-        description="Let pods ask for GPUs and NICs by claims on recorded nodes, by a stand-in for the scheduler, and"
+        description="Let pods ask for GPUs and NICs by claims on modelled nodes, by a stand-in for the scheduler, and"
         " tell how near these stand, how large the slices are, and how soon pods are told that they do not fit. Then"
         " run the agent beside stand-ins for kubelet and for an API server that answers in 5 ms, and time what kubelet"
         " waits for. A busy machine gives bad times.",
