@@ -89,7 +89,8 @@ class RailFiles:
             return {}
         offer = self._offer.value
         of_sets = {d: number for mine in sets if (number := offer.rail_number(mine)) is not None for d in mine}
-        place = Place(offer.snapshot, offer.distances, {**offer.rail_of, **of_sets}, self._leaves.value)
+        numbers = {**offer.rail_of, **of_sets}
+        place = Place(offer.snapshot, offer.distances, numbers, self._leaves.value, offer.plane_of)
         gpus = self._gpus(pod, place)
         rails = paired(nics, gpus, place)
         texts = {

@@ -29,6 +29,7 @@ from agent.offer.books import Reading, read
 from agent.offer.gpu_units import with_profiles
 from agent.offer.offer import Offer, Unit
 from agent.offer.offers import Offers
+from agent.offer.rails import NamedRails
 from agent.offer.selectors import asks_for_names
 from agent.state import Latest, first
 from deviceplugin.allocation import Allocator
@@ -266,7 +267,7 @@ class DevicePlugins:
         resources: tuple[Resource, ...],
         snapshot: Snapshot,
         books: Reading,
-        named_rails: tuple[str, ...],
+        named_rails: NamedRails,
     ) -> Offer | None:
         """Make an offer if one is due, and its CDI specs: kubelet may ask as soon as it has the list.
 

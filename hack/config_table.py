@@ -77,6 +77,8 @@ def _rows(path: str, said: Schema) -> list[Key]:
 def _value(said: Schema) -> str:
     if "enum" in said:
         return ", ".join(str(word) for word in said["enum"])
+    if any("const" in each for each in said.get("anyOf", ())):
+        return ", or ".join(str(each["const"]) if "const" in each else _value(each) for each in said["anyOf"])
     if "anyOf" in said and "type" not in said:
         is_text = any(each.get("type") == "string" for each in said["anyOf"])
         return "text, or a mapping" if is_text else "mapping, or a list of them"

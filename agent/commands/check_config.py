@@ -113,7 +113,13 @@ def _by_templates(config: Config, offer: Offer) -> Mapping[str, Sequence[Mapping
 
     return {
         network.name: [
-            {"rail": place.rail, "pf": place.pf, "adapter": place.adapter, "values": dict(told(network, place))}
+            {
+                "rail": place.rail,
+                "plane": place.plane,
+                "pf": place.pf,
+                "adapter": place.adapter,
+                "values": dict(told(network, place)),
+            }
             for place in places_of(network, config, offer)
         ]
         for network in config.networks

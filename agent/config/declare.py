@@ -120,6 +120,11 @@ def entries(want: str, convert: Callable[[Any], Any], *, schema: Mapping[str, An
     return _declared(frozenset(), partial(_entries, want=want, convert=convert, schema=schema, about=about))
 
 
+def listed(want: str, convert: Callable[[Any], Any], *, schema: Mapping[str, Any], about: str) -> Any:
+    """Declare a list of anything in its order, each entry converted; a conversion says no with ValueError."""
+    return _declared((), partial(_listed, want=want, convert=convert, schema=schema, about=about))
+
+
 def section(cls: type[Any], *, by: Callable[[Reader], Any] | None = None, about: str) -> Any:
     """Declare an inner section, read as `by` says if its keys depend on each other."""
     return _declared(cls(), partial(_section, by=by or partial(read, cls), about=about))
@@ -154,6 +159,10 @@ def _or_default(
 
 def _entries(reader: Reader, key: str, default: frozenset[Any], **said: Any) -> frozenset[Any]:
     return frozenset(reader.entries(key, **said)) or default
+
+
+def _listed(reader: Reader, key: str, default: tuple[Any, ...], **said: Any) -> tuple[Any, ...]:
+    return reader.entries(key, **said) or default
 
 
 def _sections(reader: Reader, key: str, default: Any, *, by: Callable[[Reader], Any], about: str) -> tuple[Any, ...]:

@@ -47,6 +47,8 @@ DEFAULT_SHARES = 63
 MAX_UNITS = 10_000
 MAX_NICS = 64
 """Of one rail."""
+PLANES = "planes"
+"""Instead of a number: as many as the adapter has planes."""
 MAX_ATTRIBUTE = 64
 """Length of a text in a DRA device's attributes, of which the resource's name is one."""
 _PF = re.compile(r"[^\s/]{1,15}")
@@ -134,6 +136,11 @@ class Select:
     """Besides the above, one of these must take the device; the first that does counts."""
 
 
+def _is_count(value: Any) -> bool:
+    """Tell whether a value says how many NICs a rail has."""
+    return value == PLANES or (type(value) is int and 1 <= value <= MAX_NICS)
+
+
 @dataclass(frozen=True, slots=True)
 class RailNic:
     """The NIC half of a rail."""
@@ -143,7 +150,13 @@ class RailNic:
     select: Select = Select()
     shares: int = _shares()
     """So many rails may one HCA serve."""
-    count: int = declare.whole(1, 1, MAX_NICS, about="NICs that each rail has: so many, the nearest to its GPU")
+    count: int | str = declare.value(
+        1,
+        f"a whole number from 1 to {MAX_NICS}, or {PLANES}",
+        _is_count,
+        schema={"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_NICS}, {"const": PLANES}]},
+        about="NICs that each rail has: so many, the nearest to its GPU; planes: one of each plane of the nearest",
+    )
 
 
 def _is_network(value: Any) -> bool:

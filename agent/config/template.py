@@ -1,4 +1,4 @@
-"""Templates over the device: `{rail}`, `{pf}`, `{numa}` and `{vf}` in the texts of an entry of `networks`.
+"""Templates over the device: `{rail}`, `{plane}`, `{pf}`, `{numa}` and `{vf}` in the texts of an entry of `networks`.
 
     {name: rails, ifName: "rail{rail}", ipam: {type: host-local, subnet: "10.{rail}.0.0/16"}, vlan: "{rail+100}"}
 
@@ -23,10 +23,10 @@ from agent.model.printable import is_secret
 if TYPE_CHECKING:
     from agent.config.networks import Network
 
-WORDS = ("rail", "pf", "numa", "vf")
+WORDS = ("rail", "plane", "pf", "numa", "vf")
 NO_WORDS = frozenset[str]()
-USUAL_RAILS = 8
-"""So many there may be where no list says it."""
+USUAL_RAILS, USUAL_PLANES = 8, 2
+"""So many there may be where no list says it, and planes of each."""
 SAMPLE_VFS, SAMPLE_NUMA_NODES = 16, 4
 _TEMPLATE = re.compile(r"\{([A-Za-z]\w*)(?:\*([0-9]{1,5}))?(?:\+([0-9]{1,9}))?\}")
 _ALMOST = re.compile(rf"\{{\s*({'|'.join(WORDS)})\b[^{{}}]*\}}?")
@@ -53,6 +53,8 @@ class Place:
     """Its index among the VFs of its adapter; None for no VF."""
     adapter: str = ""
     """PCI address of its adapter."""
+    plane: int | None = None
+    """Which plane of the rail its adapter is, 0 where the rail has one; None if it has no rail."""
 
     def only(self, words: Iterable[str]) -> Place:
         """Return a place that differs from others by these words alone."""
@@ -60,11 +62,11 @@ class Place:
         return Place(**known)
 
     def __str__(self) -> str:
-        told = {"rail": self.rail, "PF": self.pf or None, "NUMA node": self.numa, "VF": self.vf}
+        told = {"rail": self.rail, "plane": self.plane, "PF": self.pf or None, "NUMA node": self.numa, "VF": self.vf}
         return ", ".join(f"{word} {value}" for word, value in told.items() if value is not None) or "any device"
 
 
-SAMPLE = Place(0, "pf0", 0, 0)
+SAMPLE = Place(0, "pf0", 0, 0, plane=0)
 """Of a network's templates all but what they fill in is known by any place."""
 
 
@@ -187,7 +189,7 @@ def _text(text: str, place: Place) -> str | int:
         if value is None or value == "":
             raise RequestInvalid(
                 f"{shown(text)} asks for the {word} of a device of adapter {place.adapter or 'unknown'}, which has none"
-                + (": list the adapters under topology.rails" if word == "rail" else "")
+                + (": list the adapters under topology.rails" if word in ("rail", "plane") else "")
             )
         return value if word == "pf" else str(value * int(times or 1) + int(plus or 0))
 
@@ -199,12 +201,16 @@ def _text(text: str, place: Place) -> str | int:
 # ------------------------------------------------------------------------------------------------------------ checks
 
 
-def possible(named: Sequence[str]) -> tuple[Place, ...]:
+def possible(named: Sequence[Sequence[str]]) -> tuple[Place, ...]:
     """List places that devices may have on any node, where `named` are the adapters that the configuration numbers."""
-    count = len(named) or USUAL_RAILS
-    rails = [Place(rail, f"pf{rail}", rail * 2 // count, 0) for rail in range(count)]
-    nodes = [Place(0, "pf0", numa, 0) for numa in range(SAMPLE_NUMA_NODES)]
-    return (*rails, *nodes, *(Place(0, "pf0", 0, vf) for vf in range(SAMPLE_VFS)))
+    planes = [len(mine) for mine in named] or [USUAL_PLANES] * USUAL_RAILS
+    rails = [
+        Place(rail, f"pf{rail}", rail * 2 // len(planes), 0, plane=plane)
+        for rail, count in enumerate(planes)
+        for plane in range(count)
+    ]
+    nodes = [Place(0, "pf0", numa, 0, plane=0) for numa in range(SAMPLE_NUMA_NODES)]
+    return (*rails, *nodes, *(Place(0, "pf0", 0, vf, plane=0) for vf in range(SAMPLE_VFS)))
 
 
 def problems(network: Network, places: Iterable[Place]) -> Iterator[tuple[str, str]]:

@@ -62,6 +62,14 @@ def _adapter(text: str) -> str:
     return text.lower() if is_pci_address(text.lower()) else _netdev(text)
 
 
+def _planes(value: Any) -> tuple[str, ...]:
+    """Read an entry of `rails`: an adapter, or one for each plane."""
+    listed = value if isinstance(value, list) and value else [value]
+    if not all(isinstance(each, str) for each in listed):
+        raise ValueError(value)
+    return tuple(map(_adapter, listed))
+
+
 @dataclass(frozen=True, slots=True)
 class Labels:
     keys: tuple[LabelRule, ...] = ()
@@ -169,11 +177,13 @@ class Topology:
         _netdev,
         about="Where to listen for the switch's name; default: each adapter with an RDMA device",
     )
-    rails: tuple[str, ...] = declare.strings(
-        "the interface or the PCI address of an adapter",
-        _adapter,
-        about="The adapters to the fabric, by interface or PCI address, rail 0 first; default: those with an RDMA"
-        " device that are nearest to a GPU (without GPUs all of these), by PCI address",
+    rails: tuple[tuple[str, ...], ...] = declare.listed(
+        "the interface or the PCI address of an adapter, or a list of such for the planes of one rail",
+        _planes,
+        schema={"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"type": "string"}}]},
+        about="The adapters to the fabric, by interface or PCI address, rail 0 first, where a rail has planes a list of"
+        " these; default: those that resources take (if none does, all) with an RDMA device that are nearest to a GPU"
+        " (without GPUs all of these), by PCI address",
     )
     bandwidth: Bandwidth = declare.section(Bandwidth, about="Live bandwidth of the ports")
 
@@ -196,9 +206,11 @@ class Topology:
         """List what does not go together: a key, and what is wrong there."""
         if self.fingerprint.pods == "podresources" and self.fingerprint.method != "all":
             yield "fingerprint.method", "must be all with pods: podresources, which does not tell what pods ask for"
-        for i, name in enumerate(self.rails):
-            if name in self.rails[:i]:
-                yield f"rails[{i}]", f"{name} is rail {self.rails.index(name)} already: name each adapter once"
+        first: dict[str, int] = {}
+        for i, name in ((i, name) for i, planes in enumerate(self.rails) for name in planes):
+            if name in first:
+                yield f"rails[{i}]", f"{name} is rail {first[name]} already: name each adapter once"
+            first.setdefault(name, i)
 
 
 def _rule(reader: Reader, key: Any, value: Any) -> LabelRule | None:

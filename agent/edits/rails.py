@@ -7,7 +7,7 @@ what NCCL takes as NCCL_TOPO_FILE: where each GPU and NIC stands, for hosts whos
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agent.edits.told import Nic
@@ -30,6 +30,8 @@ class Place:
     """Adapter → number of its rail; a NIC that came with others of its GPU → the number of all these."""
     leaves: Mapping[str, Neighbour]
     """Adapter → the switch port at the other end."""
+    planes: Mapping[str, int] = field(default_factory=dict)
+    """Adapter → which plane of its rail it is."""
 
     def number(self, nic: str, port: str) -> int | None:
         """Tell the number of the rail that a NIC is on; None if it is on none."""
@@ -50,7 +52,7 @@ class Rail:
 
 
 def paired(nics: Sequence[Nic], gpus: Sequence[str], place: Place) -> tuple[Rail, ...]:
-    """Give each NIC the GPU that is nearest to it, the GPUs alike; sorted by the number of the rail.
+    """Give each NIC the GPU that is nearest to it, the GPUs alike; sorted by rail and plane.
 
     A NIC of which it is not known how near it is to GPUs gets none.
     """
@@ -64,9 +66,9 @@ def paired(nics: Sequence[Nic], gpus: Sequence[str], place: Place) -> tuple[Rail
         for nic, gpu in ((nic, gpu_of.get(nic, "")) for nic in nics)
     ]
 
-    def order(rail: Rail) -> tuple[bool, int, str]:
+    def order(rail: Rail) -> tuple[bool, int, int, str]:
         number = place.number(rail.nic.device, rail.port)
-        return number is None, number or 0, rail.nic.device
+        return number is None, number or 0, place.planes.get(rail.port, 0), rail.nic.device
 
     return tuple(sorted(found, key=order))
 
@@ -84,6 +86,7 @@ def _rail(rail: Rail, place: Place) -> dict[str, Any]:
     gpu = place.snapshot.gpu_by_uuid.get(rail.gpu)
     return {
         "rail": place.number(nic.device, rail.port),
+        "plane": place.planes.get(rail.port),
         "locality": rail.locality.name if rail.locality is not None else None,
         "numaNode": numa_node if numa_node != NO_NUMA_NODE else None,
         "cpus": cpu_list(node.cpus) if node is not None else None,

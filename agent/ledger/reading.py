@@ -57,7 +57,7 @@ def read(path: Path) -> Books:
 def read_rails(path: Path) -> tuple[Rail, ...]:
     """Read how a node's rails were numbered last. Raises LedgerError as `read` does, and if there are no books."""
     with _copied(path) as copy:
-        return tuple(map(rows.rail, copy.execute("SELECT * FROM rails ORDER BY number")))
+        return tuple(map(rows.rail, copy.execute("SELECT * FROM rails ORDER BY number, plane")))
 
 
 @contextlib.contextmanager

@@ -306,7 +306,8 @@ def known_device(row: sqlite3.Row) -> KnownDevice:
 
 def rail(row: sqlite3.Row) -> Rail:
     """Read a row of `rails`."""
-    return Rail(row["number"], row["device"], row["identity"], row["netdev"], bool(row["is_named"]))
+    known = row["number"], row["device"], row["identity"], row["netdev"], bool(row["is_named"])
+    return Rail(*known, plane=row["plane"], is_settled=bool(row["is_settled"]))
 
 
 def _pod(row: sqlite3.Row) -> PodRef:

@@ -22,7 +22,7 @@ from typing import Any
 from agent.errors import LedgerError
 from agent.ledger import rows
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 JOURNAL_SUFFIX = "-journal-rows"
 _PLACE_BYTES = 8192
 _HEADER = struct.Struct("<IIQ")
@@ -119,6 +119,22 @@ STEPS: Mapping[int, str] = MappingProxyType(
         """,
         7: """
         ALTER TABLE grants ADD COLUMN others TEXT NOT NULL DEFAULT '[]';
+        """,
+        # Numbers that a node has are not to move, whether or not a resource takes the adapter now.
+        8: """
+        ALTER TABLE rails RENAME TO rails_before_planes;
+        CREATE TABLE rails (
+            number    INTEGER NOT NULL,
+            plane     INTEGER NOT NULL,
+            device    TEXT NOT NULL,
+            identity  TEXT NOT NULL,
+            netdev    TEXT NOT NULL,
+            is_named  INTEGER NOT NULL,
+            is_settled  INTEGER NOT NULL,
+            PRIMARY KEY (number, plane)
+        ) STRICT;
+        INSERT INTO rails SELECT number, 0, device, identity, netdev, is_named, 1 FROM rails_before_planes;
+        DROP TABLE rails_before_planes;
         """,
     }
 )

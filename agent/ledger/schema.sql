@@ -67,13 +67,16 @@ CREATE TABLE known_devices (
     seen      REAL NOT NULL
 ) STRICT;
 
--- The node's rails: a number stays with its adapter, also while that is away.
+-- The node's rails, plane by plane: a number stays with its adapter, also while that is away.
 CREATE TABLE rails (
-    number    INTEGER PRIMARY KEY,
+    number    INTEGER NOT NULL,
+    plane     INTEGER NOT NULL,
     device    TEXT NOT NULL,
     identity  TEXT NOT NULL,
     netdev    TEXT NOT NULL,
-    is_named  INTEGER NOT NULL
+    is_named  INTEGER NOT NULL,
+    is_settled  INTEGER NOT NULL,
+    PRIMARY KEY (number, plane)
 ) STRICT;
 
 -- Which device was chosen for a slot, and for whom. Void in another boot.

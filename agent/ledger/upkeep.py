@@ -133,8 +133,8 @@ class UpkeepBook(Database):
         self._write(write, durable=False)
 
     def rails(self) -> tuple[Rail, ...]:
-        """List the node's rails as they were numbered last, by number."""
-        return tuple(map(rows.rail, self._read("SELECT * FROM rails ORDER BY number")))
+        """List the node's rails as they were numbered last, by number and plane."""
+        return tuple(map(rows.rail, self._read("SELECT * FROM rails ORDER BY number, plane")))
 
     def keep_rails(self, found: Iterable[Rail]) -> None:
         """Remember the node's rails, in place of what was remembered."""

@@ -38,11 +38,16 @@ class KnownDevice:
     boot_id: str
 
 
+RailKey = tuple[int, int]
+"""A rail's number, and the plane."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """An adapter to the fabric, and its number."""
+    """An adapter to the fabric, or one plane of it, and its number."""
 
     number: int
+    """Planes of one adapter have the same."""
     device: str
     """PCI address, of one that is away the last."""
     identity: str
@@ -51,6 +56,15 @@ class Rail:
     """Its interface in the host, of one that is away the last; empty if it had none."""
     is_named: bool = False
     """Whether the configuration lists it."""
+    plane: int = 0
+    """Counts the PFs of an adapter that is split into several, each for a fabric of its own."""
+    is_settled: bool = True
+    """Whether it was numbered when resources took adapters, and no vital product data of these was due."""
+
+    @property
+    def key(self) -> RailKey:
+        """What tells it from the others."""
+        return self.number, self.plane
 
 
 def identities(snapshot: Snapshot) -> Callable[[PciDevice], str]:

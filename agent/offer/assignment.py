@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from agent.config import Resource, Select, SharedPool
 from agent.config.contradictions import selectors_of
+from agent.config.resources import NETWORK_KINDS
 from agent.errors import ConfigError
 from agent.model.device import Snapshot
 from agent.offer.selectors import NO_NAMES, Candidate, choosing, offered_candidates
@@ -57,6 +58,12 @@ class Assignment:
     taken: Mapping[str, tuple[Taken, ...]] = field(default_factory=dict)
     """Resource name → its devices, in the order of the snapshot."""
     overlaps: tuple[Overlap, ...] = ()
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """The network adapters that resources take, each as itself or by its VFs."""
+        found = (t.candidate.pci for mine in self.taken.values() for t in mine if t.kind in NETWORK_KINDS)
+        return frozenset(pci.physfn or pci.address for pci in found if pci is not None)
 
 
 def assign(

@@ -5,19 +5,23 @@ None of it keeps an agent from its work: one file may be for nodes of several ki
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agent.config import Config, Resource
 from agent.model.device import is_pci_address
-from agent.model.listed import some
+from agent.model.listed import adapter_name, some
+from agent.model.vf_identity import RailKey
+from agent.offer.assignment import assign
 from agent.offer.offer import Offer
+from agent.offer.rails import NamedRails, split_apart
 
 SEE_NVML = (
     "let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart), or, with GPUs of another vendor, take NICs of"
     " kind vf or nic with binding: late"
 )
 SEE_DRIVER = "load their driver, and let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart)"
+LIST_RAILS = "list all adapters under topology.rails for other numbers, those of one rail as a list of its planes"
 _NVIDIA = 0x10DE
 
 
@@ -45,7 +49,7 @@ def cautions(config: Config, offer: Offer) -> Iterator[Caution]:
             yield Caution(f"resources[{i}].offer", text, SEE_DRIVER)
         yield from _of_data_direct(f"resources[{i}]", resource, offer)
         yield from _of_networks(f"resources[{i}].network", resource, config, offer)
-    yield from _of_rails(config.topology.rails, offer)
+    yield from _of_rails(config, offer)
 
 
 def _without_uuid(offer: Offer) -> list[str]:
@@ -86,14 +90,37 @@ def _of_networks(path: str, resource: Resource, config: Config, offer: Offer) ->
         yield Caution(path, text, "select VFs of a second PF, or leave bond out")
 
 
-def _of_rails(named: Sequence[str], offer: Offer) -> Iterator[Caution]:
-    there: Mapping[int, str] = {
-        rail.number: rail.device for rail in offer.rails if rail.device in offer.snapshot.by_address
-    }
-    for number, name in enumerate(named):
-        path, device = f"topology.rails[{number}]", there.get(number)
+def _of_rails(config: Config, offer: Offer) -> Iterator[Caution]:
+    named, devices = config.topology.rails, offer.snapshot.by_address
+    there = {rail.key: rail.device for rail in offer.rails if rail.device in devices}
+    listed = [((rail, plane), name) for rail, mine in enumerate(named) for plane, name in enumerate(mine)]
+    for key, name in listed:
+        path, device = _path(key, named), there.get(key)
         if device is None:
             yield Caution(path, f"no adapter here is called {name}", "plug the adapter in, or correct its name")
-        elif (first := next(n for n in there if there[n] == device)) < number:
-            text = f"{name} is the adapter that {named[first]} (rail {first}) is"
+        elif (first := next(other for other in there if there[other] == device)) < key:
+            text = f"{name} is the adapter that {named[first[0]][first[1]]} (rail {first[0]}) is"
             yield Caution(path, text, "name each adapter once")
+    taken = [a for a in sorted(assign(config.resources, offer.snapshot).adapters) if devices[a].rdma_devices]
+    if named and (left_out := [a for a in taken if a not in offer.rail_of]):
+        text = f"leaves out {_names(left_out, offer)}, which resources take, so they have no rail"
+        yield Caution("topology.rails", text, "list them too, or narrow the selectors")
+    if named or not taken:
+        return
+    kept = [rail.device for rail in offer.rails if rail.device in devices and devices[rail.device].rdma_devices]
+    if untaken := [device for device in kept if device not in taken]:
+        text = f"no resource takes {_names(untaken, offer)}, whose rail numbers are kept all the same"
+        yield Caution("topology.rails", text, LIST_RAILS)
+    for group in split_apart(offer.rails, offer.snapshot, offer.distances)[:1]:
+        names = _names([rail.device for rail in group], offer)
+        text = f"{names} are planes of one adapter, and keep the rail numbers that each of them had"
+        yield Caution("topology.rails", text, LIST_RAILS)
+
+
+def _path(key: RailKey, named: NamedRails) -> str:
+    number, plane = key
+    return f"topology.rails[{number}]" + (f"[{plane}]" if len(named[number]) > 1 else "")
+
+
+def _names(devices: Sequence[str], offer: Offer) -> str:
+    return some([adapter_name(offer.snapshot.by_address[device]) for device in devices])

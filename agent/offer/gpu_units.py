@@ -23,8 +23,10 @@ from agent.config import Resource
 from agent.model.device import NO_NUMA_NODE, Gpu, MigDevice, Snapshot
 from agent.model.health import Health, Reason, unhealthy
 from agent.model.unit_id import UnitId, rail_id, replica_id
+from agent.model.vf_identity import Rail
 from agent.offer.assignment import Taken
 from agent.offer.offer import Unit
+from agent.offer.rails import planes_in
 from agent.placement import Distances, choose_sets
 
 MISFIT = "MigUnfit"
@@ -131,6 +133,7 @@ def _are_alike(gpus: Sequence[Gpu]) -> bool:
 def list_rails(
     resource: Resource,
     distances: Distances,
+    numbered: Sequence[Rail],
     gpus: Sequence[Unit],
     nics: Sequence[Unit],
     kept: Mapping[str, tuple[str, ...]] = NOTHING_KEPT,
@@ -142,7 +145,7 @@ def list_rails(
     if other hardware comes or goes, or the configuration asks for another number of them.
 
     `gpus` and `nics` are units as resources of these kinds would offer them: an HCA's share is a NIC for one GPU.
-    `kept` maps rails that are granted to their NICs.
+    `numbered` says which adapters are planes of one rail; `kept` maps rails that are granted to their NICs.
     """
     by_uuid = {unit.device: unit for unit in gpus}
     by_address = {unit.device: unit for unit in nics}
@@ -160,7 +163,8 @@ def list_rails(
             sets[uuid] = held
             lost[uuid] = frozenset(held).difference(there)
     rest = [uuid for uuid in distances.gpus if uuid in by_uuid and uuid not in sets]
-    sets |= choose_sets(distances, rest, room, resource.nic.count)
+    count = resource.nic.count if isinstance(resource.nic.count, int) else None
+    sets |= choose_sets(distances, rest, room, count, planes_in(numbered))
     return tuple(
         _rail(resource, by_uuid[uuid], [_half(resource, nic, by_address, lost.get(uuid, ())) for nic in sets[uuid]])
         for uuid in distances.gpus

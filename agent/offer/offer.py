@@ -10,7 +10,7 @@ from types import MappingProxyType
 from agent.config.template import Place
 from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
 from agent.model.health import Health
-from agent.model.vf_identity import Rail
+from agent.model.vf_identity import Rail, RailKey
 from agent.offer.assignment import Overlap
 from agent.placement import Distances, Layout, Option
 
@@ -110,9 +110,19 @@ class Offer:
         return replace(self, units=MappingProxyType({**self.units, **slots}), like=self)
 
     @cached_property
+    def rail_keys(self) -> Mapping[str, RailKey]:
+        """Adapter → the number of its rail, and which plane of it it is."""
+        return MappingProxyType({rail.device: rail.key for rail in self.rails})
+
+    @cached_property
     def rail_of(self) -> Mapping[str, int]:
         """Adapter → the number of its rail."""
         return MappingProxyType({rail.device: rail.number for rail in self.rails})
+
+    @cached_property
+    def plane_of(self) -> Mapping[str, int]:
+        """Adapter → which plane of its rail it is; 0 where the rail has one."""
+        return MappingProxyType({rail.device: rail.plane for rail in self.rails})
 
     def place(self, device: str, beside: Sequence[str] = ()) -> Place:
         """Tell where a device stands, by its PCI address, for templates of networks.
@@ -128,6 +138,7 @@ class Offer:
         numa_node = facts.numa_node if facts.numa_node != NO_NUMA_NODE else adapter.numa_node
         return Place(
             rail=self.rail_number(beside or (device,)),
+            plane=rail.plane if rail is not None else None,
             pf=own or (rail.netdev if rail is not None else ""),
             numa=numa_node if numa_node != NO_NUMA_NODE else None,
             vf=facts.vf_index,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from agent.config import Resource, SharedPool
+from agent.config.resources import PLANES
 from agent.health import HealthBook
 from agent.model.device import Snapshot
 from agent.model.health import Health, Reason, unhealthy
@@ -17,6 +18,7 @@ from agent.offer.assignment import NOBODY, Assignment, assign
 from agent.offer.books import Reading, owners_of, strays_of
 from agent.offer.gpu_units import nic_resource
 from agent.offer.offer import Offer, Unit
+from agent.offer.rails import NamedRails, planes_in
 from agent.offer.selectors import asks_for_names
 from agent.offer.slots import NOTHING_HELD, Holdings, list_slots
 from agent.offer.units import Inputs, make_offer
@@ -49,7 +51,7 @@ class Offers:
         self._offer: Offer | None = None
 
     def make(
-        self, resources: tuple[Resource, ...], snapshot: Snapshot, books: Reading, named_rails: tuple[str, ...] = ()
+        self, resources: tuple[Resource, ...], snapshot: Snapshot, books: Reading, named_rails: NamedRails = ()
     ) -> Offer | None:
         """Make an offer, if anything that bears on it has changed since the last one; else None.
 
@@ -63,7 +65,7 @@ class Offers:
         strays, now = strays_of(books, self._owners, resources), self._clock()
         lost = frozenset(rail for rail in books.kept if UnitId.parse(rail).device not in snapshot.gpu_by_uuid)
         granted = {device: books.granted[device] for device in self._claimable & books.granted.keys()}
-        odd, shares = _odd(books.kept, resources, snapshot), self._shares_in_claims(books)
+        odd, shares = _odd(books.kept, resources, snapshot, self._rails), self._shares_in_claims(books)
         in_pods, other = self._missing.devices & books.holders.keys(), _with_others(books.kept, self._units)
         look = (strays, self._health.turn(), in_pods, (lost, odd, other), granted, shares)
         due = self._missing.due(books.holders, self._health.settings.gone_seconds)
@@ -167,15 +169,19 @@ class Offers:
 
 
 def _odd(
-    kept: Mapping[str, tuple[str, ...]], resources: Sequence[Resource], snapshot: Snapshot
+    kept: Mapping[str, tuple[str, ...]], resources: Sequence[Resource], snapshot: Snapshot, rails: Sequence[Rail]
 ) -> Mapping[str, tuple[str, ...]]:
     """Pick the granted rails whose NICs will be others once nobody has them."""
     counts = {resource.nic.count for resource in resources if resource.kind == "rail"}
-    return {
-        rail: nics
-        for rail, nics in kept.items()
-        if {len(nics)} != counts or any(nic not in snapshot.by_address for nic in nics)
-    }
+    planes = planes_in(rails) if PLANES in counts else {}
+
+    def is_odd(nics: tuple[str, ...]) -> bool:
+        found = [snapshot.by_address.get(nic) for nic in nics]
+        ports = [nic.physfn or nic.address for nic in found if nic is not None]
+        wanted = {len(planes.get(port, (port,))) if count == PLANES else count for port in ports for count in counts}
+        return len(ports) < len(nics) or wanted != {len(nics)}
+
+    return {rail: nics for rail, nics in kept.items() if is_odd(nics)}
 
 
 def _with_others(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
@@ -28,7 +28,7 @@ from agent.model.vf_identity import Rail
 from agent.offer.assignment import Assignment, Taken, assign
 from agent.offer.gpu_units import gpu_resource, gpu_units, list_rails, nic_resource
 from agent.offer.offer import Offer, Unit
-from agent.offer.rails import rails_of
+from agent.offer.rails import NamedRails, rails_of
 from agent.offer.selectors import NO_NAMES, Candidate
 from agent.offer.slots import NOTHING_HELD, Holdings, list_slots
 from agent.placement import Distances
@@ -61,7 +61,7 @@ class Inputs:
     """Shares of these adapters that pods have from kubelet by their IDs."""
     rulers: Collection[str] = ()
     """Adapters that pods have whole."""
-    named_rails: Sequence[str] = ()
+    named_rails: NamedRails = ()
     """Adapters as the configuration numbers them."""
     known_rails: Sequence[Rail] = ()
     """Rails as they were numbered last."""
@@ -71,6 +71,9 @@ def make_offer(inputs: Inputs) -> Offer:
     """List every resource's units, in the order of the configuration, and the devices behind slots and for claims."""
     snapshot = inputs.snapshot
     guids = _shared_guids(snapshot)
+    distances = Distances(snapshot)
+    numbered = inputs.named_rails, inputs.known_rails
+    rails = rails_of(snapshot, distances, *numbered, inputs.assignment.adapters)
     units: dict[str, tuple[Unit, ...]] = {}
     pools: dict[str, tuple[Unit, ...]] = {}
     claimable: dict[str, tuple[Unit, ...]] = {}
@@ -83,7 +86,7 @@ def make_offer(inputs: Inputs) -> Offer:
         others = tuple(unit for taken in mine if taken.kind != "gpu" for unit in _units(as_nics, taken, inputs, guids))
         found = (*gpus, *others)
         if resource.kind == "rail":
-            found = list_rails(resource, Distances(snapshot), gpus, others, inputs.kept)
+            found = list_rails(resource, distances, rails, gpus, others, inputs.kept)
         if resource.offer == "dra":
             claimable[resource.name] = found
             continue
@@ -93,7 +96,7 @@ def make_offer(inputs: Inputs) -> Offer:
         if isinstance(resource.compat, SharedPool):
             found = _pool_units(resource, found)
         units[resource.name] = found
-    offer = Offer(
+    return Offer(
         snapshot,
         MappingProxyType(units),
         inputs.assignment.overlaps,
@@ -101,8 +104,8 @@ def make_offer(inputs: Inputs) -> Offer:
         MappingProxyType(claimable),
         filled=frozenset(resource.name for resource in inputs.resources if not resource.spread),
         bonded=frozenset(resource.name for resource in inputs.resources if resource.bonded),
+        rails=rails,
     )
-    return replace(offer, rails=rails_of(snapshot, offer.distances, inputs.named_rails, inputs.known_rails), like=offer)
 
 
 def plain_offer(
@@ -110,7 +113,7 @@ def plain_offer(
     snapshot: Snapshot,
     quarantined: Mapping[str, str] = NO_QUARANTINE,
     host_names: Mapping[str, str] = NO_NAMES,
-    named_rails: Sequence[str] = (),
+    named_rails: NamedRails = (),
     known_rails: Sequence[Rail] = (),
 ) -> Offer:
     """Make an offer by the selectors alone, as if no pod had anything.

@@ -61,7 +61,7 @@ class NodeFacts:
             adapters=offer.adapters,
             claims=ledger.claims(),
             driver=self.driver.value,
-            rails=offer.rail_of,
+            rails=offer.rail_keys,
         )
 
     def kinds(self) -> dict[str, str]:

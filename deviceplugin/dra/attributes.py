@@ -77,6 +77,7 @@ def attributes_of(resource: Resource, unit: Unit, device: PciDevice, facts: Fact
         "pfPcieRoot": text(own_root),
         "vf": whole(device.vf_index),
         "rail": whole(facts.seen.rails.get(port.address)),
+        "plane": whole(facts.seen.planes.get(port.address)),
         "speed": whole(facts.seen.speeds.get(port.address)),
         "firmware": version(rdma.fw_version if rdma is not None else ""),
         f"{STANDARD}/pciBusID": text(device.address),

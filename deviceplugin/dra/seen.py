@@ -28,6 +28,8 @@ class Seen:
     """InfiniBand adapter → the prefix of the subnet that its first port was in last."""
     rails: Mapping[str, int] = field(default_factory=dict)
     """Adapter → the number of its rail."""
+    planes: Mapping[str, int] = field(default_factory=dict)
+    """Adapter → which plane of its rail it is."""
 
     @cached_property
     def distances(self) -> Distances:
@@ -57,7 +59,7 @@ def look(offer: Offer, before: Seen) -> Seen:
     speeds = {address: speed for address, speed in speeds.items() if speed}
     subnets = {d.address: _subnet(d) or before.subnets.get(d.address, "") for d in snapshot.devices if not d.is_vf}
     subnets = {address: subnet for address, subnet in subnets.items() if subnet}
-    seen = Seen(snapshot, speeds, subnets, offer.rail_of)
+    seen = Seen(snapshot, speeds, subnets, offer.rail_of, offer.plane_of)
     return before if seen == before else seen
 
 

@@ -300,6 +300,7 @@ def test_a_rail_may_have_several_nics() -> None:
     text = "resources: [{{name: a/b, kind: rail, nic: {{kind: {}, {}}}}}]"
     assert config.parse(text.format("vf", "select: {}"), "file").resources[0].nic.count == 1
     assert config.parse(text.format("hca", "count: 4"), "file").resources[0].nic.count == 4
+    assert config.parse(text.format("vf", "count: planes"), "file").resources[0].nic.count == "planes"
     for wrong in ("0", "-1", "1.5", "four", "65", "true"):
         (problem,) = problems_of(text.format("nic", f"count: {wrong}"))
         assert problem.startswith("resources[0].nic.count: ")

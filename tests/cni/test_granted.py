@@ -221,7 +221,7 @@ def test_a_device_joins_what_its_place_makes_of_a_network_and_of_a_claims_name(t
     snapshot = node(rails=2, vfs=1)
     of_no_rail = pci("0000:02:00.0", ("pci0000:00",), 0)
     with open_books(tmp_path) as books, contextlib.closing(asyncio.new_event_loop()) as loop:
-        books.keep_rails(plain_offer((), node(rails=4, vfs=1)).rails)
+        books.keep_rails(plain_offer(config.resources, node(rails=4, vfs=1)).rails)
         granted = granted_of(config, books, Kubelet(), loop, devices=(of_no_rail, *without(snapshot, VF).devices))
         of_claim = granted.settled(GrantedDevice("0000:22:00.1", "rdma/vf", None, ifname="nic{rail*10}"))
         assert (of_claim.ifname, of_claim.usual, of_claim.network) == ("", "nic10", None)

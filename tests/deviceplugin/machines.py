@@ -82,6 +82,28 @@ def node(rails: int = 4, vfs: int = 4, generation: int = 1) -> Snapshot:
     )
 
 
+def split(snapshot: Snapshot, planes: int = 2, vfs: int = 0, device: int = 0x1023) -> Snapshot:
+    """Make each adapter one with several PFs, each with VFs; `snapshot` is a node without VFs."""
+    devices: list[PciDevice] = []
+    for card in snapshot.devices:
+        if card.vendor != 0x15B3:
+            devices.append(card)
+            continue
+        for plane in range(planes):
+            address = f"{card.address[:-1]}{plane}"
+            mine = tuple(f"{card.address[:-4]}{plane + 1:02x}.{i}" for i in range(vfs))
+            name = f"{card.netdevs[0].name}p{plane}"
+            number = int(card.rdma_devices[0].name.removeprefix("mlx5_")) * planes + plane
+            own = {"rdma_devices": (rdma(number, f"b83f:d203:00a1:{number:04x}"),), "netdevs": (netdev(name),)}
+            devices.append(pci(address, card.path[:-1], card.numa_node, vfs=mine, sriov_totalvfs=max(vfs, 1), **own))
+            devices[-1] = replace(devices[-1], device=device)
+            devices += [
+                pci(a, card.path[:-1], card.numa_node, physfn=address, vf_index=i, netdevs=(netdev(f"{name}v{i}"),))
+                for i, a in enumerate(mine)
+            ]
+    return replace(snapshot, devices=tuple(sorted(devices, key=lambda d: d.address)))
+
+
 def gpu_uuid(rail: int) -> str:
     """Name the GPU of a rail."""
     return f"GPU-{rail:08x}-1111-2222-3333-444444444444"

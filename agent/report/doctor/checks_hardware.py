@@ -217,8 +217,10 @@ def rails(facts: Facts) -> Iterator[Finding]:
             text = f"the network {network.name} goes by {asked}, which these adapters have not: {some(list(strange))}"
             yield Finding("rails", Severity.WARNING, text, "list them under topology.rails, or select other devices")
     there = facts.snapshot.by_address
-    away = {rail.number: " (away)" for rail in offer.rails if rail.device not in there}
-    told = [f"{rail.number} {rail.netdev or rail.device}{away.get(rail.number, '')}" for rail in offer.rails]
+    away = {rail.key: " (away)" for rail in offer.rails if rail.device not in there}
+    split = {rail.number for rail in offer.rails if rail.plane}
+    number = {rail.key: f"{rail.number}.{rail.plane}" if rail.number in split else rail.number for rail in offer.rails}
+    told = [f"{number[rail.key]} {rail.netdev or rail.device}{away.get(rail.key, '')}" for rail in offer.rails]
     numbers = ", ".join(told)
     as_of = "" if named or not facts.rails_unknown else f", as of a first start ({facts.rails_unknown})"
     yield Finding("rails", Severity.FINE, f"{numbers}{as_of}" if numbers else "no adapter here has an RDMA device")

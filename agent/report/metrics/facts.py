@@ -15,6 +15,7 @@ from agent.errors import AgentError
 from agent.model.allocation import Attachment, AttachmentState, Grant, OwedLease, Quarantine
 from agent.model.claims import Claim
 from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
+from agent.model.vf_identity import RailKey
 from agent.offer.offer import Unit
 from agent.report.dra import DriverState
 from agent.report.metrics.claims import claim_families
@@ -46,8 +47,8 @@ class Facts:
     claims: tuple[Claim, ...] = ()
     driver: DriverState | None = None
     """Of claims; None where nothing is offered to them."""
-    rails: Mapping[str, int] = field(default_factory=dict)
-    """Adapter → the number of its rail."""
+    rails: Mapping[str, RailKey] = field(default_factory=dict)
+    """Adapter → the number of its rail, and the plane."""
 
     @property
     def granted(self) -> Mapping[str, str]:

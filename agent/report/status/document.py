@@ -18,6 +18,7 @@ from agent.model.allocation import Attachment, Grant, OwedLease, Quarantine
 from agent.model.device import NO_NUMA_NODE, Gpu, Netdev, PciDevice, RdmaDevice, Snapshot
 from agent.model.health import text_of
 from agent.model.unit_id import UnitId
+from agent.model.vf_identity import RailKey
 from agent.offer.left_out import LeftOut
 from agent.offer.offer import Unit
 from agent.process.conditions import NO_POD_NEEDS
@@ -29,7 +30,7 @@ from agent.report.status.claims import claims_part
 
 NOTHING: Mapping[str, Any] = MappingProxyType(dict.fromkeys(("tree", "gpus", "nics", "rails"), ()))
 """What is told of a node that nobody has looked at."""
-NO_RAILS: Mapping[str, int] = MappingProxyType({})
+NO_RAILS: Mapping[str, RailKey] = MappingProxyType({})
 
 
 FORMAT = 2
@@ -247,12 +248,12 @@ def _event(event: Event) -> dict[str, Any]:
     }
 
 
-def describe(snapshot: Snapshot, rails: Mapping[str, int] = NO_RAILS) -> dict[str, Any]:
-    """Describe GPUs, NICs and VFs, and how they hang together. `rails` has the numbers of adapters."""
+def describe(snapshot: Snapshot, rails: Mapping[str, RailKey] = NO_RAILS) -> dict[str, Any]:
+    """Describe GPUs, NICs and VFs, and how they hang together. `rails` has the numbers and planes of adapters."""
     return {
         "tree": as_document(tree(snapshot)),
         "gpus": [_gpu(gpu, snapshot) for gpu in snapshot.all_gpus],
-        "nics": [_nic(device, snapshot, rails.get(device.address)) for device in snapshot.devices if is_nic(device)],
+        "nics": [_nic(nic, snapshot, rails.get(nic.address)) for nic in snapshot.devices if is_nic(nic)],
         "rails": [
             {
                 "gpu": gpu.uuid,
@@ -292,10 +293,12 @@ def _gpu(gpu: Gpu, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _nic(device: PciDevice, snapshot: Snapshot, rail: int | None) -> dict[str, Any]:
+def _nic(device: PciDevice, snapshot: Snapshot, rail: RailKey | None) -> dict[str, Any]:
+    number, plane = rail or (None, None)
     return {
         "address": device.address,
-        "rail": rail,
+        "rail": number,
+        "plane": plane,
         "numaNode": _numa(device),
         "dataDirect": snapshot.data_direct.of.get(device.address),
         "driver": device.driver,

@@ -99,7 +99,7 @@ def test_a_pf_has_the_network_that_the_resource_names_for_it() -> None:
     [
         (
             {"ifName": "{gpu}"},
-            "networks[0]: ifName has {gpu}, which stands for nothing; known are {rail}, {pf}, {numa}",
+            "networks[0]: ifName has {gpu}, which stands for nothing; known are {rail}, {plane}, {pf}",
         ),
         ({"altNames": ["{pf+1}"]}, "networks[0]: altNames[0] counts with {pf}, which is a name"),
         (
@@ -181,9 +181,28 @@ def test_other_faults_of_a_file_with_templates_say_nothing_of_quotes() -> None:
     assert "quotes" not in problem
 
 
-def test_a_list_of_rails_says_how_many_there_may_be() -> None:
-    text = document({"ipam": {"type": "host-local", "subnet": "10.0.{rail*64}.0/18"}}, topology={"rails": list("abcd")})
-    parse(text, "x")
+@pytest.mark.parametrize(
+    ("subnet", "rails", "problem"),
+    [
+        ("10.0.{rail*64}.0/18", list("abcd"), None),
+        ("10.{rail}.{plane*128}.0/17", [], None),
+        ("10.{rail}.{plane*128}.0/17", [["a", "b"], ["c"]], None),
+        (
+            "10.{rail}.{plane*128}.0/17",
+            [["a"], ["b", "c", "d"]],
+            "for rail 1, plane 2: cannot be used: '10.1.256.0/17'",
+        ),
+        ("10.{rail}.{plane}.0/20", [], "for rail 0, plane 1: cannot be used: 10.0.1.0/20 has host bits set"),
+    ],
+)
+def test_a_list_of_rails_says_how_many_there_may_be_and_planes_of_each(
+    subnet: str, rails: list[Any], problem: str | None
+) -> None:
+    text = document({"ipam": {"type": "host-local", "subnet": subnet}}, topology={"rails": rails})
+    if problem is None:
+        parse(text, "x")
+    else:
+        assert [problem in found for found in problems_of(text)] == [True]
 
 
 def test_what_a_kind_of_device_has_not_is_refused_where_the_resource_names_it() -> None:

@@ -73,6 +73,12 @@ def test_labels_come_from_facts_by_name_or_with_what_they_need() -> None:
             "  rails: [ens1, '0000:3B:00.0', '0000:3b:00.0']",
             "topology.rails[2]: 0000:3b:00.0 is rail 1 already: name each adapter once",
         ),
+        ("  rails: [[ens1, ens2], [ens3, ens2]]", "topology.rails[1]: ens2 is rail 0 already: name each adapter once"),
+        ("  rails: [ens1, []]", "topology.rails[1]: must be the interface or the PCI address of an adapter, or a list"),
+        (
+            "  rails: [[ens1, 2]]",
+            "topology.rails[0]: must be the interface or the PCI address of an adapter, or a list",
+        ),
         ("  lldpNetdevs: [a/b]", "topology.lldpNetdevs[0]: must be an interface name"),
         ("  fingerprint: {pods: some}", "topology.fingerprint.pods: must be one of dedicated, shared, podresources"),
         (

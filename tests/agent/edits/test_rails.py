@@ -27,6 +27,7 @@ PLACE = Place(
     Distances(SNAPSHOT),
     {pf: number for number, pf in enumerate(PFS)},
     {PFS[2]: Neighbour("00:11:22:33:44:55", "Ethernet1/7", "leaf-3")},
+    dict.fromkeys(PFS, 0),
 )
 
 
@@ -41,6 +42,7 @@ def test_a_rail_is_a_nic_with_the_gpu_beside_it_and_all_that_is_known_of_its_pla
     first, second = document(paired(nics, [gpu_uuid(0), gpu_uuid(2)], PLACE), PLACE)["rails"]
     assert second == {
         "rail": 2,
+        "plane": 0,
         "locality": "PIX",
         "numaNode": 1,
         "cpus": "32-63",
@@ -113,6 +115,18 @@ def test_a_gpu_that_only_sysfs_shows_is_told_by_its_address() -> None:
     gpus = [gpu.uuid for gpu in snapshot.all_gpus[:4:2]]
     told = [(rail["gpu"], rail["nic"]["pciAddress"]) for rail in document(paired(nics, gpus, place), place)["rails"]]
     assert told == [({"uuid": None, "pciAddress": gpu}, vf) for gpu, vf in zip(gpus, vfs, strict=False)]
+
+
+def test_planes_of_one_rail_follow_each_other() -> None:
+    nics = [nic(3), nic(1), nic(2)]
+    numbers = {**PLACE.numbers, PFS[3]: 2}
+    place = replace(PLACE, numbers=numbers, planes={PFS[1]: 0, PFS[2]: 1, PFS[3]: 0})
+    told = document(paired(nics, [], place), place)["rails"]
+    assert [(rail["rail"], rail["plane"], rail["nic"]["pciAddress"]) for rail in told] == [
+        (1, 0, nics[1].device),
+        (2, 0, nics[0].device),
+        (2, 1, nics[2].device),
+    ]
 
 
 def test_nics_that_came_with_one_gpu_are_on_one_rail() -> None:

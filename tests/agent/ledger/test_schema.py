@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from agent.errors import LedgerError
 from agent.ledger import SCHEMA_VERSION, Ledger, schema
 from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Quarantine, VfSettings
+from agent.model.vf_identity import Rail
 from tests.agent.books import VF, open_books
 from tests.agent.ledger.format_1 import write_format_1
 
@@ -54,6 +56,24 @@ def test_a_file_brought_up_to_date_looks_like_a_new_one(tmp_path: Path) -> None:
         with open_books(folder):
             pass
     assert tables(tmp_path / "ledger.db") == tables(tmp_path / "new/ledger.db")
+
+
+def test_rails_of_before_planes_keep_their_numbers_as_those_that_resources_take(tmp_path: Path) -> None:
+    write_format_1(tmp_path / "ledger.db")
+    with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
+        for version in range(1, 8):
+            db.executescript(schema.STEPS[version])
+        db.execute("INSERT INTO rails VALUES (3, '0000:3b:00.0', 'card', 'ens1', 0), (5, '0000:5d:00.0', '', '', 1)")
+        db.execute("PRAGMA user_version = 8")
+    with open_books(tmp_path) as books:
+        assert books.rails() == (
+            Rail(3, "0000:3b:00.0", "card", "ens1", is_named=False, plane=0, is_settled=True),
+            Rail(5, "0000:5d:00.0", "", "", is_named=True, plane=0, is_settled=True),
+        )
+        planes = tuple(replace(books.rails()[0], plane=plane, device=f"0000:3b:00.{plane}") for plane in (0, 1))
+        books.keep_rails(planes)
+    with open_books(tmp_path) as books:
+        assert books.rails() == planes
 
 
 def test_every_earlier_format_has_a_step_to_the_next() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.cluster.topology.labels import fabric_nics
+from agent.config import PfSelector, Resource, Select
 from agent.health import HealthBook
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
@@ -17,16 +18,20 @@ from agent.offer.books import Reading
 from agent.offer.offers import Offers
 from agent.offer.rails import rails_of
 from agent.offer.selectors import candidates
+from agent.offer.units import plain_offer
 from agent.placement import Distances
 from agent.report.chart.matrix import rails as nearest_nics
 from tests.agent.books import open_books
-from tests.deviceplugin.machines import change, netdev, node, pci, rdma, without
+from tests.deviceplugin.machines import change, netdev, node, pci, rdma, split, without
 
 PFS = ("0000:12:00.0", "0000:22:00.0", "0000:32:00.0", "0000:42:00.0")
 
 
-def numbered(snapshot: Snapshot, *named: str, known: tuple[Rail, ...] = ()) -> tuple[Rail, ...]:
-    return rails_of(snapshot, Distances(snapshot), named, known)
+def numbered(
+    snapshot: Snapshot, *named: str | tuple[str, ...], known: tuple[Rail, ...] = (), taken: Collection[str] = ()
+) -> tuple[Rail, ...]:
+    listed = [(each,) if isinstance(each, str) else each for each in named]
+    return rails_of(snapshot, Distances(snapshot), listed, known, taken)
 
 
 def numbers(rails: tuple[Rail, ...]) -> dict[str, int]:
@@ -167,3 +172,212 @@ def test_a_card_whose_data_direct_function_is_not_known_keeps_the_others_numbers
     assert numbers(numbered(replace(whole, adapter_ids=ids))) == every
     assert numbers(numbered(replace(whole, adapter_ids=()))) == every, "none answers"
     assert numbered(replace(whole, adapter_ids=(), adapter_ids_due=True)) == (), "wait for the answers"
+
+
+# ------------------------------------------------------------------------------------------------------------- planes
+
+
+def keys(rails: tuple[Rail, ...]) -> dict[str, tuple[int, int]]:
+    return {rail.device: rail.key for rail in rails}
+
+
+def function(pf: str, plane: int) -> str:
+    return f"{pf[:-1]}{plane}"
+
+
+PLANES = {function(pf, plane): (n, plane) for n, pf in enumerate(PFS) for plane in (0, 1)}
+APART = {address: (number, 0) for number, address in enumerate(PLANES)}
+SPLIT = split(node(vfs=0))
+
+
+def beside_two_gpus(snapshot: Snapshot) -> Snapshot:
+    """Each adapter has a second GPU below its switch."""
+    cards = [d for d in snapshot.devices if d.vendor == 0x10DE]
+    second = [replace(d, address=f"{d.address[:-4]}01.0", path=(*d.path[:-1], f"{d.address[:-4]}01.0")) for d in cards]
+    gpus = [
+        replace(g, uuid=f"{g.uuid}-b", pci_address=f"{g.pci_address[:-4]}01.0", index=g.index + 8)
+        for g in snapshot.gpus
+    ]
+    devices = sorted((*snapshot.devices, *second), key=lambda device: device.address)
+    return replace(snapshot, devices=tuple(devices), gpus=(*snapshot.gpus, *gpus))
+
+
+def with_ids(snapshot: Snapshot, ids: dict[str, str]) -> Snapshot:
+    return replace(snapshot, adapter_ids=tuple(sorted(ids.items())))
+
+
+def of_two_devices(snapshot: Snapshot) -> Snapshot:
+    """The second PF of each adapter is another PCI device."""
+    for pf in PFS:
+        snapshot = moved(snapshot, function(pf, 1), f"{pf[:-4]}08.0")
+    return snapshot
+
+
+SAME_ID = {address: f"adapter-{pf}" for pf in PFS for address in (pf, f"{pf[:-4]}08.0")}
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "expected"),
+    [
+        (SPLIT, PLANES),
+        (split(node(vfs=0), 4), {function(pf, p): (n, p) for n, pf in enumerate(PFS) for p in range(4)}),
+        (split(node(vfs=0), device=0x1021), APART),
+        (split(node(vfs=0), device=0x101D), APART),
+        (beside_two_gpus(SPLIT), APART),
+        (replace(SPLIT, gpus=()), APART),
+        (with_ids(SPLIT, {function(PFS[0], 1): "adapter-0", PFS[1]: ""}), PLANES),
+        (of_two_devices(SPLIT), {a: (n, 0) for n, a in enumerate(SAME_ID)}),
+        (with_ids(of_two_devices(SPLIT), SAME_ID), {a: (n // 2, n % 2) for n, a in enumerate(SAME_ID)}),
+    ],
+    ids=[
+        "two functions of one ConnectX-8",
+        "four",
+        "the two ports of a ConnectX-7",
+        "the two ports of a ConnectX-6",
+        "a port for each of two GPUs",
+        "no GPU",
+        "V3 of one of the functions was read",
+        "two PCI devices",
+        "two PCI devices with the same V3",
+    ],
+)
+def test_functions_of_one_adapter_that_belong_to_one_gpu_are_planes_of_one_rail(
+    snapshot: Snapshot, expected: dict[str, tuple[int, int]]
+) -> None:
+    assert keys(numbered(snapshot)) == expected
+
+
+def test_numbers_from_before_vital_product_data_was_read_go_when_it_is() -> None:
+    """The adapters' PFs stand elsewhere than their Data Direct functions, which are beside the GPUs."""
+    functions = [
+        replace(card, address=f"{card.address[:-4]}1f.0", device=0x2100, rdma_devices=(), netdevs=())
+        for card in (SPLIT.by_address[pf] for pf in PFS)
+    ]
+    pfs = [replace(d, path=("pci0000:f0", d.address)) if d.rdma_devices else d for d in SPLIT.devices]
+    unread = replace(SPLIT, devices=tuple(sorted((*pfs, *functions), key=lambda d: d.address)))
+    ids = {d.address: d.address[:-4] for d in unread.devices if d.vendor == 0x15B3}
+    due, read = replace(unread, adapter_ids_due=True), with_ids(unread, ids)
+    assert numbered(due, taken=PLANES) == ()
+    some = numbered(with_ids(due, dict(list(ids.items())[6:])), taken=PLANES)
+    others = tuple(replace(rail, number=rail.number + 3) for rail in some)
+    for known in (some, others):
+        assert keys(numbered(read, known=known, taken=PLANES)) == PLANES
+    settled = numbered(read, taken=PLANES)
+    for snapshot in (due, unread, with_ids(unread, dict(list(ids.items())[1:]))):
+        assert numbered(snapshot, known=settled, taken=PLANES) == settled
+    for silent in ids:
+        answered = {address: adapter for address, adapter in ids.items() if address != silent}
+        assert keys(numbered(with_ids(unread, answered), taken=PLANES)) == PLANES
+    assert keys(numbered(unread, taken=PLANES)) == PLANES
+
+
+def test_planes_are_found_while_the_adapter_of_another_gpu_is_away() -> None:
+    fewer = without(SPLIT, PFS[0], function(PFS[0], 1))
+    assert keys(numbered(fewer)) == {address: (n - 1, p) for address, (n, p) in PLANES.items() if n}
+
+
+@pytest.mark.parametrize("named", [(), (("rail0p0", "rail0p1"), ("rail1p0", "rail1p1"), *PFS[2:])])
+def test_a_plane_keeps_its_number_while_it_is_away(named: tuple[str | tuple[str, ...], ...]) -> None:
+    known = numbered(SPLIT, *named)
+    assert {each.key for each in known} >= {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0)}
+    for away in (without(SPLIT, PFS[1]), change(SPLIT, function(PFS[0], 1), netdevs=(), rdma_devices=(), driver=None)):
+        assert numbered(away, *named, known=known) == known
+        assert numbered(SPLIT, *named, known=numbered(away, *named, known=known)) == known
+
+
+def test_a_list_of_lists_makes_planes_of_any_ports_and_a_plain_entry_is_one_plane() -> None:
+    ports = split(node(vfs=0), device=0x1021)
+    listed = numbered(ports, ("rail1p1", "rail0p0"), "rail2p0", ("gone0", function(PFS[3], 1)))
+    assert keys(listed) == {
+        function(PFS[1], 1): (0, 0),
+        PFS[0]: (0, 1),
+        PFS[2]: (1, 0),
+        function(PFS[3], 1): (2, 1),
+    }
+
+
+def test_ports_that_have_numbers_of_their_own_keep_them_until_the_adapters_are_listed_once(tmp_path: Path) -> None:
+    known = tuple(Rail(n, device, "", "") for device, (n, _) in APART.items())
+    assert keys(numbered(SPLIT, known=known)) == APART
+    away = without(SPLIT, PFS[3], function(PFS[3], 1))
+    other = moved(moved(away, PFS[2], "0000:36:00.0"), function(PFS[2], 1), "0000:36:00.1")
+    assert keys(numbered(other, known=numbered(away, known=known)))["0000:36:00.1"] == (5, 0)
+    listed = numbered(SPLIT, *((pf, function(pf, 1)) for pf in PFS), known=known)
+    assert keys(listed) == PLANES
+    with open_books(tmp_path) as books:
+        books.keep_rails(listed)
+        assert books.rails() == listed
+    assert keys(numbered(SPLIT, known=listed)) == PLANES
+
+
+def test_a_card_with_fewer_planes_takes_the_whole_number_of_one_that_is_away() -> None:
+    known = numbered(SPLIT)
+    fewer = without(SPLIT, PFS[0], function(PFS[0], 1))
+    new = change(moved(SPLIT, PFS[0], "0000:16:00.0"), "0000:16:00.0", rdma_devices=(rdma(9, "b83f:d203:00a0:eeee"),))
+    card = new.by_address["0000:16:00.0"]
+    found = numbered(replace(fewer, devices=(*fewer.devices, card)), known=known)
+    assert [rail.key for rail in found] == [(0, 0), *(key for key in PLANES.values() if key[0])]
+    assert keys(found)["0000:16:00.0"] == (0, 0)
+
+
+# -------------------------------------------------------------------------------------------------- what resources take
+
+
+def xe9680() -> Snapshot:
+    """Storage ports below the switches of two GPUs, whose addresses come before the adapters' to the fabric."""
+    storage = [
+        pci(
+            f"0000:{bus}:00.{port}",
+            card.path[:-1],
+            0,
+            rdma_devices=(rdma(90, f"1:{bus}{port}"),),
+            netdevs=(netdev("s"),),
+        )
+        for bus, card in (("11", node().by_address[PFS[0]]), ("31", node().by_address[PFS[2]]))
+        for port in (0, 1)
+    ]
+    snapshot = node(vfs=1)
+    return replace(snapshot, devices=tuple(sorted((*snapshot.devices, *storage), key=lambda device: device.address)))
+
+
+XE9680 = xe9680()
+ALL = numbers(numbered(XE9680))
+BY_PORT = {pf: number for number, pf in enumerate(PFS)}
+
+
+def test_numbers_count_only_adapters_that_a_resource_takes_if_any_does() -> None:
+    assert [ALL[pf] for pf in PFS] == [2, 3, 6, 7]
+    assert numbers(numbered(XE9680, taken=PFS)) == BY_PORT
+    vfs = Resource("rdma/vf", "vf", Select(pf=tuple(PfSelector(pf) for pf in PFS)))
+    assert numbers(plain_offer([vfs], XE9680).rails) == BY_PORT
+    gpus = Resource("nvidia.com/gpu", "gpu")
+    assert numbers(plain_offer([gpus], XE9680).rails) == ALL
+
+
+def test_numbers_from_before_a_resource_took_an_adapter_go_and_those_of_an_earlier_version_stay() -> None:
+    first = numbered(XE9680)
+    assert numbers(numbered(XE9680, known=first, taken=PFS)) == BY_PORT
+    earlier = tuple(replace(rail, is_settled=True) for rail in first)
+    assert numbers(numbered(XE9680, known=earlier, taken=PFS)) == ALL
+
+
+def test_numbers_stay_while_nothing_is_taken_and_as_vfs_come_one_port_after_the_other() -> None:
+    known = numbered(XE9680, taken=PFS)
+    waiting = numbered(XE9680, known=known)
+    assert (waiting[:4], len(waiting)) == (known, 8)
+    assert numbered(XE9680, known=waiting, taken=PFS) == known
+    away = numbered(without(XE9680, PFS[0]), known=known)
+    assert (away[:4], away[4].number) == (known, 4)
+    for count in range(1, 5):
+        assert numbered(XE9680, known=known, taken=PFS[-count:]) == known
+    growing: tuple[Rail, ...] = ()
+    for pf in reversed(PFS):
+        growing = numbered(XE9680, known=growing, taken=[*numbers(growing), pf])
+    assert growing == known
+
+
+def test_an_adapter_that_is_no_longer_taken_leaves_its_number_to_the_next_that_is() -> None:
+    known = numbered(XE9680, taken=PFS[:3])
+    fewer = numbered(XE9680, known=known, taken=PFS[1:3])
+    assert fewer == known
+    assert numbers(numbered(XE9680, known=fewer, taken=PFS[1:])) == {PFS[3]: 0, PFS[1]: 1, PFS[2]: 2}

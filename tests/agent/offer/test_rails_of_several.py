@@ -23,11 +23,12 @@ from agent.offer.assignment import assign
 from agent.offer.books import read
 from agent.offer.offer import Offer, Unit
 from agent.offer.offers import Offers
+from agent.offer.rails import planes_in
 from agent.offer.units import Inputs, make_offer, plain_offer
 from agent.placement import Distances, choose_sets
 from agent.sim import recorded
 from tests.agent.books import open_books
-from tests.deviceplugin.machines import change, gpu_uuid, node, without
+from tests.deviceplugin.machines import change, gpu_uuid, node, split, without
 
 P5 = Resource("a.b/rail", "rail", nic=RailNic("hca", Select(vendors=(0x1D0F,)), shares=1, count=4))
 PAIR = Resource("rdma/rail", "rail", nic=RailNic("vf", count=2))
@@ -93,6 +94,73 @@ def test_vfs_of_a_rail_are_of_the_port_beside_the_gpu() -> None:
     for number, unit in enumerate(found):
         assert {snapshot.by_address[vf].physfn for vf in unit.devices} == {f"0000:{0x12 + 0x10 * number:02x}:00.0"}
     assert all(a < b for unit in found for a, b in pairwise(unit.devices))
+
+
+PLANES = split(node(rails=4, vfs=0), 2, vfs=3)
+FAR = ["22:01.0", "22:02.0", "22:02.1", "22:01.1"]
+"""VFs of the adapter beside the second GPU."""
+
+
+@pytest.mark.parametrize("kind", ["vf", "hca", "nic"])
+@pytest.mark.parametrize(("count", "planes"), [("planes", 2), (2, 2), ("planes", 4), (4, 4), ("planes", 1)])
+def test_a_rail_takes_one_nic_of_each_plane_of_the_adapter_beside_its_gpu(
+    kind: str, count: int | str, planes: int
+) -> None:
+    snapshot = split(node(rails=4, vfs=0), planes, vfs=3 if kind == "vf" else 0)
+    found = rails(Resource("rdma/rail", "rail", nic=RailNic(kind, shares=2, count=count)), snapshot)
+    assert ports_of(found, snapshot) == [
+        Counter(f"0000:{bus}:00.{plane}" for plane in range(planes)) for bus in (12, 22, 32, 42)
+    ]
+
+
+def ports_of(units: tuple[Unit, ...], snapshot: Snapshot) -> list[Counter[str]]:
+    return [Counter(snapshot.by_address[nic].physfn or nic for nic in unit.devices) for unit in units]
+
+
+def test_four_vfs_of_two_planes_are_two_of_each() -> None:
+    found = rails(Resource("rdma/rail", "rail", nic=RailNic("vf", count=4)), PLANES)
+    assert ports_of(found, PLANES) == [{f"0000:{bus}:00.{p}": 2 for p in (0, 1)} for bus in (12, 22, 32, 42)]
+
+
+@pytest.mark.parametrize(
+    ("free", "count", "expected"),
+    [
+        # Of the first GPU's adapter one plane has no VF left.
+        (["12:01.0", *FAR], None, [("22:01.0", "22:02.0"), ("22:01.1", "22:02.1")]),
+        (["12:01.0", *FAR], 2, [("22:01.0", "22:02.0"), ("22:01.1", "22:02.1")]),
+        (["12:01.0", *FAR[:3]], None, [None, ("22:01.0", "22:02.0")]),
+        (["12:01.0", *FAR[:3]], 2, [("12:01.0", "22:02.1"), ("22:01.0", "22:02.0")]),
+    ],
+)
+def test_a_set_mixes_planes_of_two_adapters_only_if_it_must(
+    free: list[str], count: int | None, expected: list[tuple[str, str] | None]
+) -> None:
+    gpus = [gpu_uuid(0), gpu_uuid(1)]
+    room, planes = {f"0000:{nic}": 1 for nic in free}, planes_in(plain_offer([], PLANES).rails)
+    found = choose_sets(Distances(PLANES), gpus, room, count, planes)
+    assert [found.get(gpu) for gpu in gpus] == [mine and tuple(f"0000:{nic}" for nic in mine) for mine in expected]
+
+
+def test_a_rail_whose_adapter_misses_a_plane_is_none_until_it_is_back(tmp_path: Path) -> None:
+    of_planes, maker = replace(PAIR, nic=RailNic("vf", count="planes")), Offers(HealthBook(), time.monotonic)
+    whole = split(node(rails=4, vfs=0), 2, vfs=1)
+    without_plane = without(whole, "0000:22:00.1", "0000:22:02.0")
+    with open_books(tmp_path) as books:
+        for snapshot, ill in ((whole, []), (without_plane, [f"rail-{gpu_uuid(1)}"]), (whole, [])):
+            made = listed(maker, of_planes, snapshot, books)
+            assert made is not None
+            assert [len(unit.devices) for unit in made.units[of_planes.name]] == [2] * 4
+            assert [unit.unit_id for unit in made.units[of_planes.name] if not unit.health.healthy] == ill
+
+
+def test_a_granted_rail_of_planes_is_as_it_will_be_so_that_no_list_is_made_for_it(tmp_path: Path) -> None:
+    of_planes, maker = replace(PAIR, nic=RailNic("vf", count="planes")), Offers(HealthBook(), time.monotonic)
+    with open_books(tmp_path) as books:
+        made = listed(maker, of_planes, PLANES, books)
+        assert made is not None
+        unit = made.units[of_planes.name][1]
+        books.grant(of_planes.name, {unit.unit_id: unit.devices})
+        assert listed(maker, of_planes, PLANES, books) is None
 
 
 def test_a_gpu_that_does_not_find_all_its_nics_makes_no_rail() -> None:

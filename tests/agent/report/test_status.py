@@ -98,14 +98,14 @@ def test_a_kind_of_unit_and_a_device_that_nobody_knows_are_shown_as_they_are() -
 
 
 def test_the_hardware_is_told_with_its_vfs(node_snapshot: Callable[[str], Snapshot]) -> None:
-    hardware = document(Facts(node_snapshot("h100-8gpu"), rails={"0000:18:00.0": 5}))["hardware"]
+    hardware = document(Facts(node_snapshot("h100-8gpu"), rails={"0000:18:00.0": (5, 1)}))["hardware"]
     assert [gpu["index"] for gpu in hardware["gpus"]] == list(range(8))
     nic = next(nic for nic in hardware["nics"] if nic["address"] == "0000:18:00.0")
     assert (nic["numaNode"], nic["driver"], len(nic["vfs"])) == (0, "mlx5_core", 8)
     assert nic["vfs"][1]["index"] == 1
     assert nic["rdma"][0]["ports"][0]["state"] == "ACTIVE"
     assert hardware["rails"][0]["nics"] == ["0000:18:00.0"]
-    assert nic["rail"] == 5
+    assert (nic["rail"], nic["plane"]) == (5, 1)
     assert hardware["rails"][0]["locality"] == "PIX"
 
 

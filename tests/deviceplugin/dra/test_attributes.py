@@ -36,6 +36,7 @@ def test_a_vf_tells_what_it_is_and_where() -> None:
         "switch": {"string": "0000:16:00.0"},
         "vf": {"int": 0},
         "rail": {"int": 0},
+        "plane": {"int": 0},
         "speed": {"int": 400},
         "firmware": {"version": "28.39.3004"},
         "nearGpu": {"string": "GPU-6b3fd5a0-0000-4000-8000-000000000000"},

@@ -73,7 +73,9 @@ def test_what_surprises_of_the_configuration_is_a_warning(node_snapshot: Snapsho
 
 def test_adapters_without_what_a_network_goes_by_are_named(node_snapshot: Snapshots) -> None:
     text = by_rail("10.{rail}.0.0/16", "topology: {rails: [ens1f0np0, ens2f0np0, ens3f0np0, ens4f0np0, ens5f0np0]}")
-    (warning, _) = told(node_snapshot("h100-8gpu"), text)
+    (of_list, warning, _) = told(node_snapshot("h100-8gpu"), text)
+    left_out = "leaves out ens6f0np0, ens7f0np0, ens8f0np0, which resources take, so they have no rail"
+    assert of_list == (Severity.WARNING, f"topology.rails: {left_out}")
     where = "which these adapters have not: 0000:ba:00.0, 0000:ca:00.0, 0000:da:00.0"
     assert warning == (Severity.WARNING, f"the network rails goes by rail, {where}")
 
