@@ -7,12 +7,13 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.sim import uevents
 from agent.sim.stage import CONFIG, Stage, wait
 from tests.e2e.claims import by_claims, devices, kubelet_options, start_api_server
 
@@ -138,23 +139,15 @@ def test_claims_find_the_root_and_the_gpu_of_the_function(stage: Stage) -> None:
     assert numbers == {pf: number for number, pf in enumerate(GPU_BESIDE)}
 
 
-def test_a_late_answer_changes_nothing_for_a_pod_that_runs(stage: Stage) -> None:
-    released: list[Any] = []
-
-    def hold(stage: Stage) -> None:
-        holding = held_up(vpd(stage, SLOW))
-        holding.__enter__()
-        released.append(holding)
-
-    start(stage, [TOLD, GPU], hold)
-    try:
+def test_a_function_that_answers_late_vanishes_and_comes_back_changes_nothing_for_a_pod_that_runs(stage: Stage) -> None:
+    holding = ExitStack()
+    start(stage, [TOLD, GPU], lambda stage: holding.enter_context(held_up(vpd(stage, SLOW))))
+    with holding:
         wait("the others", lambda: nearness(stage)["unknownNics"] == [OF_SLOW] or None)
         assert not nearness(stage)["known"]
         stage.create_pod("before", {"rdma/vf": 1, "nvidia.com/gpu": 1})
         stage.await_pod("before")
         rows = stage.status()["attachments"]
-    finally:
-        released[0].__exit__(None, None, None)
     wait("the late answer", lambda: nearness(stage)["known"] or None)
     assert stage.status()["attachments"] == rows
     for number in range(3):
@@ -162,6 +155,29 @@ def test_a_late_answer_changes_nothing_for_a_pod_that_runs(stage: Stage) -> None
         stage.await_pod(f"p{number}")
         pf, gpu = pair_of(stage, f"p{number}")
         assert GPU_BESIDE[pf] == gpu
+
+    rows = stage.status()["attachments"]
+    link = vpd(stage, SLOW).parent
+    path, target = uevents.devpath(stage.machine.root, link), link.readlink()
+    link.unlink()
+    uevents.emit("remove", path, "pci")
+    wait("its absence", lambda: nearness(stage)["unknownNics"] == [OF_SLOW] or None)
+    link.symlink_to(target)
+    uevents.emit("add", path, "pci")
+    wait("its return", lambda: nearness(stage)["known"] or None)
+    assert stage.status()["attachments"] == rows
+
+
+def test_the_next_agent_of_a_boot_knows_it_without_reading_again(stage: Stage) -> None:
+    start(stage, [TOLD, GPU])
+    wait("the pairs", lambda: nearness(stage)["known"] or None)
+    stage.end("agent")
+    for address in stage.machine.scan().by_address:
+        if vpd(stage, address).is_file():
+            vpd(stage, address).write_bytes(b"nothing that could be read")
+    stage.start_agent()
+    stage.await_ready()
+    assert nearness(stage)["known"]
 
 
 def test_a_card_that_hangs_leaves_its_adapter_without_preference_and_holds_up_no_stop(stage: Stage) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.model.device import NO_NUMA_NODE, Gpu, PciDevice, Snapshot
+from agent.model.listed import some
 from agent.model.places import is_virtual
 from agent.model.printable import joined
 from agent.model.topology import Locality, locality, standing
@@ -31,7 +32,6 @@ DATA_DIRECT_REMEDY = (
     "run `lspci -vv` as root: an adapter's PF and its Data Direct function (15b3:2100) have the same V3 in their vital"
     " product data; reset an adapter that does not answer, or update its firmware"
 )
-MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def nearness_known(snapshot: Snapshot) -> bool:
 def why_not_known(snapshot: Snapshot) -> tuple[str, str] | None:
     """Say why it is not known how near GPUs and NICs are, of all of them or of some, and the remedy."""
     if unknown := unknown_nics(snapshot):
-        return f"which GPUs {_some(unknown)} stands beside is not known: {_cause(snapshot)}", DATA_DIRECT_REMEDY
+        return f"which GPUs {some(unknown)} stands beside is not known: {_cause(snapshot)}", DATA_DIRECT_REMEDY
     return None if _tells(snapshot) else (NEARNESS_UNKNOWN, NEARNESS_REMEDY)
 
 
@@ -105,17 +105,12 @@ def _cause(snapshot: Snapshot) -> str:
         return "vital product data is still being read"
     problems = [f"{problem.path} {problem.text}" for problem in snapshot.problems if problem.path.endswith("/vpd")]
     if problems:
-        return _some(problems)
+        return some(problems)
     read = dict(snapshot.adapter_ids)
     lone = [function for function in snapshot.data_direct.unpaired if function in read]
     if lone:
-        return f"no PF belongs to the Data Direct function {_some(lone)}, by keyword V3 of their vital product data"
+        return f"no PF belongs to the Data Direct function {some(lone)}, by keyword V3 of their vital product data"
     return "no Data Direct function has the same V3 in its vital product data"
-
-
-def _some(found: Sequence[str]) -> str:
-    rest = len(found) - MOST_NAMED
-    return ", ".join(found[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _tells(snapshot: Snapshot) -> bool:
