@@ -149,7 +149,8 @@ class Distances:
 
     def nearest(self, place: str, others: Sequence[str]) -> tuple[str, ...]:
         """List those of other places that are nearest to one; none where another may be nearer than it is known."""
-        known = [other for other in others if self.is_known(place, other)]
+        unknown = self._data_direct.unknown
+        known = [other for other in others if self.is_known(place, other)] if unknown else others
         spans = [self.span(place, other) for other in known]
         least = min(spans, default=0)
         if len(known) < len(others) and least >= Locality.PHB * FINE:
