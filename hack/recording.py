@@ -211,6 +211,21 @@ class _Recorder:
             if re.fullmatch(r"cpu[0-9]+", name):
                 self._files(f"/sys/devices/system/cpu/{name}/topology", _CPU_FILES)
 
+    def _default_routes(self) -> None:
+        """Record which interfaces have a default route, without the gateways. Other routes say much of a network."""
+        for file, between, gateway, is_default in (
+            ("route", "\t", 2, lambda row: len(row) > 7 and row[1] == row[7] == "00000000"),
+            ("ipv6_route", " ", 4, lambda row: len(row) == 10 and not row[0].strip("0") and row[1] == "00"),
+        ):
+            try:
+                rows = [line.split() for line in Path(f"{self.root}/proc/net/{file}").read_text().splitlines()]
+            except OSError:
+                continue
+            found = [[*row[:gateway], "0" * len(row[gateway]), *row[gateway + 1 :]] for row in rows if is_default(row)]
+            if found:
+                head = rows[:1] if file == "route" else []
+                self._folder("/proc/net")[file] = "".join(between.join(row) + "\n" for row in (*head, *found))
+
     def _folder(self, path: str) -> dict[str, Any]:
         here = self.tree
         for part in path.strip("/").split("/"):

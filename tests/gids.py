@@ -1,4 +1,4 @@
-"""Tables of GIDs in a recorded node's sysfs, entered as the kernel does."""
+"""Tables of GIDs in a modelled node's sysfs, entered as the kernel does."""
 
 from __future__ import annotations
 

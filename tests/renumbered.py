@@ -14,7 +14,7 @@ BOOT_ID = "11111111-2222-3333-4444-555555555555\n"
 
 
 def permuted(text: str) -> str:
-    """Give each device of a recorded node the number of the next one, sort by sort."""
+    """Give each device of a modelled node the number of the next one, sort by sort."""
     for sort in NUMBERED:
         numbers = sorted({int(number) for number in re.findall(rf"{sort}(\d+)", text)})
         following = dict(zip(map(str, numbers), [*numbers[1:], *numbers[:1]], strict=True))
@@ -24,7 +24,7 @@ def permuted(text: str) -> str:
 
 
 def lay_out(folder: Path, name: str, text: str, *, with_links: bool = True) -> Path:
-    """Lay a recorded node out, under a name, as it is after a reboot."""
+    """Lay a modelled node out, under a name, as it is after a reboot."""
     document = json.loads(text)
     document["tree"]["proc"]["sys"]["kernel"]["random"]["boot_id"] = BOOT_ID
     place = folder / name

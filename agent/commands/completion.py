@@ -45,7 +45,7 @@ def _say_what_values_are(parser: argparse.ArgumentParser, nodes: dict[str, str |
 
 
 def _nodes(names: tuple[str, ...]) -> dict[str, str | dict[str, str]]:
-    """Say how each shell completes a recorded node: its name, or a file."""
+    """Say how each shell completes a node file: its name, or a file."""
     words = " ".join(names)
     return {
         "bash": "_nodefabric_nodes",

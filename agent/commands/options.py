@@ -96,7 +96,7 @@ def asking(path: Path) -> Iterator[Config]:
 
 
 def add_host(parser: argparse.ArgumentParser) -> Any:
-    """Add the options of commands that change what they find: a recorded node is only to look at."""
+    """Add the options of commands that change what they find: a node file is only to look at."""
     where = parser.add_mutually_exclusive_group()
     text = "where /sys, /proc and /dev are (default: /)"
     where.add_argument("--root", type=Path, default=Path("/"), metavar="FOLDER", help=text)

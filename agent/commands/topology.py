@@ -52,7 +52,7 @@ def _topology(options: argparse.Namespace) -> int:
 
 
 def _topology_file(options: argparse.Namespace) -> Path | None:
-    """Name the file that the agent goes by. A recorded node has none of this machine's, unless a file is named."""
+    """Name the file that the agent goes by. A node file has none of this machine's, unless a file is named."""
     if options.config == DEFAULT_CONFIG and (options.node is not None or not options.config.exists()):
         return None
     return load_legible(options.config)[0].placement.topology_file

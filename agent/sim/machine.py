@@ -1,4 +1,4 @@
-"""A recorded node as a `Host`: its sysfs from a file, its interfaces real kernel links."""
+"""A node file as a `Host`: its sysfs from a file, its interfaces real kernel links."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class SimulatedMachine:
 
     @classmethod
     def create(cls, folder: Path, node: recorded.Node, *, with_links: bool = True) -> None:
-        """Lay a recorded node out in a folder and make its links. `open` then opens it, in any process."""
+        """Lay a node file out in a folder and make its links. `open` then opens it, in any process."""
         root = folder / "root"
         root.mkdir(parents=True)
         recorded.unpack(node, root)

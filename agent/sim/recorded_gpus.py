@@ -1,4 +1,4 @@
-"""The GPUs of a recorded node: their JSON form, both ways, and their anonymous one.
+"""The GPUs of a node file: their JSON form, both ways, and their anonymous one.
 
     {"uuid": …, "index": 0, "minor": 0, "pci_address": …, "name": …, "memory_bytes": …,
      "nvlinks": [[peer UUID, links], …], "fabric_clique": …, "mig_mode": true,

@@ -73,7 +73,7 @@ class Stage:
     # ---------------------------------------------------------------- hardware
 
     def build_node(self, node: str | Path, *, with_links: bool = True) -> SimulatedMachine:
-        """Lay a recorded node out, by its name or file, with real links for its Ethernet interfaces."""
+        """Lay a node file out, by its name or file, with real links for its Ethernet interfaces."""
         place = self.folder / "node"
         self._stack.callback(SimulatedMachine.destroy, place)
         file = node if isinstance(node, Path) else recorded.find(node)

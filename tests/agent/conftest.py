@@ -16,7 +16,7 @@ from agent.sim import recorded
 
 @pytest.fixture(scope="session")
 def node_root(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Give the folder of a recorded node. It is shared: do not change it."""
+    """Give the folder of a modelled node. It is shared: do not change it."""
     made: dict[str, Path] = {}
 
     def root(name: str) -> Path:
@@ -30,7 +30,7 @@ def node_root(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def node_snapshot(node_root: Callable[[str], Path]) -> Callable[[str], Snapshot]:
-    """Give the snapshot of a recorded node, GPUs included."""
+    """Give the snapshot of a modelled node, GPUs included."""
     made: dict[str, Snapshot] = {}
 
     def snapshot(name: str) -> Snapshot:

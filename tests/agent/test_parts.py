@@ -42,7 +42,7 @@ class PutTogether(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def parts_on(folder: Path, conditions: Conditions, *resources: Resource) -> AsyncIterator[PutTogether]:
-    """Put the parts together on a recorded node, with a kubelet and books in the same folder."""
+    """Put the parts together on a modelled node, with a kubelet and books in the same folder."""
     SimulatedMachine.create(folder / "node", recorded.load(recorded.find("one-nic")), with_links=False)
     config = Config(resources=resources, kubelet_dir=folder, state_dir=folder, run_dir=folder, cdi_dir=folder)
     async with contextlib.AsyncExitStack() as stack:

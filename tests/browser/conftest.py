@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def snapshot_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Snapshot]:
-    """Give the snapshot of a recorded node, GPUs included."""
+    """Give the snapshot of a modelled node, GPUs included."""
 
     @functools.cache
     def snapshot(name: str) -> Snapshot:

@@ -1,4 +1,4 @@
-"""The examples: Kubernetes takes them, their configurations offer what they ask for, and a recorded node has it."""
+"""The examples: Kubernetes takes them, their configurations offer what they ask for, and a modelled node has it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NODES = {
     "config-dra.yaml": "h100-8gpu",
 }
 WITHOUT_DEVICES = {"config-infiniband.yaml": {"rdma/hca"}, "config-dpdk.yaml": {"intel.com/dpdk"}}
-"""No recorded node has an adapter for these; their files say so."""
+"""No modelled node has an adapter for these; their files say so."""
 JOBS = sorted(p for p in EXAMPLES.glob("*.yaml") if p not in CONFIGS and p.name != "network-attachment.yaml")
 BY_PLUGIN = [p for p in JOBS if "config-dra.yaml" not in p.read_text().splitlines()[0]]
 """The others are in `test_examples_dra.py`."""

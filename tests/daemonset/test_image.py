@@ -29,7 +29,7 @@ MACHINES = {"amd64": 62, "arm64": 183}
 """e_machine of ELF files: EM_X86_64 and EM_AARCH64."""
 MOST_MIB = 150
 PF = "0000:18:00.0"
-"""An adapter of the recorded node."""
+"""An adapter of the modelled node."""
 
 
 @pytest.fixture(scope="module")

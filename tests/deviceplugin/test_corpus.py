@@ -1,4 +1,4 @@
-"""Configurations as they are found in the field, right and wrong, and what becomes of them on recorded nodes.
+"""Configurations as they are found in the field, right and wrong, and what becomes of them on modelled nodes.
 
 Each file in `corpus/` has a configuration of either device plugin that we stand in for, or of our own, with what is
 expected: problems, or for each resource the devices that it gets.

@@ -215,7 +215,7 @@ def test_a_device_that_no_interface_shows_goes_to_no_second_pod_when_the_books_a
 
 
 def hand_to_programs(function: Path, group: int) -> None:
-    """Bind a function of a recorded node to vfio-pci."""
+    """Bind a function of a modelled node to vfio-pci."""
     (function / "driver").unlink()
     (function / "driver").symlink_to("../../../../bus/pci/drivers/vfio-pci")
     (function / "iommu_group").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""hack/check-gpu over the fake library and a recorded node's files."""
+"""hack/check-gpu over the fake library and a modelled node's files."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.awaiting import until
 
 
 def published(folder: Path, node: str) -> dict[str, Any]:
-    """Publish a recorded node with a unit on each socket, and return what the API server has of it."""
+    """Publish a modelled node with a unit on each socket, and return what the API server has of it."""
     root = folder / "root"
     recorded.unpack(recorded.load(Path(f"tests/nodes/{node}.json")), root)
 

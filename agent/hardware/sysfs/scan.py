@@ -1,7 +1,7 @@
 """The scan: PCI devices with their interfaces, RDMA devices and NUMA nodes, from /sys and /proc.
 
 Owns the PCI tree and puts the other subsystems' readings onto it. What NVML knows of GPUs is `nvml`'s
-business. The root may be a recorded node's folder instead of `/`.
+business. The root may be a node file's folder instead of `/`.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def read_adapter_id(root: Path, address: str) -> str:
 
 
 def write_adapter_id(adapter_id: str) -> bytes:
-    """Spell vital product data that has a name and this keyword V3, for a recorded node."""
+    """Spell vital product data that has a name and this keyword V3, for a node file."""
     name, field = b"nodefabric", b"V3" + bytes([len(adapter_id)]) + adapter_id.encode("ascii")
     return b"".join(
         (b"\x82", len(name).to_bytes(2, "little"), name, b"\x90", len(field).to_bytes(2, "little"), field, b"\x78")

@@ -15,7 +15,7 @@ VFS = 1024
 
 
 def measure(folder: Path, runs: int, say: Callable[[str], None]) -> Figures:
-    """Scan the recorded node several times."""
+    """Scan the modelled node several times."""
     say(f"discovery: {runs} scans of {NODE}")
     recorded.unpack(recorded.load(recorded.find(NODE)), folder)
     sample = []

@@ -1,4 +1,4 @@
-"""Each recorded node must be as a kernel would show it: links resolve, both ends agree, numbers are unique."""
+"""Each modelled node must be as a kernel would show it: links resolve, both ends agree, numbers are unique."""
 
 from __future__ import annotations
 

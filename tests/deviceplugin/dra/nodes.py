@@ -36,7 +36,7 @@ VF, HCA, NIC = (
 
 @functools.cache
 def recorded_node(name: str) -> Snapshot:
-    """Scan a recorded node."""
+    """Scan a modelled node."""
     node = recorded.load(recorded.find(name))
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # thousands of small files
     with tempfile.TemporaryDirectory(dir=memory) as folder:

@@ -1,4 +1,4 @@
-"""Which GPU each device names, on recorded nodes and made-up ones."""
+"""Which GPU each device names, on modelled nodes and made-up ones."""
 
 from __future__ import annotations
 

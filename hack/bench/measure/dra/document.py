@@ -56,7 +56,7 @@ def section(figures: Figures) -> Iterator[str]:
     yield f"| memory of the agent with 1,024 VFs for claims | {figures['agent_rss_mib']:.0f} MiB |"
     yield f"| memory for claims where nothing is offered to them | {figures['rss_without_dra_extra_mib']:.1f} MiB |"
     yield ""
-    yield "| NICs as near to their GPU as any choice makes them, on all recorded GPU hosts | |"
+    yield "| NICs as near to their GPU as any choice makes them, on all modelled GPU hosts | |"
     yield "|---|---|"
     for name, what in WAYS.items():
         yield f"| {what} | {figures[f'{name}_attained_pct']:.1f} % |"

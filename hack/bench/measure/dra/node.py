@@ -40,7 +40,7 @@ def running_node(
     with_links: bool,
     kubelet: Sequence[str] = (),
 ) -> Iterator[RunningNode]:
-    """Have a recorded node with its agent. `kubelet`: options of the stand-in."""
+    """Have a modelled node with its agent. `kubelet`: options of the stand-in."""
     # In a socket's path are 107 characters: a folder with a short name.
     with tempfile.TemporaryDirectory(prefix="nf-bench-", dir="/var/tmp") as folder, ExitStack() as stack:
         stage = Stage(Path(folder), relay)

@@ -1,6 +1,6 @@
 """Agents without hardware and without kubelet: all that talks to the API server, and nothing else.
 
-A hollow agent is the real publications (objects, comparison, pacing, watch of pods, HTTP client) on a recorded node
+A hollow agent is the real publications (objects, comparison, pacing, watch of pods, HTTP client) on a modelled node
 and pods that the benchmark makes up. The time is passed in; the HTTP is real.
 """
 

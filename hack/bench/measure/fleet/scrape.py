@@ -1,6 +1,6 @@
 """How long a scrape of a real agent takes on the node with 1,024 VFs, and what that agent weighs.
 
-The recorded node has no kernel behind its VFs that would count, so each VF gets the eight files that a driver makes:
+The modelled node has no kernel behind its VFs that would count, so each VF gets the eight files that a driver makes:
 to read these takes longer than the other way, rtnetlink.
 """
 

@@ -1,4 +1,4 @@
-"""The PCIe tree of recorded nodes."""
+"""The PCIe tree of modelled nodes."""
 
 from __future__ import annotations
 
