@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +11,18 @@ from agent.config.compat.pools import SharedPool, SriovPool
 from agent.config.declare import foreign_keys, read_fields
 from agent.config.naming import (
     KUBELETS_OWN,
+    NETWORK_SCHEMA,
     RESOURCE_NAME,
     hex_id,
     is_extended,
+    is_network_name,
     number,
     pci_address,
     pci_class,
     pkey,
     root_device,
 )
-from agent.config.networks import MAX_RATE, NETWORK_NAME
+from agent.config.networks import MAX_RATE
 from agent.config.reader import Reader
 from agent.model.allocation import VfSettings
 from agent.model.device import LinkLayer
@@ -51,14 +52,6 @@ PLANES = "planes"
 """Instead of a number: as many as the adapter has planes."""
 MAX_ATTRIBUTE = 64
 """Length of a text in a DRA device's attributes, of which the resource's name is one."""
-_PF = re.compile(r"[^\s/]{1,15}")
-"""An interface, or a PCI address."""
-_NETWORK_SCHEMA = {
-    "anyOf": [
-        {"type": "string", "pattern": f"^(?:{NETWORK_NAME.pattern})$"},
-        {"type": "object", "additionalProperties": {"type": "string", "pattern": f"^(?:{NETWORK_NAME.pattern})$"}},
-    ]
-}
 _ID = "a four-digit hexadecimal ID"
 
 
@@ -159,16 +152,6 @@ class RailNic:
     )
 
 
-def _is_network(value: Any) -> bool:
-    """Tell whether a value is a network's name, or names one for each of some PFs."""
-    if not isinstance(value, dict):
-        return isinstance(value, str) and NETWORK_NAME.fullmatch(value) is not None
-    return bool(value) and all(
-        isinstance(pf, str) and _PF.fullmatch(pf) and isinstance(name, str) and _is_network(name)
-        for pf, name in value.items()
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Resource:
     name: str
@@ -189,8 +172,8 @@ class Resource:
         declare.value(
             None,
             "the name of a network, or a mapping of PFs (interface or PCI address) to such names",
-            _is_network,
-            schema=_NETWORK_SCHEMA,
+            is_network_name,
+            schema=NETWORK_SCHEMA,
             about="Entry of `networks` that says what becomes of the device in the pod, or one for each PF",
         ),
     )

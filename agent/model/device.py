@@ -237,10 +237,7 @@ class PciDevice:
 
     @property
     def is_for_rdma_alone(self) -> bool:
-        """Whole, and without an interface, which it needs to have only for RDMA over Ethernet: EFA, InfiniBand.
-
-        eRDMA's interface is another function's.
-        """
+        """Whole, and without an interface: EFA, InfiniBand, and eRDMA, whose interface is another function's."""
         layers = {port.link_layer for rdma in self.rdma_devices for port in rdma.ports}
         needs_one = LinkLayer.ETHERNET in layers and self.pci_class >> 8 != UNASSIGNED_CLASS
         return not (self.is_vf or self.netdevs) and bool(layers) and not needs_one
