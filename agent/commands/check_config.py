@@ -44,6 +44,7 @@ def add(command: Command) -> None:
 
 
 def _check_config(options: argparse.Namespace) -> int:
+    from agent.offer.assignment import in_short
     from agent.offer.cautions import cautions
     from agent.offer.explanation import explain_all
     from agent.offer.units import plain_offer
@@ -59,7 +60,7 @@ def _check_config(options: argparse.Namespace) -> int:
         protected = {entry: _called(entry, snapshot) for entry in config.cni.protect}
         slices = _for_claims(config, snapshot)
         networks = _by_templates(config, offer)
-    problems += [str(overlap) for overlap in found.mistakes]
+    problems += [str(overlap) for overlap in in_short(found.mistakes, snapshot)]
     document = {
         "sound": not problems,
         "problems": problems,

@@ -16,6 +16,7 @@ from agent.config.contradictions import selectors_of
 from agent.config.resources import NETWORK_KINDS
 from agent.errors import ConfigError
 from agent.model.device import Snapshot
+from agent.model.listed import grouped
 from agent.offer.selectors import NO_NAMES, Candidate, choosing, offered_candidates
 
 EXCLUSIVE_KINDS = frozenset({"vf", "nic", "gpu", "accelerator"})
@@ -40,7 +41,7 @@ class Overlap:
     """A device that two resources select."""
 
     device: str
-    """As people call it: PCI address and RDMA device, or UUID."""
+    """As people call it: PCI address and RDMA device, or UUID; or several in short."""
     owner: str
     """Name of the resource that has it."""
     loser: str
@@ -106,7 +107,7 @@ def check_overlaps(resources: Sequence[Resource], snapshot: Snapshot, source: st
     problems = [
         f"resources[{numbers[o.loser]}].select: {o.loser} takes {o.device}, which resources[{numbers[o.owner]}]"
         f" ({o.owner}) takes too: narrow one of the two selectors"
-        for o in errors(resources, assign(resources, snapshot).overlaps)
+        for o in in_short(errors(resources, assign(resources, snapshot).overlaps), snapshot)
     ]
     if problems:
         raise ConfigError(source, problems)
@@ -116,6 +117,14 @@ def errors(resources: Sequence[Resource], overlaps: Sequence[Overlap]) -> tuple[
     """Pick the overlaps that are mistakes: among the pools of another project's configuration they are its custom."""
     strict = {resource.name for resource in resources if resource.compat is None}
     return tuple(overlap for overlap in overlaps if overlap.loser in strict or overlap.owner in strict)
+
+
+def in_short(overlaps: Sequence[Overlap], snapshot: Snapshot) -> tuple[Overlap, ...]:
+    """Join the overlaps of each two resources into one that names all the devices in short."""
+    devices: dict[tuple[str, str], list[str]] = {}
+    for each in overlaps:
+        devices.setdefault((each.owner, each.loser), []).append(each.device)
+    return tuple(Overlap(grouped(found, snapshot), *pair) for pair, found in devices.items())
 
 
 def _wanted(

@@ -12,6 +12,7 @@ from agent.config import Config, Resource
 from agent.model.device import is_pci_address
 from agent.model.listed import adapter_name, some
 from agent.model.vf_identity import RailKey
+from agent.offer.absent import MOST_LISTED, absent, near_first
 from agent.offer.assignment import assign
 from agent.offer.offer import Offer
 from agent.offer.rails import NamedRails, split_apart
@@ -47,6 +48,7 @@ def cautions(config: Config, offer: Offer) -> Iterator[Caution]:
         if resource.offer == "dra" and (unseen := _without_uuid(offer)):
             text = f"NVML does not show {some(unseen)} here, and no claim can match gpu.nvidia.com/uuid with them"
             yield Caution(f"resources[{i}].offer", text, SEE_DRIVER)
+        yield from (Caution(f"resources[{i}].{where}", *told) for where, *told in absent(resource, offer.snapshot))
         yield from _of_data_direct(f"resources[{i}]", resource, offer)
         yield from _of_networks(f"resources[{i}].network", resource, config, offer)
     yield from _of_rails(config, offer)
@@ -97,7 +99,9 @@ def _of_rails(config: Config, offer: Offer) -> Iterator[Caution]:
     for key, name in listed:
         path, device = _path(key, named), there.get(key)
         if device is None:
-            yield Caution(path, f"no adapter here is called {name}", "plug the adapter in, or correct its name")
+            here = [adapter_name(d) for d in devices.values() if d.rdma_devices and not d.is_vf]
+            are = f"; here are {some(near_first(name, here), MOST_LISTED)}" if here else ""
+            yield Caution(path, f"no adapter here is called {name}", f"plug the adapter in, or correct its name{are}")
         elif (first := next(other for other in there if there[other] == device)) < key:
             text = f"{name} is the adapter that {named[first[0]][first[1]]} (rail {first[0]}) is"
             yield Caution(path, text, "name each adapter once")

@@ -13,7 +13,7 @@ from agent.config import Resource, Select, SriovPool
 from agent.config.contradictions import selectors_of
 from agent.model.device import Gpu, PciDevice, Snapshot, is_accelerator
 from agent.model.health import Health
-from agent.model.listed import adapter_name, grouped, some
+from agent.model.listed import adapter_name, grouped, numbered, some
 from agent.offer.offer import Offer
 from agent.offer.selectors import (
     ACCELERATOR_CLASS,
@@ -50,12 +50,12 @@ class Why(StrEnum):
     NOT_YET = "NotYet", "selected, and about to be listed", "wait a moment"
     NO_NIC = (
         "NoNic",
-        "no NIC is left for a rail with it",
+        "without a NIC for a rail",
         "select more NICs under nic.select, lower nic.count, or raise nic.shares of kind hca",
     )
     NO_GPU = (
         "NoGpu",
-        "no GPU of the rails needs it",
+        "not needed by any GPU of the rails",
         "raise nic.count, or narrow nic.select and offer the rest by a resource of its own",
     )
     SLICED = (
@@ -65,13 +65,13 @@ class Why(StrEnum):
     )
     TAKEN = (
         "Taken",
-        "selected, but {} has it already",
+        "selected, but taken by {}",
         "narrow the selector of one of the two: a device serves one resource",
     )
     NO_VFS = "NoVfs", "selected, but without VFs", "take kind nic or hca, or create VFs (sriov_numvfs)"
     HAS_VFS = (
         "HasVfs",
-        "selected, but it has VFs, so it is not free as a whole",
+        "selected, but with VFs, so not free as a whole",
         "take kind vf or hca, or remove the VFs",
     )
     HOST_PORT = (
@@ -81,13 +81,13 @@ class Why(StrEnum):
     )
     DEFAULT_ROUTE = (
         "DefaultRoute",
-        "the host's only default route, or its way to the API server, is on it",
+        "needed by the host: its only default route, or its way to the API server",
         "give the host another way out, or share the adapter: kind hca",
     )
-    PROTECTED = "Protected", "cni.protect names it", "take it out of cni.protect"
+    PROTECTED = "Protected", "named by cni.protect", "take it out of cni.protect"
     NO_DRIVER = (
         "NoDriver",
-        "no driver is bound to it",
+        "without a driver",
         "echo ADDRESS > /sys/bus/pci/drivers_probe, or look in dmesg why the driver refuses it",
     )
     NO_RDMA = (
@@ -95,7 +95,7 @@ class Why(StrEnum):
         "without an RDMA device",
         "load the RDMA module of its driver (mlx5_ib, irdma, bnxt_re …), or take kind vf or nic without isRdma",
     )
-    IN_A_POD = "InAPod", "its RDMA device is in a pod", "wait until that pod ends, or take kind vf"
+    IN_A_POD = "InAPod", "with its RDMA device in a pod", "wait until that pod ends, or take kind vf"
     NOT_IN_NVML = (
         "NotInNvml",
         "not shown by NVML, which kinds gpu and rail go by",
@@ -169,16 +169,27 @@ def left_out(resources: Sequence[Resource], offer: Offer) -> tuple[LeftOut, ...]
     """Give each device of the node that no resource offers its one reason: of the resource that is nearest to it."""
     devices, by_resource = _reasons(resources, offer)
     offered = {adapter for _, adapter in offer.adapters}  # a PF is offered with its VFs
-    found: Told = {}
+    nearest: dict[str, tuple[str, Reason]] = {}
     for device in devices:
         reasons = [(name, reasons[device.key]) for name, reasons in by_resource.items()]
-        if any(reason is None for _, reason in reasons):
-            continue
         told = [(name, reason) for name, reason in reasons if reason is not None]
-        name, (why, detail) = min(told, key=lambda each: _RANK[each[1][0]], default=("", _of_another_kind(device)))
+        if len(told) == len(reasons):
+            nearest[device.key] = min(told, key=lambda each: _RANK[each[1][0]], default=("", _of_another_kind(device)))
+    found: Told = {}
+    for device in devices:
+        if device.key not in nearest:
+            continue
+        name, (why, detail) = nearest[device.key]
+        if why is Why.OTHER_KIND and device.pci is not None:  # an adapter is left out as its VFs are
+            name, (why, detail) = _of_vfs(device.pci, nearest) or (name, (why, detail))
         if device.key not in offered or why is Why.UNHEALTHY:
             found.setdefault(("" if _is_far(why) else name, why, detail, device.noun), []).append(device)
     return _listed(found, offer.snapshot)
+
+
+def _of_vfs(device: PciDevice, nearest: Mapping[str, tuple[str, Reason]]) -> tuple[str, Reason] | None:
+    told = (nearest[vf] for vf in device.vfs if vf in nearest)
+    return next((each for each in told if each[1][0] is not Why.OTHER_KIND), None)
 
 
 def left_out_by(resources: Sequence[Resource], offer: Offer) -> Mapping[str, tuple[LeftOut, ...]]:
@@ -217,8 +228,10 @@ def _listed(found: Told, snapshot: Snapshot) -> tuple[LeftOut, ...]:
 def _in_short(noun: str, devices: Sequence[_Device], snapshot: Snapshot) -> str:
     if noun == "VF":
         names = grouped([device.key for device in devices], snapshot)
+    elif noun == "GPU":
+        names = numbered("GPU", [device.gpu.index for device in devices if device.gpu is not None])
     else:
-        names = some([f"GPU {d.gpu.index}" if d.gpu is not None else adapter_name(d.pci) for d in devices])
+        names = some([adapter_name(device.pci) for device in devices])
     return f"{len(devices)} {noun}{'' if len(devices) == 1 else 's'} ({names})"
 
 

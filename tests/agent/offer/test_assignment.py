@@ -40,7 +40,7 @@ def test_the_first_resource_has_the_device_and_the_second_is_told() -> None:
 
 
 def test_an_overlap_is_refused_with_both_names_and_the_device() -> None:
-    with pytest.raises(ConfigError, match=r"a/some takes 0000:12:00.2, which resources\[0\] \(a/all\) takes too"):
+    with pytest.raises(ConfigError, match=r"a/some takes rail0: VF 1, which resources\[0\] \(a/all\) takes too"):
         check_overlaps([vfs("a/all"), vfs("a/some", "rail0#1")], node(rails=1, vfs=3), "config.yaml")
 
 

@@ -26,8 +26,9 @@ def told(snapshot: Snapshot, text: str, known: Sequence[Rail] = ()) -> list[str]
 
 def test_a_listed_rail_that_no_adapter_is_and_one_that_is_listed_twice(node_snapshot: Snapshots) -> None:
     snapshot = node_snapshot("h100-8gpu")
+    here = "here are " + ", ".join(f"ens{number}f0np0" for number in range(1, 9))
     assert told(snapshot, 'topology: {rails: [ens1f0np0, ens2f0np0, gone0, "0000:18:00.0"]}') == [
-        "topology.rails[2]: no adapter here is called gone0: plug the adapter in, or correct its name",
+        f"topology.rails[2]: no adapter here is called gone0: plug the adapter in, or correct its name; {here}",
         "topology.rails[3]: 0000:18:00.0 is the adapter that ens1f0np0 (rail 0) is: name each adapter once",
     ]
 
@@ -111,9 +112,9 @@ def test_a_mapping_of_pfs_that_leaves_out_some_that_are_selected(node_snapshot: 
             "resources[0].network: 'pair' joins VFs of two PFs, and all that are selected here are of ens1f0np0: ",
         ),
         ("{pf: [ens1f0np0, ens2f0np0]}", None),
-        ("{pf: [elsewhere0]}", None),
+        ("{pf: [elsewhere0]}", "resources[0].select.pf[0]: no PF here is called elsewhere0: "),
     ],
-    ids=["one", "two", "none, which is told anyway"],
+    ids=["one", "two", "none, for there is no such PF"],
 )
 def test_a_bond_of_vfs_that_are_all_of_one_pf(node_snapshot: Snapshots, select: str, expected: str | None) -> None:
     text = f"resources: [{{name: rdma/vf, kind: vf, network: pair, select: {select}}}]\n{PAIR}"
