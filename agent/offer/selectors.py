@@ -195,6 +195,8 @@ def takes_vfs_of(select: Select, pf: Candidate) -> bool:
     of_both = tuple(group for group in groups if group[0].field.partition("[")[0] in ("vendors", "linkLayer"))
     named = all(not each or any(s.pf.lower() in names for s in each) for each in (select.pf, select.root_devices))
     others = select.any_of
+    if select.is_rdma and not pf.rdma_names:
+        return False
     return named and takes(of_both, pf) and (not others or any(takes_vfs_of(other, pf) for other in others))
 
 

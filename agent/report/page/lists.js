@@ -60,7 +60,8 @@ function railsOf(model) {
 }
 
 function leftOutOf(document) {
-  return (document.notOffered ?? []).map((left) => [left.what, left.resource || "–", left.text, left.remedy]);
+  const others = (document.notOffered ?? []).filter((left) => left.reason !== "Unhealthy"); // they have a table
+  return others.map((left) => [left.what, left.resource || "–", left.text, left.remedy]);
 }
 
 function slotsOf(document) {

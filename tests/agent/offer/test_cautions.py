@@ -40,6 +40,7 @@ LEFT_OUT = (
     "topology.rails: leaves out rail1p1, rail2p0, rail2p1, rail3p0 and 1 more, which resources take, so they have no"
     " rail: list them too, or narrow the selectors"
 )
+HERE = "correct its name; here are rail0p0, rail0p1, rail1p0, rail2p0, rail3p0, rail1p1, rail2p1, rail3p1"
 APART = "rail0p0, rail0p1 are planes of one adapter, and keep the rail numbers that each of them had"
 LIST_ALL = "list all adapters under topology.rails for other numbers, those of one rail as a list of its planes"
 
@@ -58,7 +59,7 @@ LIST_ALL = "list all adapters under topology.rails for other numbers, those of o
             "topology: {rails: [[rail0p0, gone0], [rail1p0, rail1p1, '0000:12:00.0']]}",
             (),
             [
-                "topology.rails[0][1]: no adapter here is called gone0: plug the adapter in, or correct its name",
+                f"topology.rails[0][1]: no adapter here is called gone0: plug the adapter in, or {HERE}",
                 "topology.rails[1][2]: 0000:12:00.0 is the adapter that rail0p0 (rail 0) is: name each adapter once",
             ],
         ),

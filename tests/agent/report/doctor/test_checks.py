@@ -316,3 +316,20 @@ def test_what_comes_from_outside_forges_no_finding() -> None:
         "                      do\\x1b[2K this",
         "",
     ]
+
+
+def test_a_device_that_is_not_offered_is_a_note_where_the_configuration_probably_means_something_else(
+    node_snapshot: Snapshots,
+) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    bare = replace(snapshot, devices=tuple(replace(d, vfs=()) for d in snapshot.devices if not d.is_vf))
+    config = parse("resources: [{name: rdma/vf, kind: vf, select: {isRdma: true}}]", "test")
+    found = list(checks_hardware.not_offered(replace(sound(bare), config=config)))
+    assert [(each.severity, each.text.partition(" (")[0]) for each in found] == [
+        (Severity.NOTE, "8 adapters"),
+        (Severity.FINE, "2 adapters"),
+        (Severity.FINE, "8 GPUs"),
+    ]
+    assert found[0].remedy.startswith("take kind nic or hca, or create VFs")
+    (nothing,) = checks_hardware.not_offered(replace(sound(bare), config=parse("{}", "test")))
+    assert nothing.severity is Severity.FINE
