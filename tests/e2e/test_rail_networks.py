@@ -6,12 +6,23 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address, ip_network
 from typing import Any
+
+import pytest
 
 from agent.model.device import Snapshot
 from agent.sim.demo import not_back, still_attached
 from agent.sim.stage import Stage, in_pod, settled, wait
 from tests.e2e.claims import by_claims, claim, create, devices, kubelet_options, start_api_server
+
+GPU_BESIDE = {
+    "0000:03:00": "0009:06:00.0",
+    "0002:03:00": "0008:06:00.0",
+    "0010:03:00": "0019:06:00.0",
+    "0012:03:00": "0018:06:00.0",
+}
+"""PCI device of an adapter → the GPU beside its Data Direct function (`gb200-cx8-4gpu.pairs.yaml`)."""
 
 
 def configuration(stage: Stage, binding: str, leases: str = "leases", first: int = 10) -> dict[str, Any]:
@@ -25,8 +36,13 @@ def configuration(stage: Stage, binding: str, leases: str = "leases", first: int
     }
 
 
-def play(stage: Stage, document: Mapping[str, Any], conflist: Sequence[Mapping[str, Any]] | None = None) -> None:
-    stage.build_node("h100-8gpu")
+def play(
+    stage: Stage,
+    document: Mapping[str, Any],
+    conflist: Sequence[Mapping[str, Any]] | None = None,
+    node: str = "h100-8gpu",
+) -> None:
+    stage.build_node(node)
     stage.write_config(document)
     stage.write_conflist(conflist)
     stage.start_kubelet("--seed", "7")
@@ -134,6 +150,39 @@ def test_four_vfs_of_four_rails_have_four_subnets_and_the_names_of_their_rails(s
     stage.await_no_pod("d")
     assert leased(stage, "other") == []
     assert settled(lambda: [*not_back(stage.machine, before), *still_attached(stage), *leased(stage)]) == []
+
+
+@pytest.mark.parametrize("way", ["rails", "late"])
+def test_planes_of_one_adapter_come_together_each_with_its_own_network(stage: Stage, way: str) -> None:
+    """Two adapters with all their planes, beside two GPUs: four interfaces, of two rails and two planes."""
+    nic: dict[str, Any] = {"kind": "nic", "select": {"vendors": ["15b3"]}}
+    more = {"network": "rails", "environment": ["rails"]}
+    of_rails: dict[str, Any] = {"name": "rdma/rail", "kind": "rail", "nic": {**nic, "count": "planes"}, **more}
+    late: dict[str, Any] = {"name": "rdma/nic", **nic, "binding": "late", **more}
+    ipam = {"type": "host-local", "ranges": [[{"subnet": "10.{rail}.{plane*128}.0/17"}]]}
+    network = {
+        "name": "rails",
+        "ifName": "rail{rail}p{plane}",
+        "ipam": {**ipam, "dataDir": str(stage.folder / "leases")},
+    }
+    resources = [of_rails] if way == "rails" else [late, {"name": "nvidia.com/gpu", "kind": "gpu"}]
+    play(stage, {"resources": resources, "networks": [network]}, node="gb200-cx8-4gpu")
+    stage.create_pod("a", {"rdma/rail": 2} if way == "rails" else {"rdma/nic": 4, "nvidia.com/gpu": 2})
+    pod = stage.await_pod("a")
+    (file,) = (stage.folder / "cdi-specs").glob("*.rails")
+    told = json.loads(file.read_text())["rails"]
+    places = [(rail["rail"], rail["plane"]) for rail in told]
+    assert places == [(rail, plane) for rail in sorted({rail for rail, _ in places}) for plane in (0, 1)]
+    assert len(places) == 4
+    assert [rail["nic"]["interface"] for rail in told] == [f"rail{rail}p{plane}" for rail, plane in places]
+    assert [rail["gpu"]["pciAddress"] for rail in told] == [
+        GPU_BESIDE[rail["nic"]["pfPciAddress"].rpartition(".")[0]] for rail in told
+    ]
+    addresses = seen(pod)
+    for rail, plane in places:
+        assert ip_address(addresses[f"rail{rail}p{plane}"]) in ip_network(f"10.{rail}.{plane * 128}.0/17")
+    nics = {nic["address"]: (nic["rail"], nic["plane"]) for nic in stage.status()["hardware"]["nics"]}
+    assert [nics[rail["nic"]["pfPciAddress"]] for rail in told] == places
 
 
 def test_a_claims_devices_join_the_networks_of_their_rails(stage: Stage) -> None:
