@@ -92,6 +92,13 @@ def value(default: Any, want: str, ok: Callable[[Any], bool], *, schema: Mapping
     return _declared(default, partial(_take, want=want, ok=ok, schema=schema, about=about))
 
 
+def count(high: int, word: str, *, about: str) -> Any:
+    """Declare a whole number from 1 on, which is the default, or a word in its place."""
+    schema = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": high}, {"const": word}]}
+    want = f"a whole number from 1 to {high}, or {word}"
+    return value(1, want, lambda v: v == word or (type(v) is int and 1 <= v <= high), schema=schema, about=about)
+
+
 def words(known: tuple[str, ...], *, default: tuple[str, ...] = (), may_be_empty: bool = False, about: str) -> Any:
     """Declare a list of some known words. `may_be_empty`: an empty list means none, not the default."""
     return _declared(default, partial(_words, words=known, may_be_empty=may_be_empty, about=about))

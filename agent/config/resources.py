@@ -129,11 +129,6 @@ class Select:
     """Besides the above, one of these must take the device; the first that does counts."""
 
 
-def _is_count(value: Any) -> bool:
-    """Tell whether a value says how many NICs a rail has."""
-    return value == PLANES or (type(value) is int and 1 <= value <= MAX_NICS)
-
-
 @dataclass(frozen=True, slots=True)
 class RailNic:
     """The NIC half of a rail."""
@@ -143,11 +138,9 @@ class RailNic:
     select: Select = Select()
     shares: int = _shares()
     """So many rails may one HCA serve."""
-    count: int | str = declare.value(
-        1,
-        f"a whole number from 1 to {MAX_NICS}, or {PLANES}",
-        _is_count,
-        schema={"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_NICS}, {"const": PLANES}]},
+    count: int | str = declare.count(
+        MAX_NICS,
+        PLANES,
         about="NICs that each rail has: so many, the nearest to its GPU; planes: one of each plane of the nearest",
     )
 

@@ -12,14 +12,24 @@ from agent.config import declare
 from agent.config.reader import Reader, is_mapping, shown
 from agent.model.device import is_pci_address
 
-OF_NODE = ("rails", "hca-count", "hca-model", "hca-firmware", "gpu-count", "gpu-model", "nvlink-domain", "node-name")
+OF_NODE = (
+    "rails",
+    "planes",
+    "hca-count",
+    "hca-model",
+    "hca-firmware",
+    "gpu-count",
+    "gpu-model",
+    "nvlink-domain",
+    "node-name",
+)
 OF_NIC = ("leaf-switch", "leaf-chassis", "leaf-port", "hca-model", "hca-firmware", "node-guid")
 FACTS = tuple(dict.fromkeys((*OF_NODE, *OF_NIC, "file", "text")))
 NEED_LLDP = frozenset({"leaf-switch", "leaf-chassis", "leaf-port"})
 PER_NIC_ONLY = frozenset({"leaf-port", "node-guid"})
 """One value for all NICs would say nothing, so the key must have a place for each."""
-NIC = "{nic}"
-"""In a key: the PCI address of the NIC, dashes for colons."""
+NIC, RAIL, PLANE = "{nic}", "{rail}", "{plane}"
+"""In a key: the PCI address of the NIC, dashes for colons; the number of its rail; which plane of the rail it is."""
 DESTINATIONS = ("node", "nfd")
 NFD_FILE = Path("/etc/kubernetes/node-feature-discovery/features.d/nodefabric")
 
@@ -42,7 +52,7 @@ class LabelRule:
     """One label: where its value comes from."""
 
     key: str
-    """May have `{nic}` in it, for a label per NIC."""
+    """May have `{nic}`, or `{rail}` and `{plane}`, in it, for a label per NIC."""
     fact: str
     pattern: str | None = None
     """Its first group in the fact is the value; a fact that it does not match has none."""
@@ -50,6 +60,11 @@ class LabelRule:
     """For fact `file`: whose first line is the value."""
     text: str | None = None
     """For fact `text`: the value."""
+
+    @property
+    def is_per_nic(self) -> bool:
+        """Whether there is a label for each NIC."""
+        return NIC in self.key or RAIL in self.key
 
 
 def _netdev(text: str) -> str:
@@ -114,7 +129,9 @@ def _fingerprint(reader: Reader) -> Fingerprint:
 
 
 def _labels(reader: Reader) -> Labels:
-    about = "Label key → fact. In the key {nic} stands for each NIC's PCI address"
+    about = (
+        "Label key → fact. In the key {nic} stands for each NIC's PCI address, {rail} and {plane} for those of its rail"
+    )
     schema = {"type": "object", "additionalProperties": _KEY_SCHEMA}
     keys: Mapping[Any, Any] = reader.take("keys", {}, "a mapping", is_mapping, schema=schema, about=about)
     rules = tuple(rule for key, value in keys.items() if (rule := _rule(reader, key, value)) is not None)
@@ -215,8 +232,10 @@ class Topology:
 
 def _rule(reader: Reader, key: Any, value: Any) -> LabelRule | None:
     where = f"keys.{key}"
-    if not isinstance(key, str) or not _KEY.fullmatch(key.replace(NIC, "0000-00-00.0")):
-        reader.note("keys", f"a label key must be domain/name, perhaps with {NIC} in the name, is {shown(key)}")
+    plain = str(key).replace(NIC, "0000-00-00.0").replace(RAIL, "00").replace(PLANE, "0")
+    if not isinstance(key, str) or not _KEY.fullmatch(plain):
+        words = f"{NIC}, or {RAIL} and {PLANE},"
+        reader.note("keys", f"a label key must be domain/name, perhaps with {words} in the name, is {shown(key)}")
         return None
     inner = Reader({"fact": value} if isinstance(value, str) else value, reader.at(where), reader.problems)
     fact = inner.choice("fact", None, FACTS, about="Where the label's value comes from")
@@ -240,11 +259,14 @@ def _rule(reader: Reader, key: Any, value: Any) -> LabelRule | None:
             inner.note(name, "is missing")
         elif fact != its_fact and name in inner.value:
             inner.note(name, f"is for fact {its_fact} only")
-    if NIC in key and fact not in OF_NIC:
-        inner.note("fact", f"{fact} is not told for each NIC: leave {NIC} out of the key")
-    if NIC not in key and fact in PER_NIC_ONLY:
+    rule = LabelRule(key, fact, pattern, path, text)
+    if PLANE in key and not rule.is_per_nic:
+        inner.note("fact", f"{PLANE} in the key needs {RAIL}, as in nodefabric.io/leaf.{RAIL}-{PLANE}")
+    elif rule.is_per_nic and fact not in OF_NIC:
+        inner.note("fact", f"{fact} is not told for each NIC: leave {NIC if NIC in key else RAIL} out of the key")
+    elif not rule.is_per_nic and fact in PER_NIC_ONLY:
         inner.note("fact", f"{fact} is told for each NIC: put {NIC} into the key, as in nodefabric.io/{fact}.{NIC}")
-    return LabelRule(key, fact, pattern, path, text)
+    return rule
 
 
 def _is_pattern(value: Any) -> bool:

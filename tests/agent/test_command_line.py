@@ -87,6 +87,24 @@ def test_check_config_numbers_rails_by_the_books_of_the_node_or_says_that_there_
     assert "first start" not in shown
 
 
+def test_check_config_shows_the_network_of_each_plane(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    nic = "nic: {kind: nic, count: planes, select: {vendors: ['15b3']}}"
+    path.write_text(
+        f"resources: [{{name: rdma/rail, kind: rail, {nic}, network: rails}}]\n"
+        "networks: [{name: rails, ifName: 'rail{rail}p{plane}'}]"
+    )
+    assert main(["check-config", "--node", "gb200-cx8-4gpu", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "rdma/rail (rail): 12 of 12 devices, 4 units" in shown
+    assert (
+        "network rails: 8 networks\n  rail 0, enp3s0f0np0: ifName rail0p0\n  rail 0, enp3s0f1np1: ifName rail0p1"
+        in shown
+    )
+    assert "  rail 3, enP18p3s0f1np1: ifName rail3p1\n" in shown
+    assert "warning" not in shown
+
+
 def test_check_config_says_that_a_file_offers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("")

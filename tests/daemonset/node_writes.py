@@ -80,7 +80,13 @@ LABELS = update(
 CONFIG: Document = {
     "publish": True,
     "volcano": True,
-    "labels": {"keys": {"example.com/rails": "rails", "plain.example/leaf.{nic}": "leaf-switch"}},
+    "labels": {
+        "keys": {
+            "example.com/rails": "rails",
+            "plain.example/leaf.{nic}": "leaf-switch",
+            "plain.example/rail.{rail}-{plane}": "leaf-switch",
+        }
+    },
     "bandwidth": {"annotation": "example.com/load"},
 }
 WRITES = {"topology": TOPOLOGY, "volcano": VOLCANO, "event": EVENT, "labels": LABELS}

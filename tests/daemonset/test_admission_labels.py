@@ -29,10 +29,16 @@ def with_(what: str, values: dict[str, str]) -> Document:
     return document
 
 
-OWN = ("example.com/rails", "plain.example/leaf.0000-3b-00.0", "plain.example/leaf.10000-3b-1f.7")
+OWN = (
+    "example.com/rails",
+    "plain.example/leaf.0000-3b-00.0",
+    "plain.example/leaf.10000-3b-1f.7",
+    "plain.example/rail.12-1",
+)
 FOREIGN = (
     *("kubernetes.io/hostname", "topology.kubernetes.io/zone", "node.k8s.io/x", "feature.node.kubernetes.io/rdma"),
     *("example.com/rails2", "example-com/rails", "plain.example/leaf.", "plain.example/leaf.0000-3b-00.0.1", "pool"),
+    *("plain.example/rail.12-", "plain.example/rail.{rail}-{plane}"),
 )
 NAMED = {
     "labels": "labels but those of topology.labels",

@@ -10,18 +10,19 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from agent.config.topology import NIC, OF_NIC, LabelRule
+from agent.config.topology import NIC, OF_NIC, PLANE, RAIL, LabelRule
 from agent.model.device import Gpu, PciDevice, Snapshot, is_accelerator
 from agent.model.lldp import Neighbour
+from agent.model.vf_identity import RailKey
 from agent.placement import Distances
 
 MAX_VALUE = 63
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
-NO_RAILS: Mapping[str, int] = MappingProxyType({})
+NO_RAILS: Mapping[str, RailKey] = MappingProxyType({})
 NOBODY_SEEN: Mapping[str, Seen] = MappingProxyType({})
 NVIDIA = 0x10DE
 
@@ -61,6 +62,8 @@ class Known:
     neighbour: Callable[[str], Neighbour | None]
     """PCI address → the switch port at the other end."""
     first_line: Callable[[Path], str | None]
+    rails: Mapping[str, RailKey] = field(default_factory=dict)
+    """Adapter → the number of its rail, and which plane of it it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +80,11 @@ def fabric_nics(
     netdevs: Sequence[str] = (),
     host_names: Mapping[str, str] = NO_NAMES,
     seen: Mapping[str, Seen] = NOBODY_SEEN,
-    rails: Mapping[str, int] = NO_RAILS,
+    rails: Mapping[str, RailKey] = NO_RAILS,
 ) -> tuple[PciDevice, ...]:
     """List the adapters to the fabric: those of the named interfaces in that order, else all with an RDMA device.
 
-    Then `rails`, adapter → number, come first, in their order, whether they have one or not.
+    Then `rails`, adapter → number and plane, come first, in their order, whether they have one or not.
 
     `host_names` tells the interface names, in the host, of adapters that are in pods; `seen` those that belonged
     here before, by address: they do so while their driver is away or starts anew, and not with another one.
@@ -94,7 +97,7 @@ def fabric_nics(
         by_name |= {netdev.name: device for device in adapters for netdev in device.netdevs}
         return tuple(dict.fromkeys(by_name[name] for name in netdevs if name in by_name))
     found = (d for d in adapters if d.rdma_devices or d.address in away or d.address in rails)
-    return tuple(sorted(found, key=lambda device: (rails.get(device.address, math.inf), device.address)))
+    return tuple(sorted(found, key=lambda device: (rails.get(device.address, (math.inf, 0)), device.address)))
 
 
 def labels(rules: Iterable[LabelRule], known: Known, kept: Mapping[str, str]) -> dict[str, str]:
@@ -127,15 +130,27 @@ def _matched(rule: LabelRule, value: str) -> str:
 
 
 def _values(rule: LabelRule, known: Known) -> Iterable[tuple[str, str | None]]:
-    if NIC in rule.key:
+    if rule.is_per_nic:
+        made = set[str]()
         for nic in known.nics:
-            key = rule.key.replace(NIC, nic.address.replace(":", "-"))
-            yield key, _of_nic(rule.fact, nic, known)
+            key = _key(rule.key, nic, known)
+            if key is not None and key not in made:  # without {plane}, a rail's first plane speaks for all
+                made.add(key)
+                yield key, _of_nic(rule.fact, nic, known)
     elif rule.fact in OF_NIC and rule.fact not in ("hca-model", "hca-firmware"):
         # One value per level: in a rail fabric the switch of the first rail is common to the nodes of one unit.
         yield rule.key, _of_nic(rule.fact, known.nics[0], known) if known.nics else None
     else:
         yield rule.key, _of_node(rule, known)
+
+
+def _key(key: str, nic: PciDevice, known: Known) -> str | None:
+    """Fill in a NIC's key; None if that is of rails, and the NIC is none."""
+    rail = known.rails.get(nic.address)
+    if rail is None and (RAIL in key or PLANE in key):
+        return None
+    number, plane = rail or ("", "")
+    return key.replace(NIC, nic.address.replace(":", "-")).replace(RAIL, str(number)).replace(PLANE, str(plane))
 
 
 def _of_nic(fact: str, nic: PciDevice, known: Known) -> str | None:
@@ -164,7 +179,9 @@ def _of_node(rule: LabelRule, known: Known) -> str | None:
             return known.first_line(rule.path) if rule.path is not None else None
         case "rails":
             unknown = snapshot.data_direct.unknown.intersection(nic.address for nic in known.nics)
-            return None if unknown else str(rail_count(snapshot, known.nics))
+            return None if unknown else str(rail_count(snapshot, known.nics, known.rails))
+        case "planes":
+            return str(1 + max(plane for _, plane in known.rails.values())) if known.rails else None
         case "hca-count":
             return str(len(known.nics))
         case "gpu-count":
@@ -177,14 +194,16 @@ def _of_node(rule: LabelRule, known: Known) -> str | None:
             return _joined(_of_nic(rule.fact, nic, known) for nic in known.nics)
 
 
-def rail_count(snapshot: Snapshot, nics: Sequence[PciDevice]) -> int:
-    """Count the rails: adapters that are the nearest of some GPU, no more than GPUs; without GPUs, all adapters."""
+def rail_count(snapshot: Snapshot, nics: Sequence[PciDevice], rails: Mapping[str, RailKey] = NO_RAILS) -> int:
+    """Count the rails: adapters that are the nearest of some GPU, no more than GPUs; without GPUs, all adapters.
+
+    Planes of one rail count once.
+    """
     distances = Distances(snapshot)
-    if not distances.gpus:
-        return len(nics)
     ports = [nic.address for nic in nics]
-    nearest = {port for gpu in distances.gpus for port in distances.nearest(gpu, ports)}
-    return min(len(distances.gpus), len(nearest))
+    nearest = {port for gpu in distances.gpus for port in distances.nearest(gpu, ports)} if distances.gpus else ports
+    count = len({rails[port][0] if port in rails else port for port in nearest})
+    return min(len(distances.gpus), count) if distances.gpus else count
 
 
 def _of_other_vendors(snapshot: Snapshot) -> tuple[Gpu, ...]:

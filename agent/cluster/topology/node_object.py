@@ -37,12 +37,13 @@ class NodeLabels:
         """Make the labels; `kept` are the present ones, for facts that are not known now."""
         config, snapshot, host_names = self._view.config, self._view.snapshot, self._view.host_names()
         named = config.lldp_netdevs
-        nics = fabric_nics(snapshot, named, host_names, self._seen, self._view.node.offer.value.rail_of)
+        rails = self._view.node.offer.value.rail_keys
+        nics = fabric_nics(snapshot, named, host_names, self._seen, rails)
         for nic in nics:
             names = [netdev.name for netdev in nic.netdevs if netdev.name in named] or [host_names.get(nic.address, "")]
             if nic.netdevs if named else nic.rdma_devices:
                 self._seen[nic.address] = Seen(nic.driver, names[0])
-        known = Known(self._view.name, snapshot, nics, self._leaf.at, self._first_line)
+        known = Known(self._view.name, snapshot, nics, self._leaf.at, self._first_line, rails)
         self._made = await asyncio.to_thread(labels, config.labels.keys, known, {**kept, **self._made})
         return dict(self._made)
 

@@ -170,7 +170,7 @@ nodefabric.io/agent-not-ready
 {{- $found := list -}}
 {{- if eq ($labels.to | default "node") "node" -}}
 {{- range $key, $fact := $labels.keys -}}
-{{- $found = append $found ($key | replace "." "[.]" | replace "{nic}" "[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}[.][0-7]") -}}
+{{- $found = append $found ($key | replace "." "[.]" | replace "{nic}" "[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}[.][0-7]" | replace "{rail}" "[0-9]+" | replace "{plane}" "[0-9]+") -}}
 {{- end -}}
 {{- end -}}
 "^({{ join "|" $found }})$"

@@ -165,4 +165,23 @@ def test_any_text_becomes_a_label_value(text: str) -> None:
 def test_adapters_of_rails_come_first() -> None:
     snapshot = Snapshot(devices=(ONE, TWO))
     assert [nic.address for nic in fabric_nics(snapshot)] == [ONE.address, TWO.address]
-    assert [nic.address for nic in fabric_nics(snapshot, rails={TWO.address: 0})] == [TWO.address, ONE.address]
+    assert [nic.address for nic in fabric_nics(snapshot, rails={TWO.address: (0, 0)})] == [TWO.address, ONE.address]
+
+
+@pytest.mark.parametrize(
+    ("key", "fact", "expected"),
+    [
+        ("a.b/leaf.{rail}-{plane}", "leaf-switch", {"a.b/leaf.3-0": "leaf-b", "a.b/leaf.3-1": "leaf-r17-a"}),
+        ("a.b/leaf.{rail}", "leaf-switch", {"a.b/leaf.3": "leaf-b"}),
+        ("a.b/leaf", "leaf-switch", {"a.b/leaf": "leaf-b"}),
+        ("a.b/rails", "rails", {"a.b/rails": "2"}),
+        ("a.b/planes", "planes", {"a.b/planes": "2"}),
+    ],
+)
+def test_keys_may_go_by_rail_and_plane(key: str, fact: str, expected: dict[str, str]) -> None:
+    other = adapter("0000:9c:00.0")
+    rails = {TWO.address: (3, 0), ONE.address: (3, 1)}
+    snapshot = Snapshot(devices=(ONE, TWO, other))
+    leaves = {**LEAVES, TWO.address: Neighbour("00:1c:73:aa:bb:dd", "Ethernet1/8", "leaf-b")}
+    about = replace(known(snapshot, leaves), nics=fabric_nics(snapshot, rails=rails), rails=rails)
+    assert made(key, fact, about=about) == expected
