@@ -36,6 +36,8 @@ BY_CLAIM = ("near_gpu_attained_pct", "late_dra_attained_pct")
 """Ways to ask by claim that go by nearness."""
 CLAIM_PODS = 20
 """Pods of these, at most: the stand-in for the scheduler searches long."""
+MOST_CHOICE_MS = 10
+"""On 16 GPUs, where an exact choice takes up to `agent.placement.gpus.SEARCH` steps."""
 CHECKOUT = Path(__file__).parents[4]
 MEMORY = "/dev/shm"
 LATE, EARLY = OURS
@@ -223,8 +225,9 @@ def _missed(found: Mapping[str, Any]) -> list[str]:
         if figures["unknown_said"] != figures["unknown_nodes"]:
             said, told = ("not known", "tell") if figures["unknown_said"] else ("known", "do not tell")
             missed.append(f"the agent says that nearness is {said} on {node}, but documents {told}")
-    if found["placement_p99_ms"] > 5:
-        missed.append(f"a choice takes {found['placement_p99_ms']} ms at the 99th percentile, must be at most 5")
+    if found["placement_p99_ms"] > MOST_CHOICE_MS:
+        slow = f"a choice takes {found['placement_p99_ms']} ms at the 99th percentile"
+        missed.append(f"{slow}, must be at most {MOST_CHOICE_MS}")
     for where, figures in ((health.NODE, found), *found["nodes"].items()):
         soon = figures.get("health_event_to_list_ms")
         if soon is not None and soon > 200:
