@@ -58,6 +58,11 @@ class Why(StrEnum):
         "not needed by any GPU of the rails",
         "raise nic.count, or narrow nic.select and offer the rest by a resource of its own",
     )
+    NO_GPU_HERE = (
+        "NoGpuHere",
+        "selected for rails, which need GPUs that NVML shows, and this node has none",
+        "let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart), or take kind vf or nic with binding: late",
+    )
     SLICED = (
         "Sliced",
         "cut into slices (MIG) that another resource offers",
@@ -69,6 +74,11 @@ class Why(StrEnum):
         "narrow the selector of one of the two: a device serves one resource",
     )
     NO_VFS = "NoVfs", "selected, but without VFs", "take kind nic or hca, or create VFs (sriov_numvfs)"
+    NO_SRIOV = (
+        "NoSriov",
+        "selected, but without SR-IOV, so it cannot have VFs",
+        "take kind nic, or hca if it has an RDMA device; if the adapter knows SR-IOV, turn it on in firmware and BIOS",
+    )
     HAS_VFS = (
         "HasVfs",
         "selected, but with VFs, so not free as a whole",
@@ -82,7 +92,7 @@ class Why(StrEnum):
     DEFAULT_ROUTE = (
         "DefaultRoute",
         "needed by the host: its only default route, or its way to the API server",
-        "give the host another way out, or share the adapter: kind hca",
+        "give the host another way out, or share the adapter if it has an RDMA device: kind hca",
     )
     PROTECTED = "Protected", "named by cni.protect", "take it out of cni.protect"
     NO_DRIVER = (
@@ -93,7 +103,7 @@ class Why(StrEnum):
     NO_RDMA = (
         "NoRdma",
         "without an RDMA device",
-        "load the RDMA module of its driver (mlx5_ib, irdma, bnxt_re …), or take kind vf or nic without isRdma",
+        "if it can do RDMA, load its module (mlx5_ib, irdma, bnxt_re …); else take kind vf or nic without isRdma",
     )
     IN_A_POD = "InAPod", "with its RDMA device in a pod", "wait until that pod ends, or take kind vf"
     NOT_IN_NVML = (
@@ -273,7 +283,7 @@ def _reasons(
         for device in devices:
             health = next((mine[name] for name in device.names if name in mine), None)
             if health is None:
-                reasons[device.key] = _why(resource, halves, device, owners)
+                reasons[device.key] = _why(resource, halves, device, owners, bool(offer.snapshot.gpus))
             else:
                 reasons[device.key] = None if health.healthy else (Why.UNHEALTHY, health.reason)
         found[resource.name] = reasons
@@ -292,7 +302,9 @@ def _healths(resource_name: str, offer: Offer) -> Mapping[str, Health]:
     return found
 
 
-def _why(resource: Resource, halves: Sequence[_Half], device: _Device, owners: dict[str, str]) -> Reason:
+def _why(
+    resource: Resource, halves: Sequence[_Half], device: _Device, owners: dict[str, str], has_gpus: bool
+) -> Reason:
     """Say why a resource does not offer a device. `owners` learns what it has all the same: later ones cannot."""
     why, detail = min((half.why(device) for half in halves), key=lambda reason: _RANK[reason[0]])
     if why is not Why.NOT_YET:
@@ -303,6 +315,8 @@ def _why(resource: Resource, halves: Sequence[_Half], device: _Device, owners: d
         return Why.SLICED, ""
     if owner != resource.name:
         return Why.TAKEN, owner
+    if resource.kind == "rail" and not has_gpus:
+        return Why.NO_GPU_HERE, ""
     if resource.kind == "rail":
         return (Why.NO_NIC if device.gpu is not None else Why.NO_GPU), ""
     return why, detail
@@ -327,7 +341,9 @@ class _Half:
         if not candidates and (pci is None or self._kinds.isdisjoint(device.kinds)):
             may_have_vfs = "vf" in self._kinds and device.noun == "adapter"
             if may_have_vfs and pci is not None and not pci.vfs and self._takes_vfs_of(pci):
-                return Why.NO_VFS, ""
+                if pci.is_pf:
+                    return Why.NO_VFS, ""
+                return (Why.DEFAULT_ROUTE if self._snapshot.is_needed(pci) else Why.NO_SRIOV), ""
             return _of_another_kind(device)
         asked = candidates or ([candidate_of(pci, self._snapshot)] if pci is not None else [])
         refused = [refusing(self._groups, candidate) for candidate in asked]

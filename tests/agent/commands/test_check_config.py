@@ -23,7 +23,7 @@ TEN = {
         "one-nic",
         "resources: [{name: rdma/vf, kind: vf}]",
         5,
-        ["selected, but without VFs: take kind nic or hca, or create VFs (sriov_numvfs)"],
+        ["1 adapter (enp1s0): selected, but without SR-IOV, so it cannot have VFs: take kind nic, or hca if it has "],
     ),
     "whole adapters that have VFs": (
         "h100-8gpu",

@@ -66,6 +66,10 @@ def absent(device: PciDevice) -> PciDevice:
     return replace(device, rdma_devices=tuple(replace(r, absent=True) for r in device.rdma_devices))
 
 
+def without_sriov(device: PciDevice) -> PciDevice:
+    return replace(device, sriov_totalvfs=0)
+
+
 def same(snapshot: Snapshot) -> Snapshot:
     return snapshot
 
@@ -84,9 +88,15 @@ ALL_BUT_LITTLE = "{name: a/rail, kind: rail, gpu: {pciAddresses: ['0000:1b:00.0'
         (one(VF, driver=None), VFS, VF, Why.UNHEALTHY, "NoDriver"),
         (same, FOUR, "0000:dd:00.0", Why.NO_NIC, ""),
         (same, ALL_BUT_LITTLE, "0000:da:00.0", Why.NO_GPU, ""),
+        (unseen, FOUR, PF, Why.NO_GPU_HERE, ""),
         (cut, "{name: a/gpu, kind: gpu, mig: mixed}", GPU, Why.SLICED, ""),
         (without_vfs, f"{{name: a/vf, kind: vf, {MELLANOX}}}", PF, Why.NO_VFS, ""),
         (without_vfs, "{name: a/vf, kind: vf, select: {pf: ['ens1f0np0#0-3'], isRdma: true}}", PF, Why.NO_VFS, ""),
+        (all_of(without_vfs, each(without_sriov)), f"{{name: a/vf, kind: vf, {MELLANOX}}}", PF, Why.NO_SRIOV, ""),
+        (
+            all_of(without_vfs, each(without_sriov), routed),
+            *(f"{{name: a/vf, kind: vf, {MELLANOX}}}", PF, Why.DEFAULT_ROUTE, ""),
+        ),
         (same, NICS, PF, Why.HAS_VFS, ""),
         (all_of(without_vfs, each(in_a_bond)), NICS, PF, Why.HOST_PORT, ""),
         (all_of(without_vfs, routed), NICS, PF, Why.DEFAULT_ROUTE, ""),

@@ -130,6 +130,8 @@ def _play_node(file: Path, pods: int, seed: int) -> list[Line]:
                 if judged:
                     documented[play.name] = judged
                 _say(f"{scenario.node}, {scenario.nics}, {play.name}: {time.monotonic() - began:.1f} s")
+            if scenario.truth is not None and EVEN.name not in documented:
+                raise RuntimeError(f"{scenario.node}: no pod got a device of a documented pair, so nothing was judged")
             if (claims := claimed(scenario, pods, seed)) is not None:
                 documented[CLAIMS] = {CLAIMS: claims}
             pairs, said = scenario.pairs, not nearness_known(scenario.snapshot)
