@@ -110,22 +110,24 @@ def _known_rails(options: argparse.Namespace, config: Config) -> tuple[tuple[Rai
 
 def _by_templates(config: Config, offer: Offer) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     """List, for each network that is a template, what comes of it on this node."""
-    from agent.offer.joining import places_of, told
+    from agent.offer.joining import places_of, planes_joined, told
 
-    return {
-        network.name: [
-            {
-                "rail": place.rail,
-                "plane": place.plane,
-                "pf": place.pf,
-                "adapter": place.adapter,
-                "values": dict(told(network, place)),
-            }
-            for place in places_of(network, config, offer)
-        ]
-        for network in config.networks
-        if network.words
-    }
+    found: dict[str, Sequence[Mapping[str, Any]]] = {}
+    for network in config.networks:
+        if network.words:
+            planes = planes_joined(network, config, offer) if network.words.isdisjoint(("plane", "pf")) else {}
+            found[network.name] = [
+                {
+                    "rail": place.rail,
+                    "plane": place.plane,
+                    "pf": place.pf,
+                    "adapter": place.adapter,
+                    "planes": {each.plane: each.pf or each.adapter for each in planes.get(place.rail or 0, ())},
+                    "values": dict(told(network, place)),
+                }
+                for place in places_of(network, config, offer)
+            ]
+    return found
 
 
 def _called(name: str, snapshot: Snapshot) -> list[str]:
@@ -157,7 +159,8 @@ def _lines(source: str, document: dict[str, Any], found: Account, snapshot: Snap
         for each in places:
             where = "" if each["rail"] is None else f"rail {each['rail']}, "
             values = ", ".join(f"{path} {value}" for path, value in each["values"].items())
-            lines.append(f"  {where}{each['pf'] or each['adapter']}: {values}")
+            planes = " and ".join(f"{plane} {name}" for plane, name in each["planes"].items())
+            lines.append(f"  {where}{f'planes {planes}' if planes else each['pf'] or each['adapter']}: {values}")
     if document["networks"] and (why := document["railsAsOfFirstStart"]) is not None:
         lines.append(f"rails are numbered as a first start of the agent would: {why}")
     for name, devices in document["protected"].items():

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agent.config import Config, Resource
+from agent.config.template import templates_in, words_of
 from agent.model.device import is_pci_address
 from agent.model.listed import adapter_name, some
 from agent.model.vf_identity import RailKey
 from agent.offer.absent import MOST_LISTED, absent, near_first
 from agent.offer.assignment import assign
+from agent.offer.joining import planes_joined
 from agent.offer.offer import Offer
 from agent.offer.rails import NamedRails, split_apart
 
@@ -24,6 +26,8 @@ SEE_NVML = (
 SEE_DRIVER = "load their driver, and let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart)"
 LIST_RAILS = "list all adapters under topology.rails for other numbers, those of one rail as a list of its planes"
 _NVIDIA = 0x10DE
+_OF_EACH_PLANE = ("ifName", "subnet", "range", "address")
+"""Keys of a network that no two planes of a rail are meant to have alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ def cautions(config: Config, offer: Offer) -> Iterator[Caution]:
         yield from (Caution(f"resources[{i}].{where}", *told) for where, *told in absent(resource, offer.snapshot))
         yield from _of_data_direct(f"resources[{i}]", resource, offer)
         yield from _of_networks(f"resources[{i}].network", resource, config, offer)
+    yield from _of_planes(config, offer)
     yield from _of_rails(config, offer)
 
 
@@ -90,6 +95,24 @@ def _of_networks(path: str, resource: Resource, config: Config, offer: Offer) ->
         (only,) = adapters.values()
         text = f"{resource.network!r} joins VFs of two PFs, and all that are selected here are of {only}"
         yield Caution(path, text, "select VFs of a second PF, or leave bond out")
+
+
+def _of_planes(config: Config, offer: Offer) -> Iterator[Caution]:
+    """Name the first text of each network that goes by rail and is the same for several planes."""
+    for i, network in enumerate(config.networks):
+        alike = ((path, text) for path, text in templates_in(network.keys) if _is_alike(path, text))
+        path, text = next(alike, ("", ""))
+        planes = planes_joined(network, config, offer) if path else {}
+        if planes:
+            rail = min(planes)
+            names = " and ".join(place.pf or place.adapter for place in planes[rail])
+            text = f"{text!r} is the same for {names}, which are planes of rail {rail}"
+            yield Caution(f"networks[{i}].{path}", text, "add {plane}, so that each plane has its own")
+
+
+def _is_alike(path: str, text: str) -> bool:
+    words = words_of(text)
+    return path.rpartition(".")[2] in _OF_EACH_PLANE and "rail" in words and words.isdisjoint(("plane", "pf"))
 
 
 def _of_rails(config: Config, offer: Offer) -> Iterator[Caution]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agent.config import Config
@@ -25,6 +25,15 @@ def places_of(network: Network, config: Config, offer: Offer) -> tuple[Place, ..
         if _tells(place, network):
             found.setdefault(place.only(network.words), place)
     return tuple(found[each] for each in sorted(found, key=str))
+
+
+def planes_joined(network: Network, config: Config, offer: Offer) -> Mapping[int, tuple[Place, ...]]:
+    """Map each rail of which several planes join a network to a place on each of these planes."""
+    found: dict[int, dict[int, Place]] = {}
+    for place in _places(network, config, offer):
+        if place.rail is not None and place.plane is not None:
+            found.setdefault(place.rail, {}).setdefault(place.plane, place)
+    return {rail: tuple(mine[plane] for plane in sorted(mine)) for rail, mine in found.items() if len(mine) > 1}
 
 
 def strangers(network: Network, config: Config, offer: Offer) -> tuple[str, ...]:

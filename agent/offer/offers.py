@@ -23,6 +23,9 @@ from agent.offer.selectors import asks_for_names
 from agent.offer.slots import NOTHING_HELD, Holdings, list_slots
 from agent.offer.units import Inputs, make_offer
 
+NEW_SECONDS = 600.0
+"""For so long after the first settled numbers of rails, more adapters may appear before the numbers are final."""
+
 
 class Offers:
     """Makes offers one after the other. Not for two threads at once."""
@@ -32,6 +35,8 @@ class Offers:
         self._health = health
         self._clock = clock
         self._rails = rails
+        self._new_until = 0.0
+        """When the numbers of rails become final; it counts only if the agent saw the first settled ones."""
         self._resources: tuple[Resource, ...] = ()
         self._ground: tuple[object, ...] = ()
         """What the last assignment was made of."""
@@ -98,6 +103,7 @@ class Offers:
                 rulers=books.rulers,
                 named_rails=named_rails,
                 known_rails=self._rails,
+                is_new_node=self._is_new(now),
             )
         )
         self._rails = made.rails
@@ -128,6 +134,11 @@ class Offers:
             like=made,
         )
         return self._offer
+
+    def _is_new(self, now: float) -> bool:
+        if not any(rail.is_settled and not rail.is_named for rail in self._rails):
+            self._new_until = now + NEW_SECONDS
+        return now < self._new_until
 
     def _shares_in_claims(self, books: Reading) -> tuple[object, ...]:
         """Tell what of the books marks shares that kubelet is offered; nothing where claims are for them."""

@@ -1,8 +1,8 @@
 """The node's rails: its adapters to the fabric, each with a number that it keeps. Pure.
 
 Labels, attributes of claims' devices and networks all take the numbers from here. Rail r of one node is to be cabled to
-the same leaf as rail r of any other, so a number must not move because an adapter is away: it is remembered by what the
-card has in every boot, and stays its own as long as no other layout has come.
+the same leaf as rail r of any other, so a number must not move because an adapter is away or has no VFs yet: it is
+remembered by what the card has in every boot, and stays its own.
 
 An adapter that its firmware splits into several PFs, each for a fabric of its own, is one rail with several planes.
 """
@@ -37,14 +37,17 @@ def rails_of(
     named: NamedRails = (),
     known: Sequence[Rail] = (),
     taken: Collection[str] = NOBODY,
+    *,
+    is_new: bool = False,
 ) -> tuple[Rail, ...]:
     """Number the adapters, by number and plane.
 
     Those that `named` lists, in that order; one that is not found leaves a gap. Else those with an RDMA device that are
     nearest to a GPU, without GPUs all of these, by PCI address: of those `taken` by resources, if any is. `known` are
-    the rails so far: one whose adapter is away, or no longer taken, stays until another one takes its number, and the
-    others keep theirs meanwhile. Numbers from while no adapter was taken, or vital product data was due, go when these
-    have come.
+    the rails so far. A settled number stays with its card while that is there, taken or not; an adapter that has none
+    gets the least number that no card here has. All are numbered again when one more comes and none is away only while
+    no number is settled, or the node `is_new`: its adapters appear one after the other. Numbers from while no adapter
+    was taken, or vital product data was due, go when these have come.
     """
     identity = identities(snapshot)
     cards = {device.address: device for device in snapshot.devices if not device.is_vf}
@@ -69,30 +72,34 @@ def rails_of(
     # At a start VFs come later, and so does what vital product data says.
     waits = not may_settle and any(before.is_settled for before in known)
     fabric = counted or fabric
-    if distances.gpus:
-        beside = nearest(fabric, distances).keys() | _presumed(snapshot)
-        fabric = [port for port in fabric if port in beside]
     found = _found_again(known, cards, identity)
-    kept = {key: c for key, c in found.items() if not (counted and c.rdma_devices) or c.address in taken}
-    fresh = [address for address in fabric if address not in {card.address for card in kept.values()}]
-    groups = _planes(fabric, snapshot, distances)
-    none_is_away = len(known) == sum(bool(card.rdma_devices) for card in kept.values())
-    if fresh and none_is_away and len(fabric) >= len(known) and not waits:
+    here = {card.address for card in found.values()}
+    if distances.gpus:
+        # A rail whose VFs are still to come is as near as it is with them.
+        beside = nearest(sorted(here.union(fabric)), distances).keys() | _presumed(snapshot)
+        fabric = [port for port in fabric if port in beside]
+    fresh = [port for port in fabric if port not in here]
+    may_move = not waits and (is_new or not any(before.is_settled for before in known))
+    none_is_away = len(known) == sum(bool(card.rdma_devices) for card in found.values())
+    if fresh and may_move and none_is_away and len(fabric) >= len(known):
+        groups = _planes(fabric, snapshot, distances)
         keys = {(number, plane): port for number, mine in enumerate(groups) for plane, port in enumerate(mine)}
         return _in_order({key: rail(key, cards[port]) for key, port in keys.items()})
-    fresh = _as_near(fresh, [card.address for card in kept.values()], distances)
+    if len(found) < len(known):
+        fresh = _as_near(fresh, sorted(here), distances)
     rails = {before.key: before for before in known}
     rails |= {key: rail(key, card, rails[key]) for key, card in found.items()}
-    if _are_apart(groups, kept):
+    groups = _planes(sorted(here.union(fabric)), snapshot, distances)
+    if _are_apart(groups, found):
         groups = tuple((port,) for port in fabric)
     for address in fresh:
         mine = next(group for group in groups if address in group)
-        mates = sorted(key[0] for key, card in kept.items() if card.address in mine)
-        used = {key[0] for key in (rails if waits else kept)}
+        mates = sorted(key[0] for key, card in found.items() if card.address in mine)
+        used = {key[0] for key in (rails if waits else found)}
         number = mates[0] if mates else next(n for n in count() if n not in used)
-        plane = next(p for p in count() if (number, p) not in kept)
-        kept[number, plane] = cards[address]
-        rails = {key: each for key, each in rails.items() if key[0] != number or key in kept}
+        plane = next(p for p in count() if (number, p) not in found)
+        found[number, plane] = cards[address]
+        rails = {key: each for key, each in rails.items() if key[0] != number or key in found}
         rails[number, plane] = rail((number, plane), cards[address])
     return _in_order(rails)
 

@@ -65,6 +65,8 @@ class Inputs:
     """Adapters as the configuration numbers them."""
     known_rails: Sequence[Rail] = ()
     """Rails as they were numbered last."""
+    is_new_node: bool = False
+    """Whether the adapters of the node may still be appearing for the first time."""
 
 
 def make_offer(inputs: Inputs) -> Offer:
@@ -73,7 +75,7 @@ def make_offer(inputs: Inputs) -> Offer:
     guids = _shared_guids(snapshot)
     distances = Distances(snapshot)
     numbered = inputs.named_rails, inputs.known_rails
-    rails = rails_of(snapshot, distances, *numbered, inputs.assignment.adapters)
+    rails = rails_of(snapshot, distances, *numbered, inputs.assignment.adapters, is_new=inputs.is_new_node)
     units: dict[str, tuple[Unit, ...]] = {}
     pools: dict[str, tuple[Unit, ...]] = {}
     claimable: dict[str, tuple[Unit, ...]] = {}

@@ -105,6 +105,40 @@ def test_check_config_shows_the_network_of_each_plane(tmp_path: Path, capsys: py
     assert "warning" not in shown
 
 
+@pytest.mark.parametrize(
+    ("keys", "alike", "listed"),
+    [
+        (
+            "ifName: 'rail{rail}', ipam: {type: whereabouts, range: '10.{rail}.0.0/16'}",
+            "ifName: 'rail{rail}'",
+            "rail 0, planes 0 enp3s0f0np0 and 1 enp3s0f1np1: ifName rail0, ipam.range 10.0.0.0/16",
+        ),
+        (
+            "ifName: 'r{rail}p{plane}', ipam: {type: whereabouts, range: '10.{rail}.0.0/16'}",
+            "ipam.range: '10.{rail}.0.0/16'",
+            "rail 0, enp3s0f1np1: ifName r0p1, ipam.range 10.0.0.0/16",
+        ),
+        (
+            "ifName: '{pf}', ipam: {type: whereabouts, range: '10.{rail}.{plane}.0/24'}",
+            "",
+            "rail 0, enp3s0f1np1: ifName enp3s0f1np1, ipam.range 10.0.1.0/24",
+        ),
+    ],
+)
+def test_check_config_says_where_planes_of_a_rail_have_the_same_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: str, alike: str, listed: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    nics = "{name: rdma/nic, kind: nic, select: {vendors: ['15b3']}, network: rails}"
+    path.write_text(f"{{resources: [{nics}], networks: [{{name: rails, {keys}}}]}}")
+    assert main(["check-config", "--node", "gb200-cx8-4gpu", str(path)]) == 0
+    shown = capsys.readouterr().out
+    warnings = [line for line in shown.splitlines() if line.startswith("warning: networks[0].")]
+    are = "is the same for enp3s0f0np0 and enp3s0f1np1, which are planes of rail 0: add {plane}"
+    assert warnings == ([f"warning: networks[0].{alike} {are}, so that each plane has its own"] if alike else [])
+    assert f"  {listed}\n" in shown
+
+
 def test_check_config_says_that_a_file_offers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("")

@@ -28,10 +28,14 @@ PFS = ("0000:12:00.0", "0000:22:00.0", "0000:32:00.0", "0000:42:00.0")
 
 
 def numbered(
-    snapshot: Snapshot, *named: str | tuple[str, ...], known: tuple[Rail, ...] = (), taken: Collection[str] = ()
+    snapshot: Snapshot,
+    *named: str | tuple[str, ...],
+    known: tuple[Rail, ...] = (),
+    taken: Collection[str] = (),
+    is_new: bool = False,
 ) -> tuple[Rail, ...]:
     listed = [(each,) if isinstance(each, str) else each for each in named]
-    return rails_of(snapshot, Distances(snapshot), listed, known, taken)
+    return rails_of(snapshot, Distances(snapshot), listed, known, taken, is_new=is_new)
 
 
 def numbers(rails: tuple[Rail, ...]) -> dict[str, int]:
@@ -115,11 +119,15 @@ def test_a_card_that_takes_anothers_place_takes_its_number() -> None:
     }
 
 
-def test_all_are_numbered_anew_when_one_more_comes_and_none_is_away() -> None:
+@pytest.mark.parametrize(("taken", "is_new"), [((), False), (PFS, True), (PFS, False)])
+def test_one_more_card_gets_the_next_number_once_the_numbers_are_final(taken: tuple[str, ...], is_new: bool) -> None:
     whole = node(vfs=1)
-    known = numbered(without(whole, PFS[1]))
+    known = numbered(without(whole, PFS[1]), taken=taken)
     assert numbers(known) == {PFS[0]: 0, PFS[2]: 1, PFS[3]: 2}
-    assert numbers(numbered(whole, known=known)) == {pf: n for n, pf in enumerate(PFS)}
+    by_address = {pf: n for n, pf in enumerate(PFS)}
+    is_final = bool(taken) and not is_new
+    expected = {**numbers(known), PFS[1]: 3} if is_final else by_address
+    assert numbers(numbered(whole, known=known, taken=taken, is_new=is_new)) == expected
 
 
 def test_a_storage_adapter_is_no_rail_in_place_of_one_that_is_away() -> None:
@@ -372,12 +380,62 @@ def test_numbers_stay_while_nothing_is_taken_and_as_vfs_come_one_port_after_the_
         assert numbered(XE9680, known=known, taken=PFS[-count:]) == known
     growing: tuple[Rail, ...] = ()
     for pf in reversed(PFS):
-        growing = numbered(XE9680, known=growing, taken=[*numbers(growing), pf])
+        growing = numbered(XE9680, known=growing, taken=[*numbers(growing), pf], is_new=True)
     assert growing == known
 
 
-def test_an_adapter_that_is_no_longer_taken_leaves_its_number_to_the_next_that_is() -> None:
+STORAGE = "0000:02:00.0"
+FAR_STORAGE = with_storage(node(vfs=1))
+OUT_OF_ORDER = tuple(replace(rail, number=3 - rail.number) for rail in reversed(numbered(FAR_STORAGE, taken=PFS)))
+BELOW_SWITCHES = tuple(pf for pf in ALL if pf not in PFS)
+
+
+@pytest.mark.parametrize("known", [numbered(FAR_STORAGE, taken=PFS), OUT_OF_ORDER], ids=["by address", "another order"])
+@pytest.mark.parametrize("away", [(), PFS[3:], PFS[:1]], ids=["all there", "the last away", "the first away"])
+def test_numbers_stay_over_a_boot_in_which_storage_is_there_before_the_vfs(
+    known: tuple[Rail, ...], away: tuple[str, ...]
+) -> None:
+    booted, rails = without(FAR_STORAGE, *away), known
+    for vfs in range(5):
+        rails = numbered(booted, known=rails, taken=[STORAGE, *(pf for pf in PFS[:vfs] if pf not in away)])
+        assert numbers(rails) == numbers(known)
+    assert numbered(FAR_STORAGE, known=rails, taken=[STORAGE, *PFS]) == known
+
+
+@pytest.mark.parametrize("taken", [BELOW_SWITCHES, (*BELOW_SWITCHES, *PFS)], ids=["storage only", "storage too"])
+def test_an_adapter_that_is_newly_taken_gets_the_next_number(taken: tuple[str, ...]) -> None:
+    known = numbered(XE9680, taken=PFS)
+    more = {port: number for number, port in enumerate(BELOW_SWITCHES, len(PFS))}
+    assert numbers(numbered(XE9680, known=known, taken=taken)) == BY_PORT | more
+
+
+def test_a_number_is_free_only_when_its_card_is_gone() -> None:
     known = numbered(XE9680, taken=PFS[:3])
     fewer = numbered(XE9680, known=known, taken=PFS[1:3])
     assert fewer == known
-    assert numbers(numbered(XE9680, known=fewer, taken=PFS[1:])) == {PFS[3]: 0, PFS[1]: 1, PFS[2]: 2}
+    assert numbers(numbered(XE9680, known=fewer, taken=PFS[1:])) == BY_PORT
+    gone = numbered(without(XE9680, PFS[0]), known=fewer, taken=PFS[1:])
+    assert numbers(gone) == {PFS[3]: 0, PFS[1]: 1, PFS[2]: 2}
+
+
+def test_a_plane_whose_vfs_come_first_is_of_the_rail_of_the_others() -> None:
+    known = numbered(SPLIT, taken=PFS)
+    first = [function(pf, 1) for pf in PFS]
+    assert keys(numbered(SPLIT, known=known, taken=first)) == PLANES
+
+
+@pytest.mark.parametrize(("seconds", "restarts", "expected"), [(599.0, False, 0), (600.0, False, 3), (2.0, True, 3)])
+def test_numbers_are_final_ten_minutes_after_the_first_and_at_a_restart(
+    seconds: float, restarts: bool, expected: int
+) -> None:
+    resources = (Resource("rdma/hca", "hca", Select(pf=tuple(PfSelector(pf) for pf in PFS))),)
+    clock = [1000.0]
+    offers = Offers(HealthBook(), lambda: clock[0])
+    for now, away in ((1000.0, PFS[:2]), (1001.0, PFS[:1]), (1000.0 + seconds, ())):
+        clock[0] = now
+        made = offers.make(resources, without(XE9680, *away), Reading())
+        assert made is not None
+        if restarts:
+            offers = Offers(HealthBook(), lambda: clock[0], made.rails)
+    assert made is not None
+    assert made.rail_of[PFS[0]] == expected
