@@ -56,9 +56,9 @@ def _check_config(options: argparse.Namespace) -> int:
         problems = network_problems(config, snapshot, rails)
         offer = plain_offer(config.resources, snapshot, named_rails=config.topology.rails, known_rails=rails)
         unlike = [str(caution) for caution in cautions(config, offer)]
-        found = explain_all(config.resources, snapshot)
+        found = explain_all(config.resources, offer)
         protected = {entry: _called(entry, snapshot) for entry in config.cni.protect}
-        slices = _for_claims(config, snapshot)
+        slices = _for_claims(config, offer)
         networks = _by_templates(config, offer)
     problems += [str(overlap) for overlap in in_short(found.mistakes, snapshot)]
     document = {
@@ -82,16 +82,14 @@ def _check_config(options: argparse.Namespace) -> int:
     return MATCHES_NOTHING if any(not (r.devices and r.units) for r in found.resources) else DONE
 
 
-def _for_claims(config: Config, snapshot: Snapshot) -> Mapping[str, Sequence[str]]:
+def _for_claims(config: Config, offer: Offer) -> Mapping[str, Sequence[str]]:
     """List, for each resource that is offered to claims, the devices that the scheduler is told of."""
     if not config.offers_dra:
         return {}
-    from agent.offer.units import plain_offer
     from deviceplugin.dra.attributes import Facts
     from deviceplugin.dra.devices import devices_of
     from deviceplugin.dra.seen import Seen, look
 
-    offer = plain_offer(config.resources, snapshot)
     devices = devices_of(config, offer, Facts(look(offer, Seen())))
     return {each.name: [d.name for d in devices if d.resource_name == each.name] for each in config.claimable}
 

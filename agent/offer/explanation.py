@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from agent.config import Resource, Select
 from agent.config.contradictions import selectors_of
-from agent.model.device import Snapshot
 from agent.offer.assignment import Assignment, Overlap, assign, errors
 from agent.offer.left_out import LeftOut, left_out, left_out_by
 from agent.offer.offer import Offer
 from agent.offer.selectors import Candidate, conditions, offered_candidates
-from agent.offer.units import Inputs, make_offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +54,9 @@ class Account:
     """The devices of the node that no resource offers, by reason."""
 
 
-def explain_all(resources: Sequence[Resource], snapshot: Snapshot) -> Account:
-    """Tell what each resource finds on this node, and what it gets."""
-    assignment = assign(resources, snapshot)
-    offer = make_offer(Inputs(resources, snapshot, assignment))
+def explain_all(resources: Sequence[Resource], offer: Offer) -> Account:
+    """Tell what each resource finds on this node, and what it gets: `offer` is the plain one of these resources."""
+    assignment = assign(resources, offer.snapshot)
     reasons = left_out_by(resources, offer)
     return Account(
         tuple(_explain(each, assignment, offer, reasons.get(each.name, ())) for each in resources),

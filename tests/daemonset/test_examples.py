@@ -77,7 +77,7 @@ def test_a_configuration_is_sound_on_a_recorded_node_and_finds_its_devices(path:
         offer = plain_offer(parsed.resources, snapshot, named_rails=parsed.topology.rails)
         surprises = list(cautions(parsed, offer))
         others = [r for r in parsed.resources if r.kind != "rail"]
-        empty = {r.resource_name for r in explain_all(others, snapshot).resources if not r.devices}
+        empty = {r.resource_name for r in explain_all(others, plain_offer(others, snapshot)).resources if not r.devices}
     finally:
         host.close()
     assert empty == WITHOUT_DEVICES.get(path.name, set())

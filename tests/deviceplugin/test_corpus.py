@@ -19,6 +19,7 @@ from agent import config
 from agent.errors import ConfigError
 from agent.model.device import Snapshot
 from agent.offer.explanation import Explanation, explain_all
+from agent.offer.units import plain_offer
 from agent.sim import recorded
 from agent.sim.machine import SimulatedMachine
 
@@ -44,7 +45,7 @@ def outcome(text: str, node: str) -> dict[str, Any]:
         read = config.parse(text, "config")
     except ConfigError as error:
         return {"problems": list(error.problems)}
-    account = explain_all(read.resources, snapshot_of(node))
+    account = explain_all(read.resources, plain_offer(read.resources, snapshot_of(node)))
     found: dict[str, Any] = {}
     if read.warnings:
         found["warnings"] = list(read.warnings)

@@ -12,6 +12,7 @@ from agent.model.listed import grouped, some
 from agent.offer.cautions import cautions
 from agent.offer.joining import strangers, template_problems
 from agent.offer.left_out import Why, left_out
+from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.report.chart.matrix import why_not_known
 from agent.report.chart.tree import is_nic
@@ -204,8 +205,7 @@ def names(facts: Facts) -> Iterator[Finding]:
 def rails(facts: Facts) -> Iterator[Finding]:
     """Which adapters are rails, and whether networks that go by rail find what they ask for."""
     config = facts.config or Config()
-    named = config.topology.rails
-    offer = plain_offer(config.resources, facts.snapshot, named_rails=named, known_rails=facts.rails)
+    named, offer = config.topology.rails, _offer(config, facts)
     for caution in cautions(config, offer):
         check = "rails" if caution.path.startswith("topology") else "config"
         yield Finding(check, Severity.WARNING, f"{caution.path}: {caution.text}", caution.remedy)
@@ -232,7 +232,7 @@ def not_offered(facts: Facts) -> Iterator[Finding]:
     if config is None or not config.resources:
         yield Finding("not-offered", Severity.FINE, "there is no resource that could offer anything")
         return
-    found = left_out(config.resources, plain_offer(config.resources, facts.snapshot))
+    found = left_out(config.resources, _offer(config, facts))
     for each in found:
         meant = each.why in MEANT
         told = f"{each.what}{f', by {each.resource}' if each.resource else ''}: {each.text}"
@@ -333,6 +333,11 @@ def _vfio_drivers(facts: Facts) -> list[str]:
 def _knows_rdma_cm(facts: Facts) -> bool:
     """Tell whether the RDMA-CM can do anything with one of the RDMA devices: it knows no EFA, of no type."""
     return any(rdma.node_type != "unspecified" for device in facts.snapshot.devices for rdma in device.rdma_devices)
+
+
+def _offer(config: Config, facts: Facts) -> Offer:
+    named = config.topology.rails
+    return plain_offer(config.resources, facts.snapshot, named_rails=named, known_rails=facts.rails)
 
 
 def _offers(facts: Facts, kind: str) -> bool:

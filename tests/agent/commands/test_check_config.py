@@ -90,6 +90,27 @@ TEN = {
         ],
     ),
 }
+PLANES = [[f"rdma{i}np0", f"rdma{i + 1}np1"] for i in range(0, 16, 2)]
+PLANE_RAILS = "{name: a/rail, kind: rail, nic: {kind: nic, count: planes}}"
+NOT_SHOWN = {
+    "an adapter is no plane although topology.rails lists it": (
+        "oci-h100-8gpu",
+        f"{{resources: [{PLANE_RAILS}], topology: {{rails: {PLANES}}}}}",
+        "a/rail (rail): 24 of 24 devices, 8 units",
+        "not needed by any GPU",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SHOWN)
+def test_nothing_is_shown_that_is_not_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    node, text, expected, wrong = NOT_SHOWN[name]
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    main(["check-config", "--node", node, str(path)])
+    shown = capsys.readouterr().out
+    assert expected in shown
+    assert wrong not in shown
 
 
 @pytest.mark.parametrize("name", TEN)

@@ -187,7 +187,7 @@ def test_a_device_that_came_to_overlap_later_stays_with_the_first_resource() -> 
 
 def test_explain_tells_what_each_selector_finds_by_itself() -> None:
     resource = vf(pf=(parse_pf("rail0#0-1"), parse_pf("rail9")), vendors=(0x8086,))
-    (found,) = explain_all([resource], node(rails=2)).resources
+    (found,) = explain_all([resource], plain_offer([resource], node(rails=2))).resources
     assert {(s.field, s.text, len(s.devices)) for s in found.selectors} == {
         ("select.vendors[0]", "8086", 0),
         ("select.pf[0]", "rail0#0-1", 2),
@@ -195,7 +195,7 @@ def test_explain_tells_what_each_selector_finds_by_itself() -> None:
     }
     assert found.devices == ()
     assert len(found.candidates) == 8
-    (found,) = explain_all([HCA], node(rails=1)).resources
+    (found,) = explain_all([HCA], plain_offer([HCA], node(rails=1))).resources
     assert found.devices == ("0000:12:00.0 (mlx5_0)",)
 
 

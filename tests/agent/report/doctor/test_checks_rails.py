@@ -71,6 +71,14 @@ def test_what_surprises_of_the_configuration_is_a_warning(node_snapshot: Snapsho
     )
 
 
+def test_adapters_that_only_the_configuration_joins_as_planes_are_offered(node_snapshot: Snapshots) -> None:
+    planes = [[f"rdma{i}np0", f"rdma{i + 1}np1"] for i in range(0, 16, 2)]
+    resource = "{name: a/rail, kind: rail, nic: {kind: nic, count: planes}}"
+    config = parse(f"{{resources: [{resource}], topology: {{rails: {planes}}}}}", "test")
+    found = checks_hardware.not_offered(Facts(node_snapshot("oci-h100-8gpu"), config))
+    assert [finding.text.partition(":")[0] for finding in found] == ["1 adapter (eth0), by a/rail"]
+
+
 def test_adapters_without_what_a_network_goes_by_are_named(node_snapshot: Snapshots) -> None:
     text = by_rail("10.{rail}.0.0/16", "topology: {rails: [ens1f0np0, ens2f0np0, ens3f0np0, ens4f0np0, ens5f0np0]}")
     (of_list, warning, _) = told(node_snapshot("h100-8gpu"), text)
