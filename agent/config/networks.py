@@ -144,10 +144,14 @@ class Network:
     by_pf: Mapping[str, Network] = field(default_factory=dict)
     """PF, by interface or PCI address → what its devices join; empty where all join this one."""
 
+    def named_for(self, place: Place) -> Network | None:
+        """Return the network that a device at a place joins, as it is configured; None if none is named for its PF."""
+        return self.by_pf.get(place.adapter) or self.by_pf.get(place.pf) if self.by_pf else self
+
     def at(self, place: Place) -> Network:
         """Return what is meant for a device at a place. Raises RequestInvalid if the place does not tell."""
         if self.by_pf:
-            found = self.by_pf.get(place.adapter) or self.by_pf.get(place.pf)
+            found = self.named_for(place)
             if found is None:
                 raise RequestInvalid(
                     f"no network is named for the adapter {place.pf or place.adapter}: add it to the resource's"

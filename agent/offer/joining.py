@@ -48,12 +48,13 @@ def told(network: Network, place: Place) -> tuple[tuple[str, Any], ...]:
 
 
 def _places(network: Network, config: Config, offer: Offer) -> tuple[Place, ...]:
-    names = {resource.name for resource in config.resources if network.name in resource.networks.values()}
-    if not network.words or not names:
+    joined = {r.name: config.network_of(r.name) for r in config.resources if network.name in r.networks.values()}
+    if not network.words or not joined:
         return ()
     sets = {d: unit.devices for mine in offer.units.values() for unit in mine if unit.further for d in unit.devices}
-    mine = (device for device, name in offer.network_devices.items() if name in names)
-    return tuple(offer.place(device, sets.get(device, ())) for device in mine)
+    mine = ((joined[name], device) for device, name in offer.network_devices.items() if name in joined)
+    places = ((each, offer.place(device, sets.get(device, ()))) for each, device in mine)
+    return tuple(place for each, place in places if each and (to := each.named_for(place)) and to.name == network.name)
 
 
 def _tells(place: Place, network: Network) -> bool:

@@ -92,12 +92,19 @@ TEN = {
 }
 PLANES = [[f"rdma{i}np0", f"rdma{i + 1}np1"] for i in range(0, 16, 2)]
 PLANE_RAILS = "{name: a/rail, kind: rail, nic: {kind: nic, count: planes}}"
+BY_PF = "{name: a/vf, kind: vf, select: {pf: [ens1f0np0, ens2f0np0]}, network: {ens1f0np0: a, ens2f0np0: b}}"
 NOT_SHOWN = {
     "an adapter is no plane although topology.rails lists it": (
         "oci-h100-8gpu",
         f"{{resources: [{PLANE_RAILS}], topology: {{rails: {PLANES}}}}}",
         "a/rail (rail): 24 of 24 devices, 8 units",
         "not needed by any GPU",
+    ),
+    "a network of one PF is joined by another": (
+        "h100-8gpu",
+        f"{{resources: [{BY_PF}], networks: [{{name: a, ifName: 'a{{rail}}'}}, {{name: b, ifName: 'b{{rail}}'}}]}}",
+        "network b: 1 network\n  rail 1, ens2f0np0: ifName b1\n",
+        "ifName b0",
     ),
 }
 
