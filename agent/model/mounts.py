@@ -13,12 +13,18 @@ HOST_FOLDERS = (*LIBRARY_FOLDERS, *WHOLE_FOLDERS)
 """Only root writes there, so a link that the runtime follows leads nowhere that root has not chosen."""
 _CONTAINER_FOLDERS = (*LIBRARY_FOLDERS, "/etc/libibverbs.d", "/opt")
 MOUNT_WORDS = (
-    f"HOST or HOST:CONTAINER: absolute, without `..`, HOST below {', '.join(HOST_FOLDERS)}, CONTAINER below one of"
-    " these or /opt, and not the folder of the image's own libraries"
+    f"HOST or HOST:CONTAINER: absolute, without `..`, HOST below {', '.join(HOST_FOLDERS)} but not /usr/lib/ssl,"
+    " CONTAINER below one of these or /opt, and neither the folder of the image's own libraries nor its loader or glibc"
 )
 """What is wanted, for people."""
-_SYSTEM = re.compile(r"/usr/lib(?:64|32)?/(?:[^/]+-linux-[^/]+|systemd|modules|firmware|ld-[^/]+|libc\.so[^/]*)")
-"""What the programs of an image need themselves: its own libraries would be hidden."""
+_SYSTEM = re.compile(
+    r"/usr/lib(?:64|32)?/(?:[^/]+-linux-[^/]+|systemd|modules|firmware)"
+    r"|/usr/(?:local/)?lib.*/(?:ld-[^/]+|ld64\.so[^/]*|lib(?:c|m|dl|rt|pthread|resolv)\.so[^/]*)"
+)
+"""What the programs of an image need themselves: its folder of libraries, and the parts of glibc, which belong to each
+other and to the loader."""
+_KEYS = re.compile(r"/usr/lib(?:64)?/ssl(?:/.*)?")
+"""On Debian its entries are links to /etc/ssl, with the host's private keys."""
 _PATH = re.compile(r"/[!-9;-~]+")
 """Printable ASCII without spaces and colons."""
 
@@ -37,7 +43,7 @@ def parse_mount(text: str) -> Mount:
     found = Mount(host_path, path if colon else host_path)
     if not (_is_below(found.host_path, HOST_FOLDERS) and _is_below(found.path, _CONTAINER_FOLDERS)):
         raise ValueError(text)
-    if _SYSTEM.fullmatch(found.path):
+    if _SYSTEM.fullmatch(found.path) or _KEYS.fullmatch(found.host_path):
         raise ValueError(text)
     return found
 

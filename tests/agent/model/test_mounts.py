@@ -20,6 +20,8 @@ LIBRARY = "/usr/lib64/libibverbs/libionic-rdmav59.so"
         ("/opt/amazon:/opt/aws", "/opt/amazon", "/opt/aws"),
         ("/opt/cray/libfabric/1.22.0", "/opt/cray/libfabric/1.22.0", "/opt/cray/libfabric/1.22.0"),
         ("/usr/lib/x86_64-linux-gnu:/opt/host/lib", "/usr/lib/x86_64-linux-gnu", "/opt/host/lib"),
+        ("/usr/lib64/libc.so.6:/opt/host/libc.so.6", "/usr/lib64/libc.so.6", "/opt/host/libc.so.6"),
+        ("/usr/lib64/libcxi.so.1", "/usr/lib64/libcxi.so.1", "/usr/lib64/libcxi.so.1"),
         (f"{LIBRARY}:/usr/local/lib/libionic-rdmav59.so", LIBRARY, "/usr/local/lib/libionic-rdmav59.so"),
     ],
 )
@@ -39,6 +41,9 @@ def test_libraries_of_the_host_may_be_mounted(text: str, host_path: str, path: s
         *(f"{LIBRARY}:{path}" for path in ("/dev/a", "/usr", "/usr/lib", "/usr/bin/sh", "/opt", "/run/a", "/tmp/a")),
         *(f"{LIBRARY}:{path}" for path in ("/opt/../etc/passwd", "/usr/lib/x86_64-linux-gnu", "/usr/lib/libc.so.6")),
         "/usr/lib/x86_64-linux-gnu",
+        *(f"/usr/lib/x86_64-linux-gnu/{name}" for name in ("libc.so.6", "ld-linux-x86-64.so.2", "libpthread.so.0")),
+        *(f"{LIBRARY}:/usr/local/lib/{name}" for name in ("libc.so.6", "a/libm.so.6", "ld64.so.2")),
+        *("/usr/lib/ssl", "/usr/lib/ssl:/opt/ssl", "/usr/lib/ssl/private:/opt/keys", "/usr/lib64/ssl/private"),
     ],
 )
 def test_other_paths_are_refused(text: str) -> None:
