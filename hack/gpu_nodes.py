@@ -338,7 +338,7 @@ def _data_direct(node: NodeTree, gpu: Ids, product: str, memory_mib: int, *, por
 
 
 def _untold(node: NodeTree, port: Ids, product: str, *, gpus: int) -> None:
-    """Add GPUs, ConnectX-9 and their Data Direct functions without vital product data: `gpus` and 4 a NUMA node."""
+    """Add GPUs, ConnectX-9 and their Data Direct functions, all without keyword V3: `gpus` and 4 a NUMA node."""
     pfs: Pfs = []
     segment = 0
     for numa_node in range(2):
@@ -346,6 +346,8 @@ def _untold(node: NodeTree, port: Ids, product: str, *, gpus: int) -> None:
             for _ in range(count):
                 root = node.pci(f"pci{segment:04x}:00", f"{segment:04x}:00:00.0", port, numa_node)
                 own = node.pci(root, f"{segment:04x}:01:00.0", kind, numa_node)
+                if kind is not RUBIN:
+                    node.vpd[own] = ""
                 if kind is RUBIN:
                     node.gpu(own, product, 294912)
                 elif kind is CONNECTX9:

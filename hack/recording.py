@@ -178,27 +178,6 @@ class _Recorder:
             for link in self._names(f"{nodes}/{node}/io_links"):
                 self._files(f"{nodes}/{node}/io_links/{link}", ["properties"])
 
-    def _default_routes(self) -> None:
-        """Record which interfaces have a default route, and no address of a gateway."""
-        route = self._text("/proc/net/route").splitlines()
-        rows = [line.split("\t") for line in route[1:]]
-        kept = [
-            "\t".join([*row[:2], "0" * 8, *row[3:]]) for row in rows if len(row) > 7 and row[1] == row[7] == "0" * 8
-        ]
-        if kept:
-            self._folder("/proc/net")["route"] = "\n".join([route[0], *kept, ""])
-        six = [line.split() for line in self._text("/proc/net/ipv6_route").splitlines()]
-        defaults = [row for row in six if len(row) == 10 and row[0] == "0" * 32 and row[1] == "00"]
-        if defaults:
-            lines = (" ".join([*row[:4], "0" * 32, *row[5:]]) for row in defaults)
-            self._folder("/proc/net")["ipv6_route"] = "\n".join([*lines, ""])
-
-    def _text(self, path: str) -> str:
-        try:
-            return Path(f"{self.root}{path}").read_text("utf-8", "replace")
-        except OSError:
-            return ""
-
     def _numa_nodes(self) -> None:
         nodes = "/sys/devices/system/node"
         self._files(nodes, ["online"])

@@ -105,12 +105,16 @@ def _cause(snapshot: Snapshot) -> str:
         return "vital product data is still being read"
     problems = [f"{problem.path} {problem.text}" for problem in snapshot.problems if problem.path.endswith("/vpd")]
     if problems:
-        return some(problems)
+        return _first(problems)
     read = dict(snapshot.adapter_ids)
     lone = [function for function in snapshot.data_direct.unpaired if function in read]
     if lone:
-        return f"no PF belongs to the Data Direct function {some(lone)}, by keyword V3 of their vital product data"
+        return f"no PF belongs to the Data Direct function {_first(lone)}, by keyword V3 of their vital product data"
     return "no Data Direct function has the same V3 in its vital product data"
+
+
+def _first(functions: Sequence[str]) -> str:
+    return functions[0] + (f" (the first of {len(functions)} such functions)" if len(functions) > 1 else "")
 
 
 def _tells(snapshot: Snapshot) -> bool:

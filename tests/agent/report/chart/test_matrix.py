@@ -187,6 +187,10 @@ def test_a_nic_is_where_its_data_direct_function_is_and_where_that_is_not_known_
     [
         ({"adapter_ids": (), "adapter_ids_due": True}, "vital product data is still being read"),
         ({"adapter_ids": (("0000:03:00.0", "a"), ("0009:03:00.0", "b"))}, "no PF belongs to the Data Direct function"),
+        (
+            {"adapter_ids": (), "problems": tuple(Problem(f"/{number}/vpd", "cannot be read") for number in range(9))},
+            ": /0/vpd cannot be read (the first of 9 such functions)",
+        ),
     ],
 )
 def test_the_cause_is_named(node_snapshot: Snapshots, change: dict[str, Any], cause: str) -> None:
