@@ -6,9 +6,11 @@ import argparse
 import ipaddress
 import json
 import os
+import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 DEFAULT_CONFIG = Path("/etc/nodefabric/config.yaml")
 GPU_SECONDS = 30.0
 """How long a command waits for the GPUs."""
+RESOLVER_SECONDS = 3.0
+"""How long a start waits for the API server's address where the cluster tells a name."""
 
 DONE, FAILED, WRONG_INPUT, NO_ANSWER, IN_USE, MATCHES_NOTHING = 0, 1, 2, 3, 4, 5
 FINDINGS = FAILED
@@ -178,5 +182,19 @@ def show(options: argparse.Namespace, document: Any, text: str) -> None:
 def _address(text: str) -> str | None:
     try:
         return str(ipaddress.ip_address(text))
-    except ValueError:  # a host's name, or nothing
-        return None
+    except ValueError:
+        return _resolved(text) if text else None
+
+
+def _resolved(name: str) -> str | None:
+    """Return the first address of a host's name, None without an answer in time."""
+    found: list[str] = []
+
+    def ask() -> None:
+        with suppress(OSError, UnicodeError):
+            found.extend(str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+
+    asking = threading.Thread(target=ask, name=f"address of {name}", daemon=True)
+    asking.start()
+    asking.join(RESOLVER_SECONDS)
+    return found[0] if found else None

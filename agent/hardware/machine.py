@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -12,7 +13,7 @@ from pathlib import Path
 from agent.errors import HardwareError
 from agent.hardware.events.uevents import Uevents
 from agent.hardware.host import Link, RdmaLink, Watch
-from agent.hardware.netlink.default_routes import read_ways
+from agent.hardware.netlink.default_routes import Ways, read_ways
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.nvml.library import Reading
@@ -51,6 +52,8 @@ class Machine:
     """IP address of the cluster's API server."""
     _names: dict[str, str] = field(default_factory=dict)
     """PCI function → name of its interface when it was last looked for, if it had but one."""
+    _ways: list[Ways] = field(default_factory=lambda: [Ways()])
+    """The kernel's last answer about the ways out, alone in its list."""
 
     @classmethod
     def open(cls, root: Path = Path("/"), api_server: str | None = None, gpu_pace: Pace = DEFAULT_PACE) -> Machine:
@@ -81,15 +84,13 @@ class Machine:
         """Add what /proc does not show of default routes, and the way to the API server."""
         if self.root != Path("/"):
             return snapshot  # another machine's files
-        try:
-            ways = read_ways(self.api_server)
-        except OSError:
-            return snapshot
+        with contextlib.suppress(OSError):  # else what was known last
+            self._ways[:] = [read_ways(self.api_server)]
+        [ways] = self._ways
         read, routes = Attributes(self.root), list(snapshot.default_routes)
         advertised = {(_name_of(index), metric) for index, metric in ways.advertised}
         routes = [replace(r, advertised=r.advertised or (r.netdev, r.metric) in advertised) for r in routes]
-        known = {route.netdev for route in routes if route.family == 4}
-        routes += [DefaultRoute(name, 4) for name in map(_name_of, ways.default) if name and name not in known]
+        routes += _further_ways(routes, set(filter(None, map(_name_of, ways.default))))
         needed = needed_ways(read, routes) | with_lower(read, filter(None, map(_name_of, ways.to_api)))
         return replace(snapshot, default_routes=tuple(routes), only_ways=needed - {LOOPBACK})
 
@@ -177,6 +178,20 @@ class Machine:
         self.rdma.close()
         self.links.close()
         self.gpus.close()
+
+
+def _further_ways(routes: Sequence[DefaultRoute], ways: Set[str]) -> list[DefaultRoute]:
+    """List the ways of the best default route of IPv4 that /proc does not show: it shows the first one only.
+
+    If none of the ways is one of the best route in /proc, they are of another table, or of a half of all addresses;
+    they count only if there is no default route.
+    """
+    metrics = [(route.metric, route.netdev) for route in routes if route.family == 4]
+    lowest = min(metrics, default=(0, ""))[0]
+    shown_ways = {netdev for metric, netdev in metrics if metric == lowest}
+    if metrics and shown_ways.isdisjoint(ways):
+        return []
+    return [DefaultRoute(name, 4, lowest) for name in sorted(ways - shown_ways)]
 
 
 def _name_of(ifindex: int) -> str:

@@ -326,8 +326,8 @@ class Snapshot:
     """/dev/vhost-net and /dev/net/tun exist."""
     default_routes: tuple[DefaultRoute, ...] = ()
     only_ways: frozenset[str] = frozenset()
-    """Interfaces without which the host is cut off: each alone carries its default route of IPv4 or IPv6, is the way to
-    the API server, or stands below one that does."""
+    """Interfaces without which the host is cut off: each carries its default route of IPv4 or IPv6, is the way to the
+    API server, or stands below one that does."""
     boot_id: str = ""
     machine: str = ""
     """What it is called: vendor and product, in a virtual machine of a cloud the kind of instance, or a word for it."""

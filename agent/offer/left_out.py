@@ -91,8 +91,8 @@ class Why(StrEnum):
     )
     DEFAULT_ROUTE = (
         "DefaultRoute",
-        "needed by the host: its only default route, or its way to the API server",
-        "give the host another way out, or share the adapter if it has an RDMA device: kind hca",
+        "needed by the host: its default route, or its way to the API server",
+        "give the host another way out, of a metric as low, or share the adapter if it has an RDMA device: kind hca",
     )
     PROTECTED = "Protected", "named by cni.protect", "take it out of cni.protect"
     NO_DRIVER = (

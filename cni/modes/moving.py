@@ -61,7 +61,7 @@ def refuse_needed(snapshot: Snapshot, link: Link) -> None:
         )
     if link.name in snapshot.only_ways:
         raise HardwareError(
-            f"{link.name} alone carries the default route, or is the way to the API server: without it this node would"
+            f"{link.name} carries the host's default route, or is the way to the API server: without it this node would"
             " be cut off; choose another VF"
         )
 

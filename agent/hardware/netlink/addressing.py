@@ -78,7 +78,7 @@ def _rule(message: Any) -> Rule:
 
 
 def lifelines(ipr: IPRoute, names: Mapping[int, str], address: str | None) -> dict[str, str]:
-    """Return why the host needs an interface, by name: it alone carries the default route, or is the way to an address.
+    """Return why the host needs an interface, by name: it carries the default route, or is the way to an address.
 
     `names` are those of interfaces by number.
     """
@@ -88,7 +88,7 @@ def lifelines(ipr: IPRoute, names: Mapping[int, str], address: str | None) -> di
             for message in ipr.route("get", dst=address):
                 reasons[names.get(message.get_attr("RTA_OIF"), "")] = f"is the way to the API server {address}"
     only = only_ways(_default_routes(ipr, names), lambda name: frozenset({name}))
-    return reasons | dict.fromkeys(only, "alone carries the default route")
+    return reasons | dict.fromkeys(only, "carries the host's default route")
 
 
 def _default_routes(ipr: IPRoute, names: Mapping[int, str]) -> Iterator[DefaultRoute]:

@@ -41,7 +41,7 @@ def read_default_routes(read: Attributes) -> tuple[DefaultRoute, ...]:
 
 
 def needed_ways(read: Attributes, routes: Iterable[DefaultRoute]) -> frozenset[str]:
-    """Return the interfaces that alone carry the host's default route of IPv4 or IPv6: those below one (of a VLAN,
+    """Return the interfaces that carry the host's default route of IPv4 or IPv6: those below one (of a VLAN,
     a bond, a bridge) with it."""
     return only_ways(routes, lambda name: with_lower(read, [name]))
 

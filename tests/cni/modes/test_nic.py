@@ -185,7 +185,7 @@ def test_the_interface_of_the_default_route_is_refused(lab: Rig) -> None:
     ip("address", "add", "192.0.2.5/24", "dev", "lab0")
     ip("route", "add", "default", "via", "192.0.2.1")
     with pytest.raises(
-        HardwareError, match="lab0 alone carries the default route: without it this node would be cut off"
+        HardwareError, match="lab0 carries the host's default route: without it this node would be cut off"
     ):
         add(lab, lab.pod(), master="lab0")
     assert "default via 192.0.2.1" in show("route")
@@ -198,7 +198,7 @@ def test_the_way_to_the_api_server_is_a_lifeline(lab: Rig) -> None:
     assert links.lifelines("192.0.2.77") == {"lab0": "is the way to the API server 192.0.2.77"}
     assert links.lifelines("203.0.113.1") == {}  # cannot be reached at all
     ip("route", "add", "default", "nexthop", "via", "192.0.2.1", "nexthop", "via", "192.0.2.2")
-    assert links.lifelines("203.0.113.1") == {"lab0": "alone carries the default route"}
+    assert links.lifelines("203.0.113.1") == {"lab0": "carries the host's default route"}
 
 
 def test_a_port_of_a_bridge_is_refused(lab: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.hardware.machine import Machine
+from agent.hardware.netlink.default_routes import Ways
 from agent.hardware.sysfs.changes import rescan
 from agent.hardware.sysfs.scan import scan
 from agent.model.change import of_function, of_netdev
@@ -156,14 +158,19 @@ def test_vhost_net_is_known_to_an_agent_that_has_no_dev_of_the_host(tmp_path: Pa
 
 
 FOUR_COLUMNS = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
-FOUR = "{}\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
-SIX = f"{'0' * 32} 00 {'0' * 32} 00 20010db8{'0' * 24} 00000400 00000001 00000000 {{}} {{:>8}}\n"
-OTHERS = (f"{'20010db8':0<32} 40 {'0' * 32} 00 {'0' * 32} 00000400 00000001 00000000 00000001 eno1\n",)
+FOUR = "{}\t00000000\t0100A8C0\t0003\t0\t0\t{}\t00000000\t0\t0\t0\n"
+SIX = f"{'0' * 32} 00 {'0' * 32} 00 20010db8{'0' * 24} {{:08x}} 00000001 00000000 {{}} {{:>8}}\n"
+OTHERS = f"{'20010db8':0<32} 40 {'0' * 32} 00 {'0' * 32} 00000400 00000001 00000000 00000001 eno1\n"
 RAILS = tuple(f"rdma{number}" for number in range(8))
 
 
+def with_metric(text: str, usual: int) -> tuple[str, int]:
+    name, _, metric = text.partition(" ")
+    return name, int(metric or usual)
+
+
 @pytest.mark.parametrize(
-    ("four", "six", "advertised", "only"),
+    ("four", "six", "advertised", "only"),  # interfaces, with a metric that is not the usual one
     [
         ((), (), (), set()),
         ((), ("lo",), (), set()),
@@ -181,15 +188,22 @@ RAILS = tuple(f"rdma{number}" for number in range(8))
         ((), ("eno1",), RAILS, {"eno1"}),
         ((), (), ("eno1", *RAILS), set()),
         ((), (), ("eno1",), {"eno1"}),
+        (("eno1", "rdma0 20101"), (), (), {"eno1"}),  # the kernel uses the lowest metric only
+        (("rdma0 20101", "eno1.7", "eno2"), (), (), set()),
+        (("eno1",), ("eno2", "rdma0 2048"), (), {"eno1", "eno2"}),
+        ((), (), ("eno1", "rdma0 1025", "rdma1 1026"), {"eno1"}),
     ],
 )
 def test_what_alone_carries_the_default_route_is_known(
     tmp_path: Path, four: tuple[str, ...], six: tuple[str, ...], advertised: tuple[str, ...], only: set[str]
 ) -> None:
     (tmp_path / "proc/net").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "proc/net/route").write_text(FOUR_COLUMNS + "".join(map(FOUR.format, four)))
-    rows = [*OTHERS, *(SIX.format("00000003", name) for name in six)]
-    rows += [SIX.format("00450003", name) for name in advertised]  # net/ipv6/route.c, rt6_add_dflt_router
+    (tmp_path / "proc/net/route").write_text(
+        FOUR_COLUMNS + "".join(FOUR.format(*with_metric(each, 100)) for each in four)
+    )
+    rows = [OTHERS]
+    for flags, routes in (("00000003", six), ("00450003", advertised)):  # net/ipv6/route.c, rt6_add_dflt_router
+        rows += [SIX.format(metric, flags, name) for name, metric in (with_metric(each, 1024) for each in routes)]
     (tmp_path / "proc/net/ipv6_route").write_text("".join(rows))
     for upper, lower in (("eno1.7", "eno1"), ("br0", "bond0"), ("bond0", "eno1"), ("bond0", "eno2"), ("bond0", "br0")):
         folder = tmp_path / "sys/class/net" / upper
@@ -242,8 +256,17 @@ def test_a_default_route_of_ipv6_is_known_behind_many_others(nics: Machine) -> N
                 "-6 default via 2001:db8:0::1 dev nic0 proto ra metric 100",
                 "-6 default via 2001:db8:2::1 dev nic2 proto ra metric 101",
             ),
+            {"nic0", "nic1"},
+        ),
+        (("default via 10.0.0.1 metric 100", "default via 10.0.2.1 metric 20101"), {"nic0", "nic1"}),
+        (
+            (
+                "default metric 100 nexthop via 10.0.2.1 dev nic2 nexthop via 10.0.0.1 dev nic0",
+                "default via 10.0.0.1 metric 300",
+            ),
             {"nic1"},
         ),
+        (("default via 10.0.0.1 metric 100", "0.0.0.0/1 via 10.0.2.1", "128.0.0.0/1 via 10.0.2.1"), {"nic0", "nic1"}),
         (
             (
                 "-6 default via 2001:db8:0::1 dev nic0 metric 100",
@@ -263,6 +286,20 @@ def test_the_offer_and_add_keep_the_same_interfaces_of_real_routes_back(
     assert snapshot.only_ways == only
     assert nics.rescan(snapshot, of_netdev("nic1")) == snapshot
     assert nics.lifelines().keys() == only
+
+
+def test_what_the_kernel_said_last_holds_while_it_does_not_answer(
+    nics: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("ip", "route", "add", "default", "via", "10.0.0.1")
+    before = nics.scan()
+    assert before.only_ways == {"nic0", "nic1"}
+
+    def refuse(_: str | None) -> Ways:
+        raise OSError(errno.ENOBUFS, "no room")
+
+    monkeypatch.setattr("agent.hardware.machine.read_ways", refuse)
+    assert nics.scan() == before
 
 
 def test_an_interface_of_a_bond_is_enslaved(root: Path) -> None:
