@@ -1,8 +1,10 @@
 """Which pods of this node a claim is for that is reserved for a PodGroup (Kubernetes 1.37, KEP-5729).
 
 `status.reservedFor` names the group alone, and kubelet hands over no pod. A pod's own spec names its group:
-`spec.schedulingGroup.podGroupName`. kubelet lists the node's pods, so nothing but single pods is read from the API
-server. A missing answer costs nearness, never the pod: ADD finds out whose the claim is by itself.
+`spec.schedulingGroup.podGroupName`. Not every pod of a group has its claims: one that has names the claim in its spec,
+or in its status where the claim was made from the group's template. kubelet prepares a claim for no other pod. kubelet
+lists the node's pods, so nothing but single pods is read from the API server. A missing answer costs nearness, never
+the pod: ADD finds out whose the claim is by itself.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class PodGroups:
         self._pods = pods
 
     def with_members(self, claim: Allocation) -> Allocation:
-        """Add the pods of this node that belong to the groups that a claim is reserved for."""
+        """Add the pods of this node that have the claim, and belong to a group that it is reserved for."""
         if not claim.groups:
             return claim
         try:
@@ -62,5 +64,9 @@ class PodGroups:
         named = [found for found in here if any(each.claim == claim.ref.name for each in found.claimed)]
         for found in (named or here)[:MOST_READ]:
             document = self._pods.pod(found.pod)
-            if document is not None and pod_facts.group_of(document) in claim.groups:
+            if document is not None and _has(document, claim):
                 yield replace(found.pod, uid=at(document, "metadata.uid", str))
+
+
+def _has(pod: Mapping[str, Any], claim: Allocation) -> bool:
+    return pod_facts.group_of(pod) in claim.groups and claim.ref.name in pod_facts.claim_names(pod).values()

@@ -254,10 +254,18 @@ def test_a_claim_is_near_to_a_gpu_that_only_the_files_of_its_plugins_answer_name
     assert prepare(desk, result("nic", "slots-0")) == [3]
 
 
-def member(name: str, group: str) -> dict[str, Any]:
-    """A pod, as the API server has it."""
-    spec = {"schedulingGroup": {"podGroupName": group}} if group else {}
-    return {"metadata": {"namespace": POD.namespace, "name": name, "uid": f"uid-{name}"}, "spec": spec}
+def member(name: str, group: str, has: str = "spec") -> dict[str, Any]:
+    """A pod, as the API server has it. It names the claim in its spec, in its status, or nowhere."""
+    spec: dict[str, Any] = {"schedulingGroup": {"podGroupName": group}} if group else {}
+    status: dict[str, Any] = {}
+    named = {"name": "nic", "resourceClaimName": REF.name}
+    if has == "spec":
+        spec["resourceClaims"] = [named]
+    elif has == "status":
+        spec["resourceClaims"] = [{"name": "nic", "resourceClaimTemplateName": "nics"}]
+        status["resourceClaimStatuses"] = [named]
+    meta = {"namespace": POD.namespace, "name": name, "uid": f"uid-{name}"}
+    return {"metadata": meta, "spec": spec, "status": status}
 
 
 @pytest.mark.parametrize(
@@ -265,14 +273,15 @@ def member(name: str, group: str) -> dict[str, Any]:
     [
         ({"a": "others", "b": "workers", "c": ""}, 3, ["b"]),
         ({"b": "workers", "d": "workers"}, 3, ["b", "d"]),
+        ({"a": "workers nowhere", "b": "workers status"}, 3, ["b"]),
         ({"a": "others", "b": "others"}, 0, []),
         ({}, 0, []),
     ],
 )
-def test_a_claim_of_a_pod_group_is_near_to_the_gpu_of_the_pod_here_whose_spec_names_the_group(
+def test_a_claim_of_a_pod_group_is_near_to_the_gpu_of_the_pod_here_that_has_it(
     desk: Desk, of_pods: dict[str, str], rail: int, members: list[str]
 ) -> None:
-    desk.others.pods = {name: member(name, group) for name, group in of_pods.items()}
+    desk.others.pods = {name: member(name, *group.split(" ")) for name, group in of_pods.items()}
     desk.others.held = {name: {"main": {}} for name in ("a", "c", "d")}
     desk.others.held["a"] = {"main": {"nvidia.com/gpu": [gpu_uuid(1)]}}
     desk.others.held["b"] = {"main": {"nvidia.com/gpu": [gpu_uuid(3)]}}
