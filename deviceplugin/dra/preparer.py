@@ -65,7 +65,11 @@ class Allocations:
         found = self._reader.get(ref)
         if found is None:
             raise ClaimInvalid(f"claim {ref} does not exist any more, or was made anew")
-        return self._groups.with_members(ours(found, ref, self._driver, self._pool))
+        return ours(found, ref, self._driver, self._pool)
+
+    def with_members(self, claim: Allocation) -> Allocation:
+        """Add the pods of the groups that a claim is reserved for. Reads them from the API server."""
+        return self._groups.with_members(claim)
 
 
 class Preparer:
@@ -100,7 +104,7 @@ class Preparer:
                 self._ledger.set_claim_pods(ref.uid, claim.pods)
             return self._complete(known, claim)
         assert claim is not None
-        return self._complete(self._written(claim, deadline), claim)
+        return self._complete(self._written(self._allocations.with_members(claim), deadline), claim)
 
     def _read(self, ref: ClaimRef, known: Claim | None) -> Allocation | None:
         """Read what a claim got. None if the API server is away and the books know that.

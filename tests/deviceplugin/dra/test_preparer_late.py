@@ -290,8 +290,9 @@ def test_a_claim_of_a_pod_group_is_near_to_the_gpu_of_the_pod_here_that_has_it(
     assert rails(desk) == [rail]
     (known,) = desk.ledger.claims()
     assert sorted((pod.name, pod.uid) for pod in known.pods) == [(name, f"uid-{name}") for name in members]
-    desk.others.pods.clear()
+    desk.others.asked.clear()
     desk.preparer.prepare(REF)
+    assert desk.others.asked == [f"claim {REF}"], "no pod is read for a claim that is prepared"
     assert desk.ledger.claims()[0].pods == known.pods, "what is known of a group's pods stays"
 
 
