@@ -74,20 +74,20 @@ class AdapterIds:
         self._seconds = seconds
         self._lock = threading.Condition()
         self._known: dict[str, _Reading] | None = None
-        """By PCI address. None before the first Data Direct function was seen."""
+        """By PCI address. None before the file was looked into, empty before a Data Direct function was seen."""
         self._kept: Mapping[str, Any] = {}
         """What the file says."""
 
     def added_to(self, found: Snapshot) -> Snapshot:
         """Add the answers so far to a snapshot, and have read what is new in it.
 
-        Nothing is read on a host that never showed a Data Direct function.
+        No card is read on a host that has shown no Data Direct function since it booted.
         """
         with self._lock:
             if self._known is None:
-                if not any(is_data_direct(device.vendor, device.device) for device in found.devices):
-                    return found
                 self._known = self._remembered(found.boot_id)
+            if not self._known and not any(is_data_direct(device.vendor, device.device) for device in found.devices):
+                return found
             fresh = self._new_in(filter(may_have_adapter_id, found.devices), self._known)
             answers = {a: reading.answer for a, reading in sorted(self._known.items()) if reading.answer is not None}
             problems = [
@@ -166,7 +166,11 @@ class AdapterIds:
                 return {}
             found = {
                 str(address): _Reading(
-                    tuple(map(str, each["identity"])), bool(each["dataDirect"]), self._clock(), str(each["v3"])
+                    tuple(map(str, each["identity"])),
+                    bool(each["dataDirect"]),
+                    self._clock(),
+                    str(each["v3"]),
+                    is_gone=bool(each.get("gone")),
                 )
                 for address, each in document["functions"].items()
             }
@@ -180,9 +184,14 @@ class AdapterIds:
 
     def _keep(self, boot_id: str, known: Mapping[str, _Reading]) -> None:
         functions = {
-            address: {"identity": reading.identity, "dataDirect": reading.is_data_direct, "v3": reading.answer}
+            address: {
+                "identity": reading.identity,
+                "dataDirect": reading.is_data_direct,
+                "v3": reading.answer,
+                "gone": reading.is_gone,
+            }
             for address, reading in sorted(known.items())
-            if reading.answer is not None and not reading.is_gone
+            if reading.answer is not None
         }
         document = json.loads(json.dumps({"boot": boot_id, "functions": functions}))
         if self._file is None or not boot_id or document == self._kept:

@@ -153,11 +153,22 @@ def test_a_function_is_read_again_only_when_it_came_back(node: Node) -> None:
     assert settled(reader, whole).data_direct.unpaired == (FUNCTION,)
 
 
-def test_a_pf_whose_function_has_left_the_bus_is_not_taken_for_one_without(node: Node) -> None:
-    reader, whole = node.reader(), node.scan()
+def test_a_pf_whose_function_has_left_the_bus_is_not_taken_for_one_without(node: Node, tmp_path: Path) -> None:
+    file = tmp_path / "adapter-ids.json"
+    reader, whole = node.reader(file), node.scan()
     settled(reader, whole)
     bare = replace(whole, devices=tuple(d for d in whole.devices if d.address not in PAIRS.values()))
     assert reader.added_to(bare).data_direct.unknown == PAIRS.keys()
+    again = node.reader(file)
+    assert again.added_to(bare).data_direct.unknown == PAIRS.keys(), "nor by the next agent of this boot"
+    assert not node.reader(file).added_to(replace(bare, boot_id="another")).data_direct.unknown
+
+    original = vpd(node.root, FUNCTION).read_bytes()
+    vpd(node.root, FUNCTION).write_bytes(write_adapter_id("another"))
+    assert settled(again, whole).data_direct.unpaired == (FUNCTION,), "what came back is read again"
+    again.added_to(bare)
+    vpd(node.root, FUNCTION).write_bytes(original)
+    assert settled(node.reader(file), whole).data_direct.of == PAIRS, "by the next agent, too"
 
 
 def test_the_next_agent_of_a_boot_reads_nothing_again(node: Node, tmp_path: Path) -> None:
