@@ -1,8 +1,9 @@
 """Which adapter a PCI function belongs to, on hosts that have Data Direct functions: see `agent.model.data_direct`.
 
 Vital product data answers slowly, and on a broken card maybe never. So each function is read on a thread of its own,
-once for as long as it stays on the bus. Nobody waits for an answer: a snapshot has those that are there by then. What
-was read is kept in a file until the next boot, so that an agent that starts again knows it at once.
+once for as long as it stays on the bus; again some times if that failed, as it does while firmware resets. Nobody waits
+for an answer: a snapshot has those that are there by then. What was read is kept in a file until the next boot, so that
+an agent that starts again knows it at once.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ FILE = "adapter-ids.json"
 """What the file is called, in the folder for what a reboot ends."""
 READ_SECONDS = 5.0
 """After so long without an answer a function counts as one that does not answer. A later answer is taken, too."""
+AGAIN_SECONDS = 60.0
+"""At least so long after a read that failed the function is read again."""
+MOST_READS = 10
+"""After so many reads that failed it is given up."""
 MAX_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -45,9 +50,14 @@ class _Reading:
     identity: tuple[str, ...]
     is_data_direct: bool
     since: float
+    """When the newest read began."""
     answer: str | None = None
     """Keyword V3, "" if there is none; None before the answer, and if there is a problem."""
     problem: str = ""
+    """Why the newest read that has ended failed."""
+    reads: int = 1
+    is_reading: bool = False
+    """A thread is in it."""
     is_gone: bool = False
     """It has left the bus. Of a Data Direct function that is remembered: its PF stands beside no GPU now."""
 
@@ -117,10 +127,14 @@ class AdapterIds:
                 del known[address]
         fresh = {}
         for address, device in there.items():
-            before, identity = known.get(address), _identity(device)
+            before, identity, now = known.get(address), _identity(device), self._clock()
             if before is None or before.is_gone or before.identity != identity:
                 is_function = is_data_direct(device.vendor, device.device)
-                known[address] = fresh[address] = _Reading(identity, is_function, self._clock())
+                known[address] = fresh[address] = _Reading(identity, is_function, now, is_reading=True)
+            elif _may_be_read_again(before) and now - before.since >= AGAIN_SECONDS:
+                # Its problem stays until there is an answer.
+                before.since, before.reads, before.is_reading = now, before.reads + 1, True
+                fresh[address] = before
         return fresh
 
     def _read_all(self, fresh: Mapping[str, _Reading]) -> None:
@@ -143,7 +157,7 @@ class AdapterIds:
         except HardwareError as error:
             answer, problem = None, str(error)
         with self._lock:
-            reading.answer, reading.problem = answer, problem
+            reading.answer, reading.problem, reading.is_reading = answer, problem, False
             self._lock.notify_all()
         self._on_answer(f"vital product data of {address} was read", Change(frozenset((address,))))
 
@@ -220,6 +234,10 @@ def with_adapter_ids(found: Snapshot, root: Path, seconds: float = READ_SECONDS)
 
 def _is_waiting(reading: _Reading) -> bool:
     return reading.answer is None and not reading.problem
+
+
+def _may_be_read_again(reading: _Reading) -> bool:
+    return bool(reading.problem) and not reading.is_reading and reading.reads < MOST_READS
 
 
 def _is_own(problem: Problem) -> bool:
