@@ -31,7 +31,7 @@ SAMPLE_VFS, SAMPLE_NUMA_NODES = 16, 4
 _TEMPLATE = re.compile(r"\{([A-Za-z]\w*)(?:\*([0-9]{1,5}))?(?:\+([0-9]{1,9}))?\}")
 _ALMOST = re.compile(rf"\{{\s*({'|'.join(WORDS)})\b[^{{}}]*\}}?")
 """What was meant as a template and is none: {rail-1}."""
-IN_QUOTES = "put what has a template in quotes, for YAML takes a bare { for the begin of a mapping"
+IN_QUOTES = "put the text in quotes: YAML reads { as the start of a mapping"
 _NETWORKS = frozenset(("subnet", "range", "dst"))
 """Keys of IPAM plugins and routes that hold a network, the second perhaps with a first address before a dash."""
 _ADDRESSES = frozenset(("gateway", "gw", "src", "rangeStart", "rangeEnd", "range_start", "range_end"))

@@ -231,14 +231,16 @@ class Topology:
 
 
 def _rule(reader: Reader, key: Any, value: Any) -> LabelRule | None:
-    where = f"keys.{key}"
+    where = f'keys."{key}"'
     plain = str(key).replace(NIC, "0000-00-00.0").replace(RAIL, "00").replace(PLANE, "0")
     if not isinstance(key, str) or not _KEY.fullmatch(plain):
         words = f"{NIC}, or {RAIL} and {PLANE},"
         reader.note("keys", f"a label key must be domain/name, perhaps with {words} in the name, is {shown(key)}")
         return None
-    inner = Reader({"fact": value} if isinstance(value, str) else value, reader.at(where), reader.problems)
-    fact = inner.choice("fact", None, FACTS, about="Where the label's value comes from")
+    inner = Reader({} if isinstance(value, str) else value, reader.at(where), reader.problems)
+    plainly = Reader({where: value}, reader.path, reader.problems)
+    holder, at = (plainly, where) if isinstance(value, str) else (inner, "fact")
+    fact = holder.choice(at, None, FACTS, about="Where the label's value comes from")
     path = inner.path_to("path", None, about="For fact file: the file whose first line is the value")
     text = inner.text("text", None, "a label value", _VALUE, about="For fact text: the value")
     pattern = inner.take(
@@ -250,8 +252,8 @@ def _rule(reader: Reader, key: Any, value: Any) -> LabelRule | None:
         about="The first group of this regular expression in the fact is the value",
     )
     inner.done()
-    if "fact" not in inner.value:
-        inner.note("fact", "is missing")
+    if at not in holder.value:
+        holder.note(at, "is missing")
     if fact is None:
         return None
     for name, its_fact in (("path", "file"), ("text", "text")):
@@ -261,11 +263,11 @@ def _rule(reader: Reader, key: Any, value: Any) -> LabelRule | None:
             inner.note(name, f"is for fact {its_fact} only")
     rule = LabelRule(key, fact, pattern, path, text)
     if PLANE in key and not rule.is_per_nic:
-        inner.note("fact", f"{PLANE} in the key needs {RAIL}, as in nodefabric.io/leaf.{RAIL}-{PLANE}")
+        holder.note(at, f"{PLANE} in the key needs {RAIL}, as in nodefabric.io/leaf.{RAIL}-{PLANE}")
     elif rule.is_per_nic and fact not in OF_NIC:
-        inner.note("fact", f"{fact} is not told for each NIC: leave {NIC if NIC in key else RAIL} out of the key")
+        holder.note(at, f"{fact} is not told for each NIC: leave {NIC if NIC in key else RAIL} out of the key")
     elif not rule.is_per_nic and fact in PER_NIC_ONLY:
-        inner.note("fact", f"{fact} is told for each NIC: put {NIC} into the key, as in nodefabric.io/{fact}.{NIC}")
+        holder.note(at, f"{fact} is told for each NIC: put {NIC} into the key, as in nodefabric.io/{fact}.{NIC}")
     return rule
 
 

@@ -30,8 +30,8 @@ def _driver(facts: Facts, known: DataDirectFacts) -> Iterator[Finding]:
         yield Finding(
             CHECK,
             Severity.WARNING,
-            f"no driver of the kernel's has {', '.join(lacking)}: GPUs' traffic then goes over the processor, with"
-            " about half the bandwidth",
+            f"{', '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no kernel driver: GPUs' traffic then goes"
+            " over the processor, with about half the bandwidth",
             f"modprobe mlx5_ib; if it is loaded, this kernel ({known.kernel or 'unknown'}) is too old: take Linux 6.12"
             " or later, or the driver of DOCA",
         )
@@ -45,7 +45,7 @@ def _library(known: DataDirectFacts) -> Iterator[Finding]:
         yield Finding(
             CHECK,
             Severity.WARNING,
-            f"{known.library} does not know Data Direct: NCCL and UCX then use the slower way without a word",
+            f"{known.library} does not know Data Direct: NCCL and UCX then silently use the slower path",
             "install rdma-core 54 or later, on the host and in container images",
         )
 

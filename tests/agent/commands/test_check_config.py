@@ -50,7 +50,7 @@ TEN = {
         "h100-8gpu",
         "networks: [{name: rails, ifName: rail{rail}, mtu: 9000}]",
         2,
-        ["put what has a template in quotes, for YAML takes a bare { for the begin of a mapping"],
+        ["put the text in quotes: YAML reads { as the start of a mapping"],
     ),
     "a network with many faults": (
         "h100-8gpu",

@@ -79,7 +79,7 @@ def test_a_template_where_none_is_understood_is_told_where_it_would_be(text: str
 )
 def test_a_template_in_a_flow_mapping_needs_quotes_too(text: str) -> None:
     (problem,) = problems_of(text)
-    assert "put what has a template in quotes" in problem
+    assert "put the text in quotes" in problem
 
 
 @pytest.mark.parametrize("key", OF_OTHER_PLUGINS)

@@ -172,7 +172,7 @@ def test_what_no_rail_could_use_is_refused_with_its_path(keys: dict[str, Any], e
 def test_a_template_without_quotes_is_told_by_what_helps(keys: str, path: str) -> None:
     (problem,) = problems_of(f"networks:\n  - {{name: rails, {keys}}}\n")
     assert problem.startswith(path)
-    assert problem.endswith(": put what has a template in quotes, for YAML takes a bare { for the begin of a mapping")
+    assert problem.endswith(": put the text in quotes: YAML reads { as the start of a mapping")
 
 
 def test_other_faults_of_a_file_with_templates_say_nothing_of_quotes() -> None:
