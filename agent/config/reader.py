@@ -203,10 +203,18 @@ class Reader:
                 self.note(f"{key}[{i}]", f"must be {want}, is {shown(item)}{_unquoted(item, schema)}")
         return tuple(found)
 
+    def refuse_foreign(self) -> None:
+        """Note the keys of other plugins' files, whatever this mapping is."""
+        for key in self.value:
+            if key in OF_OTHER_PLUGINS and key not in self.asked:
+                self.asked.add(key)
+                self.note(key, OF_OTHER_PLUGINS[key])
+
     def done(self) -> None:
+        self.refuse_foreign()
         for key in self.value:
             if key not in self.asked:
-                self.note(key, OF_OTHER_PLUGINS.get(key) or unknown(key, self.asked, "key here"))
+                self.note(key, unknown(key, self.asked - OF_OTHER_PLUGINS.keys(), "key here"))
 
 
 def is_plain_json(value: Any) -> bool:

@@ -326,6 +326,7 @@ def _one(reader: Reader, kind: str | None) -> Select:
 
 def read_resource(reader: Reader) -> Resource:
     """Read one entry. Which keys it may have depends on its kind."""
+    reader.refuse_foreign()  # first: a pool that was copied lacks name and kind, too
     name = reader.text(
         "name", None, "domain/name, such as rdma/hca", RESOURCE_NAME, about="What pods ask for in their limits"
     )

@@ -93,3 +93,23 @@ def test_a_key_of_another_plugins_file_says_what_to_write_and_that_its_file_is_r
     (problem,) = problems_of(text % key)
     assert f"{key}: is a key of " in problem
     assert "-config" in problem
+
+
+def test_a_pool_that_was_copied_says_first_what_to_write_instead_of_its_keys() -> None:
+    found = problems_of("resources: [{resourceName: vf, deviceType: netDevice, selectors: {pfNames: [a]}, slect: {}}]")
+    said = [problem.removeprefix("resources[0].").partition(" of ")[0] for problem in found]
+    assert said == [
+        *(
+            "resourceName: is a key",
+            "deviceType: is a key",
+            "selectors: is a key",
+            "name: is missing",
+            "kind: is missing",
+        )
+    ]
+
+
+def test_foreign_keys_are_not_among_those_that_are_known() -> None:
+    *_, problem = problems_of("resources: [{name: a/b, kind: vf, resourceName: x, resorceName: x}]")
+    assert "resources[0].resorceName: is not a known key here; known are: " in problem
+    assert "resourceName" not in problem
