@@ -57,6 +57,7 @@ def unknown(word: str, known: Iterable[str], what: str = "key") -> str:
     import difflib  # only where something is wrong: a pod's start would wait for it
 
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, 1, 0.7)
-    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    plain = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(word.lower(), plain, 1, 0.7)
+    meant = f" (did you mean {plain[near[0]]!r}?)" if near else ""
     return f"is not a known {what}{meant}; known are: {', '.join(names)}"
