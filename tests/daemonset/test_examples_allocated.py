@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import yaml
 
 from agent import config
-from agent.config import Select
 from deviceplugin.dra.devices import DraDevice
 from tests.daemonset.manifests import Document, Kube, documents
 from tests.daemonset.test_examples import EXAMPLES
@@ -31,9 +29,7 @@ class Scheduler:
     def __init__(self, of_chart: Mapping[str, Document], recorded: str = RECORDED) -> None:
         snapshot = recorded_node(recorded)
         parsed = config.parse(CONFIG.read_text(), CONFIG.name)
-        # The configuration names the interfaces of one node.
-        resources = [replace(resource, select=Select(vendors=(0x15B3,))) for resource in parsed.resources]
-        offered = Offered(snapshot, resources, parsed.dra)
+        offered = Offered(snapshot, parsed.resources, parsed.dra)
         self.devices: dict[str, DraDevice] = {device.name: device for device in offered.devices}
         self.gpus = {f"gpu-{gpu.index}": gpu.pci_address for gpu in snapshot.all_gpus}
         self.classes = {**of_chart, **{name: classes("")[name] for name in (GPU_CLASS, AMD)}}
