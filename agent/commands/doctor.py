@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent import config as configuration
-from agent.commands.options import DONE, FINDINGS, Command, add_config, add_host, add_output, open_host, show
+from agent.commands.options import (
+    DONE,
+    FINDINGS,
+    Command,
+    add_config,
+    add_hardware,
+    add_output,
+    open_looked_at,
+    show,
+)
 from agent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +29,7 @@ def add(command: Command) -> None:
     """Add the command."""
     parser = command("doctor", _doctor, "check this node, and say what to do about each finding")
     add_config(parser)
-    add_host(parser)
+    add_hardware(parser)
     add_output(parser)
 
 
@@ -50,16 +59,13 @@ def _doctor(options: argparse.Namespace) -> int:
         config = configuration.load(options.config)
     except ConfigError as error:
         problems = tuple(error.problems)
-    host = open_host(options, for_one_look=True)
-    try:
-        root = options.root if options.simulate is None else Path(host.root)
-        is_here = options.root == Path("/")
+    with open_looked_at(options) as host:
+        root = options.root if options.simulate is None and options.node is None else Path(host.root)
+        is_here = options.root == Path("/") and options.node is None
         cluster = _cluster() if config is not None and config.offers_dra and is_here else None
         file = config.placement.topology_file if config is not None else None
         snapshot = with_places(with_adapter_ids(host.scan(), host.root), file)
         looked = collect(root, snapshot, config, options.config, problems, ask_agent=is_here, cluster=cluster)
         found = examine(looked)
-    finally:
-        host.close()
     show(options, findings.as_document(found), findings.as_text(found))
     return DONE if findings.is_sound(found) else FINDINGS

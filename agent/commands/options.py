@@ -129,7 +129,7 @@ def open_host(options: argparse.Namespace, *, for_one_look: bool = False) -> Hos
         from agent.sim.machine import SimulatedMachine
 
         if not (options.simulate / "gpus.json").is_file():
-            raise ConfigError(str(options.simulate), ["is no simulated node: recorded ones are named with --node"])
+            raise ConfigError(str(options.simulate), ["is no simulated node: name a folder that the demo made"])
         return SimulatedMachine.open(options.simulate)
     from agent.hardware.machine import Machine
     from agent.hardware.nvml.monitor import DEFAULT_PACE, Pace

@@ -200,6 +200,17 @@ def test_doctor_goes_by_the_topology_file_of_the_configuration(
     assert "shows no PCIe switch that a GPU and a NIC have in common" in capsys.readouterr().out
 
 
+def test_doctor_looks_at_a_node_file_and_asks_nobody_on_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("resources: [{name: rdma/vf, kind: vf}]")
+    assert main(["doctor", "--node", "gb300-4gpu", "--config", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "the ACS settings of 0008:02:00.0, " in shown
+    assert "unseen   agent        the agent is asked only on its own node" in shown
+
+
 def test_an_unknown_node_ends_with_status_2_and_the_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topology", "--node", "nowhere"]) == 2
     assert "h100-8gpu" in capsys.readouterr().err
