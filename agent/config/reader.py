@@ -63,6 +63,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class WrongEntry(ValueError):
+    """Why an entry of a list is wrong, in place of what is wanted."""
+
+
 class Reader:
     """Typed access to one mapping of the document, noting problems with their path.
 
@@ -192,13 +196,15 @@ class Reader:
         schema: Mapping[str, Any] | None = None,
         about: str = "",
     ) -> tuple[Any, ...]:
-        """Read a list of anything, each entry converted; a conversion says no with ValueError."""
+        """Read a list of anything, each entry converted; a conversion says no with ValueError or WrongEntry."""
         listed = {"type": "array", "items": dict(schema or {})}
         items = self.take(key, [], "a list", _is_list, schema=listed, about=about)
         found = []
         for i, item in enumerate(items):
             try:
                 found.append(convert(item))
+            except WrongEntry as error:
+                self.note(f"{key}[{i}]", f"{shown(item)}: {error}")
             except ValueError:
                 self.note(f"{key}[{i}]", f"must be {want}, is {shown(item)}{_unquoted(item, schema)}")
         return tuple(found)

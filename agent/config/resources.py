@@ -23,7 +23,7 @@ from agent.config.naming import (
     root_device,
 )
 from agent.config.networks import MAX_RATE
-from agent.config.reader import Reader
+from agent.config.reader import Reader, WrongEntry
 from agent.model.allocation import VfSettings
 from agent.model.device import LinkLayer
 from agent.model.mounts import MOUNT_WORDS, Mount, parse_mount
@@ -53,6 +53,13 @@ PLANES = "planes"
 MAX_ATTRIBUTE = 64
 """Length of a text in a DRA device's attributes, of which the resource's name is one."""
 _ID = "a four-digit hexadecimal ID"
+
+
+def _mount(text: str) -> Mount:
+    try:
+        return parse_mount(text)
+    except ValueError as error:
+        raise WrongEntry(error) from error
 
 
 def _shares() -> Any:
@@ -179,7 +186,7 @@ class Resource:
         NETWORK_KINDS,
         declare.strings(
             MOUNT_WORDS,
-            parse_mount,
+            _mount,
             about="Libraries of the host that its containers get, read-only: `HOST` or `HOST:CONTAINER`",
         ),
     )

@@ -168,7 +168,11 @@ def test_a_gateway_is_let_be_that_may_be_of_use(text: str) -> None:
             "{name: a/b, kind: vf, mounts: [/opt/cray, '/opt/amazon:/opt/cray']}",
             "resources[0].mounts: gives /opt/cray in the container twice: name it once",
         ),
-        ("{name: a/b, kind: vf, mounts: [/etc/shadow]}", "resources[0].mounts[0]: must be HOST or HOST:CONTAINER: "),
+        (
+            "{name: a/b, kind: vf, mounts: [/etc/shadow]}",
+            "resources[0].mounts[0]: '/etc/shadow': this folder of the host is not allowed; allowed are /usr/lib, ",
+        ),
+        ("{name: a/b, kind: vf, mounts: [5]}", "resources[0].mounts[0]: must be HOST or HOST:CONTAINER, two absolute"),
         ("{name: a/b, kind: gpu, mounts: [/opt/cray]}", "resources[0].mounts: is for vf, hca, nic, rail, not gpu"),
     ],
 )

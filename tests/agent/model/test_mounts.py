@@ -47,5 +47,24 @@ def test_libraries_of_the_host_may_be_mounted(text: str, host_path: str, path: s
     ],
 )
 def test_other_paths_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+    with pytest.raises(ValueError, match=r"must be|not allowed|name a file or|leave out|would hide"):
+        parse_mount(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("/etc/passwd", "this folder of the host is not allowed; allowed are /usr/lib, /usr/lib64, /usr/local/lib, "),
+        ("/usr/lib64", "name a file or folder below it"),
+        ("/usr/lib/ssl", "it leads to the host's private keys on Debian, so it is not allowed"),
+        ("usr/lib/a.so", "the host's path must be absolute"),
+        (f"{LIBRARY}:/etc/x", "the container's path must be below /usr/lib, /usr/lib64, "),
+        (f"{LIBRARY}:opt/x", "the container's path must be absolute"),
+        (f"{LIBRARY}:/usr/lib/libc.so.6", "/usr/lib/libc.so.6 would hide the image's own libraries; name another path"),
+        (f"{LIBRARY}:/opt/a:ro", "mounts are always read-only; leave out :ro"),
+        (f"{LIBRARY}:ro", "mounts are always read-only; leave out :ro"),
+    ],
+)
+def test_the_reason_names_the_part_that_is_wrong(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(why)}"):
         parse_mount(text)
