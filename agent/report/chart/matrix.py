@@ -17,7 +17,7 @@ from agent.report.chart.tree import cpu_list, is_nic
 AMD = 0x1002
 _MEANING = {
     "PIX": "at most one PCIe switch between them",
-    "PXB": "several PCIe switches, not the host bridge",
+    "PXB": "several PCIe switches, or a GPU's own bridges; not the host bridge",
     "PHB": "through the host bridge of one root complex",
     "NODE": "between host bridges of one NUMA node",
     "SYS": "across the link between NUMA nodes, or unknown",

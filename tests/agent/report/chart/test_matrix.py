@@ -129,6 +129,7 @@ def test_gpus_of_other_vendors_have_rows_their_links_and_the_nic_with_fewest_bri
     assert "XGMI# over # xGMI links" in text
     assert "NV#" not in text
     assert "GPU2  PXB   NIC1" in text
+    assert "PXB   several PCIe switches, or a GPU's own bridges; not the host bridge" in text
     assert as_document(snapshot)["nearest_nics"]["GPU2"] == ["NIC1"]
 
 
