@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from agent.offer.explanation import Account
     from agent.offer.offer import Offer
 
-SHOWN_DEVICES = 8
+SHOWN_DEVICES = 16
 """So many are named per line; the JSON names all."""
+
+_FATES = {"Unhealthy": "unhealthy:", **dict.fromkeys(("NoNic", "NoGpu", "TooFew"), "unused:")}
+"""Reason → what becomes of devices that the resource takes all the same."""
 
 
 def add(command: Command) -> None:
@@ -140,7 +143,8 @@ def _lines(source: str, document: dict[str, Any], found: Account, snapshot: Snap
     lines += [f"  {problem}" for problem in document["problems"]]
     lines += [f"warning: {warning}" for warning in document["warnings"]]
     for resource in found.resources:
-        count = f"{len(resource.devices)} of {len(resource.candidates)} devices"
+        used = [device for device in resource.devices if device not in resource.unused]
+        count = f"{len(used)} of {len(resource.candidates)} devices"
         in_slices = document["slices"].get(resource.resource_name)
         offered = _number(resource.units, "unit") if in_slices is None else _number(in_slices, "device") + " in slices"
         lines.append(f"{resource.resource_name} ({resource.kind}): {count}, {offered}")
@@ -148,8 +152,8 @@ def _lines(source: str, document: dict[str, Any], found: Account, snapshot: Snap
             f"  {match.field} {match.text}".rstrip() + f": {_short(match.devices, snapshot)}"
             for match in resource.selectors
         ]
-        lines.append(f"  takes {_short(resource.devices, snapshot)}")
-        lines += [f"  leaves out {each}" for each in resource.left_out if each.resource]
+        lines.append(f"  takes {_short(used, snapshot)}")
+        lines += [f"  {_FATES.get(each.why, 'leaves out')} {each}" for each in resource.left_out if each.resource]
         if in_slices:
             lines.append(f"  the scheduler sees {some(in_slices, SHOWN_DEVICES)}")
     for name, places in document["networks"].items():

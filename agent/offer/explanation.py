@@ -36,6 +36,8 @@ class Explanation:
     """What it selects, but an earlier resource has."""
     devices: tuple[str, ...]
     """Those that it gets."""
+    unused: tuple[str, ...]
+    """Those of them that make no rail."""
     units: tuple[str, ...]
     """Under which IDs they are offered."""
     left_out: tuple[LeftOut, ...]
@@ -70,16 +72,20 @@ def _explain(resource: Resource, assignment: Assignment, offer: Offer, reasons: 
     found: list[Candidate] = []
     matches: list[SelectorMatch] = []
     for path, kind, select in selectors_of(resource):
-        mine = [c for _, c in offered_candidates(resource, kind, offer.snapshot)]
-        found += mine
-        matches += _matches(path, select, mine)
+        of_kind = [c for _, c in offered_candidates(resource, kind, offer.snapshot)]
+        found += of_kind
+        matches += _matches(path, select, of_kind)
+    mine = offer.pools.get(resource.name) or offer.offered[resource.name]
+    used = {device for unit in mine for device in (*unit.devices, unit.gpu)}
+    taken = [each.candidate for each in assignment.taken[resource.name]]
     return Explanation(
         resource_name=resource.name,
         kind=resource.kind,
         candidates=tuple(c.label for c in found),
         selectors=tuple(matches),
         lost=tuple(overlap for overlap in assignment.overlaps if overlap.loser == resource.name),
-        devices=tuple(taken.candidate.label for taken in assignment.taken[resource.name]),
+        devices=tuple(each.label for each in taken),
+        unused=tuple(each.label for each in taken if resource.kind == "rail" and each.device not in used),
         units=tuple(unit.unit_id for unit in offer.offered[resource.name]),
         left_out=reasons,
     )

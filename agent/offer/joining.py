@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import astuple
 from typing import Any
 
 from agent.config import Config
@@ -24,7 +25,7 @@ def places_of(network: Network, config: Config, offer: Offer) -> tuple[Place, ..
     for place in _places(network, config, offer):
         if _tells(place, network):
             found.setdefault(place.only(network.words), place)
-    return tuple(found[each] for each in sorted(found, key=str))
+    return tuple(found[each] for each in sorted(found, key=_order))
 
 
 def planes_joined(network: Network, config: Config, offer: Offer) -> Mapping[int, tuple[Place, ...]]:
@@ -34,6 +35,10 @@ def planes_joined(network: Network, config: Config, offer: Offer) -> Mapping[int
         if place.rail is not None and place.plane is not None:
             found.setdefault(place.rail, {}).setdefault(place.plane, place)
     return {rail: tuple(mine[plane] for plane in sorted(mine)) for rail, mine in found.items() if len(mine) > 1}
+
+
+def _order(place: Place) -> tuple[tuple[bool, Any], ...]:
+    return tuple((value is not None, value) for value in astuple(place))
 
 
 def strangers(network: Network, config: Config, offer: Offer) -> tuple[str, ...]:

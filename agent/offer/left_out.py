@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from agent.config import Resource, Select, SriovPool
 from agent.config.contradictions import selectors_of
@@ -24,102 +23,9 @@ from agent.offer.selectors import (
     refusing,
     takes_vfs_of,
 )
+from agent.offer.why import Why
 
-
-class Why(StrEnum):
-    """A word, which is the member itself, with its sentence and what to do. The nearest to being offered comes first.
-
-    `{}` stands for what differs: a resource, keys of a selector, a kind, the word of an ill unit.
-    """
-
-    text: str
-    remedy: str
-
-    def __new__(cls, word: str, text: str, remedy: str) -> Why:
-        member = str.__new__(cls, word)
-        member._value_ = word
-        member.text = text
-        member.remedy = remedy
-        return member
-
-    UNHEALTHY = (
-        "Unhealthy",
-        "offered, and unhealthy: {}",
-        "mend what the reason names (docs/health.md lists them)",
-    )
-    NOT_YET = "NotYet", "selected, and about to be listed", "wait a moment"
-    NO_NIC = (
-        "NoNic",
-        "without a NIC for a rail",
-        "select more NICs under nic.select, lower nic.count, or raise nic.shares of kind hca",
-    )
-    NO_GPU = (
-        "NoGpu",
-        "not needed by any GPU of the rails",
-        "raise nic.count, or narrow nic.select and offer the rest by a resource of its own",
-    )
-    NO_GPU_HERE = (
-        "NoGpuHere",
-        "selected for rails, which need GPUs that NVML shows, and this node has none",
-        "let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart), or take kind vf or nic with binding: late",
-    )
-    SLICED = (
-        "Sliced",
-        "cut into slices (MIG) that another resource offers",
-        "ask for the resource of the slices, or switch MIG off: nvidia-smi -mig 0",
-    )
-    TAKEN = (
-        "Taken",
-        "selected, but taken by {}",
-        "narrow the selector of one of the two: a device serves one resource",
-    )
-    NO_VFS = "NoVfs", "selected, but without VFs", "take kind nic or hca, or create VFs (sriov_numvfs)"
-    NO_SRIOV = (
-        "NoSriov",
-        "selected, but without SR-IOV, so it cannot have VFs",
-        "take kind nic, or hca if it has an RDMA device; if the adapter knows SR-IOV, turn it on in firmware and BIOS",
-    )
-    HAS_VFS = (
-        "HasVfs",
-        "selected, but with VFs, so not free as a whole",
-        "take kind vf or hca, or remove the VFs",
-    )
-    HOST_PORT = (
-        "HostPort",
-        "part of a bond, bridge or the like of the host",
-        "take it out of there, or share the adapter: kind hca",
-    )
-    DEFAULT_ROUTE = (
-        "DefaultRoute",
-        "needed by the host: its default route, or its way to the API server",
-        "give the host another way out, of a metric as low, or share the adapter if it has an RDMA device: kind hca",
-    )
-    PROTECTED = "Protected", "named by cni.protect", "take it out of cni.protect"
-    NO_DRIVER = (
-        "NoDriver",
-        "without a driver",
-        "echo ADDRESS > /sys/bus/pci/drivers_probe, or look in dmesg why the driver refuses it",
-    )
-    NO_RDMA = (
-        "NoRdma",
-        "without an RDMA device",
-        "if it can do RDMA, load its module (mlx5_ib, irdma, bnxt_re …); else take kind vf or nic without isRdma",
-    )
-    IN_A_POD = "InAPod", "with its RDMA device in a pod", "wait until that pod ends, or take kind vf"
-    NOT_IN_NVML = (
-        "NotInNvml",
-        "not shown by NVML, which kinds gpu and rail go by",
-        "let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart); of another vendor: NICs with binding: late",
-    )
-    NOT_SELECTED = "NotSelected", "not selected by {}", "widen that selector, or add a resource for the rest"
-    NOT_NETWORK = (
-        "NotNetwork",
-        "of a PCI class that is not a network controller's",
-        "take kind hca if it has an RDMA device; VFs of other devices are not offered",
-    )
-    OTHER_KIND = "OtherKind", "no resource is of kind {}", "add one, if pods need it"
-
-
+NO_KINDS: frozenset[str] = frozenset()
 _RANK = {why: number for number, why in enumerate(Why)}
 
 
@@ -184,7 +90,9 @@ def left_out(resources: Sequence[Resource], offer: Offer) -> tuple[LeftOut, ...]
         reasons = [(name, reasons[device.key]) for name, reasons in by_resource.items()]
         told = [(name, reason) for name, reason in reasons if reason is not None]
         if len(told) == len(reasons):
-            nearest[device.key] = min(told, key=lambda each: _RANK[each[1][0]], default=("", _of_another_kind(device)))
+            nearest[device.key] = min(
+                told, key=lambda each: _RANK[each[1][0]], default=("", _of_another_kind(device, NO_KINDS))
+            )
     found: Told = {}
     for device in devices:
         if device.key not in nearest:
@@ -210,7 +118,8 @@ def left_out_by(resources: Sequence[Resource], offer: Offer) -> Mapping[str, tup
         found: Told = {}
         for device in devices:
             reason = reasons[device.key]
-            if reason is not None:
+            vfs_are_here = reason == (Why.HAS_VFS, "") and (name, device.key) in offer.adapters
+            if reason is not None and not vfs_are_here:
                 found.setdefault((name, *reason, device.noun), []).append(device)
         made[name] = _listed(found, offer.snapshot)
     return made
@@ -218,7 +127,7 @@ def left_out_by(resources: Sequence[Resource], offer: Offer) -> Mapping[str, tup
 
 def _is_far(why: Why) -> bool:
     """Tell whether a reason is about no resource in particular."""
-    return why in (Why.OTHER_KIND, Why.NOT_IN_NVML)
+    return why in (Why.OTHER_KIND, Why.NOT_IN_NVML, Why.NOT_HANDED_OUT)
 
 
 def _listed(found: Told, snapshot: Snapshot) -> tuple[LeftOut, ...]:
@@ -286,6 +195,9 @@ def _reasons(
                 reasons[device.key] = _why(resource, halves, device, owners, bool(offer.snapshot.gpus))
             else:
                 reasons[device.key] = None if health.healthy else (Why.UNHEALTHY, health.reason)
+        if (Why.NO_NIC, "") in reasons.values():
+            few: Reason = Why.TOO_FEW, ""
+            reasons = {key: few if each == (Why.NO_GPU, "") else each for key, each in reasons.items()}
         found[resource.name] = reasons
     return devices, found
 
@@ -344,7 +256,9 @@ class _Half:
                 if pci.is_pf:
                     return Why.NO_VFS, ""
                 return (Why.DEFAULT_ROUTE if self._snapshot.is_needed(pci) else Why.NO_SRIOV), ""
-            return _of_another_kind(device)
+            return _of_another_kind(device, self._kinds)
+        if not candidates and pci is not None and (why := self._of_host(pci)) is not None:
+            return why, ""  # whatever the selector asks for: the host keeps it
         asked = candidates or ([candidate_of(pci, self._snapshot)] if pci is not None else [])
         refused = [refusing(self._groups, candidate) for candidate in asked]
         if all(refused):
@@ -372,16 +286,25 @@ class _Half:
             return (Why.IN_A_POD if device.rdma_devices else Why.NO_RDMA), ""
         if device.vfs:
             return Why.HAS_VFS, ""
-        if any(netdev.is_enslaved for netdev in device.netdevs):
-            return Why.HOST_PORT, ""
-        if any(netdev.name in self._snapshot.only_ways for netdev in device.netdevs):
-            return Why.DEFAULT_ROUTE, ""
         return Why.NOT_NETWORK, ""
 
+    def _of_host(self, device: PciDevice) -> Why | None:
+        """Say why the host keeps an adapter or VF to itself; None if it does not, or another reason comes first."""
+        own = candidate_of(device, self._snapshot)
+        if self._kinds.isdisjoint({"vf", "nic"}) or device.vfs:
+            return None
+        if not {own.device, *own.netdevs}.isdisjoint(self._resource.protected):
+            return None
+        if any(netdev.is_enslaved for netdev in device.netdevs):
+            return Why.HOST_PORT
+        return Why.DEFAULT_ROUTE if self._snapshot.is_needed(device) else None
 
-def _of_another_kind(device: _Device) -> Reason:
-    if not device.kinds:
-        return Why.NOT_IN_NVML, ""
+
+def _of_another_kind(device: _Device, asked: frozenset[str]) -> Reason:
+    """Say why a resource of the kinds that are asked for, or no resource at all, has nothing to do with a device."""
+    if device.noun == "GPU" or not device.kinds:
+        unseen = "gpu" in asked and "gpu" not in device.kinds
+        return Why.NOT_IN_NVML if unseen else Why.NOT_HANDED_OUT, ""
     kinds = device.kinds
     if device.noun == "adapter" and device.pci is not None:
         kinds = frozenset({"vf" if device.pci.vfs else "nic"} | ({"hca"} if device.pci.rdma_devices else set()))

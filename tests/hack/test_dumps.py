@@ -12,6 +12,7 @@ from zlib import compress
 
 import pytest
 
+from agent.__main__ import main
 from agent.errors import ConfigError
 from agent.hardware.sysfs.vpd import write_adapter_id
 from agent.sim import recorded
@@ -131,6 +132,17 @@ def test_what_a_user_sends_becomes_a_node_whose_nearness_can_be_looked_at(
         cwd=ROOT,
     )
     assert [line for line in expected if line not in shown.stdout] == [], shown.stdout
+
+
+def test_an_adapter_that_is_offered_and_unhealthy_is_not_said_to_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node, config = tmp_path / "sent.json", tmp_path / "config.yaml"
+    node.write_text(recorded.dump(from_rdma_topo(json.dumps(gb300_dump()), "sent", "")))
+    config.write_text("resources: [{name: a/hca, kind: hca, select: {netdevs: [ibp3s0]}}]")
+    main(["check-config", "--node", str(node), str(config)])
+    shown = capsys.readouterr().out
+    assert "\n  unhealthy: 1 adapter (ibp3s0): offered, and unhealthy: " in shown
 
 
 def test_vfs_are_left_out_and_what_joins_an_adapters_functions_stays() -> None:

@@ -11,15 +11,16 @@ from agent.model.device import PciDevice, is_accelerator, is_vfio
 from agent.model.listed import grouped, some
 from agent.offer.cautions import cautions
 from agent.offer.joining import strangers, template_problems
-from agent.offer.left_out import Why, left_out
+from agent.offer.left_out import left_out
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
+from agent.offer.why import Why
 from agent.report.chart.matrix import why_not_known
 from agent.report.chart.tree import is_nic
 from agent.report.doctor.facts import Facts
 from agent.report.doctor.findings import Finding, Severity
 
-MEANT = frozenset((Why.NOT_SELECTED, Why.OTHER_KIND, Why.TAKEN, Why.SLICED))
+MEANT = frozenset((Why.NOT_SELECTED, Why.OTHER_KIND, Why.NOT_HANDED_OUT, Why.TAKEN, Why.SLICED))
 """Reasons that a configuration gives on purpose."""
 MELLANOX, NVIDIA = 0x15B3, 0x10DE
 _KERNEL_NAME = re.compile(r"(?:eth|ib|wlan)\d+")

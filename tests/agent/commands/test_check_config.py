@@ -9,6 +9,7 @@ import pytest
 from agent.__main__ import main
 
 SECOND = "{name: a/second, kind: vf, select: {rootDevices: ['0000:18:00.0']}}"
+RDMA_NICS = "{name: a/nic, kind: nic, select: {isRdma: true}, network: r}"
 TEN = {
     "a PF that is called otherwise": (
         "h100-8gpu",
@@ -79,6 +80,34 @@ TEN = {
         0,
         ["6 GPUs (GPUs 1–3, 5–7): without a NIC for a rail: select more NICs under nic.select, lower nic.count"],
     ),
+    "rails that need fewer VFs than are selected": (
+        "gb300-4gpu",
+        "resources: [{name: a/rail, kind: rail, nic: {kind: vf}}]",
+        0,
+        [
+            "a/rail (rail): 8 of 20 devices, 4 units\n  takes GPUs 0–3; enp3s0np0,",
+            "enP18p3s0np0: VF 0 each\n  unused: 12 VFs (enp3s0np0,",
+        ],
+    ),
+    "rails with a count that leaves adapters over": (
+        "gb200-cx8-4gpu",
+        "resources: [{name: a/rail, kind: rail, nic: {kind: nic, count: 3}}]",
+        0,
+        [
+            "  unused: 2 GPUs (GPUs 1, 3): without a NIC for a rail",
+            "  unused: 2 adapters (enp3s0f1np1, enP16p3s0f1np1): too few for the rail of another GPU: lower nic.count",
+        ],
+    ),
+    "adapters on a node with sixteen of them, and one of the host": (
+        "oci-h100-8gpu",
+        f"{{resources: [{RDMA_NICS}], networks: [{{name: r, ifName: 'r{{rail}}'}}]}}",
+        0,
+        [
+            "0000:d5:00.0, 0000:d5:00.1\n  leaves out 1 adapter (eth0): needed by the host",
+            "nothing to do, unless the host gets another way out",
+            "ifName r9\n  rail 10,",
+        ],
+    ),
     "rails of GPUs that NVML does not show": (
         "mi250-8gpu",
         "{resources: [{name: a/rail, kind: rail}], topology: {rails: [ens9, ens1np0]}}",
@@ -99,6 +128,12 @@ NOT_SHOWN = {
         f"{{resources: [{PLANE_RAILS}], topology: {{rails: {PLANES}}}}}",
         "a/rail (rail): 24 of 24 devices, 8 units",
         "not needed by any GPU",
+    ),
+    "an adapter is left out although a pool takes its VFs": (
+        "h100-8gpu",
+        '{"resourceList": [{"resourceName": "vf", "selectors": {"pfNames": ["ens1f0np0"]}}]}',
+        "takes ens1f0np0: VFs 0–7",
+        "selected, but with VFs",
     ),
     "a network of one PF is joined by another": (
         "h100-8gpu",

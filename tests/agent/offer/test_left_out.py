@@ -11,8 +11,9 @@ import pytest
 
 from agent.config import Config, parse
 from agent.model.device import MigDevice, PciDevice, Snapshot, is_accelerator
-from agent.offer.left_out import LeftOut, Why, left_out, left_out_by
+from agent.offer.left_out import LeftOut, left_out, left_out_by
 from agent.offer.units import plain_offer
+from agent.offer.why import Why
 from agent.report.chart.tree import is_nic
 
 Snapshots = Callable[[str], Snapshot]
@@ -79,6 +80,8 @@ FIRST = "{name: a/first, kind: hca, select: {pf: [ens1f0np0]}}"
 MELLANOX = "select: {vendors: ['15b3']}"
 RAILS = "{name: a/rail, kind: rail, nic: {kind: hca, shares: 1, select: {pf: [PFS]}}}"
 FOUR = RAILS.replace("PFS", "ens1f0np0, ens2f0np0, ens3f0np0, ens4f0np0")
+THREES = "{name: a/rail, kind: rail, nic: {kind: hca, shares: 1, count: 3}}"
+RDMA_NICS = "{name: a/nic, kind: nic, select: {isRdma: true}}"
 ALL_BUT_LITTLE = "{name: a/rail, kind: rail, gpu: {pciAddresses: ['0000:1b:00.0']}, nic: {kind: hca}}"
 
 
@@ -112,7 +115,12 @@ ALL_BUT_LITTLE = "{name: a/rail, kind: rail, gpu: {pciAddresses: ['0000:1b:00.0'
             *(VF, Why.NOT_SELECTED, "select"),
         ),
         (same, HCAS, VF, Why.OTHER_KIND, "vf"),
-        (same, VFS, GPU, Why.OTHER_KIND, "gpu"),
+        (same, VFS, GPU, Why.NOT_HANDED_OUT, ""),
+        (unseen, VFS, GPU, Why.NOT_HANDED_OUT, ""),
+        (same, "{name: a/acc, kind: accelerator}", GPU, Why.NOT_HANDED_OUT, ""),
+        (same, THREES, "0000:da:00.0", Why.TOO_FEW, ""),
+        (all_of(without_vfs, routed, one(PF, rdma_devices=())), RDMA_NICS, PF, Why.DEFAULT_ROUTE, ""),
+        (all_of(without_vfs, each(in_a_bond)), "{name: a/nic, kind: nic, select: {pf: [x]}}", PF, Why.HOST_PORT, ""),
         (same, VFS, PF, None, ""),
         (same, "", PF, Why.OTHER_KIND, "hca or vf"),
         (without_vfs, "", PF, Why.OTHER_KIND, "hca or nic"),

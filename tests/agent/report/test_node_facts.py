@@ -26,9 +26,9 @@ from agent.model.allocation import PodRef
 from agent.model.counters import Counters
 from agent.model.device import Snapshot
 from agent.model.health import HEALTHY
-from agent.offer.left_out import Why
 from agent.offer.offer import Offer, Unit
 from agent.offer.units import plain_offer
+from agent.offer.why import Why
 from agent.process.conditions import Conditions
 from agent.report.events import Events
 from agent.report.metrics import Metrics
@@ -76,7 +76,7 @@ def test_why_devices_are_left_out_is_worked_out_again_only_if_lists_or_hardware_
     node.facts.config.set(Config(resources=resources))
     node.offer.set(plain_offer(resources, snapshot))
     first = node.facts.left_out()
-    assert Counter(each.why for each in first) == {Why.NO_VFS: 1, Why.OTHER_KIND: 1}
+    assert Counter(each.why for each in first) == {Why.NO_VFS: 1, Why.NOT_HANDED_OUT: 1}
 
     def where_vfs(**changes: Any) -> Snapshot:
         return replace(snapshot, devices=tuple(replace(d, **changes) if d.is_vf else d for d in snapshot.devices))
