@@ -152,7 +152,7 @@ def test_gpus_without_a_nic_are_no_rail_and_end_with_status_5(
     path = tmp_path / "config.yaml"
     path.write_text("resources: [{name: rdma/rail, kind: rail, nic: {kind: vf, select: {pf: [ens1f0]}}}]")
     assert main(["check-config", "--node", "h100-8gpu", str(path)]) == 5
-    assert "rdma/rail (rail): 8 of 72 devices, 0 units" in capsys.readouterr().out
+    assert "rdma/rail (rail): 0 of 72 devices, 0 units" in capsys.readouterr().out
 
 
 def test_a_wrong_config_ends_with_status_2_and_every_problem(
