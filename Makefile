@@ -16,7 +16,7 @@ shim: setup ## the static CNI relay for amd64 and arm64, in build/shim
 
 demo: setup ## a simulated node with GPUs and VFs, the agent, and pods that come and go
 	@$(NATIVE)
-	@.venv/bin/nodefabric demo --relay build/shim/native/nodefabric-cni
+	@.venv/bin/python -m hack.sim.demo
 
 test: check ## every check, and all tests that need no more than this machine: minutes
 	@hack/setup --tests

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 from agent.commands import run, version
 from agent.commands.options import (
@@ -21,16 +22,19 @@ from agent.commands.options import (
 from agent.errors import AgentError, ConfigError, InUse, RequestInvalid, Unavailable
 from agent.model.printable import one_line, unknown
 
+if TYPE_CHECKING:
+    from agent.hardware.host import Host
+
 __all__ = ["DEFAULT_CONFIG", "main"]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status."""
+def main(arguments: Sequence[str] | None = None, open_host: Callable[[], Host] | None = None) -> int:
+    """Run one command and return its exit status. `open_host` opens another host than the options name."""
     words = sys.argv[1:] if arguments is None else arguments
     parser, commands = _parser_and_commands(for_agent=words[:1] == ["run"])
     if words and not words[0].startswith("-") and words[0] not in commands:
         parser.error(f"{one_line(words[0])} {unknown(words[0], commands, 'command')}")
-    options = parser.parse_args(words)
+    options = parser.parse_args(words, argparse.Namespace(open_host=open_host))
     try:
         return int(options.run(options))
     except ConfigError as error:
@@ -89,7 +93,6 @@ def _parser_and_commands(*, for_agent: bool) -> tuple[argparse.ArgumentParser, C
         check_config,
         completion,
         config_schema,
-        demo,
         doctor,
         events,
         pause_gpus,
@@ -100,7 +103,7 @@ def _parser_and_commands(*, for_agent: bool) -> tuple[argparse.ArgumentParser, C
     )
     from cni.install import commands as commands_of_cni
 
-    for module in (demo, status, events, release, pause_gpus, topology, check_config, config_schema, doctor):
+    for module in (status, events, release, pause_gpus, topology, check_config, config_schema, doctor):
         module.add(command)
     commands_of_cni.add(command)
     uninstall.add(command)

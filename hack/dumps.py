@@ -20,11 +20,11 @@ from zlib import decompress
 from zlib import error as ZlibError
 
 from agent.errors import ConfigError, HardwareError
+from agent.hardware import recorded
 from agent.hardware.sysfs.scan import PCI_DEVICES
 from agent.hardware.sysfs.vpd import read_adapter_id
 from agent.model.data_direct import is_data_direct
 from agent.model.device import NO_NUMA_NODE, is_pci_address
-from agent.sim import recorded
 from hack.node_tree import Ids, NodeTree, guid, mac
 
 LEFT_OUT = "VFs; the state of links, MAC addresses, GUIDs and numbers of device files are made up"

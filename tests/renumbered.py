@@ -6,8 +6,8 @@ import json
 import re
 from pathlib import Path
 
-from agent.sim import recorded
-from agent.sim.machine import SimulatedMachine
+from agent.hardware import recorded
+from hack.sim.machine import SimulatedMachine
 
 NUMBERED = ("uverbs", "umad", "issm", "mlx5_", "iommu_groups/")
 BOOT_ID = "11111111-2222-3333-4444-555555555555\n"

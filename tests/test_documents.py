@@ -14,10 +14,10 @@ from agent.__main__ import _parser
 from agent.config.compat.keys import OF_OTHER_PLUGINS
 from agent.config.networks import REPLACED
 from agent.errors import RequestInvalid
+from agent.hardware import recorded
 from agent.process.startup import check
-from agent.sim import recorded
-from agent.sim.machine import SimulatedMachine
 from cni import netconf, protocol
+from hack.sim.machine import SimulatedMachine
 from tests.documents import blocks, first_cells, headings
 
 REPOSITORY = Path(__file__).parents[1]

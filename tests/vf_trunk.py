@@ -16,7 +16,7 @@ from pathlib import Path
 from agent.hardware.sysfs import trunk
 from agent.model import vlan_ids
 from agent.model.allocation import VfSettings
-from agent.sim.machine import RecordedVfControl
+from hack.sim.machine import RecordedVfControl
 
 PAGE = 4096
 

@@ -24,7 +24,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Write the script for one shell."""
     import shtab
 
-    from agent.sim import recorded
+    from agent.hardware import recorded
 
     _say_what_values_are(parser, _nodes(recorded.names()))
     return shtab.complete(parser, shell)

@@ -60,7 +60,7 @@ def _doctor(options: argparse.Namespace) -> int:
     except ConfigError as error:
         problems = tuple(error.problems)
     with open_looked_at(options) as host:
-        root = options.root if options.simulate is None and options.node is None else Path(host.root)
+        root = Path(host.root)
         is_here = options.root == Path("/") and options.node is None
         cluster = _cluster() if config is not None and config.offers_dra and is_here else None
         file = config.placement.topology_file if config is not None else None

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from agent.config import Config, Flags, load_legible
 from agent.config.compat.sriov import DEFAULT_PREFIX
@@ -22,6 +22,7 @@ from agent.model.printable import joined
 
 if TYPE_CHECKING:
     from agent.hardware.host import Host
+    from agent.hardware.recorded import RecordedNode
     from agent.model.device import Snapshot
 
 
@@ -104,7 +105,6 @@ def add_host(parser: argparse.ArgumentParser) -> Any:
     where = parser.add_mutually_exclusive_group()
     text = "where /sys, /proc and /dev are (default: /)"
     where.add_argument("--root", type=Path, default=Path("/"), metavar="FOLDER", help=text)
-    where.add_argument("--simulate", type=Path, metavar="FOLDER", help="a simulated node, as the demo makes one")
     return where
 
 
@@ -121,16 +121,12 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def open_host(options: argparse.Namespace, *, for_one_look: bool = False) -> Host:
-    """Open the host that `add_host`'s options name. Close it when done.
+    """Open the host that `add_host`'s options name, or that the caller of `main` opens. Close it when done.
 
     `for_one_look` waits for GPUs that take their time: without the driver's persistence mode, a second each and more.
     """
-    if options.simulate is not None:
-        from agent.sim.machine import SimulatedMachine
-
-        if not (options.simulate / "gpus.json").is_file():
-            raise ConfigError(str(options.simulate), ["is no simulated node: name a folder that the demo made"])
-        return SimulatedMachine.open(options.simulate)
+    if options.open_host is not None:
+        return cast("Host", options.open_host())
     from agent.hardware.machine import Machine
     from agent.hardware.nvml.monitor import DEFAULT_PACE, Pace
 
@@ -142,8 +138,8 @@ def open_host(options: argparse.Namespace, *, for_one_look: bool = False) -> Hos
 
 
 @contextmanager
-def open_looked_at(options: argparse.Namespace) -> Iterator[Host]:
-    """Open this machine, another root, a simulated node or a recorded one, as `add_hardware`'s options say."""
+def open_looked_at(options: argparse.Namespace) -> Iterator[Host | RecordedNode]:
+    """Open this machine, another root or a recorded node, as `add_hardware`'s options say."""
     if options.node is None:
         host = open_host(options, for_one_look=True)
         try:
@@ -151,17 +147,10 @@ def open_looked_at(options: argparse.Namespace) -> Iterator[Host]:
         finally:
             host.close()
         return
-    from agent.sim import recorded
-    from agent.sim.machine import SimulatedMachine
+    from agent.hardware import recorded
 
     with tempfile.TemporaryDirectory(prefix="nodefabric-") as folder:
-        node = recorded.load(recorded.named(options.node))
-        SimulatedMachine.create(Path(folder) / "node", node, with_links=False)
-        simulated = SimulatedMachine.open(Path(folder) / "node")
-        try:
-            yield simulated
-        finally:
-            simulated.close()
+        yield recorded.RecordedNode.lay_out(recorded.load(recorded.named(options.node)), Path(folder))
 
 
 @contextmanager

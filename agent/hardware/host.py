@@ -1,7 +1,7 @@
 """`Host`: the node's hardware behind one face, so that a simulated node can take its place.
 
 Everything above this package reaches the kernel through a Host. `agent.hardware.machine.Machine`
-is the real one; `agent.sim.machine` puts a node file in its place, on real kernel links.
+is the real one; `hack.sim.machine` puts a node file in its place, on real kernel links.
 All methods block; call them from a thread.
 """
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
+from agent.hardware import recorded
 from agent.model.vf_identity import Rail
-from agent.sim import recorded
-from agent.sim.machine import SimulatedMachine
+from hack.sim.agent import main as simulated_main
+from hack.sim.machine import SimulatedMachine
 from tests.agent.books import open_books
 
 CONFIG = "resources: [{name: rdma/vf, kind: vf}]"
@@ -73,7 +74,7 @@ def test_check_config_numbers_rails_by_the_books_of_the_node_or_says_that_there_
     rails = "networks: [{name: rails, ifName: 'r{rail}'}]"
     path.write_text(f"resources: [{{name: rdma/vf, kind: vf, network: rails}}]\nstateDir: {state}\n{rails}")
     command = ["check-config", "--simulate", str(node), str(path)]
-    assert main(command) == 0
+    assert simulated_main(command) == 0
     shown = capsys.readouterr().out
     assert "  rail 0, ens1f0np0: ifName r0\n" in shown
     why = f"{state}/ledger.db is not there"
@@ -81,7 +82,7 @@ def test_check_config_numbers_rails_by_the_books_of_the_node_or_says_that_there_
     state.mkdir()
     with open_books(state) as books:
         books.keep_rails([Rail(5, "0000:18:00.0", "", "ens1f0np0"), Rail(6, "0000:ff:00.0", "away", "ens9f0np0")])
-    assert main(command) == 0
+    assert simulated_main(command) == 0
     shown = capsys.readouterr().out
     assert "  rail 5, ens1f0np0: ifName r5\n" in shown
     assert "first start" not in shown
@@ -196,7 +197,7 @@ def test_doctor_goes_by_the_topology_file_of_the_configuration(
     file.write_text('<system><cpu numaid="0"><pci busid="0001:00:00.0"/></cpu></system>')
     node = recorded.load(recorded.named("azure-nd-h100"))
     SimulatedMachine.create(tmp_path / "node", node, with_links=False)
-    main(["doctor", "--simulate", str(tmp_path / "node"), "--config", str(path)])
+    simulated_main(["doctor", "--simulate", str(tmp_path / "node"), "--config", str(path)])
     assert "shows no PCIe switch that a GPU and a NIC have in common" in capsys.readouterr().out
 
 
@@ -216,9 +217,8 @@ def test_an_unknown_node_ends_with_status_2_and_the_names_there_are(capsys: pyte
     assert "h100-8gpu" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--root", "--simulate"])
-def test_a_folder_that_is_no_host_ends_with_status_2(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["topology", option, "/nowhere"]) == 2
+def test_a_folder_that_is_no_host_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topology", "--root", "/nowhere"]) == 2
     assert capsys.readouterr().err.startswith("/nowhere: ")
 
 

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.config import Config, HealthSettings, Resource
+from agent.hardware import recorded
 from agent.health import HealthBook
 from agent.inventory import Inventory
 from agent.kubelet.podresources import PodResources
@@ -23,10 +24,9 @@ from agent.process.conditions import NO_POD_NEEDS, Conditions
 from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
-from agent.sim import recorded
-from agent.sim.machine import SimulatedMachine
 from agent.state import Latest
 from cni.node import Node
+from hack.sim.machine import SimulatedMachine
 from tests.agent.books import open_books
 from tests.awaiting import until
 from tests.deviceplugin.rig import new_kubelet

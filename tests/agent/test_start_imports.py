@@ -13,7 +13,7 @@ LATER = {
     "urllib3",
     "agent.cluster.publications",
     "agent.report.doctor",
-    "agent.sim",
+    "hack.sim",
     "cni.install.installation",
 }
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.hardware import recorded
 from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.sysfs.scan import scan
 from agent.model.device import Snapshot
-from agent.sim import recorded
 from tests.browser.chromium import Browser, program
 from tests.browser.shown import ShownNode, showing, with_many_vfs
 

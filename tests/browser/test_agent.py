@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.sim.stage import Stage
+from hack.sim.stage import Stage
 from tests.browser.chromium import Browser
 from tests.browser.conftest import find_browser
 from tests.e2e.conftest import RELAY

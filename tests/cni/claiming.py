@@ -20,7 +20,6 @@ from agent.model.allocation import PodRef
 from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
 from agent.model.health import HEALTHY
 from agent.offer.offer import Offer, Unit
-from agent.sim.machine import SimulatedMachine
 from agent.state import Latest
 from cni.attachment import Attachments, Settings
 from cni.claims import ClaimReader, PodClaims
@@ -29,6 +28,7 @@ from cni.holders import Holders
 from cni.node import Node
 from cni.slots.bound import BoundSlots
 from cni.told import RailFiles, Teller
+from hack.sim.machine import SimulatedMachine
 from tests.cni.networks import PREVIOUS, network
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
 

@@ -25,11 +25,11 @@ from agent.process.conditions import Conditions
 from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
-from agent.sim.machine import SimulatedMachine
 from agent.state import Latest
 from cni import protocol
 from cni.node import Node
 from cni.protocol import Answer, Request
+from hack.sim.machine import SimulatedMachine
 from tests.agent.books import open_books
 from tests.cni import tiny_node
 from tests.cni.networks import network
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 OURS = tuple(str(ROOT / name) + "/" for name in ("agent", "cni", "deviceplugin", "proto"))
 MOST = 48
 """Beside the node's stand-in: the server, what the call names, the mode, the ledger, netlink, and the values of all."""
-STAND_IN = str(ROOT / "agent/sim") + "/"
+STAND_IN = str(ROOT / "hack/sim") + "/"
 
 
 def is_ours(frame: FrameType) -> bool:

@@ -26,11 +26,11 @@ from agent.errors import (
 )
 from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
-from agent.sim.machine import RecordedVfControl, SimulatedMachine
 from agent.state import Latest
 from cni.attachment import Attachments
 from cni.modes.returning import spare_name
 from cni.node import Node
+from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.tiny_node import ASKED, Rig, netdev, open_rig, stub_answer, vf
 from tests.cni.told_grants import ToldGrants

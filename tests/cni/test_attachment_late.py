@@ -13,11 +13,11 @@ import pytest
 from agent.errors import AgentError, DeviceBusy
 from agent.hardware.host import Link, LinkChange
 from agent.model.allocation import PodRef
-from agent.sim.machine import SimulatedMachine
 from cni.attachment import Attachments
 from cni.grants import GrantedDevice
 from cni.in_flight import InFlight
 from cni.node import Node
+from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, open_rig, vf

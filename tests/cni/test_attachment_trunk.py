@@ -15,8 +15,8 @@ import pytest
 from agent.errors import AttachmentError, HardwareError, NetlinkFailed
 from agent.hardware.sysfs import trunk
 from agent.model.allocation import VfSettings
-from agent.sim.machine import SimulatedMachine
 from cni.grants import GrantedDevice
+from hack.sim.machine import SimulatedMachine
 from tests import sandbox
 from tests.cni import tiny_node
 from tests.cni.killed import kill_at_each_step

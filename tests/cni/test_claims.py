@@ -14,8 +14,8 @@ from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import PodRef
 from agent.model.claims import ClaimState
-from agent.sim.rdma import SimulatedRdma
 from cni.targets import names_of
+from hack.sim.rdma import SimulatedRdma
 from tests.agent.books import open_books
 from tests.cni import tiny_node
 from tests.cni.claiming import RESOURCES, Kubelet, Scene, of_share, of_vf

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agent.errors import DeviceBusy, HardwareError
-from agent.sim.machine import SimulatedMachine
 from cni.heal import Background
+from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.modes.stepping import Stepping
 from tests.cni.reconciled import reconciler_of

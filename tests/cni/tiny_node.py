@@ -15,11 +15,10 @@ from typing import Any
 
 from agent.errors import AgentError
 from agent.hardware.host import Host, Link
+from agent.hardware.recorded import Node
 from agent.ledger import Ledger
 from agent.model.allocation import LONGEST_PAUSE_SECONDS, PodRef, VfSettings
 from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
-from agent.sim.machine import SimulatedMachine
-from agent.sim.recorded import Node
 from agent.state import Latest
 from cni import netconf
 from cni.attach import MAX_ADDING
@@ -29,6 +28,7 @@ from cni.grants import GrantedDevice
 from cni.heal import HEAL_SECONDS
 from cni.ipam.leases import LeaseBook
 from cni.node import Node as CniNode
+from hack.sim.machine import SimulatedMachine
 from tests.cni.told_grants import ToldGrants
 from tests.waiting import until
 

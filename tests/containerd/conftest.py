@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import CONFIG, Stage
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import CONFIG, Stage
 from tests import sandbox
 from tests.containerd import machine, runtime
 from tests.containerd.cgroups import Cgroups

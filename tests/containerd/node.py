@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.model.device import Snapshot
-from agent.sim.stage import Stage, wait
+from hack.sim.stage import Stage, wait
 from proto.cri.v1 import api_pb2
 from tests.containerd import image, machine
 from tests.containerd.cri import Done, container_config, sandbox_config
@@ -49,7 +49,7 @@ class Node:
         """Start the stand-in as one that leaves sandboxes alone."""
         places = {"dir": "kubelet", "manifests": "manifests", "status": "pods", "netns-dir": "netns"}
         words = [text for key, name in places.items() for text in (f"--{key}", str(self.stage.folder / name))]
-        self.stage.spawn("kubelet", ["-m", "agent.sim.kubelet", *words, "--seed", "7", *options], {})
+        self.stage.spawn("kubelet", ["-m", "hack.sim.kubelet", *words, "--seed", "7", *options], {})
 
     def install(self, version: str) -> None:
         """Write the cluster network, and have our plugin installed and chained into it."""

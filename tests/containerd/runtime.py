@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from agent.sim.stage import wait
+from hack.sim.stage import wait
 from tests.containerd import image, machine
 from tests.containerd.cgroups import Cgroups
 from tests.containerd.cri import Cri, RuntimeRefused

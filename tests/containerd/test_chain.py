@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import wait
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import wait
 from tests.containerd.node import Node
 
 OURS = "the nodefabric agent"

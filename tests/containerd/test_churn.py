@@ -10,9 +10,9 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from agent.sim.demo import not_back, still_attached
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import settled
+from hack.sim.demo import not_back, still_attached
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import settled
 from tests.containerd.node import Node, Pod
 
 PODS = int(os.environ.get("NODEFABRIC_CHURN_PODS", "12"))

@@ -12,9 +12,9 @@ import pytest
 
 from agent.edits.metadata import IN_CONTAINERS
 from agent.model.device import Snapshot
-from agent.sim.demo import not_back, still_attached
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import settled, wait
+from hack.sim.demo import not_back, still_attached
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import settled, wait
 from tests.containerd import machine
 from tests.containerd.cri import Done
 from tests.containerd.node import Node, Pod

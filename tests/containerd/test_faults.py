@@ -15,9 +15,9 @@ import pytest
 from agent.hardware.host import Link
 from agent.kubelet.cri import ContainerRuntime
 from agent.model.allocation import PodRef
-from agent.sim.demo import not_back, still_attached
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import settled, wait
+from hack.sim.demo import not_back, still_attached
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import settled, wait
 from tests.containerd.cri import RuntimeRefused
 from tests.containerd.node import Node, Pod
 from tests.containerd.suites import RUNTIMES

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent.errors import AgentError
-from agent.sim.stage import CONFIG, Stage, wait
+from hack.sim.stage import CONFIG, Stage, wait
 from tests.containerd.conftest import CNI_VERSIONS
 from tests.containerd.cri import RuntimeRefused
 from tests.containerd.manifest import SECCOMP, ContainerFailed, ManifestPod
@@ -30,6 +30,17 @@ OF_ARM = {"arm_fadvise64_64", "arm_sync_file_range", "sync_file_range2", "breakp
 """Calls that the runtime's own profile has on that architecture."""
 HOST_FOLDERS = (Path("/etc"), Path("/var/lib"))
 """In which kubelet makes folders for mounts; the test sees what is changed there, and the machine does not."""
+ROOT = Path(__file__).parents[2]
+SIMULATION = "/opt/simulation"
+PROGRAM = f"""#!/usr/bin/python3.11 -sP
+import sys
+
+sys.path.append("{SIMULATION}")
+from hack.sim.agent import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+"""In place of the image's program: the image has no simulated nodes."""
 
 
 class Cluster:
@@ -80,7 +91,14 @@ class Cluster:
     def start_agent(self, pod: ManifestPod, agent: Document) -> None:
         """Start the agent's container and wait for its readiness probe. Only where its hardware is, is not the
         manifest's."""
-        more = {str(self._simulated): self._simulated}
+        program = self.node.stage.folder / "nodefabric"
+        program.write_text(PROGRAM)
+        program.chmod(0o755)
+        more = {
+            str(self._simulated): self._simulated,
+            "/usr/local/bin/nodefabric": program,
+            f"{SIMULATION}/hack": ROOT / "hack",
+        }
         self.agent = pod.start(agent, "--simulate", str(self._simulated), more_mounts=more)
         command = agent["readinessProbe"]["exec"]["command"]
         try:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from agent.hardware import recorded
 from agent.model.topology import Locality
 from agent.placement import Distances
-from agent.sim import recorded
-from agent.sim.demo import not_back, still_attached
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import CONFIG, settled, wait
+from hack.sim.demo import not_back, still_attached
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import CONFIG, settled, wait
 from tests.containerd import machine
 from tests.containerd.node import Node, Pod
 from tests.containerd.suites import RUNTIMES

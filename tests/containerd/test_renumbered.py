@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from agent.hardware import recorded
 from agent.model.device import Snapshot
-from agent.sim import recorded
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import CONFIG, Stage
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import CONFIG, Stage
 from tests.containerd import machine
 from tests.containerd.cri import RuntimeRefused
 from tests.containerd.node import Node, Pod

@@ -23,8 +23,8 @@ from agent.hardware.nvml.library import Nvml, is_installed
 from agent.hardware.rdma import RdmaNetlink
 from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger
-from agent.sim.kubelet import Kubelet
 from cni.install.folder import FolderChanges
+from hack.sim.kubelet import Kubelet
 
 DEADLINE = 30.0
 FOLDER = Path("/tmp")

@@ -13,15 +13,15 @@ import pytest
 
 from agent import config
 from agent.config import Config
+from agent.hardware import recorded
 from agent.hardware.adapter_ids import with_adapter_ids
 from agent.offer.cautions import cautions
 from agent.offer.explanation import explain_all
 from agent.offer.joining import places_of, told
 from agent.offer.units import plain_offer
 from agent.process.startup import check
-from agent.sim import recorded
-from agent.sim.machine import SimulatedMachine
 from cni import netconf
+from hack.sim.machine import SimulatedMachine
 from tests.daemonset.manifests import BASE, FOLDER, Document, documents
 
 EXAMPLES = FOLDER / "examples"

@@ -12,9 +12,9 @@ import yaml
 
 from agent import config
 from agent.__main__ import _parser
+from agent.hardware import recorded
 from agent.process.startup import check
-from agent.sim import recorded
-from agent.sim.machine import SimulatedMachine
+from hack.sim.machine import SimulatedMachine
 from tests.daemonset.manifests import (
     CHART,
     COMPONENTS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -17,8 +18,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from agent.operator import probe
-from agent.sim.stage import CONFIG, Stage, wait
 from cni.install.commands import DEFAULT_RELAY
+from hack.sim.stage import CONFIG, Stage, wait
 from tests import sandbox
 from tests.daemonset.image import Image
 from tests.daemonset.manifests import FOLDER, REPOSITORY, Document
@@ -28,6 +29,8 @@ SBOM = "usr/share/nodefabric/sbom.spdx.json"
 MACHINES = {"amd64": 62, "arm64": 183}
 """e_machine of ELF files: EM_X86_64 and EM_AARCH64."""
 MOST_MIB = 150
+SIMULATION = Path("/tmp/simulation")
+"""In the image, beside what belongs to it: simulated nodes."""
 PF = "0000:18:00.0"
 """An adapter of the modelled node."""
 
@@ -101,13 +104,14 @@ def furnished(image: Image, own_network: None) -> Iterator[Image]:
         for name in ("proc", "sys", "dev"):
             subprocess.run(["mount", "--rbind", f"/{name}", image.root / name], check=True)
         subprocess.run(["mount", "-t", "tmpfs", "none", image.root / "tmp"], check=True)
+        shutil.copytree(REPOSITORY / "hack/sim", image.root / SIMULATION.relative_to("/") / "hack/sim")
         yield image
 
 
 def test_it_loads_each_library_and_listens_on_each_interface_of_the_kernel(furnished: Image) -> None:
     script = (Path(__file__).parent / "in_image.py").read_text()
     command = ["/usr/sbin/chroot", str(furnished.root), "/usr/bin/python3.11", "-sP", "-c", script]
-    environment = dict(entry.split("=", 1) for entry in furnished.told["OCIv1"]["config"]["Env"])
+    environment = simulating(furnished)
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
@@ -146,6 +150,12 @@ def test_its_agent_hears_of_a_link_that_goes_down_and_attaches_vfs(furnished: Im
             stage.close()
 
 
+def simulating(image: Image) -> dict[str, str]:
+    """Return the image's environment, in which the simulated node, which is not of the image, is found too."""
+    config = image.told["OCIv1"]["config"]
+    return {**dict(entry.split("=", 1) for entry in config["Env"]), "PYTHONPATH": str(SIMULATION)}
+
+
 def start_agent_of(image: Image, stage: Stage) -> None:
     """Start the image's agent in the image, where the stage's folder is at the same place."""
     place = image.root / stage.folder.relative_to("/")
@@ -153,8 +163,9 @@ def start_agent_of(image: Image, stage: Stage) -> None:
     subprocess.run(["mount", "--bind", stage.folder, place], check=True)
     config = image.told["OCIv1"]["config"]
     options = ["--config", str(stage.folder / "config.yaml"), *stage.host, "--log-format", "text"]
-    command = ["/usr/sbin/chroot", str(image.root), *config["Entrypoint"], *config["Cmd"], *options]
-    environment = {**dict(entry.split("=", 1) for entry in config["Env"]), "NODE_NAME": "sim-node"}
+    program = ["/usr/bin/python3.11", "-sP", "-m", "hack.sim.agent"]
+    command = ["/usr/sbin/chroot", str(image.root), *program, *config["Cmd"], *options]
+    environment = {**simulating(image), "NODE_NAME": "sim-node"}
     with (stage.folder / "agent.log").open("ab") as log:
         stage.processes["agent"] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 

@@ -8,10 +8,10 @@ import yaml
 
 from agent.__main__ import DEFAULT_CONFIG, _parser
 from agent.edits import spec_files
+from agent.hardware import recorded
 from agent.process.startup import check
-from agent.sim import recorded
-from agent.sim.machine import SimulatedMachine
 from cni.install.commands import DEFAULT_CONFIGURATIONS, DEFAULT_TARGET
+from hack.sim.machine import SimulatedMachine
 from tests.daemonset.manifests import (
     BASE,
     CHART,

@@ -17,15 +17,15 @@ from agent.health import HealthBook
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer
-from agent.sim.kubelet import Kubelet
-from agent.sim.plugins import Call
-from agent.sim.pods import Container, PodSpec
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
 from deviceplugin.informed import InformingBook
 from deviceplugin.plugins import DevicePlugins, Ground
 from deviceplugin.registration import Pace
 from deviceplugin.server import Observe, unobserved
+from hack.sim.kubelet import Kubelet
+from hack.sim.plugins import Call
+from hack.sim.pods import Container, PodSpec
 from tests.awaiting import until
 from tests.deviceplugin.machines import node
 

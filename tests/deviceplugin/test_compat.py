@@ -18,7 +18,7 @@ from agent.edits.container_edits import ContainerEdits
 from agent.errors import UnitUnhealthy
 from agent.model.device import CharDevice, RdmaDevice, Snapshot, VdpaDevice
 from agent.offer.units import list_units
-from agent.sim.pods import Container
+from hack.sim.pods import Container
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, node, without

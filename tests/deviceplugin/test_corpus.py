@@ -17,11 +17,11 @@ import yaml
 
 from agent import config
 from agent.errors import ConfigError
+from agent.hardware import recorded
 from agent.model.device import Snapshot
 from agent.offer.explanation import Explanation, explain_all
 from agent.offer.units import plain_offer
-from agent.sim import recorded
-from agent.sim.machine import SimulatedMachine
+from hack.sim.machine import SimulatedMachine
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.yaml"))
 SHOWN = 3

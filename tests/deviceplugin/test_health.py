@@ -11,7 +11,7 @@ from agent.health import HealthBook
 from agent.model.device import Snapshot
 from agent.model.gpu_health import GpuEvent
 from agent.model.health import Reason
-from agent.sim.pods import Container
+from hack.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
 from tests.deviceplugin.rig import Rig, rig, run

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from agent.config import Resource
-from agent.sim.pods import Container
+from hack.sim.pods import Container
 from tests.agent.books import attach, owner
 from tests.awaiting import until
 from tests.deviceplugin.rig import rig

@@ -10,7 +10,7 @@ import pytest
 from agent.config import Resource
 from agent.edits.gpus import GpuFiles
 from agent.model.device import NO_NUMA_NODE, Snapshot
-from agent.sim.pods import Container
+from hack.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
 from tests.deviceplugin.rig import RESOURCES, VF_ONLY, rig, run

@@ -17,7 +17,7 @@ import pytest
 from agent.errors import LedgerError
 from agent.ledger import Ledger
 from agent.model.allocation import Devices
-from agent.sim.pods import Container
+from hack.sim.pods import Container
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.awaiting import until
 from tests.deviceplugin.rig import VF_ONLY, Rig, rig, run

@@ -13,9 +13,9 @@ import pytest
 
 from agent.config import Config
 from agent.ledger import Ledger
-from agent.sim.pods import Container
 from agent.state import Latest
 from deviceplugin.plugins import DevicePlugins, Ground
+from hack.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.machines import node
 from tests.deviceplugin.rig import QUICK, VF_ONLY, all_counts, new_kubelet, plugins_on, rig, run

@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.config import RailNic, Resource, Select
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
-from agent.sim.pods import Container
+from hack.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.dra.nodes import recorded_node
 from tests.deviceplugin.machines import node, without

@@ -14,7 +14,7 @@ from agent.config import HealthSettings, RailNic, Resource, Select, parse_pf
 from agent.health import HealthBook
 from agent.model.allocation import Binding, PodRef
 from agent.model.health_policy import HealthPolicy
-from agent.sim.pods import Container
+from hack.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, node, without
 from tests.deviceplugin.rig import RESOURCES, Rig, rig, run

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from agent.sim.stage import Stage, wait
+from hack.sim.stage import Stage, wait
 
 NODE = "sim-node"
 SLICES = f"/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.nodeName%3D{NODE}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sim.stage import Stage
+from hack.sim.stage import Stage
 
 RELAY = Path(__file__).parents[2] / "build/shim/native/nodefabric-cni"
 

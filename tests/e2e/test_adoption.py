@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 
-from agent.sim.stage import CONFIG, Stage, wait
+from hack.sim.stage import CONFIG, Stage, wait
 
 CONTAINER = "ab" * 32
 

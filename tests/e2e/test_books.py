@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.sim.demo import still_attached
-from agent.sim.stage import CONFIG, Stage, settled, wait
+from hack.sim.demo import still_attached
+from hack.sim.stage import CONFIG, Stage, settled, wait
 from tests.e2e.test_pods import allocatable
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def configure(stage: Stage, **more: Any) -> Path:
 def nodefabric(stage: Stage, *arguments: str) -> tuple[int, str, str]:
     """Run a command as an operator does."""
     done = subprocess.run(
-        [sys.executable, "-m", "agent", *arguments, "--config", str(stage.folder / "config.yaml")],
+        [sys.executable, "-m", "hack.sim.agent", *arguments, "--config", str(stage.folder / "config.yaml")],
         cwd=ROOT,
         capture_output=True,
         text=True,

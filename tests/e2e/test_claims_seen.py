@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.sim.stage import Stage, wait
+from hack.sim.stage import Stage, wait
 from tests.e2e.claims import SLICES, call, claim, create, devices
 from tests.e2e.test_claims import start
 

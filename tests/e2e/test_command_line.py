@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agent.sim.stage import Stage
+from hack.sim.stage import Stage
 
 ROOT = Path(__file__).parents[2]
 
 
 def nodefabric(stage: Stage, *arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "agent", *arguments, "--config", str(stage.folder / "config.yaml")]
+    command = [sys.executable, "-m", "hack.sim.agent", *arguments, "--config", str(stage.folder / "config.yaml")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return done.returncode, done.stdout

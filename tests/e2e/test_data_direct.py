@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from agent.sim import uevents
-from agent.sim.stage import CONFIG, Stage, wait
+from hack.sim import uevents
+from hack.sim.stage import CONFIG, Stage, wait
 from tests.e2e.claims import by_claims, devices, kubelet_options, start_api_server
 
 GPU_BESIDE = {

@@ -10,7 +10,7 @@ from tests.e2e.conftest import RELAY
 
 
 def test_the_demo_shows_pods_by_plugins_and_by_claim_and_leaves_nothing_behind(own_network: None) -> None:
-    command = [sys.executable, "-m", "agent", "demo", "--inside", "--relay", str(RELAY)]
+    command = [sys.executable, "-m", "hack.sim.demo", "--inside", "--relay", str(RELAY)]
     played = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert played.returncode == 0, played.stdout + played.stderr
     rows = re.findall(r"^(trainer-\d) .* ([A-Z]+) +(?:hca-.*|net1 *)$", played.stdout, re.MULTILINE)

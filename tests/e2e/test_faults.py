@@ -18,9 +18,9 @@ import yaml
 
 from agent.main import RESTART_SECONDS
 from agent.operator import probe
-from agent.sim.demo import not_back, still_attached
-from agent.sim.runtime import make_netns, remove_netns
-from agent.sim.stage import CONFIG, Stage, settled, wait
+from hack.sim.demo import not_back, still_attached
+from hack.sim.runtime import make_netns, remove_netns
+from hack.sim.stage import CONFIG, Stage, settled, wait
 from tests.e2e.test_pods import allocatable, noted, units
 
 
@@ -173,7 +173,7 @@ def test_a_second_agent_touches_nothing_until_the_first_has_ended(node: Stage) -
     other = node.folder / "other.yaml"
     other.write_text(yaml.safe_dump({**config, "endpoints": {"port": node.port + 1}}))
     options = ["--config", str(other), *node.host, "--log-format", "text"]
-    node.spawn("second", ["-m", "agent", "run", *options], {"NODE_NAME": "sim-node"})
+    node.spawn("second", ["-m", "hack.sim.agent", "run", *options], {"NODE_NAME": "sim-node"})
     wait("a word of the second agent", lambda: "serves this node; this agent takes over" in node.log("second") or None)
     node.create_pod("a", {"rdma/vf": 1})
     node.await_pod("a")

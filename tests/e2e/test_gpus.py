@@ -12,8 +12,9 @@ import pytest
 
 from agent.commands.options import WRONG_INPUT
 from agent.errors import AgentError
-from agent.sim import recorded, uevents
-from agent.sim.stage import CONFIG, Stage, wait
+from agent.hardware import recorded
+from hack.sim import uevents
+from hack.sim.stage import CONFIG, Stage, wait
 from tests.nvml.fake import DRIVER_NOT_LOADED, GPU_IS_LOST, FakeDriver, FakeGpu, FakeMig, as_recorded, environment
 
 GPUS: tuple[FakeGpu, ...] = tuple(as_recorded(g) for g in recorded.load(recorded.find("h100-8gpu")).gpus)

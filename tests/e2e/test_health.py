@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.sim import uevents
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import CONFIG, Stage, wait
+from hack.sim import uevents
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import CONFIG, Stage, wait
 
 PF, VFS = "0000:18:00.0", 8
 PATIENCE = {"downSeconds": 0.2, "upSeconds": 0.2, "goneSeconds": 3600}

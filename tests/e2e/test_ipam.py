@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from agent.sim.runtime import make_netns, remove_netns
-from agent.sim.stage import CONFIG, Stage, settled, wait
 from cni.ipam.leases import ASKED
+from hack.sim.runtime import make_netns, remove_netns
+from hack.sim.stage import CONFIG, Stage, settled, wait
 from tests.waiting import until
 
 ANSWER = '{"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.5/24"}]}'

@@ -12,8 +12,8 @@ import pytest
 
 from agent.model.topology import Locality
 from agent.placement import Distances
-from agent.sim.demo import not_back, still_attached
-from agent.sim.stage import CONFIG, Stage, settled, wait
+from hack.sim.demo import not_back, still_attached
+from hack.sim.stage import CONFIG, Stage, settled, wait
 from tests.waiting import until
 
 LATE: Mapping[str, Any] = {

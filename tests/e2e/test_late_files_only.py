@@ -6,7 +6,7 @@ import json
 
 from agent.model.topology import Locality
 from agent.placement import Distances
-from agent.sim.stage import CONFIG, Stage, settled
+from hack.sim.stage import CONFIG, Stage, settled
 
 ADAPTERS = ("0000:10:1b.0", "0000:20:1b.0", "0000:90:1b.0", "0000:a0:1b.0")
 

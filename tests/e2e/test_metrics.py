@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from agent.sim.stage import Stage, settled, wait
+from hack.sim.stage import Stage, settled, wait
 from tests.daemonset.promtool import PROMTOOL, documented
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

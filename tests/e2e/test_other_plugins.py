@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from agent.sim.stage import Stage, wait
+from hack.sim.stage import Stage, wait
 
 SRIOV = {
     "resourceList": [

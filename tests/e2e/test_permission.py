@@ -7,8 +7,8 @@ import os
 import subprocess
 from typing import Any
 
-from agent.sim.runtime import make_netns, remove_netns
-from agent.sim.stage import CONFIG, Stage, settled, wait
+from hack.sim.runtime import make_netns, remove_netns
+from hack.sim.stage import CONFIG, Stage, settled, wait
 from tests.e2e.test_pods import units
 
 

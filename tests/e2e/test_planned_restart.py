@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.cluster.node_taint import KEY
-from agent.sim.kubelet import Kubelet
-from agent.sim.pod_life import Pod
-from agent.sim.pods import Container, PodSpec
-from agent.sim.stage import Stage
+from hack.sim.kubelet import Kubelet
+from hack.sim.pod_life import Pod
+from hack.sim.pods import Container, PodSpec
+from hack.sim.stage import Stage
 from tests.awaiting import until
 from tests.standins.apiserver import ApiServerStandIn, Fault
 

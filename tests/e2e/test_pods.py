@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.kubelet import checkpoint
-from agent.sim.demo import not_back, still_attached
-from agent.sim.stage import Stage, settled
+from hack.sim.demo import not_back, still_attached
+from hack.sim.stage import Stage, settled
 
 ALL = {"rdma/hca": 1, "rdma/vf": 1, "nvidia.com/gpu": 1}
 

@@ -8,7 +8,7 @@ import subprocess
 
 from agent.model.topology import Locality
 from agent.placement import Distances
-from agent.sim.stage import CONFIG, Stage, settled
+from hack.sim.stage import CONFIG, Stage, settled
 
 
 def test_a_pod_gets_a_vf_beside_its_gpu_that_no_resource_offers(stage: Stage) -> None:

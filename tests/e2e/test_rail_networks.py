@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agent.model.device import Snapshot
-from agent.sim.demo import not_back, still_attached
-from agent.sim.stage import Stage, in_pod, settled, wait
+from hack.sim.demo import not_back, still_attached
+from hack.sim.stage import Stage, in_pod, settled, wait
 from tests.e2e.claims import by_claims, claim, create, devices, kubelet_options, start_api_server
 
 GPU_BESIDE = {

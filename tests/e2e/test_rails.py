@@ -6,9 +6,9 @@ from typing import Any
 
 from agent.model.topology import Locality
 from agent.placement import Distances
-from agent.sim.demo import not_back, still_attached
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import CONFIG, Stage, settled
+from hack.sim.demo import not_back, still_attached
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import CONFIG, Stage, settled
 
 RAIL = {
     "name": "rdma/rail",

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agent.sim.stage import Stage, wait
 from cni.protocol import TRY_AGAIN_LATER
+from hack.sim.stage import Stage, wait
 from tests.e2e.test_pods import allocatable
 
 VFS = {"name": "rdma/vf", "kind": "vf", "select": {"vendors": ["15b3"]}, "network": "rails"}

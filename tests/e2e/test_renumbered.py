@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agent.hardware import recorded
 from agent.model.device import Snapshot
-from agent.sim import recorded
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import CONFIG, Stage, settled
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import CONFIG, Stage, settled
 from tests.e2e.test_late import hand_to_programs
 from tests.renumbered import lay_out, permuted
 from tests.waiting import until

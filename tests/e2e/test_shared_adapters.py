@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
-from agent.sim.stage import CONFIG, Stage, wait
+from hack.sim.stage import CONFIG, Stage, wait
 
 
 def kernel_has_macvlan() -> bool:

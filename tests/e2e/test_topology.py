@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from agent.sim.stage import CONFIG, Stage, settled, wait
+from hack.sim.stage import CONFIG, Stage, settled, wait
 
 OBJECT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/sim-node"
 FOR_VOLCANO = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies/sim-node"

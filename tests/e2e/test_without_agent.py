@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.sim.demo import still_attached
-from agent.sim.stage import CONFIG, Stage, settled, wait
+from hack.sim.demo import still_attached
+from hack.sim.stage import CONFIG, Stage, settled, wait
 from tests.e2e.test_pods import noted
 
 GATE = """\

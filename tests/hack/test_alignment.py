@@ -22,11 +22,11 @@ from measure.alignment.stream import EVEN, PLAYS, Play, steps
 from measure.alignment.table import BEGIN, CLAIMS, END, WAYS, Line, markdown, report, table, told
 
 from agent.errors import ConfigError
+from agent.hardware import recorded
 from agent.model.topology import Locality
 from agent.placement import Distances
 from agent.placement.distances import FINE
-from agent.sim import recorded
-from agent.sim.machine import SimulatedMachine
+from hack.sim.machine import SimulatedMachine
 from tests.agent.placement.hosts import Host, uuid
 
 ROOT = Path(__file__).parents[2]

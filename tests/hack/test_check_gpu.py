@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agent.sim import recorded
+from agent.hardware import recorded
 from tests.nvml.fake import GPU_IS_LOST, FakeDriver, as_recorded, environment
 
 ROOT = Path(__file__).parents[2]

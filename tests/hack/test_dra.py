@@ -92,7 +92,7 @@ def test_late_binding_has_smaller_slices() -> None:
 def test_the_report_holds_each_figure_and_what_nodes_attain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("agent.sim.recorded.names", lambda: ("h100-8gpu", "one-nic"))
+    monkeypatch.setattr("agent.hardware.recorded.names", lambda: ("h100-8gpu", "one-nic"))
     monkeypatch.setattr(bench, "DENSE", "h100-8gpu")
     status = bench.main([*PURE, "--pods", "4", "--limit", "1", "--report", str(tmp_path / "dra.json")])
     found = json.loads((tmp_path / "dra.json").read_text())

@@ -14,8 +14,8 @@ import pytest
 
 from agent.__main__ import main
 from agent.errors import ConfigError
+from agent.hardware import recorded
 from agent.hardware.sysfs.vpd import write_adapter_id
-from agent.sim import recorded
 from hack.dumps import from_hwloc, from_rdma_topo
 
 ROOT = Path(__file__).parents[2]

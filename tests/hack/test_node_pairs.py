@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from agent.errors import ConfigError
+from agent.hardware import recorded
 from agent.hardware.sysfs.scan import scan
 from agent.model.device import Snapshot
-from agent.sim import recorded
 from hack import node_pairs
 
 GOOD: dict[str, Any] = {

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from agent.hardware import recorded
 from agent.hardware.sysfs.numa import read_cpu_places
 from agent.hardware.sysfs.scan import scan
 from agent.model.device import Snapshot
-from agent.sim import recorded
 from hack.recording import anonymous, record
 
 HACK = Path(__file__).parents[2] / "hack"

@@ -13,7 +13,7 @@ import yaml
 
 from agent.operator import probe
 from agent.process.supervision import STUCK_SECONDS
-from agent.sim.stage import Stage
+from hack.sim.stage import Stage
 from tests.e2e.conftest import RELAY
 
 ROOT = Path(__file__).parents[2]

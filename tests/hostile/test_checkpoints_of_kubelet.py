@@ -15,8 +15,8 @@ import pytest
 
 from agent.errors import Unavailable
 from agent.kubelet import checkpoint, dra_checkpoint
-from agent.sim import devices
-from agent.sim.dra.claims import CHECKPOINT, ClaimCache
+from hack.sim import devices
+from hack.sim.dra.claims import CHECKPOINT, ClaimCache
 from proto.deviceplugin.v1beta1 import api_pb2
 from tests.agent.operator.uninstalling import Host
 from tests.agent.operator.uninstalling import clean as clean  # the fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.sim import recorded
+from agent.hardware import recorded
 from tests.agent.cluster.publications import QUICK, Rig
 from tests.agent.cluster.topology.two_sockets import offered
 from tests.awaiting import until

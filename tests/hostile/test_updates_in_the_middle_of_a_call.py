@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sim.stage import Stage, wait
+from hack.sim.stage import Stage, wait
 from tests.e2e.conftest import stage as stage  # the fixture
 from tests.e2e.test_ipam import ANSWER, Runtime
 from tests.e2e.test_ipam import runtime as runtime  # the fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 from agent.ledger.files import claim
 from agent.process.conditions import NO_POD_NEEDS, Conditions
 from agent.process.standby import Pace, claim_books, has_successor
-from agent.sim.stage import Stage
+from hack.sim.stage import Stage
 from tests.awaiting import until
 from tests.e2e.conftest import stage
 from tests.hostile.updating import RESOURCES, Agents, DeadlyUpdates, Death, node, play

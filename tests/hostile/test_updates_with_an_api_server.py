@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agent.sim.stage import CONFIG, NODE, Stage, wait
+from hack.sim.stage import CONFIG, NODE, Stage, wait
 from tests.e2e.claims import by_claims, claim, create, devices, kubelet_options, start_api_server
 from tests.e2e.conftest import stage
 from tests.hostile.updating import RESOURCES, Agents, node

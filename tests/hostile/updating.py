@@ -24,11 +24,11 @@ from typing import Any
 
 from agent.operator import probe
 from agent.process.standby import POD
-from agent.sim.demo import not_back, still_attached
-from agent.sim.kubelet import Kubelet
-from agent.sim.pod_life import Pod
-from agent.sim.pods import Container, PodSpec
-from agent.sim.stage import CONFIG, NODE, Stage, settled, wait
+from hack.sim.demo import not_back, still_attached
+from hack.sim.kubelet import Kubelet
+from hack.sim.pod_life import Pod
+from hack.sim.pods import Container, PodSpec
+from hack.sim.stage import CONFIG, NODE, Stage, settled, wait
 from tests import sandbox
 from tests.awaiting import until
 from tests.hostile.dying_agent import DIE_AT, MARK

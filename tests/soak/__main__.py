@@ -17,7 +17,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from agent.sim.stage import CNI_FOLDERS
+from hack.sim.stage import CNI_FOLDERS
 from tests import sandbox
 from tests.soak import churn, crash
 from tests.soak.claim_life import life_on

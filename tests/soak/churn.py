@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.model.device import PciDevice
-from agent.sim.runtime import make_netns, remove_netns
-from agent.sim.stage import CONFIG, Stage
+from hack.sim.runtime import make_netns, remove_netns
+from hack.sim.stage import CONFIG, Stage
 from tests.soak import churn_claims, observe
 from tests.soak.calls import RELAY
 from tests.soak.churn_claims import Desk, PodClaim

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from agent.sim.stage import Stage, wait
+from hack.sim.stage import Stage, wait
 from proto.dra.v1 import api_pb2, api_pb2_grpc
 from tests.e2e.claims import CLAIMS, call, claim, devices, start_api_server
 

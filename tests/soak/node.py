@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.sim.machine import SimulatedMachine
 from cni.holders import path_of
+from hack.sim.machine import SimulatedMachine
 from tests import sandbox
 from tests.cni import tiny_node
 from tests.soak import observe

@@ -27,7 +27,6 @@ from agent.ledger import Ledger
 from agent.model.allocation import LONGEST_PAUSE_SECONDS, PodRef, VfSettings
 from agent.reconcile import HeldUnit, Reconciler
 from agent.reconcile.slots import Bindings
-from agent.sim.machine import RecordedVfControl, SimulatedMachine
 from agent.state import Latest
 from cni import holders, spool
 from cni.attachment import Attachments, Settings
@@ -35,6 +34,7 @@ from cni.grants import GrantedDevice
 from cni.ipam.leases import LeaseBook
 from cni.node import Node
 from cni.server import CniServer
+from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.agent.reconcile.told_outside import ToldOutside
 from tests.cni.networks import network
 from tests.soak import observe, slots

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-OWN = ("demo", "demo_claims", "fabric", "machine", "pods", "rdma", "recorded", "recorded_gpus", "runtime", "stage")
-"""Of `agent/sim`: they play hardware, the kernel or the runtime, or are our own."""
+OWN = ("agent", "demo", "demo_claims", "fabric", "machine", "pods", "rdma", "runtime", "stage")
+"""Of `hack/sim`: they play hardware, the kernel or the runtime, or are our own."""
 PLAYED = [
-    *(path for path in (ROOT / "agent/sim").glob("*.py") if path.stem not in (*OWN, "uevents", "__init__")),
-    *(ROOT / "agent/sim/dra").glob("*.py"),
+    *(path for path in (ROOT / "hack/sim").glob("*.py") if path.stem not in (*OWN, "uevents", "__init__")),
+    *(ROOT / "hack/sim/dra").glob("*.py"),
     *(path for path in (ROOT / "tests/standins").glob("*.py") if not path.stem.startswith(("test_", "__"))),
     *(ROOT / "tests/standins/dra").glob("*.py"),
 ]

@@ -93,7 +93,7 @@ class Node:
         """Start the kubelet stand-in. It is up when its socket is there."""
         words: list[str | Path] = ["--dir", "/var/lib/kubelet", "--manifests", self.manifests, "--status", self._status]
         words += ["--netns-dir", NETNS, "--conflist", FOLDER / "cluster.conflist", "--cni-path", self.plugins]
-        self._kubelet = self._start("kubelet", "agent.sim.kubelet", *words)
+        self._kubelet = self._start("kubelet", "hack.sim.kubelet", *words)
         wait_until("kubelet's socket", Path("/var/lib/kubelet/device-plugins/kubelet.sock").exists, START_SECONDS)
 
     def start_agent(self) -> None:

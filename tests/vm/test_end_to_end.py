@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent.sim.stage import files_of
+from hack.sim.stage import files_of
 from tests.containerd.cri import sandbox_config
 from tests.containerd.runtime import Containerd
 from tests.vm.adapters import Pf, ip, link, netdevs, run, shows, wait_until

@@ -20,10 +20,10 @@ from agent.health import HealthBook
 from agent.inventory import Inventory
 from agent.ledger import Ledger
 from agent.offer.offer import Offer
-from agent.sim.kubelet import Kubelet
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
 from deviceplugin.plugins import DevicePlugins, Ground
+from hack.sim.kubelet import Kubelet
 from tests.vm.adapters import PCI_DEVICES, Pf, wait_until
 
 RESOURCES = (Resource("rdma/vf", "vf"), Resource("rdma/hca", "hca", shares=2))

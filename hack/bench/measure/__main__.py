@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import CNI_FOLDERS, CONFIG, Stage
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import CNI_FOLDERS, CONFIG, Stage
 from measure import agent_process, attach, attach_many, discovery, former, markdown, passthrough, routing, starts
 from measure.contender import Host, Played
 from measure.figures import Figures, exceeded, table

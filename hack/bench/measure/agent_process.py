@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.sim.stage import Stage, wait
+from hack.sim.stage import Stage, wait
 from measure import discovery, plugins
 from measure.figures import Figures
 from measure.footprint import cpu_percent, resident_mib

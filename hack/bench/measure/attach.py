@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.sim import recorded
-from agent.sim.machine import SimulatedMachine
+from agent.hardware import recorded
+from hack.sim.machine import SimulatedMachine
 from measure.breakdown import breakdown
 from measure.contender import BareMove, Contender, Host, Played
 from measure.figures import Figures, quantile, ratios, spread

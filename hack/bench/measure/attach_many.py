@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.sim import recorded
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import Stage
+from agent.hardware import recorded
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import Stage
 from measure.attach import NODE, pause
 from measure.contender import Contender, Host
 from measure.figures import Figures, quantile, spread

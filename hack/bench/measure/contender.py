@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 from agent.hardware import netns as namespaces
 from agent.hardware.netlink.rtnetlink import LinkSocket
-from agent.sim.machine import SimulatedMachine
-from agent.sim.runtime import make_netns, remove_netns
-from agent.sim.stage import CNI_FOLDERS, Stage
+from hack.sim.machine import SimulatedMachine
+from hack.sim.runtime import make_netns, remove_netns
+from hack.sim.stage import CNI_FOLDERS, Stage
 from measure.program import Program, Run
 
 IFNAME = "net1"

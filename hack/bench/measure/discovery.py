@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
-from agent.sim import recorded
 from measure.figures import Figures, quantile
 
 NODE = "dense-16x64"

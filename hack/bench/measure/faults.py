@@ -11,8 +11,8 @@ from itertools import cycle
 from pathlib import Path
 
 from agent.model.device import PciDevice
-from agent.sim import uevents
-from agent.sim.machine import SimulatedMachine
+from hack.sim import uevents
+from hack.sim.machine import SimulatedMachine
 from measure.lists import Lists
 
 SETTLE_SECONDS = (0.15, 0.35)

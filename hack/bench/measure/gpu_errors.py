@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.sim import recorded, uevents
-from agent.sim.stage import Stage, wait
+from agent.hardware import recorded
+from hack.sim import uevents
+from hack.sim.stage import Stage, wait
 from measure.figures import Figures, quantile
 from measure.lists import Lists
 from tests.nvml.fake import FakeDriver, as_recorded, compile_library, environment

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.sim import uevents
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import Stage
+from hack.sim import uevents
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import Stage
 from measure import faults, gpu_errors
 from measure.figures import Figures, quantile
 from measure.lists import Lists

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from agent.sim.demo import UNSHARE
+from hack.sim.demo import UNSHARE
 
 
 def enter_namespaces(module: str, arguments: Sequence[str]) -> NoReturn:

@@ -11,9 +11,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agent.sim.runtime import make_netns, remove_netns
-from agent.sim.stage import Stage, wait
 from cni.holders import path_of
+from hack.sim.runtime import make_netns, remove_netns
+from hack.sim.stage import Stage, wait
 from measure.figures import Figures, quantile, spread
 from measure.program import Program
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 
-from agent.sim.stage import Stage
+from hack.sim.stage import Stage
 from measure.figures import Figures, quantile, ratios, spread
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.sim.machine import SimulatedMachine
-from agent.sim.runtime import make_netns, remove_netns
-from agent.sim.stage import Stage
+from hack.sim.machine import SimulatedMachine
+from hack.sim.runtime import make_netns, remove_netns
+from hack.sim.stage import Stage
 from measure.attach import pause
 from measure.contender import Contender, Host
 from measure.figures import Figures, quantile, spread

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from agent.sim.stage import Stage, wait
+from hack.sim.stage import Stage, wait
 from measure.agent_process import RESOURCES, running_agents
 from measure.figures import Figures, quantile
 from measure.former import Version

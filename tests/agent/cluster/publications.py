@@ -19,6 +19,7 @@ from agent.cluster.publications import Publications
 from agent.cluster.topology.view import Node
 from agent.config.topology import Fingerprint, Topology
 from agent.errors import Unavailable
+from agent.hardware import recorded
 from agent.hardware.host import Host
 from agent.hardware.sysfs import scan as sysfs
 from agent.kubelet.podresources import Allocatable, PodDevices, PodResources
@@ -29,7 +30,6 @@ from agent.model.device import Snapshot
 from agent.offer.offer import Offer, Unit
 from agent.process.conditions import Conditions
 from agent.report.metrics import Metrics
-from agent.sim import recorded
 from agent.state import Latest
 from tests.agent.cluster.topology.two_sockets import offered
 from tests.standins.apiserver import ApiServerStandIn

@@ -11,11 +11,11 @@ from pathlib import Path
 from agent.cluster.topology.noderesourcetopology import fingerprint
 from agent.cluster.topology.view import FORGETFUL_SECONDS
 from agent.config.topology import Bandwidth, Fingerprint
+from agent.hardware import recorded
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import PodRef
 from agent.model.counters import VfCounters, VfTraffic
 from agent.offer.offer import Offer
-from agent.sim import recorded
 from tests.agent.cluster.publications import QUICK, Rig
 from tests.awaiting import until
 from tests.standins import definitions

@@ -34,7 +34,7 @@ def test_a_name_is_whole_in_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def api_server_of_a_host(tmp_path: Path) -> str | None:
     (tmp_path / "sys").mkdir()
-    host = open_host(argparse.Namespace(simulate=None, root=tmp_path))
+    host = open_host(argparse.Namespace(open_host=None, root=tmp_path))
     assert isinstance(host, Machine)
     with closing(host):
         return host.api_server

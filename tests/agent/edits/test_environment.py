@@ -11,7 +11,7 @@ from agent.edits.environment import FILES, helper_variables, variables_of_contai
 from agent.errors import ConfigError
 from agent.model.device import Snapshot
 from agent.offer.units import list_units
-from agent.sim.pods import Container
+from hack.sim.pods import Container
 from tests.deviceplugin.machines import node
 from tests.deviceplugin.rig import rig, run
 

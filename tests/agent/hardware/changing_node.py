@@ -6,8 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+from agent.hardware import recorded
 from agent.model.change import NOTHING, Change, of_function, of_netdev
-from agent.sim import recorded
 from hack.node_tree import Ids, NodeTree, guid, mac
 
 PORT = Ids("060400", "8086", "a110", driver="pcieport")

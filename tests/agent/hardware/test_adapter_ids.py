@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from agent.errors import HardwareError
+from agent.hardware import recorded
 from agent.hardware.adapter_ids import AGAIN_SECONDS, MOST_READS, AdapterIds, with_adapter_ids
 from agent.hardware.sysfs import scan
 from agent.hardware.sysfs.vpd import read_adapter_id, write_adapter_id
 from agent.model.change import Change
 from agent.model.device import Snapshot
-from agent.sim import recorded
 from tests.waiting import SECONDS, until
 
 PF, FUNCTION = "0000:03:00.0", "0009:03:00.0"

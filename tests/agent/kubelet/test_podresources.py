@@ -14,9 +14,9 @@ import pytest
 from agent.errors import Unavailable
 from agent.kubelet.podresources import ClaimedDevice, DeviceAssignment, PodResources
 from agent.model.allocation import PodRef
-from agent.sim.devices import Held, Known
-from agent.sim.kubelet import Kubelet
-from agent.sim.pods import Container, PodSpec
+from hack.sim.devices import Held, Known
+from hack.sim.kubelet import Kubelet
+from hack.sim.pods import Container, PodSpec
 from proto.deviceplugin.v1beta1 import api_pb2 as plugin_pb2
 from proto.podresources.v1 import api_pb2, api_pb2_grpc
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from agent.config import RailNic, Resource, Select, parse_pf
 from agent.edits.build import build
 from agent.edits.gpus import GpuFiles
+from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
 from agent.model.allocation import Devices, all_of
 from agent.model.device import Snapshot
@@ -17,7 +18,6 @@ from agent.offer.assignment import assign
 from agent.offer.offer import Unit
 from agent.offer.units import Inputs, make_offer
 from agent.placement import Distances
-from agent.sim import recorded
 from tests.deviceplugin.machines import change, gpu_uuid, node, without
 
 RAIL = Resource("rdma/rail", "rail", nic=RailNic("vf"))

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from agent.config import RailNic, Resource, Select
+from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
 from agent.health import HealthBook
 from agent.ledger import Ledger
@@ -26,7 +27,6 @@ from agent.offer.offers import Offers
 from agent.offer.rails import planes_in
 from agent.offer.units import Inputs, make_offer, plain_offer
 from agent.placement import Distances, choose_sets
-from agent.sim import recorded
 from tests.agent.books import open_books
 from tests.deviceplugin.machines import change, gpu_uuid, node, split, without
 

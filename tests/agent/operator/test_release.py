@@ -21,9 +21,9 @@ from agent.model.device import Snapshot
 from agent.operator import release as command
 from agent.operator.admin import AdminServer
 from agent.reconcile import Reconciler
-from agent.sim.machine import SimulatedMachine
 from agent.state import Latest
 from cni.release import Wish
+from hack.sim.machine import SimulatedMachine
 from tests.agent.reconcile.told_outside import ToldOutside
 from tests.cni import tiny_node
 from tests.cni.tiny_node import Rig, netdev, open_rig, vf

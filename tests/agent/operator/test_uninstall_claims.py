@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sim.dra.claims import CHECKPOINT, ClaimCache, ClaimInfo
+from hack.sim.dra.claims import CHECKPOINT, ClaimCache, ClaimInfo
 from tests.agent.books import open_books
 from tests.agent.operator.uninstalling import CLAIM, Host
 from tests.agent.operator.uninstalling import clean as clean  # the fixture

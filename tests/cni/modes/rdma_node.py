@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agent.sim.machine import SimulatedMachine
+from hack.sim.machine import SimulatedMachine
 from tests.cni.tiny_node import tiny_node, vf
 
 FOLDER = "devices/pci0000:3a/0000:3a:00.0"

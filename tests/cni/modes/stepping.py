@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent.sim.machine import SimulatedMachine
+from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.tiny_node import vf
 from tests.waiting import until

@@ -22,10 +22,10 @@ from agent.hardware.host import Child, Host, Link, LinkChange
 from agent.hardware.netlink.link_messages import LinkMessage, creation
 from agent.hardware.netlink.links import Netlink
 from agent.model.device import PciDevice, Snapshot
-from agent.sim.fabric import device_of
-from agent.sim.machine import SimulatedMachine
 from cni.grants import GrantedDevice
 from cni.modes.bond import pairs
+from hack.sim.fabric import device_of
+from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.networks import PREVIOUS, network
 from tests.cni.tiny_node import Rig, mac_of, netdev, vf

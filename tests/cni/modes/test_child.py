@@ -19,9 +19,9 @@ from agent.errors import AttachmentError, DeviceBusy, DeviceGone, HardwareError,
 from agent.hardware.host import Child, Link, LinkChange
 from agent.hardware.netlink.link_messages import LinkMessage
 from agent.hardware.netlink.links import Netlink
-from agent.sim.fabric import device_of
-from agent.sim.machine import SimulatedMachine
 from cni.modes import child
+from hack.sim.fabric import device_of
+from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig
 from tests.waiting import until

@@ -17,9 +17,9 @@ from agent.errors import AttachmentError, HardwareError, RequestInvalid
 from agent.hardware.host import Link, LinkChange, VfControl
 from agent.hardware.netlink.links import Netlink
 from agent.model.allocation import Undo
-from agent.sim.machine import SimulatedMachine
 from cni.grants import GrantedDevice
 from cni.modes import guid, rdma
+from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID, state
@@ -299,7 +299,7 @@ class Deaf(Netlink):
 
 
 def test_an_interface_that_will_not_come_out_comes_with_its_rdma_device(own_network: None, tmp_path: Path) -> None:
-    from agent.sim.fabric import device_of
+    from hack.sim.fabric import device_of
 
     rdma_node.create(tmp_path, ib=True)
     deaf = Deaf(device_of)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.sim.machine import SimulatedMachine
+from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.killed import kill_at_each_step
 from tests.cni.modes import rdma_node

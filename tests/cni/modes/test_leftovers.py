@@ -19,8 +19,8 @@ from agent.hardware.host import Link, LinkChange
 from agent.hardware.netlink import codec, link_messages, rtnetlink
 from agent.hardware.netlink.links import Netlink
 from agent.model.allocation import Undo
-from agent.sim.fabric import device_of
 from cni.modes import moving, returning
+from hack.sim.fabric import device_of
 from tests.cni import tiny_node
 from tests.cni.modes.programs import (
     BPF_PROG_TYPE_SCHED_CLS,

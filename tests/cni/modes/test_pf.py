@@ -11,9 +11,9 @@ import pytest
 from agent.errors import NetlinkFailed
 from agent.model.allocation import Undo, VfSettings
 from agent.model.device import RdmaDevice
-from agent.sim.machine import RecordedVfControl, SimulatedMachine
 from cni.modes import pf
 from cni.modes.pf import NEUTRAL, lacking
+from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.tiny_node import Rig, open_rig, vf
 

@@ -16,8 +16,8 @@ import pytest
 from agent.errors import AttachmentError, DeviceBusy, HardwareError, NetlinkFailed
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.model.allocation import Binding, PodRef
-from agent.sim.machine import SimulatedMachine
-from agent.sim.rdma import SimulatedRdma
+from hack.sim.machine import SimulatedMachine
+from hack.sim.rdma import SimulatedRdma
 from tests.cni import tiny_node
 from tests.cni.modes import rdma_node
 from tests.cni.modes.rdma_node import rdma_name

@@ -16,10 +16,10 @@ from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
 from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
 from agent.model.gpu_health import GpuEvent
-from agent.sim.rdma import SimulatedRdma
 from cni import netconf
 from cni.modes import vf
 from cni.modes.mode import Target
+from hack.sim.rdma import SimulatedRdma
 
 PF, VF = "0000:3b:00.0", "0000:3b:02.0"
 OWN_MAC, WANTED_MAC = "52:54:00:00:00:10", "02:00:00:00:00:07"

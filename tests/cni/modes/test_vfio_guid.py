@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from agent.errors import AttachmentError, HardwareError, RequestInvalid
-from agent.sim.machine import RecordedVfControl, SimulatedMachine
 from cni.grants import GrantedDevice
 from cni.modes import guid
+from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID
 from tests.cni.modes.test_vfio import bind, unplug_interface

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import Config, Dra, Resource
+from agent.hardware import recorded
 from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.sysfs import scan
 from agent.model.device import PciDevice, Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
-from agent.sim import recorded
 from deviceplugin.dra.attributes import Facts
 from deviceplugin.dra.devices import DraDevice, devices_of
 from deviceplugin.dra.packing import Document, slices_of

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent.hardware import recorded
 from agent.model.topology import Locality
 from agent.report.chart.matrix import nearness_known
-from agent.sim import recorded
 from deviceplugin.dra.nearness import pair_up
 from measure import health
 from measure.alignment import speed, svg

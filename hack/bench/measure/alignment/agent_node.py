@@ -22,8 +22,6 @@ from agent.model.allocation import PodRef
 from agent.offer.books import read
 from agent.offer.offer import Offer
 from agent.offer.offers import Offers
-from agent.sim.devices import DeviceManager, Held, Known
-from agent.sim.pods import Container
 from agent.state import Latest
 from cni.call import Call
 from cni.grants import Grants
@@ -32,6 +30,8 @@ from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from deviceplugin.allocation import Allocator
 from deviceplugin.informed import SlotBook
+from hack.sim.devices import DeviceManager, Held, Known
+from hack.sim.pods import Container
 from measure.alignment.scenarios import NIC, Scenario
 from measure.alignment.score import Chance, Part
 from measure.alignment.stream import Play, Step

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import Stage
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import Stage
 from measure import faults
 from measure.alignment.scenarios import GPU, NIC, WHOLE, Scenario
 from measure.faults import Fault

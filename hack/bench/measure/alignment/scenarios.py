@@ -8,11 +8,11 @@ from pathlib import Path
 
 from agent.config import Resource, Select
 from agent.errors import ConfigError
+from agent.hardware import recorded
 from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.sysfs import scan as sysfs
 from agent.model.device import PciDevice, Snapshot
 from agent.placement import Distances
-from agent.sim import recorded
 from hack import node_pairs
 from hack.node_pairs import Pairs
 from measure.alignment.score import Documented

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from agent.hardware import recorded
 from agent.placement import Distances, Layout, Option, choose, choose_gpus, choose_pairs, match_nics
-from agent.sim import recorded
 from measure.alignment.scenarios import Scenario, scenarios
 from measure.alignment.stream import SIZES
 from measure.figures import Figures, quantile

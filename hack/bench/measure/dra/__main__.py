@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent.hardware import recorded
 from agent.model.device import Snapshot
-from agent.sim import recorded
 from measure import markdown
 from measure.dra import calls, document, locality, memory, pods, stall, standing
 from measure.dra.locality import Share

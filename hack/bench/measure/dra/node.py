@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.sim.machine import SimulatedMachine
-from agent.sim.stage import Stage, wait
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import Stage, wait
 from measure.agent_process import in_memory
 from measure.dra.cluster import NODE, Cluster
 

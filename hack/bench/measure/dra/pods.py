@@ -15,7 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.model.device import PciDevice
-from agent.sim.stage import Stage, wait
+from hack.sim.stage import Stage, wait
 from measure.attach import pause
 from measure.contender import Contender, Host
 from measure.dra.cluster import Cluster, Driver

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from agent.sim.stage import wait
+from hack.sim.stage import wait
 from measure.dra.cluster import Cluster
 from measure.dra.node import RunningNode, registrations
 from measure.figures import Figures, quantile

@@ -20,11 +20,11 @@ from agent.cluster.apiserver import POD
 from agent.cluster.pod_watch import read_pod
 from agent.config import Resource, Select
 from agent.config.topology import Fingerprint, Topology
+from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
 from agent.model.device import Snapshot
 from agent.offer.units import list_units
-from agent.sim import recorded
-from agent.sim.demo import UNSHARE
+from hack.sim.demo import UNSHARE
 from measure.figures import Figures
 from measure.fleet import scrape
 from measure.fleet.churn import Clock, lives, step_through

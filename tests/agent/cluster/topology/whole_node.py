@@ -6,11 +6,11 @@ from pathlib import Path
 
 from agent.cluster.pod_watch import WatchedPod
 from agent.cluster.topology.state import Allocatable, NodeState, PodUsage
+from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
 from agent.kubelet import podresources as kubelet
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.model.allocation import PodRef
-from agent.sim import recorded
 from tests.agent.cluster.topology.two_sockets import GIB, offered
 
 OBJECTS = Path(__file__).parent / "objects"

@@ -17,7 +17,7 @@ from agent.errors import DriverUnavailable
 from agent.hardware.events.uevents import Uevents
 from agent.hardware.netlink.link_messages import IFLA_IFALIAS
 from agent.model.change import EVERYTHING, Change, of_function, of_netdev
-from agent.sim import uevents
+from hack.sim import uevents
 from tests import descriptors, sandbox
 
 DEADLINE = 20.0

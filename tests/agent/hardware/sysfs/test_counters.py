@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from agent.errors import NetlinkFailed
+from agent.hardware import recorded
 from agent.hardware.sysfs import counters
 from agent.hardware.sysfs.scan import scan
 from agent.model.counters import VfTraffic
 from agent.model.device import Snapshot
-from agent.sim import recorded
 from tests.agent.hardware.attributes import attribute
 
 NODE = "h100-8gpu"

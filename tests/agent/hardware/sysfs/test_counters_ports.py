@@ -3,10 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
 from agent.hardware.sysfs.counters import read_port_counts, sums, with_busy_vfs
 from agent.model.counters import PortCount, VfCounters, VfTraffic
-from agent.sim import recorded
 
 RDMA = "sys/class/infiniband/mlx5_0/ports/1/counters"
 NETDEV = "sys/class/net/ens1f0np0/statistics"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.hardware import recorded
 from agent.hardware.machine import Machine
 from agent.hardware.netlink.default_routes import Ways
 from agent.hardware.sysfs.changes import rescan
 from agent.hardware.sysfs.scan import scan
 from agent.model.change import of_function, of_netdev
 from agent.model.device import VdpaDevice
-from agent.sim import recorded
 from tests.agent.hardware.frames import run
 
 PF, VF = "0000:18:00.0", "0000:18:00.1"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.hardware import recorded
 from agent.hardware.sysfs.scan import scan
 from agent.model.device import Snapshot
 from agent.report.doctor.checks_data_direct import data_direct
@@ -15,7 +16,6 @@ from agent.report.doctor.collect_data_direct import acs_control, collect
 from agent.report.doctor.data_direct_facts import shared_ports
 from agent.report.doctor.facts import Facts
 from agent.report.doctor.findings import Severity
-from agent.sim import recorded
 
 TOWARDS_FUNCTION, TOWARDS_GPU = 0b0011001, 0b0010101
 KERNELS_OWN = 0b0011101

@@ -1,0 +1,358 @@
+"""Node files: one machine's hardware as one JSON file, recorded or modelled, and its way back into a folder.
+
+    {"format": 1, "name": …, "description": …,
+     "tree": {"sys": {…}, "proc": {…}, "dev": {…}},
+     "gpus": [{"uuid": …, …}],
+     "vpd": {"0000:03:00.0": keyword V3 of the function's vital product data, …}}
+
+In the tree an object is a folder, a text is a file's content, and a list of one text is a symbolic
+link's target. `hack/record-node` writes such a file from a machine, `hack/make-nodes` from a
+description. A GPU is written as
+
+    {"uuid": …, "index": 0, "minor": 0, "pci_address": …, "name": …, "memory_bytes": …,
+     "nvlinks": [[peer UUID, links], …], "fabric_clique": …, "mig_mode": true,
+     "mig_devices": [{"uuid": …, "profile": "1g.10gb", "gpu_instance": 7, "compute_instance": 0, "memory_bytes": …}],
+     "ailments": [word, …]}
+
+The keys from `nvlinks` on are left out where they say nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from agent.errors import AgentError, ConfigError
+from agent.hardware.sysfs import scan as sysfs
+from agent.hardware.sysfs.scan import PCI_DEVICES
+from agent.hardware.sysfs.vpd import write_adapter_id
+from agent.model.device import Gpu, MigDevice, Snapshot, is_pci_address
+
+FORMAT = 1
+_TOP_FOLDERS = frozenset({"sys", "proc", "dev"})
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_MAX_DEPTH = 40
+_LINE_DEPTH = 6
+
+Tree = Mapping[str, Any]
+
+_WANTED = tuple(f.name for f in fields(Gpu) if f.default is MISSING)
+_OPTIONAL = {
+    f.name: f.default for f in fields(Gpu) if f.default is not MISSING and f.name not in ("enumeration", "names")
+}
+_NOTHING = object()
+_MIG_KEYS = frozenset(f.name for f in fields(MigDevice) if f.default is MISSING)
+_MIG_OPTIONAL = frozenset(f.name for f in fields(MigDevice) if f.default is not MISSING)
+_MIG_TEXTS = frozenset({"uuid", "profile"})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node file, checked."""
+
+    name: str
+    description: str
+    tree: Tree
+    gpus: tuple[Gpu, ...] = ()
+    vpd: Mapping[str, str] = field(default_factory=dict)
+    """PCI address → keyword V3 of vital product data, which is binary."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedNode:
+    """A node file laid out in a folder: hardware to look at, of which nothing can be changed."""
+
+    root: Path
+    gpus: tuple[Gpu, ...]
+
+    @classmethod
+    def lay_out(cls, node: Node, root: Path) -> RecordedNode:
+        """Write the node's /sys, /proc and /dev below `root`, a folder that is there. Raises as `unpack` does."""
+        unpack(node, root)
+        return cls(root, node.gpus)
+
+    def scan(self) -> Snapshot:
+        """Read the hardware."""
+        return replace(sysfs.scan(self.root), gpus=self.gpus)
+
+
+def load(path: Path) -> Node:
+    """Read a node file. Raises ConfigError with all that is wrong in it."""
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(str(path), [f"cannot be read: {error.strerror}"]) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(str(path), [f"is not JSON: {error}"]) from error
+    return parse(document, str(path))
+
+
+def parse(document: Any, source: str) -> Node:
+    """Check a node document. Raises ConfigError with all that is wrong in it."""
+    if not isinstance(document, dict):
+        raise ConfigError(source, ["must be a JSON object"])
+    if document.get("format") != FORMAT:
+        raise ConfigError(source, [f"format: must be {FORMAT}, is {document.get('format')!r}: record the node again"])
+    problems: list[str] = []
+    known = {"format", "name", "description", "tree", "gpus", "vpd"}
+    problems += [f"{key}: is not a known key" for key in document if key not in known]
+    name, description = document.get("name"), document.get("description", "")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        problems.append(f"name: must be a lower-case DNS label, is {name!r}")
+    if not isinstance(description, str):
+        problems.append("description: must be text")
+    tree = document.get("tree")
+    if not isinstance(tree, dict):
+        problems.append("tree: must be an object")
+        tree = {}
+    problems += [f"tree.{top}: must be sys, proc or dev" for top in tree if top not in _TOP_FOLDERS]
+    problems += _tree_problems(tree, ())
+    gpus = read_gpus(document.get("gpus", []), problems)
+    vpd = document.get("vpd", {})
+    if not isinstance(vpd, dict):
+        problems.append("vpd: must be an object")
+        vpd = {}
+    problems += [
+        f"vpd.{address}: must be at most 255 characters of ASCII for a PCI function of the tree, is {value!r}"
+        for address, value in vpd.items()
+        if not (isinstance(value, str) and len(value) <= 255 and value.isascii() and _has_function(tree, address))
+    ]
+    if problems:
+        raise ConfigError(source, problems)
+    return Node(str(name), description, tree, gpus, vpd)
+
+
+def dump(node: Node) -> str:
+    """Write a node as JSON text: one line per device, so that changes can be reviewed."""
+    document = {
+        "format": FORMAT,
+        "name": node.name,
+        "description": node.description,
+        "tree": node.tree,
+        "gpus": [plain_gpu(gpu) for gpu in node.gpus],
+    }
+    if node.vpd:
+        document["vpd"] = node.vpd
+    return "".join(_lines(document, 0)) + "\n"
+
+
+def unpack(node: Node, directory: Path) -> None:
+    """Lay the node's tree out in an existing folder. Nothing is written outside of it. Raises AgentError."""
+    try:
+        _unpack(node.tree, os.fspath(directory))
+        for address, adapter_id in node.vpd.items():
+            with open(f"{directory}{PCI_DEVICES}/{address}/vpd", "xb") as file:
+                file.write(write_adapter_id(adapter_id))
+    except OSError as error:
+        raise AgentError(
+            f"{directory}: node {node.name} cannot be laid out there: {error.strerror}: "
+            "make room, or name another folder in the environment's TMPDIR"
+        ) from error
+
+
+def named(text: str) -> Path:
+    """Find a node file by name or path, as the option `--node` takes them. Raises ConfigError as `find` does."""
+    return Path(text) if "/" in text or text.endswith(".json") else find(text)
+
+
+def find(name: str) -> Path:
+    """Find a node file by name: among those installed with the agent, then in the checkout's tests.
+
+    Raises ConfigError that lists the names there are.
+    """
+    for folder in _folders():
+        path = folder / f"{name}.json"
+        if _NAME.fullmatch(name) and path.is_file():
+            return path
+    raise ConfigError(name, [f"is not the name of a node file; there are: {', '.join(names()) or 'none'}"])
+
+
+def names() -> tuple[str, ...]:
+    """List the names of all node files that `find` knows."""
+    return tuple(sorted({path.stem for folder in _folders() for path in folder.glob("*.json")}))
+
+
+def _folders() -> tuple[Path, ...]:
+    here = Path(__file__).parent
+    return here / "nodes", here.parents[1] / "tests" / "nodes"
+
+
+def _tree_problems(tree: Tree, where: tuple[str, ...]) -> Iterator[str]:
+    if len(where) > _MAX_DEPTH:
+        yield f"{'/'.join(where)}: is nested more than {_MAX_DEPTH} folders deep"
+        return
+    for name, entry in tree.items():
+        at = (*where, name)
+        if name in ("", ".", "..") or "/" in name or not _is_text(name):
+            yield f"{'/'.join(where)}: {name!r} is not a file name"
+        elif isinstance(entry, dict):
+            yield from _tree_problems(entry, at)
+        elif isinstance(entry, list):
+            if len(entry) != 1 or not isinstance(entry[0], str):
+                yield f"{'/'.join(at)}: a symbolic link must be a list of one text"
+            elif not _stays_inside(entry[0], len(where)):
+                yield f"{'/'.join(at)}: the link to {entry[0]!r} leaves the tree"
+        elif isinstance(entry, str):
+            if not _is_text(entry):
+                yield f"{'/'.join(at)}: is not text that could be written"
+        else:
+            yield f"{'/'.join(at)}: must be an object, a text or a list, is {type(entry).__name__}"
+
+
+def _has_function(tree: Tree, address: str) -> bool:
+    """Report whether the tree has this PCI function: a link whose target is in the tree, too."""
+    link = tree.get("sys", {})
+    for name in ("bus", "pci", "devices", address):
+        link = link.get(name) if isinstance(link, dict) else None
+    if not (is_pci_address(address) and isinstance(link, list)):
+        return False
+    folder: Any = tree["sys"]
+    for name in link[0].split("/")[3:]:
+        folder = folder.get(name) if isinstance(folder, dict) else None
+    return isinstance(folder, dict)
+
+
+def _stays_inside(target: str, depth: int) -> bool:
+    """Tell whether a link in a folder of that depth points into the tree.
+
+    `..` may stand only at the front, as the kernel writes it: behind a name that is a link itself
+    it could lead anywhere.
+    """
+    parts = target.split("/")
+    ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
+    return ups <= depth and ".." not in parts[ups:] and bool(target) and parts[0] != "" and _is_text(target)
+
+
+def _is_text(text: str) -> bool:
+    """Tell whether the text can be written: JSON can spell half characters (lone surrogates)."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def _unpack(tree: Tree, folder: str) -> None:
+    for name, entry in tree.items():
+        path = f"{folder}/{name}"
+        if isinstance(entry, dict):
+            os.makedirs(path, exist_ok=True)
+            _unpack(entry, path)
+        elif isinstance(entry, list):
+            os.symlink(entry[0], path)
+        else:
+            with open(path, "x", encoding="utf-8", newline="") as file:
+                file.write(entry)
+
+
+def _lines(value: Any, depth: int) -> Iterator[str]:
+    if isinstance(value, dict) and value and depth < _LINE_DEPTH:
+        yield "{\n"
+        for i, (key, entry) in enumerate(value.items()):
+            yield (",\n" if i else "") + " " * (depth + 1) + json.dumps(key) + ":"
+            yield from _lines(entry, depth + 1)
+        yield "\n" + " " * depth + "}"
+    else:
+        yield json.dumps(value, separators=(",", ":"))
+
+
+def plain_gpu(gpu: Gpu) -> dict[str, Any]:
+    """Spell a GPU as its JSON object."""
+    document = asdict(gpu)
+    return {key: document[key] for key in (*_WANTED, *_OPTIONAL) if document[key] != _OPTIONAL.get(key, _NOTHING)}
+
+
+def read_gpus(items: Any, problems: list[str]) -> tuple[Gpu, ...]:
+    """Read a list of GPUs; what is wrong in it is added to `problems`, path first."""
+    if not isinstance(items, list):
+        problems.append("gpus: must be a list")
+        return ()
+    gpus = []
+    for i, item in enumerate(items):
+        wrong = [f"gpus[{i}]{text}" for text in _gpu_problems(item)]
+        problems += wrong
+        if not wrong:
+            gpus.append(_gpu(item))
+    return tuple(gpus)
+
+
+def anonymous_gpus(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Number UUIDs and fabric clusters. Equal values stay equal."""
+    uuids = {g.uuid: f"GPU-00000000-0000-0000-0000-{n:012x}" for n, g in enumerate(gpus)}
+    slices = {m.uuid: f"MIG-00000000-0000-0000-0000-{n:012x}" for n, m in enumerate(_slices(gpus))}
+    clusters: dict[str, str] = {}
+    for gpu in gpus:
+        cluster, dot, _ = gpu.fabric_clique.rpartition(".")
+        if dot:
+            clusters.setdefault(cluster, f"00000000-0000-0000-0000-{len(clusters) + 1:012x}")
+    return tuple(
+        replace(
+            gpu,
+            uuid=uuids[gpu.uuid],
+            nvlinks=tuple(sorted((uuids.get(peer, peer), links) for peer, links in gpu.nvlinks)),
+            fabric_clique=_renamed(gpu.fabric_clique, clusters),
+            mig_devices=tuple(replace(m, uuid=slices[m.uuid]) for m in gpu.mig_devices),
+        )
+        for gpu in gpus
+    )
+
+
+def _slices(gpus: Iterable[Gpu]) -> Iterator[MigDevice]:
+    return (mig for gpu in gpus for mig in gpu.mig_devices)
+
+
+def _renamed(clique: str, clusters: dict[str, str]) -> str:
+    cluster, dot, number = clique.rpartition(".")
+    return f"{clusters[cluster]}.{number}" if dot else clique
+
+
+def _gpu_problems(item: Any) -> Iterator[str]:
+    if not isinstance(item, dict) or not set(_WANTED) <= set(item) <= set(_WANTED) | set(_OPTIONAL):
+        yield f": must be an object with {', '.join(_WANTED)} and, if you like, {', '.join(_OPTIONAL)}"
+        return
+    texts = all(isinstance(item[key], str) for key in ("uuid", "name", "pci_address"))
+    numbers = all(type(item[key]) is int for key in ("index", "memory_bytes"))
+    if not texts or not numbers or not (item["minor"] is None or type(item["minor"]) is int):
+        yield ": uuid, name, pci_address must be texts, index, minor, memory_bytes whole numbers"
+    elif not is_pci_address(item["pci_address"]):
+        yield f".pci_address: {item['pci_address']!r} is not a PCI address"
+    links = item.get("nvlinks", [])
+    if not isinstance(links, list) or not all(_is_link(link) for link in links):
+        yield ".nvlinks: must be a list of [peer's UUID, number of links]"
+    if not isinstance(item.get("fabric_clique", ""), str):
+        yield ".fabric_clique: must be text"
+    if not isinstance(item.get("mig_mode", False), bool):
+        yield ".mig_mode: must be true or false"
+    slices = item.get("mig_devices", [])
+    if not isinstance(slices, list) or not all(_is_slice(mig) for mig in slices):
+        yield f".mig_devices: must be a list of objects with {', '.join(f.name for f in fields(MigDevice))}"
+    ailments = item.get("ailments", [])
+    if not isinstance(ailments, list) or not all(isinstance(word, str) for word in ailments):
+        yield ".ailments: must be a list of texts"
+
+
+def _is_link(link: Any) -> bool:
+    return isinstance(link, list) and len(link) == 2 and isinstance(link[0], str) and type(link[1]) is int
+
+
+def _is_slice(mig: Any) -> bool:
+    return (
+        isinstance(mig, dict)
+        and _MIG_KEYS <= mig.keys() <= _MIG_KEYS | _MIG_OPTIONAL
+        and all(isinstance(value, str) if key in _MIG_TEXTS else type(value) is int for key, value in mig.items())
+    )
+
+
+def _gpu(item: dict[str, Any]) -> Gpu:
+    return Gpu(
+        **{
+            **item,
+            "nvlinks": tuple((peer, links) for peer, links in item.get("nvlinks", ())),
+            "mig_devices": tuple(MigDevice(**mig) for mig in item.get("mig_devices", ())),
+            "ailments": tuple(item.get("ailments", ())),
+        }
+    )

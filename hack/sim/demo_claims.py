@@ -1,0 +1,161 @@
+"""The second part of the demo: a VF by claim (DRA). The scheduler's part is played here."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agent.errors import AgentError
+from agent.model.device import Snapshot
+from agent.placement import Distances
+from agent.report import status
+from hack.sim.dra.apiserver import CLAIMS, NODES, Objects, SmallApiServer
+from hack.sim.stage import CONFIG, NODE, Stage, in_pod, wait
+
+POD, CLAIM = "trainer-3", "trainer-3-vf"
+UNITS = "nodefabric.io/units"
+CONFIG_BY_CLAIM: Mapping[str, Any] = {
+    **CONFIG,
+    "resources": [
+        {**each, "offer": "dra", "binding": "late"} if each["name"] == "rdma/vf" else each
+        for each in CONFIG["resources"]
+    ],
+}
+PODS_CLAIM = f"""\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: {CLAIM}, namespace: default}}
+spec:
+  devices:
+    requests:
+      - name: vf
+        exactly: {{deviceClassName: rdma-vf}}
+"""
+PODS_SPEC = f"""\
+spec:
+  resourceClaims:
+    - {{name: vf, resourceClaimName: {CLAIM}}}
+  containers:
+    - name: worker
+      image: pytorch
+      resources:
+        limits: {{nvidia.com/gpu: 1}}
+        claims: [{{name: vf}}]
+"""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """An API server that knows the node."""
+
+    objects: Objects
+    url: str
+    kubeconfig: Path
+
+
+@contextmanager
+def cluster(stage: Stage) -> Iterator[Cluster]:
+    """Have an API server for as long as this lasts."""
+    objects = Objects()
+    objects.put(f"{NODES}/{NODE}", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    server, kubeconfig = SmallApiServer(objects), stage.folder / "kubeconfig"
+    kubeconfig.write_text(server.kubeconfig())
+    try:
+        yield Cluster(objects, server.url, kubeconfig)
+    finally:
+        server.close()
+
+
+def play(stage: Stage, objects: Objects, snapshot: Snapshot) -> Iterator[str]:
+    """Have one pod get a VF by a claim and give it back, and tell what happens.
+
+    Raises AgentError if the claim's CDI spec is not there with the pod and gone after it.
+    """
+    yield "\nNow by claim (DRA): in the configuration rdma/vf gets `offer: dra, binding: late`, and the agent reads it"
+    stage.write_config(CONFIG_BY_CLAIM)
+    places = wait("the ResourceSlice", partial(_places, objects))
+    wait("kubelet to find the driver", partial(_is_registered, stage))
+    yield f"  It has published a ResourceSlice of {len(places)} devices, each a place with its VFs, for the scheduler:"
+    yield from (f"    {name}: {units} VFs" for name, units in places.items())
+    uid = str(uuid.uuid4())
+    head = f"apiVersion: v1\nkind: Pod\nmetadata: {{name: {POD}, namespace: default, uid: {uid}}}\n"
+    yield "Creating a claim, and a pod that has it and gets its GPU from the device plugin\n"
+    yield f"{PODS_CLAIM}---\n{head}{PODS_SPEC}"
+    place = list(places)[-1]
+    _allocate(objects, place, {"name": POD, "uid": uid})
+    yield f"The demo plays the scheduler, which cannot see this GPU: it allocates a VF of {place}"
+    (stage.folder / f"manifests/{POD}.yaml").write_text(f"{head}{PODS_SPEC}")
+    pod = stage.await_pod(POD)
+    spec = _spec(stage, objects)
+    if not spec.exists():
+        raise AgentError(f"{spec.name} is not there")
+    yield "kubelet has had the claim prepared: the agent has chosen the free VF nearest to the GPU that the pod has."
+    yield "The CNI plugin has brought it in, and the container gets its device files by the CDI name\n"
+    yield from what_it_got(stage, pod, snapshot)
+    yield f"\nInside {POD}: ip -brief address\n"
+    yield in_pod(pod, "ip", "-brief", "address")
+    yield "The claim's status\n"
+    yield yaml.safe_dump(wait("the claim's status", partial(_told, objects)), sort_keys=False)
+    yield "The node's books (nodefabric status)\n"
+    yield status.text(stage.status(), time.time())
+    yield "\nDeleting the pod"
+    stage.delete_pod(POD)
+    stage.await_no_pod(POD)
+    if spec.exists():
+        raise AgentError(f"{spec.name} is left")
+    yield "  the claim is unprepared, and its CDI spec is gone"
+
+
+def what_it_got(stage: Stage, pod: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
+    """Lay out the pod's GPU and VF, how near they are, and what its container was told of the VF."""
+    (container,) = pod["containers"]
+    gpu = snapshot.gpu_by_uuid[container["devices"]["nvidia.com/gpu"][0]]
+    row = next(row for row in stage.status()["attachments"] if row["pod"] == f"default/{POD}")
+    near = Distances(snapshot).distance(gpu.uuid, row["device"]).name
+    rows = [(pod["name"], f"GPU{gpu.index} {gpu.pci_address}", row["device"], near, row["ifname"])]
+    return [*status.table(("POD", "GPU", "VF", "GPU-VF", "INTERFACE"), rows), *container["cdi_devices"]]
+
+
+def _places(objects: Objects) -> Mapping[str, int] | None:
+    """Return how many VFs each device of the slices stands for; None if there are none."""
+    _, slices = objects.slices({"spec.nodeName": NODE})
+    devices = (device for found in slices for device in found["spec"].get("devices", ()))
+    return {device["name"]: int(device["capacity"][UNITS]["value"]) for device in devices} or None
+
+
+def _is_registered(stage: Stage) -> bool | None:
+    return stage.status().get("dra", {}).get("registered") or None
+
+
+def _allocate(objects: Objects, place: str, pod: Mapping[str, str]) -> None:
+    """Create the claim and do with it as the scheduler does: allocate a unit of a place, reserve it for the pod."""
+    objects.put(f"{CLAIMS}/{CLAIM}", yaml.safe_load(PODS_CLAIM))
+    result = {
+        "request": "vf",
+        "driver": "nodefabric.io",
+        "pool": NODE,
+        "device": place,
+        "shareID": str(uuid.uuid4()),
+        "consumedCapacity": {UNITS: "1"},
+    }
+    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [{"resource": "pods", **pod}]}
+    objects.put(f"{CLAIMS}/{CLAIM}/status", {"status": status})
+
+
+def _spec(stage: Stage, objects: Objects) -> Path:
+    uid = (objects.get(f"{CLAIMS}/{CLAIM}") or {})["metadata"]["uid"]
+    return stage.folder / f"cdi-specs/nodefabric-claim-{uid}.json"
+
+
+def _told(objects: Objects) -> list[dict[str, Any]] | None:
+    """Return what the agent tells of the claim's devices; None as long as it does not."""
+    devices: list[dict[str, Any]] | None = (objects.get(f"{CLAIMS}/{CLAIM}") or {}).get("status", {}).get("devices")
+    return devices

@@ -1,0 +1,172 @@
+"""Each modelled node must be as a kernel would show it: links resolve, both ends agree, numbers are unique."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.hardware import recorded
+from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
+
+Root = Callable[[str], Path]
+Snapshots = Callable[[str], Snapshot]
+
+pytestmark = pytest.mark.parametrize("name", recorded.names())
+
+
+def links(root: Path) -> Iterator[str]:
+    for folder, folders, files in os.walk(root):
+        for entry in (*folders, *files):
+            if os.path.islink(path := os.path.join(folder, entry)):
+                yield path
+
+
+def functions(root: Path) -> dict[str, Path]:
+    """Real folders of all PCI functions, bridges too."""
+    return {p.name: p.resolve() for p in (root / "sys/bus/pci/devices").iterdir()}
+
+
+def number(path: Path, base: int = 10) -> int:
+    return int(path.read_text(), base)
+
+
+def test_every_link_resolves(name: str, node_root: Root) -> None:
+    assert [link for link in links(node_root(name)) if not os.path.exists(link)] == []
+
+
+def test_every_pci_folder_is_listed_and_hangs_on_a_bridge(name: str, node_root: Root) -> None:
+    root = node_root(name).resolve()
+    listed = functions(root)
+    there = {f: Path(d) / f for d, folders, _ in os.walk(root / "sys/devices") for f in folders if is_pci_address(f)}
+    assert listed == there
+    for address, folder in listed.items():
+        assert (folder / "class").read_text().startswith("0x")
+        above = folder.parent.name
+        if above.startswith("pci"):
+            assert address.startswith(above.removeprefix("pci"))
+        else:
+            assert (listed[above] / "class").read_text() == "0x060400\n"
+            assert address[:7] != above[:7], "a bridge's other side is another bus"
+
+
+def test_functions_of_a_bus_share_their_bridge(name: str, node_root: Root) -> None:
+    parents: dict[str, set[Path]] = {}
+    for address, folder in functions(node_root(name)).items():
+        parents.setdefault(address[:7], set()).add(folder.parent)
+    assert {bus: len(p) for bus, p in parents.items()} == dict.fromkeys(parents, 1)
+
+
+def test_drivers_and_iommu_groups_link_back(name: str, node_root: Root) -> None:
+    root = node_root(name).resolve()
+    groups = []
+    for address, folder in functions(root).items():
+        for what, back in (("driver", Path(address)), ("iommu_group", Path("devices") / address)):
+            if (folder / what).exists():
+                assert ((folder / what) / back).resolve() == folder
+        if (folder / "iommu_group").exists():
+            groups.append((folder / "iommu_group").resolve().name)
+    assert len(set(groups)) == len(groups)
+
+
+def test_pfs_and_vfs_agree(name: str, node_root: Root) -> None:
+    listed = functions(node_root(name))
+    found = set()
+    for pf, folder in listed.items():
+        virtual = sorted(folder.glob("virtfn*"), key=lambda p: int(p.name.removeprefix("virtfn")))
+        if not (folder / "sriov_totalvfs").exists():
+            assert virtual == []
+            continue
+        assert len(virtual) == number(folder / "sriov_numvfs") <= number(folder / "sriov_totalvfs")
+        first = routing_id(pf) + number(folder / "sriov_offset")
+        stride = number(folder / "sriov_stride")
+        for index, link in enumerate(virtual):
+            vf = link.resolve()
+            assert link.name == f"virtfn{index}"
+            assert (vf / "physfn").resolve() == folder
+            assert routing_id(vf.name) == first + index * stride
+            assert number(vf / "device", 16) == int((folder / "sriov_vf_device").read_text(), 16)
+            assert (vf / "numa_node").read_text() == (folder / "numa_node").read_text()
+            found.add(vf.name)
+    assert found == {address for address, folder in listed.items() if (folder / "physfn").exists()}
+
+
+def routing_id(address: str) -> int:
+    _, bus, rest = address.split(":")
+    device, function = rest.split(".")
+    return (int(bus, 16) << 8) | (int(device, 16) << 3) | int(function)
+
+
+@pytest.mark.parametrize("family", ["net", "infiniband", "infiniband_verbs", "infiniband_mad"])
+def test_class_entries_and_device_folders_agree(name: str, family: str, node_root: Root) -> None:
+    root = node_root(name).resolve()
+    listed = root / "sys/class" / family
+    classed = {p.name: p.resolve() for p in listed.iterdir()} if listed.exists() else {}
+    there = {p.name: p for folder in functions(root).values() for p in folder.glob(f"{family}/*")}
+    assert classed == there
+    for folder in there.values():
+        assert (folder / "device").resolve() == folder.parent.parent
+
+
+def test_interfaces_are_told_apart(name: str, node_snapshot: Snapshots) -> None:
+    netdevs = [n for d in node_snapshot(name).devices for n in d.netdevs]
+    assert netdevs
+    for values in ([n.name for n in netdevs], [n.ifindex for n in netdevs], [n.mac for n in netdevs]):
+        assert len(set(values)) == len(netdevs)
+    for netdev in netdevs:
+        assert len(netdev.name) <= 15
+        assert re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2})*", netdev.mac)
+        assert int(netdev.mac[:2], 16) & 1 == 0, "no multicast address"
+        assert (netdev.operstate == "up") == (netdev.carrier is True)
+
+
+def test_rdma_devices_have_their_char_devices_and_ports(name: str, node_root: Root, node_snapshot: Snapshots) -> None:
+    root, snapshot = node_root(name), node_snapshot(name)
+    rdma = [r for d in snapshot.devices for r in d.rdma_devices]
+    paths = [c.path for r in rdma for c in r.char_devices]
+    assert len(set(paths)) == len(paths)
+    there = {f"/dev/infiniband/{p.name}" for p in (root / "dev/infiniband").glob("*")}
+    assert there == set(paths) | ({"/dev/infiniband/rdma_cm"} if rdma else set())
+    assert snapshot.rdma_cm == bool(rdma)
+    minors = [p.read_text() for p in (root / "sys/class").glob("infiniband_*/*/dev")]
+    assert len(set(minors)) == len(minors) == len(paths)
+    for device in rdma:
+        assert len(device.char_device("uverbs")) == 1
+        numbers = {p.number for p in device.ports}
+        assert numbers == set(range(1, len(numbers) + 1))
+        assert {c.port for c in device.char_devices if c.kind != "uverbs"} <= numbers
+        assert re.fullmatch(r"[0-9a-f]{4}(:[0-9a-f]{4}){3}", device.node_guid)
+    guids = [r.node_guid for r in rdma if r.node_guid.strip("0:")]
+    assert len(set(guids)) == len(guids)
+
+
+def test_numa_nodes_are_there_for_all_devices(name: str, node_root: Root, node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot(name)
+    nodes = {n.number for n in snapshot.numa_nodes}
+    assert nodes == set(range(len(nodes)))
+    for folder in functions(node_root(name)).values():
+        assert number(folder / "numa_node") in nodes | {NO_NUMA_NODE}
+    cpus = [cpu for n in snapshot.numa_nodes for cpu in n.cpus]
+    assert sorted(cpus) == list(range(len(cpus)))
+    for node in snapshot.numa_nodes:
+        assert node.memory_bytes > 0 or not node.cpus, "only a GPU's nodes may be without both"
+        assert len(node.distances) == len(nodes)
+        assert min(node.distances) == node.distances[node.number] == 10
+
+
+def test_gpus_are_pci_functions_with_the_drivers_name(name: str, node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot(name)
+    for gpu in snapshot.gpus:
+        assert snapshot.by_address[gpu.pci_address].driver == "nvidia"
+    assert len({g.uuid for g in snapshot.gpus}) == len(snapshot.gpus)
+    assert [g.index for g in snapshot.gpus] == list(range(len(snapshot.gpus)))
+    order = [g.pci_address for g in snapshot.gpus]
+    assert order == sorted(order), "the driver counts GPUs by PCI address"
+
+
+def test_the_scan_has_nothing_to_complain_about(name: str, node_snapshot: Snapshots) -> None:
+    assert node_snapshot(name).problems == ()
+    assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", node_snapshot(name).boot_id)

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.errors import AgentError, ConfigError
+from agent.hardware import recorded
+from agent.hardware.recorded import Node
+from agent.model.device import Gpu, MigDevice
+
+GPU: dict[str, Any] = {
+    "uuid": "GPU-1",
+    "index": 0,
+    "minor": 0,
+    "pci_address": "0000:1b:00.0",
+    "name": "NVIDIA H100",
+    "memory_bytes": 1,
+}
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {"format": 1, "name": "node", "description": "", "tree": {}, "gpus": []} | changes
+
+
+def problems(changed: Any) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        recorded.parse(changed, "test")
+    return caught.value.problems
+
+
+def test_the_five_nodes_are_there() -> None:
+    assert set(recorded.names()) >= {"h100-8gpu", "dense-16x64", "ib-dual-port", "efa", "one-nic"}
+
+
+@pytest.mark.parametrize("name", recorded.names())
+def test_every_recorded_node_can_be_loaded_and_is_called_as_its_file(name: str) -> None:
+    node = recorded.load(recorded.find(name))
+    assert node.name == name
+    assert node.description
+
+
+def test_an_unknown_name_is_answered_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"there are: .*h100-8gpu"):
+        recorded.find("h200")
+    with pytest.raises(ConfigError):
+        recorded.find("../../../etc/passwd")
+
+
+def test_a_tree_is_laid_out_with_files_folders_and_links(tmp_path: Path) -> None:
+    tree = {"sys": {"class": {"net": {"eth0": ["../../devices/eth0"]}}, "devices": {"eth0": {"mtu": "1500\n"}}}}
+    recorded.unpack(Node("node", "", tree), tmp_path)
+    assert (tmp_path / "sys/class/net/eth0/mtu").read_text() == "1500\n"
+    assert (tmp_path / "sys/class/net/eth0").is_symlink()
+
+
+def test_a_full_disk_is_named_with_the_remedy(own_network: None, tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(tmp_path)], check=True)
+    tree = {"sys": {str(number): "x" * 4096 for number in range(4)}}
+    with pytest.raises(AgentError, match=r"node big cannot .*: No space left on device: make room.*TMPDIR"):
+        recorded.unpack(Node("big", "", tree), tmp_path)
+
+
+def test_dump_and_load_give_the_same_node(tmp_path: Path) -> None:
+    for name in recorded.names():
+        node = recorded.load(recorded.find(name))
+        (tmp_path / "node.json").write_text(recorded.dump(node))
+        assert recorded.load(tmp_path / "node.json") == node
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc", "a\0", "\ud800"])
+def test_names_that_are_no_file_names_are_refused(name: str) -> None:
+    assert "is not a file name" in problems(document(tree={"sys": {name: "x"}}))[0]
+
+
+@pytest.mark.parametrize(
+    "target", ["", "/etc/passwd", "../..", "../../../etc", "a/../../../b", "x\0", "a/../b", "\ud800"]
+)
+def test_links_that_leave_the_tree_are_refused(target: str) -> None:
+    assert "leaves the tree" in problems(document(tree={"sys": {"link": [target]}}))[0]
+
+
+def test_links_up_to_the_trees_top_are_fine() -> None:
+    assert recorded.parse(document(tree={"sys": {"a": {"link": ["../../dev/x"]}}}), "test")
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ([], "must be a JSON object"),
+        (document(format=2), "format: must be 1, is 2"),
+        (document(name="Bad Name"), "name: must be a lower-case DNS label"),
+        (document(description=5), "description: must be text"),
+        (document(tree=[]), "tree: must be an object"),
+        (document(tree={"etc": {}}), "tree.etc: must be sys, proc or dev"),
+        (document(tree={"sys": {"x": 5}}), "sys/x: must be an object, a text or a list, is int"),
+        (document(tree={"sys": {"x": "\ud800"}}), "sys/x: is not text"),
+        (document(tree={"sys": {"x": ["a", "b"]}}), "sys/x: a symbolic link must be a list of one text"),
+        (document(more=1), "more: is not a known key"),
+        (document(gpus={}), "gpus: must be a list"),
+        (document(gpus=[{}]), "gpus[0]: must be an object with"),
+        (document(gpus=[GPU | {"index": "0"}]), "gpus[0]: uuid, name"),
+        (document(gpus=[GPU | {"pci_address": "1B:00.0"}]), "gpus[0].pci_address: '1B:00.0' is not a PCI address"),
+        (document(gpus=[GPU | {"more": 1}]), "gpus[0]: must be an object with"),
+        (document(gpus=[GPU | {"nvlinks": [["GPU-2"]]}]), "gpus[0].nvlinks: must be a list of"),
+        (document(gpus=[GPU | {"fabric_clique": 1}]), "gpus[0].fabric_clique: must be text"),
+        (document(gpus=[GPU | {"mig_mode": 1}]), "gpus[0].mig_mode: must be true or false"),
+        (document(gpus=[GPU | {"mig_devices": [{"uuid": "MIG-1"}]}]), "gpus[0].mig_devices: must be a list of objects"),
+        (document(gpus=[GPU | {"ailments": [1]}]), "gpus[0].ailments: must be a list of texts"),
+    ],
+)
+def test_each_mistake_is_named_with_its_place(changed: Any, expected: str) -> None:
+    assert problems(changed)[0].startswith(expected)
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    assert len(problems(document(name="", tree={"etc": {"..": "x"}}, gpus=[1]))) == 4
+
+
+def test_what_a_gpu_says_beyond_its_name_is_kept_and_is_not_needed() -> None:
+    mig = MigDevice("MIG-1", "1g.10gb", gpu_instance=7, compute_instance=0, memory_bytes=10 << 30)
+    rich = Gpu(
+        **GPU, nvlinks=(("GPU-2", 18),), fabric_clique="c.1", mig_mode=True, mig_devices=(mig,), ailments=("Xid",)
+    )
+    poor = Gpu(**GPU | {"uuid": "GPU-2", "minor": None})
+    node = Node("node", "", {}, (rich, poor))
+    written = json.loads(recorded.dump(node))
+    assert recorded.parse(written, "test") == node
+    assert written["gpus"][1] == GPU | {"uuid": "GPU-2", "minor": None}
+
+
+def test_anonymous_gpus_keep_who_is_linked_to_whom() -> None:
+    mig = MigDevice("MIG-secret", "1g.10gb", gpu_instance=7, compute_instance=0, memory_bytes=10 << 30)
+    first = Gpu(**GPU, nvlinks=(("GPU-2", 18),), fabric_clique="secret.7", mig_mode=True, mig_devices=(mig,))
+    second = Gpu(**GPU | {"uuid": "GPU-2"}, nvlinks=(("GPU-1", 18),), fabric_clique="secret.7")
+    one, two = recorded.anonymous_gpus((first, second))
+    assert one.nvlinks == ((two.uuid, 18),)
+    assert two.nvlinks == ((one.uuid, 18),)
+    assert one.fabric_clique == two.fabric_clique == "00000000-0000-0000-0000-000000000001.7"
+    assert one.mig_devices[0].uuid == "MIG-00000000-0000-0000-0000-000000000000"
+    assert "secret" not in repr((one, two))
+
+
+def test_a_tree_without_end_is_refused() -> None:
+    tree: dict[str, Any] = {}
+    for _ in range(60):
+        tree = {"sys": tree}
+    assert "nested" in problems(document(tree=tree))[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
+def test_a_file_that_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "node.json").write_bytes(content)
+    with pytest.raises(ConfigError, match="is not JSON"):
+        recorded.load(tmp_path / "node.json")
+
+
+def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"node\.json: cannot be read"):
+        recorded.load(tmp_path / "node.json")
+
+
+texts = st.text("ab./\n\0\ud800", max_size=8)
+leaves = texts | st.lists(texts, max_size=2) | st.none() | st.integers()
+names = st.sampled_from(["sys", "a", "b", "..", ".", "x/y", ""])
+
+
+@settings(deadline=None)
+@given(st.dictionaries(names, st.recursive(leaves, lambda inner: st.dictionaries(names, inner, max_size=3))))
+def test_what_is_accepted_stays_inside_its_folder(
+    tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]
+) -> None:
+    try:
+        node = recorded.parse(document(tree=tree), "test")
+    except ConfigError:
+        return
+    folder = tmp_path_factory.mktemp("outer") / "inner"
+    folder.mkdir()
+    recorded.unpack(node, folder)
+    assert [p.name for p in folder.parent.iterdir()] == ["inner"]
+    for path in folder.rglob("*"):
+        assert not path.is_symlink() or path.resolve().is_relative_to(folder)
+
+
+def test_the_text_has_one_line_per_device() -> None:
+    text = recorded.dump(recorded.load(recorded.find("h100-8gpu")))
+    lines = text.splitlines()
+    assert sum(line.lstrip().startswith('"0000:18:00.0":["') for line in lines) >= 1
+    assert json.loads(text)["format"] == 1

@@ -1,0 +1,224 @@
+"""The simulated node: a recorded sysfs on real kernel links."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.errors import HardwareError
+from agent.hardware import recorded
+from agent.hardware.host import Host, LinkChange
+from agent.model.allocation import VfSettings
+from hack.sim.fabric import BRIDGE
+from hack.sim.machine import IGB_LIKE, RecordedVfControl, SimulatedMachine
+from tests.cni.tiny_node import PF, PF_NETDEV, create, mac_of, netdev, vf
+from tests.waiting import until
+
+
+@pytest.fixture
+def machine(own_network: None, tmp_path: Path) -> Iterator[SimulatedMachine]:
+    create(tmp_path)
+    made = SimulatedMachine.open(tmp_path)
+    yield made
+    made.close()
+
+
+def make_pod(folder: Path, name: str = "pod") -> Path:
+    path = folder / name
+    path.touch()
+    subprocess.run(["unshare", f"--net={path}", "true"], check=True)
+    return path
+
+
+def move_in(machine: SimulatedMachine, pod: Path, index: int = 0) -> None:
+    link = machine.find_netdev(vf(index))
+    assert link is not None
+    with open(pod) as file:
+        machine.links.move_in(link, file.fileno(), LinkChange(name=f"net{index}", up=True))
+
+
+def destroy(pod: Path) -> None:
+    subprocess.run(["umount", "--lazy", pod], check=True)
+
+
+def test_it_is_a_host(machine: SimulatedMachine) -> None:
+    host: Host = machine
+    assert host.root.name == "root"
+
+
+def test_the_scan_shows_recorded_devices_with_real_interfaces(machine: SimulatedMachine) -> None:
+    snapshot = machine.scan()
+    assert [d.address for d in snapshot.devices] == [PF, vf(0), vf(1), vf(2)]
+    device = snapshot.by_address[vf(1)]
+    assert (device.physfn, device.vf_index) == (PF, 1)
+    assert device.netdev is not None
+    assert (device.netdev.name, device.netdev.mac, device.netdev.mtu) == (netdev(1), mac_of(1), 1500)
+    assert snapshot.boot_id == "boot"
+    assert snapshot.problems == ()
+
+
+def test_the_scan_follows_what_happens_to_an_interface(machine: SimulatedMachine) -> None:
+    def found() -> tuple[int, bool | None] | None:
+        device = machine.scan().by_address[vf(0)].netdev
+        return (device.mtu, device.carrier) if device is not None else None
+
+    assert found() == (1500, None)  # down: the kernel does not say
+    subprocess.run(["ip", "link", "set", netdev(0), "up", "mtu", "1400"], check=True)
+    until(lambda: found() == (1400, True))
+
+
+def test_an_interface_in_a_pod_is_not_in_the_host(machine: SimulatedMachine, tmp_path: Path) -> None:
+    pod = make_pod(tmp_path)
+    move_in(machine, pod)
+    assert machine.find_netdev(vf(0)) is None
+    device = machine.scan().by_address[vf(0)]
+    assert device.netdevs == ()
+    assert device.physfn == PF
+
+
+def test_an_interface_that_dies_with_a_pod_comes_back_under_another_name(
+    machine: SimulatedMachine, tmp_path: Path
+) -> None:
+    """As a VF's does: the kernel moves it to the host, and its name may be taken there."""
+    pod = make_pod(tmp_path)
+    move_in(machine, pod)
+    destroy(pod)
+    until(lambda: machine.find_netdev(vf(0)) is not None)
+    link = machine.find_netdev(vf(0))
+    assert link is not None
+    assert link.name != netdev(0)
+    assert (link.mac, link.device) == (mac_of(0), vf(0))
+    assert machine.scan().by_address[vf(0)].netdev is not None
+
+
+def test_an_interface_whose_making_was_cut_short_is_completed(machine: SimulatedMachine) -> None:
+    """Whoever made it anew may have been killed before it was marked as the device's."""
+    before = machine.find_netdev(vf(0))
+    subprocess.run(["ip", "link", "set", netdev(0), "alias", ""], check=True)
+    assert machine.links.find_device(vf(0)) is None
+    assert machine.find_netdev(vf(0)) == before
+
+
+def test_many_may_look_for_what_died_at_once(machine: SimulatedMachine, tmp_path: Path) -> None:
+    pod = make_pod(tmp_path)
+    for index in range(3):
+        move_in(machine, pod, index)
+    destroy(pod)
+    errors: list[BaseException] = []
+
+    def look(index: int) -> None:
+        try:
+            until(lambda: machine.find_netdev(vf(index)) is not None)
+            machine.scan()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=look, args=(n % 3,)) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(machine.links.by_device()) == 4
+
+
+def test_interfaces_in_pods_talk_over_the_fabric(machine: SimulatedMachine, tmp_path: Path) -> None:
+    pods = [make_pod(tmp_path, name) for name in ("one", "two")]
+    for index, pod in enumerate(pods):
+        move_in(machine, pod, index)
+        with open(pod) as file:
+            machine.links.configure(f"net{index}", file.fileno(), (f"10.0.0.{index + 1}/24",), ())
+    subprocess.run(["nsenter", f"--net={pods[0]}", "bash", "-c", "echo x >/dev/udp/10.0.0.2/9"], check=True)
+
+    def neighbours() -> str:
+        return subprocess.run(
+            ["nsenter", f"--net={pods[0]}", "ip", "neighbour"], check=True, capture_output=True, text=True
+        ).stdout
+
+    until(lambda: mac_of(1) in neighbours())
+
+
+def test_a_device_that_was_unplugged_is_not_found(machine: SimulatedMachine) -> None:
+    (machine.root / "sys/bus/pci/devices" / vf(0)).unlink()
+    assert machine.find_netdev(vf(0)) is None
+    assert vf(0) not in machine.scan().by_address
+    assert machine.find_netdev("0000:99:00.0") is None
+
+
+def test_an_interface_is_found_whatever_its_name(machine: SimulatedMachine) -> None:
+    subprocess.run(["ip", "link", "set", netdev(0), "name", "other"], check=True)
+    subprocess.run(["ip", "link", "set", netdev(1), "name", netdev(0)], check=True)
+    assert [link.name for i in range(2) if (link := machine.find_netdev(vf(i))) is not None] == ["other", netdev(0)]
+
+
+def test_any_process_may_open_the_same_node(machine: SimulatedMachine, tmp_path: Path) -> None:
+    other = SimulatedMachine.open(tmp_path)
+    try:
+        other.vf_control.apply(PF_NETDEV, 0, VfSettings(vlan=7))
+        assert machine.vf_control.read(PF_NETDEV, 0).vlan == 7
+        assert other.scan() == machine.scan()
+    finally:
+        other.close()
+
+
+def test_the_hosts_own_network_sees_no_fabric(machine: SimulatedMachine) -> None:
+    names = os.listdir("/proc/sys/net/ipv4/conf")
+    assert BRIDGE not in names
+    assert {PF_NETDEV, netdev(0), netdev(1), netdev(2)} <= set(names)
+
+
+def test_a_node_without_links_can_be_looked_at_by_anybody(tmp_path: Path) -> None:
+    node = recorded.load(recorded.find("h100-8gpu"))
+    SimulatedMachine.create(tmp_path, node, with_links=False)
+    machine = SimulatedMachine.open(tmp_path)
+    try:
+        snapshot = machine.scan()
+        assert snapshot.gpus == node.gpus
+        assert any(d.netdev for d in snapshot.devices)
+        assert machine.find_netdev(snapshot.devices[0].address) is None
+    finally:
+        machine.close()
+
+
+def test_infiniband_interfaces_have_no_stand_in(own_network: None, tmp_path: Path) -> None:
+    """There is no software link of that kind: they stay as recorded."""
+    SimulatedMachine.create(tmp_path, recorded.load(recorded.find("ib-dual-port")))
+    machine = SimulatedMachine.open(tmp_path)
+    try:
+        before = machine.scan()
+        assert any(n.link_layer.value == "InfiniBand" for d in before.devices for n in d.netdevs)
+    finally:
+        machine.close()
+
+
+def test_vf_settings_begin_as_a_driver_begins(tmp_path: Path) -> None:
+    assert RecordedVfControl(tmp_path / "s.json").read("pf", 3) == IGB_LIKE
+
+
+def test_vf_settings_that_are_set_at_once_are_all_kept(tmp_path: Path) -> None:
+    control = RecordedVfControl(tmp_path / "s.json")
+
+    def apply(index: int) -> None:
+        for rate in range(5):
+            control.apply("pf", index, VfSettings(max_tx_rate=rate))
+            control.apply("pf", index, VfSettings(trust=True))
+
+    threads = [threading.Thread(target=apply, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in range(6):
+        found = control.read("pf", index)
+        assert (found.max_tx_rate, found.trust, found.spoofchk) == (4, True, True)
+
+
+def test_a_damaged_file_of_settings_is_a_hardware_error(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text("{")
+    with pytest.raises(HardwareError, match=r"s\.json cannot be read"):
+        RecordedVfControl(tmp_path / "s.json").read("pf", 0)
