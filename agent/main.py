@@ -158,7 +158,7 @@ class Agent:
         yield Part("heartbeat", run=self._heartbeat.run)
         yield Part("device plugins", run=made.plugins.run, close=made.plugins.close)
         # It loads what it needs when it is needed.
-        from agent.cluster.dra import Dra, OnNode
+        from deviceplugin.dra.dra import Dra, OnNode
 
         asker, reader = made.asker, made.claim_reader
         claims = OnNode(node_name(), self._config, self._offer, ledger, asker, attachments, reader, made.leaves)
@@ -328,10 +328,10 @@ def _prepare(config: Config, snapshot: Snapshot) -> None:
     """
     plain_offer(config.resources, snapshot, named_rails=config.topology.rails)
     import agent.cluster.apiserver
-    import agent.cluster.dra
     import agent.cluster.node_events
     import agent.cluster.publications
     import agent.cluster.topology.view
+    import deviceplugin.dra.dra
 
     if config.needs_api:
         agent.cluster.apiserver.load()
@@ -339,7 +339,7 @@ def _prepare(config: Config, snapshot: Snapshot) -> None:
         import agent.cluster.claim_objects
         import agent.cluster.claim_status
         import agent.cluster.slices
-        import deviceplugin.dra.dra  # noqa: F401
+        import deviceplugin.dra.driver  # noqa: F401
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from functools import partial
 
 from agent.config import Config
 from agent.edits import cdi, device_info
+from agent.edits.build import GpuFilesOf
 from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.gpus import GpuFilesOf
 from agent.edits.unit_specs import UnitSpecs
 from agent.kubelet.cri import ContainerRuntime
-from agent.kubelet.podresources import PodResources
+from agent.kubelet.podresources import KubeletAsker, PodResources
 from agent.model.lldp import Neighbour
 from agent.offer.offer import Offer
 from agent.process.conditions import NO_ADD_NEEDS
@@ -25,16 +25,15 @@ from agent.reconcile.units import Units
 from agent.report.report import Report
 from agent.state import Latest
 from cni import holders
+from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments, Settings
-from cni.claims import ClaimReader, PodClaims
-from cni.granted import Granted, KubeletAsker, Promised
+from cni.held import ClaimReader, HeldDevices, PodClaims, Sources
 from cni.node import Node
 from cni.server import CniServer
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from cni.slots.keeping import KeptSpecs
 from cni.spool import Spool
-from cni.told import RailFiles, Teller
 from deviceplugin.allocation import Allocator
 from deviceplugin.informed import InformingBook, SlotBook
 from deviceplugin.plugins import DevicePlugins, Ground
@@ -73,19 +72,19 @@ class Parts:
         claim_specs = ClaimSpecs(at_start.cdi_dir)
         self.claim_reader: Latest[ClaimReader | None] = Latest(None)
         """Asks the API server for claims, while there may be any."""
-        claims = PodClaims(config, node, self.asker, claim_specs, self.claim_reader)
+        claims = PodClaims(config, node, self.asker, self.claim_reader)
         self.leaves: Latest[Mapping[str, Neighbour]] = Latest({})
         """Adapter → the switch port at the other end, as far as somebody listens."""
         rail_files = RailFiles(at_start.cdi_dir, offer, self.asker, self.leaves)
-        teller = Teller(node, bound, claim_specs, self.unit_specs, rail_files)
-        promised = Promised(allocator.verbs_nodes, claims, teller, self.unit_specs)
-        granted = Granted(config, node, self.asker, offer, self.holders, promised)
+        facts = FactsWriter(node, bound, claim_specs, self.unit_specs, rail_files)
+        sources = Sources(claims, allocator.verbs_nodes, facts)
+        held = HeldDevices(config, node, self.asker, offer, self.holders, sources)
         places = Settings(
             netns_folders=at_start.netns_folders,
             foreign_state=host.root / "var/lib/cni",
             foreign_run=host.root / "var/run/cni",
         )
-        self.attachments = Attachments(node, granted, Binder(config, ledger, bound, offer, granted), places)
+        self.attachments = Attachments(node, held, Binder(config, ledger, bound, offer, held), places)
         unable = partial(report.conditions.first, besides=NO_ADD_NEEDS)
         self.server = CniServer(
             at_start.cni_socket, self.attachments, condition=unable, observe=report.metrics.observe_cni
@@ -93,10 +92,10 @@ class Parts:
 
         # what heals
         replay = partial(Spool(at_start.spool_dir).replay, self.server.answer)
-        outside = Surroundings(granted, offer, self.runtime, replay, ledger, report)
+        outside = Surroundings(held, offer, self.runtime, replay, ledger, report)
         healer = Claims(ledger, claim_specs, node.scans, outside, self.claim_reader)
         units = Units(config, ledger, self.unit_specs, by_cdi, outside, self.settled)
-        self.specs = KeptSpecs(at_start.cdi_dir, (bound, healer, units, teller), self.plugins, report)
+        self.specs = KeptSpecs(at_start.cdi_dir, (bound, healer, units, facts), self.plugins, report)
         others = (Bindings(ledger, bound, node.scans, outside), healer, units)
         self.reconciler = Reconciler(ledger, self.attachments, node.scans, outside, self.settled, others)
         self.owners = Owners(ledger, self.holders, outside)

@@ -30,8 +30,8 @@ from cni.modes import choice, rdma
 from cni.modes.mode import InterfaceFacts, Target
 from cni.netconf import NetConf
 from cni.node import Node
-from cni.places import NotWanted, Places
 from cni.targets import Targets
+from cni.turns import NotWanted, Places
 
 BUSY_SECONDS = 5.0
 """How long ADD waits for the device's former owner to let go."""

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import HardwareError, RequestInvalid
-from agent.model.allocation import Attachment, PodRef
-from agent.model.claims import is_place
+from agent.model.allocation import Attachment, PodRef, is_place
 from cni import check
 from cni.attach import BUSY_SECONDS, MAX_ADDING, Attacher
 from cni.call import Call, NoSlots, Slots
@@ -23,10 +22,10 @@ from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopter
 from cni.node import Node
 from cni.permission import Permission
-from cni.places import Places, Rules
 from cni.pool import Pool
 from cni.release import Wish, release
 from cni.targets import Targets
+from cni.turns import Places, Rules
 
 Ended = Callable[[PodRef, float | None], object]
 """Hears that a DEL has come for a pod; if it lay on disk before, since when (seconds since the epoch)."""

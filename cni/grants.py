@@ -54,7 +54,7 @@ class Holding:
 class Grants:
     """Whom to ask for it; any thread may. As it stands here nothing is offered or granted, and anything goes.
 
-    `cni.granted.Granted` knows more. What asks kubelet may raise Unavailable.
+    `cni.held.HeldDevices` knows more. What asks kubelet may raise Unavailable.
     """
 
     @property

@@ -30,8 +30,7 @@ from agent.config import Config, Resource
 from agent.errors import LedgerError
 from agent.kubelet import checkpoint
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, Binding, Devices, Grant, PodRef, all_of
-from agent.model.claims import Claim, ClaimDevice
+from agent.model.allocation import Attachment, Binding, Claim, ClaimDevice, Devices, Grant, PodRef, all_of
 from agent.model.device import is_pci_address
 from agent.model.unit_id import UnitId
 from agent.state import Latest

@@ -13,21 +13,19 @@ from functools import cache
 
 from agent.config.routing import NO_ROUTING
 from agent.errors import AgentError, RequestInvalid
-from agent.model.allocation import NO_SETTINGS
-from agent.model.claims import is_place
+from agent.model.allocation import NO_SETTINGS, is_place
 from agent.model.device import PciDevice, Snapshot, is_pci_address
 from agent.model.unit_id import UnitId
 from cni import in_flight, netconf
 from cni.call import Call, Slots
-from cni.claims import parent_of
 from cni.grants import GrantedDevice, Grants
 from cni.modes import bond, choice
 from cni.modes.mode import Target
 from cni.netconf import NetConf
 from cni.node import Node
 from cni.permission import Permission
-from cni.places import Places
 from cni.pool import Pool
+from cni.turns import Places
 
 MAX_IFNAME = 15
 MAX_BASE = 12
@@ -120,10 +118,8 @@ class Targets:
         if place is None or not is_place(place):
             return None
         here = self._grants.of_place(call.pod, place)
-        of_call = {parent_of(row) for row in self._node.ledger.attachments_of(call.container_id, call.ifname)}
-        in_pod = {
-            parent_of(row) for row in self._node.ledger.attachments() if row.owner.container_id == call.container_id
-        }
+        of_call = {row.parent for row in self._node.ledger.attachments_of(call.container_id, call.ifname)}
+        in_pod = {row.parent for row in self._node.ledger.attachments() if row.owner.container_id == call.container_id}
         first = [found for found in here if found.device in of_call]  # a repeated call
         found = next(iter(first or [found for found in here if found.device not in in_pod]), None)
         if found is None:

@@ -18,10 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from agent.config import Resource
-from agent.edits.build import build
-from agent.edits.by_device import unit_specs
+from agent.edits.build import NO_GPU_FILES, build, unit_specs
 from agent.edits.container_edits import ContainerEdits
-from agent.edits.gpus import NO_GPU_FILES
 from agent.errors import LedgerError, Unavailable, UnitUnhealthy, UnknownUnit
 from agent.kubelet.podresources import PodDevices
 from agent.model.allocation import NO_SPECS, Devices, PodRef, UnitSpec

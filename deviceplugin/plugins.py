@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from agent.config import Config, Resource
+from agent.edits.build import GpuFiles
 from agent.edits.compat import PoolSpecs, pool_specs
-from agent.edits.gpus import GpuFiles
 from agent.errors import LedgerError, Unavailable
 from agent.health import HealthBook
 from agent.ledger import Ledger

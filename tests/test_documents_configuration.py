@@ -14,9 +14,8 @@ from agent import config
 from agent.__main__ import main
 from agent.config import Select
 from agent.config.resources import ENVIRONMENTS, NETWORK_KINDS
-from agent.edits.build import build
-from agent.edits.environment import helper_variables
-from agent.edits.told import GID_INDEXES, SOCKET_IFNAME
+from agent.edits.add_facts import GID_INDEXES, SOCKET_IFNAME
+from agent.edits.build import build, helper_variables
 from agent.model.device import PciDevice, Snapshot
 from agent.offer.units import list_units
 from tests.deviceplugin.machines import node

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 from agent.cluster.claims import AttachedDevice, ClaimStatusWriter
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, AttachmentState
-from agent.model.claims import Claim, ClaimDevice
+from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimDevice, network_data
 from agent.model.device import Snapshot
-from agent.model.network_data import network_data
 from agent.offer.offer import Offer
 from agent.state import Latest
 
@@ -55,7 +53,7 @@ class ClaimStatus:
 def attached(driver: str, claim: Claim, row: Attachment, snapshot: Snapshot) -> Iterator[AttachedDevice]:
     """Say what an attachment of a claim is, once for each result that it stands for. Pure."""
     for device in claim.devices:
-        if not device.admin and device.device == row.device.partition("/")[0]:
+        if not device.admin and device.device == row.parent:
             yield _told(driver, device, row, snapshot)
 
 

@@ -17,9 +17,8 @@ from agent.cluster.apiserver import CLAIM, ApiServer, on_own_thread
 from agent.cluster.topology.publisher import Pace
 from agent.config import Config
 from agent.errors import AgentError, Conflicted, Refused, Unavailable
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef, NetworkData
 from agent.model.fields import at, objects_at
-from agent.model.network_data import NetworkData
 from agent.report.report import Report
 from agent.state import Latest, first
 

@@ -89,11 +89,10 @@ def _for_claims(config: Config, offer: Offer) -> Mapping[str, Sequence[str]]:
     """List, for each resource that is offered to claims, the devices that the scheduler is told of."""
     if not config.offers_dra:
         return {}
-    from deviceplugin.dra.attributes import Facts
+    from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
     from deviceplugin.dra.devices import devices_of
-    from deviceplugin.dra.seen import Seen, look
 
-    devices = devices_of(config, offer, Facts(look(offer, Seen())))
+    devices = devices_of(config, offer, Facts(stable_facts(offer, StableFacts())))
     return {each.name: [d.name for d in devices if d.resource_name == each.name] for each in config.claimable}
 
 

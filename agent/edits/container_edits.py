@@ -28,13 +28,11 @@ class ContainerEdits:
     annotations: tuple[tuple[str, str], ...] = ()
     mounts: tuple[Mount, ...] = ()
 
-
-def joined(one: ContainerEdits, other: ContainerEdits) -> ContainerEdits:
-    """Give both to one container."""
-    return ContainerEdits(
-        envs=one.envs + other.envs,
-        devices=one.devices + other.devices,
-        cdi_devices=one.cdi_devices + other.cdi_devices,
-        annotations=one.annotations + other.annotations,
-        mounts=one.mounts + other.mounts,
-    )
+    def __add__(self, other: ContainerEdits) -> ContainerEdits:
+        return ContainerEdits(
+            envs=self.envs + other.envs,
+            devices=self.devices + other.devices,
+            cdi_devices=self.cdi_devices + other.cdi_devices,
+            annotations=self.annotations + other.annotations,
+            mounts=self.mounts + other.mounts,
+        )

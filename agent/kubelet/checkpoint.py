@@ -1,5 +1,4 @@
-"""What kubelet keeps about the containers of a pod: the only place that tells of init containers, and of what plugins
-answered.
+"""What kubelet keeps on disk: units of each pod's containers, with what plugins answered, and the claims it has noted.
 
 PodResources lists app containers alone (kubelet, pkg/kubelet/apis/podresources). kubelet writes its device manager's
 checkpoint after each Allocate, so before a pod's sandbox is made, and by UID:
@@ -9,10 +8,19 @@ checkpoint after each Allocate, so before a pod's sandbox is made, and by UID:
     ]}}
 
 Before 1.20 DeviceIDs is a plain list. It is read for the slots that no pod of PodResources has, for the answers
-that kubelet replays (AllocResp), and for the device files in other plugins' answers, which tell where a GPU is whose ID
-does not. It is believed for nothing else: where it cannot be read, or looks otherwise, init containers go without. Of a
+that kubelet replays (AllocResp), and for the device files in other plugins' answers, which show where a GPU is whose ID
+does not. It is trusted for nothing else: where it cannot be read, or looks otherwise, init containers go without. Of a
 pod that has no sandbox yet, or a new one, it is never out of date: kubelet takes nothing from a pod before that has
 ended.
+
+kubelet notes a claim before it asks any driver to prepare it, and until all have unprepared it: it asks these drivers
+before the claims' pods can end. The form is that of Kubernetes, pkg/kubelet/cm/dra/state: since 1.32
+
+    {"Data": "{\"kind\", \"apiVersion\", \"ClaimInfoStateList\": [
+        {\"Namespace\", \"ClaimName\", \"DriverState\": {\"<driver>\": …}}]}", "Checksum"}
+
+and before, with a single driver for each claim, {"version", "entries": [{"Namespace", "ClaimName", "DriverName"}],
+"checksum"}.
 """
 
 from __future__ import annotations
@@ -21,18 +29,21 @@ import base64
 import binascii
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from agent.errors import Unavailable
 from agent.model.unit_id import CDI_VENDOR
 from proto.deviceplugin.v1beta1 import api_pb2
 
 FILE = Path("device-plugins/kubelet_internal_checkpoint")
-"""Below kubelet's folder."""
+"""Of the device manager, below kubelet's folder."""
+CLAIMS_FILE = Path("dra_manager_state")
+"""Of the manager of claims, below kubelet's folder."""
 MAX_BYTES = 64 << 20
 
 log = logging.getLogger(__name__)
@@ -153,3 +164,38 @@ def _ids(value: Any) -> Iterator[str]:
     lists = value.values() if isinstance(value, dict) else (value,)
     for ids in lists:
         yield from (str(unit_id) for unit_id in ids or ())
+
+
+_CLAIMS_FORM = ("DRACheckpoint", "checkpoint.dra.kubelet.k8s.io/v1")
+
+
+def claims_of(kubelet_dir: Path, driver: str) -> tuple[str, ...]:
+    """List the claims, as namespace/name, that kubelet has noted of a driver.
+
+    Raises Unavailable if the file cannot be read, or has a form that is not known.
+    """
+    path = kubelet_dir / CLAIMS_FILE
+    try:
+        with path.open("rb") as stream:
+            entries = _entries(json.loads(stream.read(MAX_BYTES)))
+        return tuple(f"{e['Namespace']}/{e['ClaimName']}" for e in entries if driver in _drivers(e))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise Unavailable(f"which claims kubelet has is not known: {path} cannot be read: {why}") from error
+
+
+def _entries(document: Any) -> Collection[Any]:
+    if "Data" not in document:
+        if document["version"] != "v1":
+            raise ValueError(f"its version {document['version']!r} is not known")
+        return document.get("entries") or ()
+    data = json.loads(document["Data"])
+    if (found := (data["kind"], data["apiVersion"])) != _CLAIMS_FORM:
+        raise ValueError(f"its form {found[0]!r} of {found[1]!r} is not known")
+    return data["ClaimInfoStateList"] or ()
+
+
+def _drivers(entry: Any) -> Collection[str]:
+    return entry["DriverState"] or () if "DriverState" in entry else (entry["DriverName"],)

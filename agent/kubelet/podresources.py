@@ -7,23 +7,33 @@ from memory, so a short time limit tells a dead kubelet from a live one.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import math
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
 from agent.errors import Unavailable
+from agent.kubelet import checkpoint
 from agent.model.allocation import PodRef
 from agent.state import Latest
 from proto.podresources.v1 import api_pb2, api_pb2_grpc
 
+if TYPE_CHECKING:
+    from agent.kubelet.cri import ContainerRuntime, Sandbox
+
 MAX_MESSAGE_BYTES = 16 << 20
+ANSWER_SECONDS = 5.0
+"""How long a thread waits for kubelet, or the runtime."""
+MAX_ASKING = 64
+"""So many calls wait for kubelet at once."""
 FIRST_RETRY_SECONDS = 0.02
 
 CHANNEL_OPTIONS = (
@@ -154,7 +164,7 @@ class Listing:
     @cached_property
     def names(self) -> frozenset[tuple[str, str]]:
         """Namespace and name of all pods, whatever they hold."""
-        return frozenset((found.pod.namespace, found.pod.name) for found in self.pods)
+        return frozenset(found.pod.names for found in self.pods)
 
     @cached_property
     def containers(self) -> Mapping[str, str]:
@@ -222,9 +232,7 @@ class PodResources:
                 if not refused.means_no_such_call:
                     raise self._failed("Get", refused.error) from refused.error
                 self._knows_get = False
-        found = next(
-            (p for p in (await self.listing()).pods if (p.pod.namespace, p.pod.name) == (pod.namespace, pod.name)), None
-        )
+        found = next((p for p in (await self.listing()).pods if p.pod.names == pod.names), None)
         return PodDevices(pod, found.containers) if found else None
 
     async def listing(self, not_before: float | None = None) -> Listing:
@@ -309,6 +317,81 @@ class PodResources:
     def _failed(self, name: str, error: grpc.aio.AioRpcError) -> Unavailable:
         text = f"kubelet's PodResources.{name} on {self.socket} failed: {error.code().name}: {error.details()}"
         return Unavailable(text)
+
+
+class AsksKubelet(Protocol):
+    """What `KubeletAsker` answers of pods, for kubelet and the runtime. Methods block; not for the event loop."""
+
+    def pod(self, pod: PodRef) -> PodDevices | None:
+        """Ask what a pod holds; None if kubelet does not know it. Raises Unavailable."""
+
+    def pods(self) -> Sequence[PodDevices]:
+        """Ask what every pod of the node holds. Raises Unavailable."""
+
+    def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
+        """List the device files that a resource's plugin gave to a container; none if that is not known."""
+
+    def sandboxes(self) -> Sequence[Sandbox]:
+        """List the runtime's sandboxes; none if it cannot be asked on this node. Raises Unavailable."""
+
+
+class KubeletAsker:
+    """Asks PodResources and the runtime for threads other than the event loop's, on which their clients live."""
+
+    def __init__(
+        self, kubelet: PodResources, loop: asyncio.AbstractEventLoop, runtime: ContainerRuntime | None = None
+    ) -> None:
+        self._kubelet = kubelet
+        self._loop = loop
+        self._runtime = runtime
+        self._asking = threading.BoundedSemaphore(MAX_ASKING)
+
+    def pod(self, pod: PodRef) -> PodDevices | None:
+        """Ask what a pod holds, of any resource; None if kubelet does not know it. Not on the loop.
+
+        Raises Unavailable.
+        """
+        if not self._asking.acquire(blocking=False):
+            raise Unavailable(f"{MAX_ASKING} calls wait for kubelet to say what their pods hold: try again later")
+        try:
+            return self._wait(self._kubelet.get(pod), f"kubelet did not say what {pod} holds")
+        finally:
+            self._asking.release()
+
+    def pods(self) -> Sequence[PodDevices]:
+        """Ask what every pod of the node holds. Not on the loop; raises Unavailable."""
+        return self._wait(self._kubelet.listing(), "kubelet did not list its pods").pods
+
+    def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
+        """List the device files that a resource's plugin gave to a container, as far as kubelet keeps its answer."""
+        noted = checkpoint.containers_of(self._kubelet.folder, pod.uid) if pod.uid else ()
+        return next((held.files(resource_name) for held in noted if held.container == container), ())
+
+    def sandboxes(self) -> Sequence[Sandbox]:
+        """Ask the runtime for its sandboxes; none if there is no runtime to be asked. Not on the loop.
+
+        Raises Unavailable.
+        """
+        if self._runtime is None:
+            return ()
+        return self._wait(self._runtime.sandboxes(), "the container runtime did not list its sandboxes")
+
+    async def listing(self) -> Listing:
+        """Ask what every pod holds now. On the loop; raises Unavailable."""
+        return await self._kubelet.listing()
+
+    @property
+    def newest(self) -> Listing:
+        """The newest listing of all pods."""
+        return self._kubelet.newest.value
+
+    def _wait(self, asking: Coroutine[Any, Any, T], otherwise: str) -> T:
+        asked = asyncio.run_coroutine_threadsafe(asking, self._loop)
+        try:
+            return asked.result(ANSWER_SECONDS)
+        except concurrent.futures.TimeoutError as error:
+            asked.cancel()
+            raise Unavailable(f"{otherwise} within {ANSWER_SECONDS:g} s") from error
 
 
 class _Refused(Exception):

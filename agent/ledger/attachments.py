@@ -15,8 +15,7 @@ from agent.errors import DeviceBusy, LedgerError
 from agent.ledger import rows, schema
 from agent.ledger.claimed import ClaimedBook
 from agent.ledger.mirror import Mirror
-from agent.model.allocation import Attachment, AttachmentState, Owner, Undo
-from agent.model.claims import ClaimState
+from agent.model.allocation import Attachment, AttachmentState, ClaimState, Owner, Undo
 
 
 class AttachmentBook(ClaimedBook):

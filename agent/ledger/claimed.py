@@ -13,8 +13,7 @@ from pathlib import Path
 from agent.errors import ClaimConflict
 from agent.ledger import rows
 from agent.ledger.database import Database
-from agent.model.allocation import PodRef
-from agent.model.claims import Claim, ClaimRef
+from agent.model.allocation import Claim, ClaimRef, PodRef
 
 Watcher = Callable[[Claim | None, Claim | None], None]
 

@@ -17,8 +17,7 @@ from agent.errors import ClaimConflict, LedgerError
 from agent.ledger import rows
 from agent.ledger.attachments import AttachmentBook
 from agent.ledger.grants import BindingBook
-from agent.model.allocation import AttachmentState, PodRef
-from agent.model.claims import Claim, ClaimDevice, ClaimState
+from agent.model.allocation import AttachmentState, Claim, ClaimDevice, ClaimState, PodRef
 
 Guard = Callable[[Claim], AbstractContextManager[None]]
 

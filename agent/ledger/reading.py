@@ -13,8 +13,7 @@ from pathlib import Path
 
 from agent.errors import LedgerError
 from agent.ledger import rows, schema
-from agent.model.allocation import Attachment, Binding, Grant, OwedLease, Quarantine
-from agent.model.claims import Claim
+from agent.model.allocation import Attachment, Binding, Claim, Grant, OwedLease, Quarantine
 from agent.model.vf_identity import Rail
 
 WAIT_SECONDS = 5.0

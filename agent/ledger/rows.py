@@ -13,6 +13,10 @@ from agent.model.allocation import (
     Attachment,
     AttachmentState,
     Binding,
+    Claim,
+    ClaimDevice,
+    ClaimRef,
+    ClaimState,
     Grant,
     NetnsId,
     OwedLease,
@@ -22,7 +26,6 @@ from agent.model.allocation import (
     Undo,
     UnitSpec,
 )
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
 from agent.model.vf_identity import KnownDevice, Rail
 
 MAX_OWED_BYTES = 4 << 20

@@ -5,6 +5,7 @@ grant (kubelet Allocate) → bind (pod known) → attach (device in the pod) →
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -114,6 +115,15 @@ class PodRef:
     name: str
     uid: str = ""
     """Empty where the source (PodResources) does not tell."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+    def is_same(self, other: PodRef) -> bool:
+        """Compare UIDs where both are known, else names."""
+        return self.uid == other.uid if self.uid and other.uid else self.names == other.names
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -264,6 +274,11 @@ class Attachment:
     claim_uid: str = ""
     """The DRA claim that brought the device; empty if none did."""
 
+    @property
+    def parent(self) -> str:
+        """The device, or the one that the interface was made on."""
+        return self.device.partition("/")[0]
+
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 60.0, 6 * 3600.0
 """After a try to give a lease back. Between them, the time for which it was owed then: each pause is twice as long as
@@ -301,3 +316,122 @@ class Quarantine:
     since: float
     boot_id: str = ""
     """The boot in which that was; a later one has reset the device."""
+
+
+PLACE = "slots-"
+"""What the name of a place begins with: a device of the ResourceSlice that stands for several late-bound ones."""
+_PLACE = re.compile(rf"{PLACE}[a-z0-9-]{{1,57}}")
+
+
+def is_place(name: str) -> bool:
+    """Tell whether a name is of a place, and not a device's of its own."""
+    return _PLACE.fullmatch(name) is not None
+
+
+class ClaimState(StrEnum):
+    """How far kubelet has come with a claim on this node."""
+
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    UNPREPARING = "unpreparing"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRef:
+    """A ResourceClaim, as kubelet names it."""
+
+    uid: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDevice:
+    """One result of a claim's allocation, and what stands for it on this node."""
+
+    request: str
+    """As kubelet knows it: without its sub-request."""
+    pool: str
+    device_name: str
+    """In the ResourceSlice."""
+    resource_name: str
+    kind: str
+    """hca, vf or nic."""
+    device: str
+    """PCI address, in the boot of the claim's row."""
+    cdi_name: str
+    """Name of the device in the claim's CDI spec."""
+    share_id: str = ""
+    """Where the device may be allocated several times."""
+    exclusive: bool = True
+    """Nobody else may have the device."""
+    admin: bool = False
+    """Admin access: it is looked at, and stays where it is."""
+    identity: str = ""
+    """What finds the device again when a reboot has moved it (`agent.model.vf_identity`); empty if nothing does."""
+    network: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Keys of a network (as in the configuration's `networks`, but for the name) that the device is set up with."""
+    ifname: str = ""
+    """Name of its interface in the pod, with %d where a number is to be; empty for the next free one."""
+    edits: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """containerEdits, as they stand in the CDI spec."""
+    shares: int = 1
+    """How many of an adapter's shares it takes up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim that kubelet has given to us to prepare."""
+
+    ref: ClaimRef
+    state: ClaimState
+    devices: tuple[ClaimDevice, ...] = ()
+    pods: tuple[PodRef, ...] = ()
+    """Those that the claim was reserved for when it was last read."""
+    only_pod: str = ""
+    """UID of the pod that owns the claim (made from a template, or for extended resources)."""
+    boot_id: str = ""
+    since: float = 0.0
+    """Seconds since the epoch."""
+
+    def is_for(self, pod: PodRef) -> bool:
+        """Tell whether a pod may use it. A runtime that tells no UID is believed in its names."""
+        if pod.uid:
+            return pod.uid == self.only_pod or any(p.uid == pod.uid for p in self.pods)
+        return any(p.names == pod.names for p in self.pods)
+
+
+MAX_ADDRESSES = 16
+"""The API server refuses more."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkData:
+    """An interface in a pod; empty for a device that is there without one."""
+
+    interface: str = ""
+    mac: str = ""
+    addresses: tuple[str, ...] = ()
+    """In CIDR form."""
+
+    def document(self) -> dict[str, Any]:
+        """Write it as `networkData` of the API, which names no address twice."""
+        found = {
+            "interfaceName": self.interface,
+            "hardwareAddress": self.mac,
+            "ips": list(dict.fromkeys(self.addresses))[:MAX_ADDRESSES],
+        }
+        return {key: value for key, value in found.items() if value}
+
+
+def network_data(result: Mapping[str, Any], ifname: str) -> NetworkData:
+    """Find an interface of a pod in a CNI result; an empty one if it is not there."""
+    interfaces = result.get("interfaces") or []
+    mine = [i for i, found in enumerate(interfaces) if found.get("name") == ifname and found.get("sandbox")]
+    if not mine:
+        return NetworkData()
+    addresses = tuple(ip["address"] for ip in result.get("ips") or [] if ip.get("interface") in mine)
+    return NetworkData(ifname, str(interfaces[mine[0]].get("mac", "")), addresses)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from agent.errors import RequestInvalid, Unavailable
-from agent.model.claims import is_place
+from agent.model.allocation import is_place
 from agent.model.device import is_pci_address
 from agent.model.printable import masked
 from agent.model.unit_id import UnitId

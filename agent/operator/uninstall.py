@@ -20,7 +20,7 @@ from agent.config.dra import DRIVER
 from agent.config.topology import NFD_FILE
 from agent.edits import device_info
 from agent.errors import InstallFailed, InUse, LedgerError, Unavailable
-from agent.kubelet import dra_checkpoint
+from agent.kubelet import checkpoint
 from agent.ledger import files, reading
 from agent.model.listed import some
 from cni import spool
@@ -126,7 +126,7 @@ def uninstall(
         claims = [str(claim.ref) for claim in books.claims]
         # One that could not be prepared is in no books, and its pod ends no sooner.
         if not force:
-            claims += dra_checkpoint.claims_of(places.inside(places.kubelet), places.dra_driver)
+            claims += checkpoint.claims_of(places.inside(places.kubelet), places.dra_driver)
         held += [f"claim {claim}" for claim in dict.fromkeys(claims)]
     except LedgerError as error:
         if not force:

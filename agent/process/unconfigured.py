@@ -18,7 +18,7 @@ from agent.edits.cdi import SlotSpecs
 from agent.errors import HardwareError, Unavailable
 from agent.hardware.host import Host
 from agent.kubelet import checkpoint
-from agent.kubelet.podresources import PodResources
+from agent.kubelet.podresources import KubeletAsker, PodResources
 from agent.ledger import Ledger
 from agent.ledger.files import claim
 from agent.model.allocation import PodRef
@@ -28,7 +28,6 @@ from agent.state import Latest
 from cni import spool
 from cni.attachment import Attachments, Settings
 from cni.call import Call
-from cni.granted import KubeletAsker
 from cni.grants import GrantedDevice
 from cni.node import Node
 from cni.server import CniServer

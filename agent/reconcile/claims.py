@@ -16,12 +16,12 @@ from functools import partial
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import ClaimConflict, Refused, Unavailable
 from agent.ledger import Ledger
-from agent.model.claims import Claim, ClaimState
+from agent.model.allocation import Claim, ClaimState
 from agent.model.device import Snapshot
 from agent.model.vf_identity import addresses
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
-from cni.claims import ClaimReader, is_of_group, pods_of
+from cni.held import ClaimReader, is_of_group, pods_of
 
 NEW_SECONDS = 120.0
 """How old a claim must be before its pods' absence from kubelet's list means anything."""

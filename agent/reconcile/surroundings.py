@@ -13,7 +13,7 @@ from agent.offer.offer import Offer
 from agent.reconcile.view import Outside
 from agent.report.report import Report
 from agent.state import Latest
-from cni.granted import Granted
+from cni.held import HeldDevices
 
 
 class Surroundings(Outside):
@@ -21,7 +21,7 @@ class Surroundings(Outside):
 
     def __init__(
         self,
-        granted: Granted,
+        held: HeldDevices,
         offer: Latest[Offer],
         runtime: ContainerRuntime | None,
         replay: Callable[[], int],
@@ -29,7 +29,7 @@ class Surroundings(Outside):
         report: Report,
     ) -> None:
         """`runtime` is None where it is not asked; `replay` carries out the DELs on disk, and blocks."""
-        self._granted = granted
+        self._held = held
         self._offer = offer
         self._runtime = runtime
         self._replay = replay
@@ -39,11 +39,11 @@ class Surroundings(Outside):
 
     async def held_units(self) -> Sequence[HeldUnit]:
         """Ask kubelet what pods hold of ours. On the loop; raises Unavailable."""
-        return await self._granted.held_units()
+        return await self._held.held_units()
 
     def pods(self) -> Collection[tuple[str, str]]:
         """Name all pods of kubelet's last answer."""
-        return self._granted.pods
+        return self._held.pods
 
     async def sandboxes(self) -> Sequence[Sandbox]:
         """Ask the container runtime. Raises AgentError."""
@@ -56,7 +56,7 @@ class Surroundings(Outside):
 
     def offer(self) -> Offer:
         """Return the newest offer; before the first one, what it would say."""
-        return self._granted.offer()
+        return self._held.offer()
 
     def devices_of_units(self) -> Mapping[str, Devices] | None:
         """Map the IDs of the offered units to their devices; None before the first offer."""
@@ -67,7 +67,7 @@ class Surroundings(Outside):
 
     def noted_units(self) -> Collection[str]:
         """Name the units that kubelet's checkpoint counts to containers; none where it cannot be read."""
-        return self._granted.noted_units()
+        return self._held.noted_units()
 
     def our_vfs(self) -> Collection[str]:
         """List the VFs that resources offer, or will: before the first offer, too."""

@@ -13,8 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from agent.config import Config
-from agent.edits.replayed import Misled, misled
-from agent.edits.unit_specs import UnitSpecs
+from agent.edits.unit_specs import Misled, UnitSpecs, misled
 from agent.kubelet import checkpoint
 from agent.kubelet.checkpoint import Answer, Entry, answer_of
 from agent.kubelet.podresources import HeldUnit

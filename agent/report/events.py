@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from agent.model.allocation import Attachment, AttachmentState, Grant
-from agent.model.claims import Claim, ClaimRef, ClaimState
+from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimRef, ClaimState, Grant
 from agent.offer.changes import Units, health_changes
 
 MOST_EVENTS = 200

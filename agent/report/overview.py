@@ -11,8 +11,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, Grant
-from agent.model.claims import Claim
+from agent.model.allocation import Attachment, Claim, Grant
 from agent.offer.changes import Units
 from agent.process.conditions import Conditions
 from agent.report import status

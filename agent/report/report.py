@@ -8,8 +8,7 @@ from functools import partial
 
 from agent.errors import AgentError, ClaimConflict, DeviceBusy
 from agent.health import HealthBook
-from agent.model.allocation import PodRef
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef, PodRef
 from agent.process.conditions import Conditions
 from agent.report.dra import DriverState
 from agent.report.events import Events

@@ -10,7 +10,7 @@ that is gone, or whose address has a new owner, does nothing. What could go wron
 * A plugin may end the agent, whatever bounds it. So what is given back is written down before the plugin is asked, and
   is asked for again later and later; and after a start that waits until pods are served.
 * A plugin may hang, and whoever writes networks may make many that do. So a network that has answered before does not
-  wait for one that has not, and one whose plugin was killed is refused for some time (`cni.places`).
+  wait for one that has not, and one whose plugin was killed is refused for some time (`cni.turns`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from cni.ipam.plugins import IpamCall
 from cni.ipam.processes import Orphans
 from cni.ipam.program import Around, Room
 from cni.ipam.side_by_side import at_once_at_most
-from cni.places import NoPlace, Places, Rules, Trust, always
 from cni.result import Leases
+from cni.turns import NoPlace, Places, Rules, Trust, always
 
 ALONE_SECONDS = 35.0
 """Longer than a release may take."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cni.ipam import processes
-from cni.places import NoPlace, NotWanted, always, wait_for
+from cni.turns import NoPlace, NotWanted, always, wait_for
 
 MAX_OUTPUT = 1 << 20
 MAX_COMPLAINT = 64 << 10

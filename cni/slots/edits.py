@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.config import Resource
-from agent.edits.build import pcidevice_name
-from agent.edits.by_device import edits_by_device
-from agent.edits.environment import variables_of_container
+from agent.edits.build import edits_by_device, pcidevice_name, variables_of_container
 from agent.kubelet.checkpoint import Held
 from agent.model.device import Snapshot
 from agent.offer.offer import Unit

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from agent.edits.cdi import SlotSpec
-from agent.edits.replayed import files_of
+from agent.edits.unit_specs import files_of
 from agent.kubelet.checkpoint import Entry
 from agent.kubelet.cri import Sandbox
 from agent.model.allocation import Binding, PodRef

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.errors import ClaimInvalid, RequestInvalid
-from agent.model.allocation import PodRef
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef, PodRef
 from agent.model.fields import Fields, is_list, is_object, shown
 from agent.model.quantity import parse_quantity
 

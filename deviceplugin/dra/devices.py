@@ -1,4 +1,4 @@
-"""Offer → the devices of the node's ResourceSlices, which are what the scheduler chooses from. Pure.
+"""Offer → devices → the node's ResourceSlices, which are what the scheduler chooses from. Pure.
 
 Bound early, a device is a VF, an adapter, or an HCA with its shares as capacity. Bound late, it is a place: all
 devices of a resource with the same nearest GPU, with their number as capacity; which of them a claim gets is chosen on
@@ -8,6 +8,12 @@ place has no PCI address of its own, so it can carry its GPU's, by which any GPU
 
 The same goes for the GPU that an early device names to be matched by (`dra.aliases`): one device a GPU, and the last
 one, since the scheduler takes the first that fits and would give it to claims that do not ask for GPUs.
+
+A device names the GPU that it is nearest to, among the devices of its resource. The VFs of a port that is nearest to
+several GPUs take turns; whole adapters, of which a GPU may have one only, are matched exactly.
+
+Slices are divided in the same way whatever becomes of the devices' health: a taint that came would otherwise move
+devices, and have all slices written again. Generation, owner and when taints began are the publisher's.
 """
 
 from __future__ import annotations
@@ -15,15 +21,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent.config import Config, Resource
-from agent.model.claims import PLACE
+from agent.model.allocation import PLACE
 from agent.model.device import NO_NUMA_NODE
 from agent.model.health import HEALTHY, Health, Reason
 from agent.offer.offer import Offer, Unit
+from agent.offer.rails import nearest
+from agent.placement import Distances
+from agent.placement.matching import assign
 from deviceplugin.dra.attributes import (
     BUS_ID,
     MULTUS,
@@ -36,7 +45,6 @@ from deviceplugin.dra.attributes import (
     numa_aliases,
     text,
 )
-from deviceplugin.dra.nearness import Pairing, pair_up
 
 UNITS, SHARES = "units", "shares"
 """What is consumed of a place of VFs or whole adapters, and of shared adapters; qualified with the driver's domain."""
@@ -119,10 +127,10 @@ class _Maker:
         self._config = config
         self._resource = resource
         self._short = short
-        self._distances = facts.seen.distances
-        self._gpus = facts.seen.snapshot.gpu_by_uuid
+        self._distances = facts.stable.distances
+        self._gpus = facts.stable.snapshot.gpu_by_uuid
         units = [unit for unit in offer.claimable.get(resource.name, ()) if _is_here(unit, offer)]
-        known = facts.seen.snapshot.by_address
+        known = facts.stable.snapshot.by_address
         units = sorted(
             (u for u in units if u.device in known), key=lambda u: (self._distances.order(u.device), u.unit_id)
         )
@@ -220,7 +228,7 @@ class _Maker:
     def _members_of(self, unit: Unit, pairing: Pairing, offer: Offer, facts: Facts) -> Iterator[_Member]:
         """Tell what a unit is for. Bound late, an adapter's shares are divided among all GPUs that it is nearest to."""
         dra, is_late = self._config.dra, self._resource.binding == "late"
-        attributes = attributes_of(self._resource, unit, facts.seen.snapshot.by_address[unit.device], facts)
+        attributes = attributes_of(self._resource, unit, facts.stable.snapshot.by_address[unit.device], facts)
         attributes |= numa_aliases(dra, attributes)
         has = self._resource.shares if self._shared else 1
         room = max(0, has - offer.granted.get(unit.device, 0))
@@ -310,3 +318,149 @@ def _short_names(names: Sequence[str]) -> dict[str, str]:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+_ONE_MORE = 1 << 30
+"""What a GPU's next adapter costs: more than all that tells adapters apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """The GPUs of a resource's devices."""
+
+    gpu: Mapping[str, str] = field(default_factory=dict)
+    """Device → the GPU that it names. One that is nearest to none is missing."""
+    near: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Device → all GPUs that it is nearest to."""
+
+
+def pair_up(devices: Sequence[str], distances: Distances) -> Pairing:
+    """Pair the devices of one resource, given by PCI address, with GPUs."""
+    port_of = {device: distances.port(device) for device in sorted(devices, key=distances.order)}
+    near = nearest(sorted(set(port_of.values())), distances)
+    by_port: dict[str, list[str]] = {}
+    for device, port in port_of.items():
+        if port in near:
+            by_port.setdefault(port, []).append(device)
+    if all(len(mine) == 1 for mine in by_port.values()):
+        gpu = _matched(by_port, near, distances)
+    else:
+        gpu = _in_turns(by_port, near)
+    return Pairing(gpu, {device: near[port] for device, port in port_of.items() if port in near})
+
+
+def _matched(
+    by_port: Mapping[str, Sequence[str]], near: Mapping[str, Sequence[str]], distances: Distances
+) -> dict[str, str]:
+    """Serve as many GPUs as can be, each by as few adapters more than another as can be."""
+    ports, gpus = list(by_port), distances.gpus
+    costs = [[distances.span(gpu, port) if gpu in near[port] else None for gpu in gpus] for port in ports]
+    found = assign(costs, [[_ONE_MORE * i for i in range(len(ports))] for _ in gpus])
+    assert found is not None, "each port is near to some GPU, and every GPU has room for all"
+    return {by_port[port][0]: gpus[column] for port, column in zip(ports, found, strict=True)}
+
+
+def _in_turns(by_port: Mapping[str, Sequence[str]], near: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Give the first device of each port to the GPU that has fewest so far, then the second of each, and so on."""
+    served: Counter[str] = Counter()
+    gpu: dict[str, str] = {}
+    for turn in range(max(map(len, by_port.values()), default=0)):
+        for port, devices in by_port.items():
+            if turn < len(devices):
+                chosen = min(near[port], key=served.__getitem__)
+                served[chosen] += 1
+                gpu[devices[turn]] = chosen
+    return gpu
+
+
+API_VERSION, KIND = "resource.k8s.io/v1", "ResourceSlice"
+MAX_DEVICES = 64
+"""In one slice. 128 are allowed until one of them has a taint, or an attribute that is a list."""
+MAX_NAME = 253
+"""Characters of an object's name."""
+TAINTS, CAPACITY, LISTS = "taints", "capacity", "listAttributes"
+"""What clusters drop that do not have the feature."""
+NOTHING: frozenset[str] = frozenset()
+
+Document = Mapping[str, Any]
+
+
+def slices_of(
+    devices: Sequence[DraDevice], driver: str, node_name: str, dropped: Collection[str] = NOTHING
+) -> tuple[Document, ...]:
+    """Make the slices; none of no devices. Equal arguments give equal documents.
+
+    `dropped` says what the cluster drops of what is written: without taints, devices that are not to be had are left
+    out; without capacities, those that several claims have a part of; without lists, the first of each is told.
+    """
+    packs = _packs([device for device in devices if _can_be_told(device, dropped)])
+    return tuple(
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": object_name(index, driver, node_name)},
+            "spec": {
+                "driver": driver,
+                "nodeName": node_name,
+                "pool": {"name": node_name, "resourceSliceCount": len(packs)},
+                "devices": [_document(device, dropped) for device in pack],
+            },
+        }
+        for index, pack in enumerate(packs)
+    )
+
+
+def object_name(index: int, driver: str, node_name: str) -> str:
+    """Name a slice. The scheduler tries slices in the order of their names."""
+    name = f"{index:05x}-{driver}-{node_name}"
+    if len(name) > MAX_NAME:
+        digest = hashlib.sha256(f"{driver}-{node_name}".encode()).hexdigest()[:32]
+        name = f"{index:05x}-{digest}"
+    return name
+
+
+def _can_be_told(device: DraDevice, dropped: Collection[str]) -> bool:
+    return not (device.taints and TAINTS in dropped) and not (device.allow_multiple and CAPACITY in dropped)
+
+
+def _packs(devices: Sequence[DraDevice]) -> list[list[DraDevice]]:
+    """Divide devices: all in one slice, by turns of their adapters, or else the slices of each adapter by themselves.
+
+    The scheduler takes the first that fits, and so spreads over adapters where it can; one that fails costs one write.
+    """
+    by_adapter: dict[str, list[DraDevice]] = {}
+    for device in devices:
+        by_adapter.setdefault(device.adapter, []).append(device)
+    if len(devices) <= MAX_DEVICES:
+        return [list(_round_robin(list(by_adapter.values())))] if devices else []
+    return [
+        mine[start : start + MAX_DEVICES] for mine in by_adapter.values() for start in range(0, len(mine), MAX_DEVICES)
+    ]
+
+
+def _round_robin(lists: Sequence[Sequence[DraDevice]]) -> Iterator[DraDevice]:
+    for turn in range(max(map(len, lists), default=0)):
+        yield from (devices[turn] for devices in lists if turn < len(devices))
+
+
+def _document(device: DraDevice, dropped: Collection[str]) -> Document:
+    found: dict[str, Any] = {"name": device.name, "attributes": _attributes(device.attributes, dropped)}
+    if device.capacity:
+        found["capacity"] = device.capacity
+    if device.allow_multiple:
+        found["allowMultipleAllocations"] = True
+    if device.taints:
+        found["taints"] = [{"key": taint.key, "effect": taint.effect} for taint in device.taints]
+    return found
+
+
+def _attributes(attributes: Attributes, dropped: Collection[str]) -> Attributes:
+    ordered = dict(sorted(attributes.items()))
+    if LISTS not in dropped:
+        return ordered
+    return {name: _first(value) for name, value in ordered.items()}
+
+
+def _first(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    [(form, said)] = value.items()
+    return {form.removesuffix("s"): said[0]} if isinstance(said, list) else value

@@ -1,84 +1,329 @@
-"""The DRA driver, put together: what is offered, the door for kubelet, and what answers there.
+"""Runs the DRA driver, and what keeps its objects at the API server, as one part of the agent.
 
-It serves for as long as any resource is offered to claims, and until the last claim is unprepared.
+Nothing is opened, and hardly anything loaded, before the configuration offers a resource to claims (`driver.py` is
+imported then). When it offers none any more the driver goes on until the last claim is unprepared: kubelet asks nobody
+else.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+import logging
+from collections import Counter as Tally
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from agent.config import Config
-from agent.edits.claim_specs import ClaimSpecs
-from agent.ledger import Ledger
-from agent.model.lldp import Neighbour
-from agent.offer.offer import Offer
-from agent.state import Latest
-from deviceplugin.dra.door import Door, Driver
-from deviceplugin.dra.holders import ClaimReader, Healer, Holders
-from deviceplugin.dra.metadata import ClaimFiles
-from deviceplugin.dra.offering import Offering
-from deviceplugin.dra.planner import Planner
-from deviceplugin.dra.pod_gpus import GpuAsker, Kubelet, Objects
-from deviceplugin.dra.pod_groups import PodGroups
-from deviceplugin.dra.preparer import Allocations, Preparer
-from deviceplugin.dra.told import Observer, ToldClaims
-from deviceplugin.server import Observe
+from agent.errors import ConfigError, Unavailable
+from agent.model.allocation import ClaimRef, PodRef
+from agent.process.supervision import supervised
+from agent.report.dra import DriverState
+from agent.state import Latest, first
+
+if TYPE_CHECKING:
+    from agent.cluster.apiserver import ApiServer
+    from agent.config import Config
+    from agent.kubelet.podresources import AsksKubelet
+    from agent.ledger import Ledger
+    from agent.model.lldp import Neighbour
+    from agent.offer.offer import Offer
+    from agent.report.report import Report
+    from cni.held import ClaimReader
+    from deviceplugin.dra.devices import DraDevice
+    from deviceplugin.dra.driver import DraDriver
+    from deviceplugin.dra.pods import Objects
+    from deviceplugin.dra.preparer import Healer
+
+Beside = Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
+"""Name → what runs beside the driver."""
+
+CONDITION = "dra"
+POLL_SECONDS = 0.5
+PATIENCE_SECONDS = 5.0
+"""How long kubelet may take to find the driver before that is an error."""
+RECALL_SECONDS = 1.0
+"""For the API server to say what the slices were: kubelet waits for the driver."""
+OPEN_SECONDS = 20.0
+"""How long a claim waits at the agent's start until it can be read. kubelet gives a call up after 45."""
+GOODBYE_SECONDS = 2.0
+"""For kubelet to hear that nobody knows the devices' health from now on."""
+
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """What the driver follows."""
+@dataclass(frozen=True)
+class OnNode:
+    """What the driver works with on this node."""
 
+    name: str
     config: Latest[Config]
     offer: Latest[Offer]
-    dropped: Latest[frozenset[str]]
-    """What the cluster drops of slices."""
+    ledger: Ledger
+    kubelet: AsksKubelet
+    healer: Healer
+    reader: Latest[ClaimReader | None]
+    """Set for as long as claims can be read."""
     leaves: Latest[Mapping[str, Neighbour]]
     """The switch port at the end of each adapter's link."""
 
 
-@dataclass(frozen=True, slots=True)
-class Others:
-    """Whom the driver asks."""
+class Published:
+    """How the driver's objects at the API server are."""
 
-    reader: ClaimReader
-    objects: Objects
-    kubelet: Kubelet
-    healer: Healer
+    def __init__(self) -> None:
+        self.dropped = Latest(frozenset[str]())
+        """Features that the cluster leaves out."""
+        self.slices: Latest[int | None] = Latest(None)
+        """How many slices it has as they should be."""
+        self.counted: Sequence[DraDevice] = ()
+        self.healths: tuple[tuple[str, str, int], ...] = ()
+        """How many of those are in which health, by resource."""
 
 
-class DraDriver:
-    """One driver on one node. Nothing of it is open before `run`."""
+class Dra:
+    """Serves claims while there is reason to. `run` until `close`."""
 
-    def __init__(
-        self, driver: Driver, cells: Cells, ledger: Ledger, others: Others, observe: Observe, observer: Observer
-    ) -> None:
-        """`observe` times calls, `observer` hears of those that fail."""
-        config = cells.config
-        self.offering = Offering(config, cells.offer, cells.dropped, driver.pool, cells.leaves)
-        """The slices that there should be, and the devices in them."""
-        catalog = self.offering.catalog
-        gpus = GpuAsker(others.kubelet, others.objects)
-        self._preparer = Preparer(
-            Allocations(others.reader, PodGroups(others.kubelet, others.objects), driver.name, driver.pool),
-            Planner(config, cells.offer, catalog, ledger, gpus, others.objects),
-            ledger,
-            ClaimFiles(ClaimSpecs(config.value.cdi_dir), config, catalog, self.offering.facts),
-            Holders(ledger, others.reader, others.kubelet, others.healer),
-        )
-        self.door = Door(driver, ToldClaims(self._preparer, observer), catalog, observe)
+    def __init__(self, node: OnNode, open_api: Callable[[], ApiServer] | None, report: Report) -> None:
+        """`open_api` opens a client for many requests at once; None if the agent has no API server."""
+        self._node = node
+        self._open_api = open_api
+        self._report = report
+        self._no_api = ""
+        """Why claims cannot be read; empty if they can."""
+        self._closing = asyncio.Event()
+        self._served = asyncio.Event()
+        self._ended = asyncio.Event()
 
-    async def run(self) -> None:
-        """Serve until closed."""
-        following = asyncio.create_task(self.offering.run(), name="DRA offer")
+    async def run(self, due: asyncio.Event) -> None:
+        """Serve whenever any resource is offered to claims, or a claim is left, from the moment that this is due."""
         try:
-            await self.door.run()
+            await first(due.wait(), self._closing.wait())
+            while not self._closing.is_set():
+                config = self._node.config.value
+                if self._is_needed(config):
+                    await self._serve(config)
+                else:
+                    self._served.set()
+                    await first(self._node.config.other_than(config), self._closing.wait())
         finally:
-            following.cancel()
-            await asyncio.wait((following,))
+            self._ended.set()
 
-    def close(self) -> None:
-        """Make `run` end. Claims stay prepared."""
-        self.door.close()
+    async def served(self) -> None:
+        """Wait until kubelet can find the driver, if it is to; not for long, since kubelet's folders may be missing."""
+        await first(self._served.wait(), self._ended.wait(), seconds=PATIENCE_SECONDS)
+
+    async def close(self) -> None:
+        """Make `run` end, and wait for that."""
+        self._closing.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), GOODBYE_SECONDS)
+
+    def _is_needed(self, config: Config) -> bool:
+        return config.offers_dra or bool(self._node.ledger.claims())
+
+    async def _serve(self, config: Config) -> None:
+        """Serve under one name, until another is configured, nobody needs it, or we close."""
+        published, reads = Published(), _Reads()
+        driver = self._made(config.dra.driver, reads, published)
+        serving = asyncio.create_task(driver.run(), name="DRA driver")
+        with contextlib.ExitStack() as closing:
+            opening = asyncio.create_task(self._open(driver, closing), name="API of claims")
+            closing.callback(opening.cancel)
+            beside = asyncio.create_task(
+                self._run_beside(config, driver, opening, reads, published), name="beside claims"
+            )
+            try:
+                while not (self._closing.is_set() or serving.done() or self._is_another(config)):
+                    if beside.done():
+                        beside.result()
+                    problem = self._no_api or driver.door.problem or None
+                    self._report.conditions.expect(CONDITION, problem, PATIENCE_SECONDS)
+                    self._report_state(config.dra.driver, driver, published)
+                    await first(self._closing.wait(), seconds=POLL_SECONDS)
+            finally:
+                driver.close()
+                await asyncio.wait((serving,))
+                beside.cancel()
+                await asyncio.wait((beside,))
+                self._report.conditions.set(CONDITION, None)
+                self._report.driver.set(None)
+            if self._is_another(config) and (api := await opening) is not None:
+                await self._take_back(api, config.dra.driver)
+        serving.result()
+
+    async def _open(self, driver: DraDriver, closing: contextlib.ExitStack) -> ApiServer | None:
+        """Open the API server once the driver is served: what that loads takes longer, and kubelet looks meanwhile."""
+        await driver.door.begun()
+        self._served.set()
+        api = await asyncio.to_thread(self._connected)
+        if api is not None:
+            closing.callback(api.close)
+        return api
+
+    async def _run_beside(
+        self,
+        config: Config,
+        driver: DraDriver,
+        opening: asyncio.Task[ApiServer | None],
+        reads: _Reads,
+        published: Published,
+    ) -> None:
+        """Keep at the API server what is to be told of the driver's devices and claims."""
+        api = await asyncio.shield(opening)
+        if api is None:
+            reads.give_up(self._no_api)
+            return
+        if config.topology.labels.need_lldp:
+            await self._recall_leaves(api, config.dra.driver)
+        reads.open(api, self._node.name)
+        with contextlib.ExitStack() as closing:
+            tasks = [
+                asyncio.create_task(supervised(run, name), name=name)
+                for name, run in self._beside(config.dra.driver, api, driver, published, closing).items()
+            ]
+            try:
+                await asyncio.wait(tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _report_state(self, name: str, driver: DraDriver, published: Published) -> None:
+        """Report the state of the driver, if it changed."""
+        devices = driver.offering.catalog.value
+        if devices is not published.counted:
+            published.counted, published.healths = devices, _healths(devices)
+        state = DriverState(
+            name, driver.door.problem, published.slices.value, published.dropped.value, published.healths
+        )
+        if state != self._report.driver.value:
+            self._report.driver.set(state)
+
+    async def _take_back(self, api: ApiServer, driver: str) -> None:
+        """Delete the slices of a driver that is no more. Should that fail, kubelet does it half a minute later."""
+        from agent.cluster.apiserver import on_own_thread
+        from agent.cluster.slices import Pool, remove_all
+
+        try:
+            await on_own_thread(partial(remove_all, api, Pool(driver, self._node.name)))
+        except Unavailable as error:
+            log.warning("slices of %s are left to kubelet: %s", driver, error)
+
+    def _is_another(self, config: Config) -> bool:
+        now = self._node.config.value
+        return now.dra.driver != config.dra.driver or not self._is_needed(now)
+
+    async def _recall_leaves(self, api: ApiServer, driver: str) -> None:
+        """Know the switches that the slices tell of already: to be sure of one takes minutes of listening.
+
+        Meanwhile no selector is to miss the attribute: Kubernetes would place none of its pods.
+        """
+        from agent.cluster.apiserver import on_own_thread
+        from agent.cluster.claim_objects import ClaimObjects
+        from deviceplugin.dra.attributes import leaves_in
+
+        try:
+            async with asyncio.timeout(RECALL_SECONDS):
+                found = await on_own_thread(partial(ClaimObjects(api, self._node.name).slices, driver))
+            leaves = leaves_in(found)
+        except (Unavailable, TimeoutError) as error:
+            log.info("slices tell of no switch until it is heard: %s", error)
+        else:
+            self._node.leaves.set({**leaves, **self._node.leaves.value})
+
+    def _connected(self) -> ApiServer | None:
+        """Open the API server; None without one. Claims in the books can be unprepared all the same."""
+        self._no_api = ""
+        try:
+            if self._open_api is not None:
+                return self._open_api()
+        except ConfigError as error:
+            self._no_api = f"no claim is prepared until the agent starts anew: {error}"
+        else:
+            self._no_api = "no claim is prepared: the agent was started without an API server"
+        return None
+
+    def _made(self, name: str, reads: _Reads, published: Published) -> DraDriver:
+        from deviceplugin.dra.door import Driver
+        from deviceplugin.dra.driver import Cells, DraDriver, Others
+
+        node, report = self._node, self._report
+        driver = Driver(name, node.name, node.config.value.kubelet_dir)
+        cells = Cells(node.config, node.offer, published.dropped, node.leaves)
+        others = Others(reads, reads, node.kubelet, node.healer)
+        return DraDriver(driver, cells, node.ledger, others, report.metrics.observe, report)
+
+    def _beside(
+        self, name: str, api: ApiServer, driver: DraDriver, published: Published, closing: contextlib.ExitStack
+    ) -> Beside:
+        """Make what runs beside the driver."""
+        from agent.cluster.claim_status import ClaimStatus
+        from agent.cluster.claims import ClaimReader, ClaimStatusWriter
+        from agent.cluster.slices import Pool, SliceCells, SlicePublisher
+
+        node, report = self._node, self._report
+        node.reader.set(ClaimReader(api))
+        closing.callback(node.reader.set, None)
+        cells = SliceCells(driver.offering.slices, published.dropped, published.slices)
+        slices = SlicePublisher(api, Pool(name, node.name), cells, report)
+        writer = ClaimStatusWriter(api, node.config, report)
+        status = ClaimStatus(node.ledger, writer, name, node.offer)
+        closing.callback(status.end)
+
+        async def publish() -> None:
+            await driver.offering.heeds(node.leaves.version)
+            await slices.run()
+
+        async def write() -> None:
+            await status.begin()
+            await writer.run()
+
+        return {"ResourceSlices": publish, "status of claims": write}
+
+
+def _healths(devices: Sequence[DraDevice]) -> tuple[tuple[str, str, int], ...]:
+    counts = Tally((d.resource_name, "healthy" if d.health.healthy else str(d.health.reason)) for d in devices)
+    return tuple((resource, health, count) for (resource, health), count in sorted(counts.items()))
+
+
+class _Reads:
+    """What the driver reads from the API server. Who asks before that is open waits for it, on a thread of his own."""
+
+    def __init__(self) -> None:
+        self._found: Future[tuple[ClaimReader, Objects] | str] = Future()
+        """Who reads, or why nobody does."""
+
+    def open(self, api: ApiServer, node_name: str) -> None:
+        """Read there from now on."""
+        from agent.cluster.claim_objects import ClaimObjects
+        from agent.cluster.claims import ClaimReader
+
+        self._found.set_result((ClaimReader(api), ClaimObjects(api, node_name)))
+
+    def give_up(self, why: str) -> None:
+        """Refuse what is to be read: claims in the books can be unprepared all the same."""
+        self._found.set_result(why)
+
+    def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
+        return self._readers()[0].get(ref)
+
+    def pod(self, pod: PodRef) -> Mapping[str, Any] | None:
+        return self._readers()[1].pod(pod)
+
+    def claim(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        return self._readers()[1].claim(namespace, name)
+
+    def slices(self, driver: str) -> Sequence[Mapping[str, Any]]:
+        return self._readers()[1].slices(driver)
+
+    def _readers(self) -> tuple[ClaimReader, Objects]:
+        try:
+            found = self._found.result(OPEN_SECONDS)
+        except TimeoutError as error:
+            raise Unavailable(f"the API server could not be opened for {OPEN_SECONDS:g} s") from error
+        if isinstance(found, str):
+            raise Unavailable(found)
+        return found

@@ -1,5 +1,8 @@
 """An allocated claim → the rows that stand for it: devices chosen, networks worked out, container edits made.
 
+A request that selects, or that a constraint is about, gets a device of the place that the scheduler has chosen; any
+other the nearest to its container's GPUs. Each late-bound result of a claim gets another device.
+
 Asks who has what, and changes nothing.
 """
 
@@ -7,36 +10,33 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agent.config import Config, Resource
-from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.metadata import mounted
+from agent.edits.build import edits_by_device, variables_of_container
+from agent.edits.claim_specs import IN_CONTAINERS, ClaimSpecs, mounted
 from agent.errors import AgentError, ClaimInvalid, DeviceGone, NotYet, UnitUnhealthy
 from agent.ledger import Ledger
-from agent.model.claims import Claim, ClaimDevice, ClaimState
-from agent.model.device import Snapshot
+from agent.model.allocation import Claim, ClaimDevice, ClaimState
+from agent.model.device import NO_NUMA_NODE, Snapshot
 from agent.model.health import Reason, text_of
 from agent.model.vf_identity import addresses, identities
 from agent.offer.offer import Offer, Unit
-from agent.placement import for_pairs
+from agent.placement import Distances, Group, for_pairs, match_groups, match_nics
 from agent.state import Latest
-from deviceplugin.dra import late, pod_facts
 from deviceplugin.dra.allocation import Allocation, Result
 from deviceplugin.dra.devices import DraDevice
-from deviceplugin.dra.late import LateWish
-from deviceplugin.dra.metadata import path_in_containers
 from deviceplugin.dra.parameters import Setting, settings_of
-from deviceplugin.dra.planned import Planned, edits_of
-from deviceplugin.dra.pod_gpus import NO_GPUS, GpuAsker, Objects, PodGpus
+from deviceplugin.dra.pods import NO_GPUS, GpuAsker, Objects, PodGpus, container_names, container_of, names_all_of
 
 PASSING = frozenset(reason.value for reason in (Reason.LINK_DOWN, Reason.PORT_DOWN))
 """What keeps no pod from its device: a link comes back, and the pod may wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PodFacts:
     """What is asked of others once for a claim, however often it is planned."""
 
     gpus: PodGpus = NO_GPUS
@@ -67,7 +67,7 @@ class Planner:
         self.choosing = threading.Lock()
         """Held from a plan until its rows are written: two claims that choose late would choose the same."""
 
-    def ask(self, claim: Allocation) -> Known:
+    def ask(self, claim: Allocation) -> PodFacts:
         """Ask others what the plan depends on. What they do not know makes the plan a little worse.
 
         Raises NotYet as long as this node's own devices are not known, ClaimInvalid if it offers none to claims.
@@ -88,9 +88,9 @@ class Planner:
             gpus = self._gpus.of(claim, self._offer.value.distances, own)
             if claim.is_extended and len(gpus.by_container) > 1:
                 containers = self._containers(claim)
-        return Known(gpus, containers, self._groups(claim, mine))
+        return PodFacts(gpus, containers, self._groups(claim, mine))
 
-    def plan(self, claim: Allocation, known: Known) -> Claim:
+    def plan(self, claim: Allocation, known: PodFacts) -> Claim:
         """Choose devices, and work out all that the rows of a claim say.
 
         Raises ClaimInvalid, DeviceGone and UnitUnhealthy for what is wrong, NotYet for what may pass.
@@ -125,7 +125,7 @@ class Planner:
             pod = self._objects.pod(claim.pods[0]) if claim.pods else None
         except AgentError:
             return ()
-        return pod_facts.containers(pod) if pod is not None else ()
+        return container_names(pod) if pod is not None else ()
 
     def _groups(self, claim: Allocation, resources: Sequence[Resource]) -> Mapping[str, Hashable]:
         """Tell which requests' devices are in one container together.
@@ -135,13 +135,13 @@ class Planner:
         """
         requests = dict.fromkeys(result.base for result in claim.results)
         if claim.is_extended:
-            return {request: pod_facts.container_of(request) for request in requests}
+            return {request: container_of(request) for request in requests}
         if len(requests) > 1 and claim.pods and any(resource.environment for resource in resources):
             try:
                 pod = self._objects.pod(claim.pods[0])
             except AgentError:
                 pod = None
-            if pod is None or not pod_facts.names_all_of(pod, claim.ref.name):
+            if pod is None or not names_all_of(pod, claim.ref.name):
                 return {request: request for request in requests}
         return dict.fromkeys(requests, "")
 
@@ -164,7 +164,7 @@ class Planner:
         return {row.device_name: there[now[row.identity]] for row in before.devices if now.get(row.identity) in there}
 
     def _units(
-        self, claim: Allocation, found: Sequence[tuple[Result, DraDevice, Resource]], offer: Offer, known: Known
+        self, claim: Allocation, found: Sequence[tuple[Result, DraDevice, Resource]], offer: Offer, known: PodFacts
     ) -> tuple[Unit, ...]:
         units: dict[int, Unit] = {}
         together: dict[tuple[str, str], list[int]] = {}
@@ -190,7 +190,7 @@ class Planner:
         claim: Allocation,
         mine: Sequence[tuple[Result, DraDevice, Resource]],
         offer: Offer,
-        known: Known,
+        known: PodFacts,
         before: Mapping[str, int],
     ) -> Iterator[Unit]:
         """Choose different devices for results of one late-bound resource. `before` counts what was chosen already."""
@@ -206,7 +206,7 @@ class Planner:
             free = {device: unit for device, unit in free.items() if device in fit}
         wishes = [self._wish(claim, each) for each in mine]
         load = self._load(claim, offer)
-        chosen = late.choose(offer.distances, wishes, tuple(free.values()), _near(known), load, spread=resource.spread)
+        chosen = choose_late(offer.distances, wishes, tuple(free.values()), _near(known), load, spread=resource.spread)
         if chosen is None:
             places = {unit.device for _, device, _ in mine for unit in device.units}
             where = there = ""
@@ -223,7 +223,7 @@ class Planner:
     def _wish(self, claim: Allocation, of: tuple[Result, DraDevice, Resource]) -> LateWish:
         result, device, _ = of
         is_pinned = not claim.is_extended and claim.is_pinned(result)
-        container = pod_facts.container_of(result.base) if claim.is_extended else None
+        container = container_of(result.base) if claim.is_extended else None
         return LateWish(tuple(unit.device for unit in device.units), is_pinned, container)
 
     def _taken(self, claim: Allocation) -> Counter[str]:
@@ -301,7 +301,7 @@ def _tolerates(result: Result, reason: str) -> bool:
     return any(toleration.get("key") == name for toleration in result.tolerations)
 
 
-def _near(known: Known) -> Mapping[int | None, Sequence[str]]:
+def _near(known: PodFacts) -> Mapping[int | None, Sequence[str]]:
     found: dict[int | None, Sequence[str]] = {None: known.gpus.all}
     for number, container in enumerate(known.containers):
         if container in known.gpus.by_container:
@@ -327,3 +327,131 @@ def _row(claim: Allocation, number: int, planned: Planned, setting: Setting) -> 
         ifname=setting.ifname,
         shares=result.shares if is_shared else 1,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One result, with its device."""
+
+    result: Result
+    resource: Resource
+    unit: Unit
+
+
+def edits_of(
+    planned: Sequence[Planned], snapshot: Snapshot, group_of: Mapping[str, Hashable]
+) -> tuple[Mapping[str, Any], ...]:
+    """Work out the containerEdits of each result.
+
+    `group_of` maps each request to what is in one container together: there, variables name all devices. What is only
+    looked at (admin access) brings its character devices alone. Raises UnitUnhealthy for a device that lacks what a
+    container needs.
+    """
+    groups: dict[Hashable, list[Planned]] = {}
+    for each in planned:
+        if not each.result.admin:
+            groups.setdefault(group_of[each.result.base], []).append(each)
+    found: dict[tuple[Hashable, str], Mapping[str, Mapping[str, Any]]] = {}
+    for group, mine in groups.items():
+        held: dict[str, tuple[Resource, dict[str, Unit]]] = {}
+        for each in mine:
+            held.setdefault(each.resource.name, (each.resource, {}))[1][each.unit.device] = each.unit
+        variables = variables_of_container([(of, tuple(units.values())) for of, units in held.values()], snapshot)
+        for name, (resource, units) in held.items():
+            found[group, name] = edits_by_device(resource, tuple(units.values()), snapshot, variables)
+    return tuple(
+        _nodes_of(each, snapshot)
+        if each.result.admin
+        else _said(
+            {
+                **found[group_of[each.result.base], each.resource.name][each.unit.device],
+                "mounts": _mounts(each.resource),
+            }
+        )
+        for each in planned
+    )
+
+
+def _nodes_of(each: Planned, snapshot: Snapshot) -> Mapping[str, Any]:
+    edits = edits_by_device(each.resource, [each.unit], snapshot)[each.unit.device]
+    return {key: value for key, value in edits.items() if key == "deviceNodes"}
+
+
+def _mounts(resource: Resource) -> list[Mapping[str, Any]]:
+    options = ["ro", "bind", "nosuid", "nodev"]
+    return [{"hostPath": m.host_path, "containerPath": m.path, "options": options} for m in resource.mounts]
+
+
+def _said(edits: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out what is empty: a runtime refuses edits that change nothing."""
+    return {key: value for key, value in edits.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class LateWish:
+    """One result for which a device is to be chosen."""
+
+    place: tuple[str, ...]
+    """PCI addresses of the devices that the scheduler takes for equal."""
+    is_pinned: bool
+    """Whether it must be one of these."""
+    container: int | None = None
+    """Number of the container that it is for, if that is known."""
+
+
+def choose_late(
+    distances: Distances,
+    wishes: Sequence[LateWish],
+    free: Sequence[Unit],
+    gpus: Mapping[int | None, Sequence[str]],
+    load: Mapping[str, int],
+    *,
+    spread: bool = True,
+) -> tuple[str, ...] | None:
+    """Choose from one resource's free devices for all of a claim's wishes of it, in their order; None if too few.
+
+    `gpus` are the UUIDs for each container, under None those of the pod; `load` counts what is in use of a port.
+    Without `spread` one port is filled before another.
+    """
+    nodes = {unit.device: unit.numa_node for unit in free}
+    load = Counter(load)
+    chosen: dict[int, str] = {}
+
+    def take(wish: int, devices: Collection[str], near: Sequence[str]) -> bool:
+        found = match_nics(distances, near, sorted(devices, key=distances.order), 1, load, spread=spread)
+        for device in found:
+            chosen[wish] = device
+            del nodes[device]
+            load[distances.port(device)] += 1
+        return bool(found)
+
+    for i, wish in enumerate(wishes):
+        if wish.is_pinned and not take(i, nodes.keys() & set(wish.place), ()):
+            return None
+    open_ones = [i for i, wish in enumerate(wishes) if not wish.is_pinned]
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i in open_ones:
+        container = wishes[i].container
+        near = tuple(gpus.get(container, ())) or tuple(gpus.get(None, ()))
+        if near:
+            # Containers with the same GPUs are one: none of them is nearer to these than another.
+            groups.setdefault(near, []).append(i)
+    asked = [Group((NO_NUMA_NODE,) * len(members), near) for near, members in groups.items()]
+    found = match_groups(distances, asked, nodes, load, spread=spread)
+    if found is None:
+        return None
+    for members, devices in zip(groups.values(), found, strict=True):
+        for i, device in zip(members, devices, strict=True):
+            chosen[i] = device
+            del nodes[device]
+            load[distances.port(device)] += 1
+    for i in open_ones:
+        if i not in chosen and not take(i, nodes.keys() & set(wishes[i].place), ()) and not take(i, nodes.keys(), ()):
+            return None
+    return tuple(chosen[i] for i in range(len(wishes)))
+
+
+def path_in_containers(claim: Allocation, request: str, driver: str) -> str:
+    """Tell where a container finds the file of a request, by the name that its pod has for the claim."""
+    whose = f"resourceclaimtemplates/{claim.pod_claim}" if claim.pod_claim else f"resourceclaims/{claim.ref.name}"
+    return f"{IN_CONTAINERS}/{whose}/{request}/{driver}-metadata.json"

@@ -6,27 +6,42 @@ waited for here, since kubelet asks again only after more than a minute.
 
 Unprepare: when no device of the claim is in a pod any more, remove the spec, then the rows. Until then it fails, and
 kubelet asks again. Both can be killed anywhere: the state in the books says how to go on.
+
+A device in other hands is waited for if that passes by itself: it is on its way back, or its user has ended and only
+what follows is missing. A pod that lives keeps its device: the claim that came second fails, and says why.
+
+On disk a claim has its CDI spec and, if wanted, files that describe its devices to its containers (KEP-5304): one for
+each request, with a DeviceMetadata object in it. It has what the ResourceSlice says of each device; for a device that
+was chosen late, what a slice would say of this one, had it been offered by itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
-from agent.edits.claim_specs import qualified
-from agent.errors import ClaimConflict, ClaimInvalid, DeviceBusy, NotYet, Refused, Unavailable
+from agent.config import Config
+from agent.edits.claim_specs import API_VERSION, ClaimSpecs, qualified, requests_with_files
+from agent.errors import AgentError, ClaimConflict, ClaimInvalid, DeviceBusy, LedgerError, NotYet, Refused, Unavailable
+from agent.kubelet.cri import Sandbox
+from agent.kubelet.podresources import AsksKubelet
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, AttachmentState
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
+from agent.state import Latest
 from deviceplugin.dra.allocation import Allocation, ours
-from deviceplugin.dra.holders import ClaimReader, Holders
-from deviceplugin.dra.metadata import ClaimFiles
-from deviceplugin.dra.planner import Known, Planner
-from deviceplugin.dra.pod_groups import PodGroups
+from deviceplugin.dra.attributes import Attributes, Facts, attributes_of
+from deviceplugin.dra.devices import DraDevice
+from deviceplugin.dra.planner import Planner, PodFacts
+from deviceplugin.dra.pods import PodGroups
 from deviceplugin.dra.server import PreparedDevice
+
+if TYPE_CHECKING:
+    from cni.held import ClaimReader
 
 log = logging.getLogger(__name__)
 
@@ -81,14 +96,14 @@ class Preparer:
         planner: Planner,
         ledger: Ledger,
         files: ClaimFiles,
-        holders: Holders,
+        users: DeviceUsers,
         patience: Patience = PATIENCE,
     ) -> None:
         self._allocations = allocations
         self._planner = planner
         self._ledger = ledger
         self._files = files
-        self._holders = holders
+        self._users = users
         self._patience = patience
 
     # ---------------------------------------------------------------------------------------------------- prepare
@@ -129,7 +144,7 @@ class Preparer:
 
     def _written(self, claim: Allocation, deadline: float) -> Claim:
         """Plan a claim and write its rows, once others have let go of its devices."""
-        known: Known | None = None
+        known: PodFacts | None = None
         began, asked_at = time.monotonic(), 0.0
         while True:
             try:
@@ -149,7 +164,7 @@ class Preparer:
 
     def _passes(self, claim: Allocation, error: ClaimConflict | NotYet) -> bool:
         devices = [error.device] if isinstance(error, ClaimConflict) else error.devices
-        return devices is None or self._holders.passes(claim.ref.uid, devices)
+        return devices is None or self._users.passes(claim.ref.uid, devices)
 
     def _complete(self, claim: Claim, allocation: Allocation | None) -> Sequence[PreparedDevice]:
         """Do what follows the rows, or do it once more. Raises NotYet if they were ended meanwhile, as nobody's."""
@@ -178,13 +193,13 @@ class Preparer:
         alone = _alone(claim)
         # What no ADD brought in, of a pod on the host's network or by vfio, only the sandbox shows. kubelet may forget
         # a pod that was deleted by force before it has stopped that.
-        if alone - {row.device for row in rows} and (sandbox := self._holders.living(claim)) is not None:
+        if alone - {row.device for row in rows} and (sandbox := self._users.living(claim)) is not None:
             raise DeviceBusy(
                 f"sandbox {sandbox.sandbox_id} of pod {sandbox.pod}, which has the claim, lives: its devices come back"
                 " when the runtime has stopped that"
             )
         for row in rows:
-            left = row if row.state is AttachmentState.DETACHING else self._holders.heal(row)
+            left = row if row.state is AttachmentState.DETACHING else self._users.heal(row)
             while left is not None and not self._is_withheld(left.device):
                 if left.state is not AttachmentState.DETACHING:
                     owner = left.owner
@@ -199,7 +214,7 @@ class Preparer:
                         f" {self._patience.unprepare:g} s"
                     )
                 time.sleep(max(self._patience.back, self._patience.longer * waited))
-                left = self._holders.row(left)
+                left = self._users.row(left)
 
     def _rows_of(self, claim: Claim) -> list[Attachment]:
         """List what of a claim is in pods."""
@@ -218,3 +233,187 @@ def _alone(claim: Claim) -> frozenset[str]:
 def _told(device: ClaimDevice) -> PreparedDevice:
     names = (qualified(device.cdi_name),) if device.cdi_name else ()
     return PreparedDevice((device.request,), device.pool, device.device_name, names, device.share_id)
+
+
+class Healer(Protocol):
+    """Brings devices back that were left behind."""
+
+    def heal(self, device: str) -> str | None:
+        """Have a device back if the namespace that it is in has gone. Tell what was wrong; None if nothing.
+
+        Raises AgentError if it is still not back.
+        """
+
+
+class DeviceUsers:
+    """Knows who has what. Methods block, and may be used by many threads at once."""
+
+    def __init__(self, ledger: Ledger, reader: ClaimReader, kubelet: AsksKubelet, healer: Healer) -> None:
+        self._ledger = ledger
+        self._reader = reader
+        self._kubelet = kubelet
+        self._healer = healer
+
+    def passes(self, claim_uid: str, devices: Iterable[str]) -> bool:
+        """Tell whether one of the devices that a claim wants is about to be free, as far as that can be known.
+
+        Where one is on its way back by the books, nobody is asked about all the others; and when the API server does
+        not answer of one claim it is not asked for more: each question may take its time.
+        """
+        try:
+            return any(all(self._users_of(claim_uid, each)) for each in sorted(devices, key=self._is_staying))
+        except Unavailable as error:
+            log.warning("whether what claim %s wants is about to be free is not known: %s", claim_uid, error)
+            return False
+
+    def _is_staying(self, device: str) -> bool:
+        claim, row = self._ledger.claim_on(device), self._ledger.attachment_on(device)
+        is_leaving = row is not None and row.state is AttachmentState.DETACHING
+        return not is_leaving and (claim is None or claim.state is not ClaimState.UNPREPARING)
+
+    def _users_of(self, claim_uid: str, device: str) -> Iterator[bool]:
+        """Tell of each holder whether it is about to let go. What costs more comes later."""
+        yield from self._claims(claim_uid, device)
+        yield from self._rows(device)
+        yield from self._plugins(device)
+
+    def heal(self, row: Attachment) -> Attachment | None:
+        """Bring a device back whose namespace has gone, and return its row if it is still there.
+
+        A device whose return fails is in quarantine then, and the row stays.
+        """
+        try:
+            self._healer.heal(row.device)
+        except AgentError as error:
+            log.warning("%s is not back: %s", row.device, error)
+        return self.row(row)
+
+    def living(self, claim: Claim) -> Sandbox | None:
+        """Find a sandbox that lives of a pod with a claim, as far as the runtime can be asked."""
+        try:
+            return next((each for each in self._kubelet.sandboxes() if each.ready and claim.is_for(each.pod)), None)
+        except Unavailable as error:
+            log.warning("whether a sandbox with claim %s lives is not known: %s", claim.ref, error)
+            return None
+
+    def row(self, row: Attachment) -> Attachment | None:
+        """Return a row as it is now; None if it is gone."""
+        now = (other for other in self._ledger.attachments() if other.attachment_id == row.attachment_id)
+        return next(now, None)
+
+    def _claims(self, claim_uid: str, device: str) -> Iterator[bool]:
+        for other in self._ledger.claims():
+            if other.ref.uid != claim_uid and any(d.device == device and not d.admin for d in other.devices):
+                yield self._is_over(other)
+
+    def _is_over(self, claim: Claim) -> bool:
+        """Tell whether nobody may use a claim any more: then its pods are gone or ending, and kubelet unprepares it.
+
+        The books say so from then on: should kubelet have lost its notes, the claim is ended without it, though there
+        may be another pod of the same name. Raises Unavailable.
+        """
+        if claim.state is ClaimState.UNPREPARING:
+            return True
+        found = self._reader.get(claim.ref)
+        is_over = found is None or not (found.get("status") or {}).get("reservedFor")
+        if is_over:
+            with contextlib.suppress(LedgerError):  # it is gone from the books
+                self._ledger.set_claim_state(claim.ref.uid, ClaimState.UNPREPARING)
+        return is_over
+
+    def _rows(self, device: str) -> Iterator[bool]:
+        row = self._ledger.attachment_on(device)
+        if row is None:
+            return
+        if row.state is not AttachmentState.DETACHING:
+            row = self.heal(row)
+        if row is not None:
+            claim = self._ledger.claim(row.claim_uid) if row.claim_uid else None
+            yield row.state is AttachmentState.DETACHING or (claim is not None and self._is_over(claim))
+
+    def _plugins(self, device: str) -> Iterator[bool]:
+        """Look at what device plugins gave to pods: kubelet takes it back without a word, and a look finds that out."""
+        units = set(self._ledger.granted_units(device))
+        pods = [grant.pod for grant in self._ledger.grants() if grant.unit_id in units] if units else []
+        bound = self._ledger.binding_on(device)
+        for pod in (*pods, *([bound.pod] if bound is not None else ())):
+            yield pod is not None and self._is_gone(pod)
+
+    def _is_gone(self, pod: PodRef) -> bool:
+        try:
+            return self._kubelet.pod(pod) is None
+        except Unavailable:
+            return False
+
+
+def documents_of(
+    claim: Allocation, attributes: Mapping[tuple[str, str, str], Attributes]
+) -> Mapping[str, Mapping[str, Any]]:
+    """Map each request to its DeviceMetadata. `attributes` are those of each result, by request, device and share."""
+    found: dict[str, dict[str, Any]] = {}
+    for result in claim.results:
+        ref = claim.ref
+        document = found.setdefault(
+            result.base,
+            {
+                "kind": "DeviceMetadata",
+                "apiVersion": API_VERSION,
+                "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
+                **({"podClaimName": claim.pod_claim} if claim.pod_claim else {}),
+                "requests": [{"name": result.request, "devices": []}],
+            },
+        )
+        device = {"driver": result.driver, "pool": result.pool, "name": result.device}
+        told = attributes[result.base, result.device, result.share_id]
+        document["requests"][0]["devices"].append(device | ({"attributes": told} if told else {}))
+    return found
+
+
+class ClaimFiles:
+    """Writes and removes what of claims is on disk. Methods block, briefly."""
+
+    def __init__(
+        self,
+        specs: ClaimSpecs,
+        config: Latest[Config],
+        catalog: Latest[tuple[DraDevice, ...]],
+        facts: Latest[Facts],
+    ) -> None:
+        """`facts` are what the catalog's attributes are made of."""
+        self._specs = specs
+        self._config = config
+        self._catalog = catalog
+        self._facts = facts
+
+    def complete(self, claim: Claim, allocation: Allocation | None, known: Callable[[], Claim | None]) -> None:
+        """Write what is missing of a claim's files; all of them if it is not prepared yet.
+
+        `known` looks the claim up once more: an ADD may have found its devices to be others than they were.
+        Raises Unavailable, also if the `allocation` is needed and the API server did not tell it.
+        """
+        is_missing = self._specs.metadata.missing(claim)
+        if is_missing and allocation is None:
+            raise Unavailable(f"the files that tell of claim {claim.ref} are gone, and the API server is away")
+        is_new = claim.state is not ClaimState.PREPARED and bool(requests_with_files(claim))
+        if allocation is not None and (is_missing or is_new):
+            attributes = {(d.request, d.device_name, d.share_id): self._attributes(d) for d in claim.devices}
+            for request, document in documents_of(allocation, attributes).items():
+                self._specs.metadata.write(claim.ref.uid, request, document)
+        self._specs.renew(known)
+
+    def remove(self, uid: str) -> None:
+        """Remove a claim's files. What is not there is removed already. Raises Unavailable."""
+        self._specs.remove(uid)
+
+    def _attributes(self, device: ClaimDevice) -> Attributes:
+        """Tell what is known of a device; nothing if its resource is offered no more."""
+        resource = next((r for r in self._config.value.claimable if r.name == device.resource_name), None)
+        if resource is None:
+            return {}
+        mine = [listed for listed in self._catalog.value if listed.resource_name == resource.name]
+        if resource.binding != "late":
+            return next((listed.attributes for listed in mine if listed.name == device.device_name), {})
+        facts = self._facts.value
+        pci = facts.stable.snapshot.by_address.get(device.device)
+        unit = next((unit for listed in mine for unit in listed.units if unit.device == device.device), None)
+        return attributes_of(resource, unit, pci, facts) if unit is not None and pci is not None else {}

@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 
 from agent.errors import AgentError
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef
 from deviceplugin.server import Context, Observe
 from proto.dra.v1 import api_pb2
 from proto.dra.v1beta1 import api_pb2 as v1beta1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from agent.errors import AgentError
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef
 from deviceplugin.dra.server import Claims, PreparedDevice
 
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
 from tests.agent.books import POD, VF
 
 

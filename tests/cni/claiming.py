@@ -15,19 +15,17 @@ from agent.edits.cdi import SlotSpecs
 from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.unit_specs import UnitSpecs
 from agent.errors import Unavailable
-from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, PodDevices
-from agent.model.allocation import PodRef
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, KubeletAsker, PodDevices
+from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
 from agent.model.health import HEALTHY
 from agent.offer.offer import Offer, Unit
 from agent.state import Latest
+from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments, Settings
-from cni.claims import ClaimReader, PodClaims
-from cni.granted import Granted, KubeletAsker, Promised
+from cni.held import ClaimReader, HeldDevices, PodClaims, Sources
 from cni.holders import Holders
 from cni.node import Node
 from cni.slots.bound import BoundSlots
-from cni.told import RailFiles, Teller
 from hack.sim.machine import SimulatedMachine
 from tests.cni.networks import PREVIOUS, network
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
@@ -89,15 +87,15 @@ class Scene:
         node = Node(machine, rig.ledger, Latest(machine.scan()))
         kubelet = cast(KubeletAsker, self.kubelet)
         self.asks = Latest[ClaimReader | None](self.reader)
-        self.claims = PodClaims(self.config, node, kubelet, self.specs, self.asks)
+        self.claims = PodClaims(self.config, node, kubelet, self.asks)
         offered = {"rdma/vf": tuple(Unit(vf(i), "rdma/vf", "vf", vf(i), HEALTHY, 0) for i in range(3))}
         offer = Latest(Offer(node.snapshot, claimable=offered))
         files = RailFiles(rig.folder / "cdi", offer, kubelet, Latest({}))
         bound = BoundSlots(self.config, rig.ledger, SlotSpecs(rig.folder / "cdi"))
         units = UnitSpecs(rig.ledger, rig.folder / "cdi", Latest(True))
-        teller = Teller(node, bound, self.specs, units, files)
+        facts = FactsWriter(node, bound, self.specs, units, files)
         holders = cast(Holders, SimpleNamespace(noted=(), is_settled=True))
-        self.granted = Granted(self.config, node, kubelet, offer, holders, Promised({}, self.claims, teller))
+        self.granted = HeldDevices(self.config, node, kubelet, offer, holders, Sources(self.claims, facts=facts))
         rig.attachments.close()
         settings = Settings(0.3, foreign_state=rig.folder / "var/lib/cni", foreign_run=rig.folder / "var/run/cni")
         rig.attachments = Attachments(node, self.granted, settings=settings)

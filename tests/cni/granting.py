@@ -9,12 +9,12 @@ from typing import cast
 
 from agent.config import Config
 from agent.hardware.host import Host
-from agent.kubelet.podresources import PodResources
+from agent.kubelet.podresources import KubeletAsker, PodResources
 from agent.ledger import Ledger
 from agent.model.device import PciDevice, Snapshot
 from agent.offer.offer import Offer, Unit
 from agent.state import Latest
-from cni.granted import Granted, KubeletAsker, Promised
+from cni.held import HeldDevices, PodClaims, Sources
 from cni.holders import Holders
 from cni.node import Node
 
@@ -27,11 +27,13 @@ def granted_of(
     *units: Unit,
     devices: tuple[PciDevice, ...] = (),
     noted: Collection[str] = (),
-) -> Granted:
+) -> HeldDevices:
     """Join the parts. `units` are offered, `devices` the node's, `noted` the UIDs of pods in kubelet's notes."""
     snapshot = Snapshot(devices=devices)
     names = dict.fromkeys(unit.resource_name for unit in units)
     offer = Offer(snapshot, {name: tuple(u for u in units if u.resource_name == name) for name in names})
     holders = cast(Holders, SimpleNamespace(noted=noted, is_settled=True, look=int))
     node = Node(cast(Host, None), books, Latest(snapshot))
-    return Granted(Latest(config), node, KubeletAsker(kubelet, loop), Latest(offer), holders, Promised())
+    cell, asker = Latest(config), KubeletAsker(kubelet, loop)
+    claims = PodClaims(cell, node, asker, Latest(None))
+    return HeldDevices(cell, node, asker, Latest(offer), holders, Sources(claims))

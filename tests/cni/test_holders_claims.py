@@ -10,8 +10,7 @@ import pytest
 from agent.config import Config
 from agent.errors import LedgerError
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
 from agent.state import Latest
 from tests.cni.holding import HCA, RESOURCES, SHARES, TRAINER, VF, WEB, named, open_holders
 from tests.cni.holding import books as books  # the fixture

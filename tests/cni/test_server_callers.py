@@ -21,10 +21,10 @@ import pytest
 from agent.errors import (
     ConfigError,
 )
+from agent.kubelet.podresources import MAX_ASKING
 from cni import protocol
 from cni.attach import MAX_ADDING
 from cni.call import Call
-from cni.granted import MAX_ASKING
 from cni.protocol import Request
 from cni.server import BACKLOG, MAX_CONNECTIONS, MAX_SLOW, WAITING_THREADS
 from tests.cni.door import CONF, ENV, NEWEST, Door, read_all

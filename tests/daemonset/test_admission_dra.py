@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.cluster.claims import AttachedDevice
-from deviceplugin.dra.packing import slices_of
+from deviceplugin.dra.devices import slices_of
 from tests.daemonset.admission import Policy, Request
 from tests.daemonset.manifests import SWITCHES, Document, Kube, named, overlay
 from tests.deviceplugin.dra.nodes import HCA, VF, Offered, recorded_node

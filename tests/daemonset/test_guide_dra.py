@@ -19,10 +19,9 @@ from agent.model.health import Reason
 from agent.model.lldp import Neighbour
 from agent.offer.units import plain_offer
 from deviceplugin.dra.allocation import Opaque, Result
-from deviceplugin.dra.attributes import Facts
+from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
 from deviceplugin.dra.devices import devices_of
 from deviceplugin.dra.parameters import settings_of
-from deviceplugin.dra.seen import Seen, look
 from tests.daemonset.manifests import REPOSITORY, Document
 from tests.deviceplugin.dra.nodes import GPU_NODES, HCA, VF, Offered, recorded_node
 from tests.documents import blocks, first_cells
@@ -121,7 +120,7 @@ def test_the_tables_of_attributes_have_all_that_is_published_and_no_other() -> N
             offer = plain_offer(made.resources, made.snapshot)
             leaf = Neighbour("02:00:00:00:00:01", "Ethernet1", "leaf-1")
             leaves = {device.address: leaf for device in made.snapshot.devices}
-            devices = devices_of(made.config, offer, Facts(look(offer, Seen()), leaves))
+            devices = devices_of(made.config, offer, Facts(stable_facts(offer, StableFacts()), leaves))
             published |= {key for device in devices for key in device.attributes}
     own = {name for name in published if "/" not in name}
     listed = set(names(first_cells(GUIDE, "attribute (`nodefabric.io/…`)")))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.config import Config, HealthSettings, Resource
+from agent.edits.build import GpuFiles
 from agent.edits.device_info import GrantedFiles
-from agent.edits.gpus import GpuFiles
 from agent.edits.unit_specs import UnitSpecs
 from agent.health import HealthBook
 from agent.ledger import Ledger

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import Resource
-from agent.edits.gpus import GpuFiles
+from agent.edits.build import GpuFiles
 from agent.model.device import NO_NUMA_NODE, Snapshot
 from hack.sim.pods import Container
 from tests.awaiting import until

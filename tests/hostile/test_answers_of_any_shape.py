@@ -22,8 +22,7 @@ from agent.config import HealthSettings
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import Unavailable
 from agent.health import HealthBook
-from agent.model.allocation import PodRef
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef, PodRef
 from agent.model.device import Snapshot
 from agent.process.conditions import NO_POD_NEEDS, Conditions
 from agent.reconcile.claims import NEW_SECONDS, Claims
@@ -33,10 +32,10 @@ from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
-from cni.claims import ClaimReader as Reads
-from cni.claims import pods_of
+from cni.held import ClaimReader as Reads
+from cni.held import pods_of
 from deviceplugin.dra.attributes import leaves_in
-from deviceplugin.dra.pod_facts import claim_names
+from deviceplugin.dra.pods import claim_names
 from tests.agent.books import open_books
 from tests.agent.claimed import prepare
 from tests.agent.reconcile.scene import Scene

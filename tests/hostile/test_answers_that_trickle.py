@@ -17,14 +17,14 @@ from agent.cluster.apiserver import CLAIM, CONNECT_SECONDS, POD, READ_SECONDS, T
 from agent.cluster.claims import ClaimReader
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import Unavailable
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef
 from agent.model.device import Snapshot
 from agent.process.conditions import NO_ADD_NEEDS, NO_POD_NEEDS
 from agent.reconcile.claims import NEW_SECONDS, Claims
 from agent.reconcile.reconciler import OVERDUE_SECONDS
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
-from cni.claims import ClaimReader as Reads
+from cni.held import ClaimReader as Reads
 from tests.agent.books import open_books
 from tests.agent.claimed import claimed_vf, prepare
 from tests.agent.reconcile.scene import Scene

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import Unavailable
-from agent.kubelet import checkpoint, dra_checkpoint
+from agent.kubelet import checkpoint
 from hack.sim import devices
 from hack.sim.dra.claims import CHECKPOINT, ClaimCache
 from proto.deviceplugin.v1beta1 import api_pb2
@@ -50,8 +50,8 @@ def recorded(version: str) -> str:
 @pytest.mark.parametrize("version", OURS)
 def test_the_claims_of_a_driver_are_read_from_every_form_that_was_released(tmp_path: Path, version: str) -> None:
     (tmp_path / CHECKPOINT).write_text(recorded(version))
-    assert dra_checkpoint.claims_of(tmp_path, DRIVER) == OURS[version]
-    assert dra_checkpoint.claims_of(tmp_path, "unheard.of.io") == ()
+    assert checkpoint.claims_of(tmp_path, DRIVER) == OURS[version]
+    assert checkpoint.claims_of(tmp_path, "unheard.of.io") == ()
 
 
 def test_the_stand_in_for_kubelet_writes_the_recorded_form_byte_for_byte(tmp_path: Path) -> None:
@@ -94,13 +94,13 @@ def test_the_checkpoint_of_devices_is_read_and_played_in_the_recorded_form(tmp_p
 def test_of_a_form_that_is_not_known_it_is_said_that_claims_cannot_be_told(tmp_path: Path, text: str) -> None:
     (tmp_path / CHECKPOINT).write_text(text)
     with pytest.raises(Unavailable, match=r"which claims kubelet has is not known: .*dra_manager_state"):
-        dra_checkpoint.claims_of(tmp_path, DRIVER)
+        checkpoint.claims_of(tmp_path, DRIVER)
 
 
 def test_a_kubelet_that_has_noted_nothing_has_no_claims(tmp_path: Path) -> None:
-    assert dra_checkpoint.claims_of(tmp_path, DRIVER) == ()
+    assert checkpoint.claims_of(tmp_path, DRIVER) == ()
     ClaimCache(tmp_path / CHECKPOINT).save()
-    assert dra_checkpoint.claims_of(tmp_path, DRIVER) == ()
+    assert checkpoint.claims_of(tmp_path, DRIVER) == ()
 
 
 @pytest.mark.parametrize("version", OURS)

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from agent.ledger import Ledger
-from agent.model.allocation import Undo
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, Undo
 from agent.model.device import RdmaDevice
 from agent.offer.units import plain_offer
 from tests.agent.books import POD, owner
-from tests.agent.cluster.test_dra import OFFERED, Node
 from tests.awaiting import until
+from tests.deviceplugin.dra.test_dra import OFFERED, Node
 from tests.deviceplugin.machines import change
 from tests.deviceplugin.machines import node as machine
 from tests.standins.apiserver import ApiServerStandIn

@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from agent.cluster.apiserver import ApiServer
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef
 from tests.agent.cluster.test_claims import ATTACHED, DEVICE, QUICK, Writing, api, server
 from tests.awaiting import until
 from tests.standins.apiserver import ApiServerStandIn

@@ -15,27 +15,23 @@ from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import AgentError, ClaimConflict, Unavailable
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, PodDevices
-from agent.model.allocation import Attachment, PodRef
-from agent.model.claims import ClaimRef
+from agent.model.allocation import Attachment, ClaimRef, PodRef
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.reconcile import claims as healing
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
+from cni.add_facts import FactsWriter
 from cni.attachment import Attachments
-from cni.claims import PodClaims
 from cni.grants import GrantedDevice
+from cni.held import PodClaims
 from cni.node import Node
-from deviceplugin.dra.attributes import Facts
+from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
 from deviceplugin.dra.devices import DraDevice, devices_of
-from deviceplugin.dra.holders import Holders
-from deviceplugin.dra.metadata import ClaimFiles
 from deviceplugin.dra.planner import Planner
-from deviceplugin.dra.pod_gpus import GpuAsker
-from deviceplugin.dra.pod_groups import PodGroups
-from deviceplugin.dra.preparer import Allocations, Patience, Preparer
-from deviceplugin.dra.seen import Seen, look
+from deviceplugin.dra.pods import GpuAsker, PodGroups
+from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Patience, Preparer
 from tests.cni import tiny_node
 from tests.cni.networks import network
 from tests.cni.told_grants import ToldGrants
@@ -139,14 +135,16 @@ class ClaimParts:
         self._folder = folder
         self._node = node
         self._config = Latest(_config(folder))
-        self._seen = Seen()
+        self._stable = StableFacts()
         self._offer = Latest(Offer())
         self._catalog: Latest[tuple[DraDevice, ...]] = Latest(())
-        self._facts = Latest(Facts(self._seen))
+        self._facts = Latest(Facts(self._stable))
         self._api = _Api(folder)
         self._specs = ClaimSpecs(folder / SPECS)
         self._snapshot = snapshot
-        self.of_pods = PodClaims(self._config, node, _Kubelet(folder), self._specs, Latest(self._api))
+        self.of_pods = PodClaims(self._config, node, _Kubelet(folder), Latest(self._api))
+        nobody: Any = None
+        self.facts = FactsWriter(node, nobody, self._specs, nobody, nobody)
         self._preparer: Preparer | None = None
         self.look()
 
@@ -156,19 +154,19 @@ class ClaimParts:
         for name, found in units.items():  # no device is of two resources
             units[name] = tuple(unit for unit in found if (unit.device == FIRST) == (name == EARLY.name))
         offer = Offer(self._snapshot.value, claimable=units)
-        self._seen = look(offer, self._seen)
+        self._stable = stable_facts(offer, self._stable)
         self._offer.set(offer)
-        self._facts.set(Facts(self._seen))
+        self._facts.set(Facts(self._stable))
         self._catalog.set(devices_of(self._config.value, offer, self._facts.value))
 
     def serve(self, attachments: Attachments) -> None:
         """Be there for kubelet's calls."""
         ledger, api, kubelet = self._node.ledger, self._api, _Kubelet(self._folder)
         planner = Planner(self._config, self._offer, self._catalog, ledger, GpuAsker(kubelet, api), api)
-        holders = Holders(ledger, api, kubelet, attachments)
+        users = DeviceUsers(ledger, api, kubelet, attachments)
         files = ClaimFiles(self._specs, self._config, self._catalog, self._facts)
         self._preparer = Preparer(
-            Allocations(api, PodGroups(kubelet, api), DRIVER, POOL), planner, ledger, files, holders, PATIENCE
+            Allocations(api, PodGroups(kubelet, api), DRIVER, POOL), planner, ledger, files, users, PATIENCE
         )
 
     def healer(self, outside: Outside) -> healing.Claims:
@@ -204,6 +202,7 @@ class GrantsAndClaims(ToldGrants):
     """What a file says of units, and the books of claims."""
 
     claims: PodClaims | None = None
+    facts: FactsWriter | None = None
 
     def devices(self, pod: PodRef) -> Sequence[GrantedDevice]:
         assert self.claims is not None
@@ -214,8 +213,8 @@ class GrantsAndClaims(ToldGrants):
         return self.claims.claimed(pod, device)
 
     def entered(self, row: Attachment, netns: int) -> None:
-        assert self.claims is not None
-        self.claims.entered(row, netns)
+        assert self.facts is not None
+        self.facts.entered(row, netns)
 
 
 def granted_or_not(grant: Any, *arguments: Any) -> Any:

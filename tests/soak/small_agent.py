@@ -107,7 +107,7 @@ class SmallAgent:
         self.binder = slots.make_binder(self.folder, self.ledger, self.bound, self._stock)
         node = Node(host, self.ledger, self._snapshot)
         self.claims = ClaimParts(self.folder, node, self._snapshot)
-        grants = GrantsAndClaims(answer=self._granted, claims=self.claims.of_pods)
+        grants = GrantsAndClaims(answer=self._granted, claims=self.claims.of_pods, facts=self.claims.facts)
         self.attachments = Attachments(node, grants, self.binder, Settings(busy_seconds=0.5))
         # Every pause of a lease that is owed is over at once: the state machine's time is not the clock's.
         self.attachments.detacher.leases = LeaseBook(self.ledger, clock=lambda: time.time() + LONGEST_PAUSE_SECONDS)

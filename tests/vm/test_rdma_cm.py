@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.config import parse
-from agent.edits.by_device import edits_by_device
+from agent.edits.build import edits_by_device
 from agent.offer.units import list_units
 from tests.vm.adapters import Pf, ip
 from tests.vm.containers import Container, ended

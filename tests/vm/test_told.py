@@ -16,25 +16,23 @@ from typing import Any, cast
 import pytest
 
 from agent.config import parse
-from agent.edits.by_device import edits_by_device
+from agent.edits.build import edits_by_device, helper_variables
 from agent.edits.cdi import SlotSpecs
 from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.environment import helper_variables
 from agent.edits.unit_specs import UnitSpecs
 from agent.hardware.machine import Machine
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
 from agent.offer.offer import Offer
 from agent.offer.units import list_units
 from agent.state import Latest
 from cni import netconf
+from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments
 from cni.call import Call
 from cni.grants import GrantedDevice
 from cni.node import Node
 from cni.slots.bound import BoundSlots
-from cni.told import RailFiles, Teller
 from tests.cni.networks import network
 from tests.cni.told_grants import ToldGrants
 from tests.vm.adapters import Pf, wait_until
@@ -62,10 +60,10 @@ class Scene:
         self.specs = ClaimSpecs(folder / "cdi")
         files = RailFiles(folder / "cdi", Latest(Offer(snapshot)), cast(Any, SimpleNamespace()), Latest({}))
         units = UnitSpecs(self.ledger, folder / "cdi", Latest(True))
-        teller = Teller(node, bound, self.specs, units, files)
+        facts = FactsWriter(node, bound, self.specs, units, files)
         self.grants = ToldGrants()
-        self.grants.attached = teller.attached  # type: ignore[method-assign]
-        self.grants.detached = teller.detached  # type: ignore[method-assign]
+        self.grants.attached = facts.attached  # type: ignore[method-assign]
+        self.grants.detached = facts.detached  # type: ignore[method-assign]
         self.attachments = Attachments(node, self.grants)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from agent.config import parse
-from agent.edits.by_device import edits_by_device
+from agent.edits.build import edits_by_device
 from agent.errors import DeviceBusy
 from agent.offer.units import list_units
 from tests.vm.adapters import PCI_DEVICES, Pf, ip, link, netdevs, run, wait_until

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from agent.model.allocation import Attachment, AttachmentState
-from agent.model.claims import Claim, ClaimState
+from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimState
 from agent.report.dra import DriverState
 
 STATES = ("attached", *(state.value for state in ClaimState))

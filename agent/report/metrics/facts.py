@@ -12,8 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from agent.errors import AgentError
-from agent.model.allocation import Attachment, AttachmentState, Grant, OwedLease, Quarantine
-from agent.model.claims import Claim
+from agent.model.allocation import Attachment, AttachmentState, Claim, Grant, OwedLease, Quarantine
 from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
 from agent.model.vf_identity import RailKey
 from agent.offer.offer import Unit

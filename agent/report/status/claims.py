@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from agent.model.allocation import Attachment, AttachmentState
-from agent.model.claims import Claim, ClaimDevice, ClaimState
+from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimDevice, ClaimState
 from agent.report.dra import DriverState
 
 
@@ -34,7 +33,7 @@ def claims_part(
 
 def state_of(claim: Claim, device: ClaimDevice, rows: Iterable[Attachment]) -> str:
     """Name the state of a claim's device: that of its move if it is in a pod or on its way, else the claim's."""
-    states = {row.state for row in rows if not device.admin and row.device.partition("/")[0] == device.device}
+    states = {row.state for row in rows if not device.admin and row.parent == device.device}
     if states and claim.state is not ClaimState.UNPREPARING:
         return (AttachmentState.ATTACHED if AttachmentState.ATTACHED in states else min(states)).value
     return claim.state.value

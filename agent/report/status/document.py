@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from agent.edits.told import NOTED
+from agent.edits.add_facts import NOTED
 from agent.ledger.reading import Books
 from agent.model.allocation import Attachment, Grant, OwedLease, Quarantine
 from agent.model.device import NO_NUMA_NODE, Gpu, Netdev, PciDevice, RdmaDevice, Snapshot

@@ -17,7 +17,7 @@ from agent.cluster.topology.publisher import Pace
 from agent.config import Config, Dra, HealthSettings
 from agent.errors import Refused, Unavailable
 from agent.health import HealthBook
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef
 from agent.process.conditions import Conditions
 from agent.report.events import Events
 from agent.report.metrics import Metrics

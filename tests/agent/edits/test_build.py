@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from agent.config import RailNic, Resource
-from agent.edits.build import build, pcidevice_name
+from agent.edits.build import GpuFiles, build, pcidevice_name
 from agent.edits.container_edits import ContainerEdits
-from agent.edits.gpus import GpuFiles
 from agent.errors import UnitUnhealthy
 from agent.model.device import Snapshot
 from agent.model.mounts import Mount

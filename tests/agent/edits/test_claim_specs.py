@@ -11,8 +11,7 @@ import pytest
 from agent.edits.cdi import SlotSpecs, read_spec
 from agent.edits.claim_specs import ClaimSpecs, qualified
 from agent.errors import Unavailable
-from agent.model.allocation import PodRef
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
 
 EDITS = {"env": ["A=1"], "deviceNodes": [{"path": "/dev/infiniband/uverbs3"}]}
 UID = "0d4a6f0e-66f8-4e7b-9d5d-3b6f0c6a8a11"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import ENVIRONMENTS, Resource, Select, parse, parse_pf
-from agent.edits.environment import FILES, helper_variables, variables_of_container
+from agent.edits.build import FILES, helper_variables, variables_of_container
 from agent.errors import ConfigError
 from agent.model.device import Snapshot
 from agent.offer.units import list_units

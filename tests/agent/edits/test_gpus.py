@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from agent.edits.build import GpuFiles, GpuFilesOf, gpu_edits
 from agent.edits.container_edits import ContainerEdits, DeviceNode
-from agent.edits.gpus import GpuFiles, GpuFilesOf, gpu_edits
 from agent.model.device import Gpu, MigDevice, Snapshot
 from agent.model.health import HEALTHY
 from agent.model.mounts import Mount

@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
-from agent.edits.rails import Place, document, nccl_topology, paired
-from agent.edits.told import Nic, RdmaFacts
+from agent.edits.add_facts import Nic, NodeFacts, RdmaFacts, nccl_topology, paired, rails_document
+from agent.model.allocation import NetworkData
 from agent.model.device import NumaNode, Snapshot
 from agent.model.lldp import Neighbour
-from agent.model.network_data import NetworkData
 from agent.placement import Distances
 from tests.deviceplugin.dra.nodes import recorded_node
 from tests.deviceplugin.machines import gpu_uuid, node
@@ -22,7 +21,7 @@ SNAPSHOT: Snapshot = replace(
     ),
 )
 PFS = [device.address for device in SNAPSHOT.devices if device.vfs]
-PLACE = Place(
+PLACE = NodeFacts(
     SNAPSHOT,
     Distances(SNAPSHOT),
     {pf: number for number, pf in enumerate(PFS)},
@@ -39,7 +38,7 @@ def nic(rail: int, vf: int = 0) -> Nic:
 
 def test_a_rail_is_a_nic_with_the_gpu_beside_it_and_all_that_is_known_of_its_place() -> None:
     nics = [nic(2), nic(0)]
-    first, second = document(paired(nics, [gpu_uuid(0), gpu_uuid(2)], PLACE), PLACE)["rails"]
+    first, second = rails_document(paired(nics, [gpu_uuid(0), gpu_uuid(2)], PLACE), PLACE)["rails"]
     assert second == {
         "rail": 2,
         "plane": 0,
@@ -66,7 +65,7 @@ def test_a_rail_is_a_nic_with_the_gpu_beside_it_and_all_that_is_known_of_its_pla
 
 
 def pairs(nics: list[Nic], gpus: list[str]) -> list[tuple[int, str, str | None]]:
-    found = document(paired(nics, gpus, PLACE), PLACE)["rails"]
+    found = rails_document(paired(nics, gpus, PLACE), PLACE)["rails"]
     return [(each["rail"], each["gpu"]["uuid"] if each["gpu"] else "", each["locality"]) for each in found]
 
 
@@ -85,7 +84,7 @@ def test_nics_without_a_gpu_of_their_own_share_the_nearest_and_alike() -> None:
 
 def test_what_is_not_known_is_null() -> None:
     bare = Nic("0000:99:00.0", "", NetworkData())
-    (rail,) = document(paired([bare], [], PLACE), PLACE)["rails"]
+    (rail,) = rails_document(paired([bare], [], PLACE), PLACE)["rails"]
     told: dict[str, Any] = rail | rail.pop("nic")
     assert {key for key, value in told.items() if value is not None} == {"pciAddress", "pfPciAddress", "addresses"}
 
@@ -109,11 +108,13 @@ def test_nccl_finds_gpu_and_nic_below_one_switch_of_their_numa_node() -> None:
 
 def test_a_gpu_that_only_sysfs_shows_is_told_by_its_address() -> None:
     snapshot = recorded_node("mi250-8gpu")
-    place = Place(snapshot, Distances(snapshot), {}, {})
+    place = NodeFacts(snapshot, Distances(snapshot), {}, {})
     vfs = [pf.vfs[0] for pf in snapshot.devices if pf.vfs]
     nics = [Nic(vf, "rdma/vf", NetworkData("", "", ()), None) for vf in vfs[:2]]
     gpus = [gpu.uuid for gpu in snapshot.all_gpus[:4:2]]
-    told = [(rail["gpu"], rail["nic"]["pciAddress"]) for rail in document(paired(nics, gpus, place), place)["rails"]]
+    told = [
+        (rail["gpu"], rail["nic"]["pciAddress"]) for rail in rails_document(paired(nics, gpus, place), place)["rails"]
+    ]
     assert told == [({"uuid": None, "pciAddress": gpu}, vf) for gpu, vf in zip(gpus, vfs, strict=False)]
 
 
@@ -121,7 +122,7 @@ def test_planes_of_one_rail_follow_each_other() -> None:
     nics = [nic(3), nic(1), nic(2)]
     numbers = {**PLACE.numbers, PFS[3]: 2}
     place = replace(PLACE, numbers=numbers, planes={PFS[1]: 0, PFS[2]: 1, PFS[3]: 0})
-    told = document(paired(nics, [], place), place)["rails"]
+    told = rails_document(paired(nics, [], place), place)["rails"]
     assert [(rail["rail"], rail["plane"], rail["nic"]["pciAddress"]) for rail in told] == [
         (1, 0, nics[1].device),
         (2, 0, nics[0].device),
@@ -132,7 +133,7 @@ def test_planes_of_one_rail_follow_each_other() -> None:
 def test_nics_that_came_with_one_gpu_are_on_one_rail() -> None:
     nics = [nic(3), nic(1), nic(2)]
     place = replace(PLACE, numbers={**PLACE.numbers, nics[0].device: 2, nics[2].device: 2})
-    told = document(paired(nics, [gpu_uuid(2)], place), place)["rails"]
+    told = rails_document(paired(nics, [gpu_uuid(2)], place), place)["rails"]
     assert [(rail["rail"], rail["nic"]["pciAddress"]) for rail in told] == [
         (1, nics[1].device),
         (2, nics[2].device),

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.edits.build import build
-from agent.edits.by_device import unit_specs
-from agent.edits.replayed import owners
+from agent.edits.build import build, unit_specs
+from agent.edits.unit_specs import owners
 from agent.errors import LedgerError, Unavailable
 from agent.kubelet.checkpoint import Entry
 from agent.model.allocation import Undo, UnitSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.config.resources import RailNic
-from agent.edits.by_device import unit_specs
+from agent.edits.build import unit_specs
 from agent.kubelet.checkpoint import Entry
 from agent.model.allocation import Undo
 from agent.offer.units import plain_offer

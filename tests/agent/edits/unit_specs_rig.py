@@ -12,8 +12,7 @@ from typing import Any
 
 from agent.config import Resource
 from agent.config.resources import RailNic
-from agent.edits.build import build
-from agent.edits.by_device import unit_specs
+from agent.edits.build import build, unit_specs
 from agent.edits.unit_specs import UnitSpecs
 from agent.ledger import Ledger
 from agent.model.device import RdmaDevice, Snapshot

@@ -12,8 +12,7 @@ import pytest
 
 from agent.errors import ClaimConflict, DeviceBusy, LedgerError
 from agent.ledger import Ledger, reading
-from agent.model.allocation import Binding, NetnsId, Owner, PodRef, Undo
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.allocation import Binding, Claim, ClaimDevice, ClaimRef, ClaimState, NetnsId, Owner, PodRef, Undo
 from tests.agent.books import POD, VF, attach, open_books, owner
 
 OTHER_VF = "0000:3b:00.3"

@@ -15,8 +15,7 @@ from agent.errors import LedgerError, LedgerInUse
 from agent.ledger import Ledger, files
 from agent.ledger.database import MOST_REWRITES
 from agent.ledger.files import claim, is_claimed
-from agent.model.allocation import Binding
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.allocation import Binding, Claim, ClaimDevice, ClaimRef, ClaimState
 from agent.model.vf_identity import KnownDevice
 from tests.agent.books import POD, VF, attach, open_books, owner
 

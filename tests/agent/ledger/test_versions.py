@@ -14,6 +14,10 @@ from agent.model.allocation import (
     Attachment,
     AttachmentState,
     Binding,
+    Claim,
+    ClaimDevice,
+    ClaimRef,
+    ClaimState,
     Grant,
     NetnsId,
     Owner,
@@ -22,7 +26,6 @@ from agent.model.allocation import (
     Undo,
     VfSettings,
 )
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
 from agent.model.vf_identity import KnownDevice
 from tests import versions
 from tests.agent.books import open_books

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.model.allocation import Undo
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, Undo
 from agent.offer.books import read
 from tests.agent.books import open_books, owner
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.config import RailNic, Resource, Select, parse_pf
-from agent.edits.build import build
-from agent.edits.gpus import GpuFiles
+from agent.edits.build import GpuFiles, build
 from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
 from agent.model.allocation import Devices, all_of

@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from agent.config import HealthSettings, RailNic, Resource, Select, parse_pf
 from agent.health import HealthBook
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, Binding, Grant, PodRef, Quarantine
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.allocation import (
+    Attachment,
+    Binding,
+    Claim,
+    ClaimDevice,
+    ClaimRef,
+    ClaimState,
+    Grant,
+    PodRef,
+    Quarantine,
+)
 from agent.model.device import MigDevice, Snapshot
 from agent.model.unit_id import UnitId
 from agent.offer.books import read

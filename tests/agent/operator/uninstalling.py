@@ -11,7 +11,7 @@ from agent.__main__ import main
 from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.device_info import FOLDER, GrantedFiles
 from agent.ledger.files import claim
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState
 from cni.install import chain
 from cni.install import installation as install
 from cni.install.installation import Installation

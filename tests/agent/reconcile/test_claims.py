@@ -14,14 +14,13 @@ from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import Refused, Unavailable
 from agent.kubelet.cri import Sandbox
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef
-from agent.model.claims import Claim, ClaimRef, ClaimState
+from agent.model.allocation import Claim, ClaimRef, ClaimState, PodRef
 from agent.model.device import Snapshot
 from agent.model.vf_identity import identities
 from agent.reconcile.claims import ASK_SECONDS, NEW_SECONDS, SLOW_SECONDS, Claims
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
-from cni.claims import ClaimReader
+from cni.held import ClaimReader
 from tests.agent.books import POD, VF, attach, open_books, owner
 from tests.agent.claimed import claimed_vf, prepare
 from tests.cni.tiny_node import tiny_snapshot, vf

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import Config, Resource
-from agent.edits.by_device import unit_specs
+from agent.edits.build import unit_specs
 from agent.edits.unit_specs import UnitSpecs
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import HeldUnit

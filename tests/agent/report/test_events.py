@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.model.claims import ClaimState
+from agent.model.allocation import ClaimState
 from agent.model.health import HEALTHY, Health, unhealthy
 from agent.offer.changes import Units
 from agent.offer.offer import Unit

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent.edits.told import NOTED, RdmaFacts
+from agent.edits.add_facts import NOTED, RdmaFacts
 from agent.ledger.reading import Books
 from agent.model.allocation import (
     AttachmentState,

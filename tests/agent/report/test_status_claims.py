@@ -7,8 +7,8 @@ from dataclasses import replace
 from agent.ledger.reading import Books
 from agent.model.allocation import (
     AttachmentState,
+    ClaimState,
 )
-from agent.model.claims import ClaimState
 from agent.model.device import Snapshot
 from agent.report import status
 from agent.report.dra import DriverState

@@ -14,7 +14,7 @@ from agent.model.allocation import Attachment, PodRef
 from cni import netconf
 from cni.call import Call
 from cni.ipam.leases import MAX_AT_WORK
-from cni.places import FIRST_REFUSAL_SECONDS, LONGEST_REFUSAL_SECONDS
+from cni.turns import FIRST_REFUSAL_SECONDS, LONGEST_REFUSAL_SECONDS
 from tests.cni.desk import NOTES, Desk, open_desk
 from tests.cni.tiny_node import stub_answer
 from tests.waiting import until

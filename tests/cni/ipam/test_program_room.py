@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cni.ipam.program import AGENT_BYTES, EXPECTED_BYTES, YOUNG_SECONDS, Room, memory_limit
-from cni.places import NoPlace
+from cni.turns import NoPlace
 from tests.waiting import until
 
 MIB = 1 << 20

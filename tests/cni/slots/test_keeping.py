@@ -24,7 +24,7 @@ from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
-from cni.claims import ClaimReader
+from cni.held import ClaimReader
 from cni.install.folder import LIMITS, FolderChanges
 from cni.slots.bound import BoundSlots
 from cni.slots.keeping import KeptSpecs

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent.model.allocation import PodRef
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef, PodRef
 
 DRIVER = "nodefabric.io"
 NODE = "node-1"

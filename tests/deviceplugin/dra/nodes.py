@@ -17,10 +17,8 @@ from agent.hardware.sysfs import scan
 from agent.model.device import PciDevice, Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
-from deviceplugin.dra.attributes import Facts
-from deviceplugin.dra.devices import DraDevice, devices_of
-from deviceplugin.dra.packing import Document, slices_of
-from deviceplugin.dra.seen import Seen, look
+from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
+from deviceplugin.dra.devices import Document, DraDevice, devices_of, slices_of
 
 DRIVER, NODE = "nodefabric.io", "node-1"
 GPU_NODES = (
@@ -85,7 +83,7 @@ class Offered:
     @property
     def devices(self) -> tuple[DraDevice, ...]:
         offer = self.offer or plain_offer(self.resources, self.snapshot)
-        return devices_of(self.config, offer, Facts(look(offer, Seen())))
+        return devices_of(self.config, offer, Facts(stable_facts(offer, StableFacts())))
 
     @property
     def slices(self) -> tuple[Document, ...]:

@@ -17,21 +17,16 @@ from agent.errors import Unavailable
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, NetnsId, Owner, PodRef, Quarantine, Undo
-from agent.model.claims import Claim, ClaimRef
+from agent.model.allocation import Attachment, Claim, ClaimRef, NetnsId, Owner, PodRef, Quarantine, Undo
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.state import Latest
-from deviceplugin.dra.attributes import Facts
+from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
 from deviceplugin.dra.devices import DraDevice
-from deviceplugin.dra.holders import Holders
-from deviceplugin.dra.metadata import ClaimFiles
 from deviceplugin.dra.planner import Planner
-from deviceplugin.dra.pod_gpus import GpuAsker
-from deviceplugin.dra.pod_groups import PodGroups
-from deviceplugin.dra.preparer import Allocations, Patience, Preparer
-from deviceplugin.dra.seen import Seen, look
+from deviceplugin.dra.pods import GpuAsker, PodGroups
+from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Patience, Preparer
 from tests.deviceplugin.dra.claim_documents import DRIVER, NODE, POD, REF, claim, result
 from tests.deviceplugin.machines import node
 
@@ -159,7 +154,7 @@ class Desk:
         self.folder = folder / "cdi"
         self.others = PodObjects()
         self.catalog: Latest[tuple[DraDevice, ...]] = Latest(listed(self.offer, self.config))
-        self.facts = Latest(Facts(look(self.offer, Seen())))
+        self.facts = Latest(Facts(stable_facts(self.offer, StableFacts())))
         self.preparer = self.made(patience)
 
     def made(self, patience: Patience, ledger: Any = None, specs: Any = None) -> Preparer:
@@ -167,7 +162,7 @@ class Desk:
         others, kubelet = self.others, KubeletStandIn(self.others)
         books, gpus = ledger or self.ledger, GpuAsker(kubelet, others)
         planner = Planner(Latest(self.config), Latest(self.offer), self.catalog, books, gpus, others)
-        holders = Holders(books, others, kubelet, others)
+        holders = DeviceUsers(books, others, kubelet, others)
         files = ClaimFiles(specs or self.specs, Latest(self.config), self.catalog, self.facts)
         return Preparer(
             Allocations(others, PodGroups(kubelet, others), DRIVER, NODE), planner, books, files, holders, patience

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef
 from agent.model.health import HEALTHY, Health, unhealthy
 from agent.offer.offer import Unit
 from agent.state import Latest

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from agent.config import Dra
-from agent.model.claims import is_place
+from agent.model.allocation import is_place
 from agent.model.device import LinkLayer, Snapshot
 from agent.model.lldp import Neighbour
 from agent.offer.units import plain_offer
-from deviceplugin.dra.attributes import Facts, leaves_in, version
+from deviceplugin.dra.attributes import Facts, StableFacts, leaves_in, stable_facts, version
 from deviceplugin.dra.devices import devices_of
-from deviceplugin.dra.seen import Seen, look
 from tests.deviceplugin.dra.nodes import HCA, NIC, VF, Offered, late, recorded_node, value
 from tests.deviceplugin.machines import change, node
 
@@ -157,7 +156,7 @@ def test_the_switch_port_at_the_end_of_the_link_is_told_and_a_name_too_long_is_n
     snapshot = node(rails=2, vfs=1)
     offer = plain_offer([VF], snapshot)
     leaves = {PF: Neighbour("aa:bb", "Ethernet1/7", "leaf-3"), "0000:22:00.0": Neighbour("aa:bc", "p" * 65, "")}
-    first, second = devices_of(Offered(snapshot).config, offer, Facts(look(offer, Seen()), leaves))
+    first, second = devices_of(Offered(snapshot).config, offer, Facts(stable_facts(offer, StableFacts()), leaves))
     assert (value(first, "leaf"), value(first, "leafPort")) == ("leaf-3", "Ethernet1/7")
     assert (value(second, "leaf"), value(second, "leafPort")) == ("aa:bc", None)
 
@@ -172,19 +171,19 @@ def test_rails_are_the_adapters_nearest_to_gpus_by_address_the_same_for_their_vf
 def test_a_whole_adapter_says_the_same_while_a_pod_has_it() -> None:
     before = node(rails=2, vfs=0)
     offer = plain_offer([NIC], before)
-    seen = look(offer, Seen())
+    seen = stable_facts(offer, StableFacts())
     config = Offered(before, [NIC]).config
     away = [
         replace(rdma, absent=True, node_guid="", fw_version="", ports=()) for rdma in before.by_address[PF].rdma_devices
     ]
     taken = change(before, PF, netdevs=(), rdma_devices=tuple(away))
-    later = look(plain_offer([NIC], taken), seen)
+    later = stable_facts(plain_offer([NIC], taken), seen)
     assert devices_of(config, offer, Facts(later)) == devices_of(config, offer, Facts(seen))
 
 
 def test_speed_is_the_highest_that_was_seen() -> None:
     before = node(rails=1, vfs=1)
-    seen = look(plain_offer([VF], before), Seen())
+    seen = stable_facts(plain_offer([VF], before), StableFacts())
     rdma = before.by_address[PF].rdma_devices[0]
     down = change(
         before,
@@ -192,8 +191,8 @@ def test_speed_is_the_highest_that_was_seen() -> None:
         netdevs=(),
         rdma_devices=(replace(rdma, ports=(replace(rdma.ports[0], state="DOWN", rate_gbps=10.0),)),),
     )
-    assert look(plain_offer([VF], down), seen).speeds == seen.speeds == {PF: 400}
-    assert look(plain_offer([VF], down), Seen()).speeds == {}
+    assert stable_facts(plain_offer([VF], down), seen).speeds == seen.speeds == {PF: 400}
+    assert stable_facts(plain_offer([VF], down), StableFacts()).speeds == {}
 
 
 def test_the_subnet_is_told_from_when_its_port_was_up_first() -> None:
@@ -205,15 +204,15 @@ def test_the_subnet_is_told_from_when_its_port_was_up_first() -> None:
     up = change(down, address, rdma_devices=(replace(rdma, ports=ports),))
     config = Offered(down, [HCA]).config
 
-    def told(seen: Seen) -> object:
+    def told(seen: StableFacts) -> object:
         [device] = devices_of(config, plain_offer([HCA], down), Facts(seen))
         return device.attributes.get("subnetPrefix")
 
-    seen = look(plain_offer([HCA], down), Seen())
+    seen = stable_facts(plain_offer([HCA], down), StableFacts())
     assert told(seen) is None
-    seen = look(plain_offer([HCA], up), seen)
+    seen = stable_facts(plain_offer([HCA], up), seen)
     assert told(seen) == {"string": "fec00000000000a1"}
-    assert told(look(plain_offer([HCA], down), seen)) == {"string": "fec00000000000a1"}
+    assert told(stable_facts(plain_offer([HCA], down), seen)) == {"string": "fec00000000000a1"}
 
 
 def test_a_port_without_a_link_layer_says_none() -> None:

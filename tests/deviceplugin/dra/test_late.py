@@ -11,7 +11,7 @@ from agent.model.health import HEALTHY
 from agent.model.topology import Locality
 from agent.offer.offer import Unit
 from agent.placement import Distances
-from deviceplugin.dra.late import LateWish, choose
+from deviceplugin.dra.planner import LateWish, choose_late
 from tests.deviceplugin.machines import gpu_uuid, node
 
 RAILS, VFS = 4, 3
@@ -33,7 +33,7 @@ def test_each_result_gets_a_free_device_of_its_own_and_the_pinned_ones_their_pla
     asked: list[tuple[int, bool, int | None]], free: set[Unit], gpus: dict[int | None, list[str]]
 ) -> None:
     wishes = [LateWish(PLACES[place], pinned, container) for place, pinned, container in asked]
-    chosen = choose(DISTANCES, wishes, sorted(free, key=lambda unit: unit.device), gpus, {})
+    chosen = choose_late(DISTANCES, wishes, sorted(free, key=lambda unit: unit.device), gpus, {})
 
     there = Counter(next(i for i, place in enumerate(PLACES) if unit.device in place) for unit in free)
     pinned = Counter(place for place, is_pinned, _ in asked if is_pinned)
@@ -49,7 +49,7 @@ def test_each_result_gets_a_free_device_of_its_own_and_the_pinned_ones_their_pla
 def test_with_all_free_every_gpu_has_a_device_below_its_switch() -> None:
     gpus = [gpu_uuid(rail) for rail in range(RAILS)]
     wishes = [LateWish(PLACES[0], False) for _ in gpus]
-    chosen = choose(DISTANCES, wishes, UNITS, {None: gpus}, {})
+    chosen = choose_late(DISTANCES, wishes, UNITS, {None: gpus}, {})
 
     assert chosen is not None
     near = [DISTANCES.distance(gpu, vf) for gpu, vf in zip(gpus, chosen, strict=True)]
@@ -59,8 +59,8 @@ def test_with_all_free_every_gpu_has_a_device_below_its_switch() -> None:
 def test_without_spread_one_adapter_is_filled_before_another() -> None:
     wishes = [LateWish(PLACES[0], False)] * VFS
     load = {DISTANCES.port(PLACES[2][0]): 1}
-    filled = choose(DISTANCES, wishes, UNITS, {}, load, spread=False)
-    spread = choose(DISTANCES, wishes, UNITS, {None: [gpu_uuid(1)]}, load, spread=False)
+    filled = choose_late(DISTANCES, wishes, UNITS, {}, load, spread=False)
+    spread = choose_late(DISTANCES, wishes, UNITS, {None: [gpu_uuid(1)]}, load, spread=False)
 
     assert filled is not None
     assert set(filled) == set(PLACES[0])  # the place that the scheduler has chosen goes first

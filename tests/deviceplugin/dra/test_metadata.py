@@ -13,7 +13,7 @@ import pytest
 
 from agent.config import Config, Dra, Resource
 from agent.errors import Unavailable
-from agent.model.claims import ClaimState
+from agent.model.allocation import ClaimState
 from deviceplugin.dra.devices import devices_of
 from tests.deviceplugin.dra.claim_documents import DRIVER, NODE, POD, REF, claim, result
 from tests.deviceplugin.dra.preparing import LATE, VF, Desk
@@ -120,7 +120,7 @@ def test_of_a_device_that_was_chosen_late_it_says_what_this_one_is(tmp_path: Pat
 def test_they_stay_as_the_pod_has_them_when_the_claim_is_prepared_again_and_come_back_if_lost(desk: Desk) -> None:
     device = names(desk)[0]
     prepare(desk, result("nic", device))
-    desk.specs.metadata.tell(REF.uid, {"nic": {device: {"interfaceName": "net1"}}})
+    desk.specs.metadata.add_networks(REF.uid, {"nic": {device: {"interfaceName": "net1"}}})
     desk.preparer.prepare(REF)
     assert told(desk, "nic")["requests"][0]["devices"][0]["networkData"] == {"interfaceName": "net1"}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.config import Dra, Resource
 from agent.placement import Distances
-from deviceplugin.dra.nearness import pair_up
+from deviceplugin.dra.devices import pair_up
 from tests.deviceplugin.dra.nodes import GPU_NODES, HCA, VF, Offered, late, recorded_node, value
 from tests.deviceplugin.machines import node
 

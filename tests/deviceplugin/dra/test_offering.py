@@ -16,7 +16,7 @@ from agent.offer.offer import Offer
 from agent.offer.offers import Offers
 from agent.offer.units import plain_offer
 from agent.state import Latest
-from deviceplugin.dra.offering import Offering
+from deviceplugin.dra.driver import Offering
 from tests.awaiting import until
 from tests.deviceplugin.dra.nodes import HCA, NIC, NODE, VF, late, value
 from tests.deviceplugin.machines import change, node, without

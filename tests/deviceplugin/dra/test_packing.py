@@ -10,7 +10,7 @@ from typing import Any
 from agent.config import Dra
 from agent.model.health import Reason
 from agent.offer.units import plain_offer
-from deviceplugin.dra.packing import MAX_DEVICES, Document, object_name, slices_of
+from deviceplugin.dra.devices import MAX_DEVICES, Document, object_name, slices_of
 from tests.deviceplugin.dra.nodes import DRIVER, HCA, NODE, VF, Offered, late, recorded_node, with_vfs
 from tests.deviceplugin.dra.test_devices import ill
 from tests.deviceplugin.machines import node

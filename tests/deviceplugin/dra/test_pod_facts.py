@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deviceplugin.dra.pod_facts import claim_names, container_of, containers, names_all_of
-from deviceplugin.dra.pod_gpus import named_gpus
+from deviceplugin.dra.pods import claim_names, container_names, container_of, named_gpus, names_all_of
 from tests.deviceplugin.dra.test_allocation import JSON
 
 POD = {
@@ -38,8 +37,8 @@ def test_a_claim_of_which_a_container_names_a_request_is_not_named_as_a_whole() 
     assert not names_all_of(POD, "pod-made-x7k2p")
 
 
-def test_init_containers_count_first() -> None:
-    assert containers(POD) == ("init", "whole", "part")
+def test_init_container_names_count_first() -> None:
+    assert container_names(POD) == ("init", "whole", "part")
 
 
 @pytest.mark.parametrize(
@@ -69,6 +68,6 @@ def test_garbage_in_a_pod_or_a_slice_tells_nothing_and_breaks_nothing(key: str, 
     keys = ("resourceClaims", "containers", "resourceClaimStatuses", "pool", "devices")
     document = {key: one, "spec": dict.fromkeys(keys, other) if key != "spec" else one}
     claim_names(document)
-    containers(document)
+    container_names(document)
     names_all_of(document, "x")
     list(named_gpus([document]))

@@ -15,8 +15,7 @@ import pytest
 from agent.config import Config
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import ClaimConflict, ClaimInvalid, DeviceBusy, DeviceGone, NotYet, Unavailable, UnitUnhealthy
-from agent.model.allocation import PodRef
-from agent.model.claims import Claim, ClaimRef, ClaimState
+from agent.model.allocation import Claim, ClaimRef, ClaimState, PodRef
 from agent.model.device import Snapshot
 from agent.model.health import Reason, unhealthy
 from agent.model.mounts import parse_mount

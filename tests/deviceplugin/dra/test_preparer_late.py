@@ -14,11 +14,9 @@ import pytest
 from agent.config import Config, parse
 from agent.errors import AgentError, NotYet, Unavailable
 from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, PodDevices
-from agent.model.allocation import PodRef
-from agent.model.claims import ClaimRef, ClaimState
+from agent.model.allocation import ClaimRef, ClaimState, PodRef
 from deviceplugin.dra.allocation import ours
-from deviceplugin.dra.pod_gpus import NO_GPUS, GpuAsker
-from deviceplugin.dra.pod_groups import MOST_READ, PodGroups
+from deviceplugin.dra.pods import MOST_READ, NO_GPUS, GpuAsker, PodGroups
 from tests.deviceplugin.dra.claim_documents import NODE, POD, REF, claim, result
 from tests.deviceplugin.dra.preparing import LATE, Desk
 from tests.deviceplugin.machines import gpu_uuid, node
@@ -324,7 +322,7 @@ def test_a_claim_of_a_pod_group_is_prepared_though_nobody_tells_its_pods(desk: D
             raise Unavailable("away")
 
     document = ours(claim(result("nic", "slots-0"), pods=(), groups=("workers",)), REF, "nodefabric.io", NODE)
-    assert PodGroups(Away(), desk.others).with_members(document) == document
+    assert PodGroups(cast(Any, Away()), desk.others).with_members(document) == document
 
 
 def test_nobody_who_is_away_keeps_a_pod_from_starting(desk: Desk) -> None:

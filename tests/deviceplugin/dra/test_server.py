@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from agent.errors import AgentError, DeviceBusy
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef
 from deviceplugin.dra.server import MOST_THREADS, ClaimService, PreparedDevice, is_usable
 from deviceplugin.server import unobserved
 from proto.dra.v1 import api_pb2, api_pb2_grpc

@@ -16,7 +16,7 @@ from agent.model.device import NO_NUMA_NODE, Snapshot
 from agent.model.health import Reason, unhealthy
 from agent.offer.offer import Offer, Unit
 from agent.offer.units import plain_offer
-from deviceplugin.dra.packing import Document, slices_of
+from deviceplugin.dra.devices import Document, slices_of
 from tests.deviceplugin.dra.nodes import NODE, Offered, recorded_node
 from tests.deviceplugin.machines import change, node
 from tests.standins.dra import admitted

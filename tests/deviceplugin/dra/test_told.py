@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from agent.errors import AgentError, DeviceBusy, Unavailable
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef
 from deviceplugin.dra.server import PreparedDevice
 from deviceplugin.dra.told import ToldClaims
 

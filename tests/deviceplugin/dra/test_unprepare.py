@@ -12,7 +12,7 @@ import pytest
 
 from agent.errors import DeviceBusy
 from agent.kubelet.cri import Sandbox
-from agent.model.claims import ClaimState
+from agent.model.allocation import ClaimState
 from tests.deviceplugin.dra.claim_documents import POD, REF, claim, result
 from tests.deviceplugin.dra.preparing import FIRST, OTHER, PATIENT, VF, Counting, Desk, files, prepared, spec
 from tests.deviceplugin.dra.preparing import desk as desk  # the fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import AgentError, Unavailable
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef
 from agent.state import Latest
 from deviceplugin.dra.door import DEFAULT_PACE, Door, Driver, Pace
 from deviceplugin.dra.server import PreparedDevice

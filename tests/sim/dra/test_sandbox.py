@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from agent.errors import AgentError
-from agent.model.claims import ClaimRef
+from agent.model.allocation import ClaimRef
 from deviceplugin.dra.server import PreparedDevice
 from hack.sim.pods import UsedClaim
 from tests.awaiting import until

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent.ledger import Ledger
 from agent.ledger.reading import read
-from agent.model.claims import ClaimState
+from agent.model.allocation import ClaimState
 from measure.dra.cluster import Cluster, Driver, prepared
 from measure.dra.node import RunningNode
 from measure.figures import Figures, quantile, spread

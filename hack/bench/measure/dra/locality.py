@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agent.model.device import Snapshot
 from agent.placement import Distances
-from deviceplugin.dra.late import LateWish, choose
+from deviceplugin.dra.planner import LateWish, choose_late
 from measure.alignment.score import attained, matched
 from measure.alignment.stream import EVEN, Step, steps
 from measure.dra.published import NIC, Published, publish
@@ -140,6 +140,6 @@ class _Play:
         is_pinned = self._way.claims is not _unchanged
         wishes = [LateWish(tuple(unit.device for unit in device.units), is_pinned) for device in chosen]
         free = {u.device: u for device in self._published.devices.values() for u in device.units}
-        found = choose(self._distances, wishes, [free[nic] for nic in sorted(self._free)], {None: gpus}, {})
+        found = choose_late(self._distances, wishes, [free[nic] for nic in sorted(self._free)], {None: gpus}, {})
         assert found is not None, "the scheduler counts no more units than there are"
         return found

@@ -21,7 +21,13 @@ from measure.figures import Figures
 from measure.footprint import cpu_percent, resident_mib
 
 ABOUT_CLAIMS = re.compile(r"(agent|cni|deviceplugin)\.(.*\.)?(dra|claims?|claimed|claim_\w+)(\..*)?")
-LOADED = ("agent.__main__", "agent.hardware.machine", "agent.main", "agent.cluster.dra", "agent.cluster.publications")
+LOADED = (
+    "agent.__main__",
+    "agent.hardware.machine",
+    "agent.main",
+    "deviceplugin.dra.dra",
+    "agent.cluster.publications",
+)
 SETTLE_SECONDS = 5.0
 COPIES = 40
 WARM_COPIES = 5

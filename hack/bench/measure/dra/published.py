@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 from agent.config import Config, Dra, Resource, Select
 from agent.model.device import Snapshot
 from agent.offer.units import plain_offer
-from deviceplugin.dra.attributes import Facts
-from deviceplugin.dra.devices import DraDevice, devices_of
-from deviceplugin.dra.packing import Document, slices_of
-from deviceplugin.dra.seen import Seen, look
+from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
+from deviceplugin.dra.devices import Document, DraDevice, devices_of, slices_of
 from tests.standins.allocator import LIMIT_SECONDS, Node
 from tests.standins.claims_for_pairs import NIC_DRIVER, UUID, classes, gpu_slice
 
@@ -38,7 +36,7 @@ def publish(snapshot: Snapshot, vfs: Sequence[str], binding: str, aliases: Seque
     resource = Resource(NIC, "vf", Select(pci_addresses=tuple(vfs)), offer="dra", binding=binding)
     config = Config(resources=(resource,), dra=Dra(driver=NIC_DRIVER, aliases=tuple(aliases)))
     offer = plain_offer([resource], snapshot)
-    return _published(snapshot, devices_of(config, offer, Facts(look(offer, Seen()))))
+    return _published(snapshot, devices_of(config, offer, Facts(stable_facts(offer, StableFacts()))))
 
 
 def with_all_aliases(published: Published) -> Published:

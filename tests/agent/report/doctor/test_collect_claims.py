@@ -12,7 +12,7 @@ import pytest
 
 from agent.__main__ import main
 from agent.config import Config, Endpoints, Resource
-from agent.model.claims import ClaimState
+from agent.model.allocation import ClaimState
 from agent.model.device import Snapshot
 from agent.report import status
 from agent.report.doctor.claim_facts import ClusterFacts, HeldClaim

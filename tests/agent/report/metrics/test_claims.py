@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from agent.config import HealthSettings
 from agent.errors import ClaimConflict, DeviceBusy, Unavailable
 from agent.health import HealthBook
-from agent.model.claims import ClaimState
+from agent.model.allocation import ClaimState
 from agent.model.device import Snapshot
 from agent.process.conditions import Conditions
 from agent.report.dra import DriverState

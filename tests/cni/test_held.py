@@ -14,7 +14,7 @@ import pytest
 from agent.config import Config, RailNic, Resource
 from agent.config.networks import network_of_keys
 from agent.errors import RequestInvalid, Unavailable, UnknownUnit
-from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices, PodResources
+from agent.kubelet.podresources import MAX_ASKING, ContainerDevices, DeviceAssignment, PodDevices, PodResources
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import PciDevice
@@ -23,7 +23,6 @@ from agent.offer.offer import Offer, Unit
 from agent.offer.rails import rails_of
 from agent.offer.units import plain_offer
 from agent.placement import Distances
-from cni.granted import MAX_ASKING
 from cni.grants import GrantedDevice
 from tests.agent.books import open_books
 from tests.awaiting import until

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import DeviceBusy
-from cni.places import Holder, NotWanted, Places, Rules, Trust, too_many
+from cni.turns import Holder, NotWanted, Places, Rules, Trust, too_many
 
 KINDS = ("ADD", "DEL")
 WANTED = st.builds(

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from agent.config import ENVIRONMENTS
-from agent.edits.environment import helper_variables
-from agent.edits.told import Nic, RdmaFacts, Told, asks, told
-from agent.model.network_data import NetworkData
+from agent.edits.add_facts import AddedEdits, Nic, RdmaFacts, added_edits, wants_facts
+from agent.edits.build import helper_variables
+from agent.model.allocation import NetworkData
 from tests.deviceplugin.machines import rdma
 
 FILES = {"NODEFABRIC_RAILS": "/run/cdi/a.rails", "NCCL_TOPO_FILE": "/run/cdi/a.nccl"}
@@ -25,12 +25,12 @@ def edits(*numbers: int, words: tuple[str, ...] = ENVIRONMENTS) -> dict[str, Any
     return {"env": [f"{name}={value}" for name, value in helper_variables(words, devices)], "deviceNodes": [{}]}
 
 
-def env(said: Told) -> dict[str, str]:
+def env(said: AddedEdits) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in said.edits.get("env", ()))
 
 
 def test_each_library_is_told_the_index_that_all_of_its_devices_have() -> None:
-    said = told(edits(1, 2), [nic(1, 5), nic(2, 5), nic(3, 7)], "eth0", FILES)
+    said = added_edits(edits(1, 2), [nic(1, 5), nic(2, 5), nic(3, 7)], "eth0", FILES)
     assert said.left_out == ()
     assert env(said) == {
         "NCCL_IB_GID_INDEX": "5",
@@ -48,12 +48,12 @@ def test_each_library_is_told_the_index_that_all_of_its_devices_have() -> None:
 
 def test_it_stands_beside_the_edits_in_place_of_what_was_told_before() -> None:
     bare = edits(1)
-    first = told(bare, [nic(1, 3)], "eth0", FILES)
-    once = first.beside(bare)
+    first = added_edits(bare, [nic(1, 3)], "eth0", FILES)
+    once = first.applied_to(bare)
     assert once == {**bare, "env": [*bare["env"], *first.edits["env"]], "mounts": first.edits["mounts"]}
-    assert told(once, [nic(1, 3)], "eth0", FILES) == first
-    assert first.beside(once) == once
-    assert told(once, []).beside(once) == bare
+    assert added_edits(once, [nic(1, 3)], "eth0", FILES) == first
+    assert first.applied_to(once) == once
+    assert added_edits(once, []).applied_to(once) == bare
 
 
 @pytest.mark.parametrize(
@@ -66,18 +66,18 @@ def test_it_stands_beside_the_edits_in_place_of_what_was_told_before() -> None:
     ],
 )
 def test_where_no_index_is_right_for_all_it_is_left_out_and_said_why(nics: list[Nic], why: str) -> None:
-    said = told(edits(1, 2, words=("nccl",)), nics, "eth0")
+    said = added_edits(edits(1, 2, words=("nccl",)), nics, "eth0")
     assert said.left_out == (f"NCCL_IB_GID_INDEX is left out, for the library to choose: {why}",)
     assert env(said) == {"NCCL_SOCKET_IFNAME": "=eth0"}
 
 
 def test_infiniband_is_told_no_index_and_nothing_is_missing_there() -> None:
     both = edits(1, 2, words=("ucx",))
-    assert told(both, [nic(1, None, is_roce=False), nic(2, None, is_roce=False)]) == Told({})
-    assert env(told(both, [nic(1, None, is_roce=False), nic(2, 3)]))["UCX_IB_GID_INDEX"] == "3"
+    assert added_edits(both, [nic(1, None, is_roce=False), nic(2, None, is_roce=False)]) == AddedEdits({})
+    assert env(added_edits(both, [nic(1, None, is_roce=False), nic(2, 3)]))["UCX_IB_GID_INDEX"] == "3"
 
 
 def test_only_who_asked_for_something_is_told() -> None:
-    assert not asks({"env": ["PCIDEVICE_RDMA_VF=0000:01:00.0"]})
-    assert not asks({})
-    assert all(asks(edits(1, words=(word,))) for word in ENVIRONMENTS)
+    assert not wants_facts({"env": ["PCIDEVICE_RDMA_VF=0000:01:00.0"]})
+    assert not wants_facts({})
+    assert all(wants_facts(edits(1, words=(word,))) for word in ENVIRONMENTS)

@@ -1,6 +1,7 @@
-"""Follows offer and configuration, and keeps the cells of what is offered by DRA: devices, and the slices they are in.
+"""The DRA driver of a node, put together: what is offered, the door for kubelet, and what answers there.
 
-No I/O: the publisher follows the slices, kubelet's calls and the health stream look into the catalog.
+`Offering` follows offer and configuration. The publisher follows its slices; kubelet's calls and the health stream
+look into its catalog.
 """
 
 from __future__ import annotations
@@ -8,15 +9,85 @@ from __future__ import annotations
 import asyncio
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agent.config import Config
+from agent.edits.claim_specs import ClaimSpecs
+from agent.kubelet.podresources import AsksKubelet
+from agent.ledger import Ledger
 from agent.model.lldp import Neighbour
 from agent.offer.offer import Offer
 from agent.state import Latest, first
-from deviceplugin.dra.attributes import Facts
-from deviceplugin.dra.devices import DraDevice, devices_of
-from deviceplugin.dra.packing import Document, slices_of
-from deviceplugin.dra.seen import Seen, look
+from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
+from deviceplugin.dra.devices import Document, DraDevice, devices_of, slices_of
+from deviceplugin.dra.door import Door, Driver
+from deviceplugin.dra.planner import Planner
+from deviceplugin.dra.pods import GpuAsker, Objects, PodGroups
+from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Healer, Preparer
+from deviceplugin.dra.told import Observer, ToldClaims
+from deviceplugin.server import Observe
+
+if TYPE_CHECKING:
+    from cni.held import ClaimReader
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """What the driver follows."""
+
+    config: Latest[Config]
+    offer: Latest[Offer]
+    dropped: Latest[frozenset[str]]
+    """What the cluster drops of slices."""
+    leaves: Latest[Mapping[str, Neighbour]]
+    """The switch port at the end of each adapter's link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """Whom the driver asks."""
+
+    reader: ClaimReader
+    objects: Objects
+    kubelet: AsksKubelet
+    healer: Healer
+
+
+class DraDriver:
+    """One driver on one node. Nothing of it is open before `run`."""
+
+    def __init__(
+        self, driver: Driver, cells: Cells, ledger: Ledger, others: Others, observe: Observe, observer: Observer
+    ) -> None:
+        """`observe` times calls, `observer` hears of those that fail."""
+        config = cells.config
+        self.offering = Offering(config, cells.offer, cells.dropped, driver.pool, cells.leaves)
+        """The slices that there should be, and the devices in them."""
+        catalog = self.offering.catalog
+        gpus = GpuAsker(others.kubelet, others.objects)
+        self._preparer = Preparer(
+            Allocations(others.reader, PodGroups(others.kubelet, others.objects), driver.name, driver.pool),
+            Planner(config, cells.offer, catalog, ledger, gpus, others.objects),
+            ledger,
+            ClaimFiles(ClaimSpecs(config.value.cdi_dir), config, catalog, self.offering.facts),
+            DeviceUsers(ledger, others.reader, others.kubelet, others.healer),
+        )
+        self.door = Door(driver, ToldClaims(self._preparer, observer), catalog, observe)
+
+    async def run(self) -> None:
+        """Serve until closed."""
+        following = asyncio.create_task(self.offering.run(), name="DRA offer")
+        try:
+            await self.door.run()
+        finally:
+            following.cancel()
+            await asyncio.wait((following,))
+
+    def close(self) -> None:
+        """Make `run` end. Claims stay prepared."""
+        self.door.close()
+
 
 NOBODY: Mapping[str, Neighbour] = {}
 
@@ -38,12 +109,12 @@ class Offering:
         self._dropped = dropped
         self._node_name = node_name
         self._leaves = leaves if leaves is not None else Latest(NOBODY)
-        self._seen = Seen()
+        self._stable = StableFacts()
         self._ground: tuple[object, ...] = ()
         """What the newest devices were made of. Kept, so that each stays the same object as long as it is the same."""
         self.catalog: Latest[tuple[DraDevice, ...]] = Latest(())
         """All devices, with what stands behind each, also those that the cluster cannot be told of."""
-        self.facts = Latest(Facts(self._seen))
+        self.facts = Latest(Facts(self._stable))
         """What their attributes are made of."""
         self.slices: Latest[tuple[Document, ...] | None] = Latest(None)
         """The slices that there should be; None as long as that is not known."""
@@ -76,12 +147,12 @@ class Offering:
         """Set the cells, if there is news. A pod that comes or goes is none."""
         if offer.claimable.keys() != {resource.name for resource in config.claimable}:
             return  # the offer is of another configuration, and its own is about to come
-        self._seen = look(offer, self._seen)
-        ground = (config, self._seen, offer.claimable, offer.granted, offer.lost, leaves, dropped)
+        self._stable = stable_facts(offer, self._stable)
+        ground = (config, self._stable, offer.claimable, offer.granted, offer.lost, leaves, dropped)
         if len(self._ground) == len(ground) and all(map(operator.is_, ground, self._ground)):
             return
         self._ground = ground
-        facts = Facts(self._seen, leaves)
+        facts = Facts(self._stable, leaves)
         self.facts.set(facts)
         catalog = devices_of(config, offer, facts)
         if catalog != self.catalog.value:

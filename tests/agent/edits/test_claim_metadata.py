@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.metadata import IN_CONTAINERS, mounted, requests_told
+from agent.edits.claim_specs import IN_CONTAINERS, ClaimSpecs, mounted, requests_with_files
 from agent.errors import Unavailable
-from agent.model.claims import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState
 
 UID = "0d4a6f0e-66f8-4e7b-9d5d-3b6f0c6a8a11"
 DOCUMENT: dict[str, Any] = {
@@ -34,10 +33,10 @@ def test_a_device_is_told_of_in_a_new_file_with_a_higher_number(tmp_path: Path) 
     assert json.loads(path.read_text()) == {**DOCUMENT, "metadata": {"uid": UID, "generation": 1}}
     assert path.stat().st_mode & 0o777 == 0o644  # containers have users of their own
     with path.open() as opened:  # as a container that has it already
-        files.tell(UID, {"nic": {"vf-1": NETWORK}})
+        files.add_networks(UID, {"nic": {"vf-1": NETWORK}})
         assert json.load(opened)["metadata"]["generation"] == 1
     assert devices(path) == {"vf-1": NETWORK, "vf-2": None}
-    files.tell(UID, {"nic": {"vf-1": {}}})
+    files.add_networks(UID, {"nic": {"vf-1": {}}})
     assert devices(path) == {"vf-1": None, "vf-2": None}
     files.write(UID, "nic", DOCUMENT)
     assert json.loads(path.read_text())["metadata"]["generation"] == 4
@@ -47,7 +46,7 @@ def test_a_device_is_told_of_in_a_new_file_with_a_higher_number(tmp_path: Path) 
 def test_what_is_to_be_told_of_in_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
     files = ClaimSpecs(tmp_path).metadata
     with pytest.raises(Unavailable, match=rf"{UID}\.nic\.metadata is gone.*recreate the pod"):
-        files.tell(UID, {"nic": {"vf-1": NETWORK}})
+        files.add_networks(UID, {"nic": {"vf-1": NETWORK}})
 
 
 def test_they_go_with_the_spec_of_their_claim_and_those_of_others_stay(tmp_path: Path) -> None:
@@ -65,11 +64,11 @@ def test_a_claim_wants_those_that_its_containers_have_bound_into_them(tmp_path: 
     files = ClaimSpecs(tmp_path).metadata
     plain = ClaimDevice("nic", "node", "vf-1", "rdma/vf", "vf", "0000:3b:00.2", f"{UID}-0-vf-1", edits={"env": ["A=1"]})
     claim = Claim(ClaimRef(UID, "default", "nics"), ClaimState.PREPARED, (plain,))
-    assert (requests_told(claim), files.missing(claim)) == (frozenset(), False)
+    assert (requests_with_files(claim), files.missing(claim)) == (frozenset(), False)
 
     edits = mounted(plain.edits, files.path(UID, "nic"), f"{IN_CONTAINERS}/resourceclaims/nics/nic/x-metadata.json")
     claim = replace(claim, devices=(replace(plain, edits=edits),))
-    assert requests_told(claim) == {"nic"}
+    assert requests_with_files(claim) == {"nic"}
     assert files.missing(claim)
     files.write(UID, "nic", DOCUMENT)
     assert not files.missing(claim)

@@ -1,4 +1,4 @@
-"""ADD tells containers of their devices once these are in the pod: in CDI specs and files, see `agent.edits.told`.
+"""ADD tells containers of their devices once these are in the pod: in CDI specs and files, see `agent.edits.add_facts`.
 
 What was found out goes into the rows, then the files are written, then the edits in the books, then the specs. The
 containers are created after ADD, so an agent that is killed in between leaves an ADD that the next one, or DEL, undoes.
@@ -11,25 +11,33 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from agent.edits import told
-from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.rails import Place, document, nccl_topology, paired
+from agent.edits.add_facts import (
+    NOTED,
+    AddedEdits,
+    Nic,
+    NodeFacts,
+    RdmaFacts,
+    added_edits,
+    files_asked,
+    nccl_topology,
+    paired,
+    rails_document,
+    wants_facts,
+)
+from agent.edits.claim_specs import ClaimSpecs, requests_with_files
 from agent.edits.spec_files import SpecFiles
-from agent.edits.told import NOTED, Nic, RdmaFacts, Told
 from agent.edits.unit_specs import UnitSpecs
 from agent.errors import AgentError, HardwareError
 from agent.hardware.sysfs.gids import Gid, best_first, find_gids, roce_ports
-from agent.kubelet.podresources import PodDevices
-from agent.model.allocation import Attachment, AttachmentState, PodRef, UnitSpec
-from agent.model.claims import Claim
+from agent.kubelet.podresources import AsksKubelet
+from agent.model.allocation import Attachment, AttachmentState, Claim, PodRef, UnitSpec, network_data
 from agent.model.device import LinkLayer, is_pci_address
 from agent.model.lldp import Neighbour
-from agent.model.network_data import network_data
 from agent.offer.offer import Offer
 from agent.state import Latest
 from cni.modes import rdma
@@ -43,16 +51,6 @@ MAIN_IFNAME = "eth0"
 """What runtimes call a pod's interface to the cluster's network."""
 
 log = logging.getLogger(__name__)
-
-
-class AsksKubelet(Protocol):
-    """Asks kubelet's PodResources. May be called on any thread but the event loop's."""
-
-    def pod(self, pod: PodRef) -> PodDevices | None:
-        """Ask what a pod holds; None if kubelet does not know it. Raises Unavailable."""
-
-    def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
-        """List the device files that a resource's plugin gave to a container; none if that is not known."""
 
 
 class RailFiles:
@@ -90,12 +88,12 @@ class RailFiles:
         offer = self._offer.value
         of_sets = {d: number for mine in sets if (number := offer.rail_number(mine)) is not None for d in mine}
         numbers = {**offer.rail_of, **of_sets}
-        place = Place(offer.snapshot, offer.distances, numbers, self._leaves.value, offer.plane_of)
-        gpus = self._gpus(pod, place)
-        rails = paired(nics, gpus, place)
+        node = NodeFacts(offer.snapshot, offer.distances, numbers, self._leaves.value, offer.plane_of)
+        gpus = self._gpus(pod, node)
+        rails = paired(nics, gpus, node)
         texts = {
-            "NODEFABRIC_RAILS": json.dumps(document(rails, place), indent=1) + "\n",
-            "NCCL_TOPO_FILE": nccl_topology(rails, gpus, place),
+            "NODEFABRIC_RAILS": json.dumps(rails_document(rails, node), indent=1) + "\n",
+            "NCCL_TOPO_FILE": nccl_topology(rails, gpus, node),
         }
         for variable in sorted(asked):
             self._files[variable].write(_START + container_id, texts[variable])
@@ -114,26 +112,26 @@ class RailFiles:
         """List the sandboxes that have files."""
         return frozenset(name.removeprefix(_START) for files in self._files.values() for name in files.names())
 
-    def _gpus(self, pod: PodRef, place: Place) -> Sequence[str]:
+    def _gpus(self, pod: PodRef, node: NodeFacts) -> Sequence[str]:
         """List a pod's GPUs in the driver's order, as far as kubelet knows them."""
         try:
-            found = self._kubelet.pod(pod) if place.distances.gpus and pod.name else None
+            found = self._kubelet.pod(pod) if node.distances.gpus and pod.name else None
         except AgentError as error:
             log.warning("the GPUs of pod %s are not known, so its files tell of none: %s", pod, error)
             return ()
         gpus: set[str] = set()
         for container in found.containers if found is not None else ():
             gpus.update(
-                place.distances.gpus_of(container.units, files=partial(self._kubelet.files, pod, container.name))
+                node.distances.gpus_of(container.units, files=partial(self._kubelet.files, pod, container.name))
             )
-        return [gpu for gpu in place.distances.gpus if gpu in gpus]
+        return [gpu for gpu in node.distances.gpus if gpu in gpus]
 
 
 _START = "sandbox-"
 
 
-class Teller:
-    """Tells. Methods block, and may run on many threads at once."""
+class FactsWriter:
+    """Writes specs and files at ADD. Methods block, and may run on many threads at once."""
 
     def __init__(self, node: Node, bound: BoundSlots, claims: ClaimSpecs, units: UnitSpecs, files: RailFiles) -> None:
         self._node = node
@@ -141,38 +139,102 @@ class Teller:
         self._claims = claims
         self._units = units
         self._files = files
-        self._telling = threading.Lock()
+        self._writing = threading.Lock()
         """Held from a look at a sandbox's rows until the specs say so: the last of two ADDs sees the rows of both."""
 
-    def attached(self, rows: Sequence[Attachment], result: Mapping[str, Any], netns: int) -> None:
-        """Tell of the devices that an ADD has brought into a pod, as it is to answer. Raises Unavailable.
+    def entered(self, row: Attachment, netns: int) -> None:
+        """Have the CDI specs of a row's claim, or units, name the character devices that its device has in its pod.
 
-        Those that earlier ADDs have brought in for the same sandbox are told of, too.
+        Containers are created later, so they get those that it has now. Raises HardwareError if it has none any more,
+        Unavailable if a spec cannot be written.
+        """
+        if row.claim_uid:
+            self._renumber_claim(row, netns)
+            return
+        changed = {}
+        for unit_id, spec in self._node.ledger.specs_of(row.device).items():
+            mine = {"deviceNodes": spec.nodes[row.device]} if row.device in spec.nodes else spec.edits
+            edits = rdma.renumbered(self._node.host, row, netns, mine)
+            if edits is not mine and spec.nodes:
+                changed[unit_id] = spec.with_nodes(row.device, edits["deviceNodes"])
+            elif edits is not mine:
+                changed[unit_id] = replace(spec, edits=edits)
+        if changed:
+            log.info("%s has other character devices in its pod: its CDI spec says so", row.device)
+            self._units.say(changed)
+
+    def _renumber_claim(self, row: Attachment, netns: int) -> None:
+        claim = self._node.ledger.claim(row.claim_uid)
+        if claim is None:
+            return  # unprepared meanwhile, and its spec is gone
+        changed = {}
+        for device in claim.devices:
+            if device.device == row.device and device.cdi_name and not device.admin:
+                edits = rdma.renumbered(self._node.host, row, netns, device.edits)
+                if edits is not device.edits:
+                    changed[device.cdi_name] = edits
+        if changed:
+            log.info("%s has other character devices in its pod: the CDI spec of its claim says so", row.device)
+            self._node.ledger.set_claim_edits(claim.ref.uid, changed)
+            self._claims.renew(partial(self._node.ledger.claim, claim.ref.uid))
+
+    def describe(self, rows: Sequence[Attachment], result: Mapping[str, Any]) -> None:
+        """Have the files that describe claims' devices say what these are in the pod of some rows, as ADD is to answer.
+
+        A share that several pods have has another interface in each, and one file for all: it is described in none.
+        Raises Unavailable if a file cannot be written.
+        """
+        for uid in dict.fromkeys(row.claim_uid for row in rows if row.claim_uid):
+            claim = self._node.ledger.claim(uid)
+            if claim is not None and requests_with_files(claim):
+                with self._writing:
+                    self._claims.metadata.add_networks(uid, self._networks(claim, rows, result))
+
+    def _networks(
+        self, claim: Claim, rows: Sequence[Attachment], result: Mapping[str, Any]
+    ) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+        """Map each request, and each of its devices that is in the pod of some rows, to what it is there."""
+        pod = rows[0].owner.pod
+        of_others = {
+            row.parent for row in self._living() if row.claim_uid == claim.ref.uid and not row.owner.pod.is_same(pod)
+        }
+        mine = {row.parent: network_data(result, row.ifname).document() for row in rows}
+        wanted, found = requests_with_files(claim), dict[str, dict[str, Mapping[str, Any]]]()
+        for device in claim.devices:
+            if device.request in wanted and device.device in mine and not device.admin:
+                data = mine[device.device] if device.device not in of_others else {}
+                found.setdefault(device.request, {})[device.device_name] = data
+        return found
+
+    def attached(self, rows: Sequence[Attachment], result: Mapping[str, Any], netns: int) -> None:
+        """Write the facts of the devices that an ADD has brought into a pod, as it is to answer. Raises Unavailable.
+
+        Those that earlier ADDs have brought in for the same sandbox are written, too.
         """
         container_id, pod = rows[0].owner.container_id, rows[0].owner.pod
-        if not any(map(told.asks, self._edits(container_id, pod))):
+        if not any(map(wants_facts, self._edits(container_id, pod))):
             return
         looked = {row.attachment_id: self._look(row, result, netns) for row in rows}
         self._node.ledger.note({i: {NOTED: found.document()} for i, found in looked.items() if found is not None})
-        with self._telling:
+        with self._writing:
             mine = self._rows(container_id)
             nics = [Nic.of(row, result) for row in mine]
             files = self._files.write(container_id, pod, self._asked(container_id, pod), nics, self._sets(pod))
-            say = _Saying(nics, self._socket_ifname(mine, netns), files)
-            self._tell(container_id, pod, say)
-        for text in say.left_out:
+            facts = _PodFacts(nics, self._socket_ifname(mine, netns), files)
+            self._write(container_id, pod, facts)
+        for text in facts.left_out:
             self._node.observer.not_told(pod, text)
 
     def detached(self, container_id: str, pod: PodRef) -> None:
-        """Remove the files of a sandbox that has no device any more, and say no more of its pod's units.
+        """Remove the files of a sandbox that has no device any more, and the facts in specs of its pod's units.
 
-        What was said of slots and claims goes with these.
+        Those of slots and claims go with these.
         """
         if self._rows(container_id):
             return
         self._files.remove(container_id)
-        with self._telling:
-            if not any(_same(row.owner.pod, pod) for row in self._living()):  # else in another sandbox by now
+        with self._writing:
+            if not any(row.owner.pod.names == pod.names for row in self._living()):  # else in another sandbox by now
                 self._units.tell({unit: {} for unit, spec in self._specs_of(pod).items() if spec.told})
 
     def rewrite(self) -> Sequence[str]:
@@ -186,7 +248,7 @@ class Teller:
             asked = self._asked(container_id, pod)
             if not asked or not self._files.missing(container_id, asked):
                 continue
-            with self._telling:  # an ADD may have written them meanwhile, of more than its rows tell yet
+            with self._writing:  # an ADD may have written them meanwhile, of more than its rows tell yet
                 rows = [r for r in self._node.ledger.attachments() if r.owner.container_id == container_id]
                 is_whole = rows and all(row.state is AttachmentState.ATTACHED for row in rows)
                 if is_whole and self._files.missing(container_id, asked):
@@ -211,7 +273,7 @@ class Teller:
 
     def _asked(self, container_id: str, pod: PodRef) -> frozenset[str]:
         """List the variables of a sandbox's containers that name files."""
-        return frozenset().union(*map(told.files_asked, self._edits(container_id, pod)))
+        return frozenset().union(*map(files_asked, self._edits(container_id, pod)))
 
     def _claims_of(self, container_id: str) -> Iterator[Claim]:
         for uid in dict.fromkeys(row.claim_uid for row in self._rows(container_id) if row.claim_uid):
@@ -222,22 +284,24 @@ class Teller:
     def _specs_of(self, pod: PodRef) -> Mapping[str, UnitSpec]:
         """Map a pod's units that were granted early to what is said of them."""
         grants = self._node.ledger.grants()
-        return {g.unit_id: g.spec for g in grants if g.spec is not None and g.pod is not None and _same(g.pod, pod)}
+        return {
+            g.unit_id: g.spec for g in grants if g.spec is not None and g.pod is not None and g.pod.names == pod.names
+        }
 
     def _sets(self, pod: PodRef) -> Sequence[Sequence[str]]:
         """List the devices of a pod's rails that have several NICs."""
         grants = self._node.ledger.grants()
-        return [g.devices for g in grants if g.others and g.pod is not None and _same(g.pod, pod)]
+        return [g.devices for g in grants if g.others and g.pod is not None and g.pod.names == pod.names]
 
     def _look(self, row: Attachment, result: Mapping[str, Any], netns: int) -> RdmaFacts | None:
         """Find out the RDMA device of a row in its pod, and its GID; None if it has none."""
-        host, device = self._node.host, row.device.partition("/")[0]
+        host, device = self._node.host, row.parent
         try:
             found, where = rdma.moved(host, row, netns)
             if found is None:
                 found, where = host.find_rdma(device) if is_pci_address(device) else None, None
         except HardwareError as error:
-            log.warning("%s: nothing is told of its RDMA device: %s", row.device, error)
+            log.warning("%s: the facts of its RDMA device are left out: %s", row.device, error)
             return None
         if found is None:
             return None
@@ -258,27 +322,28 @@ class Teller:
         name = min(chained, default=MAIN_IFNAME)
         return name if self._node.host.links.find(name, netns) is not None else ""
 
-    # ---------------------------------------------------------------------------------------------- telling it
+    # ---------------------------------------------------------------------------------------------- writing it
 
-    def _tell(self, container_id: str, pod: PodRef, say: _Saying) -> None:
-        """Write what is told: first into the books, then into the specs."""
-        bindings = [b for b in self._node.ledger.bindings() if b.container_id == container_id and told.asks(b.edits)]
-        self._bound.tell(container_id, {b.unit_id: say.of(b.edits).beside(b.edits) for b in bindings})
-        specs = {unit: spec for unit, spec in self._specs_of(pod).items() if told.asks(spec.edits)}
-        said = {unit: say.of(spec.edits).edits for unit, spec in specs.items()}
+    def _write(self, container_id: str, pod: PodRef, facts: _PodFacts) -> None:
+        """Write the facts: first into the books, then into the specs."""
+        bindings = [b for b in self._node.ledger.bindings() if b.container_id == container_id and wants_facts(b.edits)]
+        self._bound.tell(container_id, {b.unit_id: facts.of(b.edits).applied_to(b.edits) for b in bindings})
+        specs = {unit: spec for unit, spec in self._specs_of(pod).items() if wants_facts(spec.edits)}
+        said = {unit: facts.of(spec.edits).edits for unit, spec in specs.items()}
         self._units.tell({unit: edits for unit, edits in said.items() if edits != specs[unit].told})
         for claim in self._claims_of(container_id):
-            self._tell_claim(claim, container_id, say)
+            self._write_claim(claim, container_id, facts)
 
-    def _tell_claim(self, claim: Claim, container_id: str, say: _Saying) -> None:
-        """Say it in a claim's spec. That is one for all pods of the claim, so it tells of none if there are several."""
-        asking = {d.cdi_name: d.edits for d in claim.devices if d.cdi_name and told.asks(d.edits)}
+    def _write_claim(self, claim: Claim, container_id: str, facts: _PodFacts) -> None:
+        """Write them into the claim's CDI spec.
+
+        All pods of a claim share that spec, so nothing pod-specific is written if there are several pods.
+        """
+        asking = {d.cdi_name: d.edits for d in claim.devices if d.cdi_name and wants_facts(d.edits)}
         if any(r.claim_uid == claim.ref.uid and r.owner.container_id != container_id for r in self._living()):
-            say.left_out[f"claim {claim.ref} is several pods', and its containers are told of no pod's addresses"] = (
-                None
-            )
-            say = _Saying()
-        said = {name: say.of(edits).beside(edits) for name, edits in asking.items()}
+            facts.left_out[f"claim {claim.ref} is several pods', and its containers learn no pod's addresses"] = None
+            facts = _PodFacts()
+        said = {name: facts.of(edits).applied_to(edits) for name, edits in asking.items()}
         changed = {name: edits for name, edits in said.items() if edits != asking[name]}
         if changed:
             self._node.ledger.set_claim_edits(claim.ref.uid, changed)
@@ -286,8 +351,8 @@ class Teller:
 
 
 @dataclass(frozen=True, slots=True)
-class _Saying:
-    """What is told of one pod."""
+class _PodFacts:
+    """What ADD found out for one pod."""
 
     nics: Sequence[Nic] = ()
     ifname: str = ""
@@ -295,15 +360,11 @@ class _Saying:
     left_out: dict[str, None] = field(default_factory=dict)
     """Sentences, each once."""
 
-    def of(self, edits: Mapping[str, Any]) -> Told:
-        """Work out what joins some edits."""
-        found = told.told(edits, self.nics, self.ifname, self.files)
+    def of(self, edits: Mapping[str, Any]) -> AddedEdits:
+        """Work out what to add to some edits."""
+        found = added_edits(edits, self.nics, self.ifname, self.files)
         self.left_out.update(dict.fromkeys(found.left_out))
         return found
-
-
-def _same(one: PodRef, other: PodRef) -> bool:
-    return (one.namespace, one.name) == (other.namespace, other.name)
 
 
 def _await_gid(ports: Sequence[Path], addresses: Sequence[str], ifname: str) -> Gid | None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from agent.errors import Unavailable
-from agent.model.allocation import PodRef
-from agent.model.claims import ClaimRef, ClaimState
-from deviceplugin.dra.holders import Holders
+from agent.model.allocation import ClaimRef, ClaimState, PodRef
+from deviceplugin.dra.preparer import DeviceUsers
 from tests.deviceplugin.dra.claim_documents import REF, claim, result
 from tests.deviceplugin.dra.preparing import VF, Desk, KubeletStandIn
 
@@ -46,41 +45,41 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         yield made
 
 
-def asking(desk: Desk) -> tuple[Counting, Holders]:
+def asking(desk: Desk) -> tuple[Counting, DeviceUsers]:
     reader = Counting(desk.others.claims)
-    return reader, Holders(desk.ledger, reader, KubeletStandIn(desk.others), desk.others)
+    return reader, DeviceUsers(desk.ledger, reader, KubeletStandIn(desk.others), desk.others)
 
 
 def test_nobody_is_asked_about_the_others_when_one_device_is_on_its_way_back(desk: Desk) -> None:
-    reader, holders = asking(desk)
+    reader, users = asking(desk)
     desk.ledger.set_claim_state("claim-7", ClaimState.UNPREPARING)
 
-    assert holders.passes(WANTED, desk.ledger.claimed_devices())
+    assert users.passes(WANTED, desk.ledger.claimed_devices())
     assert reader.asked == []
 
 
 def test_an_api_server_that_does_not_answer_is_asked_once_for_all_of_them(desk: Desk) -> None:
-    reader, holders = asking(desk)
+    reader, users = asking(desk)
     reader.is_away = True
 
-    assert not holders.passes(WANTED, desk.ledger.claimed_devices())
+    assert not users.passes(WANTED, desk.ledger.claimed_devices())
     assert len(reader.asked) == 1
 
 
 def test_devices_of_pods_that_live_stay_where_they_are(desk: Desk) -> None:
-    reader, holders = asking(desk)
+    reader, users = asking(desk)
 
-    assert not holders.passes(WANTED, desk.ledger.claimed_devices())
+    assert not users.passes(WANTED, desk.ledger.claimed_devices())
     assert sorted(reader.asked) == [f"claim-{n}" for n in range(8)]
     reader.answers = {**desk.others.claims, "claim-5": None}
-    assert holders.passes(WANTED, desk.ledger.claimed_devices())
+    assert users.passes(WANTED, desk.ledger.claimed_devices())
 
 
 def test_the_books_know_of_a_claim_that_nobody_may_use_any_more_should_kubelet_have_forgotten_it(desk: Desk) -> None:
-    reader, holders = asking(desk)
+    reader, users = asking(desk)
     reader.answers = {**desk.others.claims, "claim-5": None}
     for _ in range(2):
-        assert holders.passes(WANTED, ["0000:22:00.2"])
+        assert users.passes(WANTED, ["0000:22:00.2"])
 
     states = {claim.ref.uid: claim.state for claim in desk.ledger.claims()}
     assert [uid for uid, state in states.items() if state is ClaimState.UNPREPARING] == ["claim-5"]

@@ -6,14 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from agent.config import Config
 from agent.edits.unit_specs import UnitSpecs
 from agent.hardware.host import Host
 from agent.model.allocation import Undo, UnitSpec
 from agent.model.device import Snapshot
-from agent.offer.offer import Offer
 from agent.state import Latest
-from cni.granted import Granted, Promised
+from cni.add_facts import FactsWriter
 from cni.node import Node
 from tests.agent.books import open_books, owner
 
@@ -43,8 +41,7 @@ def test_only_the_files_of_the_nic_that_has_others_change_in_the_spec(tmp_path: 
         specs.grant("rdma/rail", {RAIL: NICS}, {RAIL: spec})
         host = cast(Host, SimpleNamespace(rdma=Devices(mlx5_0=8, mlx5_1=9)))
         node = Node(host, books, Latest(Snapshot()))
-        promised = Promised(specs=specs)
-        granted = Granted(Latest(Config()), node, cast(Any, None), Latest(Offer()), cast(Any, None), promised)
+        facts = FactsWriter(node, cast(Any, None), cast(Any, None), specs, cast(Any, None))
         for number in (1, 0):
             row = books.begin_attach(
                 owner(cni_ifname=f"net{number}"),
@@ -55,7 +52,7 @@ def test_only_the_files_of_the_nic_that_has_others_change_in_the_spec(tmp_path: 
                 netns_path="/nowhere",
                 request={},
             )
-            granted.entered(row, 0)
+            facts.entered(row, 0)
             said = books.specs_of(NICS[0])[RAIL].edits["deviceNodes"]
             first = "/dev/infiniband/uverbs8" if number == 0 else "/dev/infiniband/uverbs0"
             expected = [first, "/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs9"]

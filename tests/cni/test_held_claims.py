@@ -12,8 +12,7 @@ from agent.config import CniSettings
 from agent.errors import DeviceBusy, HardwareError, NetlinkFailed, NotAllowed, RequestInvalid, UnknownUnit
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
-from agent.model.allocation import PodRef
-from agent.model.claims import ClaimState
+from agent.model.allocation import ClaimState, PodRef
 from cni.targets import names_of
 from hack.sim.rdma import SimulatedRdma
 from tests.agent.books import open_books

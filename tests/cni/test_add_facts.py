@@ -10,20 +10,19 @@ from typing import Any, cast
 
 import pytest
 
+from agent.edits.add_facts import NOTED, Nic
 from agent.edits.cdi import SlotSpecs
 from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.told import NOTED, Nic
 from agent.edits.unit_specs import UnitSpecs
-from agent.model.allocation import Binding, PodRef, UnitSpec
-from agent.model.network_data import NetworkData
+from agent.model.allocation import Binding, NetworkData, PodRef, UnitSpec
 from agent.offer.offer import Offer
 from agent.offer.rails import rails_of
 from agent.placement import Distances
 from agent.state import Latest
+from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments
 from cni.node import Node, Observer
 from cni.slots.bound import BoundSlots
-from cni.told import RailFiles, Teller
 from tests import gids
 from tests.cni import tiny_node
 from tests.cni.modes import rdma_node
@@ -60,8 +59,8 @@ class Scene:
         offer = Latest(Offer(node.snapshot))
         files = RailFiles(self.folder, offer, cast(Any, SimpleNamespace()), Latest({}))
         self.units = UnitSpecs(rig.ledger, self.folder, Latest(True))
-        self.teller = Teller(node, self.bound, self.claims, self.units, files)
-        grants = Telling(self.teller)
+        self.facts = FactsWriter(node, self.bound, self.claims, self.units, files)
+        grants = Telling(self.facts)
         grants.given = rig.granted
         rig.attachments.close()
         rig.attachments = Attachments(node, grants)
@@ -90,10 +89,10 @@ class Scene:
 class Telling(ToldGrants):
     """Grants with somebody who tells."""
 
-    def __init__(self, teller: Teller) -> None:
+    def __init__(self, facts: FactsWriter) -> None:
         super().__init__()
-        self.attached = teller.attached  # type: ignore[method-assign]
-        self.detached = teller.detached  # type: ignore[method-assign]
+        self.attached = facts.attached  # type: ignore[method-assign]
+        self.detached = facts.detached  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -206,7 +205,7 @@ def test_an_address_that_the_kernel_does_not_enter_is_waited_for_a_short_time(
         if len(slept) == 3:
             scene.enter(6, "10.9.0.2/24")
 
-    monkeypatch.setattr("cni.told.time.sleep", sleep)
+    monkeypatch.setattr("cni.add_facts.time.sleep", sleep)
     add(scene)
     assert (scene.env()["NCCL_IB_GID_INDEX"], len(slept)) == ("6", 3)
 
@@ -219,28 +218,28 @@ def test_what_was_written_comes_back_and_what_is_nobodys_goes(scene: Scene) -> N
     before = written.read_text()
     written.unlink()
     (scene.folder / "nodefabric-sandbox-gone.rails").write_text("{}")
-    assert scene.teller.rewrite() == ["c1"]
+    assert scene.facts.rewrite() == ["c1"]
     assert written.read_text() == before
     assert scene.files() == [written.name]
-    assert scene.teller.rewrite() == []
+    assert scene.facts.rewrite() == []
 
 
 def test_a_file_that_an_add_writes_meanwhile_stays_as_it_is(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.bind("c1")
     scene.enter(5, "10.9.0.2/24")
-    listed = scene.teller._files.container_ids
+    listed = scene.facts._files.container_ids
 
     def after_an_add() -> frozenset[str]:
         add(scene)
         return listed()
 
-    monkeypatch.setattr(scene.teller._files, "container_ids", after_an_add)
-    assert scene.teller.rewrite() == []
+    monkeypatch.setattr(scene.facts._files, "container_ids", after_an_add)
+    assert scene.facts.rewrite() == []
     assert scene.files() == ["nodefabric-sandbox-c1.rails"]
     monkeypatch.undo()
     file = scene.folder / "nodefabric-sandbox-c1.rails"
     file.unlink()
-    telling = scene.teller._telling
+    telling = scene.facts._writing
 
     class Before:
         def __enter__(self) -> None:
@@ -250,8 +249,8 @@ def test_a_file_that_an_add_writes_meanwhile_stays_as_it_is(scene: Scene, monkey
         def __exit__(self, *_: object) -> None:
             telling.release()
 
-    monkeypatch.setattr(scene.teller, "_telling", Before())
-    assert scene.teller.rewrite() == []
+    monkeypatch.setattr(scene.facts, "_writing", Before())
+    assert scene.facts.rewrite() == []
     assert file.read_text() == "of an ADD"
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent.edits.metadata import IN_CONTAINERS, mounted
+from agent.edits.claim_specs import IN_CONTAINERS, mounted
 from agent.errors import Unavailable
-from agent.model.claims import ClaimDevice
+from agent.model.allocation import ClaimDevice
 from tests.cni.claiming import Scene, of_share, of_vf
 from tests.cni.claiming import scene as scene  # the fixture
 from tests.cni.networks import PREVIOUS

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.model.allocation import AttachmentState
-from agent.model.claims import ClaimState
+from agent.model.allocation import AttachmentState, ClaimState
 from agent.reconcile import Reconciler
 from agent.reconcile.claims import Claims
 from agent.state import Latest
-from cni.claims import ClaimReader
 from cni.finding import Finder
+from cni.held import ClaimReader
 from cni.node import Node
 from tests.agent.reconcile.told_outside import ToldOutside
 from tests.cni import tiny_node

@@ -1,24 +1,32 @@
-"""Which GPUs the pod of a claim has, whoever gave them: what its late-bound devices should be near to.
+"""What kubelet and the API server say of a claim's pods: their GPUs, containers, other claims and PodGroups.
 
-Asked in this order, and no further once there is an answer: kubelet, for units of any device plugin, and the claim
-itself, for devices of other DRA drivers; then the pod's other claims. A driver tells in its ResourceSlices which GPU a
-device is. A wrong or missing answer costs bandwidth, never the pod.
+A late-bound device should be near to the GPUs of its pod, whoever gave them. Asked in this order, and no further once
+there is an answer: kubelet, for units of any device plugin, and the claim itself, for devices of other DRA drivers;
+then the pod's other claims. A driver publishes in its ResourceSlices which GPU a device is.
+
+A claim may be reserved for a PodGroup (Kubernetes 1.37, KEP-5729). `status.reservedFor` names the group alone, and
+kubelet hands over no pod. A pod's own spec names its group: `spec.schedulingGroup.podGroupName`. Not every pod of a
+group has its claims: one that has names the claim in its spec, or in its status where the claim was made from the
+group's template. kubelet prepares a claim for no other pod, and lists the node's pods.
+
+A wrong or missing answer costs bandwidth, never the pod: ADD finds out by itself whose the claim is.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
 from agent.errors import AgentError, ClaimInvalid
-from agent.kubelet.cri import Sandbox
-from agent.kubelet.podresources import PodDevices
+from agent.kubelet.podresources import AsksKubelet
 from agent.model.allocation import PodRef
+from agent.model.fields import at
 from agent.placement import Distances
-from deviceplugin.dra import allocation, pod_facts
+from deviceplugin.dra import allocation
 from deviceplugin.dra.allocation import Allocation, Result
 from deviceplugin.dra.attributes import BUS_ID, UUID
 
@@ -28,22 +36,6 @@ MOST_CLAIMS = 8
 """Of a pod's other claims, so many are read."""
 
 log = logging.getLogger(__name__)
-
-
-class Kubelet(Protocol):
-    """Tells what device plugins gave to a pod, and which sandboxes live."""
-
-    def pod(self, pod: PodRef) -> PodDevices | None:
-        """Ask what a pod holds; None if kubelet does not know it. Raises Unavailable."""
-
-    def pods(self) -> Sequence[PodDevices]:
-        """Ask what every pod of the node holds. Raises Unavailable."""
-
-    def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
-        """List the device files that a resource's plugin gave to a container; none if that is not known."""
-
-    def sandboxes(self) -> Sequence[Sandbox]:
-        """List the runtime's sandboxes; none if it cannot be asked on this node. Raises Unavailable."""
 
 
 class Objects(Protocol):
@@ -74,7 +66,7 @@ NO_GPUS = PodGpus()
 class GpuAsker:
     """Finds out. Blocks, and may be used by many threads at once."""
 
-    def __init__(self, kubelet: Kubelet, objects: Objects) -> None:
+    def __init__(self, kubelet: AsksKubelet, objects: Objects) -> None:
         self._kubelet = kubelet
         self._objects = objects
 
@@ -128,7 +120,7 @@ class GpuAsker:
         """List what the pod's other claims have got."""
         try:
             document = self._objects.pod(pod) or {}
-            names = [name for name in pod_facts.claim_names(document).values() if name != claim.ref.name]
+            names = [name for name in claim_names(document).values() if name != claim.ref.name]
             for name in names[:MOST_CLAIMS]:
                 found = self._objects.claim(pod.namespace, name)
                 if found is not None:
@@ -159,3 +151,100 @@ def _names(attributes: Mapping[str, Any]) -> Iterator[str]:
         text = value.get("string") if isinstance(value, dict) else None
         if isinstance(text, str) and key.rpartition("/")[2] in (UUID, BUS_ID):
             yield text.lower() if key.rpartition("/")[2] == BUS_ID else text
+
+
+_OF_CONTAINER = re.compile(r"container-([0-9]{1,4})-request-[0-9]{1,4}")
+
+
+def container_of(request: str) -> int | None:
+    """Tell the number of the container that a request of an extended resources' claim is for; init containers count
+    first. The scheduler names them so."""
+    found = _OF_CONTAINER.fullmatch(request)
+    return int(found[1]) if found else None
+
+
+def container_names(pod: Mapping[str, Any]) -> tuple[str, ...]:
+    """Name a pod's containers as the scheduler counts them."""
+    return tuple(str(container.get("name")) for container in _containers(pod))
+
+
+def claim_names(pod: Mapping[str, Any]) -> Mapping[str, str]:
+    """Map the names of a pod's claims, as its containers know them, to those of the ResourceClaims."""
+    status = _inside(pod, "status")
+    told = _listed(status, "resourceClaimStatuses")
+    made = {each["name"]: each.get("resourceClaimName") for each in told if isinstance(each.get("name"), str)}
+    found = {}
+    for each in _listed(_inside(pod, "spec"), "resourceClaims"):
+        own = each.get("name")
+        if isinstance(own, str) and isinstance(name := each.get("resourceClaimName") or made.get(own), str):
+            found[own] = name
+    return found
+
+
+def group_of(pod: Mapping[str, Any]) -> str:
+    """Name the PodGroup that a pod belongs to; empty for none."""
+    name = _inside(_inside(pod, "spec"), "schedulingGroup").get("podGroupName")
+    return name if isinstance(name, str) else ""
+
+
+def names_all_of(pod: Mapping[str, Any], claim: str) -> bool:
+    """Tell whether each container that names a claim names all of it, none a request alone."""
+    own = {name for name, of in claim_names(pod).items() if of == claim}
+    named = [
+        entry
+        for container in _containers(pod)
+        for entry in _listed(_inside(container, "resources"), "claims")
+        if entry.get("name") in own
+    ]
+    return not any(entry.get("request") for entry in named)
+
+
+def _containers(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    spec = _inside(pod, "spec")
+    yield from _listed(spec, "initContainers")
+    yield from _listed(spec, "containers")
+
+
+def _inside(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = document.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _listed(document: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
+    found = document.get(key)
+    yield from (entry for entry in found if isinstance(entry, Mapping)) if isinstance(found, list) else ()
+
+
+MOST_READ = 32
+"""So many pods are read for a claim."""
+
+
+class PodGroups:
+    """Finds the members of groups. Blocks, and may be used by many threads at once."""
+
+    def __init__(self, kubelet: AsksKubelet, objects: Objects) -> None:
+        self._kubelet = kubelet
+        self._objects = objects
+
+    def with_members(self, claim: Allocation) -> Allocation:
+        """Add the pods of this node that have the claim, and belong to a group that it is reserved for."""
+        if not claim.groups:
+            return claim
+        try:
+            members = tuple(self._members(claim))
+        except AgentError as error:
+            log.warning("the pods of claim %s, which is reserved for a PodGroup, are not known: %s", claim.ref, error)
+            return claim
+        return replace(claim, pods=(*claim.pods, *(pod for pod in members if pod not in claim.pods)))
+
+    def _members(self, claim: Allocation) -> Iterator[PodRef]:
+        here = [found for found in self._kubelet.pods() if found.pod.namespace == claim.ref.namespace]
+        named = [found for found in here if any(each.claim == claim.ref.name for each in found.claimed)]
+        for found in (named or here)[:MOST_READ]:
+            document = self._objects.pod(found.pod)
+            if document is not None and _has(document, claim):
+                yield replace(found.pod, uid=at(document, "metadata.uid", str))
+
+
+def _has(pod: Mapping[str, Any], claim: Allocation) -> bool:
+    return group_of(pod) in claim.groups and claim.ref.name in claim_names(pod).values()

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from agent.errors import DeviceBusy, Refused, Unavailable
-from agent.model.allocation import PodRef
-from agent.model.claims import Claim
+from agent.model.allocation import Claim, PodRef
 from tests.cni.claiming import Scene, of_share, of_vf, pod_of
 from tests.cni.claiming import scene as scene  # the fixture
 from tests.cni.networks import PREVIOUS

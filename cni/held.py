@@ -1,140 +1,73 @@
-"""What kubelet gave to a pod, and what is to be done with it at the pod's ADD.
+"""What a pod holds, by units and by claims, and what is to be done with it at the pod's ADD.
 
-kubelet is asked on the event loop, where its client lives; a CNI call waits for the answer on its own thread.
+kubelet prepares a claim once, for its first pod. A second pod of the same claim is announced by nobody, so its ADD
+finds out: kubelet's PodResources says that the pod has the claim, and the API server for which pods it is reserved.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
-import threading
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from agent.config import CniSettings, Config, Resource, SharedPool
-from agent.config.networks import ADAPTER, Network
+from agent.config.networks import ADAPTER, Network, network_of_keys
 from agent.config.template import filled
-from agent.edits.unit_specs import UnitSpecs
-from agent.errors import DeviceGone, RequestInvalid, Unavailable, UnknownUnit
+from agent.errors import DeviceBusy, DeviceGone, Refused, RequestInvalid, Unavailable, UnknownUnit
 from agent.kubelet import checkpoint
-from agent.kubelet.podresources import HeldUnit, Listing, PodDevices, PodResources, held_units
-from agent.model.allocation import NO_SETTINGS, Attachment, PodRef, VfSettings
+from agent.kubelet.podresources import AsksKubelet, HeldUnit, KubeletAsker, PodDevices, held_units
+from agent.model.allocation import NO_SETTINGS, Attachment, Claim, ClaimDevice, ClaimRef, ClaimState, PodRef, VfSettings
 from agent.model.device import is_pci_address
+from agent.model.fields import at, objects_at
 from agent.model.unit_id import UnitId
 from agent.offer.offer import Offer, Unit
 from agent.offer.selectors import may_be_nic
 from agent.offer.units import plain_offer
 from agent.state import Latest
-from cni.claims import NO_CLAIMS, Claims
 from cni.grants import GrantedDevice, Grants, Holding
 from cni.holders import Holders
-from cni.modes import rdma
 from cni.node import Node
 
-if TYPE_CHECKING:
-    from agent.kubelet.cri import ContainerRuntime, Sandbox
-
-log = logging.getLogger(__name__)
-PODRESOURCES_SECONDS = 5.0
-RUNTIME_SECONDS = 5.0
-MAX_ASKING = 64
-"""So many calls wait for kubelet at once."""
-
 log = logging.getLogger(__name__)
 
 
-class KubeletAsker:
-    """Asks PodResources and the runtime for threads other than the event loop's, on which their clients live."""
+class ClaimReader(Protocol):
+    """Asks the API server. May be called on any thread but the event loop's."""
 
-    def __init__(
-        self, kubelet: PodResources, loop: asyncio.AbstractEventLoop, runtime: ContainerRuntime | None = None
-    ) -> None:
-        self._kubelet = kubelet
-        self._loop = loop
-        self._runtime = runtime
-        self._asking = threading.BoundedSemaphore(MAX_ASKING)
-
-    def pod(self, pod: PodRef) -> PodDevices | None:
-        """Ask what a pod holds, of any resource; None if kubelet does not know it. Not on the loop.
-
-        Raises Unavailable.
-        """
-        if not self._asking.acquire(blocking=False):
-            raise Unavailable(f"{MAX_ASKING} calls wait for kubelet to say what their pods hold: try again later")
-        try:
-            asked = asyncio.run_coroutine_threadsafe(self._kubelet.get(pod), self._loop)
-            try:
-                return asked.result(PODRESOURCES_SECONDS)
-            except concurrent.futures.TimeoutError as error:
-                asked.cancel()
-                raise Unavailable(f"kubelet did not say what {pod} holds within {PODRESOURCES_SECONDS:g} s") from error
-        finally:
-            self._asking.release()
-
-    def pods(self) -> Sequence[PodDevices]:
-        """Ask what every pod of the node holds. Not on the loop; raises Unavailable."""
-        asked = asyncio.run_coroutine_threadsafe(self._kubelet.listing(), self._loop)
-        try:
-            return asked.result(PODRESOURCES_SECONDS).pods
-        except concurrent.futures.TimeoutError as error:
-            asked.cancel()
-            raise Unavailable(f"kubelet did not list its pods within {PODRESOURCES_SECONDS:g} s") from error
-
-    def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
-        """List the device files that a resource's plugin gave to a container, as far as kubelet keeps its answer."""
-        noted = checkpoint.containers_of(self._kubelet.folder, pod.uid) if pod.uid else ()
-        return next((held.files(resource_name) for held in noted if held.container == container), ())
-
-    def sandboxes(self) -> Sequence[Sandbox]:
-        """Ask the runtime for its sandboxes; none if there is no runtime to be asked. Not on the loop.
-
-        Raises Unavailable.
-        """
-        if self._runtime is None:
-            return ()
-        asked = asyncio.run_coroutine_threadsafe(self._runtime.sandboxes(), self._loop)
-        try:
-            return asked.result(RUNTIME_SECONDS)
-        except concurrent.futures.TimeoutError as error:
-            asked.cancel()
-            raise Unavailable(f"the container runtime did not list its sandboxes in {RUNTIME_SECONDS:g} s") from error
-
-    async def listing(self) -> Listing:
-        """Ask what every pod holds now. On the loop; raises Unavailable."""
-        return await self._kubelet.listing()
-
-    @property
-    def newest(self) -> Listing:
-        """What kubelet told last of all pods."""
-        return self._kubelet.newest.value
+    def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
+        """Read a claim; None if there is none of this UID. Raises Unavailable, and Refused."""
 
 
-class Tells(Protocol):
-    """Tells containers of their devices. Methods block."""
+class Facts(Protocol):
+    """What `cni.add_facts.FactsWriter` does. Methods block, and raise AgentError."""
+
+    def entered(self, row: Attachment, netns: int) -> None:
+        """Have specs name the character devices that a device has in its pod."""
+
+    def describe(self, rows: Sequence[Attachment], result: Mapping[str, Any]) -> None:
+        """Write the files that describe claims' devices."""
 
     def attached(self, rows: Sequence[Attachment], result: Mapping[str, Any], netns: int) -> None:
-        """Tell of the devices that an ADD has brought into a pod. Raises Unavailable."""
+        """Write what ADD found out of devices."""
 
     def detached(self, container_id: str, pod: PodRef) -> None:
-        """Forget what was told of a sandbox."""
+        """Remove what was written for an ended sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
-class Promised:
-    """What was told to kubelet when units were granted, or claims prepared, and who tells containers more at ADD."""
+class Sources:
+    """Where `HeldDevices` looks, and who writes what ADD finds out."""
 
+    claims: PodClaims
     verbs_nodes: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Device → the verbs node that its container gets."""
-    claims: Claims = NO_CLAIMS
-    teller: Tells | None = None
-    specs: UnitSpecs | None = None
-    """CDI specs of granted units; None where there are none."""
+    facts: Facts | None = None
 
 
-class Granted(Grants):
-    """Tells which of the devices that kubelet gave to a pod are to come into its network."""
+class HeldDevices(Grants):
+    """Finds the devices that kubelet gave to a pod, and which of them come into its network."""
 
     def __init__(
         self,
@@ -143,9 +76,9 @@ class Granted(Grants):
         kubelet: KubeletAsker,
         offer: Latest[Offer],
         holders: Holders,
-        promised: Promised,
+        sources: Sources,
     ) -> None:
-        """`offer` is what kubelet is offered, `promised` what it was told when it got something.
+        """`offer` is what kubelet is offered.
 
         `holders` know the pods that have something by kubelet's own notes, which outlive a grant where it lists none.
         """
@@ -155,7 +88,7 @@ class Granted(Grants):
         self._kubelet = kubelet
         self._offer = offer
         self._holders = holders
-        self._promised = promised
+        self._sources = sources
 
     @property
     def _config(self) -> Config:
@@ -192,15 +125,15 @@ class Granted(Grants):
 
     def verbs_node(self, device: str) -> str | None:
         """Tell which verbs node kubelet was told of a device when it was granted, if that is known."""
-        return self._promised.verbs_nodes.get(device)
+        return self._sources.verbs_nodes.get(device)
 
     def claimed(self, pod: PodRef, device: str) -> GrantedDevice | None:
         """Tell how a pod has a device by a claim; None if it has not."""
-        return self._promised.claims.claimed(pod, device)
+        return self._sources.claims.claimed(pod, device)
 
     def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
         """List the devices that were chosen for a pod's claims where these have a place. Raises AgentError."""
-        return self._promised.claims.of_place(pod, place)
+        return self._sources.claims.of_place(pod, place)
 
     def noted_units(self) -> frozenset[str]:
         """Name the units that kubelet's checkpoint counts to containers; none where it cannot be read."""
@@ -213,31 +146,20 @@ class Granted(Grants):
 
     def entered(self, row: Attachment, netns: int) -> None:
         """Have the CDI specs of a row's claim, or units, name the character devices that its device has in its pod."""
-        if row.claim_uid:
-            self._promised.claims.entered(row, netns)
-            return
-        changed = {}
-        for unit_id, spec in self._ledger.specs_of(row.device).items():
-            mine = {"deviceNodes": spec.nodes[row.device]} if row.device in spec.nodes else spec.edits
-            edits = rdma.renumbered(self._node.host, row, netns, mine)
-            if edits is not mine and spec.nodes:
-                changed[unit_id] = spec.with_nodes(row.device, edits["deviceNodes"])
-            elif edits is not mine:
-                changed[unit_id] = replace(spec, edits=edits)
-        if changed and self._promised.specs is not None:
-            log.info("%s has other character devices in its pod: its CDI spec says so", row.device)
-            self._promised.specs.say(changed)
+        if self._sources.facts is not None:
+            self._sources.facts.entered(row, netns)
 
     def attached(self, rows: Sequence[Attachment], result: Mapping[str, Any], netns: int) -> None:
-        """Have specs and files that tell of devices say what these are in the pod."""
-        self._promised.claims.attached(rows, result)
-        if self._promised.teller is not None and self._config.tells:
-            self._promised.teller.attached(rows, result, netns)
+        """Have specs and files say what the devices are in the pod."""
+        if (facts := self._sources.facts) is not None:
+            facts.describe(rows, result)
+            if self._config.tells:
+                facts.attached(rows, result, netns)
 
     def detached(self, container_id: str, pod: PodRef) -> None:
-        """Have no files left that tell of a sandbox's devices."""
-        if self._promised.teller is not None and self._config.tells:
-            self._promised.teller.detached(container_id, pod)
+        """Remove the files that describe an ended sandbox's devices."""
+        if self._sources.facts is not None and self._config.tells:
+            self._sources.facts.detached(container_id, pod)
 
     def _unit(self, unit_id: str) -> Unit | None:
         return self._offer.value.by_id.get(unit_id)
@@ -245,9 +167,9 @@ class Granted(Grants):
     def devices(self, pod: PodRef) -> Sequence[GrantedDevice]:
         """List the devices that kubelet gave to a pod and that have to do with its network. Runs on the call's thread.
 
-        Those of its claims come first, see `cni.claims`, then those of its units. Raises AgentError as either does.
+        Those of its claims come first, then those of its units. Raises AgentError as either does.
         """
-        return (*self._promised.claims.devices(pod), *self._of_units(pod))
+        return (*self._sources.claims.devices(pod), *self._of_units(pod))
 
     def _of_units(self, pod: PodRef) -> Sequence[GrantedDevice]:
         """List the devices of a pod's units.
@@ -297,7 +219,7 @@ class Granted(Grants):
             for grant in self._ledger.grants_beyond(resource.name for resource in self._config.resources)
             if any(is_pci_address(d) and may_be_nic(d, self._node.snapshot) for d in grant.devices)
             and not (UnitId.parse(grant.unit_id).is_share or UnitId.parse(grant.unit_id).is_slot)
-            and (grant.pod is None or (grant.pod.namespace, grant.pod.name) == (pod.namespace, pod.name))
+            and (grant.pod is None or grant.pod.names == pod.names)
         }
 
     def network_of(self, resource_name: str, device: str) -> Network | None:
@@ -367,7 +289,7 @@ class Granted(Grants):
 
     def holding(self, pod: PodRef) -> Holding | None:
         """Ask which PCI devices a pod holds; None if kubelet does not know it. Not on the loop; raises Unavailable."""
-        by_claims = self._promised.claims.holding(pod)
+        by_claims = self._sources.claims.holding(pod)
         found = self.pod_devices(pod)
         if found is None:
             return by_claims
@@ -385,7 +307,7 @@ class Granted(Grants):
             return self.offer().adapters_of_pool(held.resource_name)
         if UnitId.parse(held.unit_id).is_slot:
             bound = self._ledger.binding_of(held.unit_id)
-            mine = bound is not None and (bound.pod.namespace, bound.pod.name) == (held.pod.namespace, held.pod.name)
+            mine = bound is not None and bound.pod.names == held.pod.names
             return {bound.device} if bound is not None and mine else set()
         granted = self._ledger.granted_devices([held.resource_name]).get(held.unit_id)
         offered = self._unit(held.unit_id)
@@ -408,3 +330,182 @@ def _refuse(strange: Set[tuple[str, str]], found: PodDevices) -> None:
                 " no resource of this name any more, so it cannot come into the pod: put the resource back, or"
                 " recreate the pod"
             )
+
+
+class PodClaims:
+    """The claims of the books. Methods block, and may be called on many threads at once, but not on the loop's."""
+
+    def __init__(
+        self,
+        config: Latest[Config],
+        node: Node,
+        kubelet: AsksKubelet,
+        reader: Latest[ClaimReader | None],
+    ) -> None:
+        """While there is no `reader` kubelet alone is believed on whose a claim is."""
+        self._config = config
+        self._node = node
+        self._kubelet = kubelet
+        self._reader = reader
+
+    def devices(self, pod: PodRef) -> Sequence[GrantedDevice]:
+        """List the VFs and whole adapters, and each HCA of which a share joins a network, once.
+
+        A device to which there is admin access stays where it is.
+        Raises DeviceBusy for a claim that is not prepared, or that kubelet knows and lost books do not; UnknownUnit for
+        a device of a resource that is configured no more; Unavailable if kubelet does not answer.
+        """
+        self._refuse_forgotten(pod)
+        found: dict[str, GrantedDevice] = {}
+        for claim in self._claims_of(pod):
+            for device in claim.devices:
+                given = self._given(claim, device)
+                if given is not None:
+                    self._require_prepared(claim)
+                    found.setdefault(given.device, given)
+        return tuple(found.values())
+
+    def claimed(self, pod: PodRef, device: str) -> GrantedDevice | None:
+        """Tell how a pod has a device by a claim; None if it has not."""
+        for claim in self._claims_of(pod):
+            for each in claim.devices:
+                if each.device == device and not each.admin:
+                    return GrantedDevice(device, each.resource_name, None, claim_uid=claim.ref.uid)
+        return None
+
+    def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
+        """List the devices that were chosen for a pod's claims where these have a place, in the order of the results.
+
+        Raises DeviceBusy for a claim that is not prepared, or that kubelet knows and lost books do not.
+        """
+        self._refuse_forgotten(pod)
+        found = []
+        for claim in self._claims_of(pod):
+            for each in claim.devices:
+                if each.device_name == place and not each.admin:
+                    self._require_prepared(claim)
+                    found.append(GrantedDevice(each.device, each.resource_name, None, claim_uid=claim.ref.uid))
+        return found
+
+    def holding(self, pod: PodRef) -> Holding | None:
+        """Tell which PCI devices a pod has by claims; None if it has none."""
+        claims = [claim for claim in self._claims_of(pod) if claim.state is ClaimState.PREPARED]
+        devices = [device for claim in claims for device in claim.devices if not device.admin]
+        if not devices:
+            return None
+        whole = frozenset(device.device for device in devices if device.exclusive)
+        return Holding(whole, frozenset(device.device for device in devices) - whole)
+
+    # -------------------------------------------------------------------------------------------------- whose it is
+
+    def _refuse_forgotten(self, pod: PodRef) -> None:
+        """Refuse a pod that has a claim which is not in the books, where those are new: it would lack its devices."""
+        ledger, config = self._node.ledger, self._config.value
+        if not (config.offers_dra and pod.name and (ledger.is_new or ledger.recovered_from is not None)):
+            return
+        found = self._kubelet.pod(pod)
+        known = {(claim.ref.namespace, claim.ref.name) for claim in ledger.claims()}
+        for each in found.claimed if found is not None else ():
+            if each.driver == config.dra.driver and (each.namespace, each.claim) not in known:
+                raise DeviceBusy(
+                    f"claim {each.namespace}/{each.claim} was prepared before the books were lost, and they do not know"
+                    " its devices: recreate the pod, or restart kubelet, which has its claims prepared anew"
+                )
+
+    def _claims_of(self, pod: PodRef) -> Sequence[Claim]:
+        ledger = self._node.ledger
+        if not ledger.claims():
+            return ()
+        others = [
+            claim
+            for claim in ledger.claims()
+            if not claim.only_pod and claim.ref.namespace == pod.namespace and not claim.is_for(pod)
+        ]
+        if others and pod.name:
+            self._learn(others, pod)
+        return ledger.claims_for(pod)
+
+    def _learn(self, claims: Sequence[Claim], pod: PodRef) -> None:
+        """Find out which of some claims are a pod's, too."""
+        found = self._kubelet.pod(pod)
+        told = {(each.namespace, each.claim) for each in found.claimed} if found is not None else set()
+        for claim in claims:
+            if (claim.ref.namespace, claim.ref.name) in told and (pods := self._pods_of(claim, pod)):
+                self._node.ledger.set_claim_pods(claim.ref.uid, pods)
+
+    def _pods_of(self, claim: Claim, pod: PodRef) -> Sequence[PodRef]:
+        """List the pods of a claim that is a pod's, too, as kubelet has made sure before it started that.
+
+        None if the claim is gone: the pod's is another one of this name.
+        """
+        reserved: list[PodRef] = []
+        reader = self._reader.value
+        try:
+            document = reader.get(claim.ref) if reader is not None else None
+            if document is not None:
+                reserved = pods_of(document)
+                reserved += [pod for pod in claim.pods if is_of_group(document) and pod not in reserved]
+        except Refused as error:
+            log.error("claim %s cannot be read, so its other pods are not known: %s", claim.ref, error)
+        except Unavailable as error:
+            log.info("claim %s is not read now: %s", claim.ref, error)
+        else:
+            if reader is not None and document is None:
+                log.info("claim %s of the books is gone, and pod %s has another one of this name", claim.ref, pod)
+                return ()
+        pods = reserved or list(claim.pods)
+        return pods if any(each.is_same(pod) for each in pods) else [*pods, pod]
+
+    # -------------------------------------------------------------------------------------------------- what it brings
+
+    def _given(self, claim: Claim, device: ClaimDevice) -> GrantedDevice | None:
+        """Tell what a device of a claim is set up with in a pod's network; None if it does not join one."""
+        if device.admin:
+            return None
+        network = self._network(claim, device)
+        if device.kind == "hca" and network is None:
+            return None
+        return GrantedDevice(
+            device.device, device.resource_name, network, claim_uid=claim.ref.uid, ifname=device.ifname
+        )
+
+    def _network(self, claim: Claim, device: ClaimDevice) -> Network | None:
+        if device.network:
+            return network_of_keys(device.network).for_devices(device.kind)
+        config = self._config.value
+        if device.kind != "hca" and all(r.name != device.resource_name for r in config.resources):
+            raise UnknownUnit(
+                f"claim {claim.ref} has {device.device_name} of {device.resource_name}, and the configuration has no"
+                " resource of this name any more, so it cannot come into the pod: put the resource back, or recreate"
+                " the claim"
+            )
+        return config.network_of(device.resource_name)
+
+    def _require_prepared(self, claim: Claim) -> None:
+        if claim.state is not ClaimState.PREPARED:
+            raise DeviceBusy(
+                f"claim {claim.ref} is {claim.state}: its devices come into no pod until kubelet has had it prepared"
+            )
+        if claim.boot_id != self._node.ledger.boot_id:
+            raise DeviceBusy(
+                f"the devices of claim {claim.ref} have not been found again since the node was booted: kubelet is to"
+                " have it prepared once more"
+            )
+
+
+def pods_of(document: Mapping[str, Any]) -> list[PodRef]:
+    """List the pods that a claim is reserved for, as the API server has it. Raises Unavailable if that is no claim."""
+    namespace = at(document, "metadata.namespace", str)
+    return [
+        PodRef(namespace, at(entry, "name", str), at(entry, "uid", str))
+        for entry in objects_at(document, "status.reservedFor")
+        if entry.get("resource") == "pods"
+    ]
+
+
+def is_of_group(document: Mapping[str, Any]) -> bool:
+    """Tell whether a claim is reserved for a PodGroup (KEP-5729), whose pods are not named. Raises Unavailable."""
+    return any(
+        (entry.get("apiGroup"), entry.get("resource")) == ("scheduling.k8s.io", "podgroups")
+        for entry in objects_at(document, "status.reservedFor")
+    )

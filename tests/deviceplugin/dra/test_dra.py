@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.claim_status import attached
-from agent.cluster.dra import Dra, OnNode
 from agent.config import Config, HealthSettings, Resource, Topology
 from agent.config.topology import LabelRule, Labels
 from agent.errors import ConfigError
@@ -31,6 +30,7 @@ from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
+from deviceplugin.dra.dra import Dra, OnNode
 from proto.dra.v1 import api_pb2, api_pb2_grpc
 from tests.agent.books import POD, VF, attach, owner
 from tests.agent.ledger.test_claims import claim
