@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.config import CniSettings
-from agent.errors import DeviceBusy, HardwareError, NetlinkFailed, NotAllowed, RequestInvalid, UnknownUnit
+from agent.edits.claim_specs import IN_CONTAINERS, mounted
+from agent.errors import (
+    DeviceBusy,
+    HardwareError,
+    NetlinkFailed,
+    NotAllowed,
+    Refused,
+    RequestInvalid,
+    Unavailable,
+    UnknownUnit,
+)
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
-from agent.model.allocation import ClaimState, PodRef
+from agent.model.allocation import AttachmentState, Claim, ClaimDevice, ClaimState, PodRef
+from agent.reconcile import Reconciler
+from agent.reconcile.claims import Claims
+from agent.state import Latest
+from cni.finding import Finder
+from cni.held import ClaimReader
+from cni.node import Node
 from cni.targets import names_of
 from hack.sim.rdma import SimulatedRdma
 from tests.agent.books import open_books
+from tests.agent.reconcile.told_outside import ToldOutside
 from tests.cni import tiny_node
-from tests.cni.claiming import RESOURCES, Kubelet, Scene, of_share, of_vf
+from tests.cni.claiming import RESOURCES, Kubelet, Scene, of_share, of_vf, pod_of
 from tests.cni.claiming import scene as scene  # the fixture
 from tests.cni.modes import rdma_node
 from tests.cni.networks import PREVIOUS
-from tests.cni.tiny_node import mac_of, vf
+from tests.cni.tiny_node import mac_of, open_rig, vf
+from tests.live import Live
+from tests.waiting import until
 
 # -------------------------------------------------------------------------------------------------------- into the pod
 
@@ -340,3 +361,192 @@ def test_a_device_that_comes_without_its_verbs_device_is_brought_back(own_networ
         with pytest.raises(HardwareError, match="came into its pod without uverbs, in place of /dev"):
             scene.start("c1")
         assert (scene.rows(), rig.found(0)) == ({}, before)
+
+
+def reserved(claim: Claim, *pods: PodRef) -> Mapping[str, Any]:
+    """Say a claim as the API server does."""
+    entries = [{"resource": "pods", "name": pod.name, "uid": pod.uid or f"uid-{pod.name}"} for pod in pods]
+    meta = {"namespace": claim.ref.namespace, "name": claim.ref.name, "uid": claim.ref.uid}
+    return {"metadata": meta, "status": {"reservedFor": [*entries, {"resource": "others", "name": "x", "uid": "y"}]}}
+
+
+def test_a_second_pod_of_a_claim_is_learnt_from_kubelet_and_the_api_server(scene: Scene) -> None:
+    claim = scene.claim("shared", of_share(network={"mode": "macvlan"}), owned=False)
+    scene.start("c1")
+    scene.kubelet.claims["pod-of-c2"] = ("shared",)
+    scene.reader.claims["shared"] = reserved(claim, pod_of("c2"), pod_of("c3"))
+    answer = scene.start("c2")
+    assert [i["name"] for i in answer["interfaces"]] == ["cbr0", "eth0", "net1"]
+    (known,) = scene.rig.ledger.claims()
+    assert [pod.name for pod in known.pods] == ["pod-of-c2", "pod-of-c3"]
+    scene.kubelet.is_away = True
+    scene.start("c3")
+    assert scene.reader.read == ["shared"]
+
+
+def test_each_pod_of_a_pod_group_gets_its_share_of_the_groups_claim(scene: Scene) -> None:
+    claim = scene.claim("shared", of_share(network={"mode": "macvlan"}), pods=(), owned=False)
+    group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "uid-workers"}
+    found = reserved(claim)
+    scene.reader.claims["shared"] = {**found, "status": {"reservedFor": [group]}}
+    for container in ("c1", "c2"):
+        scene.kubelet.claims[f"pod-of-{container}"] = ("shared",)
+        assert [i["name"] for i in scene.start(container)["interfaces"]] == ["cbr0", "eth0", "net1"]
+    assert [pod.name for pod in scene.rig.ledger.claims()[0].pods] == ["pod-of-c1", "pod-of-c2"]
+
+
+def test_a_pod_without_the_claim_gets_nothing_of_it(scene: Scene) -> None:
+    scene.claim("shared", of_share(network={"mode": "macvlan"}), owned=False)
+    scene.kubelet.claims["pod-of-c2"] = ("another",)
+    for container in ("c2", "c3"):  # c3 is a pod that kubelet does not list
+        assert scene.start(container) == PREVIOUS
+    assert (scene.kubelet.asked, scene.reader.read) == (2, [])
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), Refused(403, "no"), None])
+def test_without_the_api_servers_word_kubelet_is_believed(scene: Scene, error: Exception | None) -> None:
+    scene.claim("shared", of_share(network={"mode": "macvlan"}), owned=False)
+    scene.kubelet.claims["pod-of-c2"] = ("shared",)
+    scene.reader.error = error
+    if error is None:
+        scene.asks.set(None)  # nobody can ask
+    scene.start("c2")
+    assert [pod.name for pod in scene.rig.ledger.claims()[0].pods] == ["pod-of-c1", "pod-of-c2"]
+
+
+def test_a_claim_that_is_gone_goes_to_no_pod_whose_claim_has_its_name(scene: Scene) -> None:
+    scene.claim("shared", of_share(network={"mode": "macvlan"}), owned=False)
+    scene.kubelet.claims["pod-of-c2"] = ("shared",)
+    assert scene.start("c2") == PREVIOUS
+    assert scene.reader.read == ["shared"]
+    assert [pod.name for pod in scene.rig.ledger.claims()[0].pods] == ["pod-of-c1"]
+
+
+def test_a_claim_that_has_one_pod_asks_kubelet_about_no_other(scene: Scene) -> None:
+    scene.claim("mine", of_vf(0))
+    scene.kubelet.is_away = True
+    assert scene.start("c2") == PREVIOUS
+
+
+def test_a_device_cannot_be_in_two_pods_of_its_claim_and_the_second_is_told_what_to_do(scene: Scene) -> None:
+    rig = scene.rig
+    scene.claim("shared", of_vf(0), pods=("c1", "c2"), owned=False)
+    first = rig.pod("first")
+    scene.start("c1", first)
+    with pytest.raises(DeviceBusy, match=r"still held by pod default/pod-of-c1 .* use a template, a claim per pod"):
+        scene.start("c2")
+    assert scene.rows() == {vf(0): ("c1", "net1", "uid-shared")}
+    rig.check("c1", first, ifname="eth0")
+    rig.delete("c1", first, ifname="eth0")
+    rig.await_back()
+    rig.remove(rig.folder / "c2.netns")
+    scene.start("c2")
+
+
+CHILD = {"mode": "macvlan"}
+
+
+def told_of(scene: Scene, claim: str, device: ClaimDevice) -> ClaimDevice:
+    """Have containers get a file about the device, as Prepare writes it."""
+    files, uid, request = scene.specs.metadata, f"uid-{claim}", device.request
+    requests = [{"name": request, "devices": [{"name": device.device_name, "attributes": {}}]}]
+    files.write(uid, request, {"metadata": {"name": claim}, "requests": requests})
+    path = f"{IN_CONTAINERS}/resourceclaims/{claim}/{request}/nodefabric.io-metadata.json"
+    return dataclasses.replace(device, edits=mounted({}, files.path(uid, request), path))
+
+
+def told(scene: Scene, claim: str, request: str) -> tuple[int, dict[str, Any] | None]:
+    """Number of a file, and what it says of the device in its pod."""
+    document = json.loads(scene.specs.metadata.path(f"uid-{claim}", request).read_text())
+    (device,) = document["requests"][0]["devices"]
+    return document["metadata"]["generation"], device.get("networkData")
+
+
+def test_interface_and_addresses_are_told_when_add_has_answered_and_after_a_new_sandbox_anew(scene: Scene) -> None:
+    rig = scene.rig
+    first = told_of(scene, "nics", of_vf(0, network={"name": "rails", "ipam": rig.ipam()}, ifname="rail0"))
+    scene.claim("nics", first, told_of(scene, "nics", of_vf(1)), pods=("c1", "c2"))
+    pod = rig.pod()
+    answer = scene.start("c1", pod)
+
+    assert [i["name"] for i in answer["interfaces"]] == ["cbr0", "eth0", "rail0", "net1"]
+    network = {"interfaceName": "rail0", "hardwareAddress": mac_of(0), "ips": ["10.9.0.2/24", "fd09::2/64"]}
+    assert told(scene, "nics", "nic0") == (2, network)
+    assert told(scene, "nics", "nic1") == (2, {"interfaceName": "net1", "hardwareAddress": mac_of(1)})
+
+    rig.delete("c1", pod, ifname="eth0")
+    rig.await_back(0, 1)
+    scene.start("c2", rig.pod("again"))
+    generation, again = told(scene, "nics", "nic0")
+    assert again is not None
+    assert (generation, again["ips"]) == (3, ["10.9.0.3/24", "fd09::3/64"])
+
+
+def test_a_share_that_several_pods_have_is_told_of_in_none(scene: Scene) -> None:
+    scene.claim("shared", told_of(scene, "shared", of_share(network=CHILD)), pods=("c1", "c2"), owned=False)
+    scene.start("c1")
+    generation, network = told(scene, "shared", "share")
+    assert network is not None
+    assert (generation, network["interfaceName"]) == (2, "net1")
+    scene.start("c2")
+    assert told(scene, "shared", "share") == (3, None)
+
+
+def test_a_pod_whose_file_is_gone_is_refused_and_its_devices_stay_on_the_host(scene: Scene) -> None:
+    """The runtime could create none of its containers."""
+    scene.claim("nics", told_of(scene, "nics", of_vf(0)))
+    scene.specs.metadata.path("uid-nics", "nic0").unlink()
+    before = scene.rig.found(0)
+    with pytest.raises(Unavailable, match=r"nic0\.metadata is gone"):
+        scene.start("c1")
+    scene.rig.await_back(0)
+    assert (scene.rig.found(0), scene.rows()) == (before, {})
+
+
+def test_nothing_is_written_for_claims_without_files(scene: Scene) -> None:
+    scene.claim("nics", of_vf(0))
+    assert scene.start("c1") != PREVIOUS
+    assert list(scene.specs.metadata.path("uid-nics", "nic0").parent.glob("*.metadata")) == []
+
+
+def heal(scene: Scene) -> None:
+    """Let all healers look once, as at a start."""
+    rig = scene.rig
+    outside = ToldOutside(units=dict, ours=lambda: [vf(i) for i in range(3)])
+    scans = Live(rig.machine.scan)
+    node = Node(rig.machine, rig.ledger, scans)
+    folder = rig.folder
+    rig.attachments.finder = Finder(node, scene.granted, netns_folders=(folder,), processes=folder / "no-proc")
+    claims = Claims(rig.ledger, scene.specs, scans, outside, Latest[ClaimReader | None](None))
+    Reconciler(rig.ledger, rig.attachments, scans, outside, Latest(False), (claims,)).heal_attachments()
+
+
+def test_a_device_stays_with_its_claim_and_its_pod_and_comes_home_by_its_del(own_network: None, tmp_path: Path) -> None:
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path) as rig:
+        before = rig.found(0)
+        scene = Scene(rig)
+        lost = scene.claim("nics", of_vf(0, ifname="rail0", network={"mtu": 1300}))
+        pod = rig.pod()
+        scene.start("c1", pod)
+    for file in tmp_path.glob("ledger.db*"):
+        file.unlink()
+    with open_rig(tmp_path) as rig:
+        scene = Scene(rig)
+        rig.ledger.is_new = True  # as it was before the scene
+        heal(scene)
+        rig.ledger.is_new = False
+        (claim,) = rig.ledger.claims()
+        assert (claim.devices, claim.pods, claim.state) == (lost.devices, lost.pods, ClaimState.PREPARED)
+        (row,) = (each for each in rig.ledger.attachments() if each.claim_uid == claim.ref.uid)
+        assert (row.device, row.ifname, row.state, row.owner.pod.name) == (
+            *(vf(0), "rail0", AttachmentState.ATTACHED),
+            "pod-of-c1",
+        )
+        rig.delete("c1", pod, ifname="eth0", prevResult=PREVIOUS)
+        rig.await_back()
+        assert rig.found(0)[0] == before[0]
+        again = rig.pod("again")
+        scene.start("c1", again)
+        assert scene.rows() == {vf(0): ("c1", "rail0", "uid-nics")}
+        until(lambda: rig.in_pod(again, "rail0") is not None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.edits.cdi import SlotSpecs, read_spec
+from agent.edits.cdi import SlotSpecs, SpecNames, read_spec
 from agent.errors import Unavailable
 
 SLOT = "slot-rdma:vf-0-3"
@@ -62,3 +62,109 @@ def test_a_folder_that_cannot_be_written_is_named_with_a_remedy(tmp_path: Path) 
     with pytest.raises(Unavailable, match=r"nodefabric-slot-rdma:vf-0-3\.json cannot be written.*cdiDir"):
         SlotSpecs(tmp_path / "file").write("vf", SLOT, EDITS)
     assert SlotSpecs(tmp_path / "absent").slots() == frozenset()
+
+
+OLD_TOOLKIT = """\
+cdiVersion: 0.5.0
+containerEdits:
+  deviceNodes:
+  - path: /dev/nvidiactl
+  env:
+  - NVIDIA_VISIBLE_DEVICES=void
+  hooks:
+  - args: [nvidia-ctk, hook, create-symlinks]
+    hookName: createContainer
+    name: not-a-device
+devices:
+- containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia0
+      name: not-a-device-either
+  name: "0"
+- annotations: {name: nor-this}
+  containerEdits: {deviceNodes: [{path: /dev/nvidia1}]}
+  name: GPU-8a2c1e7f
+- name: all
+  containerEdits:
+    deviceNodes: []
+kind: nvidia.com/gpu
+"""
+NEW_TOOLKIT = """\
+---
+cdiVersion: 0.5.0
+kind: "nvidia.com/gpu"
+devices:
+    - name: "0:1"
+      containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia0
+    - name: all
+containerEdits:
+    env:
+        - NVIDIA_VISIBLE_DEVICES=void
+"""
+WITH_ALIASES = """\
+cdiVersion: 0.5.0
+containerEdits: &common
+  env: [A=1]
+devices:
+- annotations: *common
+  containerEdits: &id001
+    env: [B=1]
+  name: "0"
+- containerEdits: *id001
+  name: all
+other: *common
+kind: nvidia.com/gpu
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (OLD_TOOLKIT, {"0", "GPU-8a2c1e7f", "all"}),
+        (NEW_TOOLKIT, {"0:1", "all"}),
+        (WITH_ALIASES, {"0", "all"}),
+    ],
+)
+def test_the_devices_of_a_yaml_spec_are_named(tmp_path: Path, text: str, names: set[str]) -> None:
+    (tmp_path / "nvidia.yaml").write_text(text)
+    assert read_spec(tmp_path / "nvidia.yaml") == ("nvidia.com/gpu", frozenset(names))
+
+
+def test_the_devices_of_a_json_spec_are_named(tmp_path: Path) -> None:
+    document = {"kind": "nvidia.com/gpu", "devices": [{"name": "0"}, {"nameless": 1}, "odd"]}
+    (tmp_path / "nvidia.json").write_text(json.dumps(document))
+    assert read_spec(tmp_path / "nvidia.json") == ("nvidia.com/gpu", frozenset({"0"}))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"kind": 5}', "kind: [", "\0", "devices: {name: a}", "- kind: x"])
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+def test_what_is_no_spec_names_nothing(tmp_path: Path, text: str, suffix: str) -> None:
+    (tmp_path / f"odd.{suffix}").write_text(text)
+    assert read_spec(tmp_path / f"odd.{suffix}")[1] == frozenset()
+
+
+def test_specs_of_a_kind_are_joined_and_our_own_left_out(tmp_path: Path) -> None:
+    first, second = tmp_path / "etc", tmp_path / "run"
+    for folder in (first, second):
+        folder.mkdir()
+    (first / "a.json").write_text('{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}')
+    (second / "b.yml").write_text("kind: nvidia.com/gpu\ndevices: [{name: GPU-x}]\n")
+    (second / "c.json").write_text('{"kind": "other.com/gpu", "devices": [{"name": "1"}]}')
+    (second / "nodefabric-x.json").write_text('{"kind": "nvidia.com/gpu", "devices": [{"name": "2"}]}')
+    names = SpecNames([first, second, tmp_path / "absent"])
+    assert names.of_kind("nvidia.com/gpu") == {"0", "GPU-x"}
+
+
+def test_a_spec_is_read_again_when_it_is_another_one(tmp_path: Path) -> None:
+    spec = tmp_path / "a.json"
+    names = SpecNames([tmp_path])
+    spec.write_text('{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}')
+    assert names.of_kind("nvidia.com/gpu") == {"0"}
+    fresh = tmp_path / "a.new"
+    fresh.write_text('{"kind": "nvidia.com/gpu", "devices": [{"name": "1"}]}')
+    os.replace(fresh, spec)
+    assert names.of_kind("nvidia.com/gpu") == {"1"}
+    spec.unlink()
+    assert names.of_kind("nvidia.com/gpu") == frozenset()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.config.resources import RailNic
 from agent.edits.build import build, unit_specs
 from agent.edits.unit_specs import owners
 from agent.errors import LedgerError, Unavailable
@@ -282,3 +283,78 @@ def test_what_the_books_refused_is_said_as_soon_as_they_take_it(rig: Rig, monkey
 def test_an_empty_spec_says_nothing() -> None:
     told = UnitSpec("vf", ("u",), {}, {"env": ["A=1"]})
     assert told.whole == {}
+
+
+@pytest.fixture
+def rails_rig(tmp_path: Path) -> Iterator[Rig]:
+    with opened(tmp_path) as made:
+        yield made
+
+
+SEVERAL = replace(RAIL, nic=RailNic("hca", shares=2, count=2), environment=("nccl",))
+
+
+def of_several(rails_rig: Rig) -> tuple[str, tuple[str, ...]]:
+    """Grant the rail of the first GPU, and return it with its NICs."""
+    rails_rig.resources = (SEVERAL,)
+    unit = f"rail-{gpu_uuid(0)}"
+    offer = plain_offer(rails_rig.resources, node())
+    found = offer.find(SEVERAL.name, unit)
+    assert found is not None
+    rails_rig.specs.grant(SEVERAL.name, {unit: found.devices}, unit_specs(SEVERAL, [found], offer.snapshot))
+    return unit, found.devices
+
+
+def uverbs(rails_rig: Rig, unit: str) -> list[str]:
+    return [path for path in rails_rig.files(unit) if "uverbs" in path]
+
+
+def test_the_spec_of_a_rail_has_the_files_of_all_its_nics_and_follows_each(rails_rig: Rig) -> None:
+    unit, nics = of_several(rails_rig)
+    assert nics == ("0000:12:00.0", "0000:22:00.0")
+    assert uverbs(rails_rig, unit) == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"]
+    assert "NCCL_IB_HCA==mlx5_0,mlx5_1" in rails_rig.said(unit)["env"]
+    rails_rig.renew(permuted(node()))
+    assert uverbs(rails_rig, unit) == ["/dev/infiniband/uverbs1", "/dev/infiniband/uverbs2"]
+    assert rails_rig.specs.rewrite() == []
+
+
+def test_a_rail_keeps_all_the_nics_that_it_was_granted_with(rails_rig: Rig) -> None:
+    unit, _ = of_several(rails_rig)
+    rails_rig.ledger.move_grants({unit: ("0000:22:00.0", "0000:42:00.0")})
+    rails_rig.renew(replace(node(), generation=9))
+    assert uverbs(rails_rig, unit) == ["/dev/infiniband/uverbs1", "/dev/infiniband/uverbs3"]
+
+
+@pytest.mark.parametrize("position", range(2))
+def test_a_rail_that_misses_one_of_its_nics_has_no_spec_until_it_is_back(rails_rig: Rig, position: int) -> None:
+    unit, nics = of_several(rails_rig)
+    rails_rig.renew(without(node(), nics[position]))
+    assert rails_rig.there() == set()
+    rails_rig.renew(replace(node(), generation=9))
+    assert len(uverbs(rails_rig, unit)) == 2
+
+
+def test_lost_books_say_the_files_of_all_nics_again(rails_rig: Rig) -> None:
+    unit, nics = of_several(rails_rig)
+    said = rails_rig.said(unit)
+    rails_rig.ledger.release([unit])
+    rails_rig.ledger.grant(SEVERAL.name, {unit: nics})
+    offer = plain_offer(rails_rig.resources, node())
+    rails_rig.specs.adopt([Entry("uid", "main", SEVERAL.name, (unit,), "")], offer, rails_rig.resources)
+    assert rails_rig.said(unit) == said
+
+
+def test_a_nic_that_has_got_files_on_its_way_into_the_pod_keeps_these_beside_the_others(rails_rig: Rig) -> None:
+    unit, nics = of_several(rails_rig)
+    rails_rig.ledger.begin_attach(
+        books.owner(),
+        ifname="net1",
+        device=nics[0],
+        resource_name=SEVERAL.name,
+        undo=Undo("x", "02:00:00:00:01:00", 1500, False, rdma="mlx5_50"),
+        netns_path="/nowhere",
+        request={},
+    )
+    rails_rig.renew(permuted(node()))
+    assert uverbs(rails_rig, unit) == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs2"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +15,13 @@ import pytest
 from agent.config import Config
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import ClaimConflict, ClaimInvalid, DeviceBusy, DeviceGone, NotYet, Unavailable, UnitUnhealthy
+from agent.kubelet.cri import Sandbox
 from agent.model.allocation import Claim, ClaimRef, ClaimState, PodRef
 from agent.model.device import Snapshot
 from agent.model.health import Reason, unhealthy
 from agent.model.mounts import parse_mount
 from agent.reconcile.claims import moved
+from deviceplugin.dra.preparer import DeviceUsers
 from deviceplugin.dra.server import PreparedDevice
 from tests.cni.networks import network as configured
 from tests.deviceplugin.dra.claim_documents import NODE, POD, REF, claim, network, result
@@ -34,6 +36,7 @@ from tests.deviceplugin.dra.preparing import (
     VF,
     Counting,
     Desk,
+    KubeletStandIn,
     PodObjects,
     files,
     of_another,
@@ -401,3 +404,235 @@ def test_claims_side_by_side_never_get_one_device(tmp_path: Path) -> None:
 
         assert failed == []
         assert len(desk.ledger.claimed_devices()) == 16
+
+
+def test_an_unprepared_claim_leaves_nothing(desk: Desk) -> None:
+    prepared(desk)
+    desk.preparer.unprepare(REF)
+
+    assert (desk.ledger.claims(), files(desk)) == ((), [])
+
+
+def test_a_claim_that_nobody_knows_is_unprepared_and_a_stray_spec_goes(desk: Desk) -> None:
+    prepared(desk)
+    desk.ledger.remove_claim(REF.uid)
+    desk.preparer.unprepare(REF)
+    desk.preparer.unprepare(OTHER)
+
+    assert files(desk) == []
+
+
+def test_unprepare_needs_nobody(desk: Desk) -> None:
+    prepared(desk)
+    desk.others.is_away = True
+    desk.preparer.unprepare(REF)
+
+    assert desk.ledger.claims() == ()
+
+
+def test_a_device_in_a_living_sandbox_keeps_its_claim(desk: Desk) -> None:
+    prepared(desk)
+    row = desk.attach(FIRST, POD, REF.uid)
+    for _ in range(2):
+        with pytest.raises(DeviceBusy, match="in sandbox sandbox-1 of pod team/trainer, which lives"):
+            desk.preparer.unprepare(REF)
+
+    assert desk.ledger.claims()[0].state is ClaimState.UNPREPARING
+    assert spec(desk)
+    desk.detached(row)
+    desk.preparer.unprepare(REF)
+    assert (desk.ledger.claims(), files(desk)) == ((), [])
+
+
+def test_a_device_that_no_add_brought_in_stays_with_a_sandbox_that_lives(desk: Desk) -> None:
+    prepared(desk)
+    desk.others.sandboxes = (Sandbox("s-1", POD, ready=True),)
+    with pytest.raises(DeviceBusy, match="sandbox s-1 of pod team/trainer, which has the claim, lives"):
+        desk.preparer.unprepare(REF)
+    assert spec(desk)
+    desk.others.sandboxes = (Sandbox("s-1", POD, ready=False), Sandbox("s-2", replace(POD, uid="another"), ready=True))
+    desk.preparer.unprepare(REF)
+    assert (desk.ledger.claims(), files(desk)) == ((), [])
+
+
+def test_a_share_in_a_living_sandbox_keeps_its_claim(desk: Desk) -> None:
+    prepared(desk, result("rdma", "hca-0", shareID="s"))
+    desk.attach("0000:12:00.0/sandbox-1/net1", POD, REF.uid)
+    with pytest.raises(DeviceBusy, match="in sandbox sandbox-1"):
+        desk.preparer.unprepare(REF)
+
+
+def test_a_device_on_its_way_back_is_home_when_unprepare_answers(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, VF, patience=PATIENT)
+    with closing(desk.ledger):
+        prepared(desk)
+        row = desk.attach(FIRST, POD, REF.uid)
+        desk.ledger.begin_detach([row.attachment_id])
+        later = threading.Timer(0.2, desk.ledger.finish_detach, [row])
+        later.start()
+        desk.preparer.unprepare(REF)
+        later.join()
+
+        assert (desk.ledger.attachments(), desk.ledger.claims()) == ((), ())
+
+
+def test_a_device_that_does_not_come_back_fails_unprepare_until_it_is_withheld(desk: Desk) -> None:
+    prepared(desk)
+    row = desk.attach(FIRST, POD, REF.uid)
+    desk.ledger.begin_detach([row.attachment_id])
+    with pytest.raises(DeviceBusy, match="on its way back from pod team/trainer for more than"):
+        desk.preparer.unprepare(REF)
+
+    desk.ledger.quarantine(FIRST, "it does not answer")
+    desk.preparer.unprepare(REF)
+    assert desk.ledger.claims() == ()
+
+
+def test_who_waits_for_a_device_that_does_not_come_back_looks_ever_more_seldom(desk: Desk) -> None:
+    prepared(desk)
+    row = desk.attach(FIRST, POD, REF.uid)
+    desk.ledger.begin_detach([row.attachment_id])
+    counted = Counting(desk.ledger)
+    with pytest.raises(DeviceBusy, match="on its way back"):
+        desk.made(replace(PATIENT, unprepare=2), counted).unprepare(REF)
+
+    assert 5 < counted.looks < 150
+
+
+def test_a_device_whose_namespace_has_gone_is_healed_by_unprepare(desk: Desk) -> None:
+    prepared(desk)
+    row = desk.attach(FIRST, POD, REF.uid)
+    desk.others.on_heal = lambda device: desk.detached(row)
+    desk.preparer.unprepare(REF)
+
+    assert (desk.ledger.attachments(), desk.ledger.claims()) == ((), ())
+
+
+def test_a_claim_that_is_being_unprepared_can_be_prepared_again(desk: Desk) -> None:
+    answer = prepared(desk)
+    desk.ledger.set_claim_state(REF.uid, ClaimState.UNPREPARING)
+
+    assert desk.preparer.prepare(REF) == answer
+    assert desk.ledger.claims()[0].state is ClaimState.PREPARED
+
+
+# --------------------------------------------------------------------------------------------------------- killed
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Mortal:
+    """Books or specs, in whose hands the process dies before or after one of its steps."""
+
+    def __init__(self, whole: Any, step: str, after: bool) -> None:
+        self._whole, self._step, self._after = whole, step, after
+
+    def __getattr__(self, name: str) -> Any:
+        return self._dying if name == self._step else getattr(self._whole, name)
+
+    def _dying(self, *values: Any) -> None:
+        if self._after:
+            getattr(self._whole, self._step)(*values)
+        raise Killed
+
+
+STEPS = {
+    "prepare": ("prepare_claim", "renew", "set_claim_state"),
+    "unprepare": ("set_claim_state", "remove", "remove_claim"),
+}
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("call", "step"), [(call, step) for call, steps in STEPS.items() for step in steps])
+def test_killed_at_any_write_the_next_call_finishes(tmp_path: Path, call: str, step: str, after: bool) -> None:
+    desk = Desk(tmp_path, VF)
+    with closing(desk.ledger):
+        desk.claimed(REF, claim(result("nic", "vf-0")))
+        if call == "unprepare":
+            desk.preparer.prepare(REF)
+        dying = desk.made(PATIENT, Mortal(desk.ledger, step, after), Mortal(desk.specs, step, after))
+        with pytest.raises(Killed):
+            getattr(dying, call)(REF)
+
+    again = Desk(tmp_path, VF)
+    with closing(again.ledger):
+        again.claimed(REF, claim(result("nic", "vf-0")))
+        getattr(again.preparer, call)(REF)
+        states = [row.state for row in again.ledger.claims()]
+        assert states == ([ClaimState.PREPARED] if call == "prepare" else [])
+        assert len(files(again)) == len(states)
+
+
+WANTED = REF.uid
+
+
+class CountingReader:
+    """The API server, asked about claims one after the other."""
+
+    def __init__(self, answers: Mapping[str, Any]) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+        self.is_away = False
+
+    def get(self, ref: ClaimRef) -> Any:
+        self.asked.append(ref.uid)
+        if self.is_away:
+            raise Unavailable("no answer within 15 s")
+        return self.answers[ref.uid]
+
+
+@pytest.fixture
+def busy_desk(tmp_path: Path) -> Iterator[Desk]:
+    """A node whose first eight VFs are in the hands of claims of pods that live."""
+    made = Desk(tmp_path, VF)
+    with closing(made.ledger):
+        for n in range(8):
+            ref = ClaimRef(f"claim-{n}", "team", f"c-{n}")
+            pod = PodRef("team", f"p-{n}", f"uid-{n}")
+            made.preparer.prepare(made.claimed(ref, claim(result("nic", f"vf-{n}"), ref=ref, pods=[pod])))
+        yield made
+
+
+def asking(busy_desk: Desk) -> tuple[CountingReader, DeviceUsers]:
+    reader = CountingReader(busy_desk.others.claims)
+    return reader, DeviceUsers(busy_desk.ledger, reader, KubeletStandIn(busy_desk.others), busy_desk.others)
+
+
+def test_nobody_is_asked_about_the_others_when_one_device_is_on_its_way_back(busy_desk: Desk) -> None:
+    reader, users = asking(busy_desk)
+    busy_desk.ledger.set_claim_state("claim-7", ClaimState.UNPREPARING)
+
+    assert users.passes(WANTED, busy_desk.ledger.claimed_devices())
+    assert reader.asked == []
+
+
+def test_an_api_server_that_does_not_answer_is_asked_once_for_all_of_them(busy_desk: Desk) -> None:
+    reader, users = asking(busy_desk)
+    reader.is_away = True
+
+    assert not users.passes(WANTED, busy_desk.ledger.claimed_devices())
+    assert len(reader.asked) == 1
+
+
+def test_devices_of_pods_that_live_stay_where_they_are(busy_desk: Desk) -> None:
+    reader, users = asking(busy_desk)
+
+    assert not users.passes(WANTED, busy_desk.ledger.claimed_devices())
+    assert sorted(reader.asked) == [f"claim-{n}" for n in range(8)]
+    reader.answers = {**busy_desk.others.claims, "claim-5": None}
+    assert users.passes(WANTED, busy_desk.ledger.claimed_devices())
+
+
+def test_the_books_know_of_a_claim_that_nobody_may_use_any_more_should_kubelet_have_forgotten_it(
+    busy_desk: Desk,
+) -> None:
+    reader, users = asking(busy_desk)
+    reader.answers = {**busy_desk.others.claims, "claim-5": None}
+    for _ in range(2):
+        assert users.passes(WANTED, ["0000:22:00.2"])
+
+    states = {claim.ref.uid: claim.state for claim in busy_desk.ledger.claims()}
+    assert [uid for uid, state in states.items() if state is ClaimState.UNPREPARING] == ["claim-5"]
+    assert reader.asked == ["claim-5"]
