@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from agent.model.allocation import VfSettings
 from agent.model.change import Change, OnEvent
@@ -41,16 +41,6 @@ class Link:
     """Asks for its neighbours' addresses, and answers for its own (no IFF_NOARP)."""
     multicast: bool = True
     """Takes part in multicast, and so in IPv6's discovery of neighbours (IFF_MULTICAST)."""
-    tx_queue: int = 0
-    """Length of the transmit queue in packets."""
-    group: int = 0
-    alias: str = ""
-    broadcast: str = ""
-    """The hardware address that reaches everybody."""
-    link_mode: int = 0
-    """Whether carrier alone makes it usable (IF_LINK_MODE_*); 0 if it does."""
-    limits: tuple[int, ...] = ()
-    """Of segmentation and receive offload (`rtnetlink.OFFLOAD_LIMITS`); 0 for one that the kernel does not know."""
     xdp: int = 0
     """How an XDP program is attached (XDP_ATTACHED_*); 0 if none is."""
     master: int | None = None
@@ -81,19 +71,8 @@ class LinkChange:
     allmulti: bool | None = None
     arp: bool | None = None
     multicast: bool | None = None
-    tx_queue: int | None = None
-    group: int | None = None
-    alias: str | None = None
-    broadcast: str | None = None
-    link_mode: int | None = None
-    limits: tuple[int, ...] | None = None
     master: int | None = None
     """Index of the bond that it is to be a port of; it must be down."""
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """What is to change, by name."""
-        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,15 +221,6 @@ class Undo:
     allmulti: bool | None = None
     arp: bool | None = None
     multicast: bool | None = None
-    tx_queue: int | None = None
-    group: int | None = None
-    alias: str | None = None
-    broadcast: str | None = None
-    """The hardware address that reaches everybody; None on InfiniBand, where it changes with the partition."""
-    link_mode: int | None = None
-    """Whether carrier alone makes it usable (IF_LINK_MODE_*)."""
-    limits: tuple[int, ...] | None = None
-    """Of segmentation and receive offload."""
     xdp: int | None = None
     """How an XDP program was attached (XDP_ATTACHED_*), 0 for none."""
     tcx: tuple[int, ...] | None = None
@@ -244,10 +235,11 @@ class Undo:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Undo:
-        """Read what `document` made, in this version or an earlier one."""
-        made: dict[str, Any] = {"settings": VfSettings(**document["settings"])}
-        made |= {name: tuple(document[name]) for name in ("altnames", "limits", "tcx", "tcx_links") if name in document}
-        return cls(**{**document, **made})
+        """Read what `document` made, in this version or an earlier one, which kept more of an interface."""
+        made = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
+        made["settings"] = VfSettings(**document["settings"])
+        made |= {name: tuple(made[name]) for name in ("altnames", "tcx", "tcx_links") if name in made}
+        return cls(**made)
 
 
 @dataclass(frozen=True, slots=True)

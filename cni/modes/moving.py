@@ -21,8 +21,6 @@ SETTLE_SECONDS = 2.0
 POLL_SECONDS = 0.02
 MAX_KEPT = 512
 """So many records are remembered: a pod waits for its VF's, and that says mostly what it said for the pod before."""
-EVERYBODY = "ff:ff:ff:ff:ff:ff"
-"""The broadcast address of Ethernet."""
 MAC_REFUSED = frozenset((errno.EADDRNOTAVAIL, errno.EPERM, errno.EACCES))
 """What drivers answer when their PF enforces a MAC: igbvf; ixgbevf and others; iavf."""
 
@@ -83,12 +81,6 @@ def _record(link: Link, programs: tuple[TcxProgram, ...], mode: str) -> Undo:
         allmulti=link.allmulti,
         arp=link.arp,
         multicast=link.multicast,
-        tx_queue=link.tx_queue,
-        group=link.group,
-        alias=link.alias,
-        broadcast=link.broadcast if len(link.broadcast) == len(EVERYBODY) else None,
-        link_mode=link.link_mode,
-        limits=link.limits,
         xdp=link.xdp,
         tcx=tuple(found.program for found in programs),
         tcx_links=tuple(found.link for found in programs if found.link) or None,

@@ -1,9 +1,8 @@
 """An interface on its way back from a pod, made as it was and verified.
 
 What a move does not touch stays with the interface, and is put back: name, MAC, MTU, flags, alternative
-names, queue length, group, alias, broadcast address, link mode, offload limits, XDP and tcx programs. Addresses,
-routes and queueing disciplines, clsact among them, end with the move (net/core/dev.c, __dev_change_net_namespace). All
-works from any point in between, and may be repeated.
+names, XDP and tcx programs. Addresses, routes and queueing disciplines, clsact among them, end with the move
+(net/core/dev.c, __dev_change_net_namespace). All works from any point in between, and may be repeated.
 
 A program that is attached through a bpf_link cannot be detached: it stays for as long as a process has the link open
 (kernel/bpf/tcx.c, net/core/dev.c). While the pod's namespace lives that process may be the pod's, and the device is
@@ -101,8 +100,6 @@ def settle(host: Host, where: Whereabouts, undo: Undo, link: Link, *, pod_may_ho
     """
     deadline = time.monotonic() + SETTLE_SECONDS
     _settle_tcx(host, undo, link, pod_may_hold)
-    if undo.limits is not None and link.limits != undo.limits:
-        _settle_limits(host, undo, link)
     name = _own_name(host, where, undo, link)
     while True:
         _settle_names(host, undo, link)
@@ -183,15 +180,7 @@ def _settle_names(host: Host, undo: Undo, link: Link) -> None:
         host.links.change_altnames(link, remove=strange, add=free)
 
 
-def _settle_limits(host: Host, undo: Undo, link: Link) -> None:
-    """Put the offload limits back, as far as the driver takes them: one bound anew may have others. Not verified."""
-    try:
-        host.links.change(link, LinkChange(limits=undo.limits))
-    except NetlinkFailed as error:
-        log.warning("%s keeps its offload limits: %s", link.name, error)
-
-
-_SETTLED = tuple(field.name for field in fields(LinkChange) if field.name not in ("name", "limits", "master"))
+_SETTLED = tuple(field.name for field in fields(LinkChange) if field.name not in ("name", "master"))
 
 
 def _lacking(undo: Undo, link: Link) -> LinkChange:
@@ -212,14 +201,7 @@ def _differences(undo: Undo, link: Link) -> list[str]:
     return [f"{_WORDS.get(name, name)} {value}" + _instead(undo, name) for name, value in found.items()]
 
 
-_WORDS = {
-    "mac": "MAC",
-    "mtu": "MTU",
-    "arp": "ARP",
-    "tx_queue": "transmit queue length",
-    "broadcast": "broadcast address",
-    "link_mode": "link mode",
-}
+_WORDS = {"mac": "MAC", "mtu": "MTU", "arp": "ARP"}
 
 
 def _instead(undo: Undo, name: str) -> str:

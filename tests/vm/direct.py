@@ -90,7 +90,7 @@ def look(pf: Pf) -> dict[str, Any]:
         found[f"{address} on its PF"] = pf.settings(index)
         for name in netdevs(address):
             shown = link(name)
-            kept = ("ifname", "address", "mtu", "txqlen", "group", "altnames", "promiscuity", "allmulti")
+            kept = ("ifname", "address", "mtu", "altnames", "promiscuity", "allmulti")
             flags = {flag for flag in shown["flags"] if flag not in ("LOWER_UP", "NO-CARRIER")}
             found[address] = ({key: shown.get(key) for key in kept}, flags, "xdp" in shown)
     return found

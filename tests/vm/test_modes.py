@@ -135,7 +135,7 @@ def test_a_pod_that_changed_everything_leaves_nothing(
     pod, address = netns(), full[0].vfs()[4]
     direct.add("c1", pod, address)
     flags = ("promisc on", "allmulticast on", "arp off", "multicast off")
-    for change in ("down", "name mine", *flags, "mtu 1300", "txqueuelen 77", "group 5"):
+    for change in ("down", "name mine", *flags, "mtu 1300"):
         ip("-n", pod, "link", "set", "mine" if change not in ("down", "name mine") else "net1", *change.split())
     ip("-n", pod, "link", "property", "add", "dev", "mine", "altname", netdevs(full[0].address)[0])
     direct.delete("c1", pod)

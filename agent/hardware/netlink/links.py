@@ -31,17 +31,11 @@ from agent.hardware.netlink.link_messages import (
     IFF_PROMISC,
     IFF_UP,
     IFLA_ADDRESS,
-    IFLA_BROADCAST,
-    IFLA_GROUP,
-    IFLA_IFALIAS,
     IFLA_IFNAME,
-    IFLA_LINKMODE,
     IFLA_MASTER,
     IFLA_MTU,
     IFLA_PARENT_DEV_NAME,
     IFLA_PHYS_PORT_NAME,
-    IFLA_TXQLEN,
-    OFFLOAD_LIMITS,
     LinkMessage,
     decode,
 )
@@ -171,12 +165,12 @@ class Netlink:
         lowered = link.up and change.name is not None
         with self._links(netns, f"change interface {link.name}") as links:
             if lowered:
-                links.change(link.ifindex, up=False)  # before Linux 6.2 a rename needs that
+                links.change(link.ifindex, LinkChange(up=False))  # before Linux 6.2 a rename needs that
             try:
-                links.change(link.ifindex, **change.given)
+                links.change(link.ifindex, change)
             except OSError:
                 if lowered:
-                    links.change(link.ifindex, up=True)
+                    links.change(link.ifindex, LinkChange(up=True))
                 raise
 
     def create(self, child: Child, parent: Link | None, netns: int | None) -> None:
@@ -273,7 +267,7 @@ class Netlink:
     def _move(self, link: Link, source: int | None, target: int, change: LinkChange) -> None:
         name = f" as {change.name}" if change.name else ""
         with self._links(source, f"move interface {link.name}{name} to another network namespace") as links:
-            links.change(link.ifindex, netns=target, **change.given)
+            links.change(link.ifindex, change, target)
 
     def _read(self, described: bytes) -> _Found:
         return self._kept(described) if len(described) <= MAX_KEPT_BYTES else self._found(described)
@@ -287,9 +281,7 @@ class Netlink:
         return self._link(message) if self._device_of(message) == device else None
 
     def _link(self, message: LinkMessage) -> Link:
-        mtu, tx_queue, group, master, *limits = message.numbers(
-            IFLA_MTU, IFLA_TXQLEN, IFLA_GROUP, IFLA_MASTER, *OFFLOAD_LIMITS
-        )
+        mtu, master = message.numbers(IFLA_MTU, IFLA_MASTER)
         return Link(
             name=message.text(IFLA_IFNAME) or "",
             ifindex=message.ifindex,
@@ -303,12 +295,6 @@ class Netlink:
             allmulti=bool(message.flags & IFF_ALLMULTI),
             arp=not message.flags & IFF_NOARP,
             multicast=bool(message.flags & IFF_MULTICAST),
-            tx_queue=tx_queue,
-            group=group,
-            alias=message.text(IFLA_IFALIAS) or "",
-            broadcast=message.attributes.get(IFLA_BROADCAST, b"").hex(":"),
-            link_mode=message.attributes.get(IFLA_LINKMODE, b"\0")[0],
-            limits=tuple(limits),
             xdp=message.xdp,
             master=master or None,
             kind=message.kind,

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from agent.errors import NetlinkFailed
 from agent.hardware import netns as namespaces
+from agent.hardware.host import LinkChange
 from agent.hardware.netlink.codec import (
     HEADER,
     NLA_F_NESTED,
@@ -41,23 +42,17 @@ from agent.hardware.netlink.link_messages import (
     IFF_UP,
     IFLA_ADDRESS,
     IFLA_ALT_IFNAME,
-    IFLA_BROADCAST,
     IFLA_EXT_MASK,
-    IFLA_GROUP,
-    IFLA_IFALIAS,
     IFLA_IFNAME,
-    IFLA_LINKMODE,
     IFLA_MASTER,
     IFLA_MTU,
     IFLA_NET_NS_FD,
     IFLA_PROP_LIST,
-    IFLA_TXQLEN,
     IFLA_XDP,
     IFLA_XDP_FD,
     IFLA_XDP_FLAGS,
     IFNAMSIZ,
     LINK,
-    OFFLOAD_LIMITS,
     RTM_DELLINK,
     RTM_NEWLINK,
     LinkMessage,
@@ -169,31 +164,13 @@ class LinkSocket:
         return found
 
     def change(
-        self,
-        ifindex: int,
-        *,
-        name: str | None = None,
-        mac: str | None = None,
-        mtu: int | None = None,
-        up: bool | None = None,
-        promisc: bool | None = None,
-        allmulti: bool | None = None,
-        arp: bool | None = None,
-        multicast: bool | None = None,
-        tx_queue: int | None = None,
-        group: int | None = None,
-        alias: str | None = None,
-        broadcast: str | None = None,
-        link_mode: int | None = None,
-        limits: tuple[int, ...] | None = None,
-        master: int | None = None,
-        netns: int | None = None,
+        self, ifindex: int, wanted: LinkChange, netns: int | None = None
     ) -> None:
         """Change a link in one request; with `netns` it moves to that namespace first. Raises OSError."""
-        no_arp = not arp if arp is not None else None
+        no_arp = not wanted.arp if wanted.arp is not None else None
         asked = (
-            *((IFF_UP, up), (IFF_PROMISC, promisc), (IFF_ALLMULTI, allmulti)),
-            *((IFF_NOARP, no_arp), (IFF_MULTICAST, multicast)),
+            *((IFF_UP, wanted.up), (IFF_PROMISC, wanted.promisc), (IFF_ALLMULTI, wanted.allmulti)),
+            *((IFF_NOARP, no_arp), (IFF_MULTICAST, wanted.multicast)),
         )
         flags = change = 0
         for bit, on in asked:
@@ -203,22 +180,14 @@ class LinkSocket:
         request = _link(ifindex, flags=flags, change=change)
         if netns is not None:
             request += word(IFLA_NET_NS_FD, netns)
-        if name is not None:
-            request += _text(IFLA_IFNAME, name)
-        if mac is not None:
-            request += attribute(IFLA_ADDRESS, bytes.fromhex(mac.replace(":", "")))
-        for kind, number in ((IFLA_MTU, mtu), (IFLA_TXQLEN, tx_queue), (IFLA_GROUP, group), (IFLA_MASTER, master)):
-            if number is not None:
-                request += word(kind, number)
-        if alias is not None:
-            request += attribute(IFLA_IFALIAS, alias.encode())
-        if broadcast is not None:
-            request += attribute(IFLA_BROADCAST, bytes.fromhex(broadcast.replace(":", "")))
-        if link_mode is not None:
-            request += attribute(IFLA_LINKMODE, bytes((link_mode,)))
-        for kind, limit in zip(OFFLOAD_LIMITS, limits or (), strict=False):
-            if limit:
-                request += word(kind, limit)
+        if wanted.name is not None:
+            request += _text(IFLA_IFNAME, wanted.name)
+        if wanted.mac is not None:
+            request += attribute(IFLA_ADDRESS, bytes.fromhex(wanted.mac.replace(":", "")))
+        if wanted.mtu is not None:
+            request += word(IFLA_MTU, wanted.mtu)
+        if wanted.master is not None:
+            request += word(IFLA_MASTER, wanted.master)
         self._ask(RTM_NEWLINK, NLM_F_ACK, request)
 
     def create(self, body: bytes) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.hardware import netns as namespaces
+from agent.hardware.host import LinkChange
 from agent.hardware.netlink.rtnetlink import LinkSocket
 from hack.sim.machine import SimulatedMachine
 from hack.sim.runtime import make_netns, remove_netns
@@ -157,10 +158,10 @@ class BareMove:
                 index = _ifindex(links, self._link)
                 began = time.perf_counter()
                 with program.waiting({"CNI_COMMAND": "VERSION"}) if program is not None else nullcontext():
-                    links.change(index, netns=pod.fileno(), name="bare0", up=True)
+                    links.change(index, LinkChange(name="bare0", up=True), pod.fileno())
                 taken = time.perf_counter() - began
             with LinkSocket(pod.fileno()) as links:
-                links.change(_ifindex(links, "bare0"), netns=home.fileno(), name=self._link, up=False)
+                links.change(_ifindex(links, "bare0"), LinkChange(name=self._link, up=False), home.fileno())
         return taken * 1000
 
 

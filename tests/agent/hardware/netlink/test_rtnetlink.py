@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.hardware.host import LinkChange
 from agent.hardware.netlink.link_messages import (
     IFF_UP,
     IFLA_ADDRESS,
@@ -48,11 +49,11 @@ def test_one_socket_takes_one_question_after_the_other(own_network: None) -> Non
     with LinkSocket() as links:
         found = links.find("v0")
         assert found is not None
-        links.change(found.ifindex, name="v1", mtu=1300, up=True)
+        links.change(found.ifindex, LinkChange(name="v1", mtu=1300, up=True))
         renamed = links.find("v1")
         assert renamed is not None
         assert (renamed.ifindex, *renamed.numbers(IFLA_MTU), renamed.flags & IFF_UP) == (found.ifindex, 1300, IFF_UP)
-        links.change(found.ifindex, up=False)
+        links.change(found.ifindex, LinkChange(up=False))
         assert sorted(link.ifindex for link in links.all()) == sorted({1, found.ifindex, found.ifindex - 1})
 
 
@@ -60,12 +61,12 @@ def test_what_the_kernel_refuses_comes_with_its_errno(own_network: None) -> None
     run("ip", "link", "add", "v0", "type", "veth", "peer", "name", "p0")
     with LinkSocket() as links:
         with pytest.raises(OSError, match="No such device") as caught:
-            links.change(12345, name="v1")
+            links.change(12345, LinkChange(name="v1"))
         assert caught.value.errno == errno.ENODEV
         found = links.find("v0")
         assert found is not None
         with pytest.raises(OSError, match="File exists") as caught:
-            links.change(found.ifindex, name="p0")
+            links.change(found.ifindex, LinkChange(name="p0"))
         assert caught.value.errno == errno.EEXIST
 
 
@@ -101,7 +102,7 @@ def test_a_socket_stays_in_the_namespace_it_was_opened_for(own_network: None, tm
         assert inside.find("v0") is None
         found = outside.find("v0")
         assert found is not None
-        outside.change(found.ifindex, name="net1", netns=pod)
+        outside.change(found.ifindex, LinkChange(name="net1"), pod)
         assert inside.find("net1") is not None
         assert outside.find("v0") is None
     os.close(pod)
