@@ -20,10 +20,9 @@ from pathlib import Path
 
 from agent.config import Placement
 from agent.errors import AgentError, HardwareError
-from agent.hardware.adapter_ids import AdapterIds
+from agent.hardware.adapter_ids import AdapterIds, read_adapter_id
 from agent.hardware.host import Host, Watch
-from agent.hardware.places import with_places
-from agent.hardware.sysfs.vpd import read_adapter_id
+from agent.hardware.sysfs.scan import with_places
 from agent.model.change import EVERYTHING, NOTHING, Change
 from agent.model.device import PciDevice, Problem, Snapshot
 from agent.state import Latest

@@ -33,7 +33,7 @@ from agent.edits.claim_specs import ClaimSpecs, requests_with_files
 from agent.edits.spec_files import SpecFiles
 from agent.edits.unit_specs import UnitSpecs
 from agent.errors import AgentError, HardwareError
-from agent.hardware.sysfs.gids import Gid, best_first, find_gids, roce_ports
+from agent.hardware.sysfs.rdma import Gid, best_first, find_gids, roce_ports
 from agent.kubelet.podresources import AsksKubelet
 from agent.model.allocation import Attachment, AttachmentState, Claim, PodRef, UnitSpec, network_data
 from agent.model.device import LinkLayer, is_pci_address

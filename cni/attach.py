@@ -23,9 +23,9 @@ from agent.model.allocation import Attachment, AttachmentState, Owner
 from agent.model.unit_id import UnitId
 from cni import conflicts, in_flight, result
 from cni.call import BEGUN, Call, LeasingNetwork, request_of
-from cni.condition import owner_alive
 from cni.detach import Detacher
 from cni.grants import Grants
+from cni.heal import owner_alive
 from cni.modes import choice, rdma
 from cni.modes.mode import InterfaceFacts, Target
 from cni.netconf import NetConf

@@ -12,18 +12,16 @@ from agent.model.allocation import Attachment, PodRef, is_place
 from cni import check
 from cni.attach import BUSY_SECONDS, MAX_ADDING, Attacher
 from cni.call import Call, NoSlots, Slots
-from cni.condition import PodKnown, nobody_to_ask
 from cni.detach import Detacher
 from cni.finding import NETNS_FOLDERS, Finder
 from cni.grants import NO_GRANTS, Grants
-from cni.heal import HEAL_SECONDS, Healer
+from cni.heal import HEAL_SECONDS, Healer, PodKnown, Wish, nobody_to_ask, release
 from cni.ipam.leases import LeaseBook
 from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopter
 from cni.node import Node
 from cni.permission import Permission
 from cni.pool import Pool
-from cni.release import Wish, release
 from cni.targets import Targets
 from cni.turns import Places, Rules
 

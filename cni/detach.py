@@ -27,7 +27,7 @@ from cni.modes.choice import mode_of
 from cni.node import Node
 
 NOWHERE = NetnsId(0, 0)
-"""A namespace that is gone, or that nobody can name: then the device tells, see `cni.condition`."""
+"""A namespace that is gone, or that nobody can name: then the device tells, see `cni.heal`."""
 log = logging.getLogger(__name__)
 
 

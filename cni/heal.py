@@ -1,6 +1,9 @@
-"""Healing: finish what a crash, a lost DEL or a reboot left of an attachment.
+"""What is wrong with a row of the ledger, and putting that right: by itself, or by an operator's word.
 
-A driver may hang in the kernel. So a device comes back on a thread of its own, and whoever heals goes on in time.
+`look` finds out what is known of a row, and `condition` decides; `Healer` finishes what a crash, a lost DEL or a reboot
+left of an attachment. A driver may hang in the kernel, so a device comes back on a thread of its own, and the healer
+goes on in time. `release` brings a device back now, or forgets it. It is safe against live pods: nothing is taken from
+a pod whose namespace lives, or which kubelet or the runtime know, unless that is forced, which is logged as an error.
 """
 
 from __future__ import annotations
@@ -10,19 +13,106 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 
-from agent.errors import DeviceBusy
-from agent.model.allocation import Attachment
-from cni.condition import REBOOTED, PodKnown, condition, look, nobody_to_ask
+from agent.errors import AgentError, DeviceBusy, InUse, UnknownDevice
+from agent.hardware import netns as namespaces
+from agent.hardware.host import Host
+from agent.ledger import Ledger
+from agent.model.allocation import Attachment, AttachmentState
 from cni.detach import Detacher
+from cni.finding import NOBODY, UNKNOWN
+from cni.modes.choice import mode_of
 from cni.node import Node
 
 HEAL_SECONDS = 60.0
 """How long healing waits for a device: at a start nobody is served before, and a driver may hang in the kernel."""
 OTHERS_SECONDS = 1.0
 """And for each other one while one has taken longer: it may wait for the same."""
+LOCK_SECONDS = 5.0
+"""How long a release waits for whoever works on the device."""
+REBOOTED = "rebooted"
+OWNER_GONE = "owner-gone"
+BROUGHT_BACK = "brought-back"
+PodKnown = Callable[[Attachment], bool | None]
+"""Tells whether kubelet or the runtime know a row's pod; None if they cannot be asked."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """What is known of a row."""
+
+    this_boot: bool
+    state: AttachmentState
+    namespace_lives: bool
+    """The pod's network namespace is where it was."""
+    away: bool
+    """The device is where only a living namespace can keep it, though nobody may see that one."""
+    tells: bool
+    """Its interface shows whether it is back. A device without one (vfio) shows nothing."""
+    pod_known: bool | None
+    """Whether kubelet or the runtime still know the pod; None if they could not be asked."""
+    is_orphan: bool = False
+    """It was found in a namespace that no container is known to have; that lives, and it is there no more."""
+
+
+def condition(row: RowFacts) -> str | None:
+    """Name what is wrong with a row that nobody works on: one word that says why it is undone. None if nothing is.
+
+    A namespace of the same number in another boot is another one. What an administrator had moved by hand and has
+    brought back is free, though the namespace lives: no DEL will ever come for it. Where the kernel cannot tell that an
+    owner is gone, it is gone once nobody knows its pod: rather a device too few than one with two owners.
+    """
+    if not row.this_boot:
+        return REBOOTED
+    if row.state is not AttachmentState.ATTACHED:
+        return f"half-{row.state.value}"
+    if row.is_orphan:
+        return BROUGHT_BACK
+    if row.namespace_lives or row.away:
+        return None
+    if not row.tells and row.pod_known is not False:
+        return None
+    return OWNER_GONE
+
+
+def look(node: Node, row: Attachment, pod_known: PodKnown) -> RowFacts:
+    """Look at what a row is about. The caller holds the device's lock, so no ADD is in flight."""
+    this_boot = row.boot_id == node.ledger.boot_id
+    namespace_lives = this_boot and namespaces.is_at(row.owner.netns, row.netns_path)
+    stands = this_boot and row.state is AttachmentState.ATTACHED
+    may_be_gone, nobodys = stands and not namespace_lives, stands and namespace_lives and is_nobodys(row)
+    away = (may_be_gone or nobodys) and mode_of(row).away(node.host, row)
+    return RowFacts(
+        this_boot=this_boot,
+        state=row.state,
+        namespace_lives=namespace_lives,
+        away=may_be_gone and away,
+        tells=bool(row.undo.netdev) or row.undo.mode in ("vfio", "bond"),  # whose `away` looks at the path
+        pod_known=pod_known(row) if may_be_gone else None,
+        is_orphan=nobodys and not away,
+    )
+
+
+def owner_alive(node: Node, row: Attachment) -> bool:
+    """Tell whether an attachment's pod may still use the device.
+
+    The namespace at its path decides. Where that path cannot be seen, a device that is not back
+    in the host still sits in a namespace that lives, and is left alone.
+    """
+    return condition(look(node, replace(row, state=AttachmentState.ATTACHED), nobody_to_ask)) is None
+
+
+def nobody_to_ask(row: Attachment) -> bool | None:
+    """Stand in for kubelet and the runtime where neither can be asked."""
+    return None
+
+
+def is_nobodys(row: Attachment) -> bool:
+    """Tell whether a device was found in a namespace, and neither container nor pod is known to have it there."""
+    return row.owner.container_id == UNKNOWN and row.owner.pod == NOBODY and bool(row.undo.netdev)
 
 
 class Healer:
@@ -135,3 +225,91 @@ class Background(threading.Thread):
         if self._error is not None:
             raise self._error
         return not self._is_late
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the operator wants."""
+
+    device: str
+    """A PCI address or another key of the ledger, or the name of the interface in the host."""
+    reason: str
+    force: bool = False
+
+
+def release(node: Node, detacher: Detacher, wish: Wish, pod_known: PodKnown) -> str:
+    """Release a device and tell what was done.
+
+    Raises UnknownDevice for one that nobody has, InUse for one that a pod may still use, DeviceBusy, and
+    AgentError if it cannot be brought back; it then stays as it was.
+    """
+    ledger = node.ledger
+    device = _resolved(ledger, wish.device)
+    with node.locks.hold([device], seconds=LOCK_SECONDS):
+        row = ledger.attachment_on(device)
+        if row is None:
+            return _end_quarantine(node.host, ledger, device, wish)
+        if row in detacher.leaving:
+            raise DeviceBusy(f"{device} is on its way back already; see `nodefabric status`")
+        holder = f"container {row.owner.container_id} of pod {row.owner.pod}"
+        if not wish.force:
+            _refuse_if_in_use(node, row, pod_known)
+            log.warning("%s of %s is released by the operator: %s", device, holder, wish.reason)
+        else:
+            log.error("%s is TAKEN from %s by force of the operator: %s", device, holder, wish.reason)
+        ledger.begin_detach([row.attachment_id])
+        try:
+            detacher.undo(row)
+        except AgentError as error:
+            if not wish.force:
+                raise
+            log.error("%s is FORGOTTEN though it is not back (%s), by force of the operator", device, error)
+            ledger.finish_detach(row, lease_owed=row.request["network"] is not None)
+            return f"{device} is forgotten though it is not back: {error}"
+    return f"{device} is back, and free"
+
+
+def _resolved(ledger: Ledger, name: str) -> str:
+    rows, withheld = ledger.attachments(), ledger.quarantines()
+    known = {row.device for row in rows} | {entry.device for entry in withheld}
+    if name in known:
+        return name
+    if name.lower() in known:
+        return name.lower()
+    found = {row.device for row in rows if row.undo.netdev == name}
+    if len(found) != 1:
+        raise UnknownDevice(f"{name} is in no pod and not in quarantine; `nodefabric status` lists what is")
+    return found.pop()
+
+
+def _refuse_if_in_use(node: Node, row: Attachment, pod_known: PodKnown) -> None:
+    if row.state is not AttachmentState.ATTACHED:
+        return  # its end was promised, or its ADD has failed
+    pod = row.owner.pod
+    if is_nobodys(row) and owner_alive(node, row):
+        raise InUse(
+            f"{row.device} was found as {row.ifname} in the namespace at {row.netns_path}, and no pod is known to have"
+            " it there, but something may: bring it back (`nsenter --net="
+            f"{row.netns_path} ip link set {row.ifname} netns 1`) and it is free by itself, or use --force"
+        )
+    if owner_alive(node, row):
+        raise InUse(f"{row.device} is in pod {pod}, whose network namespace lives: delete the pod, or use --force")
+    known = pod_known(row)
+    if known is None:
+        raise InUse(
+            f"{row.device} was given to pod {pod}, and kubelet cannot be asked whether that is gone:"
+            " start kubelet, or use --force"
+        )
+    if known:
+        raise InUse(f"{row.device} belongs to pod {pod}, which the node still knows: delete the pod, or use --force")
+
+
+def _end_quarantine(host: Host, ledger: Ledger, device: str, wish: Wish) -> str:
+    if host.find_netdev(device) is None and not wish.force:
+        raise InUse(
+            f"{device} has no interface in the host, so it cannot be verified to be clean: give it back to its"
+            " network driver, or use --force"
+        )
+    log.warning("the quarantine of %s is ended by the operator: %s", device, wish.reason)
+    ledger.end_quarantine(device)
+    return f"{device} is withheld no more"

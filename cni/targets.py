@@ -19,7 +19,7 @@ from agent.model.unit_id import UnitId
 from cni import in_flight, netconf
 from cni.call import Call, Slots
 from cni.grants import GrantedDevice, Grants
-from cni.modes import bond, choice
+from cni.modes import child, choice
 from cni.modes.mode import Target
 from cni.netconf import NetConf
 from cni.node import Node
@@ -334,7 +334,7 @@ def _grouped(
             if choice.name_for(conf, snapshot) != "vf":
                 raise RequestInvalid(f"bond: {found.device} is no Ethernet VF with an interface: leave bond out")
             bonded.setdefault((found.resource_name, found.claim_uid), []).append(found.device)
-    pairs = {pair[0]: pair for devices in bonded.values() for pair in bond.pairs(devices, snapshot)}
+    pairs = {pair[0]: pair for devices in bonded.values() for pair in child.pairs(devices, snapshot)}
     seconds = {pair[1] for pair in pairs.values()}
     return [
         tuple(by_device[device] for device in pairs.get(found.device, (found.device,)))

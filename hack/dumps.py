@@ -21,8 +21,8 @@ from zlib import error as ZlibError
 
 from agent.errors import ConfigError, HardwareError
 from agent.hardware import recorded
-from agent.hardware.sysfs.scan import PCI_DEVICES
-from agent.hardware.sysfs.vpd import read_adapter_id
+from agent.hardware.adapter_ids import read_adapter_id
+from agent.hardware.sysfs.pci import PCI_DEVICES
 from agent.model.data_direct import is_data_direct
 from agent.model.device import NO_NUMA_NODE, is_pci_address
 from hack.node_tree import Ids, NodeTree, guid, mac

@@ -50,7 +50,7 @@ def _cluster() -> ClusterFacts:
 
 def _doctor(options: argparse.Namespace) -> int:
     from agent.hardware.adapter_ids import with_adapter_ids
-    from agent.hardware.places import with_places
+    from agent.hardware.sysfs.scan import with_places
     from agent.report.doctor import examine, findings
     from agent.report.doctor.collect import collect
 

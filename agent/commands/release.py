@@ -25,7 +25,7 @@ def add(command: Command) -> None:
 
 def _release(options: argparse.Namespace) -> int:
     from agent.operator.release import release
-    from cni.release import Wish
+    from cni.heal import Wish
 
     logs.configure(sys.stderr, "WARNING", "auto")
     config, wrong = configuration.load_legible(options.config)

@@ -19,8 +19,7 @@ from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.nvml.library import Reading
 from agent.hardware.nvml.monitor import DEFAULT_PACE, GpuMonitor, GpuWatch, Pace
 from agent.hardware.rdma import RdmaNetlink
-from agent.hardware.sysfs import binding, counters
-from agent.hardware.sysfs import changes as sysfs_changes
+from agent.hardware.sysfs import counters, pci
 from agent.hardware.sysfs import scan as sysfs
 from agent.hardware.sysfs.netdev import LOOPBACK, needed_ways, with_lower
 from agent.hardware.sysfs.read import Attributes, shown
@@ -77,7 +76,7 @@ class Machine:
         """Bring a snapshot up to date. The mode of RDMA has no event, so a full scan alone looks at it."""
         if change.everything:
             return self.scan()
-        snapshot = sysfs_changes.rescan(self.root, old, change, self._is_own)
+        snapshot = sysfs.rescan(self.root, old, change, self._is_own)
         return with_newest_gpus(self._with_default_ways(snapshot), self.gpus)
 
     def _with_default_ways(self, snapshot: Snapshot) -> Snapshot:
@@ -153,11 +152,11 @@ class Machine:
 
     def unbind(self, device: str) -> None:
         """Free a PCI function from its driver."""
-        binding.unbind(self.root, device)
+        pci.unbind(self.root, device)
 
     def bind(self, device: str, driver: str) -> None:
         """Bind a PCI function to a driver."""
-        binding.bind(self.root, device, driver)
+        pci.bind(self.root, device, driver)
 
     def watch(self, on_event: OnEvent) -> Watch:
         """Call `on_event` at kernel events about PCI, network and RDMA devices, and when a GPU's state changed."""

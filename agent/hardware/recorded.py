@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import AgentError, ConfigError
+from agent.hardware.adapter_ids import write_adapter_id
 from agent.hardware.sysfs import scan as sysfs
-from agent.hardware.sysfs.scan import PCI_DEVICES
-from agent.hardware.sysfs.vpd import write_adapter_id
+from agent.hardware.sysfs.pci import PCI_DEVICES
 from agent.model.device import Gpu, MigDevice, Snapshot, is_pci_address
 
 FORMAT = 1

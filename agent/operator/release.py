@@ -22,9 +22,8 @@ from agent.operator import admin
 from agent.reconcile import Reconciler
 from agent.state import Latest
 from cni.attachment import Attachments, Settings
-from cni.condition import PodKnown
+from cni.heal import PodKnown, Wish
 from cni.node import Node
-from cni.release import Wish
 
 MAX_REASON = 500
 LOOK_SECONDS = 5.0

@@ -26,7 +26,7 @@ from cni.finding import NETNS_FOLDERS
 from cni.migrate import adopted, sriov_state
 from cni.migrate.files import Unreadable, files_in
 from cni.migrate.sriov_state import Record
-from cni.modes import choice, guid, pf, returning
+from cni.modes import choice, guid, moving, pf
 from cni.node import Node
 
 UNWRITTEN = "/nowhere/netns"
@@ -286,7 +286,7 @@ def _undo_of(host: Host, snapshot: Snapshot, record: Record, link: Link | None, 
 def _name(host: Host, record: Record, link: Link | None) -> str:
     """Name the interface in the host. One that sits in a pod has a name for there."""
     at_home = host.find_netdev(record.device) if link is not None else None
-    return record.netdev or (at_home.name if at_home is not None else returning.spare_name(record.device))
+    return record.netdev or (at_home.name if at_home is not None else moving.spare_name(record.device))
 
 
 def _with_rdma(host: Host, undo: Undo, names: tuple[str, str], netns: int) -> Undo:

@@ -1,8 +1,9 @@
-"""Modes `macvlan`, `ipvlan` and `ipoib`: an interface made for the pod upon one of the host, and removed again.
+"""Modes `macvlan`, `ipvlan`, `ipoib` and `bond`: an interface made for the pod, and removed again.
 
-The parent stays in the host and serves many pods. One that is a port of a bond stands for the bond, which carries what
-its ports can (as an HCA with RoCE LAG, whose RDMA device is one over both its ports). The row in the ledger is keyed by
-parent, container and interface. A child ends with its namespace, so what there is to undo is in a namespace that lives,
+It is made upon one of the host, its parent, or as a bond over VFs that are in the pod. The parent stays in the host and
+serves many pods. One that is a port of a bond stands for the bond, which carries what its ports can (as an HCA with
+RoCE LAG, whose RDMA device is one over both its ports). The row in the ledger is keyed by parent, container and
+interface. A child ends with its namespace, so what there is to undo is in a namespace that lives,
 or nowhere.
 """
 
@@ -17,10 +18,11 @@ from dataclasses import replace
 from agent.errors import DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Child, Host, Link, LinkChange
-from agent.hardware.netlink.link_messages import IPOIB_MODES
+from agent.hardware.netlink.rtnetlink import IPOIB_MODES
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import Snapshot
-from cni.modes import moving, partition
+from cni.modes import moving
+from cni.modes.infiniband import in_partition, port_of, require_partition, sysfs_number, sysfs_text
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.netconf import NetConf
 
@@ -157,19 +159,19 @@ class Ipoib(ChildMode):
         _refuse_settings(conf)
         parent = _parent_of(host, conf)
         folder = host.root / "sys/class/net" / parent.name
-        if partition.text(folder / "type") != ARPHRD_INFINIBAND:
+        if sysfs_text(folder / "type") != ARPHRD_INFINIBAND:
             raise HardwareError(
                 f"{parent.name} is no IPoIB interface: name one as master (ib0, say), or take mode macvlan"
             )
-        mode = partition.text(folder / "mode")
+        mode = sysfs_text(folder / "mode")
         if conf.pkey is not None:
-            partition.require(folder / "device", partition.port_of(folder), conf.pkey)
+            require_partition(folder / "device", port_of(folder), conf.pkey)
         made = Child(
             kind="ipoib",
             name=target.ifname,
             mode=mode if mode in IPOIB_MODES else "datagram",
             mtu=conf.mtu,
-            pkey=conf.pkey if conf.pkey is not None else partition.number(partition.text(folder / "pkey")),
+            pkey=conf.pkey if conf.pkey is not None else sysfs_number(sysfs_text(folder / "pkey")),
         )
         found = _planned(target, parent, made, "")
         return replace(found, undo=replace(found.undo, extra={**found.undo.extra, "pkey": made.pkey}))
@@ -214,7 +216,7 @@ class Ipoib(ChildMode):
         """Tell what about it is not as it was made."""
         found = super().differences(host, attachment, netns, conf)
         pkey, folder = attachment.undo.extra.get("pkey"), host.root / "sys/class/net" / attachment.undo.netdev
-        if pkey is not None and not partition.has(folder / "device", partition.port_of(folder), pkey):
+        if pkey is not None and not in_partition(folder / "device", port_of(folder), pkey):
             found.append(f"{attachment.undo.netdev} is not in partition {pkey:#06x} any more")
         return found
 
@@ -312,3 +314,103 @@ def _why(child: Child, parent: Link, error: NetlinkFailed) -> str:
 
 
 _MODULES = {"ipoib": "ib_ipoib"}
+
+
+class Bond(ChildMode):
+    """Two VFs of the pod, of different PFs, as one interface; one of them carries, the other stands by.
+
+    The VFs come into the pod first, each by mode vf and with a row of its own. What this mode makes over them is the
+    pod's alone: it ends with the namespace, and lets a VF go that leaves it, with what it had set on it
+    (drivers/net/bonding, bond_release). So a bond and its VFs are undone in any order.
+
+    Each VF keeps its MAC, and the bond has that of the VF that carries (fail_over_mac active). One MAC on both would be
+    forged on one of them, which spoof checking stops; and had its PF set it on both, the switch inside the PF of the
+    one that stands by would keep to itself what VFs beside it send to the bond. Neighbours are told of the MAC at each
+    change.
+    """
+
+    def key(self, host: Host, conf: NetConf, container_id: str, ifname: str) -> str:
+        """Name the VFs, the container and the interface."""
+        return f"{'+'.join(conf.ports)}/{container_id}/{ifname}"
+
+    def plan(self, host: Host, snapshot: Snapshot, target: Target) -> Planned:
+        """Say what is to be made. Changes nothing."""
+        conf = target.conf
+        made = Child("bond", target.ifname, mode=conf.bond or "", mtu=conf.mtu, up=False, arp_targets=conf.arp_targets)
+        extra = {"kind": made.kind, "ports": list(conf.ports)}
+        undo = Undo("", mac="", mtu=conf.mtu or 0, up=True, mode=target.mode, extra=extra)
+        return Planned(target.device, target.ifname, undo, altnames=conf.altnames, child=made)
+
+    def enter(self, host: Host, planned: Planned, netns: int) -> InterfaceFacts:
+        """Make the bond in the pod and have it take the VFs, which are down there.
+
+        Raises HardwareError for a VF that is not there, or where one MTU is to be that of two.
+        """
+        made, links = planned.child, host.links
+        assert made is not None
+        ports = [_port(host, address, netns) for address in planned.undo.extra["ports"]]
+        mtus = {port.mtu for port in ports}
+        if len(mtus) > 1:
+            told = " and ".join(f"{port.device} {port.mtu}" for port in ports)
+            raise HardwareError(f"the VFs of {made.name} have different MTUs ({told}): say mtu in the network")
+        try:
+            links.create(replace(made, mtu=mtus.pop()), None, netns)
+        except NetlinkFailed as error:
+            raise NetlinkFailed(error.action, error.errno, _why_no_bond(made, error)) from error
+        bond = links.find(made.name, netns)
+        if bond is None:
+            raise HardwareError(f"bond {made.name} was made in the pod but is not there")
+        for port in ports:
+            links.change(port, LinkChange(master=bond.ifindex), netns)
+        links.change(bond, LinkChange(up=True), netns)
+        if planned.altnames:
+            links.change_altnames(bond, add=planned.altnames, netns=netns)
+        found = links.find(made.name, netns) or bond
+        return InterfaceFacts(found.name, found.mac, found.mtu, None)
+
+    def differences(self, host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
+        """Tell what about the bond is not as it was made. Its MAC is that of whichever VF carries."""
+        request, ifname = attachment.request, attachment.ifname
+        link = find_child(host, attachment, netns)
+        if link is None:
+            return [f"interface {ifname} is not in the pod"]
+        altnames = tuple(request.get("altnames", ()))
+        found = moving.link_differences(link, ifname, link.mac, request["mtu"] or link.mtu, altnames)
+        for address in attachment.undo.extra["ports"]:
+            port = host.links.find_device(address, netns)
+            if port is None or port.master != link.ifindex:
+                found.append(f"{address} is no port of {ifname}")
+        return found
+
+
+def pairs(devices: Sequence[str], snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
+    """Pair VFs with VFs of other PFs. Raises RequestInvalid if not each of them has another."""
+    by_pf: dict[str, list[str]] = {}
+    for device in devices:
+        facts = snapshot.by_address.get(device)
+        by_pf.setdefault((facts.physfn if facts is not None else None) or device, []).append(device)
+    half, odd = divmod(len(devices), 2)
+    if odd or any(len(of_pf) > half for of_pf in by_pf.values()):
+        told = ", ".join(f"{len(of_pf)} of {pf}" for pf, of_pf in by_pf.items())
+        raise RequestInvalid(
+            f"a bond joins two VFs of different PFs, and the pod has {len(devices)} ({told}): let it ask for two for"
+            " each bond, of a resource with VFs of two PFs"
+        )
+    # In a list by PFs none of which has more than half, what is half a list away is of another PF.
+    ordered = [device for of_pf in by_pf.values() for device in of_pf]
+    return tuple(zip(ordered[:half], ordered[half:], strict=True))
+
+
+def _port(host: Host, address: str, netns: int) -> Link:
+    found = host.links.find_device(address, netns)
+    if found is None:
+        raise HardwareError(f"{address} is not in the pod, so no bond can take it")
+    return found
+
+
+def _why_no_bond(made: Child, error: NetlinkFailed) -> str:
+    if error.errno == errno.EEXIST:
+        return f"an interface called {made.name} is in the pod already"
+    if error.errno == errno.EOPNOTSUPP:
+        return "the kernel has no bonds: load the module bonding"
+    return str(error).removeprefix(f"{error.action}: ")

@@ -9,8 +9,7 @@ from agent.errors import AttachmentError, RequestInvalid
 from agent.model.allocation import Attachment
 from agent.model.device import LinkLayer, Snapshot
 from cni.modes import infiniband, nic, vf, vfio
-from cni.modes.bond import Bond
-from cni.modes.child import Ipoib, Ipvlan, Macvlan
+from cni.modes.child import Bond, Ipoib, Ipvlan, Macvlan
 from cni.modes.mode import Mode
 from cni.netconf import NetConf
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from agent.errors import HardwareError, RequestInvalid
 from agent.hardware.host import Host, Link
-from agent.hardware.sysfs import binding
+from agent.hardware.sysfs import pci
 from agent.model.allocation import Undo
 from agent.model.device import LinkLayer, PciDevice, Snapshot
 from cni.modes import pf, rdma
@@ -46,7 +46,7 @@ def recorded(host: Host, device: str, vf_index: int) -> dict[str, object]:
     bound = pf.driver(host, device)
     if bound is None:
         raise HardwareError(f"{device} has no driver that could take a GUID: bind it to one")
-    binding.require_writable(host.root, "binding a VF anew for its GUID")
+    pci.require_writable(host.root, "binding a VF anew for its GUID")
     found = host.vf_control.guids(uplink.name, vf_index)
     return {"guids": list(found or _of_vf(host, device)), "driver": bound}
 

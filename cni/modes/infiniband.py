@@ -3,28 +3,32 @@
 Entering: link state, GUID (which binds the driver anew), partition, RDMA device, interface. The RDMA device goes
 before the interface, for with its move IPoIB makes the interface anew (drivers/infiniband/ulp/ipoib: ipoib_main.c,
 ipoib_add_one). Leaving is the exact reverse, works from any point in between and may be repeated.
+
+Partitions are read from a port's table in sysfs, which the subnet manager writes.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from agent.errors import HardwareError, RequestInvalid
 from agent.hardware.host import Host, Link, LinkChange
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import Snapshot
-from cni.modes import guid, moving, partition, pf, rdma, returning
+from cni.modes import guid, moving, pf, rdma
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.modes.moving import POLL_SECONDS, Whereabouts
 from cni.modes.vf import key as key
 from cni.netconf import NetConf
 
 PARTITION_SECONDS = 5.0
-"""How long the subnet manager may take to give a GUID that is new to it its partition."""
+"""How long the subnet manager may take to give a GUID that is new to it its """
 REMADE_SECONDS = 5.0
 """How long IPoIB may take to make an interface anew after its RDMA device has moved."""
 
@@ -85,7 +89,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     with host.rdma.renumbering(device):
         if "guids" in undo.extra:
             guid.give(host, device, undo, str(undo.extra["rdma_guid"]))
-        _require_partition(host, device, undo)
+        _await_partition(host, device, undo)
         rdma.enter(host, device, undo, netns, any_node=planned.any_node)
         link = _after_rdma(where, netns, moved=undo.rdma is not None)
         if link is None:
@@ -108,7 +112,7 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
         if pf.driver(host, device) is None and "driver" in undo.extra:
             host.bind(device, str(undo.extra["driver"]))  # a crash between unbind and bind
         with _noted(device):  # it is home in the end, or `settled` says that it is not
-            returning.bring_back(host, where, undo, netns, keep_mac=True)
+            moving.bring_back(host, where, undo, netns, keep_mac=True)
         rdma.leave(host, device, attachment, netns)
         pf.restore(host, device, undo)
         guid.take_back(host, device, undo)
@@ -117,7 +121,7 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
             return ()
         link = guid.settled(host, device, undo)
     # The MAC of IPoIB holds a queue pair's number, which is another each time.
-    returning.settle(host, where, replace(undo, mac=link.mac), link, pod_may_hold=returning.may_hold(attachment, netns))
+    moving.settle(host, where, replace(undo, mac=link.mac), link, pod_may_hold=moving.may_hold(attachment, netns))
     return ()
 
 
@@ -167,18 +171,18 @@ def _noted(device: str) -> Iterator[None]:
         log.warning("%s goes on its way back without its interface: %s", device, error)
 
 
-def _require_partition(host: Host, device: str, undo: Undo) -> None:
+def _await_partition(host: Host, device: str, undo: Undo) -> None:
     """Wait for the partition at index 0, which programs take that ask for none. The subnet manager gives it by GUID."""
     pkey, folder = undo.extra.get("pkey"), host.root / "sys/bus/pci/devices" / device
     if pkey is None:
         return
     deadline = time.monotonic() + PARTITION_SECONDS
     while True:
-        found = partition.first(folder, 1)
+        found = first_partition(folder, 1)
         if found is None:
             log.warning("%s: nobody can tell whether it is in partition %#06x", device, pkey)
             return
-        if partition.is_same(found, pkey):
+        if is_same_partition(found, pkey):
             return
         if time.monotonic() > deadline:
             raise HardwareError(
@@ -186,3 +190,70 @@ def _require_partition(host: Host, device: str, undo: Undo) -> None:
                 f" {undo.extra.get('rdma_guid') or 'its GUID'} a member of it"
             )
         time.sleep(POLL_SECONDS)
+
+
+_MEMBERSHIP = 0x8000
+
+
+def require_partition(device: Path, port: int, pkey: int) -> None:
+    """Raise HardwareError if a port is not a member of a partition. `device` is a PCI function's folder."""
+    if not in_partition(device, port, pkey):
+        known = ", ".join(f"{entry:#06x}" for entry in partitions(device, port))
+        raise HardwareError(
+            f"port {port} of {device.resolve().name} is not in partition {pkey:#06x}, but in {known}: add its GUID to"
+            " that partition in the subnet manager"
+        )
+
+
+def in_partition(device: Path, port: int, pkey: int) -> bool:
+    """Tell whether a port is a member of a partition. One whose table cannot be read is taken for one."""
+    entries = partitions(device, port)
+    return not entries or any(is_same_partition(entry, pkey) for entry in entries)
+
+
+def is_same_partition(one: int, other: int) -> bool:
+    """Tell whether two keys are of one partition, whoever is a full member of it."""
+    return (one ^ other) & ~_MEMBERSHIP == 0
+
+
+def partitions(device: Path, port: int) -> tuple[int, ...]:
+    """List the partitions of a port, in the order of the table; entries without one are left out."""
+    try:
+        names = sorted(os.listdir(device / "infiniband"))
+        folder = device / "infiniband" / names[0] / "ports" / str(port) / "pkeys"
+        indices = sorted((name for name in os.listdir(folder) if name.isdecimal()), key=int)
+    except (OSError, IndexError):
+        return ()
+    found = (sysfs_number(sysfs_text(folder / index)) for index in indices)
+    return tuple(entry for entry in found if entry)
+
+
+def first_partition(device: Path, port: int) -> int | None:
+    """Return the partition at index 0, which programs take that ask for none; None if it cannot be read."""
+    try:
+        names = sorted(os.listdir(device / "infiniband"))
+    except OSError:
+        return None
+    return sysfs_number(sysfs_text(device / f"infiniband/{names[0]}/ports/{port}/pkeys/0")) if names else None
+
+
+def port_of(netdev: Path) -> int:
+    """Return the port of an interface; `netdev` is its folder in /sys/class/net."""
+    value = sysfs_number(sysfs_text(netdev / "dev_port"))
+    return 1 if value is None else value + 1
+
+
+def sysfs_number(value: str) -> int | None:
+    """Read what sysfs writes as 0x8001 or 1."""
+    try:
+        return int(value, 0)
+    except ValueError:
+        return None
+
+
+def sysfs_text(path: Path) -> str:
+    """Read a file of sysfs; an empty text if it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,4 +1,14 @@
-"""An interface on its way into a pod's namespace, whatever stands in its way. `returning` is the way back."""
+"""An interface on its way into a pod's namespace and back, where it is made as it was and verified.
+
+What a move does not touch stays with the interface, and is put back: name, MAC, MTU, flags, alternative
+names, XDP and tcx programs. Addresses, routes and queueing disciplines, clsact among them, end with the move
+(net/core/dev.c, __dev_change_net_namespace). The way back works from any point in between, and may be repeated.
+
+A program that is attached through a bpf_link cannot be detached: it stays for as long as a process has the link open
+(kernel/bpf/tcx.c, net/core/dev.c). While the pod's namespace lives that process may be the pod's, and the device is
+not clean. Once it has ended, so have its processes: who holds the link then is of the host, and has it there for the
+host's sake, as agents do that attach to whatever interface appears.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +17,20 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 from agent.errors import HardwareError, NetlinkFailed
+from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link, LinkChange, TcxProgram
 from agent.model.allocation import Attachment, Undo
 from agent.model.device import Snapshot
 from cni.netconf import NetConf
 
 SETTLE_SECONDS = 2.0
-"""How long a driver may take until a change of the interface holds."""
+"""How long a driver may take until a change of the interface holds, and udev may take for renaming it."""
+RETURN_SECONDS = 2.0
+"""How long the kernel may take to bring back an interface from a namespace that went away."""
 POLL_SECONDS = 0.02
 MAX_KEPT = 512
 """So many records are remembered: a pod waits for its VF's, and that says mostly what it said for the pod before."""
@@ -184,3 +197,181 @@ def link_differences(link: Link | None, ifname: str, mac: str, mtu: int, altname
         found.append(f"{ifname} has MAC {link.mac}, not {mac}")
     missing = [name for name in altnames if name not in link.altnames]
     return found + [f"{ifname} lacks the alternative name {name}" for name in missing]
+
+
+def bring_back(host: Host, where: Whereabouts, undo: Undo, netns: int | None, *, keep_mac: bool = False) -> Link | None:
+    """Get an interface out of a pod's namespace, if it is open, or wait for the kernel to bring it.
+
+    With `keep_mac` its MAC is left to `settle`. None if it is nowhere to be found.
+    """
+    if netns is not None:
+        try:
+            _bring_out(host, where, undo, netns, keep_mac)  # it is there, nearly always
+        except HardwareError:
+            if where.home() is None:
+                raise
+    return where.home()
+
+
+def await_return(where: Whereabouts, seconds: float = RETURN_SECONDS) -> Link:
+    """Wait for the kernel to bring an interface back. Raises HardwareError if it does not."""
+    deadline = time.monotonic() + seconds
+    while True:
+        link = where.home()
+        if link is not None:
+            return link
+        if time.monotonic() > deadline:
+            raise HardwareError(
+                f"{where.device} has no interface in the host after {seconds:g} s: it is in a namespace"
+                " that still lives, or its driver is gone"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _bring_out(host: Host, where: Whereabouts, undo: Undo, netns: int, keep_mac: bool) -> None:
+    link = where.there(netns)
+    if link is None:
+        return
+    strange = tuple(name for name in link.altnames if name not in undo.altnames)
+    if strange:  # asked for, or given by the pod: in the host they may be another's
+        host.links.change_altnames(link, remove=strange, netns=netns)
+    change = replace(_lacking(undo, link), name=undo.netdev, up=False)
+    if keep_mac:
+        change = replace(change, mac=None)
+    try:
+        host.links.move_out(link, netns, change)
+    except NetlinkFailed as error:
+        if error.errno != errno.EEXIST or where.home() is not None:  # moved, and only the name is refused
+            raise
+        taken = tuple(name for name in undo.altnames if host.links.find(name) is not None)
+        if taken:
+            host.links.change_altnames(link, remove=taken, netns=netns)
+        free = host.links.find(undo.netdev) is None
+        name = undo.netdev if free else spare_name(where.device)
+        host.links.move_out(link, netns, replace(change, name=name))
+
+
+def may_hold(row: Attachment, netns: int | None) -> bool:
+    """Tell whether processes of a row's pod may hold what is on the interface. `netns` is the pod's, if it is open."""
+    if netns is not None:
+        return True
+    # A row that was found or adopted after its pod's end knows no namespace.
+    return row.owner.netns.inode != 0 and namespaces.is_hidden(row.owner.netns, row.netns_path)
+
+
+def settle(host: Host, where: Whereabouts, undo: Undo, link: Link, *, pod_may_hold: bool) -> None:
+    """Make an interface in the host as the undo record says, and verify it.
+
+    Looked at again until it holds: some drivers change things later than they say so, and udev may rename an
+    interface that has just come. `pod_may_hold` is `may_hold`'s word.
+    Raises HardwareError that names what does not hold.
+    """
+    deadline = time.monotonic() + SETTLE_SECONDS
+    _settle_tcx(host, undo, link, pod_may_hold)
+    name = _own_name(host, where, undo, link)
+    while True:
+        _settle_names(host, undo, link)
+        lacking = _lacking(replace(undo, netdev=name), link)
+        if link.xdp and not undo.xdp and not _detach_xdp(host, link, pod_may_hold):
+            undo = replace(undo, xdp=link.xdp)
+        if lacking != LinkChange():
+            try:
+                host.links.change(link, lacking)
+            except NetlinkFailed as error:
+                if error.errno not in MAC_REFUSED or lacking.mac is None:
+                    raise
+                fetch_mac(host, link, replace(lacking, up=undo.up), None)
+        elif not (link.xdp and not undo.xdp):
+            return
+        link = where.home() or link
+        wrong = _differences(replace(undo, netdev=name), link)
+        if not wrong:
+            return
+        if time.monotonic() > deadline:
+            raise HardwareError(f"{where.device} came back with {', '.join(wrong)}")
+        time.sleep(POLL_SECONDS)
+
+
+def _settle_tcx(host: Host, undo: Undo, link: Link, pod_may_hold: bool) -> None:
+    if undo.tcx is None:
+        return
+    held = host.links.detach_tcx(link, undo.tcx, undo.tcx_links or ())
+    if not held:
+        return
+    what = "tcx " + ", ".join(f"program {found.program} of bpf_link {found.link}" for found in held)
+    if pod_may_hold:
+        raise HardwareError(f"{link.name} carries {what}, which a process of its pod may hold: it must let go first")
+    log.warning("%s keeps %s: no pod holds that, so it is the host's", link.name, what)
+
+
+def _detach_xdp(host: Host, link: Link, pod_may_hold: bool) -> bool:
+    """Detach an XDP program, unless it is held for the host's sake."""
+    try:
+        host.links.detach_xdp(link)
+    except NetlinkFailed as error:
+        if error.errno != errno.EBUSY or pod_may_hold:
+            raise
+        log.warning("%s keeps its XDP program: a bpf_link holds it, and no pod does, so it is the host's", link.name)
+        return False
+    return True
+
+
+def _own_name(host: Host, where: Whereabouts, undo: Undo, link: Link) -> str:
+    if link.name != undo.netdev:
+        other = host.links.find(undo.netdev)
+        if other is not None and other.ifindex != link.ifindex:
+            name = spare_name(where.device)
+            log.warning("%s keeps the name %s: another interface is called %s now", where.device, name, undo.netdev)
+            return name
+    return undo.netdev
+
+
+def spare_name(device: str) -> str:
+    """Name an interface after its PCI address, for when another took its own name meanwhile.
+
+    With `net.ifnames=0` the kernel gives the lowest free ethN to whoever comes next.
+    """
+    return "vf" + "".join(letter for letter in device if letter.isalnum())[-12:]
+
+
+def _settle_names(host: Host, undo: Undo, link: Link) -> None:
+    """Take the pod's alternative names away and give back those lost, as far as they are free.
+
+    Not verified: udev gives names too, when it likes.
+    """
+    strange = tuple(name for name in link.altnames if name not in undo.altnames)
+    lost = tuple(name for name in undo.altnames if name not in link.altnames)
+    if strange or lost:
+        free = tuple(name for name in lost if host.links.find(name) is None)
+        for name in set(lost) - set(free):
+            log.warning("%s does not get its name %s again: another interface has it", link.name, name)
+        host.links.change_altnames(link, remove=strange, add=free)
+
+
+_SETTLED = tuple(field.name for field in fields(LinkChange) if field.name not in ("name", "master"))
+
+
+def _lacking(undo: Undo, link: Link) -> LinkChange:
+    """What to change about an interface so that it is as it was."""
+    changes = {
+        name: wanted
+        for name in _SETTLED
+        if (wanted := getattr(undo, name)) is not None and getattr(link, name) != wanted
+    }
+    return LinkChange(name=undo.netdev if link.name != undo.netdev else None, **changes)
+
+
+def _differences(undo: Undo, link: Link) -> list[str]:
+    lacking = _lacking(undo, link)
+    found = {f.name: getattr(link, f.name) for f in fields(LinkChange) if getattr(lacking, f.name) is not None}
+    if link.xdp and not undo.xdp:
+        found["XDP program"] = "attached"
+    return [f"{_WORDS.get(name, name)} {value}" + _instead(undo, name) for name, value in found.items()]
+
+
+_WORDS = {"mac": "MAC", "mtu": "MTU", "arp": "ARP"}
+
+
+def _instead(undo: Undo, name: str) -> str:
+    wanted = undo.netdev if name == "name" else getattr(undo, name, None)
+    return "" if wanted is None else f", not {wanted}"

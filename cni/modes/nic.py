@@ -23,7 +23,7 @@ from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link, LinkChange, Route
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import Snapshot, is_pci_address
-from cni.modes import moving, pf, rdma, returning
+from cni.modes import moving, pf, rdma
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.modes.moving import Whereabouts
 from cni.netconf import NetConf
@@ -142,13 +142,13 @@ def _leave(host: Host, attachment: Attachment, netns: int | None) -> Sequence[st
     has_pci = is_pci_address(device)
     where = _where(host, device, attachment.ifname, undo)
     # Looked for in the host first: in the pod another may have its name, and its index by chance.
-    link = where.home() or returning.bring_back(host, where, undo, netns)
+    link = where.home() or moving.bring_back(host, where, undo, netns)
     if link is None and has_pci and pf.can_have_interface(host, device):
-        link = returning.await_return(where)
+        link = moving.await_return(where)
     if link is None:
         log.warning("%s has no interface any more: it ended with the pod, or was unbound", device)
         return ()
-    returning.settle(host, where, undo, link, pod_may_hold=returning.may_hold(attachment, netns))
+    moving.settle(host, where, undo, link, pod_may_hold=moving.may_hold(attachment, netns))
     routes = tuple(Route(**route) for route in undo.extra.get("routes", ()))
     name = (where.home() or link).name
     return _give_back(host, name, tuple(undo.extra.get("addresses", ())), routes)
@@ -157,7 +157,7 @@ def _leave(host: Host, attachment: Attachment, netns: int | None) -> Sequence[st
 def _where(host: Host, device: str, ifname: str, undo: Undo) -> Whereabouts:
     if is_pci_address(device):
         return moving.by_address(host, device, ifname)
-    names = {undo.netdev, ifname, returning.spare_name(device)}
+    names = {undo.netdev, ifname, moving.spare_name(device)}
 
     def home() -> Link | None:
         return _known(host, None, undo, names)

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 
 from agent.errors import DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware.host import Host, Link
-from agent.hardware.sysfs import binding, trunk
+from agent.hardware.sysfs import pci, trunk
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import PciDevice, Snapshot, drives_for_programs
 
@@ -98,7 +98,7 @@ def _require_trunk(host: Host, pf: str, vf_index: int, network: str, vlan: int |
         problem = f"the PF tags for it, with VLAN {vlan}: add `vlan: 0` beside trunk, or take that off"
     if problem:
         raise HardwareError(f"trunk of network {network} cannot be set for VF {vf_index} of {pf}: {problem}")
-    binding.require_writable(host.root, "trunk")
+    pci.require_writable(host.root, "trunk")
 
 
 def apply(host: Host, device: str, undo: Undo, settings: VfSettings) -> None:

@@ -14,7 +14,7 @@ from agent.errors import HardwareError, RequestInvalid
 from agent.hardware.host import Host, LinkChange
 from agent.model.allocation import Attachment
 from agent.model.device import Snapshot
-from cni.modes import guid, moving, pf, rdma, returning
+from cni.modes import guid, moving, pf, rdma
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.netconf import NetConf
 
@@ -100,16 +100,16 @@ def _leave(host: Host, attachment: Attachment, netns: int | None) -> None:
     device, undo = attachment.device, attachment.undo
     where = moving.by_address(host, device, attachment.ifname)
     # The driver may refuse the VF a MAC while the PF enforces another, so that waits for the PF's settings.
-    link = returning.bring_back(host, where, undo, netns, keep_mac=not undo.settings.is_empty)
+    link = moving.bring_back(host, where, undo, netns, keep_mac=not undo.settings.is_empty)
     if link is None and pf.can_have_interface(host, device):
-        link = returning.await_return(where)
+        link = moving.await_return(where)
     pf.restore(host, device, undo)
     if link is None:
         log.warning("%s has no interface: it was unbound, or bound to a driver for programs", device)
         return
     if not undo.settings.is_empty:
         link = where.home() or link  # its MAC may be another now
-    returning.settle(host, where, undo, link, pod_may_hold=returning.may_hold(attachment, netns))
+    moving.settle(host, where, undo, link, pod_may_hold=moving.may_hold(attachment, netns))
 
 
 def away(host: Host, attachment: Attachment) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from agent.errors import HardwareError, RequestInvalid
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, LinkChange
-from agent.hardware.sysfs import binding
+from agent.hardware.sysfs import pci
 from agent.model.allocation import Attachment, Undo
 from agent.model.device import LinkLayer, PciDevice, Snapshot, drives_for_programs
 from cni.modes import guid, pf
@@ -51,7 +51,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
             " partition from the subnet manager, which gives it by GUID; leave pkey out"
         )
     if conf.function_reset:
-        binding.require_writable(host.root, "functionReset")
+        pci.require_writable(host.root, "functionReset")
         _require_reset(host, device)
     undo = Undo("", "", 0, up=False, mode="vfio", extra={"function_reset": conf.function_reset})
     if not conf.settings.is_empty:

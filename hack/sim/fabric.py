@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 from agent.errors import AgentError
 from agent.hardware import netns as namespaces
-from agent.hardware.netlink.link_messages import IFLA_ADDRESS, IFLA_IFALIAS, LinkMessage
-from agent.hardware.netlink.rtnetlink import LinkSocket
+from agent.hardware.netlink.rtnetlink import IFLA_ADDRESS, IFLA_IFALIAS, LinkMessage, LinkSocket
 from agent.model.device import LinkLayer, Netdev, Snapshot
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from agent.hardware import recorded
 from agent.hardware.events.uevents import Uevents
 from agent.hardware.host import Link, RdmaLink, Watch
 from agent.hardware.machine import passing_on, with_newest_gpus
-from agent.hardware.netlink.link_messages import IFLA_IFALIAS
 from agent.hardware.netlink.links import Netlink
+from agent.hardware.netlink.rtnetlink import IFLA_IFALIAS
 from agent.hardware.nvml.monitor import GpuMonitor, GpuWatch, Pace
-from agent.hardware.sysfs import changes as sysfs_changes
 from agent.hardware.sysfs import counters
 from agent.hardware.sysfs import scan as sysfs
 from agent.model.allocation import VfSettings
@@ -169,7 +168,7 @@ class SimulatedMachine:
             return self.scan()
         exclusive = self.rdma.mode() == "exclusive"  # first: it shows again what came back
         before = self._recorded[0]
-        snapshot = sysfs_changes.rescan(self.root, before, change)
+        snapshot = sysfs.rescan(self.root, before, change)
         snapshot = replace(snapshot, rdma_exclusive=exclusive)
         if self.monitor is not None:
             snapshot = with_newest_gpus(snapshot, self.monitor)

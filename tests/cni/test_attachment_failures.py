@@ -28,7 +28,7 @@ from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
 from agent.state import Latest
 from cni.attachment import Attachments
-from cni.modes.returning import spare_name
+from cni.modes.moving import spare_name
 from cni.node import Node
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.cni import tiny_node

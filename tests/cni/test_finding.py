@@ -17,8 +17,8 @@ from agent.hardware.sysfs import trunk
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
 from agent.model.vf_identity import KnownDevice
 from cni.finding import UNKNOWN, Finder
+from cni.heal import Wish
 from cni.node import Node
-from cni.release import Wish
 from tests.agent.claimed import claimed_vf, prepare
 from tests.cni import tiny_node
 from tests.cni.networks import network

@@ -15,7 +15,7 @@ import pytest
 from agent.__main__ import main
 from agent.errors import ConfigError
 from agent.hardware import recorded
-from agent.hardware.sysfs.vpd import write_adapter_id
+from agent.hardware.adapter_ids import write_adapter_id
 from hack.dumps import from_hwloc, from_rdma_topo
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agent.errors import DriverUnavailable
-from agent.hardware.netlink.link_messages import IFLA_PARENT_DEV_NAME, link_events
+from agent.hardware.netlink.rtnetlink import IFLA_PARENT_DEV_NAME, link_events
 from agent.model.change import EVERYTHING, Change, OnEvent, of_function, of_netdev
 from agent.model.device import is_pci_address
 

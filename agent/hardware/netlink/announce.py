@@ -20,8 +20,7 @@ from functools import partial
 
 from agent.errors import HardwareError
 from agent.hardware import netns as namespaces
-from agent.hardware.netlink.link_messages import IFF_LOWER_UP, IFLA_ADDRESS
-from agent.hardware.netlink.rtnetlink import LinkSocket
+from agent.hardware.netlink.rtnetlink import IFF_LOWER_UP, IFLA_ADDRESS, LinkSocket
 
 CARRIER_SECONDS = 1.0
 MAX_AT_ONCE = 32

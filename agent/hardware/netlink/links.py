@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, TypeVar
 from agent.errors import HardwareError
 from agent.hardware import netns as namespaces
 from agent.hardware.host import NO_POLICY, Child, Link, LinkChange, LinkPolicy, Route, TcxProgram
-from agent.hardware.netlink import configuring, link_messages
+from agent.hardware.netlink import configuring, rtnetlink
 from agent.hardware.netlink.cpus import Processors
-from agent.hardware.netlink.link_messages import (
+from agent.hardware.netlink.rtnetlink import (
     IFF_ALLMULTI,
     IFF_LOWER_UP,
     IFF_MULTICAST,
@@ -36,10 +36,13 @@ from agent.hardware.netlink.link_messages import (
     IFLA_MTU,
     IFLA_PARENT_DEV_NAME,
     IFLA_PHYS_PORT_NAME,
+    IdleSockets,
     LinkMessage,
+    LinkSocket,
     decode,
+    failed,
+    translated,
 )
-from agent.hardware.netlink.rtnetlink import IdleSockets, LinkSocket, failed, translated
 from agent.hardware.tcx import TcxPrograms
 from agent.model.device import names_representor, uplink_rank
 
@@ -177,7 +180,7 @@ class Netlink:
         """Make an interface, upon one of the host or by itself, in the namespace of a descriptor or in the host."""
         upon, index = (f" upon {parent.name}", parent.ifindex) if parent is not None else ("", None)
         with self._links(None, f"make {child.kind} interface {child.name}{upon}") as links:
-            links.create(link_messages.creation(child, index, netns))
+            links.create(rtnetlink.creation(child, index, netns))
 
     def remove(self, link: Link, netns: int | None = None) -> None:
         """Remove an interface of software."""
@@ -235,32 +238,24 @@ class Netlink:
         with self._links(netns, f"look up interface {ifname}") as links:
             if (found := links.find(ifname)) is None:
                 return NO_POLICY
-        from agent.hardware.netlink import addressing
-
-        return self._run(netns, partial(addressing.policy, link=found))
+        return self._run(netns, partial(configuring.read_policy, link=found))
 
     def addresses(self, ifname: str, netns: int | None) -> tuple[str, ...]:
         """List an interface's global addresses as CIDR."""
-        from agent.hardware.netlink import addressing
-
         link = self.find(ifname, netns)
-        return self._run(netns, partial(addressing.addresses, link=link)) if link is not None else ()
+        return self._run(netns, partial(configuring.read_addresses, link=link)) if link is not None else ()
 
     def routes(self, netns: int | None, ifname: str | None = None) -> tuple[Route, ...]:
         """List the routes there, or those through one interface, whoever made them."""
         link = self.find(ifname, netns) if ifname is not None else None
         if ifname is not None and link is None:
             return ()
-        from agent.hardware.netlink import addressing
-
-        return self._run(netns, partial(addressing.routes, link=link))
+        return self._run(netns, partial(configuring.read_routes, link=link))
 
     def lifelines(self, address: str | None = None) -> Mapping[str, str]:
         """Return which of the host's interfaces alone carry the default route or are the way to an address, and why."""
-        from agent.hardware.netlink import addressing
-
         names = {link.ifindex: link.name for link in self.listed()}
-        return self._run(None, partial(addressing.lifelines, names=names, address=address))
+        return self._run(None, partial(configuring.lifelines, names=names, address=address))
 
     # ---------------------------------------------------------------- plumbing
 

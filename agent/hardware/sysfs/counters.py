@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 from agent.errors import HardwareError
 from agent.hardware.netlink.codec import attribute_table, attributes
-from agent.hardware.netlink.vf_settings import entries
+from agent.hardware.netlink.vf_control import vf_entries
 from agent.hardware.sysfs.read import Attributes
 from agent.model.counters import Counters, PortCount, RdmaPortCounters, VfCounters, VfTraffic
 from agent.model.device import LinkLayer, PciDevice, RdmaDevice, Snapshot
@@ -77,7 +77,7 @@ def read(root: Path, snapshot: Snapshot, held: Set[str], ask: AskPf) -> Counters
 def traffic_of_all(body: bytes) -> dict[int, VfTraffic]:
     """Read the traffic of each VF from a PF's link message, by VF index. Empty where the driver does not count."""
     found = {}
-    for index, start, end in entries(body):
+    for index, start, end in vf_entries(body):
         nested = attribute_table(body[start:end]).get(IFLA_VF_STATS)
         if nested is None:
             continue

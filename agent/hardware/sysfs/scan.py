@@ -1,49 +1,64 @@
 """The scan: PCI devices with their interfaces, RDMA devices and NUMA nodes, from /sys and /proc.
 
-Owns the PCI tree and puts the other subsystems' readings onto it. What NVML knows of GPUs is `nvml`'s
-business. The root may be a node file's folder instead of `/`.
+`scan` puts the other subsystems' readings onto the PCI tree. `rescan` reads again what changed since a snapshot, and
+only that: the folders of all classes are listed each time, so what came, went or was renamed is found whether an event
+named it or not; attributes are read of those functions alone that events named, or on which something came or went.
+After a quiet moment the result is what a full scan would give, but for what has no events: NUMA nodes and their
+hugepages, boot ID, GPUs, RDMA's mode. What NVML knows of GPUs is `nvml`'s business. The root may be a node file's
+folder instead of `/`.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
+from posixpath import basename
 
+from agent.errors import HardwareError
 from agent.hardware.sysfs.accelerators import read_accelerators
-from agent.hardware.sysfs.classes import (
+from agent.hardware.sysfs.netdev import needed_ways, read_default_routes
+from agent.hardware.sysfs.numa import read_numa_nodes
+from agent.hardware.sysfs.pci import (
     INFINIBAND,
+    MAD,
     NET,
+    PCI_DEVICES,
+    VERBS,
     Classes,
     IsOwn,
+    Names,
     absent_rdma,
     all_own,
+    function_below,
+    function_in,
     names_by_function,
+    read_function,
     read_vdpa_devices,
     vhost_net_present,
 )
-from agent.hardware.sysfs.netdev import needed_ways, read_default_routes, read_netdev
-from agent.hardware.sysfs.numa import read_numa_nodes
-from agent.hardware.sysfs.rdma import absent_rdma_device, rdma_cm_present, read_char_devices, read_rdma_device
-from agent.hardware.sysfs.read import Attributes
-from agent.model.data_direct import is_data_direct
-from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot, drives_for_programs, is_pci_address, is_vfio
-from agent.model.places import known_places
+from agent.hardware.sysfs.rdma import (
+    in_order,
+    rdma_cm_present,
+    read_char_device,
+    read_char_devices,
+)
+from agent.hardware.sysfs.read import Attributes, shown
+from agent.model.change import Change
+from agent.model.device import (
+    CharDevice,
+    Gpu,
+    PciDevice,
+    Problem,
+    Snapshot,
+    is_accelerator,
+    is_pci_address,
+)
+from agent.model.places import AS_SHOWN, Places, known_places, nccl_places
 
-PCI_DEVICES = "/sys/bus/pci/devices"
 _DMI = "/sys/class/dmi/id"
-_BASE_CLASSES = frozenset({0x02, 0x03, 0x12})
-"""Network controllers, display controllers (GPUs), processing accelerators."""
-_INFINIBAND_CONTROLLER = 0x0C06
-_BRIDGE = 0x06
-_DMA_CONTROLLER = 0x0801
-"""The class of Data Direct functions."""
-
-_CRAY = 0x17DB
-"""The vendor of HPE's Slingshot adapters, whose driver makes a device of class cxi below a function."""
-_MAX_VFS = 65535
-"""TotalVFs is 16 bits wide (PCIe base specification, SR-IOV capability)."""
 
 
 def scan(root: Path, is_own: IsOwn = all_own) -> Snapshot:
@@ -93,85 +108,292 @@ def scan(root: Path, is_own: IsOwn = all_own) -> Snapshot:
     return found
 
 
-def read_function(read: Attributes, address: str, classes: Classes, vf_indices: dict[str, int]) -> PciDevice | None:
-    """Read one PCI device; None if it has no inventory meaning or went away.
+def rescan(root: Path, old: Snapshot, change: Change, is_own: IsOwn = all_own) -> Snapshot:
+    """Bring a snapshot of this root up to date. What cannot be read is in `problems`.
 
-    Adds the indices of a PF's VFs: only the PF's links tell them.
+    `is_own` is what the full scan was given. Raises HardwareError where no descriptor is left to read with, as that
+    does.
     """
-    folder = f"{PCI_DEVICES}/{address}"
-    target = read.link(folder)
-    pci_class = read.whole(f"{folder}/class", -1, 16)
-    if target is None or pci_class < 0:
-        read.lacks(folder, "class")
-        return None
-    if pci_class >> 16 == _BRIDGE:
-        return None
-    physfn = read.link(f"{folder}/physfn")
-    totalvfs = 0 if physfn else read.whole(f"{folder}/sriov_totalvfs", 0)
-    known = totalvfs or physfn or _is_of_interest(pci_class) or classes.has(address)
-    if not known and pci_class >> 8 != _DMA_CONTROLLER:
-        return None
-    vendor = read.whole(f"{folder}/vendor", -1, 16)
-    product = read.whole(f"{folder}/device", -1, 16)
-    if vendor < 0 or product < 0:
-        read.lacks(folder, "device" if product < 0 else "vendor")
-        return None
-    if not known and not is_data_direct(vendor, product):
-        return None
-    vfs = _vfs(read, folder, totalvfs)
-    vf_indices.update(vfs)
-    driver = sys.intern(os.path.basename(read.link(f"{folder}/driver") or "")) or None
-    for_vfio = is_vfio(driver)
-    uio = read.names(f"{folder}/uio") if drives_for_programs(driver) and not for_vfio else []
-    return PciDevice(
-        address=address,
-        path=_path(target),
-        pci_class=pci_class,
-        vendor=vendor,
-        device=product,
-        driver=driver,
-        numa_node=read.whole(f"{folder}/numa_node", NO_NUMA_NODE),
-        iommu_group=_group(read.link(f"{folder}/iommu_group")),
-        physfn=os.path.basename(physfn) if physfn else None,
-        vfs=tuple(vfs),
-        sriov_totalvfs=totalvfs,
-        netdevs=tuple(n for name in classes.netdevs.get(address, ()) if (n := read_netdev(read, name))),
-        rdma_devices=tuple(
-            r for name in classes.rdma.get(address, ()) if (r := read_rdma_device(read, name, classes.char_devices))
-        )
-        + tuple(absent_rdma_device(name, classes.char_devices) for name in classes.absent.get(address, ())),
-        # Functions that the firmware knows; a VF is none (drivers/pci/pci-label.c).
-        acpi_index="" if physfn else read.text(f"{folder}/acpi_index") or "",
-        uio=uio[0] if uio else "",
-        # drivers/vfio/group.c: such a group is called so, and its device file noiommu-N.
-        noiommu=for_vfio and read.text(f"{folder}/iommu_group/name") == "vfio-noiommu",
-        vdpa=classes.vdpa.get(address),
-        cxi=next(iter(read.names(f"{folder}/cxi")), "") if vendor == _CRAY else "",
-    )
-
-
-def _is_of_interest(pci_class: int) -> bool:
-    return pci_class >> 16 in _BASE_CLASSES or pci_class >> 8 == _INFINIBAND_CONTROLLER
-
-
-def _path(target: str) -> tuple[str, ...]:
-    """Cut `../../../devices/pci0000:3a/0000:3a:00.0/…` down to the part from the host bridge on."""
-    parts = target.split("/")
-    start = next((i for i, part in enumerate(parts) if part.startswith("pci") and ":" in part), len(parts) - 1)
-    return tuple(map(sys.intern, parts[start:]))
-
-
-def _group(target: str | None) -> int | None:
-    name = os.path.basename(target or "")
-    return int(name) if name.isdecimal() else None
-
-
-def _vfs(read: Attributes, folder: str, totalvfs: int) -> dict[str, int]:
-    """Read the addresses of a PF's VFs with their indices, by index."""
-    # Not up to sriov_numvfs: that number is set last while VFs come, and VF 0 goes first while
-    # they leave (drivers/pci/iov.c), so there can be gaps.
-    found = {}
-    for index in range(min(totalvfs, _MAX_VFS)):
-        if link := read.link(f"{folder}/virtfn{index}"):
-            found[os.path.basename(link)] = index
+    read = Attributes(root)
+    found = _Look(read, old, change, is_own).snapshot()
+    read.check_complete()
     return found
+
+
+class _Entries:
+    """The entries of one class folder, and the function each hangs on: looked up where that may be another now."""
+
+    def __init__(
+        self,
+        read: Attributes,
+        folder: str,
+        known: Mapping[str, str],
+        told: Collection[str] = (),
+        is_own: IsOwn = all_own,
+    ) -> None:
+        self._read = read
+        self._is_own = is_own
+        self._folder = folder
+        self._known = known
+        self._told = told
+        self._owners = {name: known.get(name) for name in read.names(folder)}
+        self._shown = {shown(name) for name in self._owners}
+        self._looked: set[str] = set()
+        self._gone = {known[name] for name in known.keys() - self._owners.keys()}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shown
+
+    def owner(self, name: str) -> str | None:
+        """Tell which function an entry hangs on; None for one that is not there, too."""
+        return self._owners.get(name)
+
+    def settle(self, affected: Collection[str]) -> Iterator[str]:
+        """Look at what affected functions had, and at what nobody had; name the functions that this affects."""
+        yield from self._gone
+        for name, owner in self._owners.items():
+            before = self._known.get(name)
+            told = before is None or name in self._told
+            if name not in self._looked and (told or owner in affected):
+                self._looked.add(name)
+                self._owners[name] = now = function_below(self._read, self._folder, name, self._is_own)
+                if now != before or told:
+                    yield from (address for address in (before, now) if address is not None)
+
+    def of(self, functions: Collection[str]) -> Names:
+        """Group the names by function."""
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for name, owner in self._owners.items():
+            if owner is not None and owner in functions:
+                found[owner].append(name)
+        return found
+
+    def read_again(self, functions: Collection[str]) -> Iterator[str]:
+        """Name the folders of which nothing known before counts any more."""
+        yield from (f"{self._folder}/{name}" for name in self._looked)
+        yield from (f"{self._folder}/{n}" for n, owner in self._known.items() if owner in functions)
+
+
+class _CharDevices:
+    """The character devices, read where they may be another RDMA device's now."""
+
+    def __init__(self, read: Attributes, old: Snapshot) -> None:
+        self._read = read
+        self._known = {
+            basename(c.path): (r.name, c, d.address)
+            for d in old.devices
+            for r in d.rdma_devices
+            for c in r.char_devices
+        }
+        self._folders = {name: folder for folder in (VERBS, MAD) for name in read.names(folder)}
+        self._found: dict[str, tuple[str, CharDevice]] = {}
+        self._looked: set[str] = set()
+        self._gone = {self._known[name][2] for name in self._known.keys() - self._folders.keys()}
+
+    def settle(self, affected: Collection[str], rdma: _Entries) -> Iterator[str]:
+        """Read what affected functions had, and what nobody had; name the functions that this affects."""
+        yield from self._gone
+        for name, folder in self._folders.items():
+            known = self._known.get(name)
+            if name in self._looked or (known is not None and known[2] not in affected):
+                continue
+            self._looked.add(name)
+            now = read_char_device(self._read, folder, name)
+            if now is not None:
+                self._found[name] = now
+            if now != (known[:2] if known is not None else None):
+                function = function_in(self._read.link(f"{folder}/{name}")) or (rdma.owner(now[0]) if now else None)
+                yield from (a for a in (function, known[2] if known is not None else None) if a is not None)
+
+    def by_rdma_device(self) -> Mapping[str, tuple[CharDevice, ...]]:
+        """List those that were read."""
+        found: defaultdict[str, list[CharDevice]] = defaultdict(list)
+        for ibdev, device in self._found.values():
+            found[ibdev].append(device)
+        return {ibdev: in_order(devices) for ibdev, devices in found.items()}
+
+    def absent(self, here: _Entries, functions: Collection[str]) -> Names:
+        """Group the RDMA devices that were read of but are in other namespaces by their function."""
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for name, (ibdev, device) in self._found.items():
+            if device.kind == "uverbs" and ibdev not in here:
+                function = function_in(self._read.link(f"{VERBS}/{name}"))
+                if function is not None and function in functions and ibdev not in found[function]:
+                    found[function].append(ibdev)
+        return found
+
+    def read_again(self) -> Iterator[str]:
+        """Name the folders of which nothing known before counts any more."""
+        yield from (f"{self._folders[name]}/{name}" for name in self._looked)
+        yield from (f"{folder}/{name}" for name in self._known.keys() - self._folders.keys() for folder in (VERBS, MAD))
+
+
+class _Look:
+    """One small scan."""
+
+    def __init__(self, read: Attributes, old: Snapshot, change: Change, is_own: IsOwn) -> None:
+        self._read = read
+        self._old = old
+        self._affected = {address for address in change.functions if is_pci_address(address)}
+        self._listed: frozenset[str] | None = None
+        if change.bus:
+            self._listed = frozenset(name for name in read.names(PCI_DEVICES) if is_pci_address(name))
+            self._affected |= self._listed ^ old.by_address.keys()
+        netdevs = {n.name: d.address for d in old.devices for n in d.netdevs}
+        rdma = {r.name: d.address for d in old.devices for r in d.rdma_devices if not r.absent}
+        self._netdevs = _Entries(read, NET, netdevs, change.netdevs)
+        self._rdma = _Entries(read, INFINIBAND, rdma, is_own=is_own)
+        self._char_devices = _CharDevices(read, old)
+        self._vdpa = read_vdpa_devices(read)
+        self._affected |= {d.address for d in old.devices if d.vdpa != self._vdpa.get(d.address)}
+
+    def snapshot(self) -> Snapshot:
+        fresh, indices = self._functions()
+        # A VF may have been seen before it was linked to its PF, and may say no more (drivers/pci/iov.c: after
+        # device_add, and without a bind where sriov_drivers_autoprobe is off).
+        unlinked = {a for a in indices.keys() - fresh.keys() if (d := self._old.by_address.get(a)) and not d.is_vf}
+        if unlinked:
+            self._affected |= unlinked
+            fresh, indices = self._functions()
+        default_routes = read_default_routes(self._read)
+        devices = self._devices(fresh, indices)
+        return replace(
+            self._old,
+            devices=devices,
+            accelerators=self._accelerators(devices),
+            rdma_cm=rdma_cm_present(self._read),
+            vhost_net=vhost_net_present(self._read),
+            default_routes=default_routes,
+            only_ways=needed_ways(self._read, default_routes),
+            problems=self._problems(),
+        )
+
+    def _functions(self) -> tuple[dict[str, PciDevice | None], dict[str, int]]:
+        """Read all functions that must be, and the indices that PFs among them tell of their VFs."""
+        self._settle()
+        affected = self._affected
+        classes = Classes(
+            netdevs=self._netdevs.of(affected),
+            rdma=self._rdma.of(affected),
+            char_devices=self._char_devices.by_rdma_device(),
+            absent=self._char_devices.absent(self._rdma, affected),
+            vdpa=self._vdpa,
+        )
+        indices: dict[str, int] = {}
+        return {a: read_function(self._read, a, classes, indices) for a in sorted(affected)}, indices
+
+    def _settle(self) -> None:
+        """Find all functions that must be read, until none draws in another."""
+        looked_for_pf: set[str] = set()
+        while True:
+            more = {
+                *self._netdevs.settle(self._affected),
+                *self._rdma.settle(self._affected),
+                *self._char_devices.settle(self._affected, self._rdma),
+            }
+            for address in self._affected - looked_for_pf:
+                looked_for_pf.add(address)
+                more.update(self._pfs_to_read(address))
+            if more <= self._affected:
+                return
+            self._affected |= more
+
+    def _pfs_to_read(self, address: str) -> Iterator[str]:
+        """Name the PFs of which a function became or is no longer a VF: only they tell its number.
+
+        One that went and came again since looks as if it had stayed, and may have another number.
+        """
+        known = self._old.by_address.get(address)
+        if known is not None:
+            before = known.physfn
+        else:  # it may have been left out, and its PF says that it has it
+            before = next((d.address for d in self._old.devices if address in d.vfs), None)
+        link = self._read.link(f"{PCI_DEVICES}/{address}/physfn")
+        now = basename(link) if link else None
+        came_or_went = self._listed is not None
+        if now != before or known is None or came_or_went:
+            yield from (pf for pf in (before, now) if pf is not None)
+
+    def _devices(self, fresh: Mapping[str, PciDevice | None], indices: Mapping[str, int]) -> tuple[PciDevice, ...]:
+        kept = {d.address: d for d in self._old.devices if d.address not in fresh}
+        for address, device in fresh.items():
+            if device is not None:
+                before = self._old.by_address.get(address)
+                if before is not None and before.physfn == device.physfn and device.physfn not in fresh:
+                    device = replace(device, vf_index=before.vf_index)
+                kept[address] = replace(device, vf_index=indices[address]) if address in indices else device
+        for address, device in kept.items():
+            if device.physfn in fresh and device.vf_index != indices.get(address):
+                kept[address] = replace(device, vf_index=indices.get(address))
+        # Equal values stay the same objects: whoever compares snapshots has little to do.
+        for address in fresh.keys() & kept.keys():
+            if kept[address] == (before := self._old.by_address.get(address)) and before is not None:
+                kept[address] = before
+        return tuple(kept[address] for address in sorted(kept))
+
+    def _accelerators(self, devices: tuple[PciDevice, ...]) -> tuple[Gpu, ...]:
+        """Read the accelerators anew if one of them came, went, or is another now."""
+        before = {gpu.pci_address for gpu in self._old.accelerators}
+        now = {device.address for device in devices if is_accelerator(device)}
+        return read_accelerators(self._read, devices) if (before | now) & self._affected else self._old.accelerators
+
+    def _problems(self) -> tuple[Problem, ...]:
+        """Keep the problems of what was not read this time."""
+        again = {f"{PCI_DEVICES}/{address}" for address in self._affected}
+        again.update(self._netdevs.read_again(self._affected), self._rdma.read_again(self._affected))
+        again.update(self._char_devices.read_again())
+        kept = [p for p in self._old.problems if not self._is_outdated(p, again)]
+        return tuple(sorted((*kept, *self._read.problems), key=attrgetter("path")))
+
+    def _is_outdated(self, problem: Problem, again: Collection[str]) -> bool:
+        folder, entry = _entry_of(problem.path)
+        if folder is None:  # others than the scan say something of a folder, too
+            listed = problem.path in _ALWAYS_READ and problem.text.startswith("cannot be read")
+            return listed or problem.path.startswith("/sys/bus/vdpa/")
+        if f"{folder}/{entry}" in again:
+            return True
+        if folder == NET:
+            return entry not in self._netdevs
+        if folder == INFINIBAND:
+            return entry not in self._rdma
+        return folder == PCI_DEVICES and self._listed is not None and entry not in self._listed
+
+
+_ALWAYS_READ = frozenset({NET, INFINIBAND, VERBS, MAD, "/proc/net/route"})
+_FOLDERS = (NET, INFINIBAND, VERBS, MAD, PCI_DEVICES)
+
+
+def _entry_of(path: str) -> tuple[str | None, str]:
+    """Split the path of a problem in the folder of a class, or of the bus, and the entry there."""
+    for folder in _FOLDERS:
+        if path.startswith(f"{folder}/"):
+            return folder, path[len(folder) + 1 :].partition("/")[0]
+    return None, ""
+
+
+MAX_BYTES = 1 << 20
+
+
+def read_places(path: Path) -> Places:
+    """Read the file; nothing of a node that has none. Raises HardwareError for one that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES).decode("utf-8", "replace")
+        return nccl_places(text, str(path))
+    except FileNotFoundError:
+        return AS_SHOWN
+    except OSError as error:
+        raise HardwareError(f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise HardwareError(str(error)) from error
+
+
+def with_places(found: Snapshot, file: Path | None) -> Snapshot:
+    """Put devices where the file says they stand. One that cannot be read is a problem of the snapshot."""
+    if file is None:
+        return found
+    try:
+        places = read_places(file)
+    except HardwareError as error:
+        return replace(found, problems=(*found.problems, Problem(str(file), str(error))))
+    return replace(found, places=places) if places.source else found

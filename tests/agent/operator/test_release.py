@@ -22,7 +22,7 @@ from agent.operator import release as command
 from agent.operator.admin import AdminServer
 from agent.reconcile import Reconciler
 from agent.state import Latest
-from cni.release import Wish
+from cni.heal import Wish
 from hack.sim.machine import SimulatedMachine
 from tests.agent.reconcile.told_outside import ToldOutside
 from tests.cni import tiny_node

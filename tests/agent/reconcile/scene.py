@@ -17,7 +17,7 @@ from agent.reconcile.slots import Bindings, Slots
 from agent.reconcile.view import Healer
 from agent.state import Latest
 from cni.attachment import Attachments
-from cni.condition import PodKnown
+from cni.heal import PodKnown
 from cni.migrate.adoption import Adopted
 from tests.agent.books import VF
 

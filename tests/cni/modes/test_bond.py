@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from agent.config.networks import network_of_keys
 from agent.errors import AttachmentError, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware.host import Child, Host, Link, LinkChange
-from agent.hardware.netlink.link_messages import LinkMessage, creation
 from agent.hardware.netlink.links import Netlink
+from agent.hardware.netlink.rtnetlink import LinkMessage, creation
 from agent.model.device import PciDevice, Snapshot
 from cni.grants import GrantedDevice
-from cni.modes.bond import pairs
+from cni.modes.child import pairs
 from hack.sim.fabric import device_of
 from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node

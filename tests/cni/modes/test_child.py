@@ -1,7 +1,7 @@
 """macvlan and IPoIB children: made for the pod, found again, removed in full.
 
 This kernel may have neither kind, so an ifb, an interface of software too, stands for them: real requests, real
-namespaces. tests/vm has real macvlans; the bytes of both kinds are in test_link_messages_children.
+namespaces. tests/vm has real macvlans; the bytes of both kinds are in test_rtnetlink.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pytest
 
 from agent.errors import AttachmentError, DeviceBusy, DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware.host import Child, Link, LinkChange
-from agent.hardware.netlink.link_messages import LinkMessage
 from agent.hardware.netlink.links import Netlink
+from agent.hardware.netlink.rtnetlink import LinkMessage
 from cni.modes import child
 from hack.sim.fabric import device_of
 from hack.sim.machine import SimulatedMachine

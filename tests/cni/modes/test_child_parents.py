@@ -17,7 +17,7 @@ import pytest
 from agent.config import CniSettings
 from agent.errors import AttachmentError, DeviceBusy, HardwareError, NetlinkFailed, NotAllowed
 from agent.hardware.host import Child, Link
-from agent.hardware.netlink.link_messages import LinkMessage
+from agent.hardware.netlink.rtnetlink import LinkMessage
 from tests.cni import tiny_node
 from tests.cni.modes.test_child import Kernel, looked_up, with_links
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig

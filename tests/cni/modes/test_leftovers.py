@@ -16,10 +16,10 @@ from agent.errors import HardwareError
 from agent.hardware import netns as namespaces
 from agent.hardware import tcx
 from agent.hardware.host import Link, LinkChange
-from agent.hardware.netlink import codec, link_messages, rtnetlink
+from agent.hardware.netlink import codec, rtnetlink
 from agent.hardware.netlink.links import Netlink
 from agent.model.allocation import Undo
-from cni.modes import moving, returning
+from cni.modes import moving
 from hack.sim.fabric import device_of
 from tests.cni import tiny_node
 from tests.cni.modes.programs import (
@@ -140,7 +140,7 @@ def test_a_row_of_a_version_that_kept_less_of_a_link_or_more_is_read(rig: Rig) -
     before = flags(rig)
     link, where = rig.machine.find_netdev(vf(0)), moving.by_address(rig.machine, vf(0), "net1")
     assert link is not None
-    returning.settle(rig.machine, where, Undo.from_document(undo.document() | KEPT_BEFORE), link, pod_may_hold=False)
+    moving.settle(rig.machine, where, Undo.from_document(undo.document() | KEPT_BEFORE), link, pod_may_hold=False)
     assert flags(rig) == before - {"PROMISC"} != before
 
 
@@ -168,8 +168,8 @@ def attach_xdp(pod: Path, program: int) -> None:
             link = links.find("net1")
             assert link is not None
             content = codec.attribute(1, struct.pack("=i", program)) + codec.word(3, XDP_FLAGS_SKB_MODE)
-            xdp = codec.attribute(link_messages.IFLA_XDP | codec.NLA_F_NESTED, content)
-            links._ask(link_messages.RTM_NEWLINK, codec.NLM_F_ACK, rtnetlink._link(link.ifindex) + xdp)
+            xdp = codec.attribute(rtnetlink.IFLA_XDP | codec.NLA_F_NESTED, content)
+            links._ask(rtnetlink.RTM_NEWLINK, codec.NLM_F_ACK, rtnetlink._link(link.ifindex) + xdp)
 
     with open(pod) as netns:
         namespaces.run_in(netns.fileno(), attach)

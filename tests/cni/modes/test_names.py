@@ -12,7 +12,7 @@ import pytest
 
 from agent.errors import NetlinkFailed
 from agent.hardware.host import Link
-from cni.modes.returning import spare_name
+from cni.modes.moving import spare_name
 from tests.cni.tiny_node import Rig, netdev, vf
 
 HOST_NAME = netdev(0)

@@ -15,7 +15,7 @@ import pytest
 
 from agent.errors import DriverUnavailable
 from agent.hardware.events.uevents import Uevents
-from agent.hardware.netlink.link_messages import IFLA_IFALIAS
+from agent.hardware.netlink.rtnetlink import IFLA_IFALIAS
 from agent.model.change import EVERYTHING, Change, of_function, of_netdev
 from hack.sim import uevents
 from tests import descriptors, sandbox

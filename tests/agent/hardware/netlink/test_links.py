@@ -19,8 +19,8 @@ import pytest
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.host import Link, LinkChange, Route
 from agent.hardware.netlink.cpus import Processors
-from agent.hardware.netlink.link_messages import IFLA_IFALIAS, LinkMessage
 from agent.hardware.netlink.links import Netlink
+from agent.hardware.netlink.rtnetlink import IFLA_IFALIAS, LinkMessage
 from tests.agent.hardware.many_names import give_all_names
 
 

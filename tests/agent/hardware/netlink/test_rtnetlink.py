@@ -5,21 +5,38 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agent.hardware.host import LinkChange
-from agent.hardware.netlink.link_messages import (
+from agent.errors import NetlinkFailed
+from agent.hardware.host import Child, Link, LinkChange
+from agent.hardware.netlink.codec import attribute_table, attributes
+from agent.hardware.netlink.links import Netlink
+from agent.hardware.netlink.rtnetlink import (
     IFF_UP,
     IFLA_ADDRESS,
     IFLA_IFALIAS,
+    IFLA_IFNAME,
+    IFLA_LINKINFO,
     IFLA_MTU,
+    IFLA_PARENT_DEV_BUS_NAME,
+    IFLA_PARENT_DEV_NAME,
     IFLA_PROP_LIST,
+    RTM_DELLINK,
+    RTM_NEWLINK,
+    IdleSockets,
     LinkMessage,
+    LinkSocket,
+    creation,
+    link_events,
 )
-from agent.hardware.netlink.rtnetlink import IdleSockets, LinkSocket
+from agent.model.change import of_function, of_netdev
 from tests.agent.hardware.many_names import NAMES, give_all_names
 
 
@@ -153,3 +170,165 @@ def test_what_a_process_sends_is_no_answer(own_network: None) -> None:
         found = links.find("lo")
         assert found is not None
         assert [link.ifindex for link in links.all()] == [found.ifindex]
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
+
+
+def message(kind: int, *parts: bytes) -> bytes:
+    body = b"\0" * 16 + b"".join(parts)
+    return struct.pack("=IHHII", 16 + len(body), kind, 0, 0, 0) + body
+
+
+NAME = attribute(IFLA_IFNAME, b"eth0\0")
+VETH = attribute(IFLA_LINKINFO | 0x8000, attribute(1, b"veth\0"))
+PCI = attribute(IFLA_PARENT_DEV_BUS_NAME, b"pci\0")
+
+
+@pytest.mark.parametrize(
+    ("packet", "events"),
+    [
+        (message(RTM_NEWLINK, NAME, PCI), ["link eth0 changed"]),
+        (message(RTM_DELLINK, NAME, PCI), ["link eth0 gone"]),
+        (message(RTM_NEWLINK, NAME), ["link eth0 changed"]),
+        (message(RTM_NEWLINK, NAME, VETH), []),
+        (message(RTM_NEWLINK, NAME, VETH, PCI), ["link eth0 changed"]),
+        (message(20, NAME, PCI), []),
+        (message(RTM_NEWLINK, NAME, PCI) + message(RTM_DELLINK, NAME), ["link eth0 changed", "link eth0 gone"]),
+    ],
+)
+def test_links_with_hardware_behind_them_are_events(packet: bytes, events: list[str]) -> None:
+    assert [what for what, _ in link_events(packet)] == events
+
+
+def test_software_links_are_events_when_asked_for() -> None:
+    packet = message(RTM_NEWLINK, NAME, VETH)
+    assert list(link_events(packet, virtual_links=True)) == [("link eth0 changed", of_netdev("eth0"))]
+
+
+def test_a_link_names_the_function_below_it() -> None:
+    device = attribute(IFLA_PARENT_DEV_NAME, b"0000:3b:00.1\0")
+    ((_, change),) = link_events(message(RTM_NEWLINK, NAME, PCI, device))
+    assert change == of_function("0000:3b:00.1") | of_netdev("eth0")
+
+
+def test_what_is_below_may_be_no_function() -> None:
+    device = attribute(IFLA_PARENT_DEV_NAME, b"virtio0\0")
+    ((_, change),) = link_events(message(RTM_NEWLINK, NAME, device))
+    assert change == of_netdev("eth0")
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_no_packet_is_too_strange(packet: bytes, virtual_links: bool) -> None:
+    list(link_events(packet, virtual_links=virtual_links))
+
+
+@given(st.binary(max_size=200), st.integers(0, 8))
+def test_a_table_of_attributes_has_the_last_of_each_type(body: bytes, start: int) -> None:
+    assert attribute_table(body, start) == dict(attributes(body[start:]))
+
+
+def test_a_table_ends_where_an_attribute_makes_no_sense() -> None:
+    assert attribute_table(NAME + b"\x03\0\1\0" + PCI) == {IFLA_IFNAME: b"eth0\0"}
+    assert attribute_table(VETH) == {IFLA_LINKINFO: attribute(1, b"veth\0")}
+
+
+MACVLAN = Child("macvlan", "net1", "bridge", "02:00:00:00:00:07", 1400)
+IPOIB = Child("ipoib", "net1", "connected", pkey=0x8001)
+SOFT = Child("bridge", "net1", "", "02:00:00:00:00:07", 1400)
+"""Any kind of interface that this kernel has."""
+
+
+def test_a_macvlan_is_asked_for_complete() -> None:
+    golden = (
+        "00000000 00000000 01000000 01000000"  # any family, no index, up
+        "09000300 6e65743100 000000"  # IFLA_IFNAME net1
+        "08000500 09000000"  # IFLA_LINK 9
+        "08001c00 11000000"  # IFLA_NET_NS_FD 17
+        "0a000100 020000000007 0000"  # IFLA_ADDRESS
+        "08000400 78050000"  # IFLA_MTU
+        "1c001200"  # IFLA_LINKINFO
+        "0b000100 6d6163766c616e 00"  # IFLA_INFO_KIND macvlan
+        "0c000200 08000100 04000000"  # IFLA_INFO_DATA: IFLA_MACVLAN_MODE bridge
+    )
+    assert creation(MACVLAN, 9, 17).hex() == golden.replace(" ", "")
+
+
+@pytest.mark.parametrize(("mode", "number"), [("private", 1), ("vepa", 2), ("bridge", 4), ("passthru", 8)])
+def test_each_macvlan_mode_has_its_number(mode: str, number: int) -> None:
+    assert creation(replace(MACVLAN, mode=mode), 9, 17)[-4:] == number.to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(("mode", "number"), [("l2", 0), ("l3", 1), ("l3s", 2)])
+def test_an_ipvlan_is_asked_for_with_its_mode_and_no_mac(mode: str, number: int) -> None:
+    golden = (
+        "00000000 00000000 01000000 01000000"
+        "09000300 6e65743100 000000"
+        "08000500 09000000"
+        "08001c00 11000000"
+        "08000400 78050000"
+        "1c001200"
+        "0a000100 6970766c616e 0000"  # IFLA_INFO_KIND ipvlan
+        f"0c000200 06000100 0{number}00 0000"  # IFLA_INFO_DATA: IFLA_IPVLAN_MODE
+    )
+    assert creation(Child("ipvlan", "net1", mode, None, 1400), 9, 17).hex() == golden.replace(" ", "")
+
+
+def test_an_ipoib_child_is_asked_for_with_its_partition() -> None:
+    golden = (
+        "00000000 00000000 01000000 01000000"
+        "09000300 6e65743100 000000"
+        "08000500 09000000"
+        "08001c00 11000000"
+        "2c001200"
+        "09000100 69706f6962 000000"  # IFLA_INFO_KIND ipoib
+        "1c000200"
+        "06000100 0180 0000"  # IFLA_IPOIB_PKEY 0x8001
+        "06000200 0100 0000"  # IFLA_IPOIB_MODE connected
+        "06000300 0100 0000"  # IFLA_IPOIB_UMCAST
+    )
+    assert creation(IPOIB, 9, 17).hex() == golden.replace(" ", "")
+
+
+def test_without_a_partition_the_kernel_takes_the_parents() -> None:
+    assert b"\x06\x00\x01\x00" not in creation(replace(IPOIB, pkey=None), 9, 17)
+
+
+@pytest.fixture
+def parent(own_network: None) -> Link:
+    subprocess.run(["ip", "link", "add", "p0", "up", "type", "veth", "peer", "name", "p1"], check=True)
+    links = Netlink()
+    found = links.find("p0")
+    links.close()
+    assert found is not None
+    return found
+
+
+def test_it_is_made_in_the_pod_in_one_request_and_removed(parent: Link, tmp_path: Path) -> None:
+    (tmp_path / "pod").touch()
+    subprocess.run(["unshare", f"--net={tmp_path / 'pod'}", "true"], check=True)
+    links = Netlink()
+    with open(tmp_path / "pod") as pod:
+        links.create(SOFT, parent, pod.fileno())
+        found = links.find("net1", pod.fileno())
+        assert found is not None
+        assert (found.kind, found.mac, found.mtu, found.up) == ("bridge", "02:00:00:00:00:07", 1400, True)
+        assert links.find("net1") is None
+        with pytest.raises(NetlinkFailed, match="make bridge interface net1 upon p0") as caught:
+            links.create(SOFT, parent, pod.fileno())
+        assert caught.value.errno == errno.EEXIST
+        links.remove(found, pod.fileno())
+        links.remove(found, pod.fileno())
+        assert links.find("net1", pod.fileno()) is None
+    links.close()
+
+
+def test_a_kind_that_the_kernel_lacks_is_an_error(parent: Link) -> None:
+    links = Netlink()
+    netns = os.open("/proc/self/ns/net", os.O_RDONLY)
+    with pytest.raises(NetlinkFailed) as caught:
+        links.create(Child("nonsense", "net1", ""), parent, netns)
+    assert caught.value.errno == errno.EOPNOTSUPP
+    os.close(netns)
+    links.close()

@@ -6,13 +6,16 @@ import errno
 import os
 import struct
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
 
-from agent.errors import HardwareError
+from agent.errors import HardwareError, NetlinkFailed
+from agent.hardware.netlink import vf_control
+from agent.hardware.netlink.codec import attributes
 from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.sysfs import trunk
 from agent.model.allocation import VfSettings
@@ -120,3 +123,205 @@ def test_a_driver_that_resets_its_vf_is_asked_again() -> None:
     assert (driver.trust, driver.asked) == (True, 3)
     with pytest.raises(HardwareError, match="set trust True of VF 0 on ens1f0"):
         control(Driver(is_busy=1 << 30), 0.0).apply("ens1f0", 0, VfSettings(trust=True))
+
+
+pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="the golden bytes are little-endian")
+
+VLAN = """
+    2000 1680  1c00 0180  1800 0c80        VFINFO_LIST, VF_INFO, VF_VLAN_LIST
+    1400 0100 03000000 64000000 02000000   VLAN_INFO: VF 3, VLAN 100, priority 2
+    88a8 0000                              802.1ad as on the wire, padding
+"""
+MAC = """
+    3000 1680  2c00 0180                   VFINFO_LIST, VF_INFO
+    2800 0100 03000000 02000000 00070000   VF_MAC: VF 3, six bytes
+    00000000 00000000 00000000 00000000
+    00000000 00000000
+"""
+RATE = """
+    1800 1680  1400 0180                   VFINFO_LIST, VF_INFO
+    1000 0600 03000000 0a000000 64000000   VF_RATE: VF 3, 10 to 100 Mbit/s
+"""
+TRUST = """
+    1400 1680  1000 0180                   VFINFO_LIST, VF_INFO
+    0c00 0900 03000000 01000000            VF_TRUST: VF 3, on
+"""
+
+
+def golden(text: str) -> str:
+    return "".join(line[4:43] for line in text.splitlines()).replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "expected"),
+    [
+        (VfSettings(vlan=100, vlan_qos=2, vlan_proto="802.1ad"), "VLAN 100", VLAN),
+        (VfSettings(mac="02:00:00:00:00:07"), "MAC 02:00:00:00:00:07", MAC),
+        (VfSettings(min_tx_rate=10, max_tx_rate=100), "rate 10..100 Mbit/s", RATE),
+        (VfSettings(trust=True), "trust True", TRUST),
+        (
+            VfSettings(spoofchk=False),
+            "spoofchk False",
+            TRUST.replace("0900", "0400").replace(" 01000000 ", " 00000000 "),
+        ),
+        (
+            VfSettings(link_state="disable"),
+            "link state disable",
+            TRUST.replace("0900", "0500").replace(" 01000000 ", " 02000000 "),
+        ),
+    ],
+)
+def test_each_request_is_what_the_kernel_reads(settings: VfSettings, words: str, expected: str) -> None:
+    [(what, names, attribute)] = vf_control.changes(3, settings)
+    assert (what, attribute.hex()) == (words, golden(expected))
+    assert all(getattr(settings, name) is not None for name in names)
+
+
+def test_nothing_asked_is_nothing_sent() -> None:
+    assert list(vf_control.changes(3, VfSettings())) == []
+
+
+def test_what_the_kernel_sets_together_is_completed_from_before() -> None:
+    before = VfSettings(vlan=7, vlan_qos=3, vlan_proto="802.1ad", min_tx_rate=10, max_tx_rate=20, trust=True)
+    assert vf_control.completed(VfSettings(vlan=8), before) == VfSettings(vlan=8, vlan_qos=3, vlan_proto="802.1ad")
+    assert vf_control.completed(VfSettings(max_tx_rate=9), before) == VfSettings(min_tx_rate=10, max_tx_rate=9)
+    assert vf_control.completed(VfSettings(trust=False), before) == VfSettings(trust=False)
+    assert not vf_control.is_complete(VfSettings(vlan=8))
+    assert vf_control.is_complete(VfSettings(trust=False, min_tx_rate=0, max_tx_rate=5))
+
+
+def settings_of(index: int) -> VfSettings:
+    return VfSettings(
+        mac=f"02:00:00:00:{index >> 8:02x}:{index & 255:02x}",
+        vlan=index,
+        vlan_qos=index % 8,
+        vlan_proto="802.1ad" if index % 2 else "802.1q",
+        min_tx_rate=index,
+        max_tx_rate=2 * index,
+        spoofchk=index % 2 == 0,
+        trust=index % 3 == 0,
+        link_state=("auto", "enable", "disable")[index % 3],
+    )
+
+
+def entry(index: int, guids: bool) -> bytes:
+    """Make an IFLA_VF_INFO with all that rtnl_fill_vfinfo puts in, in its order, statistics left out."""
+    of = settings_of(index)
+    mac = bytes.fromhex(str(of.mac).replace(":", ""))
+    vlan = struct.pack("=III", index, of.vlan, of.vlan_qos)
+    proto = struct.pack(">Hxx", vf_control.VLAN_PROTOCOLS[str(of.vlan_proto)])
+    parts = [
+        attribute(1, struct.pack("=I", index) + mac.ljust(32, b"\0")),
+        attribute(13, b"\xff" * 32),
+        attribute(2, vlan),
+        attribute(6, struct.pack("=III", index, of.min_tx_rate, of.max_tx_rate)),
+        attribute(3, struct.pack("=II", index, of.max_tx_rate)),
+        attribute(4, struct.pack("=II", index, bool(of.spoofchk))),
+        attribute(5, struct.pack("=II", index, vf_control.LINK_STATES.index(str(of.link_state)))),
+        attribute(7, struct.pack("=II", index, 0xFFFFFFFF)),
+        attribute(9, struct.pack("=II", index, bool(of.trust))),
+        *(attribute(kind, struct.pack("=IxxxxQ", index, index)) for kind in (10, 11) if guids),
+        attribute(12, attribute(1, vlan + proto)),
+    ]
+    return attribute(1, b"".join(parts))
+
+
+def message(indices: range, number: int, guids: bool = False) -> bytes:
+    """Make the attributes of a link message: some before the list, some after it."""
+    before = attribute(3, b"ens1f0\0") + attribute(1, bytes(6)) + attribute(21, struct.pack("=I", number))
+    after = attribute(43, attribute(2, b"\0")) + attribute(18, attribute(1, b"x\0")) + attribute(1, bytes(6))
+    return before + attribute(22, b"".join(entry(i, guids) for i in indices)) + after
+
+
+@pytest.mark.parametrize("guids", [False, True], ids=["ethernet", "guids"])
+@pytest.mark.parametrize("number", [1, 7, 128, 256, 400, 700])
+def test_each_vf_is_read_as_it_is_however_many_there_are(number: int, guids: bool) -> None:
+    body = message(range(number), number, guids)
+    assert (len(body) > 1 << 16) == (number >= 400)  # from here on the length of the list has wrapped round
+    for index in range(number):
+        assert vf_control.find_vf(body, index) == settings_of(index)
+    assert vf_control.find_vf(body, number) is None
+
+
+@pytest.mark.parametrize("number", [7, 400])
+def test_a_vf_that_its_driver_did_not_tell_of_is_not_found_and_hides_no_other(number: int) -> None:
+    body = message(range(3, number), number)
+    assert vf_control.find_vf(body, 2) is None
+    assert vf_control.find_vf(body, number - 1) == settings_of(number - 1)
+
+
+def test_a_message_that_was_cut_gives_no_wrong_values() -> None:
+    body = message(range(400), 400)
+    for cut in range(len(body), 60, -977):
+        for index in (0, 200, 399):
+            assert vf_control.find_vf(body[:cut], index) in (None, settings_of(index))
+
+
+def test_what_a_driver_does_not_tell_is_unknown() -> None:
+    info = attribute(
+        1, attribute(1, struct.pack("=I", 0) + bytes(32)) + attribute(9, struct.pack("=II", 0, 0xFFFFFFFF))
+    )
+    body = attribute(21, struct.pack("=I", 1)) + attribute(22, info)
+    assert vf_control.find_vf(body, 0) == VfSettings(mac="00:00:00:00:00:00")
+    assert vf_control.differing(VfSettings(trust=True, vlan=5), VfSettings(mac="00:00:00:00:00:00")) == ()
+    assert vf_control.differing(VfSettings(trust=True, vlan=5), VfSettings(trust=True, vlan=6)) == ("vlan",)
+
+
+GUID = "02:11:22:33:44:55:66:77"
+
+
+def test_a_guid_is_set_as_the_kernel_wants_it() -> None:
+    golden = (
+        "1c001680 18000180"  # IFLA_VFINFO_LIST, IFLA_VF_INFO, both nested
+        "14000a00 05000000 00000000"  # IFLA_VF_IB_NODE_GUID of VF 5, then padding
+        "7766554433221102"  # the number 0x0211223344556677 in this machine's byte order
+    )
+    assert vf_control.encode_guid(vf_control.IFLA_VF_IB_NODE_GUID, 5, GUID).hex() == golden.replace(" ", "")
+    assert vf_control.encode_guid(vf_control.IFLA_VF_IB_PORT_GUID, 5, GUID)[8:12].hex() == "14000b00"
+
+
+def vf(index: int, node: int, port: int) -> bytes:
+    guids = attribute(10, struct.pack("=IxxxxQ", index, node)) + attribute(11, struct.pack("=IxxxxQ", index, port))
+    return attribute(1, attribute(1, struct.pack("=I", index) + bytes(32)) + guids)
+
+
+def test_the_guids_of_one_vf_among_many_are_read() -> None:
+    vfs = b"".join(vf(n, 0x0200_0000_0000_0000 + n, 0x0300_0000_0000_0000 + n) for n in range(16))
+    body = attribute(21, struct.pack("=I", 16)) + attribute(22, vfs)
+    content = vf_control.vf_content(body, 11)
+    assert content is not None
+    assert vf_control.decode_guids(dict(attributes(content))) == ("02:00:00:00:00:00:00:0b", "03:00:00:00:00:00:00:0b")
+    assert vf_control.vf_content(body, 16) is None
+
+
+def test_a_kernel_that_does_not_tell_tells_nothing() -> None:
+    assert vf_control.decode_guids({}) is None
+    assert vf_control.decode_guids({10: bytes(4), 11: bytes(4)}) is None
+
+
+@pytest.fixture
+def ethernet(own_network: None) -> str:
+    """An interface that has no VFs to ask about: the kernel answers EOPNOTSUPP, as a driver without GUIDs does."""
+    subprocess.run(["ip", "link", "add", "p0", "type", "veth", "peer", "name", "p1"], check=True)
+    return "p0"
+
+
+def test_where_the_driver_refuses_the_files_are_taken(ethernet: str, tmp_path: Path) -> None:
+    folder = tmp_path / "sys/class/net" / ethernet / "device/sriov/3"
+    folder.mkdir(parents=True)
+    for name in ("node", "port"):
+        (folder / name).write_text("00:00:00:00:00:00:00:00\n")
+    control = PfNetlink(root=tmp_path)
+    assert control.guids(ethernet, 3) == (vf_control.NONE, vf_control.NONE)
+    control.set_guids(ethernet, 3, GUID, GUID)
+    assert (folder / "node").read_text() == (folder / "port").read_text() == GUID
+    assert control.guids(ethernet, 3) == (GUID, GUID)
+
+
+def test_a_driver_that_knows_neither_is_named(ethernet: str, tmp_path: Path) -> None:
+    control = PfNetlink(root=tmp_path)
+    with pytest.raises(NetlinkFailed, match=f"set the node GUID of VF 3 of p0 to {GUID}: .*not supported"):
+        control.set_guids(ethernet, 3, GUID, GUID)
+    assert control.guids(ethernet, 3) is None
+    with pytest.raises(HardwareError, match="PF interface gone is gone"):
+        control.set_guids("gone", 3, GUID, GUID)

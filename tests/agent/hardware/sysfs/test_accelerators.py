@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.hardware import recorded
-from agent.hardware.sysfs.changes import rescan
-from agent.hardware.sysfs.scan import scan
+from agent.hardware.sysfs.scan import rescan, scan
 from agent.model.change import of_function
 from agent.model.device import Gpu, PciDevice, Snapshot, is_accelerator
 from agent.placement import Distances

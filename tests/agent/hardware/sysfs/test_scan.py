@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from agent.errors import HardwareError
 from agent.hardware import recorded
-from agent.hardware.sysfs.changes import rescan
-from agent.hardware.sysfs.scan import scan
+from agent.hardware.sysfs.scan import rescan, scan
 from agent.model.change import of_function
 from agent.model.device import CharDevice, LinkLayer, Netdev, NumaNode, PciDevice, RdmaPort, Snapshot
 from hack.node_tree import Ids, NodeTree

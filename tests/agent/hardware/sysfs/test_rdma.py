@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.hardware.sysfs.gids import Gid, find_gids, roce_ports
+from agent.hardware.sysfs.rdma import Gid, find_gids, roce_ports
 from tests import gids
 
 EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import HardwareError
-from agent.hardware.sysfs import binding
+from agent.hardware.sysfs import pci
 from tests import sandbox
 
 VF = "0000:3b:00.2"
@@ -27,38 +27,38 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_function_is_written_to_its_driver(root: Path) -> None:
-    binding.unbind(root, VF)
+    pci.unbind(root, VF)
     assert (root / "sys/bus/pci/drivers/mlx5_core/unbind").read_text() == VF
-    binding.bind(root, VF, "mlx5_core")
+    pci.bind(root, VF, "mlx5_core")
     assert (root / "sys/bus/pci/drivers/mlx5_core/bind").read_text() == VF
 
 
 def test_a_function_without_a_driver_is_free_already(root: Path) -> None:
     (root / "sys/bus/pci/devices" / VF / "driver").unlink()
-    binding.unbind(root, VF)
-    binding.unbind(root, "0000:00:00.0")
+    pci.unbind(root, VF)
+    pci.unbind(root, "0000:00:00.0")
 
 
 def test_a_driver_that_is_not_there_is_named(root: Path) -> None:
     with pytest.raises(HardwareError, match=f"{VF} cannot be bound to irdma: No such file or directory"):
-        binding.bind(root, VF, "irdma")
+        pci.bind(root, VF, "irdma")
 
 
 def test_what_is_bound_already_is_success(root: Path) -> None:
     (root / "sys/bus/pci/drivers/mlx5_core/bind").unlink()
     (root / "sys/bus/pci/drivers/mlx5_core/bind").mkdir()  # so that the write fails, as it does for a bound function
-    binding.bind(root, VF, "mlx5_core")
+    pci.bind(root, VF, "mlx5_core")
     (root / "sys/bus/pci/drivers/mlx5_core/unbind").unlink()
     (root / "sys/bus/pci/drivers/mlx5_core/unbind").mkdir()
     with pytest.raises(HardwareError, match="cannot be unbound from its driver"):
-        binding.unbind(root, VF)
+        pci.unbind(root, VF)
 
 
 def test_a_read_only_sysfs_is_refused_before_anything_begins(root: Path) -> None:
-    binding.require_writable(root, "a test")
+    pci.require_writable(root, "a test")
     with sandbox.mounts():
-        pci = root / "sys/bus/pci"
-        subprocess.run(["mount", "--bind", pci, pci], check=True)
-        subprocess.run(["mount", "-o", "remount,bind,ro", pci], check=True)
-        with pytest.raises(HardwareError, match=f"{pci} is read-only, and a test writes there: add daemonset/"):
-            binding.require_writable(root, "a test")
+        bus = root / "sys/bus/pci"
+        subprocess.run(["mount", "--bind", bus, bus], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,ro", bus], check=True)
+        with pytest.raises(HardwareError, match=f"{bus} is read-only, and a test writes there: add daemonset/"):
+            pci.require_writable(root, "a test")

@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agent.errors import HardwareError
-from agent.hardware.sysfs.changes import rescan
 from agent.hardware.sysfs.rdma import silent_changes
-from agent.hardware.sysfs.scan import scan
+from agent.hardware.sysfs.scan import rescan, scan
 from agent.model.change import NOTHING, Change, of_function, of_netdev
 from tests import descriptors
 from tests.agent.hardware.changing_node import FUNCTIONS, PFS, Node
