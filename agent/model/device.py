@@ -14,10 +14,10 @@ from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
 
+from agent.model.cloud_topology import AS_SHOWN, Places
 from agent.model.data_direct import DataDirect, pair_functions
 from agent.model.default_routes import DefaultRoute
 from agent.model.gpu_ids import GpuIds
-from agent.model.places import AS_SHOWN, Places
 
 NO_NUMA_NODE = -1
 

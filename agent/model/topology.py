@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import IntEnum
 
+from agent.model.cloud_topology import Places
 from agent.model.device import NO_NUMA_NODE, PciDevice
-from agent.model.places import Places
 
 
 class Locality(IntEnum):

@@ -14,9 +14,9 @@ from agent.config import Placement
 from agent.errors import DriverUnavailable, HardwareError
 from agent.inventory import Inventory
 from agent.model.change import EVERYTHING, of_function
+from agent.model.cloud_topology import Places
 from agent.model.device import Problem, Snapshot
 from agent.model.gpu_ids import GpuIds
-from agent.model.places import Places
 from tests.agent.scanned import DEADLINE, FakeHost, FakeWatch, learns, running, stopped
 from tests.awaiting import until
 

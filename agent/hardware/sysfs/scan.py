@@ -47,6 +47,7 @@ from agent.hardware.sysfs.rdma import (
 )
 from agent.hardware.sysfs.read import Attributes, shown
 from agent.model.change import Change
+from agent.model.cloud_topology import AS_SHOWN, Places, known_places, nccl_places
 from agent.model.device import (
     CharDevice,
     Gpu,
@@ -56,7 +57,6 @@ from agent.model.device import (
     is_accelerator,
     is_pci_address,
 )
-from agent.model.places import AS_SHOWN, Places, known_places, nccl_places
 
 _DMI = "/sys/class/dmi/id"
 

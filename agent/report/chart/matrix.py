@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agent.model.cloud_topology import is_virtual
 from agent.model.device import NO_NUMA_NODE, Gpu, PciDevice, Snapshot
 from agent.model.listed import some
-from agent.model.places import is_virtual
 from agent.model.printable import joined
 from agent.model.topology import Locality, locality, standing
 from agent.placement import Distances

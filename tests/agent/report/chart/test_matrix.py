@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from agent.model.cloud_topology import Places
 from agent.model.device import Problem, Snapshot
-from agent.model.places import Places
 from agent.report.chart.matrix import NEARNESS_UNKNOWN, as_document, as_text, nearness_known, rails, rows, why_not_known
 from agent.report.chart.tree import leaves, tree
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from agent.config import Config, parse
+from agent.model.cloud_topology import Places
 from agent.model.device import PciDevice, Snapshot
-from agent.model.places import Places
 from agent.report.doctor import CHECKS, checks_claims, checks_data_direct, checks_hardware, checks_node, examine
 from agent.report.doctor.facts import UNLIMITED, ContainerRuntime, Facts, NetworkFile
 from agent.report.doctor.findings import Finding, Severity, as_document, as_text, is_sound

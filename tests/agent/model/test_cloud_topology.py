@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from agent.model.cloud_topology import AS_SHOWN, is_virtual, known_places, nccl_places
 from agent.model.device import Snapshot
-from agent.model.places import AS_SHOWN, is_virtual, known_places, nccl_places
 from agent.placement import Distances
 
 FILE = """<system version="1">
