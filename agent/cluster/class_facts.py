@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.cluster.apiserver import CLASS, NODE, ApiServer
 from agent.errors import Unavailable
-from agent.report.doctor.claim_facts import ClusterFacts, DeviceClass
+from agent.report.doctor.facts import ClusterFacts, DeviceClass
 
 
 def look(api: ApiServer, node_name: str) -> ClusterFacts:

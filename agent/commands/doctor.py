@@ -22,7 +22,7 @@ from agent.commands.options import (
 from agent.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agent.report.doctor.claim_facts import ClusterFacts
+    from agent.report.doctor.facts import ClusterFacts
 
 
 def add(command: Command) -> None:
@@ -38,7 +38,7 @@ def _cluster() -> ClusterFacts:
     from agent.cluster.apiserver import ApiServer
     from agent.cluster.class_facts import look
     from agent.process.identity import node_name
-    from agent.report.doctor.claim_facts import ClusterFacts
+    from agent.report.doctor.facts import ClusterFacts
 
     try:
         api = ApiServer.in_cluster(os.environ)
@@ -51,7 +51,7 @@ def _cluster() -> ClusterFacts:
 def _doctor(options: argparse.Namespace) -> int:
     from agent.hardware.adapter_ids import with_adapter_ids
     from agent.hardware.sysfs.scan import with_places
-    from agent.report.doctor import examine, findings
+    from agent.report.doctor import examine, results
     from agent.report.doctor.collect import collect
 
     config, problems = None, tuple[str, ...]()
@@ -67,5 +67,5 @@ def _doctor(options: argparse.Namespace) -> int:
         snapshot = with_places(with_adapter_ids(host.scan(), host.root), file)
         looked = collect(root, snapshot, config, options.config, problems, ask_agent=is_here, cluster=cluster)
         found = examine(looked)
-    show(options, findings.as_document(found), findings.as_text(found))
-    return DONE if findings.is_sound(found) else FINDINGS
+    show(options, results.as_document(found), results.as_text(found))
+    return DONE if results.is_sound(found) else FINDINGS

@@ -67,11 +67,12 @@ class ContainerRuntime:
             raise
         return tuple(_sandbox(item) for item in answer.items)
 
-    async def version(self) -> str:
-        """Tell the runtime's own version. Raises Unavailable."""
-        async with self._asked("for its version") as stub:
-            answer = await stub.Version(api_pb2.VersionRequest())
-        return str(answer.runtime_version)
+    async def described(self) -> tuple[str, bool | None]:
+        """Return its version, and whether it resolves CDI names (None: it does not say). Raises Unavailable."""
+        async with self._asked("for its version and configuration") as stub:
+            version = await stub.Version(api_pb2.VersionRequest())
+            status = await stub.Status(api_pb2.StatusRequest(verbose=True))
+        return str(version.runtime_version), resolves_cdi(status.info.get("config", ""))
 
     @asynccontextmanager
     async def _asked(self, what: str) -> AsyncIterator[api_pb2_grpc.RuntimeServiceAsyncStub]:

@@ -1,4 +1,6 @@
-"""Checks of kernel and hardware: modules, RDMA mode, IOMMU, VFs, MTU, names, rails, hugepages, GPUs. Pure."""
+"""Checks of kernel and hardware: modules, RDMA mode, IOMMU, VFs, MTU, names, rails, hugepages, GPUs,
+Data Direct. Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from agent.offer.units import plain_offer
 from agent.offer.why import Why
 from agent.report.chart.matrix import why_not_known
 from agent.report.chart.tree import is_nic
-from agent.report.doctor.facts import Facts
-from agent.report.doctor.findings import Finding, Severity
+from agent.report.doctor.facts import REQUEST_REDIRECT, DataDirectFacts, Facts, functions
+from agent.report.doctor.results import Result, Severity
 
 MEANT = frozenset((Why.NOT_SELECTED, Why.OTHER_KIND, Why.NOT_HANDED_OUT, Why.TAKEN, Why.SLICED))
 """Reasons that a configuration gives on purpose."""
@@ -27,10 +29,10 @@ _KERNEL_NAME = re.compile(r"(?:eth|ib|wlan)\d+")
 _COUNTED_RDMA_NAME = re.compile(r"(?:mlx[45]|hfi1|irdma|bnxt_re|qedr|rxe|siw|efa|hns)_?\d+")
 
 
-def modules(facts: Facts) -> Iterator[Finding]:
+def modules(facts: Facts) -> Iterator[Result]:
     """The modules that containers' RDMA and VFs need."""
     if facts.modules is None:
-        yield Finding("modules", Severity.UNSEEN, "neither /proc/modules nor /sys/module is to be seen")
+        yield Result("modules", Severity.UNSEEN, "neither /proc/modules nor /sys/module is to be seen")
         return
     has_rdma = any(device.rdma_devices for device in facts.snapshot.devices)
     wanted = {}
@@ -47,7 +49,7 @@ def modules(facts: Facts) -> Iterator[Finding]:
         wanted[driver.replace("-", "_")] = "VFs for DPDK and virtual machines are bound to it"
     missing = [name for name in wanted if name not in facts.modules]
     for name in missing:
-        yield Finding(
+        yield Result(
             check="modules",
             severity=Severity.ERROR,
             text=f"the module {name} is not loaded: {wanted[name]}",
@@ -55,17 +57,17 @@ def modules(facts: Facts) -> Iterator[Finding]:
         )
     if not missing:
         loaded = ", ".join(wanted) or "nothing here needs any"
-        yield Finding("modules", Severity.FINE, loaded)
+        yield Result("modules", Severity.FINE, loaded)
 
 
-def rdma_mode(facts: Facts) -> Iterator[Finding]:
+def rdma_mode(facts: Facts) -> Iterator[Result]:
     """Whether RDMA devices are seen by all namespaces or belong to one."""
     snapshot = facts.snapshot
     if not any(device.rdma_devices for device in snapshot.devices):
-        yield Finding("rdma-mode", Severity.FINE, "there is no RDMA device")
+        yield Result("rdma-mode", Severity.FINE, "there is no RDMA device")
         return
     if not snapshot.rdma_cm and _knows_rdma_cm(facts):
-        yield Finding(
+        yield Result(
             check="rdma-mode",
             severity=Severity.ERROR,
             text="/dev/infiniband/rdma_cm is missing, though there are RDMA devices",
@@ -73,7 +75,7 @@ def rdma_mode(facts: Facts) -> Iterator[Finding]:
         )
     mode = "exclusive" if snapshot.rdma_exclusive else "shared"
     if snapshot.rdma_exclusive and _offers(facts, "hca"):
-        yield Finding(
+        yield Result(
             "rdma-mode",
             Severity.ERROR,
             "RDMA devices belong to one network namespace each, so no HCA can be shared, and a resource of kind hca"
@@ -81,7 +83,7 @@ def rdma_mode(facts: Facts) -> Iterator[Finding]:
             "rdma system set netns shared (options ib_core netns_mode=1 in /etc/modprobe.d), or offer VFs only",
         )
     elif not snapshot.rdma_exclusive and _offers(facts, "vf") and not _offers(facts, "hca"):
-        yield Finding(
+        yield Result(
             "rdma-mode",
             Severity.NOTE,
             "the mode is shared: every pod sees the names and counters of all RDMA devices, though it can use only"
@@ -89,10 +91,10 @@ def rdma_mode(facts: Facts) -> Iterator[Finding]:
             "rdma system set netns exclusive (options ib_core netns_mode=0 in /etc/modprobe.d), before any pod runs",
         )
     else:
-        yield Finding("rdma-mode", Severity.FINE, f"{mode}, which suits the resources")
+        yield Result("rdma-mode", Severity.FINE, f"{mode}, which suits the resources")
 
 
-def iommu(facts: Facts) -> Iterator[Finding]:
+def iommu(facts: Facts) -> Iterator[Result]:
     """The IOMMU, which vfio needs and which slows GPUs' peer-to-peer traffic where it translates."""
     line = set(facts.command_line)
     ungrouped = [d.address for d in facts.snapshot.devices if d.is_for_vfio and d.iommu_group is None]
@@ -102,14 +104,14 @@ def iommu(facts: Facts) -> Iterator[Finding]:
             if ungrouped
             else "a resource selects vfio-pci, "
         )
-        yield Finding(
+        yield Result(
             check="iommu",
             severity=Severity.ERROR,
             text=f"{who}and the IOMMU is off",
             remedy="switch on VT-d or AMD-Vi in the firmware, and boot with intel_iommu=on iommu=pt (AMD: iommu=pt)",
         )
     elif facts.has_iommu and facts.snapshot.all_gpus and "iommu=pt" not in line and "iommu.passthrough=1" not in line:
-        yield Finding(
+        yield Result(
             "iommu",
             Severity.NOTE,
             "the IOMMU is on and may translate: GPUDirect traffic between GPU and NIC then takes the way over the"
@@ -117,10 +119,10 @@ def iommu(facts: Facts) -> Iterator[Finding]:
             "boot with iommu=pt",
         )
     else:
-        yield Finding("iommu", Severity.FINE, "on" if facts.has_iommu else "off, and nothing needs it")
+        yield Result("iommu", Severity.FINE, "on" if facts.has_iommu else "off, and nothing needs it")
 
 
-def vfs(facts: Facts) -> Iterator[Finding]:
+def vfs(facts: Facts) -> Iterator[Result]:
     """Whether there are VFs where a resource wants some, and whether they have drivers."""
     devices = facts.snapshot.devices
     pfs = sorted((d for d in devices if d.is_pf), key=lambda d: not d.rdma_devices)
@@ -129,9 +131,9 @@ def vfs(facts: Facts) -> Iterator[Finding]:
         if pfs:
             place = f"/sys/bus/pci/devices/{pfs[0].address}/sriov_numvfs"
             text = f"a resource of kind vf is configured, and none of {some([d.address for d in pfs])} has VFs"
-            yield Finding("vfs", Severity.ERROR, text, f"echo {min(8, pfs[0].sriov_totalvfs)} > {place}")
+            yield Result("vfs", Severity.ERROR, text, f"echo {min(8, pfs[0].sriov_totalvfs)} > {place}")
         else:
-            yield Finding(
+            yield Result(
                 check="vfs",
                 severity=Severity.ERROR,
                 text="a resource of kind vf is configured, and no adapter can have VFs",
@@ -140,19 +142,19 @@ def vfs(facts: Facts) -> Iterator[Finding]:
         return
     bare = [d.address for d in found if d.driver is None]
     if bare:
-        yield Finding(
+        yield Result(
             check="vfs",
             severity=Severity.WARNING,
             text=f"no driver is bound to {grouped(bare, facts.snapshot)}",
             remedy=f"echo {bare[0]} > /sys/bus/pci/drivers_probe, or look why the driver refuses them: dmesg",
         )
     elif found:
-        yield Finding("vfs", Severity.FINE, f"{len(found)} on {len([d for d in pfs if d.vfs])} adapters, each driven")
+        yield Result("vfs", Severity.FINE, f"{len(found)} on {len([d for d in pfs if d.vfs])} adapters, each driven")
     else:
-        yield Finding("vfs", Severity.FINE, "none, and none wanted")
+        yield Result("vfs", Severity.FINE, "none, and none wanted")
 
 
-def mtu(facts: Facts) -> Iterator[Finding]:
+def mtu(facts: Facts) -> Iterator[Result]:
     """A VF takes no larger frames than its PF."""
     wrong = []
     for device in facts.snapshot.devices:
@@ -161,7 +163,7 @@ def mtu(facts: Facts) -> Iterator[Finding]:
         if device.is_vf and pf is not None and own is not None and own.mtu > pf.mtu:
             wrong.append(f"{own.name} has MTU {own.mtu}, its PF {pf.name} {pf.mtu}")
     if wrong:
-        yield Finding(
+        yield Result(
             check="mtu",
             severity=Severity.WARNING,
             text=f"{wrong[0]}" + (f", and {len(wrong) - 1} more alike" if wrong[1:] else ""),
@@ -170,12 +172,12 @@ def mtu(facts: Facts) -> Iterator[Finding]:
         )
     asked = _too_large_networks(facts)
     for text in asked:
-        yield Finding("mtu", Severity.ERROR, text, "raise the MTU of the PFs, or lower that of the network")
+        yield Result("mtu", Severity.ERROR, text, "raise the MTU of the PFs, or lower that of the network")
     if not wrong and not asked:
-        yield Finding("mtu", Severity.FINE, "no VF and no network has a larger MTU than its PF")
+        yield Result("mtu", Severity.FINE, "no VF and no network has a larger MTU than its PF")
 
 
-def names(facts: Facts) -> Iterator[Finding]:
+def names(facts: Facts) -> Iterator[Result]:
     """Names that hardware order decides may be other ones after the next reboot."""
     config = facts.config
     adapters = [d for d in facts.snapshot.devices if is_nic(d)]
@@ -185,14 +187,14 @@ def names(facts: Facts) -> Iterator[Finding]:
     by_rdma = sorted({name for s in selects for name in s.rdma_devices if _COUNTED_RDMA_NAME.fullmatch(name)})
     used = sorted(by_netdev & set(counted))
     if used:
-        yield Finding(
+        yield Result(
             check="names",
             severity=Severity.WARNING,
             text=f"a resource selects by {some(used)}, a name that the order of probing decides",
             remedy="select by PCI address or by vendor, or give the interface a lasting name (systemd.link(5))",
         )
     if by_rdma:
-        yield Finding(
+        yield Result(
             "names",
             Severity.WARNING,
             f"a resource selects by {some(by_rdma)}, which is numbered in the order of probing",
@@ -200,23 +202,23 @@ def names(facts: Facts) -> Iterator[Finding]:
         )
     if not used and not by_rdma:
         rest = f"{some(sorted(counted))}: named by the kernel, and nothing selects by it" if counted else "lasting ones"
-        yield Finding("names", Severity.FINE, rest)
+        yield Result("names", Severity.FINE, rest)
 
 
-def rails(facts: Facts) -> Iterator[Finding]:
+def rails(facts: Facts) -> Iterator[Result]:
     """Which adapters are rails, and whether networks that go by rail find what they ask for."""
     config = facts.config or Config()
     named, offer = config.topology.rails, _offer(config, facts)
     for caution in cautions(config, offer):
         check = "rails" if caution.path.startswith("topology") else "config"
-        yield Finding(check, Severity.WARNING, f"{caution.path}: {caution.text}", caution.remedy)
+        yield Result(check, Severity.WARNING, f"{caution.path}: {caution.text}", caution.remedy)
     for problem in template_problems(config, offer):
-        yield Finding("rails", Severity.ERROR, problem, "correct the network: see nodefabric check-config")
+        yield Result("rails", Severity.ERROR, problem, "correct the network: see nodefabric check-config")
     for network in config.networks:
         if strange := strangers(network, config, offer):
             asked = " and ".join(sorted(network.words))
             text = f"the network {network.name} goes by {asked}, which these adapters have not: {some(list(strange))}"
-            yield Finding("rails", Severity.WARNING, text, "list them under topology.rails, or select other devices")
+            yield Result("rails", Severity.WARNING, text, "list them under topology.rails, or select other devices")
     there = facts.snapshot.by_address
     away = {rail.key: " (away)" for rail in offer.rails if rail.device not in there}
     split = {rail.number for rail in offer.rails if rail.plane}
@@ -224,36 +226,36 @@ def rails(facts: Facts) -> Iterator[Finding]:
     told = [f"{number[rail.key]} {rail.netdev or rail.device}{away.get(rail.key, '')}" for rail in offer.rails]
     numbers = ", ".join(told)
     as_of = "" if named or not facts.rails_unknown else f", as of a first start ({facts.rails_unknown})"
-    yield Finding("rails", Severity.FINE, f"{numbers}{as_of}" if numbers else "no adapter here has an RDMA device")
+    yield Result("rails", Severity.FINE, f"{numbers}{as_of}" if numbers else "no adapter here has an RDMA device")
 
 
-def not_offered(facts: Facts) -> Iterator[Finding]:
+def not_offered(facts: Facts) -> Iterator[Result]:
     """Each adapter, VF and accelerator that no resource offers has a reason; many with one reason are one finding."""
     config = facts.config
     if config is None or not config.resources:
-        yield Finding("not-offered", Severity.FINE, "there is no resource that could offer anything")
+        yield Result("not-offered", Severity.FINE, "there is no resource that could offer anything")
         return
     found = left_out(config.resources, _offer(config, facts))
     for each in found:
         meant = each.why in MEANT
         told = f"{each.what}{f', by {each.resource}' if each.resource else ''}: {each.text}"
-        yield Finding("not-offered", Severity.FINE if meant else Severity.NOTE, told, "" if meant else each.why.remedy)
+        yield Result("not-offered", Severity.FINE if meant else Severity.NOTE, told, "" if meant else each.why.remedy)
     if not found:
-        yield Finding("not-offered", Severity.FINE, "nothing: every adapter, VF and accelerator is in a resource")
+        yield Result("not-offered", Severity.FINE, "nothing: every adapter, VF and accelerator is in a resource")
 
 
-def hugepages(facts: Facts) -> Iterator[Finding]:
+def hugepages(facts: Facts) -> Iterator[Result]:
     """DPDK programs take their memory from hugepages, of the NUMA node of their VF."""
     drivers = [d for d in facts.snapshot.devices if d.is_for_programs and is_network(d)]
     if not drivers and not _vfio_drivers(facts):
-        yield Finding("hugepages", Severity.FINE, "nothing here is driven by programs")
+        yield Result("hugepages", Severity.FINE, "nothing here is driven by programs")
         return
     wanted = {d.numa_node for d in drivers}
     bare = [n.number for n in facts.snapshot.numa_nodes if n.number in wanted and not any(c for _, c in n.hugepages)]
     none_at_all = not any(count for n in facts.snapshot.numa_nodes for _, count in n.hugepages)
     if bare or none_at_all:
         where = f"NUMA node {', '.join(map(str, bare))} has" if bare else "this node has"
-        yield Finding(
+        yield Result(
             check="hugepages",
             severity=Severity.WARNING,
             text=f"{where} no hugepages, and DPDK programs need some beside their VF",
@@ -261,17 +263,17 @@ def hugepages(facts: Facts) -> Iterator[Finding]:
             " them",
         )
     else:
-        yield Finding("hugepages", Severity.FINE, "there are some beside each VF that programs drive")
+        yield Result("hugepages", Severity.FINE, "there are some beside each VF that programs drive")
 
 
-def gpus(facts: Facts) -> Iterator[Finding]:
+def gpus(facts: Facts) -> Iterator[Result]:
     """GPUs of NVIDIA's that the PCI bus shows, their library must show too; how near NICs are should be known."""
     shown = {gpu.pci_address for gpu in facts.snapshot.gpus}
     on_bus = [d for d in facts.snapshot.devices if is_accelerator(d)]
     nvidias = [d for d in on_bus if d.vendor == NVIDIA and d.driver in (None, "nvidia")]
     silent = [d.address for d in nvidias if d.address not in shown]
     if silent and (_offers(facts, "gpu") or _offers(facts, "rail")):
-        yield Finding(
+        yield Result(
             check="gpus",
             severity=Severity.ERROR,
             text=f"the NVIDIA library does not show {some(silent)}",
@@ -279,14 +281,14 @@ def gpus(facts: Facts) -> Iterator[Finding]:
         )
     elif silent:
         text = f"the NVIDIA library does not show {some(silent)}: pods' GPUs are not known by UUID, only by address"
-        yield Finding("gpus", Severity.NOTE, text, "let the agent see libnvidia-ml.so.1, if pods use these GPUs")
+        yield Result("gpus", Severity.NOTE, text, "let the agent see libnvidia-ml.so.1, if pods use these GPUs")
     else:
-        yield Finding("gpus", Severity.FINE, _gpus_in_words(len(shown), on_bus, shown))
+        yield Result("gpus", Severity.FINE, _gpus_in_words(len(shown), on_bus, shown))
     if unknown := why_not_known(facts.snapshot):
-        yield Finding("gpus", Severity.WARNING, *unknown)
+        yield Result("gpus", Severity.WARNING, *unknown)
     has_rdma = any(device.rdma_devices for device in facts.snapshot.devices)
     if shown and has_rdma and facts.modules is not None and not facts.modules & {"nvidia_peermem", "nv_peer_mem"}:
-        yield Finding(
+        yield Result(
             "gpus",
             Severity.NOTE,
             "nvidia_peermem is not loaded: GPUDirect RDMA then works only by dma-buf (open kernel modules, recent"
@@ -345,3 +347,74 @@ def _offers(facts: Facts, kind: str) -> bool:
     """Tell whether a resource of a kind is configured, a rail's NIC included."""
     resources = facts.config.resources if facts.config is not None else ()
     return any(r.kind == kind or (r.kind == "rail" and r.nic.kind == kind) for r in resources)
+
+
+# -------------------------------------------------------------- Data Direct
+
+
+def data_direct(facts: Facts) -> Iterator[Result]:
+    """Whether traffic between GPUs and adapters takes the way of the Data Direct functions, where there are such."""
+    known = facts.data_direct
+    if known is None:
+        return
+    problems = [*_driver(facts, known), *_library(known), *_acs(known)]
+    yield from problems
+    if not problems:
+        count = len(functions(facts.snapshot))
+        ready = "kernel, libmlx5 and ACS let GPUs' traffic through" if known.acs else "kernel and libmlx5 know them"
+        yield Result("data-direct", Severity.FINE, f"{count} functions; {ready}")
+
+
+def _driver(facts: Facts, known: DataDirectFacts) -> Iterator[Result]:
+    lacking = [d.address for d in functions(facts.snapshot) if d.driver is None or d.is_for_programs]
+    if lacking:
+        yield Result(
+            "data-direct",
+            Severity.WARNING,
+            f"{', '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no kernel driver: GPUs' traffic then goes"
+            " over the processor, with about half the bandwidth",
+            f"modprobe mlx5_ib; if it is loaded, this kernel ({known.kernel or 'unknown'}) is too old: take Linux 6.12"
+            " or later, or the driver of DOCA",
+        )
+
+
+def _library(known: DataDirectFacts) -> Iterator[Result]:
+    if not known.library:
+        text = "the host has no libmlx5.so.1 to look at: what counts is the one in each container image"
+        yield Result("data-direct", Severity.UNSEEN, text, "build images with rdma-core 54 or later")
+    elif not known.library_knows:
+        yield Result(
+            "data-direct",
+            Severity.WARNING,
+            f"{known.library} does not know Data Direct: NCCL and UCX then silently use the slower path",
+            "install rdma-core 54 or later, on the host and in container images",
+        )
+
+
+def _acs(known: DataDirectFacts) -> Iterator[Result]:
+    """Redirected requests or completions go up to the processor and back down again."""
+    unseen = [port.address for port, control in known.acs if control is None]
+    if unseen:
+        text = f"the ACS settings of {', '.join(unseen)} cannot be read"
+        yield Result("data-direct", Severity.UNSEEN, text, "run doctor as root on the host")
+    wrong = [(port, control) for port, control in known.acs if control is not None and control & port.rule.off]
+    unsafe = [
+        (port, control)
+        for port, control in known.acs
+        if control is not None and not control & port.rule.off and control & port.rule.on != port.rule.on
+    ]
+    wanted = ";".join(f"{port.rule.words}@{port.address}" for port, _ in known.acs)
+    remedy = f"boot with pci=config_acs={wanted} (Linux 6.11 or later; rdma_topo write-grub-acs writes it)"
+    if wrong:
+        ports = ", ".join(
+            f"{port.address} redirects {_what(port.rule.off)} ({port.towards} is below it)" for port, _ in wrong
+        )
+        yield Result("data-direct", Severity.WARNING, f"ACS sends GPUs' traffic up to the processor: {ports}", remedy)
+    if unsafe:
+        ports = ", ".join(f"{port.address} ({control:07b}, not {port.rule.words})" for port, control in unsafe)
+        text = f"ACS is not set as rdma-core's rdma_topo asks, so functions are less isolated: {ports}"
+        yield Result("data-direct", Severity.NOTE, text, remedy)
+
+
+def _what(bit: int) -> str:
+    return "requests" if bit == REQUEST_REDIRECT else "completions"

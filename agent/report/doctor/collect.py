@@ -9,8 +9,10 @@ import asyncio
 import json
 import os
 import re
+import socket
+import time
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +24,40 @@ from agent.ledger.reading import read_rails
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
 from agent.process import sockets
-from agent.report.doctor import collect_data_direct, containerd_config
-from agent.report.doctor.claim_facts import ClaimFacts, ClusterFacts
-from agent.report.doctor.facts import UNLIMITED, ContainerRuntime, Facts, NetworkFile, is_containerd_2
-from agent.report.doctor.looking import below, is_open, is_read_only, listens
+from agent.report.doctor.facts import (
+    CONTAINERD_CONFIG,
+    UNLIMITED,
+    ClaimFacts,
+    ClusterFacts,
+    ContainerRuntime,
+    DataDirectFacts,
+    Facts,
+    HeldClaim,
+    NetworkFile,
+    Port,
+    functions,
+    shared_ports,
+)
+from agent.report.dra import DriverState
 
 MOST_BYTES = 1 << 20
 MOST_ANSWER_BYTES = 16 << 10
-ANSWER_SECONDS = 3.0
+MOST_STATUS_BYTES = 64 << 20
+SOCKET_SECONDS, ANSWER_SECONDS, STATUS_SECONDS = 3.0, 3.0, 5.0
 RUNTIMES = {
     "containerd": ("run/containerd/containerd.sock", "containerd"),
     "cri-o": ("run/crio/crio.sock", "crio"),
 }
 UNIT_FOLDERS = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
 SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_LIBRARY = "libmlx5.so.1"
+_FOLDERS = ("usr/lib64", "usr/lib", "usr/lib/aarch64-linux-gnu", "usr/lib/x86_64-linux-gnu", "usr/local/lib")
+_SYMBOL = b"mlx5dv_get_data_direct_sysfs_path"
+"""By which programs find the function, from rdma-core 54 on (debian/ibverbs-providers.symbols, MLX5_1.25)."""
+_MOST_LIBRARY_BYTES = 16 << 20
+_SWITCH = ("0x15b3", "0x197c")
+"""Vendor and device of ports of a ConnectX's own switch."""
+_CONFIG_BYTES, _FIRST_CAPABILITY, _ACS = 4096, 0x100, 0x000D
 
 
 def collect(
@@ -75,8 +97,8 @@ def collect(
         agent=agent_answers(config.endpoints) if config is not None and ask_agent else (),
         rails=known_rails,
         rails_unknown=rails_unknown,
-        claims=_claims(root, config, cluster or ClusterFacts(), ask_agent=ask_agent),
-        data_direct=collect_data_direct.collect(root, snapshot),
+        claims=claims(root, config, cluster or ClusterFacts(), ask_agent=ask_agent),
+        data_direct=data_direct(root, snapshot),
     )
 
 
@@ -87,14 +109,6 @@ def _rails(root: Path, config: Config | None, *, is_here: bool) -> tuple[tuple[R
         return read_rails(books if is_here else below(root, books)), ""
     except LedgerError as error:
         return (), str(error)
-
-
-def _claims(root: Path, config: Config | None, cluster: ClusterFacts, *, ask_agent: bool) -> ClaimFacts | None:
-    if config is None or not config.offers_dra:
-        return None
-    from agent.report.doctor import collect_claims  # most nodes need none of it
-
-    return collect_claims.collect(root, config, cluster, ask_agent=ask_agent)
 
 
 def _topology_policy(root: Path, kubelet_dir: Path, config: Config | None) -> str | None:
@@ -121,7 +135,7 @@ def modules(root: Path) -> frozenset[str] | None:
 
 
 def runtime(root: Path, config: Config | None) -> ContainerRuntime | None:
-    """Find the container runtime; None if neither its socket nor its configuration is to be seen.
+    """Find the container runtime and ask it; None if its socket is not to be seen.
 
     Both may be there, containerd for Docker: kubelet's is the one that is configured. One with a socket of its own
     (k3s has one) has a configuration of its own, too, wherever that is.
@@ -136,20 +150,20 @@ def runtime(root: Path, config: Config | None) -> ContainerRuntime | None:
 
 
 def _runtime(root: Path, name: str, socket_path: Path, *, is_usual: bool = True) -> ContainerRuntime | None:
-    files, problem = containerd_config.read(root) if name == "containerd" and is_usual else ((), "")
-    if not os.path.exists(socket_path) and not files and not problem:
+    if not os.path.exists(socket_path):
         return None
-    version = _version(socket_path)
-    config_version = _whole(files[0].document.get("version", 1)) if files else None
-    cdi = containerd_config.cdi(files, merges=is_containerd_2(version, config_version))
+    version, resolves_cdi, problem = "", None, ""
+    try:
+        version, resolves_cdi = asyncio.run(RuntimeClient(socket_path).described())
+    except AgentError as error:
+        problem = str(error)
     return ContainerRuntime(
         name,
-        version=version,
-        config_version=config_version,
-        enable_cdi=cdi.enabled,
-        cdi_file=cdi.file if is_usual else "",
-        memlock_bytes=memlock(root, RUNTIMES[name][1]),
-        problem=problem,
+        version,
+        resolves_cdi if name == "containerd" else True,
+        memlock(root, RUNTIMES[name][1]),
+        problem,
+        CONTAINERD_CONFIG if is_usual else "",
     )
 
 
@@ -216,15 +230,96 @@ def agent_answers(endpoints: Endpoints) -> tuple[tuple[str, str | None], ...]:
     return tuple(found)
 
 
+def claims(root: Path, config: Config | None, cluster: ClusterFacts, *, ask_agent: bool) -> ClaimFacts | None:
+    """Look at the driver's folders and sockets, and ask the agent; None where nothing is offered to claims."""
+    if config is None or not config.offers_dra:
+        return None
+    kubelet = below(root, config.kubelet_dir)
+    registry, own = kubelet / "plugins_registry", kubelet / "plugins" / config.dra.driver
+    found = sorted(registry.glob(f"{config.dra.driver}-*-reg.sock"))
+    folders = (registry, own) if own.exists() else (registry,)  # the agent makes its own
+    document = _ask(config.endpoints) if ask_agent else {}
+    return ClaimFacts(
+        now=time.time(),
+        folders=tuple((str(path), unusable(path)) for path in folders),
+        sockets=tuple((str(path), listens(path)) for path in found),
+        state=_state(document.get("dra")),
+        claims=tuple(
+            HeldClaim(f"{c['namespace']}/{c['name']}", c["state"], c["since"], tuple(c["pods"]))
+            for c in document.get("claims", ())
+        ),
+        cluster=cluster,
+    )
+
+
+def _ask(endpoints: Endpoints) -> Mapping[str, Any]:
+    """Ask the agent for its status document; empty if it does not answer."""
+    host = f"[{endpoints.address}]" if ":" in endpoints.address else endpoints.address
+    try:
+        with sockets.get(f"http://{host}:{endpoints.port}/status", STATUS_SECONDS) as answer:
+            document = json.loads(answer.read(MOST_STATUS_BYTES))
+    except (OSError, ValueError, Unavailable):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _state(told: Mapping[str, Any] | None) -> DriverState | None:
+    if told is None:
+        return None
+    devices = tuple((found["resource"], found["health"], found["count"]) for found in told["devices"])
+    return DriverState(told["driver"], told["problem"] or "", told["slices"], frozenset(told["dropped"]), devices)
+
+
+def data_direct(root: Path, snapshot: Snapshot) -> DataDirectFacts | None:
+    """Look at kernel, library and switch; None where no adapter has a Data Direct function."""
+    if not functions(snapshot):
+        return None
+    library, knows = _library(root)
+    ports = [port for port in shared_ports(snapshot) if _is_of_switch(root, port)]
+    release = (_text(root / "proc/sys/kernel/osrelease") or "").strip()
+    return DataDirectFacts(release, library, knows, tuple((port, _acs_control(root, port)) for port in ports))
+
+
+def acs_control(config: bytes) -> int | None:
+    """Read the ACS control register in a function's configuration space; None if it has none, or it was cut off."""
+    offset, seen = _FIRST_CAPABILITY, set[int]()
+    while offset >= _FIRST_CAPABILITY and offset + 8 <= len(config) and offset not in seen:
+        seen.add(offset)
+        header = int.from_bytes(config[offset : offset + 4], "little")
+        if header & 0xFFFF == _ACS:
+            return int.from_bytes(config[offset + 6 : offset + 8], "little")
+        offset = header >> 20 & 0xFFC
+    return None
+
+
+def _library(root: Path) -> tuple[str, bool]:
+    """Find the host's libmlx5, and whether it knows Data Direct."""
+    for folder in _FOLDERS:
+        found = _bytes(root / folder / _LIBRARY, _MOST_LIBRARY_BYTES)
+        if found is not None:
+            return f"/{folder}/{_LIBRARY}", _SYMBOL in found
+    return "", False
+
+
+def _is_of_switch(root: Path, port: Port) -> bool:
+    function = _function(root, port.address)
+    return tuple((_text(function / name) or "").strip() for name in ("vendor", "device")) == _SWITCH
+
+
+def _acs_control(root: Path, port: Port) -> int | None:
+    return acs_control(_bytes(_function(root, port.address) / "config", _CONFIG_BYTES) or b"")
+
+
+def _function(root: Path, address: str) -> Path:
+    return root / "sys/bus/pci/devices" / address
+
+
 # ------------------------------------------------------------------- reading
 
 
 def _text(path: Path) -> str | None:
-    try:
-        with path.open("rb") as file:
-            return file.read(MOST_BYTES).decode(errors="replace")
-    except (OSError, ValueError):
-        return None
+    found = _bytes(path, MOST_BYTES)
+    return found.decode(errors="replace") if found is not None else None
 
 
 def _names(folder: Path) -> list[str]:
@@ -238,15 +333,6 @@ def _executables(folder: Path) -> frozenset[str] | None:
     if not is_open(folder):
         return None
     return frozenset(name for name in _names(folder) if os.access(folder / name, os.X_OK))
-
-
-def _version(path: Path) -> str:
-    if not path.is_socket():
-        return ""
-    try:
-        return asyncio.run(RuntimeClient(path).version())
-    except AgentError:
-        return ""
 
 
 def _unit_texts(root: Path, unit: str) -> Iterator[str]:
@@ -272,3 +358,48 @@ def _whole(value: Any) -> int | None:
         return int(value)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def _bytes(path: Path, most: int) -> bytes | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(most)
+    except (OSError, ValueError):
+        return None
+
+
+def below(root: Path, path: Path) -> Path:
+    return root / path.relative_to("/")
+
+
+def is_open(folder: Path) -> bool:
+    return os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)
+
+
+def is_read_only(folder: Path) -> bool:
+    """Tell whether a folder is on a read-only mount; not so if there is none."""
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def unusable(folder: Path) -> str | None:
+    """Tell what keeps files from being made in a folder; None if nothing does."""
+    if not os.path.isdir(folder):
+        return "is not there"
+    if is_read_only(folder):
+        return "is mounted read-only"
+    return None if os.access(folder, os.W_OK | os.X_OK) else "may not be written to"
+
+
+def listens(path: Path) -> str | None:
+    """Tell what keeps a socket from being reached; None if somebody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(SOCKET_SECONDS)
+        try:
+            probe.connect(str(path))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None

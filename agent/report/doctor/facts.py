@@ -5,48 +5,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.config import Config
-from agent.model.device import Snapshot
+from agent.model.data_direct import is_data_direct
+from agent.model.device import PciDevice, Snapshot
 from agent.model.vf_identity import Rail
-from agent.report.doctor.claim_facts import ClaimFacts
-from agent.report.doctor.data_direct_facts import DataDirectFacts
+from agent.report.dra import DriverState
 
 UNLIMITED = -1
-
-
-def is_containerd_2(version: str, config_version: int | None) -> bool:
-    """Tell by the version that containerd answers with, else by that of its configuration file, which 2.0 raised."""
-    major = version.removeprefix("v").partition(".")[0]
-    return major.isdigit() and int(major) >= 2 if version else (config_version or 0) >= 3
+CONTAINERD_CONFIG = "/etc/containerd/config.toml"
+REQUEST_REDIRECT, COMPLETION_REDIRECT = 1 << 2, 1 << 3
+_SOURCE_VALIDATION, _UPSTREAM_FORWARDING = 1 << 0, 1 << 4
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerRuntime:
-    """The runtime that kubelet starts containers with."""
+    """The runtime that kubelet starts containers with, as it describes itself over CRI."""
 
     name: str
     """containerd or cri-o."""
     version: str = ""
-    """As the runtime tells it; empty if it was not asked or did not answer."""
-    config_version: int | None = None
-    """containerd: the `version` of its configuration file; None without a file."""
-    enable_cdi: bool | None = None
-    """containerd: what its configuration says; None if it says nothing."""
+    """Empty if it did not answer."""
+    resolves_cdi: bool | None = None
+    """Whether it resolves CDI names, by the configuration that it has loaded; None if it does not say."""
     memlock_bytes: int | None = None
     """Locked memory that its process, and so each container, may have. UNLIMITED for no limit."""
     problem: str = ""
-    """Why its configuration cannot be read."""
-    cdi_file: str = "/etc/containerd/config.toml"
-    """containerd: the file that decides whether it resolves CDI names; empty if nobody knows which that is."""
+    """Why it did not answer."""
+    config_file: str = CONTAINERD_CONFIG
+    """containerd: its main configuration file; empty if nobody here knows where that is."""
 
     @property
-    def resolves_cdi(self) -> bool | None:
-        """Tell whether it resolves CDI names: where nothing is said containerd does from 2.0 on, and CRI-O does.
-
-        None for an older containerd whose configuration is not to be seen.
-        """
-        if self.enable_cdi is not None or self.name != "containerd":
-            return self.enable_cdi is not False
-        return is_containerd_2(self.version, self.config_version) or (False if self.cdi_file else None)
+    def major(self) -> int:
+        """The first number of its version; 0 if that is unknown."""
+        major = self.version.removeprefix("v").partition(".")[0]
+        return int(major) if major.isdigit() else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +47,90 @@ class NetworkFile:
     name: str
     types: tuple[str, ...]
     """The plugins it calls, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClass:
+    """A DeviceClass of the cluster, as far as it is of interest here."""
+
+    name: str
+    expressions: tuple[str, ...] = ()
+    """The CEL expressions of its selectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What the API server tells."""
+
+    kubelet_version: str = ""
+    """Of this node; empty if it is not told."""
+    classes: tuple[DeviceClass, ...] | None = None
+    problem: str = ""
+    """Why it was not asked, or did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldClaim:
+    """A claim that the agent has prepared."""
+
+    name: str
+    """With its namespace."""
+    state: str
+    since: float
+    pods: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFacts:
+    """One look at what claims need on a node that offers something to them."""
+
+    now: float = 0.0
+    """Seconds since the epoch."""
+    folders: tuple[tuple[str, str | None], ...] = ()
+    """(path of a folder that the driver needs, None if it may be used or what is wrong)."""
+    sockets: tuple[tuple[str, str | None], ...] = ()
+    """(a socket by which kubelet finds the driver, None if it answers or what is wrong)."""
+    state: DriverState | None = None
+    """As the agent tells it; None if it does not."""
+    claims: tuple[HeldClaim, ...] = ()
+    cluster: ClusterFacts = ClusterFacts(problem="the cluster was not asked")
+
+
+@dataclass(frozen=True, slots=True)
+class AcsRule:
+    """Which bits of a port's ACS control register must be set, and which not (rdma-core, kernel-boot/rdma_topo)."""
+
+    on: int
+    off: int
+    words: str
+    """The same as the kernel's parameter pci=config_acs= spells it."""
+
+
+TOWARDS_DATA_DIRECT = AcsRule(
+    _SOURCE_VALIDATION | COMPLETION_REDIRECT | _UPSTREAM_FORWARDING, REQUEST_REDIRECT, "xx110x1"
+)
+TOWARDS_GPU = AcsRule(_SOURCE_VALIDATION | REQUEST_REDIRECT | _UPSTREAM_FORWARDING, COMPLETION_REDIRECT, "xx101x1")
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A downstream port of the switch that a Data Direct function and a GPU have in common."""
+
+    address: str
+    towards: str
+    """The PCI address of the function or GPU below it."""
+    rule: AcsRule
+
+
+@dataclass(frozen=True, slots=True)
+class DataDirectFacts:
+    kernel: str
+    """Its release."""
+    library: str = ""
+    """Path of the host's libmlx5; empty if it has none."""
+    library_knows: bool = False
+    acs: tuple[tuple[Port, int | None], ...] = ()
+    """The ACS control register of each port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +167,25 @@ class Facts:
     """What claims need; None where nothing is offered to them."""
     data_direct: DataDirectFacts | None = None
     """None where no adapter has a Data Direct function."""
+
+
+def functions(snapshot: Snapshot) -> tuple[PciDevice, ...]:
+    return tuple(device for device in snapshot.devices if is_data_direct(device.vendor, device.device))
+
+
+def shared_ports(snapshot: Snapshot) -> tuple[Port, ...]:
+    """List the ports of switches through which a Data Direct function and a GPU reach each other.
+
+    The path has the host bridge first, then a root port, then the switch: ports that only a root port joins are none.
+    """
+    found: dict[str, Port] = {}
+    gpus = [snapshot.by_address[g.pci_address] for g in snapshot.all_gpus if g.pci_address in snapshot.by_address]
+    for function in functions(snapshot):
+        for gpu in gpus:
+            pairs = zip(function.path[:-1], gpu.path[:-1], strict=False)
+            common = next((i for i, (one, other) in enumerate(pairs) if one != other), 0)
+            if common > 2:
+                for device, rule in ((function, TOWARDS_DATA_DIRECT), (gpu, TOWARDS_GPU)):
+                    port = device.path[common]
+                    found[port] = Port(port, device.address, rule)
+    return tuple(found[address] for address in sorted(found))

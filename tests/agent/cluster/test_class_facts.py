@@ -10,7 +10,7 @@ import pytest
 
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.class_facts import look
-from agent.report.doctor.claim_facts import ClusterFacts, DeviceClass
+from agent.report.doctor.facts import ClusterFacts, DeviceClass
 from tests.standins.apiserver import ApiServerStandIn, Fault
 
 EXPRESSION = 'device.driver == "nodefabric.io"'

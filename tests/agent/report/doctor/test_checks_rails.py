@@ -11,7 +11,7 @@ from agent.model.vf_identity import Rail, identities
 from agent.process.startup import network_problems
 from agent.report.doctor import checks_hardware
 from agent.report.doctor.facts import Facts
-from agent.report.doctor.findings import Severity
+from agent.report.doctor.results import Severity
 
 Snapshots = Callable[[str], Snapshot]
 

@@ -17,9 +17,8 @@ import pytest
 from agent.__main__ import main
 from agent.config import Config, Endpoints, Topology
 from agent.model.device import Snapshot
-from agent.report.doctor.collect import agent_answers, collect, memlock, modules, networks, runtime
+from agent.report.doctor.collect import agent_answers, collect, listens, memlock, modules, networks, runtime
 from agent.report.doctor.facts import UNLIMITED, NetworkFile
-from agent.report.doctor.looking import listens
 from agent.report.endpoints import EndpointServer
 from agent.report.replies import Pages
 from agent.report.status.cached import served
@@ -48,30 +47,6 @@ def test_modules_are_loaded_or_built_in(tmp_path: Path) -> None:
     assert modules(tmp_path) == frozenset({"ib_uverbs", "vfio_pci", "rdma_ucm", "b_c", "mlx5_core"})
 
 
-@pytest.mark.parametrize(
-    ("text", "version", "enabled"),
-    [
-        ("version = 2\n", 2, None),
-        ('version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = true\n', 2, True),
-        ('version = 3\n[plugins."io.containerd.cri.v1.runtime"]\nenable_cdi = false\n', 3, False),
-        ('[plugins.cri]\nenable_cdi = "yes"\n', 1, None),
-        ("version = 2\nplugins = 3\n", 2, None),
-        ("version = inf\n", None, None),
-    ],
-)
-def test_the_runtimes_configuration_tells_of_cdi(tmp_path: Path, text: str, version: int, enabled: bool | None) -> None:
-    found = runtime(write(tmp_path, {"etc/containerd/config.toml": text}), None)
-    assert found is not None
-    assert (found.name, found.config_version, found.enable_cdi, found.problem) == ("containerd", version, enabled, "")
-
-
-def test_a_broken_configuration_of_the_runtime_is_told(tmp_path: Path) -> None:
-    found = runtime(write(tmp_path, {"etc/containerd/config.toml": "version = \n"}), None)
-    assert found is not None
-    assert "config.toml" in found.problem
-    assert runtime(tmp_path / "nothing", None) is None
-
-
 @pytest.mark.parametrize("text", ["topologyManagerPolicy: !!timestamp no", "[" * 20_000, "- a list"])
 def test_a_broken_configuration_of_kubelet_is_passed_over(tmp_path: Path, text: str) -> None:
     write(tmp_path, {"var/lib/kubelet/config.yaml": text})
@@ -96,36 +71,19 @@ def test_kubelets_policy_is_that_of_its_drop_ins_and_of_the_file_that_is_named(t
     assert found == ["none", "best-effort", "restricted"]
 
 
-def test_the_runtime_that_is_configured_is_kubelets(tmp_path: Path) -> None:
-    write(tmp_path, {"etc/containerd/config.toml": "version = 2\n", "run/crio/crio.sock": ""})
-    names = {path: runtime(tmp_path, Config(runtime_socket=path)) for path in (None, Path("/run/crio/crio.sock"))}
-    assert [found.name if found is not None else "" for found in names.values()] == ["containerd", "cri-o"]
-
-
-def test_the_runtime_is_looked_for_where_the_configuration_says(short_folder: Path) -> None:
-    write(short_folder, {"etc/containerd/config.toml": "version = 2\n", "proc/7/comm": "containerd\n"})
-    (short_folder / "proc/7/limits").write_text("Max locked memory  8388608  8388608  bytes\n")
-    of_k3s = Config(runtime_socket=Path("/run/k3s/containerd/containerd.sock"))
-    assert runtime(short_folder, of_k3s) is None  # and not the containerd that is there for Docker
-    with answering(short_folder / "run/k3s/containerd/containerd.sock"):
-        found = runtime(short_folder, of_k3s)
-    assert found is not None
-    assert (found.name, found.version, found.memlock_bytes) == ("containerd", "v2.1.4", 8388608)
-    assert (found.config_version, found.cdi_file) == (None, "")
-    usual = runtime(short_folder, Config(runtime_socket=Path("/var/run/containerd/containerd.sock")))
-    assert usual is not None
-    assert (usual.config_version, usual.cdi_file) == (2, "/etc/containerd/config.toml")
-
-
 @contextmanager
-def answering(path: Path) -> Iterator[None]:
-    """A runtime that tells its version."""
+def answering(path: Path, config: str | None = None) -> Iterator[None]:
+    """A runtime that describes itself, with its configuration if that is given."""
     path.parent.mkdir(parents=True)
     server = grpc.server(ThreadPoolExecutor(1))
-    handler = grpc.unary_unary_rpc_method_handler(
-        answer_version, api_pb2.VersionRequest.FromString, api_pb2.VersionResponse.SerializeToString
-    )
-    handlers = {"Version": handler}
+    version = api_pb2.VersionResponse(runtime_name="containerd", runtime_version="v2.1.4")
+    answers = {"Version": version, "Status": api_pb2.StatusResponse(info={"config": config} if config else {})}
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            lambda request, context, answer=answer: answer, response_serializer=type(answer).SerializeToString
+        )
+        for name, answer in answers.items()
+    }
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", handlers)])
     server.add_insecure_port(f"unix:{path}")
     server.start()
@@ -135,19 +93,43 @@ def answering(path: Path) -> Iterator[None]:
         server.stop(None).wait()
 
 
-def answer_version(request: api_pb2.VersionRequest, context: object) -> api_pb2.VersionResponse:
-    return api_pb2.VersionResponse(runtime_name="containerd", runtime_version="v2.1.4")
+CONTAINERD, CRIO, K3S = "run/containerd/containerd.sock", "run/crio/crio.sock", "run/k3s/containerd/containerd.sock"
 
 
-def test_a_running_runtime_tells_its_version(short_folder: Path) -> None:
-    assert runtime(short_folder, None) is None
-    with answering(short_folder / "run/containerd/containerd.sock"):
-        found = runtime(short_folder, None)
-        assert found is not None
-        assert (found.name, found.version, found.config_version) == ("containerd", "v2.1.4", None)
-        assert runtime(short_folder, Config(runtime_socket=Path("/run/containerd/containerd.sock"))) == found
-    found = runtime(short_folder, None)
-    assert found is None or found.version == ""
+@pytest.mark.parametrize(
+    ("socket", "named", "config", "name", "resolves", "file"),
+    [
+        (CONTAINERD, None, '{"containerd": {}, "enableCDI": false}', "containerd", False, True),
+        (CONTAINERD, f"/var/{CONTAINERD}", '{"containerd": {}, "enableCDI": true}', "containerd", True, True),
+        (K3S, f"/{K3S}", '{"containerd": {}, "cdiSpecDirs": ["/var/run/cdi"]}', "containerd", True, False),
+        (CONTAINERD, f"/{CONTAINERD}", None, "containerd", None, True),
+        (CRIO, f"/{CRIO}", None, "cri-o", True, True),
+        (CRIO, None, None, "cri-o", True, True),
+    ],
+)
+def test_the_runtime_that_is_kubelets_is_asked_for_its_version_and_configuration(
+    short_folder: Path, socket: str, named: str | None, config: str | None, name: str, resolves: bool, file: bool
+) -> None:
+    write(
+        short_folder, {"proc/7/comm": "containerd\n", "proc/7/limits": "Max locked memory  8388608  8388608  bytes\n"}
+    )
+    (short_folder / "var").mkdir()
+    (short_folder / "var/run").symlink_to("../run")
+    ours = Config(runtime_socket=Path(named) if named is not None else None)
+    assert runtime(short_folder, ours) is None
+    with answering(short_folder / socket, config):
+        found = runtime(short_folder, ours)
+    assert found is not None
+    assert (found.name, found.version, found.resolves_cdi, found.problem) == (name, "v2.1.4", resolves, "")
+    assert (found.memlock_bytes, bool(found.config_file)) == (8388608 if name == "containerd" else None, file)
+
+
+def test_a_runtime_that_does_not_answer_is_told_with_its_socket(short_folder: Path) -> None:
+    write(short_folder, {CONTAINERD: ""})
+    found = runtime(short_folder, Config(runtime_socket=Path(f"/{CONTAINERD}")))
+    assert found is not None
+    assert (found.version, found.resolves_cdi) == ("", None)
+    assert f"{short_folder}/{CONTAINERD}" in found.problem
 
 
 def test_locked_memory_is_that_of_the_process_or_else_of_its_unit(tmp_path: Path) -> None:

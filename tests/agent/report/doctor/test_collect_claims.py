@@ -15,9 +15,8 @@ from agent.config import Config, Endpoints, Resource
 from agent.model.allocation import ClaimState
 from agent.model.device import Snapshot
 from agent.report import status
-from agent.report.doctor.claim_facts import ClusterFacts, HeldClaim
-from agent.report.doctor.collect import collect as collect_all
-from agent.report.doctor.collect_claims import collect
+from agent.report.doctor.collect import claims, collect
+from agent.report.doctor.facts import ClaimFacts, ClusterFacts, HeldClaim
 from agent.report.dra import DriverState
 from agent.report.endpoints import EndpointServer
 from agent.report.metrics import Facts
@@ -28,6 +27,12 @@ from tests.agent.ledger.test_claims import claim
 CONFIG = Config((Resource("rdma/vf", "vf", offer="dra"),), kubelet_dir=Path("/k"))
 CLUSTER = ClusterFacts("v1.36.2", ())
 STATE = DriverState("nodefabric.io", "not found", 2, frozenset({"taints"}), (("rdma/vf", "healthy", 4),))
+
+
+def looked_at(root: Path, config: Config, *, ask_agent: bool) -> ClaimFacts:
+    found = claims(root, config, CLUSTER, ask_agent=ask_agent)
+    assert found is not None
+    return found
 
 
 @contextmanager
@@ -44,7 +49,7 @@ def agent(facts: Facts) -> Iterator[Endpoints]:
 def test_the_agent_tells_how_the_driver_stands_and_which_claims_there_are() -> None:
     prepared = replace(claim(), state=ClaimState.PREPARED, since=7.0)
     with agent(Facts(Snapshot(), claims=(prepared,), driver=STATE)) as endpoints:
-        found = collect(Path("/nowhere"), replace(CONFIG, endpoints=endpoints), CLUSTER, ask_agent=True)
+        found = looked_at(Path("/nowhere"), replace(CONFIG, endpoints=endpoints), ask_agent=True)
     assert found.state == STATE
     assert found.claims == (HeldClaim("default/c", "prepared", 7.0, ("default/trainer",)),)
     assert found.cluster is CLUSTER
@@ -53,8 +58,8 @@ def test_the_agent_tells_how_the_driver_stands_and_which_claims_there_are() -> N
 def test_an_agent_that_is_away_or_that_has_no_driver_tells_nothing() -> None:
     with agent(Facts(Snapshot())) as endpoints:
         config = replace(CONFIG, endpoints=endpoints)
-        assert collect(Path("/nowhere"), config, CLUSTER, ask_agent=True).state is None
-    found = collect(Path("/nowhere"), config, CLUSTER, ask_agent=True)
+        assert looked_at(Path("/nowhere"), config, ask_agent=True).state is None
+    found = looked_at(Path("/nowhere"), config, ask_agent=True)
     assert (found.state, found.claims) == (None, ())
 
 
@@ -67,20 +72,20 @@ def test_sockets_of_the_driver_are_tried_and_those_of_others_are_not(short_folde
     with closing(socket.socket(socket.AF_UNIX)) as server:
         server.bind(str(living))
         server.listen()
-        found = collect(short_folder, CONFIG, CLUSTER, ask_agent=False)
+        found = looked_at(short_folder, CONFIG, ask_agent=False)
     assert found.folders == ((str(registry), None),)
     assert found.sockets == ((f"{registry}/nodefabric.io-0-reg.sock", "Connection refused"), (str(living), None))
 
 
 def test_kubelets_folder_that_is_not_there_is_said(short_folder: Path) -> None:
-    found = collect(short_folder, CONFIG, CLUSTER, ask_agent=False)
+    found = looked_at(short_folder, CONFIG, ask_agent=False)
     assert found.folders == ((f"{short_folder}/k/plugins_registry", "is not there"),)
 
 
 def test_a_node_that_offers_nothing_to_claims_is_not_looked_at_for_them(tmp_path: Path) -> None:
     config = Config((Resource("rdma/vf", "vf"),))
-    assert collect_all(tmp_path, Snapshot(), config, Path("c"), ask_agent=False).claims is None
-    assert collect_all(tmp_path, Snapshot(), CONFIG, Path("c"), ask_agent=False).claims is not None
+    assert collect(tmp_path, Snapshot(), config, Path("c"), ask_agent=False).claims is None
+    assert collect(tmp_path, Snapshot(), CONFIG, Path("c"), ask_agent=False).claims is not None
 
 
 def test_doctor_says_what_claims_lack_without_a_cluster_to_ask(

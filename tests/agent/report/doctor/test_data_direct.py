@@ -11,11 +11,10 @@ import pytest
 from agent.hardware import recorded
 from agent.hardware.sysfs.scan import scan
 from agent.model.device import Snapshot
-from agent.report.doctor.checks_data_direct import data_direct
-from agent.report.doctor.collect_data_direct import acs_control, collect
-from agent.report.doctor.data_direct_facts import shared_ports
-from agent.report.doctor.facts import Facts
-from agent.report.doctor.findings import Severity
+from agent.report.doctor import checks_hardware
+from agent.report.doctor.collect import acs_control, data_direct
+from agent.report.doctor.facts import Facts, shared_ports
+from agent.report.doctor.results import Severity
 
 TOWARDS_FUNCTION, TOWARDS_GPU = 0b0011001, 0b0010101
 KERNELS_OWN = 0b0011101
@@ -53,7 +52,7 @@ def library(root: Path, content: bytes) -> None:
 
 def found(root: Path, change: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot) -> list[tuple[Severity, str]]:
     snapshot = change(driven(scan(root)))
-    findings = data_direct(Facts(snapshot, data_direct=collect(root, snapshot)))
+    findings = checks_hardware.data_direct(Facts(snapshot, data_direct=data_direct(root, snapshot)))
     return [(f.severity, f"{f.text} | {f.remedy}") for f in findings]
 
 

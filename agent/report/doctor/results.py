@@ -25,7 +25,7 @@ class Severity(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Result:
     """One sentence about the node."""
 
     check: str
@@ -34,12 +34,12 @@ class Finding:
     remedy: str = ""
 
 
-def is_sound(findings: Iterable[Finding]) -> bool:
+def is_sound(findings: Iterable[Result]) -> bool:
     """Tell whether nothing is an error or a warning."""
     return all(finding.severity > Severity.WARNING for finding in findings)
 
 
-def as_text(findings: Sequence[Finding]) -> str:
+def as_text(findings: Sequence[Result]) -> str:
     """Lay the findings out for a terminal, the worst first, each remedy below its finding."""
     lines = []
     for finding in sorted(findings, key=lambda f: f.severity):
@@ -51,7 +51,7 @@ def as_text(findings: Sequence[Finding]) -> str:
     return joined([*lines, "", ", ".join(told)])
 
 
-def as_document(findings: Sequence[Finding]) -> dict[str, Any]:
+def as_document(findings: Sequence[Result]) -> dict[str, Any]:
     """Give the findings as values that JSON can carry."""
     return {
         "sound": is_sound(findings),
