@@ -31,7 +31,6 @@ class HealthBook:
         self._look = 0
         self._looked_at = 0.0
         self._troubles = NO_TROUBLES
-        self._turn = 0
         self._withheld: Reason | None = None
         self._renumbered: frozenset[tuple[str, str]] = frozenset()
         self._listeners: list[Callable[[], None]] = []
@@ -125,14 +124,6 @@ class HealthBook:
         due = self.due()
         return None if due is None else max(0.0, due - self._clock())
 
-    def turn(self) -> int:
-        """Return a number that is another than before when a look is due."""
-        due = self.due()
-        with self._guard:
-            if due is not None and due <= self._clock():
-                self._turn += 1
-            return self._turn
-
     @property
     def _patience(self) -> Patience:
         return Patience(self._settings.down_seconds, self._settings.up_seconds)
@@ -141,7 +132,5 @@ class HealthBook:
         return judge_gpu(gpu, self._troubles, now, self._settings.gpu_policy, mig_uuid)
 
     def _ask_for_a_look(self) -> None:
-        with self._guard:
-            self._turn += 1
         for listener in self._listeners:
             listener()

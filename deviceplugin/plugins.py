@@ -240,10 +240,8 @@ class DevicePlugins:
             named = config.topology.rails
             offer = await asyncio.to_thread(self._make, offers, resources, snapshot, books, named)
             if config is not self._config.value:
-                offers.withdraw()
                 continue
-            if offer is not None:
-                self._post(resources, offer)
+            self._post(resources, offer)
             self._serve(tasks)
             self._posted.set(config)
             await self._inform()
@@ -268,18 +266,18 @@ class DevicePlugins:
         snapshot: Snapshot,
         books: Reading,
         named_rails: NamedRails,
-    ) -> Offer | None:
-        """Make an offer if one is due, and its CDI specs: kubelet may ask as soon as it has the list.
+    ) -> Offer:
+        """Make an offer and its CDI specs: kubelet may ask as soon as it has the list.
 
-        Rails that have other numbers are remembered before anybody hears of them.
+        Rails that have other numbers are remembered before anybody hears of them. What says the same as the last offer
+        is that offer.
         """
-        offer = offers.make(resources, snapshot, books, named_rails)
-        if offer is not None:
-            self._remember(offer.rails)
-            self._pool_specs.keep(pool_specs(resources, offer.units, snapshot))
-        else:
-            self._pool_specs.mend()
-        self._renew_specs(offer or self._offer.value, resources)
+        offer, last = offers.make(resources, snapshot, books, named_rails), self._offer.value
+        if snapshot is last.snapshot and offer == last:
+            offer = last
+        self._remember(offer.rails)
+        self._pool_specs.keep(pool_specs(resources, offer.units, snapshot))
+        self._renew_specs(offer, resources)
         return offer
 
     def _known_rails(self) -> tuple[Rail, ...]:

@@ -17,7 +17,7 @@ from agent.config.resources import ENVIRONMENTS, NETWORK_KINDS
 from agent.edits.add_facts import GID_INDEXES, SOCKET_IFNAME
 from agent.edits.build import build, helper_variables
 from agent.model.device import PciDevice, Snapshot
-from agent.offer.units import list_units
+from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import node
 from tests.documents import blocks
 
@@ -66,12 +66,12 @@ def test_an_accelerator_brings_the_files_by_which_a_program_drives_it() -> None:
         iommu_group=7,
     )
     snapshot = Snapshot(devices=(device,))
-    units = list_units([resource], snapshot)[resource.name]
+    units = plain_offer([resource], snapshot).offered[resource.name]
     assert [unit.unit_id for unit in units] == ["0000:c1:00.0"]
     assert [node.path for node in build(resource, units, snapshot).devices] == ["/dev/vfio/vfio", "/dev/vfio/7"]
     bare = replace(device, driver="xocl", iommu_group=None)
     anyone = replace(resource, select=Select())
-    units = list_units([anyone], Snapshot(devices=(bare,)))[anyone.name]
+    units = plain_offer([anyone], Snapshot(devices=(bare,))).offered[anyone.name]
     assert build(anyone, units, Snapshot(devices=(bare,))).devices == ()
 
 

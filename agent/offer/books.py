@@ -20,7 +20,7 @@ _CLAIM = "claim"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read of the books. Two that are equal make the same lists, but for who holds what."""
+    """What the books say at one moment."""
 
     quarantined: Mapping[str, str] = field(default_factory=dict)
     """Device → reason."""
@@ -28,21 +28,21 @@ class Reading:
     """Whole adapters that pods have, mode nic: no other pod gets a VF of one."""
     host_names: Mapping[str, str] = field(default_factory=dict)
     """Device in a pod → name of its interface in the host; empty if nobody asks."""
-    holders: Mapping[str, str] = field(default_factory=dict, compare=False)
+    holders: Mapping[str, str] = field(default_factory=dict)
     """Device in use → the resource that it was handed out under."""
-    attached: frozenset[str] = field(default=frozenset(), compare=False)
+    attached: frozenset[str] = field(default=frozenset())
     """Of these, the ones that are in a pod for certain."""
-    forms: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False)
+    forms: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Device that one container may have → the resource that it was handed out under, and as what: see `form_of`."""
     held: Holdings = NOTHING_HELD
     """Slots in use."""
-    granted: Mapping[str, int] = field(default_factory=dict, compare=False)
+    granted: Mapping[str, int] = field(default_factory=dict)
     """Device → how many units of it kubelet has granted."""
-    shares_claimed: Mapping[str, int] = field(default_factory=dict, compare=False)
+    shares_claimed: Mapping[str, int] = field(default_factory=dict)
     """Adapter → how many of its shares claims have."""
-    shares_granted: frozenset[str] = field(default=frozenset(), compare=False)
+    shares_granted: frozenset[str] = field(default=frozenset())
     """Shares of these adapters that kubelet has granted by their IDs."""
-    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Rail in use → the NICs that it was granted with."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
@@ -83,31 +83,26 @@ class Offer:
     """Resources whose VFs come in pairs, of different PFs."""
     rails: tuple[Rail, ...] = ()
     """The node's adapters to the fabric, numbered; with those that are away."""
-    like: InitVar[Offer | None] = None
-    """An offer in which all devices are where they are in this one: what it has worked out is taken over."""
-    by_id: Mapping[str, Unit] = field(init=False, compare=False)
-    """Units by their ID, without those whose ID says nothing by itself."""
-    layouts: Mapping[str, Layout] = field(init=False, compare=False)
-    """Resource name → where its units are."""
-    distances: Distances = field(init=False, compare=False)
-    """How near everything is."""
 
-    def __post_init__(self, like: Offer | None) -> None:
-        distances = Distances(self.snapshot) if like is None else like.distances
-        same = like is not None and like.units is self.units
-        by_id = like.by_id if like is not None and same else _by_id(self.units)
-        layouts = like.layouts if like is not None and same else _layouts(distances, self, like)
-        object.__setattr__(self, "distances", distances)
-        object.__setattr__(self, "by_id", by_id)
-        object.__setattr__(self, "layouts", layouts)
+    @cached_property
+    def by_id(self) -> Mapping[str, Unit]:
+        """Units by their ID, without those whose ID says nothing by itself."""
+        return MappingProxyType({u.unit_id: u for mine in self.units.values() for u in mine if not u.is_counted})
 
-    def with_snapshot(self, snapshot: Snapshot) -> Offer:
-        """Return the same offer with a newer snapshot, in which all that is offered is where it was."""
-        return replace(self, snapshot=snapshot, like=self)
+    @cached_property
+    def distances(self) -> Distances:
+        """How near everything is."""
+        return Distances(self.snapshot)
 
-    def with_slots(self, slots: Mapping[str, tuple[Unit, ...]]) -> Offer:
-        """Return the same offer with other slots of some resources."""
-        return replace(self, units=MappingProxyType({**self.units, **slots}), like=self)
+    @cached_property
+    def layouts(self) -> Mapping[str, Layout]:
+        """Resource name → where its units are."""
+        found = {}
+        for name, mine in self.units.items():
+            options = (Option(u.unit_id, u.gpu or u.place) for u in mine if not u.is_counted)
+            spread, bonded = name not in self.filled, name in self.bonded
+            found[name] = Layout(self.distances, options, spread=spread, bonded=bonded)
+        return MappingProxyType(found)
 
     @cached_property
     def rail_keys(self) -> Mapping[str, RailKey]:
@@ -212,24 +207,8 @@ class Offer:
         return {d.address for d in self.snapshot.devices if any(r.name in rdma for r in d.rdma_devices)}
 
 
-def _by_id(units: Mapping[str, Sequence[Unit]]) -> Mapping[str, Unit]:
-    return MappingProxyType({u.unit_id: u for mine in units.values() for u in mine if not u.is_counted})
-
-
 def _counted(units: Sequence[Unit], unit_id: str) -> Unit | None:
     """Find a unit of a pool that is shared as a whole. Their IDs are their numbers, the same for every pool."""
     number = int(unit_id) if unit_id.isascii() and unit_id.isdecimal() and len(unit_id) < 9 else -1
     unit = units[number] if 0 <= number < len(units) else None
     return unit if unit is not None and unit.unit_id == unit_id else None
-
-
-def _layouts(distances: Distances, offer: Offer, like: Offer | None) -> Mapping[str, Layout]:
-    """Lay out every resource's units. Where devices are where they were, only new IDs ask for another layout."""
-    found = {}
-    for name, mine in offer.units.items():
-        known = like.layouts.get(name) if like is not None else None
-        if known is None or {u.unit_id for u in mine if not u.is_counted} != known.rank.keys():
-            options = (Option(u.unit_id, u.gpu or u.place) for u in mine if not u.is_counted)
-            known = Layout(distances, options, spread=name not in offer.filled, bonded=name in offer.bonded)
-        found[name] = known
-    return MappingProxyType(found)

@@ -1,4 +1,4 @@
-"""When a new offer is due, what it says, and what it lists on though it is gone."""
+"""Makes the offer of each moment, with units that stay listed for a while though their devices are gone."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from agent.config import Resource, SharedPool
-from agent.config.resources import PLANES
 from agent.health import HealthBook
 from agent.model.device import Snapshot
 from agent.model.health import Health, Reason, unhealthy
 from agent.model.nic_health import judge_missing
-from agent.model.unit_id import UnitId
 from agent.model.vf_identity import Rail
-from agent.offer.assignment import NOBODY, Assignment, assign
+from agent.offer.assignment import NOBODY, assign
 from agent.offer.books import Reading, owners_of, strays_of
 from agent.offer.gpu_units import nic_resource
 from agent.offer.offer import Offer, Unit
-from agent.offer.rails import NamedRails, planes_in
-from agent.offer.selectors import asks_for_names
-from agent.offer.slots import NOTHING_HELD, Holdings, list_slots
+from agent.offer.rails import NamedRails
 from agent.offer.units import Inputs, make_offer
 
 NEW_SECONDS = 600.0
@@ -38,61 +34,28 @@ class Offers:
         self._new_until = 0.0
         """When the numbers of rails become final; it counts only if the agent saw the first settled ones."""
         self._resources: tuple[Resource, ...] = ()
-        self._ground: tuple[object, ...] = ()
-        """What the last assignment was made of."""
-        self._look: tuple[object, ...] = ()
-        """What else the last offer was made of."""
-        self._natural = Assignment()
-        """Which resource has each device by the selectors alone."""
-        self._owners: Mapping[str, str] = NOBODY
         self._units: Mapping[str, tuple[Unit, ...]] = {}
+        """What was listed last."""
         self._missing = NOBODY_MISSED
         self._held: Mapping[str, str] = NOBODY
-        self._slots = NOTHING_HELD
-        self._claimable: frozenset[str] = frozenset()
-        """Devices that claims are for."""
-        self._made_of: Snapshot | None = None
-        """What the last lists were made of."""
-        self._offer: Offer | None = None
 
     def make(
         self, resources: tuple[Resource, ...], snapshot: Snapshot, books: Reading, named_rails: NamedRails = ()
-    ) -> Offer | None:
-        """Make an offer, if anything that bears on it has changed since the last one; else None.
-
-        `named_rails` are adapters as the configuration numbers them.
-        """
-        bearing = self._bearing(resources, snapshot)
-        ground = (id(bearing), resources, replace(books, held=NOTHING_HELD), named_rails)
-        if ground != self._ground:
-            self._natural = assign(resources, snapshot, books.host_names)
-            self._owners = owners_of(self._natural, resources, snapshot)
-        strays, now = strays_of(books, self._owners, resources), self._clock()
-        lost = frozenset(rail for rail in books.kept if UnitId.parse(rail).device not in snapshot.gpu_by_uuid)
-        granted = {device: books.granted[device] for device in self._claimable & books.granted.keys()}
-        odd, shares = _odd(books.kept, resources, snapshot, self._rails), self._shares_in_claims(books)
-        in_pods, other = self._missing.devices & books.holders.keys(), _with_others(books.kept, self._units)
-        look = (strays, self._health.turn(), in_pods, (lost, odd, other), granted, shares)
-        due = self._missing.due(books.holders, self._health.settings.gone_seconds)
-        if (ground, look) == (self._ground, self._look) and (due is None or now < due):
-            if books.held == self._slots:
-                return self._renewed(snapshot)
-            self._slots = books.held
-            return self._with_slots(resources, snapshot, books.held)
+    ) -> Offer:
+        """Make the offer of this moment. `named_rails` are adapters as the configuration numbers them."""
+        now = self._clock()
         if self._resources != resources:
             # What a resource lost because it selects something else now is not missed.
             same = {resource.name for resource in resources if resource in self._resources}
             self._units = {name: units for name, units in self._units.items() if name in same}
             self._resources = resources
-        # By the snapshot that is kept: another could come to stand where one stood that nobody keeps.
-        self._ground = (id(snapshot), *ground[1:])
-        self._held, self._slots = books.holders, books.held
-        final = assign(resources, snapshot, books.host_names, strays) if strays else self._natural
+        assignment = assign(resources, snapshot, books.host_names)
+        strays = strays_of(books, owners_of(assignment, resources, snapshot), resources)
         made = make_offer(
             Inputs(
                 resources,
                 snapshot,
-                final,
+                assign(resources, snapshot, books.host_names, strays) if strays else assignment,
                 quarantined=books.quarantined,
                 held=books.held,
                 policy=self._health.policy(),
@@ -106,101 +69,33 @@ class Offers:
                 is_new_node=self._is_new(now),
             )
         )
-        self._rails = made.rails
+        self._rails, self._held = made.rails, books.holders
         kept = self._health.settings.gone_seconds
         self._missing = miss(
             resources, self._units, made.offered, self._missing, snapshot, books.holders.keys(), now, kept
         )
         self._units = {name: (*units, *self._missing.units.get(name, ())) for name, units in made.offered.items()}
-        self._made_of = snapshot
         units = _withheld(self._units, self._health)
         claimable = {name: units[name] for name in made.claimable}
-        self._claimable = frozenset(unit.device for found in claimable.values() for unit in found)
-        granted = {device: books.granted[device] for device in self._claimable & books.granted.keys()}
-        in_pods = self._missing.devices & books.holders.keys()
-        self._look = (
-            *look[:2],
-            in_pods,
-            (lost, odd, _with_others(books.kept, self._units)),
-            granted,
-            self._shares_in_claims(books),
-        )
-        self._offer = replace(
+        for_claims = frozenset(unit.device for found in claimable.values() for unit in found)
+        return replace(
             made,
             units=MappingProxyType({name: units[name] for name in made.units}),
             claimable=MappingProxyType(claimable),
-            granted=MappingProxyType(granted),
-            lost=self._claimable & in_pods,
-            like=made,
+            granted=MappingProxyType({d: books.granted[d] for d in for_claims & books.granted.keys()}),
+            lost=for_claims & self._missing.devices & books.holders.keys(),
         )
-        return self._offer
 
     def _is_new(self, now: float) -> bool:
         if not any(rail.is_settled and not rail.is_named for rail in self._rails):
             self._new_until = now + NEW_SECONDS
         return now < self._new_until
 
-    def _shares_in_claims(self, books: Reading) -> tuple[object, ...]:
-        """Tell what of the books marks shares that kubelet is offered; nothing where claims are for them."""
-        claimed = {device: count for device, count in books.shares_claimed.items() if device not in self._claimable}
-        return (claimed, books.shares_granted) if claimed else ()
-
-    def withdraw(self) -> None:
-        """Take note that the last offer was not made known: the next one is due in any case."""
-        self._ground = ()
-
-    def _bearing(self, resources: tuple[Resource, ...], snapshot: Snapshot) -> Snapshot:
-        """Return the snapshot that the lists were made of, if another makes the same."""
-        made_of = self._made_of
-        if made_of is None or (not any(map(asks_for_names, resources)) and differs_in_pods_only(made_of, snapshot)):
-            return made_of or snapshot
-        return snapshot
-
-    def _renewed(self, snapshot: Snapshot) -> Offer | None:
-        """Return the last offer with a newer snapshot, which answers to kubelet are made of; None if it has it."""
-        if self._offer is None or self._offer.snapshot is snapshot:
-            return None
-        self._offer = self._offer.with_snapshot(snapshot)
-        return self._offer
-
-    def _with_slots(self, resources: tuple[Resource, ...], snapshot: Snapshot, held: Holdings) -> Offer | None:
-        """Return the last offer with the slots as they are used now: each pod that comes or goes asks for that."""
-        assert self._offer is not None
-        late = [resource for resource in resources if resource.has_slots]
-        slots = {r.name: list_slots(r, self._offer.pools[r.name], held) for r in late}
-        self._units = {**self._units, **slots}
-        self._offer = self._offer.with_snapshot(snapshot).with_slots(_withheld(slots, self._health))
-        return self._offer
-
     def seconds_to_look(self) -> float | None:
         """Tell in how many seconds another offer is due though nothing happens; None if never."""
         due = self._missing.due(self._held, self._health.settings.gone_seconds)
         waits = (self._health.seconds_to_look(), None if due is None else max(0.0, due - self._clock()))
         return min((seconds for seconds in waits if seconds is not None), default=None)
-
-
-def _odd(
-    kept: Mapping[str, tuple[str, ...]], resources: Sequence[Resource], snapshot: Snapshot, rails: Sequence[Rail]
-) -> Mapping[str, tuple[str, ...]]:
-    """Pick the granted rails whose NICs will be others once nobody has them."""
-    counts = {resource.nic.count for resource in resources if resource.kind == "rail"}
-    planes = planes_in(rails) if PLANES in counts else {}
-
-    def is_odd(nics: tuple[str, ...]) -> bool:
-        found = [snapshot.by_address.get(nic) for nic in nics]
-        ports = [nic.physfn or nic.address for nic in found if nic is not None]
-        wanted = {len(planes.get(port, (port,))) if count == PLANES else count for port in ports for count in counts}
-        return len(ports) < len(nics) or wanted != {len(nics)}
-
-    return {rail: nics for rail, nics in kept.items() if is_odd(nics)}
-
-
-def _with_others(
-    kept: Mapping[str, tuple[str, ...]], units: Mapping[str, Sequence[Unit]]
-) -> Mapping[str, tuple[str, ...]]:
-    """Pick the granted rails that are listed with other NICs, as by a list that was made while they were granted."""
-    listed = {unit.unit_id: unit.devices for mine in units.values() for unit in mine if unit.gpu} if kept else {}
-    return {rail: nics for rail, nics in kept.items() if listed.get(rail, nics) != nics}
 
 
 def _withheld(units: Mapping[str, tuple[Unit, ...]], health: HealthBook) -> Mapping[str, tuple[Unit, ...]]:
@@ -220,7 +115,7 @@ def differs_in_pods_only(old: Snapshot, new: Snapshot) -> bool:
     """Tell whether nothing happened but that interfaces of VFs went into pods or came back.
 
     No list depends on that, unless a selector asks for names, or one is a port of the host's: a VF's link is that of
-    its PF. On a large node each pod would have all lists made anew twice.
+    its PF.
     """
     if len(old.devices) != len(new.devices) or replace(old, devices=new.devices, problems=new.problems) != new:
         return False

@@ -131,16 +131,6 @@ def plain_offer(
     )
 
 
-def list_units(
-    resources: Sequence[Resource],
-    snapshot: Snapshot,
-    quarantined: Mapping[str, str] = NO_QUARANTINE,
-    host_names: Mapping[str, str] = NO_NAMES,
-) -> Mapping[str, tuple[Unit, ...]]:
-    """List every resource's units, as `plain_offer` offers them, whichever door does."""
-    return plain_offer(resources, snapshot, quarantined, host_names).offered
-
-
 def _pool_units(resource: Resource, adapters: Sequence[Unit]) -> tuple[Unit, ...]:
     """List the units of a pool of k8s-rdma-shared-dev-plugin's: so many as it says, each of them all its adapters.
 

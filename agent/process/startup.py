@@ -24,7 +24,7 @@ from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
 from agent.offer.assignment import check_overlaps
 from agent.offer.joining import template_problems
-from agent.offer.units import list_units, plain_offer
+from agent.offer.units import plain_offer
 from agent.operator import admin
 from agent.process.conditions import Conditions
 from agent.process.standby import claim_books, has_successor
@@ -56,20 +56,14 @@ def check(config: Config, snapshot: Snapshot) -> None:
 def network_problems(config: Config, snapshot: Snapshot, known_rails: Sequence[Rail] = ()) -> list[str]:
     """List what is wrong with the networks, on this node. `known_rails` are its rails as they were numbered last."""
     problems = []
+    offer = plain_offer(config.resources, snapshot, named_rails=config.topology.rails, known_rails=known_rails)
     for i, network in enumerate(config.networks):
         setup = network.setup
         alone = [key for key, value in (("mac", setup.settings.mac), ("guid", setup.guid)) if value is not None]
-        if alone and (vfs := _count_vfs(config, network.name, snapshot)) > 1:
+        names = [resource.name for resource in config.resources if network.name in resource.networks.values()]
+        if alone and (vfs := sum(len(offer.offered[name]) for name in names)) > 1:
             problems += [f"networks[{i}].{key}: {vfs} VFs would get the same one, so leave it out" for key in alone]
-    if any(network.words for network in config.networks):
-        offer = plain_offer(config.resources, snapshot, named_rails=config.topology.rails, known_rails=known_rails)
-        problems.extend(template_problems(config, offer))
-    return problems
-
-
-def _count_vfs(config: Config, network: str, snapshot: Snapshot) -> int:
-    offered = list_units(config.resources, snapshot)
-    return sum(len(offered[resource.name]) for resource in config.resources if network in resource.networks.values())
+    return [*problems, *template_problems(config, offer)]
 
 
 async def _at_once() -> None:

@@ -11,7 +11,7 @@ from agent.config import CniSettings, Config, Resource
 from agent.config.files import Sources
 from agent.config.resources import RailNic
 from agent.errors import ConfigError
-from agent.offer.units import list_units
+from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import node
 
 
@@ -56,9 +56,9 @@ def test_a_protected_adapter_is_left_out_of_what_resources_take_and_its_vfs_are_
         Resource("rdma/rail", "rail", nic=RailNic("hca", shares=1)),
     )
     for resource in resources:
-        free = list_units([resource], snapshot)[resource.name]
+        free = plain_offer([resource], snapshot).offered[resource.name]
         (kept,) = Config(resources=(resource,), cni=CniSettings(protect=(name,))).resources
-        left = list_units([kept], snapshot)[resource.name]
+        left = plain_offer([kept], snapshot).offered[resource.name]
         assert any(unit.device == "0000:22:00.0" for unit in free) is (resource.kind != "vf")
         assert all(unit.device != "0000:22:00.0" for unit in left)
         if resource.kind == "vf":
@@ -72,5 +72,5 @@ def test_what_is_protected_is_so_for_other_plugins_files_too(tmp_path: Path) -> 
     (pool,) = Sources(own, shared=shared).load().resources
     snapshot = node(rails=2, vfs=0)
     rdma = {d.address: {r.name for r in d.rdma_devices} for d in snapshot.devices if d.rdma_devices}
-    (first, *_) = list_units([pool], snapshot)[pool.name]
+    (first, *_) = plain_offer([pool], snapshot).offered[pool.name]
     assert set(first.rdma_devices) == set().union(*rdma.values()) - rdma["0000:22:00.0"]

@@ -15,7 +15,7 @@ from agent.model.allocation import Devices
 from agent.model.device import CharDevice, Snapshot
 from agent.offer.assignment import assign
 from agent.offer.offer import Offer
-from agent.offer.units import Inputs, list_units, make_offer
+from agent.offer.units import Inputs, make_offer, plain_offer
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
@@ -55,7 +55,7 @@ def allocator(ledger: Ledger, clock: Clock) -> Iterator[Allocator]:
 
 
 def offer(snapshot: Snapshot, quarantined: Mapping[str, str] | None = None) -> Offer:
-    return Offer(snapshot, list_units(RESOURCES, snapshot, quarantined or {}))
+    return Offer(snapshot, plain_offer(RESOURCES, snapshot, quarantined or {}).offered)
 
 
 def allocate(allocator: Allocator, resource: str, *unit_ids: str) -> object:

@@ -17,7 +17,7 @@ from agent.edits.compat import go_marshal
 from agent.edits.container_edits import ContainerEdits
 from agent.errors import UnitUnhealthy
 from agent.model.device import CharDevice, RdmaDevice, Snapshot, VdpaDevice
-from agent.offer.units import list_units
+from agent.offer.units import plain_offer
 from hack.sim.pods import Container
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.awaiting import until
@@ -43,7 +43,7 @@ def shared(*pools: dict[str, Any], **flags: Any) -> Any:
 
 def granted(resources: Any, snapshot: Snapshot, count: int = 1) -> ContainerEdits:
     (resource,) = resources
-    units = list_units(resources, snapshot)[resource.name]
+    units = plain_offer(resources, snapshot).offered[resource.name]
     return build(resource, units[:count], snapshot)
 
 
@@ -268,7 +268,7 @@ def test_json_is_written_as_go_writes_it() -> None:
 
 def test_a_pool_may_hide_numa_nodes() -> None:
     pool = {"resourceName": "vf", "excludeTopology": True, "selectors": {"pfNames": ["rail0"]}}
-    units = list_units(sriov(pool), node(rails=1))["intel.com/vf"]
+    units = plain_offer(sriov(pool), node(rails=1)).offered["intel.com/vf"]
     assert {unit.numa_node for unit in units} == {-1}
 
 
@@ -329,7 +329,7 @@ def test_with_cdi_a_shared_pool_names_its_adapters() -> None:
 def test_by_adapter_a_unit_is_a_share_of_one() -> None:
     pool = {"resourceName": "a", "rdmaHcaMax": 2, "allocation": "one-hca", "selectors": {"vendors": ["15b3"]}}
     resources = shared(pool)
-    units = list_units(resources, node(rails=2, vfs=0))["rdma/a"]
+    units = plain_offer(resources, node(rails=2, vfs=0)).offered["rdma/a"]
     assert [(unit.device, unit.numa_node) for unit in units] == [("0000:12:00.0", 0)] * 2 + [("0000:22:00.0", 1)] * 2
     found = build(resources[0], units[2:3], node(rails=2, vfs=0))
     assert [path for path, _ in files(found)] == [

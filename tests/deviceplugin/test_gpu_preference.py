@@ -7,7 +7,7 @@ from dataclasses import replace
 from agent.config import Resource
 from agent.model.device import MigDevice, Snapshot
 from agent.offer.gpu_units import with_profiles
-from agent.offer.units import list_units
+from agent.offer.units import plain_offer
 from agent.placement import Layout, Option, choose
 from tests.deviceplugin.machines import node
 
@@ -15,7 +15,7 @@ NAME = "nvidia.com/gpu"
 
 
 def layout(snapshot: Snapshot, resource: Resource, name: str = NAME) -> Layout:
-    units = list_units(with_profiles([resource], snapshot, ()), snapshot)[name]
+    units = plain_offer(with_profiles([resource], snapshot, ()), snapshot).offered[name]
     return Layout(snapshot, (Option(unit.unit_id, unit.device) for unit in units))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -92,7 +93,12 @@ def test_the_device_of_a_slot_whose_pod_has_ended_is_free_before_kubelet_says_so
         d.clock.now += 60
         (over,) = [slot for slot, device in bound.items() if d.distances.distance(gpu_uuid(2), device).name == "PIX"]
         held = Holdings(frozenset(slots), {slot: device for slot, device in bound.items() if slot != over})
-        d.allocator.offer.set(d.allocator.offer.value.with_slots({LATE.name: list_slots(LATE, pool, held)}))
+        d.allocator.offer.set(
+            replace(
+                d.allocator.offer.value,
+                units={**d.allocator.offer.value.units, LATE.name: list_slots(LATE, pool, held)},
+            )
+        )
         assert d.prefer(GPU) == (gpu_uuid(2),)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from agent.config import parse
 from agent.edits.build import edits_by_device
-from agent.offer.units import list_units
+from agent.offer.units import plain_offer
 from tests.vm.adapters import Pf, ip
 from tests.vm.containers import Container, ended
 from tests.vm.test_rdma import Node
@@ -59,7 +59,7 @@ def test_rping_connects_two_pods_that_have_the_rdma_device_of_their_vf_to_themse
 ) -> None:
     names = [movable(index) for index in range(2)]
     snapshot = node.machine.scan()
-    units = {unit.device: unit for unit in list_units((VFS,), snapshot)[VFS.name]}
+    units = {unit.device: unit for unit in plain_offer((VFS,), snapshot).offered[VFS.name]}
     pods = []
     for number, vf in enumerate(node.vfs):
         pod = netns()

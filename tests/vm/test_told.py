@@ -24,7 +24,7 @@ from agent.hardware.machine import Machine
 from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
 from agent.offer.offer import Offer
-from agent.offer.units import list_units
+from agent.offer.units import plain_offer
 from agent.state import Latest
 from cni import netconf
 from cni.add_facts import FactsWriter, RailFiles
@@ -75,7 +75,7 @@ class Scene:
         """Prepare a pod's claim, make its sandbox, and tell what its container gets."""
         ref, owner = ClaimRef(f"uid-{pod}", "default", pod), PodRef("default", pod, f"uid-{pod}")
         variables = helper_variables(WORDS, self.snapshot.by_address[pf.address].rdma_devices)
-        unit = next(u for u in list_units((SHARES,), self.snapshot)[SHARES.name] if u.device == pf.address)
+        unit = next(u for u in plain_offer((SHARES,), self.snapshot).offered[SHARES.name] if u.device == pf.address)
         edits = edits_by_device(SHARES, [unit], self.snapshot, variables)[pf.address]
         share = ClaimDevice("nic", "node", "hca", SHARES.name, "hca", pf.address, "share", exclusive=False, edits=edits)
         self.specs.write(self.ledger.prepare_claim(Claim(ref, ClaimState.PREPARING, (share,), (owner,), owner.uid)))

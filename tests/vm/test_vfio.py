@@ -15,7 +15,7 @@ import yaml
 from agent.config import parse
 from agent.edits.build import edits_by_device
 from agent.errors import DeviceBusy
-from agent.offer.units import list_units
+from agent.offer.units import plain_offer
 from tests.vm.adapters import PCI_DEVICES, Pf, ip, link, netdevs, run, wait_until
 from tests.vm.containers import Container, ended
 from tests.vm.direct import Direct, look, opened
@@ -162,7 +162,7 @@ def test_testpmd_sends_by_what_its_pod_was_told_and_the_pf_tags_and_counts_it(
 ) -> None:
     pf, address = bound
     (resource,), snapshot = parse(DPDK, "config-dpdk.yaml").resources, direct.machine.scan()
-    (unit,) = list_units((resource,), snapshot)[resource.name]
+    (unit,) = plain_offer((resource,), snapshot).offered[resource.name]
     pod, edits = netns(), edits_by_device(resource, [unit], snapshot)[address]
     (network,) = yaml.safe_load(DPDK)["networks"]
     keys = {key: value for key, value in network.items() if key != "name"}

@@ -22,7 +22,7 @@ from agent.model.device import Gpu, MigDevice, Snapshot
 from agent.model.health import HEALTHY
 from agent.model.mounts import Mount
 from agent.offer.offer import Unit
-from agent.offer.units import list_units
+from agent.offer.units import plain_offer
 from deviceplugin.server import edits_message
 from hack.sim.pods import Container
 from tests.deviceplugin.machines import change, gpu_uuid, node, rdma
@@ -36,7 +36,7 @@ MOUNTS = (Mount("/opt/cray", "/opt/cray"), Mount("/usr/lib64/libcxi.so.1", "/usr
 
 
 def some(resource: Resource, snapshot: Snapshot, *picks: int) -> list[Unit]:
-    units = list_units([resource], snapshot)[resource.name]
+    units = plain_offer([resource], snapshot).offered[resource.name]
     return [units[i] for i in picks]
 
 
@@ -193,7 +193,7 @@ def test_kubelet_gets_them_with_the_grant(short_folder: Path) -> None:
 def test_a_container_with_units_of_several_resources_gets_one_value_for_all() -> None:
     snapshot: Snapshot = node(rails=3, vfs=0)
     resources = [hca(f"rdma/{n}", *words, pf=f"rail{n}") for n, words in enumerate((("nccl",), ("nccl", "ucx"), ()))]
-    units = list_units(resources, snapshot)
+    units = plain_offer(resources, snapshot).offered
     held = [(resource, units[resource.name][:1]) for resource in resources]
     assert dict(variables_of_container(held, snapshot)) == {
         "NCCL_IB_HCA": "=mlx5_0,mlx5_1",

@@ -13,7 +13,7 @@ from agent.config import PfSelector, RailNic, Resource, Select, SharedPool, Srio
 from agent.errors import ConfigError
 from agent.model.device import Snapshot
 from agent.offer.assignment import Assignment, assign, check_overlaps, errors
-from agent.offer.units import list_units
+from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import change, node, rdma
 
 POOL = SriovPool("intel.com")
@@ -172,6 +172,6 @@ def test_no_part_of_the_node_is_given_out_twice(wanted: list[tuple[str, Select]]
     found = assign(resources, node(rails=3, vfs=3), holders=holders)
     parts = [part for taken in found.taken.values() for each in taken for part in each.candidate.parts]
     assert len(parts) == len(set(parts))
-    units = list_units(resources, node(rails=3, vfs=3))
+    units = plain_offer(resources, node(rails=3, vfs=3)).offered
     ids = [unit.unit_id for listed in units.values() for unit in listed]
     assert len(ids) == len(set(ids))

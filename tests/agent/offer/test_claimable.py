@@ -13,7 +13,7 @@ from agent.model.health import Reason
 from agent.offer.books import Reading
 from agent.offer.offer import Offer
 from agent.offer.offers import Offers
-from agent.offer.units import list_units, plain_offer
+from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import change, node, without
 
 VF = Resource("rdma/vf", "vf", offer="dra")
@@ -73,7 +73,7 @@ def test_a_device_serves_one_resource_whichever_door_offers_it() -> None:
 
 def test_devices_for_claims_have_health_like_units() -> None:
     snapshot = change(node(rails=1, vfs=1), FIRST, driver=None)
-    assert [unit.health.reason for unit in list_units([VF], snapshot)["rdma/vf"]] == ["NoDriver"]
+    assert [unit.health.reason for unit in plain_offer([VF], snapshot).offered["rdma/vf"]] == ["NoDriver"]
 
 
 def test_no_device_is_for_claims_while_the_books_cannot_be_written() -> None:
@@ -81,7 +81,6 @@ def test_no_device_is_for_claims_while_the_books_cannot_be_written() -> None:
     made = Offers(book, time.monotonic)
     book.withhold(Reason.BOOKS_UNWRITABLE)
     offer = made.make((VF, HCA), node(rails=1, vfs=1), Reading())
-    assert offer is not None
     assert {u.health.reason for units in offer.claimable.values() for u in units} == {"BooksUnwritable"}
 
 
@@ -93,11 +92,9 @@ def test_a_vf_that_a_pod_was_granted_before_is_marked_until_the_grant_ends(bindi
     )
     resources = (replace(VF, binding=binding),)
     offer = made.make(resources, snapshot, used)
-    assert offer is not None
     assert offer.granted == {FIRST: 1}
     assert [(u.device, u.health.reason) for u in offer.claimable["rdma/vf"]] == [(FIRST, "Held"), ("0000:12:00.2", "")]
     after = made.make(resources, snapshot, Reading())
-    assert after is not None
     assert after.granted == {}
     assert all(unit.health.healthy for unit in after.claimable["rdma/vf"])
 
@@ -108,16 +105,15 @@ def test_shares_that_pods_were_granted_before_are_counted_as_they_end() -> None:
     for number in (2, 1, 0):
         granted = {PF: number} if number else {}
         offer = made.make((HCA,), snapshot, Reading(holders=dict.fromkeys(granted, "rdma/hca"), granted=granted))
-        assert offer is not None
         counts.append(dict(offer.granted))
         assert all(unit.health.healthy for unit in offer.claimable["rdma/hca"])
     assert counts == [{PF: 2}, {PF: 1}, {}]
 
 
-def test_what_other_pods_are_granted_makes_no_new_offer() -> None:
+def test_what_other_pods_are_granted_leaves_the_offer_as_it_is() -> None:
     made, snapshot = offers(Clock()), node(rails=1, vfs=1)
-    assert made.make((VF,), snapshot, Reading()) is not None
-    assert made.make((VF,), snapshot, Reading(granted={"GPU-1": 1}, holders={"GPU-1": "nvidia.com/gpu"})) is None
+    books = Reading(granted={"GPU-1": 1}, holders={"GPU-1": "nvidia.com/gpu"})
+    assert made.make((VF,), snapshot, Reading()) == made.make((VF,), snapshot, books)
 
 
 @pytest.mark.parametrize("binding", ["early", "late"])
@@ -127,15 +123,13 @@ def test_a_device_that_is_gone_is_told_for_a_while_and_as_long_as_a_pod_has_it(b
     made.make(resources, before, Reading())
     used = Reading(holders={FIRST: "rdma/vf"})
 
-    def gone(offer: Offer | None) -> tuple[list[str], frozenset[str]]:
-        assert offer is not None
+    def gone(offer: Offer) -> tuple[list[str], frozenset[str]]:
         ill = [u for u in offer.claimable["rdma/vf"] if not u.health.healthy]
         assert {u.health.reason for u in ill} <= {"DeviceGone"}
         return [u.device for u in ill], offer.lost
 
     after = without(before, FIRST, "0000:12:00.2")
     assert gone(made.make(resources, after, used)) == ([FIRST, "0000:12:00.2"], frozenset({FIRST}))
-    assert made.make(resources, after, used) is None
     clock.now += GONE_SECONDS
     assert gone(made.make(resources, after, used)) == ([FIRST], frozenset({FIRST}))
     assert gone(made.make(resources, after, Reading())) == ([], frozenset())
@@ -145,7 +139,6 @@ def test_a_device_that_a_resource_selects_no_more_is_not_missed() -> None:
     made, snapshot = offers(Clock()), node(rails=1, vfs=1)
     made.make((VF,), snapshot, Reading())
     offer = made.make((replace(VF, select=Select(vendors=(1,))),), snapshot, Reading())
-    assert offer is not None
     assert offer.claimable["rdma/vf"] == ()
 
 
@@ -153,10 +146,8 @@ def test_a_vf_that_a_claim_has_is_held_when_kubelet_is_offered_the_resource_agai
     made, snapshot = offers(Clock()), node(rails=1, vfs=2)
     used = Reading(holders={FIRST: "rdma/vf"}, forms={FIRST: ("rdma/vf", "claim")})
     before = made.make((VF,), snapshot, used)
-    assert before is not None
     assert all(unit.health.healthy for unit in before.claimable["rdma/vf"])
     after = made.make((replace(VF, offer="devicePlugin"),), snapshot, used)
-    assert after is not None
     assert [(u.device, u.health.reason) for u in after.units["rdma/vf"]] == [(FIRST, "Held"), ("0000:12:00.2", "")]
 
 
@@ -165,17 +156,15 @@ def test_as_many_shares_as_claims_have_are_held_when_kubelet_is_offered_the_adap
     back = (replace(resource, offer="devicePlugin"),)
     first = "hca-b83fd20300a00000-3"
 
-    def held(resources: tuple[Resource, ...], books: Reading) -> list[str] | None:
+    def held(resources: tuple[Resource, ...], books: Reading) -> list[str]:
         offer = made.make(resources, snapshot, books)
-        if offer is None:
-            return None
         return [unit.unit_id for unit in offer.units["rdma/hca"] if unit.health.reason == "Held"]
 
     assert made.make((resource,), snapshot, Reading()) is not None
     both = Reading(shares_claimed={PF: 2}, shares_granted=frozenset({first}))
-    assert made.make((resource,), snapshot, both) is None  # the slices follow claims by themselves
+    before = made.make((resource,), snapshot, Reading())
+    assert made.make((resource,), snapshot, both) == before  # the slices follow claims by themselves
     assert held(back, both) == ["hca-b83fd20300a00000-1", "hca-b83fd20300a00000-2"]
-    assert held(back, both) is None
     assert held(back, replace(both, shares_claimed={PF: 1})) == ["hca-b83fd20300a00000-2"]
     assert held(back, Reading(shares_claimed={PF: 9})) == [f"hca-b83fd20300a00000-{number}" for number in range(4)]
     assert held(back, Reading()) == []

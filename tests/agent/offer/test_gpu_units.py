@@ -11,7 +11,7 @@ from agent.model.device import Gpu, MigDevice, Snapshot
 from agent.model.health import HEALTHY, unhealthy
 from agent.model.unit_id import MAX_UNIT_ID
 from agent.offer.gpu_units import profile_resource, with_profiles
-from agent.offer.units import list_units
+from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import node
 
 NAME = "nvidia.com/gpu"
@@ -37,7 +37,7 @@ def machine(*cuts: tuple[MigDevice, ...] | None) -> Snapshot:
 
 def offered(snapshot: Snapshot, **options: object) -> dict[str, list[tuple[str, str, str]]]:
     resources = with_profiles([Resource(NAME, "gpu", **options)], snapshot, ())  # type: ignore[arg-type]
-    units = list_units(resources, snapshot)
+    units = plain_offer(resources, snapshot).offered
     return {name: [(u.unit_id, u.device, u.health.reason) for u in found] for name, found in units.items()}
 
 
@@ -92,7 +92,7 @@ def test_a_profile_that_was_there_keeps_its_resource_and_a_configured_name_is_no
     assert [r.name for r in before] == [NAME, "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"]
     after = with_profiles(base, machine(None), before)
     assert after == before
-    assert list_units(after, machine(None))["nvidia.com/mig-1g.10gb"] == ()
+    assert plain_offer(after, machine(None)).offered["nvidia.com/mig-1g.10gb"] == ()
     assert with_profiles(base, machine(None), ()) == base
 
 
@@ -108,7 +108,7 @@ def test_slices_and_replicas_have_their_gpus_numa_node_and_ailments() -> None:
     ill = replace(snapshot.gpus[0], ailments=("GpuLost",))
     snapshot = replace(snapshot, gpus=(ill, snapshot.gpus[1]))
     resources = with_profiles([Resource(NAME, "gpu", mig="single", replicas=2)], snapshot, ())
-    units = list_units(resources, snapshot)[NAME]
+    units = plain_offer(resources, snapshot).offered[NAME]
     assert [u.health for u in units] == [unhealthy("GpuLost")] * 4 + [HEALTHY] * 2
     home = snapshot.by_address[ill.pci_address].numa_node
     assert {u.numa_node for u in units[:4]} == {home}
@@ -117,7 +117,7 @@ def test_slices_and_replicas_have_their_gpus_numa_node_and_ailments() -> None:
 def test_a_quarantined_gpu_is_withheld_with_its_slices() -> None:
     snapshot = machine((mig(1),))
     resources = with_profiles([Resource(NAME, "gpu", mig="single")], snapshot, ())
-    [unit] = list_units(resources, snapshot, {uuid("GPU", 0): "test"})[NAME]
+    [unit] = plain_offer(resources, snapshot, {uuid("GPU", 0): "test"}).offered[NAME]
     assert unit.health == unhealthy("Quarantined")
 
 
@@ -126,7 +126,7 @@ def test_a_selector_takes_gpus_with_their_slices() -> None:
     base = Resource(NAME, "gpu", mig="mixed")
     one = replace(base, select=replace(base.select, pci_addresses=(snapshot.gpus[1].pci_address,)))
     resources = with_profiles([one], snapshot, ())
-    assert [u.unit_id for u in list_units(resources, snapshot)["nvidia.com/mig-1g.10gb"]] == [uuid("MIG", 2)]
+    assert [u.unit_id for u in plain_offer(resources, snapshot).offered["nvidia.com/mig-1g.10gb"]] == [uuid("MIG", 2)]
 
 
 def test_a_profiles_resource_is_called_as_nvidias_plugin_calls_it() -> None:
@@ -136,7 +136,7 @@ def test_a_profiles_resource_is_called_as_nvidias_plugin_calls_it() -> None:
 
 def test_gpus_of_the_recorded_node_have_their_uuids_as_ids() -> None:
     snapshot = node()
-    assert [u.unit_id for u in list_units([Resource(NAME, "gpu")], snapshot)[NAME]] == [
+    assert [u.unit_id for u in plain_offer([Resource(NAME, "gpu")], snapshot).offered[NAME]] == [
         gpu.uuid for gpu in snapshot.gpus if isinstance(gpu, Gpu)
     ]
 
@@ -144,8 +144,8 @@ def test_gpus_of_the_recorded_node_have_their_uuids_as_ids() -> None:
 def test_a_rail_follows_its_gpu() -> None:
     snapshot = node(rails=2)
     resource = Resource("rdma/rail", "rail")
-    before = list_units([resource], snapshot)["rdma/rail"]
+    before = plain_offer([resource], snapshot).offered["rdma/rail"]
     ill = replace(snapshot.gpus[0], ailments=("GpuLost",))
-    units = list_units([resource], replace(snapshot, gpus=(ill, *snapshot.gpus[1:])))["rdma/rail"]
+    units = plain_offer([resource], replace(snapshot, gpus=(ill, *snapshot.gpus[1:]))).offered["rdma/rail"]
     assert [u.unit_id for u in units] == [u.unit_id for u in before]
     assert {u.gpu: u.health for u in units} == {ill.uuid: unhealthy("GpuLost"), snapshot.gpus[1].uuid: HEALTHY}

@@ -145,7 +145,7 @@ def test_no_device_in_use_is_offered_to_another_pod(chance: Random) -> None:
     offer = Offer()
     for _ in range(20):
         seen = with_profiles(resources, snapshot, seen)
-        offer = maker.make(seen, snapshot, read(books, with_names=False, with_slots=True)) or offer
+        offer = maker.make(seen, snapshot, read(books, with_names=False, with_slots=True))
         units = [unit for units in offer.units.values() for unit in units]
         assert len({unit.unit_id for unit in units}) == len(units)
         for unit in (unit for units in offer.claimable.values() for unit in units):

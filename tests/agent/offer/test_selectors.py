@@ -10,7 +10,7 @@ from agent.config import PfSelector, Resource, Select
 from agent.edits.build import build
 from agent.model.device import CharDevice, LinkLayer, PciDevice, RdmaDevice, RdmaPort, Snapshot, VdpaDevice
 from agent.offer.selectors import ACCELERATOR_CLASS, alternative, candidates, choice, conditions, may_be_nic, takes
-from agent.offer.units import list_units
+from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import change, node
 
 PF, VF = "0000:12:00.0", "0000:12:00.2"
@@ -101,7 +101,7 @@ def test_the_first_alternative_that_takes_a_device_counts() -> None:
 def given(snapshot: Snapshot, select: Select, device: PciDevice | None = None) -> list[tuple[str, str]]:
     """List the files that a container gets with the first VF, with their paths in the host."""
     resource = Resource("rdma/vf", "vf", select)
-    units = list_units([resource], snapshot)["rdma/vf"]
+    units = plain_offer([resource], snapshot).offered["rdma/vf"]
     return [(node.path, node.host_path) for node in build(resource, units[:1], snapshot).devices]
 
 

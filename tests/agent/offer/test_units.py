@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from agent.model.unit_id import MAX_UNIT_ID
 from agent.offer.assignment import check_overlaps
 from agent.offer.explanation import explain_all
 from agent.offer.offer import Offer, Unit
-from agent.offer.units import list_units, plain_offer
+from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, rdma, without
 
 HCA = Resource("rdma/hca", "hca", shares=3)
@@ -25,11 +26,11 @@ def vf(**select: object) -> Resource:
     return replace(VF, select=Select(**select))  # type: ignore[arg-type]
 
 
-def units(resource: Resource, snapshot: Snapshot, **more: dict[str, str]) -> tuple[Unit, ...]:
-    return list_units([resource], snapshot, **more)[resource.name]
+def units(resource: Resource, snapshot: Snapshot, **more: Any) -> tuple[Unit, ...]:
+    return plain_offer([resource], snapshot, **more).offered[resource.name]
 
 
-def devices(resource: Resource, snapshot: Snapshot, **more: dict[str, str]) -> list[str]:
+def devices(resource: Resource, snapshot: Snapshot, **more: Any) -> list[str]:
     return [u.device for u in units(resource, snapshot, **more)]
 
 
@@ -180,7 +181,7 @@ def test_an_hca_and_the_vfs_of_its_port_do_not_overlap() -> None:
 
 
 def test_a_device_that_came_to_overlap_later_stays_with_the_first_resource() -> None:
-    found = list_units([VF, replace(VF, name="rdma/other")], node(rails=1))
+    found = plain_offer([VF, replace(VF, name="rdma/other")], node(rails=1)).offered
     assert len(found["rdma/vf"]) == 4
     assert found["rdma/other"] == ()
 
@@ -211,7 +212,7 @@ def test_unit_ids_are_unique_over_all_resources_and_short_enough(
     snapshot = node(rails=rails, vfs=vfs)
     for rail, guid in enumerate(guids[:rails]):
         snapshot = change(snapshot, f"0000:{0x12 + rail * 0x10:02x}:00.0", rdma_devices=(rdma(rail, guid),))
-    found = [u for us in list_units([replace(HCA, shares=shares), VF, GPU], snapshot).values() for u in us]
+    found = [u for us in plain_offer([replace(HCA, shares=shares), VF, GPU], snapshot).offered.values() for u in us]
     ids = [u.unit_id for u in found]
     assert len(ids) == len(set(ids)) == rails * (shares + vfs + 1)
     assert max(map(len, ids)) <= MAX_UNIT_ID

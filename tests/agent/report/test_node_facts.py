@@ -81,7 +81,7 @@ def test_why_devices_are_left_out_is_worked_out_again_only_if_lists_or_hardware_
     def where_vfs(**changes: Any) -> Snapshot:
         return replace(snapshot, devices=tuple(replace(d, **changes) if d.is_vf else d for d in snapshot.devices))
 
-    node.offer.set(node.offer.value.with_snapshot(where_vfs(netdevs=())))  # they went into pods
+    node.offer.set(replace(node.offer.value, snapshot=where_vfs(netdevs=())))  # they went into pods
     assert node.facts.left_out() is first
     node.offer.set(plain_offer(resources, where_vfs(driver=None)))
     assert Why.NO_DRIVER in {each.why for each in node.facts.left_out()}

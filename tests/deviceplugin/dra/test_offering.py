@@ -34,8 +34,7 @@ class World:
 
     def show(self, snapshot: Snapshot, books: Reading | None = None) -> None:
         """Make the offer of a snapshot."""
-        if (offer := self.offers.make(self.config.value.resources, snapshot, books or Reading())) is not None:
-            self.offer.set(offer)
+        self.offer.set(self.offers.make(self.config.value.resources, snapshot, books or Reading()))
 
 
 @contextlib.asynccontextmanager

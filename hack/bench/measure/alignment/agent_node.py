@@ -199,8 +199,6 @@ class AgentNode:
         """Post lists as the books are now."""
         books = read(self._ledger, with_names=False, with_slots=self._way.binding == "late")
         offer = self._offers.make(self._resources, self._snapshot, books)
-        if offer is None:
-            return
         self._offer.set(offer)
         for resource in self._resources:
             units = offer.units[resource.name]

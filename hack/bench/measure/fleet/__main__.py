@@ -23,7 +23,7 @@ from agent.config.topology import Fingerprint, Topology
 from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
 from agent.model.device import Snapshot
-from agent.offer.units import list_units
+from agent.offer.units import plain_offer
 from hack.sim.demo import UNSHARE
 from measure.figures import Figures
 from measure.fleet import scrape
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="nf-fleet-", dir="/var/tmp") as folder:
         recorded.unpack(recorded.load(NODE), Path(folder))
         snapshot = sysfs.scan(Path(folder))
-    units = list_units(RESOURCES, snapshot)
+    units = plain_offer(RESOURCES, snapshot).offered
     figures: Figures = {"hollow_agents": options.agents}
     # The fleet first: memory that earlier work has left free would hide what the agents take.
     figures |= _fleet(snapshot, units, options)
