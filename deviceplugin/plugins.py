@@ -25,10 +25,9 @@ from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
 from agent.offer.assignment import Overlap, errors
-from agent.offer.books import Reading, read
 from agent.offer.gpu_units import with_profiles
 from agent.offer.offer import Offer, Unit
-from agent.offer.offers import Offers
+from agent.offer.offers import Offers, Reading, read
 from agent.offer.rails import NamedRails
 from agent.offer.selectors import asks_for_names
 from agent.state import Latest, first

@@ -23,8 +23,7 @@ from agent.errors import Refused, Unavailable
 from agent.model.health import text_of
 from agent.model.listed import some
 from agent.model.printable import one_line
-from agent.offer.changes import HealthChange, Units, health_changes
-from agent.offer.offer import Offer
+from agent.offer.offer import HealthChange, Offer, Units, health_changes
 from agent.process.conditions import Conditions
 from agent.state import Latest
 

@@ -48,8 +48,7 @@ def add(command: Command) -> None:
 
 def _check_config(options: argparse.Namespace) -> int:
     from agent.offer.assignment import in_short
-    from agent.offer.cautions import cautions
-    from agent.offer.explanation import explain_all
+    from agent.offer.explanation import cautions, explain_all
     from agent.offer.units import plain_offer
     from agent.process.startup import network_problems
 
@@ -110,7 +109,7 @@ def _known_rails(options: argparse.Namespace, config: Config) -> tuple[tuple[Rai
 
 def _by_templates(config: Config, offer: Offer) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     """List, for each network that is a template, what comes of it on this node."""
-    from agent.offer.joining import places_of, planes_joined, told
+    from agent.offer.explanation import places_of, planes_joined, texts_at
 
     found: dict[str, Sequence[Mapping[str, Any]]] = {}
     for network in config.networks:
@@ -123,7 +122,7 @@ def _by_templates(config: Config, offer: Offer) -> Mapping[str, Sequence[Mapping
                     "pf": place.pf,
                     "adapter": place.adapter,
                     "planes": {each.plane: each.pf or each.adapter for each in planes.get(place.rail or 0, ())},
-                    "values": dict(told(network, place)),
+                    "values": dict(texts_at(network, place)),
                 }
                 for place in places_of(network, config, offer)
             ]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimRef, ClaimState, Grant
-from agent.offer.changes import Units, health_changes
+from agent.offer.offer import Units, health_changes
 
 MOST_EVENTS = 200
 SAME_SECONDS = 60.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, Claim, Grant
-from agent.offer.changes import Units
+from agent.offer.offer import Units
 from agent.process.conditions import Conditions
 from agent.report import status
 from agent.report.events import Events

@@ -15,9 +15,7 @@ from agent import config
 from agent.config import Config
 from agent.hardware import recorded
 from agent.hardware.adapter_ids import with_adapter_ids
-from agent.offer.cautions import cautions
-from agent.offer.explanation import explain_all
-from agent.offer.joining import places_of, told
+from agent.offer.explanation import cautions, explain_all, places_of, texts_at
 from agent.offer.units import plain_offer
 from agent.process.startup import check
 from cni import netconf
@@ -106,7 +104,7 @@ def test_the_rail_networks_fit_adapters_with_planes_with_the_changes_that_their_
     check(parsed, snapshot)
     (network,) = parsed.networks
     offer = plain_offer(parsed.resources, snapshot)
-    found = [dict(told(network, place)) for place in places_of(network, parsed, offer)]
+    found = [dict(texts_at(network, place)) for place in places_of(network, parsed, offer)]
     assert sorted(str(values["ifName"]) for values in found) == [f"rail{r}p{p}" for r in range(4) for p in range(2)]
     for values in found:
         gateway, subnet = ip_address(values["gateway"]), ip_network(values["ipam.range"])

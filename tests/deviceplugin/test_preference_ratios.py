@@ -10,7 +10,7 @@ import pytest
 from agent.config import Resource
 from agent.model.allocation import PodRef
 from agent.model.device import LinkLayer, Snapshot
-from agent.offer.slots import Holdings, list_slots
+from agent.offer.units import Holdings, list_slots
 from deviceplugin.preference import Ratios
 from tests.agent.placement.hosts import Host
 from tests.agent.placement.hosts import uuid as gpu_name

@@ -11,12 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 from agent.config import Config
 from agent.model.device import PciDevice, is_accelerator, is_vfio
 from agent.model.listed import grouped, some
-from agent.offer.cautions import cautions
-from agent.offer.joining import strangers, template_problems
-from agent.offer.left_out import left_out
+from agent.offer.explanation import cautions, strangers, template_problems
+from agent.offer.left_out import Why, left_out
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
-from agent.offer.why import Why
 from agent.report.chart.matrix import why_not_known
 from agent.report.chart.tree import is_nic
 from agent.report.doctor.facts import REQUEST_REDIRECT, DataDirectFacts, Facts, functions

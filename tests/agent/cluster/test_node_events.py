@@ -12,8 +12,7 @@ from agent.cluster.apiserver import ApiServer
 from agent.cluster.node_events import MOST_MESSAGE, NodeEvents, Pace, Saying, of_config, of_health
 from agent.config.files import WAITS
 from agent.model.health import HEALTHY, Health, Reason, unhealthy
-from agent.offer.changes import Units, health_changes
-from agent.offer.offer import Offer, Unit
+from agent.offer.offer import Offer, Unit, Units, health_changes
 from agent.process.conditions import Conditions
 from agent.state import Latest
 from tests.awaiting import until

@@ -9,7 +9,7 @@ import pytest
 
 from agent.config import parse
 from agent.model.device import Snapshot
-from agent.offer.cautions import cautions
+from agent.offer.explanation import cautions
 from agent.offer.units import plain_offer
 
 Snapshots = Callable[[str], Snapshot]

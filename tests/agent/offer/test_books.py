@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, Undo
-from agent.offer.books import read
+from agent.offer.offers import read
 from tests.agent.books import open_books, owner
 
 

@@ -10,7 +10,7 @@ import pytest
 from agent.config import parse
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
-from agent.offer.cautions import cautions
+from agent.offer.explanation import cautions
 from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import node, split
 

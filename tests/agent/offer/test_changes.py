@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from agent.model.health import HEALTHY, Health, Reason, unhealthy
-from agent.offer.changes import HealthChange, Units, health_changes
-from agent.offer.offer import Unit
+from agent.offer.offer import HealthChange, Unit, Units, health_changes
 
 LINK, QUARANTINED = unhealthy(Reason.LINK_DOWN), unhealthy(Reason.QUARANTINED)
 

@@ -10,9 +10,8 @@ import pytest
 from agent.config import HealthSettings, Resource, Select
 from agent.health import HealthBook
 from agent.model.health import Reason
-from agent.offer.books import Reading
 from agent.offer.offer import Offer
-from agent.offer.offers import Offers
+from agent.offer.offers import Offers, Reading
 from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import change, node, without
 

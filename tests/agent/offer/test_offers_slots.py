@@ -6,10 +6,9 @@ from agent.config import Resource
 from agent.health import HealthBook
 from agent.model.health import Reason
 from agent.model.unit_id import slot_id
-from agent.offer.books import Reading
 from agent.offer.offer import Offer
-from agent.offer.offers import Offers
-from agent.offer.slots import NOTHING_HELD, Holdings
+from agent.offer.offers import Offers, Reading
+from agent.offer.units import NOTHING_HELD, Holdings
 from deviceplugin.server import Units, post
 from tests.deviceplugin.machines import node
 

@@ -14,8 +14,7 @@ from agent.config import PfSelector, Resource, Select
 from agent.health import HealthBook
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
-from agent.offer.books import Reading
-from agent.offer.offers import Offers
+from agent.offer.offers import Offers, Reading
 from agent.offer.rails import rails_of
 from agent.offer.selectors import candidates
 from agent.offer.units import plain_offer

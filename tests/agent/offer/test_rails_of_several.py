@@ -21,9 +21,8 @@ from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.model.health import Reason
 from agent.offer.assignment import assign
-from agent.offer.books import read
 from agent.offer.offer import Offer, Unit
-from agent.offer.offers import Offers
+from agent.offer.offers import Offers, read
 from agent.offer.rails import planes_in
 from agent.offer.units import Inputs, make_offer, plain_offer
 from agent.placement import Distances, choose_sets

@@ -12,7 +12,7 @@ from agent.config import Resource
 from agent.model.health import HEALTHY, unhealthy
 from agent.model.unit_id import UnitId, slot_id
 from agent.offer.offer import Unit
-from agent.offer.slots import Holdings, list_slots
+from agent.offer.units import Holdings, list_slots
 
 LATE = Resource("rdma/vf", "vf", binding="late")
 

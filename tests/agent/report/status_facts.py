@@ -15,9 +15,8 @@ from agent.model.allocation import (
 )
 from agent.model.device import Problem, Snapshot
 from agent.model.health import HEALTHY, unhealthy
-from agent.offer.left_out import LeftOut
+from agent.offer.left_out import LeftOut, Why
 from agent.offer.offer import Unit
-from agent.offer.why import Why
 from agent.report import status
 from agent.report.dra import DriverState
 from agent.report.metrics import Facts

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from agent.model.allocation import ClaimState
 from agent.model.health import HEALTHY, Health, unhealthy
-from agent.offer.changes import Units
-from agent.offer.offer import Unit
+from agent.offer.offer import Unit, Units
 from agent.process.conditions import Conditions
 from agent.report.events import MOST_TEXT, SAME_SECONDS, Events
 from tests.agent.books import POD, VF, attach, open_books, owner

@@ -26,9 +26,9 @@ from agent.model.allocation import PodRef
 from agent.model.counters import Counters
 from agent.model.device import Snapshot
 from agent.model.health import HEALTHY
+from agent.offer.left_out import Why
 from agent.offer.offer import Offer, Unit
 from agent.offer.units import plain_offer
-from agent.offer.why import Why
 from agent.process.conditions import Conditions
 from agent.report.events import Events
 from agent.report.metrics import Metrics

@@ -19,9 +19,8 @@ from agent.health import HealthBook
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
-from agent.offer.books import read
 from agent.offer.offer import Offer
-from agent.offer.offers import Offers
+from agent.offer.offers import Offers, read
 from agent.state import Latest
 from cni.call import Call
 from cni.grants import Grants
