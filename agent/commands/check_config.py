@@ -97,7 +97,7 @@ def _for_claims(config: Config, offer: Offer) -> Mapping[str, Sequence[str]]:
 
 def _known_rails(options: argparse.Namespace, config: Config) -> tuple[tuple[Rail, ...], str | None]:
     """Read how the agent has numbered this node's rails, and say why if nobody knows though it counts."""
-    from agent.ledger.reading import read_rails
+    from agent.ledger.database import read_rails
 
     if options.node is not None:
         return (), None

@@ -44,7 +44,7 @@ def _status(options: argparse.Namespace) -> int:
 
 def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, Any]:
     """Tell what the books hold while no agent answers."""
-    from agent.ledger import files, reading
+    from agent.ledger import database
     from agent.process.identity import agent_version, node_name
     from agent.report import status
 
@@ -53,9 +53,9 @@ def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, A
         problem = f"{error}; this is what its books hold ({config.ledger_path})"
     elif not config.ledger_path.exists():
         problem = f"does not run, and has left no books here ({config.ledger_path})"
-    if files.is_claimed(config.state_dir):
+    if database.is_locked(config.state_dir):
         problem = f"runs, but does not answer; this is what its books hold: {error}"
-    found = reading.read(config.ledger_path)
+    found = database.read_books(config.ledger_path)
     return status.without_agent(found, node=node_name(), version=agent_version(), problem=problem)
 
 

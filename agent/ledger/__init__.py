@@ -19,7 +19,7 @@ addresses back once more, which is harmless. Grants are told again by kubelet's 
 by kubelet itself. This keeps a slow disk out of pod admission, and out of the start of pods that get no
 addresses.
 
-Other processes read through `reading`, which works on a copy and never writes.
+Other processes read through `database.read_books`, which works on a copy and never writes.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from typing import Any
 
 from agent.errors import DeviceBusy, LedgerError
 from agent.ledger import rows, schema
-from agent.ledger.claimed import ClaimedBook
-from agent.ledger.mirror import Mirror
+from agent.ledger.database import Mirror
+from agent.ledger.grants import ClaimsHeld
 from agent.model.allocation import Attachment, AttachmentState, ClaimState, Owner, Undo
 
 
-class AttachmentBook(ClaimedBook):
+class AttachmentBook(ClaimsHeld):
     """Which device is in which pod, and what undoes that."""
 
     def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:

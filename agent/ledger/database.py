@@ -7,19 +7,134 @@ grants, attachments, bindings and claims; the rest as it can still be read, or e
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from agent.errors import LedgerError
-from agent.ledger import files, schema
+from agent.errors import LedgerError, LedgerInUse
+from agent.ledger import rows, schema
+from agent.model.allocation import Attachment, Binding, Claim, Grant, OwedLease, Quarantine
+from agent.model.printable import one_line
+from agent.model.vf_identity import Rail
+
+LOCK = "agent.lock"
+NEXT_LOCK = "agent.next"
+"""The lock of the agent that waits for the other one."""
+MAX_HOLDER = 200
+PARTS = ("", "-wal", "-shm")
+"""What SQLite keeps of one database, by suffix."""
+_SIGNS = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_PRIMARY = 0xFF
+"""Of an extended result code (sqlite.org/rescode.html)."""
+
+
+def lock_folder(folder: Path, holder: str = "", name: str = LOCK) -> int:
+    """Make the state folder this process's alone, until the descriptor is closed. `holder` says who that is.
+
+    A second agent would take what the first has half done for the remains of a crash, and undo it.
+    Raises LedgerInUse, and LedgerError if the folder cannot be used.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            who = f" ({found})" if (found := lock_holder(folder)) else ""
+            raise LedgerInUse(f"{folder} is in use by another agent{who}") from error
+        except OSError as error:
+            raise LedgerError(f"{folder} cannot be used: {error.strerror}: mount a writable folder there") from error
+        with contextlib.suppress(OSError):  # on a full disk nobody is named
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, holder.encode()[:MAX_HOLDER], 0)
+        stack.pop_all()
+        return lock
+
+
+def lock_holder(folder: Path) -> str:
+    """Return what the agent that has the folder, or had it last, says of itself; empty if that is not known."""
+    try:
+        with (folder / LOCK).open("rb") as file:
+            return one_line(file.read(MAX_HOLDER).decode(errors="replace"))
+    except OSError:
+        return ""
+
+
+def is_locked(folder: Path, name: str = LOCK) -> bool:
+    """Whether an agent has the books of this folder, or with NEXT_LOCK waits for them; it is not disturbed."""
+    try:
+        lock = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False
+
+
+class Damaged(sqlite3.DatabaseError):
+    """A check has found the content to be unsound."""
+
+
+def is_damage(error: BaseException | None) -> bool:
+    """Tell whether an error means that the content is damaged, and not, say, that the disk is full."""
+    return isinstance(error, Damaged) or (
+        isinstance(error, sqlite3.DatabaseError) and getattr(error, "sqlite_errorcode", 0) & _PRIMARY in _SIGNS
+    )
+
+
+def _check(db: sqlite3.Connection) -> None:
+    """Look through an open database. Raises Damaged, and sqlite3.Error."""
+    if (state := db.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
+        raise Damaged(state)
+
+
+@contextlib.contextmanager
+def _checked(path: Path) -> Iterator[sqlite3.Connection]:
+    """Look through a file that others of this process have open, whose memory of it hides damage, and read it then.
+
+    Raises Damaged, also for one that is gone, and sqlite3.Error.
+    """
+    if not path.exists():
+        raise Damaged("the file is gone")
+    with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        db.row_factory = sqlite3.Row
+        _check(db)
+        if schema.version_of(db) == 0:
+            raise Damaged("the file is empty")
+        yield db
+
+
+def _set_aside(path: Path, now: float) -> Path:
+    """Move a damaged file away, with what SQLite keeps beside it. Returns where it is now. Raises OSError."""
+    aside = path.with_name(f"{path.name}.damaged-{int(now)}")
+    for suffix in PARTS:  # without its log the file could look sound, and be older
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.rename(aside.with_name(aside.name + suffix))
+    return aside
+
+
+def damaged_copies_of(path: Path) -> tuple[Path, ...]:
+    """List the damaged files that were set aside, and are still there."""
+    found = path.parent.glob(f"{path.name}.damaged-*")
+    return tuple(sorted(each for each in found if not each.name.endswith(PARTS[1:])))
+
 
 JOURNAL_BYTES = 4 << 20
 """The write-ahead log is cut to this size when it begins anew; it may have grown while a reader was slow."""
@@ -106,10 +221,10 @@ class Database:
 
     def damaged_copies(self) -> tuple[Path, ...]:
         """List the damaged files that were set aside, now or earlier, and that nobody has removed yet."""
-        return files.copies(self.path)
+        return damaged_copies_of(self.path)
 
     def _probe_content(self) -> None:
-        with self._usable(), files.checked(self.path) as db:
+        with self._usable(), _checked(self.path) as db:
             self._remember(db)
 
     def _probe_writing(self) -> None:
@@ -150,7 +265,7 @@ class Database:
         try:
             return work()
         except LedgerError as error:
-            if not (self._is_loaded and files.is_damage(error.__cause__)):
+            if not (self._is_loaded and is_damage(error.__cause__)):
                 raise
             self._write_anew(rewrites, str(error.__cause__))
         return work()
@@ -170,7 +285,7 @@ class Database:
             self._is_stuck = True  # until the new one is open
             self._db.close()
             self._reader.close()
-            aside = files.set_aside(self.path, self._clock())
+            aside = _set_aside(self.path, self._clock())
             fresh.rename(self.path)
             self._reopen_if_stuck()
             self._reader = self._open_reader()
@@ -179,7 +294,7 @@ class Database:
 
     def _made_from_memory(self) -> Path:
         fresh = self.path.with_name(f"{self.path.name}.new")
-        for suffix in files.PARTS:  # of an attempt that failed
+        for suffix in PARTS:  # of an attempt that failed
             fresh.with_name(fresh.name + suffix).unlink(missing_ok=True)
         with contextlib.closing(self._open_file(fresh)) as db:
             db.execute("BEGIN IMMEDIATE")
@@ -236,7 +351,7 @@ class Database:
         except sqlite3.OperationalError:
             raise  # the folder or the disk, not the content
         except sqlite3.DatabaseError as error:
-            self.recovered_from = aside = files.set_aside(self.path, self._clock())
+            self.recovered_from = aside = _set_aside(self.path, self._clock())
             log.error("the ledger is damaged; it is set aside and begun anew", extra={"path": str(aside)})
             log.error("damage: %s", error)
             self._db = self._open_file(self.path)
@@ -249,7 +364,7 @@ class Database:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             db.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
-            files.check(db)
+            _check(db)
             self.is_new = schema.version_of(db) == 0
             schema.bring_up_to_date(db, path)
         except BaseException:
@@ -272,7 +387,7 @@ def _keep_private(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
     except FileExistsError:
-        for suffix in files.PARTS:
+        for suffix in PARTS:
             part = f"{path}{suffix}"
             with contextlib.suppress(FileNotFoundError):
                 if stat.S_IMODE(os.stat(part).st_mode) != MODE:
@@ -293,3 +408,148 @@ class _Translated:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, sqlite3.Error | OSError):
             raise LedgerError(f"{self._path}: {error}: free space or repair the disk; nothing was changed") from error
+
+
+class OfDevice(Protocol):
+    """What a mirror holds: something about a device."""
+
+    @property
+    def device(self) -> str:
+        """Its address."""
+
+
+def _its_device(value: OfDevice) -> tuple[str, ...]:
+    return (value.device,)
+
+
+K = TypeVar("K")
+V = TypeVar("V", bound=OfDevice)
+
+
+class Mirror(Generic[K, V]):
+    """Values by key and by device, for any thread."""
+
+    def __init__(self, key: Callable[[V], K], devices: Callable[[V], Iterable[str]] = _its_device) -> None:
+        """`devices` lists those that a value is about."""
+        self._key = key
+        self._devices = devices
+        self._guard = threading.Lock()
+        self._values: dict[K, V] = {}
+        self._of_device: dict[str, dict[K, V]] = {}
+        self._watchers: list[Callable[[V | None, V | None], None]] = []
+
+    def watch(self, watcher: Callable[[V | None, V | None], None]) -> None:
+        """Call `watcher` with each value before and after a change (None: not there). It must not block or raise."""
+        self._watchers.append(watcher)
+
+    def put(self, values: Iterable[V]) -> None:
+        """Add values, or set them in place of those with the same key."""
+        with self._guard:
+            for value in values:
+                key = self._key(value)
+                former = self._drop(key, keep_place=True)
+                self._values[key] = value
+                for device in self._devices(value):
+                    self._of_device.setdefault(device, {})[key] = value
+                for watcher in self._watchers:
+                    watcher(former, value)
+
+    def remove(self, keys: Iterable[K]) -> None:
+        """Forget what is there of these keys."""
+        with self._guard:
+            for key in keys:
+                former = self._drop(key)
+                for watcher in self._watchers if former is not None else ():
+                    watcher(former, None)
+
+    def get(self, key: K) -> V | None:
+        """Return the value of a key."""
+        with self._guard:
+            return self._values.get(key)
+
+    def all(self) -> tuple[V, ...]:
+        """List all values, in the order in which their keys came."""
+        with self._guard:
+            return tuple(self._values.values())
+
+    def of_device(self, device: str) -> tuple[V, ...]:
+        """List a device's values, in the order in which their keys came."""
+        with self._guard:
+            return tuple(self._of_device.get(device, {}).values())
+
+    def _drop(self, key: K, keep_place: bool = False) -> V | None:
+        former = self._values.get(key)
+        if former is None:
+            return None
+        for device in self._devices(former):
+            siblings = self._of_device[device]
+            del siblings[key]
+            if not siblings:
+                del self._of_device[device]
+        if not keep_place:
+            del self._values[key]
+        return former
+
+
+READ_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """All that the ledger held at one moment."""
+
+    grants: tuple[Grant, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
+    quarantines: tuple[Quarantine, ...] = ()
+    owed_leases: tuple[OwedLease, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+    """Those of an earlier boot too."""
+    claims: tuple[Claim, ...] = ()
+
+
+def read_books(path: Path) -> Books:
+    """Read a ledger file. One that is not there is empty.
+
+    Raises LedgerError for a file that is damaged, cannot be read, or is of a newer version.
+    """
+    if not path.exists():
+        return Books()
+    with _copied(path) as copy:
+        return Books(
+            tuple(map(rows.grant, copy.execute("SELECT * FROM grants ORDER BY granted_at, unit_id"))),
+            tuple(map(rows.attachment, copy.execute("SELECT * FROM attachments ORDER BY attachment_id"))),
+            tuple(map(rows.quarantine, copy.execute("SELECT * FROM quarantine ORDER BY device"))),
+            tuple(map(rows.owed_lease, copy.execute("SELECT * FROM owed_leases ORDER BY lease_id"))),
+            tuple(map(rows.binding, copy.execute("SELECT * FROM bindings ORDER BY unit_id"))),
+            rows.claims(
+                copy.execute("SELECT * FROM claims ORDER BY namespace, name, claim_uid"),
+                copy.execute("SELECT * FROM claim_devices ORDER BY rowid"),
+            ),
+        )
+
+
+def read_rails(path: Path) -> tuple[Rail, ...]:
+    """Read how a node's rails were numbered last. Raises LedgerError as `read_books`, and for no books."""
+    with _copied(path) as copy:
+        return tuple(map(rows.rail, copy.execute("SELECT * FROM rails ORDER BY number, plane")))
+
+
+@contextlib.contextmanager
+def _copied(path: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        path.stat()
+        with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
+            _copy(path, copy)
+            copy.row_factory = sqlite3.Row
+            schema.bring_up_to_date(copy, path)
+            yield copy
+    except FileNotFoundError as error:
+        raise LedgerError(f"{path} is not there") from error
+    except (sqlite3.Error, OSError) as error:
+        raise LedgerError(f"{path} cannot be read: {error}: run this as root, with the agent's stateDir") from error
+
+
+def _copy(path: Path, copy: sqlite3.Connection) -> None:
+    source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=READ_SECONDS)
+    with contextlib.closing(source):
+        source.backup(copy)

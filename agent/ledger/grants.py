@@ -1,8 +1,11 @@
-"""Grants: the units that kubelet gave to containers, and the pods that hold them.
+"""Who may use what: grants and bindings, and which claims there are to be looked at (`claims.py` writes them).
 
-And bindings: the devices that were chosen for granted slots. A binding belongs to one sandbox, and to one boot: after a
-reboot none is true. Those of another boot are passed over, and removed with the next that is made: opening the books
-must not need a disk that can be written.
+A grant is a unit that kubelet gave to a container, and the pod that holds it. A binding is the device that was chosen
+for a granted slot; it belongs to one sandbox, and to one boot: after a reboot none is true. Those of another boot are
+passed over, and removed with the next that is made: opening the books must not need a disk that can be written.
+
+A device that a claim has alone is in no other hands, and the other way round: who comes second is refused, in the
+transaction that would have made it so.
 """
 
 from __future__ import annotations
@@ -11,16 +14,111 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 
 from agent.errors import ClaimConflict, DeviceBusy
 from agent.ledger import rows
-from agent.ledger.claimed import ClaimedBook
-from agent.ledger.mirror import Mirror
-from agent.model.allocation import NO_SPECS, Binding, Devices, Grant, PodRef, UnitSpec, all_of
+from agent.ledger.database import Database, Mirror
+from agent.model.allocation import NO_SPECS, Binding, Claim, ClaimRef, Devices, Grant, PodRef, UnitSpec, all_of
 from agent.model.unit_id import UnitId
+
+ClaimWatcher = Callable[[Claim | None, Claim | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """All claims at one moment."""
+
+    by_uid: Mapping[str, Claim]
+    """By namespace and name."""
+    alone: Mapping[str, Claim]
+    """Device → the claim that nobody shares it with."""
+    shared: Mapping[str, tuple[Claim, ...]]
+    """Device → the claims that have a part of it."""
+
+    @classmethod
+    def of(cls, claims: Iterable[Claim]) -> Claims:
+        """Look through some claims."""
+        by_uid = {claim.ref.uid: claim for claim in sorted(claims, key=_by_name)}
+        alone: dict[str, Claim] = {}
+        shared: dict[str, tuple[Claim, ...]] = {}
+        for claim in by_uid.values():
+            for found in claim.devices:
+                if found.exclusive and not found.admin:
+                    alone[found.device] = claim
+                elif not found.admin:
+                    shared[found.device] = (*shared.get(found.device, ()), claim)
+        return cls(by_uid, alone, shared)
+
+
+def _by_name(claim: Claim) -> tuple[str, str, str]:
+    return claim.ref.namespace, claim.ref.name, claim.ref.uid
+
+
+class ClaimsHeld(Database):
+    """What is claimed."""
+
+    def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
+        super().__init__(path, boot_id, clock)
+        self._claimed = Claims.of(())
+        self._claim_watchers: list[ClaimWatcher] = []
+
+    def watch_claims(self, watcher: ClaimWatcher) -> None:
+        """Call `watcher` with each claim before and after a change. It must not block or raise."""
+        self._claim_watchers.append(watcher)
+
+    def claims(self) -> tuple[Claim, ...]:
+        """List all claims, by namespace and name."""
+        self._check_open()
+        return tuple(self._claimed.by_uid.values())
+
+    def claim(self, uid: str) -> Claim | None:
+        """Return the claim of a UID."""
+        self._check_open()
+        return self._claimed.by_uid.get(uid)
+
+    def claims_for(self, pod: PodRef) -> tuple[Claim, ...]:
+        """List the claims that are known to be a pod's, in any state, by their names."""
+        self._check_open()
+        claims = self._claimed.by_uid
+        return tuple(claim for claim in claims.values() if claim.is_for(pod)) if claims else ()
+
+    def claim_on(self, device: str) -> Claim | None:
+        """Return the claim that has a device alone."""
+        self._check_open()
+        return self._claimed.alone.get(device)
+
+    def claimed_devices(self) -> Mapping[str, ClaimRef]:
+        """Map each device that a claim has alone to the claim."""
+        self._check_open()
+        return {device: claim.ref for device, claim in self._claimed.alone.items()}
+
+    def _refuse_claimed(self, devices: Iterable[str]) -> None:
+        """Raise ClaimConflict for a device that a claim has alone. For writers, in their transaction."""
+        alone = self._claimed.alone
+        for device in devices if alone else ():
+            if device in alone:
+                raise ClaimConflict(device, f"claim {alone[device].ref}")
+
+    def _put_claims(self, claims: Iterable[Claim], gone: Iterable[str] = ()) -> None:
+        """Have memory follow what was written: claims that are new or other ones, and the UIDs of those gone."""
+        before = self._claimed.by_uid
+        dropped = frozenset(gone)
+        changed = {claim.ref.uid: claim for claim in claims}
+        self._claimed = Claims.of(claim for uid, claim in {**before, **changed}.items() if uid not in dropped)
+        for watcher in self._claim_watchers:
+            for uid in {**changed, **dict.fromkeys(dropped)}:
+                watcher(before.get(uid), self._claimed.by_uid.get(uid))
+
+    def _load(self) -> None:
+        super()._load()
+        found = rows.claims(
+            self._read("SELECT * FROM claims"), self._read("SELECT * FROM claim_devices ORDER BY rowid")
+        )
+        self._put_claims(found)
+
 
 Guard = Callable[[str, Mapping[str, Devices]], AbstractContextManager[None]]
 
@@ -29,7 +127,7 @@ def _unguarded(resource_name: str, units: Mapping[str, Devices]) -> AbstractCont
     return nullcontext()
 
 
-class GrantBook(ClaimedBook):
+class GrantBook(ClaimsHeld):
     """Who may use what, in kubelet's words."""
 
     def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:

@@ -16,7 +16,7 @@ from agent.hardware.host import Host
 from agent.kubelet.cri import ContainerRuntime
 from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger
-from agent.ledger.files import claim, is_claimed
+from agent.ledger.database import is_locked, lock_folder
 from agent.model.allocation import Attachment
 from agent.operator import admin
 from agent.reconcile import Reconciler
@@ -94,12 +94,12 @@ def release(config: Config, wish: Wish, open_host: Callable[[], Host], *, wrong:
         if wrong is not None:
             raise wrong from error
         no_answer = error
-        if not config.ledger_path.exists() and not is_claimed(config.state_dir):
+        if not config.ledger_path.exists() and not is_locked(config.state_dir):
             raise UnknownDevice(f"no agent has been here: {config.ledger_path} is not there, and {error}") from error
     except admin.RequestRefused as error:
         raise (InUse(str(error)) if error.told_reason == InUse.reason else error) from error
     try:
-        lock = claim(config.state_dir)
+        lock = lock_folder(config.state_dir)
     except LedgerInUse as error:
         raise Unavailable(f"an agent has the books, but {no_answer}") from error
     try:

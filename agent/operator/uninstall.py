@@ -21,7 +21,7 @@ from agent.config.topology import NFD_FILE
 from agent.edits import device_info
 from agent.errors import InstallFailed, InUse, LedgerError, Unavailable
 from agent.kubelet import checkpoint
-from agent.ledger import files, reading
+from agent.ledger.database import LOCK, NEXT_LOCK, is_locked, read_books
 from agent.model.listed import some
 from cni import spool
 from cni.install import chain
@@ -33,7 +33,7 @@ SHOWN = 8
 WAY_OUT = "Delete these pods while an agent runs (start it again if it is gone; chart: remove=false), then remove again"
 MOST_LINKS = 40
 """As the kernel has it; one in a ring is left as it is."""
-BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(files.NAME)}|{re.escape(files.NEXT)}|{processes.OWN.pattern}")
+BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(LOCK)}|{re.escape(NEXT_LOCK)}|{processes.OWN.pattern}")
 """With what SQLite keeps beside them, damaged ones that were set aside, and the marks of killed agents."""
 OWN_SOCKETS = re.compile(
     r"(cni|admin)\.sock|cni\.sock\.(ready|pods)|\.cni\.sock\.pods\.new|\.(cni|admin)\.sock\.[0-9]+"
@@ -115,11 +115,11 @@ def uninstall(
     or Refused if the API server does not do what it is asked for.
     """
     state = places.inside(places.state)
-    if files.is_claimed(state):
+    if is_locked(state):
         raise InUse(f"an agent works with {places.state}: delete its DaemonSet first")
     resource_names: set[str] = set()
     try:
-        books = reading.read(state / LEDGER)
+        books = read_books(state / LEDGER)
         resource_names = {grant.resource_name for grant in books.grants}
         # A reboot has taken every device back from its pod, but kubelet still asks for its claims to be unprepared.
         held = [f"{a.device} in {a.owner.pod}" for a in books.attachments if places.boot_id in ("", a.boot_id)]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.errors import LedgerError, LedgerInUse
-from agent.ledger.files import NEXT, claim, holder_of, is_claimed
+from agent.ledger.database import NEXT_LOCK, is_locked, lock_folder, lock_holder
 from agent.process.conditions import Conditions
 from agent.process.identity import agent_version
 from agent.state import first
@@ -63,15 +63,14 @@ async def claim_books(
         while not stop.is_set():
             pause = pace.retry
             try:
-                mine.callback(os.close, await asyncio.to_thread(claim, folder, holder))
+                mine.callback(os.close, await asyncio.to_thread(lock_folder, folder, holder))
             except LedgerInUse as error:
                 if since is None:
                     await prepare()
                     since = loop.time()
                     conditions.set("ledger", None)
-                    conditions.stand_by(
-                        f"{holder_of(folder) or 'another agent'} serves this node; this agent takes over when that ends"
-                    )
+                    other = lock_holder(folder) or "another agent"
+                    conditions.stand_by(f"{other} serves this node; this agent takes over when that ends")
                 is_next = is_next or _is_next(folder, turn)
                 if loop.time() - since < pace.patience:
                     pause = pace.look
@@ -93,13 +92,13 @@ async def claim_books(
 
 def has_successor(folder: Path) -> bool:
     """Tell whether an agent waits for the books that this process has."""
-    return is_claimed(folder, NEXT)
+    return is_locked(folder, NEXT_LOCK)
 
 
 def _is_next(folder: Path, turn: contextlib.ExitStack) -> bool:
     """Show who has the books that somebody waits. One of several that wait is enough."""
     try:
-        turn.callback(os.close, claim(folder, name=NEXT))
+        turn.callback(os.close, lock_folder(folder, name=NEXT_LOCK))
     except LedgerError as error:
         log.debug("%s", error)
         return False

@@ -20,7 +20,7 @@ from agent.hardware.host import Host
 from agent.kubelet import checkpoint
 from agent.kubelet.podresources import KubeletAsker, PodResources
 from agent.ledger import Ledger
-from agent.ledger.files import claim
+from agent.ledger.database import lock_folder
 from agent.model.allocation import PodRef
 from agent.model.device import is_pci_address
 from agent.model.unit_id import UnitId, UnitKind
@@ -49,7 +49,7 @@ async def serve(host: Host, config: Config, wrong: Sequence[str]) -> AsyncIterat
     async with AsyncExitStack() as stack:
         kubelet = PodResources.of_kubelet(config.kubelet_dir)
         stack.push_async_callback(kubelet.close)
-        stack.callback(os.close, await asyncio.to_thread(claim, config.state_dir))
+        stack.callback(os.close, await asyncio.to_thread(lock_folder, config.state_dir))
         ledger = await asyncio.to_thread(Ledger.open, config.ledger_path, snapshot.boot_id)
         stack.push_async_callback(asyncio.to_thread, ledger.close)
         node = Node(host, ledger, Latest(snapshot))

@@ -8,7 +8,7 @@ import signal
 import statistics
 from pathlib import Path
 
-from agent.ledger.files import claim
+from agent.ledger.database import lock_folder
 from agent.process.conditions import NO_POD_NEEDS, Conditions
 from agent.process.standby import Pace, claim_books, has_successor
 from hack.sim.stage import Stage
@@ -98,7 +98,7 @@ def test_who_never_gets_the_books_is_not_ready_for_ever(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         prepared = asyncio.Event()
-        lock, stop = claim(tmp_path, "pod nodefabric/stuck, version 1"), asyncio.Event()
+        lock, stop = lock_folder(tmp_path, "pod nodefabric/stuck, version 1"), asyncio.Event()
 
         async def prepare() -> None:
             prepared.set()
@@ -125,7 +125,7 @@ def test_who_never_gets_the_books_is_not_ready_for_ever(tmp_path: Path) -> None:
         assert "ledger" not in conditions.found
         assert not has_successor(tmp_path)
         claimed.close()
-        os.close(claim(tmp_path))
+        os.close(lock_folder(tmp_path))
 
     asyncio.run(scenario())
 
@@ -142,7 +142,7 @@ def test_who_is_stopped_while_it_waits_ends_at_once(tmp_path: Path) -> None:
         assert await waiting is None
         assert not has_successor(tmp_path)
 
-    lock = claim(tmp_path)
+    lock = lock_folder(tmp_path)
     try:
         asyncio.run(scenario())
     finally:

@@ -20,7 +20,7 @@ from agent.config import Config, Endpoints, Topology
 from agent.errors import AgentError, LedgerError, Unavailable
 from agent.kubelet import kubelet_config
 from agent.kubelet.cri import ContainerRuntime as RuntimeClient
-from agent.ledger.reading import read_rails
+from agent.ledger.database import read_rails
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
 from agent.process import sockets

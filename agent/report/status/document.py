@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agent.edits.add_facts import NOTED
-from agent.ledger.reading import Books
+from agent.ledger.database import Books
 from agent.model.allocation import Attachment, Grant, OwedLease, Quarantine
 from agent.model.device import NO_NUMA_NODE, Gpu, Netdev, PciDevice, RdmaDevice, Snapshot
 from agent.model.health import text_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import DeviceBusy
-from agent.ledger import reading
+from agent.ledger import database
 from agent.model.allocation import Binding
 from tests.agent.books import POD, VF, open_books
 
@@ -28,7 +28,7 @@ def test_a_binding_is_kept_with_all_it_says_and_the_grant_names_its_device(tmp_p
         assert books.binding_of(SLOT) == made
         assert [(grant.device, grant.pod) for grant in books.grants()] == [(VF, POD)]
         assert books.granted_resource(VF) == "rdma/vf"
-    assert reading.read(tmp_path / "ledger.db").bindings == (made,)
+    assert database.read_books(tmp_path / "ledger.db").bindings == (made,)
 
 
 def test_a_device_is_bound_to_one_slot_only(tmp_path: Path) -> None:
@@ -62,4 +62,4 @@ def test_a_reboot_voids_bindings_and_keeps_the_grants_of_their_slots(tmp_path: P
         assert books.bindings() == ()
         assert [(grant.unit_id, grant.device) for grant in books.grants()] == [(SLOT, "")]
         (made,) = books.bind_slots([replace(BINDING, unit_id=SECOND)])  # the device is free again
-    assert reading.read(tmp_path / "ledger.db").bindings == (made,)
+    assert database.read_books(tmp_path / "ledger.db").bindings == (made,)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent.errors import ClaimConflict, DeviceBusy, LedgerError
-from agent.ledger import Ledger, reading
+from agent.ledger import Ledger
+from agent.ledger.database import read_books
 from agent.model.allocation import Binding, Claim, ClaimDevice, ClaimRef, ClaimState, NetnsId, Owner, PodRef, Undo
 from tests.agent.books import POD, VF, attach, open_books, owner
 
@@ -62,7 +63,7 @@ def test_a_claim_is_kept_with_all_it_says(tmp_path: Path) -> None:
         assert books.claims()[0].devices[0].edits == {"env": ["A=1"]}
         assert books.claim_on(VF) == made
         assert books.claim_on(HCA) is None
-    assert reading.read(tmp_path / "ledger.db").claims == (made,)
+    assert read_books(tmp_path / "ledger.db").claims == (made,)
 
 
 def test_a_claim_goes_from_preparing_to_prepared_to_unpreparing_to_nothing(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_a_claim_goes_from_preparing_to_prepared_to_unpreparing_to_nothing(tmp_p
         books.remove_claim("uid-c")
         assert (books.claims(), books.claimed_devices()) == ((), {})
         books.grant("rdma/vf", {VF: VF})
-    found = reading.read(tmp_path / "ledger.db")
+    found = read_books(tmp_path / "ledger.db")
     assert (found.claims, len(found.grants)) == ((), 1)
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
         assert db.execute("SELECT count(*) FROM claim_devices").fetchone() == (0,)
@@ -88,7 +89,7 @@ def test_a_claim_prepared_once_more_replaces_its_rows(tmp_path: Path) -> None:
         made = books.prepare_claim(claim("c", of_vf(OTHER_VF)))
         assert books.claims() == (made,)
         assert books.claimed_devices() == {OTHER_VF: made.ref}
-    assert reading.read(tmp_path / "ledger.db").claims == (made,)
+    assert read_books(tmp_path / "ledger.db").claims == (made,)
 
 
 def test_what_is_changed_of_a_claim_is_in_the_file_too(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_what_is_changed_of_a_claim_is_in_the_file_too(tmp_path: Path) -> None:
         books.set_claim_pods("uid-c", [POD, OTHER_POD])
         books.set_claim_edits("uid-c", {"n": {"deviceNodes": []}})
         (known,) = books.claims()
-    (read,) = reading.read(tmp_path / "ledger.db").claims
+    (read,) = read_books(tmp_path / "ledger.db").claims
     assert read == known
     assert read.pods == (POD, OTHER_POD)
     assert [found.edits for found in read.devices] == [{"env": ["A=1"]}, {"deviceNodes": []}]
@@ -279,4 +280,4 @@ def test_claims_whose_devices_have_changed_places_are_written_in_one_step(tmp_pa
         renewed = books.claims()
         with refused(books, "another claim"):
             books.move_claims([replace(renewed[1], devices=(of_vf(OTHER_VF),))])
-    assert reading.read(tmp_path / "ledger.db").claims == renewed
+    assert read_books(tmp_path / "ledger.db").claims == renewed

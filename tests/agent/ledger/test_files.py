@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent.errors import LedgerError, LedgerInUse
-from agent.ledger import Ledger, files
-from agent.ledger.database import MOST_REWRITES
-from agent.ledger.files import claim, is_claimed
+from agent.ledger import Ledger
+from agent.ledger.database import MOST_REWRITES, is_damage, is_locked, lock_folder
 from agent.model.allocation import Binding, Claim, ClaimDevice, ClaimRef, ClaimState
 from agent.model.vf_identity import KnownDevice
 from tests.agent.books import POD, VF, attach, open_books, owner
@@ -210,25 +209,25 @@ def test_a_disk_that_damages_the_file_again_and_again_is_told(tmp_path: Path) ->
 def test_what_is_no_fault_of_the_content_is_no_damage() -> None:
     with contextlib.closing(sqlite3.connect(":memory:")) as db, pytest.raises(sqlite3.OperationalError) as caught:
         db.execute("SELECT * FROM nothing")
-    assert not files.is_damage(caught.value)
-    assert not files.is_damage(OSError())
-    assert not files.is_damage(None)
+    assert not is_damage(caught.value)
+    assert not is_damage(OSError())
+    assert not is_damage(None)
 
 
 def test_one_agent_at_a_time_has_the_books_and_others_can_see_that(tmp_path: Path) -> None:
-    assert not is_claimed(tmp_path)
-    lock = claim(tmp_path)
+    assert not is_locked(tmp_path)
+    lock = lock_folder(tmp_path)
     try:
-        assert is_claimed(tmp_path)
+        assert is_locked(tmp_path)
         with pytest.raises(LedgerInUse, match="in use by another agent"):
-            claim(tmp_path)
+            lock_folder(tmp_path)
     finally:
         os.close(lock)
-    assert not is_claimed(tmp_path)
-    os.close(claim(tmp_path))
+    assert not is_locked(tmp_path)
+    os.close(lock_folder(tmp_path))
 
 
 def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LedgerError, match="cannot be used: "):
-        claim(tmp_path / "file/state")
+        lock_folder(tmp_path / "file/state")

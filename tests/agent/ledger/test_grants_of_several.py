@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import ClaimConflict
-from agent.ledger import reading
+from agent.ledger import database
 from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, UnitSpec
 from tests.agent.books import POD, open_books
 
@@ -37,7 +37,7 @@ def test_each_nic_of_a_rail_is_found_with_its_grant_also_after_a_restart(tmp_pat
                 assert books.granted_resource(nic) == "rdma/rail"
                 assert books.granted_units(nic) == (RAIL,)
                 assert books.specs_of(nic) == {RAIL: SPEC}
-    assert reading.read(tmp_path / "ledger.db").grants == (grant,)
+    assert database.read_books(tmp_path / "ledger.db").grants == (grant,)
 
 
 @pytest.mark.parametrize("nic", NICS)
@@ -70,7 +70,7 @@ def test_binding_and_saying_specs_leaves_all_nics_in_the_file(tmp_path: Path) ->
         books.set_specs({RAIL: SPEC})
         (tmp_path / "ledger.db").write_bytes(b"damaged" * 4096)
         books.probe()  # the file is made anew from memory
-    assert reading.read(tmp_path / "ledger.db").grants[0].devices == NICS
+    assert database.read_books(tmp_path / "ledger.db").grants[0].devices == NICS
 
 
 def test_a_file_of_the_format_before_has_one_device_for_each_grant(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_file_of_the_format_before_has_one_device_for_each_grant(tmp_path: Pat
         books.grant("rdma/rail", {RAIL: NICS[0]})
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
         db.executescript("ALTER TABLE grants DROP COLUMN others; PRAGMA user_version = 7;")
-    assert reading.read(tmp_path / "ledger.db").grants[0].devices == NICS[:1]
+    assert database.read_books(tmp_path / "ledger.db").grants[0].devices == NICS[:1]
     with open_books(tmp_path) as books:
         assert books.grants()[0].devices == NICS[:1]
         books.grant("rdma/rail", {RAIL: NICS})

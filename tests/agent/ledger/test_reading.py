@@ -13,7 +13,7 @@ import pytest
 
 from agent.errors import LedgerError
 from agent.ledger import SCHEMA_VERSION
-from agent.ledger.reading import Books, read, read_rails
+from agent.ledger.database import Books, read_books, read_rails
 from agent.model.vf_identity import Rail
 from tests.agent.books import VF, attach, open_books, owner
 from tests.agent.ledger.format_1 import write_format_1
@@ -26,7 +26,7 @@ def test_what_is_in_the_books_is_read_while_the_agent_has_them_open(tmp_path: Pa
         books.quarantine("0000:3b:00.3", "stuck")
         gone = attach(books, "0000:3b:00.4", owner("c0"))
         books.finish_detach(gone, lease_owed=True)
-        found = read(books.path)
+        found = read_books(books.path)
         assert found.attachments == (row,)
         assert found.grants == books.grants()
         assert found.quarantines == books.quarantines()
@@ -45,7 +45,7 @@ def test_reading_never_meets_half_a_change(tmp_path: Path) -> None:
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            counts = {len(read(books.path).grants) for _ in range(50)}
+            counts = {len(read_books(books.path).grants) for _ in range(50)}
         finally:
             stop.set()
             writer.join()
@@ -55,7 +55,7 @@ def test_reading_never_meets_half_a_change(tmp_path: Path) -> None:
 def test_reading_writes_nothing(tmp_path: Path) -> None:
     write_format_1(tmp_path / "ledger.db")
     before = (tmp_path / "ledger.db").read_bytes()
-    found = read(tmp_path / "ledger.db")
+    found = read_books(tmp_path / "ledger.db")
     assert [row.device for row in found.attachments] == [VF]
     assert [lease.problem for lease in found.owed_leases] == [""]
     assert (tmp_path / "ledger.db").read_bytes() == before
@@ -70,7 +70,7 @@ def test_what_a_killed_agent_had_written_last_is_read(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=Path(__file__).parents[3], check=False)
     assert done.returncode == 9
     assert (tmp_path / "ledger.db-wal").stat().st_size > 0
-    assert [row.device for row in read(tmp_path / "ledger.db").attachments] == [VF]
+    assert [row.device for row in read_books(tmp_path / "ledger.db").attachments] == [VF]
     with open_books(tmp_path) as books:
         assert len(books.attachments()) == 1
 
@@ -85,18 +85,18 @@ def test_the_numbers_of_rails_are_read_and_no_books_are_told(tmp_path: Path) -> 
 
 
 def test_no_file_is_empty_books(tmp_path: Path) -> None:
-    assert read(tmp_path / "ledger.db") == Books()
+    assert read_books(tmp_path / "ledger.db") == Books()
 
 
 def test_a_file_that_is_damaged_or_newer_is_told(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(LedgerError, match="file is not a database: run this as root"):
-        read(path)
+        read_books(path)
     path.unlink()
     with open_books(tmp_path):
         pass
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(LedgerError, match="written by a newer nodefabric"):
-        read(path)
+        read_books(path)

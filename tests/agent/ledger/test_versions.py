@@ -9,7 +9,7 @@ import pytest
 
 from agent.errors import ClaimConflict
 from agent.ledger import Ledger
-from agent.ledger.reading import read
+from agent.ledger.database import read_books
 from agent.model.allocation import (
     Attachment,
     AttachmentState,
@@ -168,7 +168,7 @@ def test_another_process_reads_what_each_version_left_without_the_agent(tmp_path
     for version in (versions.FIRST, versions.WITH_JOURNAL, versions.WITH_PODS, versions.BEFORE_CLAIMS):
         folder = tmp_path / version
         folder.mkdir()
-        found = read(versions.unpack(version, folder) / "ledger.db")
+        found = read_books(versions.unpack(version, folder) / "ledger.db")
         assert Grant("0000:3b:00.2", "rdma/vf", "0000:3b:00.2", found.grants[0].granted_at, POD) in found.grants
         row = found.attachments[0]
         assert (row.device, row.state, row.claim_uid) == ("0000:3b:00.2", AttachmentState.ATTACHED, "")

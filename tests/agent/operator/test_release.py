@@ -15,7 +15,7 @@ import pytest
 from agent.config import Config
 from agent.errors import InUse, RequestInvalid, Unavailable, UnknownDevice
 from agent.ledger import Ledger
-from agent.ledger.files import claim
+from agent.ledger.database import lock_folder
 from agent.model.allocation import Attachment
 from agent.model.device import Snapshot
 from agent.operator import release as command
@@ -166,7 +166,7 @@ def test_without_an_agent_the_books_are_worked_on_themselves(
 
 
 def test_an_agent_that_has_the_books_and_does_not_answer_is_not_passed_by(tmp_path: Path, short_folder: Path) -> None:
-    lock = claim(tmp_path)
+    lock = lock_folder(tmp_path)
     try:
         with pytest.raises(Unavailable, match="an agent has the books, but the agent does not answer"):
             command.release(config(tmp_path, short_folder), wish(), lambda: pytest.fail("the books were opened"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
-from agent.ledger.files import claim
+from agent.ledger.database import lock_folder
 from agent.operator.uninstall import CDI_SPEC
 from cni.ipam.processes import Orphans
 from tests.agent.books import VF, attach, open_books, owner
@@ -82,7 +82,7 @@ def test_a_node_whose_pods_have_devices_is_left_alone(
 
 def test_a_node_whose_agent_runs_is_left_alone(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
     host.install()
-    lock = claim(host.state)
+    lock = lock_folder(host.state)
     try:
         assert host.uninstall("--force") == 4
     finally:

@@ -10,7 +10,7 @@ import pytest
 from agent.__main__ import main
 from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.device_info import FOLDER, GrantedFiles
-from agent.ledger.files import claim
+from agent.ledger.database import lock_folder
 from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState
 from cni.install import chain
 from cni.install import installation as install
@@ -67,7 +67,7 @@ class Host:
             "etc/kubernetes/node-feature-discovery/features.d",
         ):
             (self.root / mounted).mkdir(parents=True)
-        os.close(claim(self.state))
+        os.close(lock_folder(self.state))
         (self.state / "spool").mkdir()
         with open_books(self.state) as books:
             books.grant("rdma/vf", {VF: VF})

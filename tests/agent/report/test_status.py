@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.edits.add_facts import NOTED, RdmaFacts
-from agent.ledger.reading import Books
+from agent.ledger.database import Books
 from agent.model.allocation import (
     AttachmentState,
     Grant,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.ledger.reading import Books
+from agent.ledger.database import Books
 from agent.model.allocation import (
     AttachmentState,
     ClaimState,

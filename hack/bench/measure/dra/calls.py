@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.ledger import Ledger
-from agent.ledger.reading import read
+from agent.ledger.database import read_books
 from agent.model.allocation import ClaimState
 from measure.dra.cluster import Cluster, Driver, prepared
 from measure.dra.node import RunningNode
@@ -70,7 +70,7 @@ def books(state: Path, say: Say) -> Figures:
 
     `state` is the agent's folder. What is timed is both writes of a Prepare: *preparing*, and *prepared*.
     """
-    claims = read(state / "ledger.db").claims
+    claims = read_books(state / "ledger.db").claims
     say(f"claims: the books of {len(claims)} claims")
     sample = []
     with closing(Ledger.open(state / "bench.db", "boot")) as ledger:
