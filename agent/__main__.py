@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from agent.commands import run, version
+from agent.commands import run
 from agent.commands.options import (
     DEFAULT_CONFIG,
+    DONE,
     EXIT_STATUSES,
     FAILED,
     IN_USE,
@@ -18,6 +19,7 @@ from agent.commands.options import (
     NO_ANSWER,
     WRONG_INPUT,
     Run,
+    show,
 )
 from agent.errors import AgentError, ConfigError, InUse, RequestInvalid, Unavailable
 from agent.model.printable import one_line, unknown
@@ -78,7 +80,7 @@ def _parser_and_commands(*, for_agent: bool) -> tuple[argparse.ArgumentParser, C
     parser = argparse.ArgumentParser(
         prog="nodefabric", description="Kubernetes node agent for RDMA, SR-IOV and GPUs", epilog=EXIT_STATUSES
     )
-    parser.add_argument("--version", action=version.ShowVersion, nargs=0, help="show the version and end")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and end")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Run, text: str) -> argparse.ArgumentParser:
@@ -89,27 +91,34 @@ def _parser_and_commands(*, for_agent: bool) -> tuple[argparse.ArgumentParser, C
     run.add(command)
     if for_agent:
         return parser, commands.choices
-    from agent.commands import (
-        check_config,
-        completion,
-        config_schema,
-        doctor,
-        events,
-        pause_gpus,
-        release,
-        status,
-        topology,
-        uninstall,
-    )
+    from agent.commands import check_config, completion, doctor, release, status, topology, uninstall
+    from agent.commands.options import add_output
     from cni.install import commands as commands_of_cni
 
-    for module in (status, events, release, pause_gpus, topology, check_config, config_schema, doctor):
+    for module in (status, release, topology, check_config, doctor):
         module.add(command)
     commands_of_cni.add(command)
     uninstall.add(command)
     completion.add(command, parser)
-    version.add(command)
+    add_output(command("version", _version, "show the version"))
     return parser, commands.choices
+
+
+class _ShowVersion(argparse.Action):
+    """Look the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from agent.process.identity import agent_version
+
+        print(f"nodefabric {agent_version()}")
+        parser.exit(DONE)
+
+
+def _version(options: argparse.Namespace) -> int:
+    from agent.process.identity import agent_version
+
+    show(options, {"version": agent_version()}, f"nodefabric {agent_version()}")
+    return DONE
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""`nodefabric check-config`: what is wrong with a configuration, and what it selects."""
+"""`nodefabric check-config` and `config-schema`: what is wrong with a configuration, what it selects, may hold."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -38,12 +39,13 @@ _FATES = {"Unhealthy": "unhealthy:", **dict.fromkeys(("NoNic", "NoGpu", "TooFew"
 
 
 def add(command: Command) -> None:
-    """Add the command."""
+    """Add the commands."""
     parser = command("check-config", _check_config, "check a configuration and show what it selects on this node")
     parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="the configuration; of any shape")
     add_sources(parser)
     add_hardware(parser)
     add_output(parser)
+    command("config-schema", _config_schema, "print the JSON Schema of a configuration")
 
 
 def _check_config(options: argparse.Namespace) -> int:
@@ -181,3 +183,10 @@ def _short(devices: Sequence[str], snapshot: Snapshot) -> str:
     from agent.model.listed import grouped
 
     return grouped(devices, snapshot, SHOWN_DEVICES) or "nothing"
+
+
+def _config_schema(options: argparse.Namespace) -> int:
+    from agent.config.schema import json_schema
+
+    print(json.dumps(json_schema(), indent=1))
+    return DONE

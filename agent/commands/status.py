@@ -1,4 +1,4 @@
-"""`nodefabric status`: what the running agent says, or what its books say without it."""
+"""`nodefabric status` and `events`: what the running agent says; status also reads its books without it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from http.client import HTTPException
 from typing import Any
 
 from agent import config as configuration
-from agent.commands.options import DONE, NO_ANSWER, Command, add_config, add_output, show
+from agent.commands.options import DONE, NO_ANSWER, Command, add_config, add_output, asking, show
 from agent.errors import Unavailable
 from agent.process import sockets
 
@@ -17,8 +17,11 @@ ANSWER_SECONDS = 5.0
 
 
 def add(command: Command) -> None:
-    """Add the command."""
+    """Add the commands."""
     parser = command("status", _status, "show what the running agent offers, who holds what, and what is wrong")
+    add_config(parser)
+    add_output(parser)
+    parser = command("events", _events, "show what happened lately, the newest first")
     add_config(parser)
     add_output(parser)
 
@@ -76,3 +79,12 @@ def ask(endpoints: configuration.Endpoints) -> dict[str, Any]:
         told = f": {why}" if why else ""
         raise _Waiting(f"the agent at {url} waits for its configuration to be repaired, and offers nothing yet{told}")
     return document
+
+
+def _events(options: argparse.Namespace) -> int:
+    from agent.report import status
+
+    with asking(options.config) as config:
+        events = ask(config.endpoints)["events"]
+    show(options, {"events": events}, status.events_text(events, time.time()))
+    return DONE

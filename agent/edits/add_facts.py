@@ -21,7 +21,7 @@ from agent.model.device import NO_NUMA_NODE, Gpu, Snapshot, cpu_list
 from agent.model.lldp import Neighbour
 from agent.model.topology import Locality
 from agent.placement import Distances
-from agent.placement.matching import assign
+from agent.placement.nics import assign
 
 GID_INDEXES: Mapping[str, str] = {
     "NCCL_IB_HCA": "NCCL_IB_GID_INDEX",

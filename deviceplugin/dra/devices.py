@@ -32,7 +32,7 @@ from agent.model.health import HEALTHY, Health, Reason
 from agent.offer.offer import Offer, Unit
 from agent.offer.rails import nearest
 from agent.placement import Distances
-from agent.placement.matching import assign
+from agent.placement.nics import assign
 from deviceplugin.dra.attributes import (
     BUS_ID,
     MULTUS,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from collections import Counter
+from itertools import combinations, product
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agent.model.device import NO_NUMA_NODE, Snapshot
 from agent.placement import Distances, Group, choose_gpus, choose_pairs, match_groups, match_nics
+from agent.placement.nics import Costs, assign
 from tests.agent.placement.brute import best_nics, gpu_key, gpu_sets, nic_key, pair_keys, pairs_key, shared_out
 from tests.agent.placement.hosts import AnyDistances, any_distances, hosts
 
@@ -141,3 +143,32 @@ def test_no_other_set_of_gpus_has_better_pairs_with_several_nics_or_less_than_on
         )
 
     assert key(found) == min(key(gpus) for gpus in gpu_sets(distances.gpus, (), size))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_no_other_matching_of_rows_to_columns_costs_less(data: st.DataObject) -> None:
+    rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
+    cost = st.one_of(st.none(), st.integers(-4, 9))
+    costs = data.draw(st.lists(st.lists(cost, min_size=columns, max_size=columns), min_size=rows, max_size=rows))
+    rising = st.lists(st.integers(-9, 9), max_size=3).map(sorted)
+    prices = data.draw(st.lists(rising, min_size=columns, max_size=columns))
+    found = assign(costs, prices)
+    totals = [
+        total for choice in product(range(columns), repeat=rows) if (total := _total(costs, prices, choice)) is not None
+    ]
+    assert (found is None) == (not totals)
+    if found is not None:
+        assert _total(costs, prices, found) == min(totals)
+
+
+def _total(costs: Costs, prices: list[list[int]], choice: tuple[int, ...]) -> int | None:
+    total = 0
+    used: Counter[int] = Counter()
+    for row, column in enumerate(choice):
+        cost = costs[row][column]
+        if cost is None or used[column] == len(prices[column]):
+            return None
+        total += cost + prices[column][used[column]]
+        used[column] += 1
+    return total

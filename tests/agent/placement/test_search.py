@@ -12,11 +12,9 @@ import pytest
 from agent.model.device import Snapshot
 from agent.model.topology import Locality
 from agent.placement import Distances, choose_gpus, choose_sets
-from agent.placement.choices import collect
 from agent.placement.distances import FINE
-from agent.placement.gpus import SEARCH
+from agent.placement.gpus import SEARCH, collect, search
 from agent.placement.nics import spans
-from agent.placement.search import search
 from tests.agent.placement.hosts import Host
 
 FEW, ALL = SEARCH // 2, 20_000
