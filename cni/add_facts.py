@@ -29,8 +29,8 @@ from agent.edits.add_facts import (
     rails_document,
     wants_facts,
 )
+from agent.edits.cdi import SpecFiles
 from agent.edits.claim_specs import ClaimSpecs, requests_with_files
-from agent.edits.spec_files import SpecFiles
 from agent.edits.unit_specs import UnitSpecs
 from agent.errors import AgentError, HardwareError
 from agent.hardware.sysfs.rdma import Gid, best_first, find_gids, roce_ports

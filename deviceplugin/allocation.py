@@ -19,7 +19,7 @@ from typing import Protocol
 
 from agent.config import Resource
 from agent.edits.build import NO_GPU_FILES, build, unit_specs
-from agent.edits.container_edits import ContainerEdits
+from agent.edits.cdi import ContainerEdits
 from agent.errors import LedgerError, Unavailable, UnitUnhealthy, UnknownUnit
 from agent.kubelet.podresources import PodDevices
 from agent.model.allocation import NO_SPECS, Devices, PodRef, UnitSpec

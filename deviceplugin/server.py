@@ -16,7 +16,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from agent.edits.container_edits import ContainerEdits
+from agent.edits.cdi import ContainerEdits
 from agent.errors import AgentError, AllocationError, LedgerError, UnitUnhealthy, UnknownUnit
 from agent.model.device import NO_NUMA_NODE
 from agent.offer.offer import Unit

@@ -41,10 +41,8 @@ from typing import Any
 
 from agent.config import Resource
 from agent.config.resources import TOLD_AT_ADD
-from agent.edits.cdi import SpecNames
+from agent.edits.cdi import SPEC_FOLDERS, ContainerEdits, DeviceNode, SpecNames
 from agent.edits.compat import build_compat
-from agent.edits.container_edits import ContainerEdits, DeviceNode
-from agent.edits.spec_files import SPEC_FOLDERS
 from agent.errors import UnitUnhealthy
 from agent.hardware.nvml.library import device_nodes, mig_minors
 from agent.model.allocation import NO_SPECS, UnitSpec

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agent.edits.spec_files import SPEC_FOLDERS, SpecFiles, text_of
+from agent.edits.cdi import SPEC_FOLDERS, SpecFiles, text_of
 from agent.errors import Unavailable
 from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
 from agent.model.unit_id import cdi_kind, cdi_name

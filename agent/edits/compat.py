@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import Resource, Select, SharedPool, SriovPool
-from agent.edits.container_edits import ContainerEdits, DeviceNode
-from agent.edits.spec_files import OWN_PREFIX, SPEC_VERSION
+from agent.edits.cdi import OWN_PREFIX, SPEC_VERSION, ContainerEdits, DeviceNode
 from agent.errors import UnitUnhealthy
 from agent.model.device import PciDevice, RdmaDevice, Snapshot
 from agent.offer.offer import Unit

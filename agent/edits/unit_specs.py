@@ -18,7 +18,7 @@ from typing import Any
 
 from agent.config import Resource
 from agent.edits.build import unit_specs
-from agent.edits.spec_files import SpecFiles, text_of
+from agent.edits.cdi import SpecFiles, text_of
 from agent.errors import UnitUnhealthy
 from agent.kubelet.checkpoint import Entry, answer_of
 from agent.ledger import Ledger

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from agent.__main__ import DEFAULT_CONFIG, _parser
-from agent.edits import spec_files
+from agent.edits.cdi import SPEC_FOLDERS
 from agent.hardware import recorded
 from agent.process.startup import check
 from cni.install.commands import DEFAULT_CONFIGURATIONS, DEFAULT_TARGET
@@ -80,7 +80,7 @@ def test_every_path_the_config_names_is_a_mount_of_the_same_host_path() -> None:
         conf.run_dir: True,
         Path("/var/run/netns"): False,
         Path("/opt/cni/bin"): False,
-        **dict(zip(spec_files.SPEC_FOLDERS, (False, True), strict=True)),
+        **dict(zip(SPEC_FOLDERS, (False, True), strict=True)),
     }
     shown = host_paths(daemonset())
     mounts = {m["mountPath"]: m for m in agent_container()["volumeMounts"]}
@@ -174,7 +174,7 @@ def test_what_removes_looks_where_the_base_and_its_component_put_things() -> Non
         conf.state_dir,
         conf.run_dir,
     )
-    assert options.cdi_dir in spec_files.SPEC_FOLDERS
+    assert options.cdi_dir in SPEC_FOLDERS
     assert options.nfd_file == conf.topology.labels.nfd_file
     assert options.dra_driver == conf.dra.driver
     (mount,) = remove["volumeMounts"]

@@ -13,8 +13,8 @@ import pytest
 
 from agent.config import Flags, parse
 from agent.edits.build import build
+from agent.edits.cdi import ContainerEdits
 from agent.edits.compat import go_marshal
-from agent.edits.container_edits import ContainerEdits
 from agent.errors import UnitUnhealthy
 from agent.model.device import CharDevice, RdmaDevice, Snapshot, VdpaDevice
 from agent.offer.units import plain_offer

@@ -16,7 +16,7 @@ from agent.edits.build import (
     pcidevice_name,
     variables_of_container,
 )
-from agent.edits.container_edits import ContainerEdits, DeviceNode
+from agent.edits.cdi import ContainerEdits, DeviceNode
 from agent.errors import ConfigError, UnitUnhealthy
 from agent.model.device import Gpu, MigDevice, Snapshot
 from agent.model.health import HEALTHY
