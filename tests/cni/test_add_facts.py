@@ -25,10 +25,10 @@ from cni.node import Node, Observer
 from cni.slots.bound import BoundSlots
 from tests import gids
 from tests.cni import tiny_node
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes import rdma_node
 from tests.cni.modes.rdma_node import rdma_name
 from tests.cni.tiny_node import Rig, vf
-from tests.cni.told_grants import ToldGrants
 from tests.deviceplugin.machines import node
 
 SLOT = "slot-rdma:vf-0-0"
@@ -86,7 +86,7 @@ class Scene:
         return sorted(path.name for path in self.folder.glob("*sandbox*"))
 
 
-class Telling(ToldGrants):
+class Telling(FixedGrants):
     """Grants with somebody who tells."""
 
     def __init__(self, facts: FactsWriter) -> None:

@@ -32,8 +32,8 @@ from cni.modes.moving import spare_name
 from cni.node import Node
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.cni import tiny_node
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.tiny_node import ASKED, Rig, netdev, open_rig, stub_answer, vf
-from tests.cni.told_grants import ToldGrants
 from tests.live import Live
 from tests.waiting import until
 
@@ -303,7 +303,7 @@ def test_kubelet_that_does_not_answer_fails_the_add_untouched(rig: Rig) -> None:
     def unavailable(pod: PodRef) -> Any:
         raise Unavailable("kubelet does not answer")
 
-    attachments = Attachments(Node(rig.machine, rig.ledger, Live(rig.machine.scan)), ToldGrants(answer=unavailable))
+    attachments = Attachments(Node(rig.machine, rig.ledger, Live(rig.machine.scan)), FixedGrants(answer=unavailable))
     with (
         rig.call("c1", rig.pod(), {"prevResult": {"interfaces": []}}) as call,
         pytest.raises(Unavailable, match="kubelet does not answer"),

@@ -19,9 +19,9 @@ from cni.in_flight import InFlight
 from cni.node import Node
 from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, open_rig, vf
-from tests.cni.told_grants import ToldGrants
 from tests.live import Live
 from tests.waiting import until
 
@@ -137,7 +137,7 @@ def test_a_del_while_kubelet_is_asked_makes_the_add_undo_itself(rig: Rig) -> Non
             attachments.delete(call)
         return (GrantedDevice(vf(0), "rdma/vf", network({"ipam": rig.ipam()})),)
 
-    attachments = Attachments(Node(rig.machine, rig.ledger, Live(rig.machine.scan)), ToldGrants(answer=granted))
+    attachments = Attachments(Node(rig.machine, rig.ledger, Live(rig.machine.scan)), FixedGrants(answer=granted))
     try:
         with (
             rig.call("c1", pod, {"prevResult": {"cniVersion": "1.0.0"}}, "eth0") as call,

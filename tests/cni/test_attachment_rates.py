@@ -13,15 +13,15 @@ from agent.errors import AttachmentError, ConfigError, RequestInvalid
 from agent.model.allocation import VfSettings
 from cni.grants import GrantedDevice
 from tests.cni import tiny_node
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import PREVIOUS, network
 from tests.cni.tiny_node import PF_NETDEV, Rig, vf
-from tests.cni.told_grants import ToldGrants
 
 
 @pytest.fixture
 def rig(own_network: None, tmp_path: Path) -> Iterator[Rig]:
     tiny_node.create(tmp_path)
-    grants = ToldGrants(rates=VfSettings(min_tx_rate=10, max_tx_rate=1000))
+    grants = FixedGrants(rates=VfSettings(min_tx_rate=10, max_tx_rate=1000))
     with tiny_node.open_rig(tmp_path, grants=grants) as rig:
         yield rig
 

@@ -21,9 +21,9 @@ from cni.heal import Wish
 from cni.node import Node
 from tests.agent.claimed import claimed_vf, prepare
 from tests.cni import tiny_node
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, mac_of, netdev, open_rig, vf
-from tests.cni.told_grants import ToldGrants
 from tests.live import Live
 from tests.vf_trunk import TrunkDriver, WithTrunk
 from tests.waiting import until
@@ -233,9 +233,9 @@ def test_a_del_tells_whose_the_found_row_is_and_returns_its_leases(
     rig = lost()
     joined = network({"name": "rails", "ipam": rig.ipam()})
     pods = {vf(0): PodRef("default", "a")}
-    assert finder(rig, grants=ToldGrants(networks={"": joined})).in_namespaces([vf(0)], pods, containers) == (vf(0),)
+    assert finder(rig, grants=FixedGrants(networks={"": joined})).in_namespaces([vf(0)], pods, containers) == (vf(0),)
     assert len(rig.leases()) == 2
-    naming = finder(rig, grants=ToldGrants(networks={"": joined}))
+    naming = finder(rig, grants=FixedGrants(networks={"": joined}))
     with rig.call("c1", rig.folder / "pod.netns", {}, ifname) as call:
         naming.name_owner(call)
         (row,) = rig.ledger.attachments()
@@ -262,7 +262,7 @@ def test_a_del_of_another_namespace_or_interface_names_nobody(lost: Callable[...
 def test_a_known_containers_leases_are_returned_without_any_del(lost: Callable[..., Rig]) -> None:
     rig = lost()
     joined = network({"name": "rails", "ipam": rig.ipam()})
-    finding = finder(rig, grants=ToldGrants(networks={"rdma/vf": joined}))
+    finding = finder(rig, grants=FixedGrants(networks={"rdma/vf": joined}))
     names = {("default", "trainer"): "c1"}
     assert finding.in_namespaces([vf(0)], {vf(0): POD}, names, {vf(0): "rdma/vf"}) == (vf(0),)
     rig.remove(rig.folder / "pod.netns")

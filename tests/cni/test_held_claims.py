@@ -67,19 +67,6 @@ def test_the_devices_of_a_prepared_claim_come_into_its_pod(scene: Scene) -> None
     assert [claim.state for claim in rig.ledger.claims()] == [ClaimState.PREPARED]
 
 
-def test_a_new_sandbox_of_the_pod_gets_the_same_devices_again(scene: Scene) -> None:
-    rig = scene.rig
-    scene.claim("nics", of_vf(1), pods=("c1",))
-    first = rig.pod("first")
-    scene.start("c1", first)
-    rig.delete("c1", first, ifname="eth0")
-    rig.await_back(1)
-    again = rig.pod("again")
-    scene.start("c1", again)
-    assert scene.rows() == {vf(1): ("c1", "net1", "uid-nics")}
-    rig.check("c1", again, ifname="eth0")
-
-
 def test_interfaces_of_all_claims_of_a_pod_are_numbered_together_and_alike_in_each_sandbox(scene: Scene) -> None:
     rig = scene.rig
     scene.claim("b", of_vf(0, ifname="nic%d"))

@@ -21,8 +21,8 @@ from cni.node import Node
 from cni.permission import Named, refusal
 from cni.request import code_of
 from tests.cni import tiny_node
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, netdev, vf
-from tests.cni.told_grants import ToldGrants
 from tests.live import Live
 
 POD = PodRef("default", "pod-of-c1")
@@ -31,7 +31,7 @@ SLOT = "slot-rdma:vf-0-0"
 
 
 @dataclass
-class Kubelet(ToldGrants):
+class Kubelet(FixedGrants):
     """What resources offer, and what kubelet says that pods have."""
 
     resources: Mapping[str, str] = field(default_factory=lambda: {vf(0): "rdma/vf", vf(1): "rdma/vf"})

@@ -33,8 +33,8 @@ from cni.grants import NO_GRANTS, Grants
 from cni.node import Node
 from cni.pool import Pool
 from tests.agent.books import attach, open_books, owner
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
-from tests.cni.told_grants import ToldGrants
 from tests.deviceplugin.machines import gpu_uuid, node
 from tests.waiting import until
 
@@ -159,7 +159,7 @@ def test_what_others_give_is_never_taken(tmp_path: Path) -> None:
     snapshot = node(rails=1, vfs=6)
     free = [device.address for device in snapshot.devices if device.is_vf]
     moved = tuple(replace(d, netdevs=()) if d.address == free[4] else d for d in snapshot.devices)
-    grants = ToldGrants(resources={free[0]: "rdma/vf"})
+    grants = FixedGrants(resources={free[0]: "rdma/vf"})
     with opened(tmp_path, replace(snapshot, devices=moved), grants) as (pool, books):
         books.grant("former/resource", {"unit": free[1]})
         books.quarantine(free[2], "reason")
@@ -215,7 +215,7 @@ def test_the_vf_is_near_the_pods_gpu_and_else_of_the_pf_with_the_fewest_in_use(t
         assert netdev is not None
         return netdev.name
 
-    with opened(tmp_path, snapshot, ToldGrants(units_of=units_of)) as (pool, _):
+    with opened(tmp_path, snapshot, FixedGrants(units_of=units_of)) as (pool, _):
         assert rail_of(pool.take(call_for("c1", *rails))) == "rail2"
         taken = [
             rail_of(pool.take(call_for(f"d{n}", *rails, pod=pod))) for n, pod in enumerate(("plain", "nobody", ""))

@@ -29,7 +29,7 @@ from cni.heal import HEAL_SECONDS
 from cni.ipam.leases import LeaseBook
 from cni.node import Node as CniNode
 from hack.sim.machine import SimulatedMachine
-from tests.cni.told_grants import ToldGrants
+from tests.cni.fixed_grants import FixedGrants
 from tests.waiting import until
 
 PF = "0000:3b:00.0"
@@ -275,7 +275,7 @@ def open_rig(
     heal_seconds: float = HEAL_SECONDS,
     busy_seconds: float = 0.3,
     max_adding: int = MAX_ADDING,
-    grants: ToldGrants | None = None,
+    grants: FixedGrants | None = None,
 ) -> Iterator[Rig]:
     """Open the agent's parts on a node that was created before, as at an agent's start.
 
@@ -286,7 +286,7 @@ def open_rig(
     machine = SimulatedMachine.open(folder)
     snapshot = seen(machine.scan())
     granted: list[GrantedDevice] = []
-    grants = grants or ToldGrants()
+    grants = grants or FixedGrants()
     grants.given = granted
 
     def open_parts() -> tuple[Ledger, Attachments]:

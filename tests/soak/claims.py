@@ -33,8 +33,8 @@ from deviceplugin.dra.planner import Planner
 from deviceplugin.dra.pods import GpuAsker, PodGroups
 from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Patience, Preparer
 from tests.cni import tiny_node
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
-from tests.cni.told_grants import ToldGrants
 from tests.soak.slots import SPECS
 
 CLUSTER = "cluster.json"
@@ -198,7 +198,7 @@ class ClaimParts:
 
 
 @dataclass
-class GrantsAndClaims(ToldGrants):
+class GrantsAndClaims(FixedGrants):
     """What a file says of units, and the books of claims."""
 
     claims: PodClaims | None = None

@@ -24,8 +24,8 @@ from agent.ledger import Ledger
 from cni.attachment import Attachments
 from cni.grants import GrantedDevice
 from cni.node import Node as CniNode
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
-from tests.cni.told_grants import ToldGrants
 from tests.live import Live
 from tests.vm.adapters import Pf, ip, link, run, wait_until
 from tests.vm.direct import look
@@ -285,7 +285,7 @@ def test_a_crash_brings_both_vfs_home(
     if namespace == "ended":
         ip("netns", "delete", pod)
     node.ledger = Ledger.open(tmp_path / "ledger.db", "boot")
-    node.attachments = Attachments(CniNode(node.machine, node.ledger, Live(node.machine.scan)), ToldGrants([]))
+    node.attachments = Attachments(CniNode(node.machine, node.ledger, Live(node.machine.scan)), FixedGrants([]))
 
     def is_healed() -> bool:
         for row in node.ledger.attachments():

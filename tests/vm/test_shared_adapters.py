@@ -22,8 +22,8 @@ from cni.attachment import Attachments
 from cni.call import Call
 from cni.grants import GrantedDevice
 from cni.node import Node as CniNode
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
-from tests.cni.told_grants import ToldGrants
 from tests.live import Live
 from tests.vm.adapters import Pf, ip, link, run, wait_until
 from tests.vm.node import ping
@@ -39,7 +39,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self.attachments = Attachments(
-            CniNode(self.machine, self.ledger, Live(self.machine.scan)), ToldGrants(self.granted)
+            CniNode(self.machine, self.ledger, Live(self.machine.scan)), FixedGrants(self.granted)
         )
 
     def do(self, verb: str, pod: str, ifname: str = "net1", **conf: Any) -> Any:

@@ -33,8 +33,8 @@ from cni.call import Call
 from cni.grants import GrantedDevice
 from cni.node import Node
 from cni.slots.bound import BoundSlots
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
-from tests.cni.told_grants import ToldGrants
 from tests.vm.adapters import Pf, wait_until
 from tests.vm.containers import Container, ended
 
@@ -61,7 +61,7 @@ class Scene:
         files = RailFiles(folder / "cdi", Latest(Offer(snapshot)), cast(Any, SimpleNamespace()), Latest({}))
         units = UnitSpecs(self.ledger, folder / "cdi", Latest(True))
         facts = FactsWriter(node, bound, self.specs, units, files)
-        self.grants = ToldGrants()
+        self.grants = FixedGrants()
         self.grants.attached = facts.attached  # type: ignore[method-assign]
         self.grants.detached = facts.detached  # type: ignore[method-assign]
         self.attachments = Attachments(node, self.grants)

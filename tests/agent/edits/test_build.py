@@ -50,14 +50,8 @@ def test_a_share_gets_its_own_hca_and_no_other() -> None:
     assert paths(grants) == ["/dev/infiniband/uverbs1", "/dev/infiniband/rdma_cm"]
     assert {d.permissions for d in grants.devices} == {"rw"}
     assert grants.envs == ()
-
-
-def test_two_shares_of_one_hca_bring_its_devices_once() -> None:
-    snapshot = node(rails=2)
-    assert paths(build(HCA, some(HCA, snapshot, 0, 1), snapshot, NOTHING)) == [
-        "/dev/infiniband/uverbs0",
-        "/dev/infiniband/rdma_cm",
-    ]
+    of_one = build(HCA, some(HCA, snapshot, 0, 1), snapshot, NOTHING)
+    assert paths(of_one) == ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]
 
 
 def test_management_adds_umad_and_issm() -> None:
@@ -126,10 +120,6 @@ def test_gpus_are_named_by_cdi_where_the_node_has_their_spec() -> None:
     assert build(GPU, units, snapshot, GpuFiles(frozenset({"all"}))) == ContainerEdits(
         envs=(("NVIDIA_VISIBLE_DEVICES", f"{gpu_uuid(0)},{gpu_uuid(1)}"),)
     )
-
-
-def test_no_units_bring_nothing() -> None:
-    assert build(GPU, [], node(), NOTHING) == ContainerEdits()
 
 
 def test_the_variable_is_upper_case_without_dots_slashes_and_hyphens() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.edits.cdi import SlotSpecs, read_spec
-from agent.edits.claim_specs import IN_CONTAINERS, ClaimSpecs, mounted, qualified, requests_with_files
+from agent.edits.claim_specs import ClaimSpecs, qualified
 from agent.errors import Unavailable
 from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
 
@@ -155,19 +155,3 @@ def test_they_go_with_the_spec_of_their_claim_and_those_of_others_stay(tmp_path:
     specs.remove(UID)
     specs.remove(UID)
     assert specs.uids() == {f"{UID}2"}
-
-
-def test_a_claim_wants_those_that_its_containers_have_bound_into_them(tmp_path: Path) -> None:
-    files = ClaimSpecs(tmp_path).metadata
-    plain = ClaimDevice("nic", "node", "vf-1", "rdma/vf", "vf", "0000:3b:00.2", f"{UID}-0-vf-1", edits={"env": ["A=1"]})
-    claim = Claim(ClaimRef(UID, "default", "nics"), ClaimState.PREPARED, (plain,))
-    assert (requests_with_files(claim), files.missing(claim)) == (frozenset(), False)
-
-    edits = mounted(plain.edits, files.path(UID, "nic"), f"{IN_CONTAINERS}/resourceclaims/nics/nic/x-metadata.json")
-    claim = replace(claim, devices=(replace(plain, edits=edits),))
-    assert requests_with_files(claim) == {"nic"}
-    assert files.missing(claim)
-    files.write(UID, "nic", DOCUMENT)
-    assert not files.missing(claim)
-    assert edits["env"] == ["A=1"]
-    assert edits["mounts"][0]["hostPath"] == str(files.path(UID, "nic"))

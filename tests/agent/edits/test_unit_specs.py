@@ -13,7 +13,7 @@ from agent.edits.build import build, unit_specs
 from agent.edits.unit_specs import owners
 from agent.errors import LedgerError, Unavailable
 from agent.kubelet.checkpoint import Entry
-from agent.model.allocation import Undo, UnitSpec
+from agent.model.allocation import Undo
 from agent.offer.units import plain_offer
 from tests.agent import books
 from tests.agent.edits.unit_specs_rig import (
@@ -38,16 +38,11 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         yield made
 
 
-def test_a_share_is_told_as_a_name_that_means_its_own_adapter(rig: Rig) -> None:
-    assert rig.grant(node(), HCA, SHARE) == (f"nodefabric.io/hca={SHARE}",)
-    assert rig.files(SHARE) == ["/dev/infiniband/uverbs1", "/dev/infiniband/rdma_cm"]
-    assert rig.said(SHARE)["env"] == ["NCCL_IB_HCA==mlx5_1"]
-
-
 def test_variables_name_all_devices_of_the_container_in_each_spec(rig: Rig) -> None:
-    rig.grant(node(), HCA, SHARE, OTHER)
+    assert rig.grant(node(), HCA, SHARE, OTHER) == (f"nodefabric.io/hca={SHARE}", f"nodefabric.io/hca={OTHER}")
     assert rig.said(SHARE)["env"] == rig.said(OTHER)["env"] == ["NCCL_IB_HCA==mlx5_1,mlx5_2"]
-    assert rig.files(OTHER)[0] == "/dev/infiniband/uverbs2"
+    for unit, number in ((SHARE, 1), (OTHER, 2)):
+        assert rig.files(unit) == [f"/dev/infiniband/uverbs{number}", "/dev/infiniband/rdma_cm"]
 
 
 def test_names_mean_the_same_devices_after_all_numbers_have_changed(rig: Rig) -> None:
@@ -278,11 +273,6 @@ def test_what_the_books_refused_is_said_as_soon_as_they_take_it(rig: Rig, monkey
             rig.renew(later)
     assert rig.renew(later) == (SHARE,)
     assert rig.files(SHARE)[0] == "/dev/infiniband/uverbs2"
-
-
-def test_an_empty_spec_says_nothing() -> None:
-    told = UnitSpec("vf", ("u",), {}, {"env": ["A=1"]})
-    assert told.whole == {}
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from agent.errors import AttachmentError, DeviceBusy, HardwareError, NetlinkFail
 from agent.hardware.host import Child, Link
 from agent.hardware.netlink.rtnetlink import LinkMessage
 from tests.cni import tiny_node
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes.test_child import Kernel, looked_up, with_links
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig
-from tests.cni.told_grants import ToldGrants
 from tests.waiting import until
 
 BOND = "bond0"
@@ -143,7 +143,7 @@ def test_upon_a_port_of_anything_else_the_port_is_the_parent(node: tuple[Rig, Bo
 @pytest.mark.parametrize("conf", [{"deviceID": PF}, {"deviceID": None, "master": PF_NETDEV}])
 def test_who_names_a_port_of_a_bond_names_the_bond(own_network: None, tmp_path: Path, conf: dict[str, Any]) -> None:
     tiny_node.create(tmp_path)
-    kernel, grants = Bonding("ipvlan"), ToldGrants()
+    kernel, grants = Bonding("ipvlan"), FixedGrants()
     grants.cni = CniSettings(protect=(BOND,))
     with tiny_node.open_rig(tmp_path, host=lambda machine: with_links(machine, kernel), grants=grants) as rig:
         enslave()

@@ -21,11 +21,11 @@ from cni.grants import GrantedDevice
 from cni.modes import guid, rdma
 from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID, state
 from tests.cni.networks import network
 from tests.cni.tiny_node import PF_NETDEV, Rig, vf
-from tests.cni.told_grants import ToldGrants
 from tests.waiting import until
 
 NODE_GUID = "0200:0000:0000:0001"
@@ -201,7 +201,7 @@ def test_a_sandbox_made_anew_does_not_make_up_for_another_number(own_network: No
     """kubelet asks Allocate once for a pod: its container gets the file of the first number in any sandbox."""
     rdma_node.create(tmp_path, mode=mode, ib=True)
     promised = {vf(1): "/dev/infiniband/uverbs1"}
-    with tiny_node.open_rig(tmp_path, grants=ToldGrants(verbs_nodes=promised)) as rig:
+    with tiny_node.open_rig(tmp_path, grants=FixedGrants(verbs_nodes=promised)) as rig:
         rig.ledger.grant("rdma/ib", {vf(1): vf(1)})
         rig.machine.unbind(vf(0))  # uverbs0 is free: whatever is bound anew, or moves, takes it
         for attempt in range(3):
@@ -220,7 +220,7 @@ def test_a_vf_that_its_former_pod_had_bound_anew_since_the_grant_is_looked_at(
     """The next pod asks for no GUID, so that its own ADD binds nothing anew."""
     rdma_node.create(tmp_path, mode="shared", ib=True)
     promised: dict[str, str] = {}
-    with tiny_node.open_rig(tmp_path, grants=ToldGrants(verbs_nodes=promised)) as rig:
+    with tiny_node.open_rig(tmp_path, grants=FixedGrants(verbs_nodes=promised)) as rig:
         machine, pod, own = rig.machine, rig.pod(), "02:00:00:00:00:00:00:77"
         machine.vf_control.set_guids(PF_NETDEV, 1, own, own)
         for step in (machine.unbind, lambda device: machine.bind(device, "mlx5_core")):

@@ -19,11 +19,11 @@ from agent.model.allocation import Binding, PodRef
 from hack.sim.machine import SimulatedMachine
 from hack.sim.rdma import SimulatedRdma
 from tests.cni import tiny_node
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes import rdma_node
 from tests.cni.modes.rdma_node import rdma_name
 from tests.cni.modes.stepping import Stepping
 from tests.cni.tiny_node import Rig, vf
-from tests.cni.told_grants import ToldGrants
 from tests.waiting import until
 
 
@@ -206,7 +206,7 @@ def test_a_device_that_another_pod_had_at_the_grant_must_have_the_number_of_then
 ) -> None:
     rdma_node.create(tmp_path)
     told = "/dev/infiniband/uverbs7"
-    with tiny_node.open_rig(tmp_path, grants=ToldGrants(verbs_nodes={vf(1): told})) as node:
+    with tiny_node.open_rig(tmp_path, grants=FixedGrants(verbs_nodes={vf(1): told})) as node:
         node.add("c1", node.pod())  # of a device that kubelet has given to nobody, nobody was told
         node.ledger.grant("rdma/vf", {vf(1): vf(1)})
         pod = node.pod("other")

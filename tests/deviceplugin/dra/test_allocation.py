@@ -79,29 +79,22 @@ def test_a_claim_may_be_reserved_for_a_pod_group() -> None:
     assert found.groups == {"workers"}
 
 
-def test_a_claim_of_a_template_belongs_to_its_pod_alone() -> None:
-    assert read(claim(result("nic", "vf-0"), owner=POD)).only_pod == POD.uid
+STRANGER = PodRef("others", "victim", "99999999-1111-4222-8333-444455556666")
 
 
-def test_a_claim_for_extended_resources_belongs_to_its_pod_alone() -> None:
-    found = read(claim(result("container-0-request-0", "vf-0"), owner=POD, extended=True))
+@pytest.mark.parametrize(
+    ("owner", "kind", "only_pod"),
+    [(POD, "Pod", POD.uid), (STRANGER, "Pod", ""), (PodRef("team", "job", "u"), "Job", "")],
+)
+@pytest.mark.parametrize("is_extended", [False, True])
+def test_a_claim_is_one_pods_alone_if_that_pod_owns_it_and_it_is_reserved_for_it(
+    owner: PodRef, kind: str, only_pod: str, is_extended: bool
+) -> None:
+    document = claim(result("container-0-request-0", "vf-0"), owner=owner, extended=is_extended)
+    document["metadata"]["ownerReferences"][0]["kind"] = kind
+    found = read(document)
 
-    assert (found.only_pod, found.is_extended) == (POD.uid, True)
-
-
-def test_an_owner_for_which_the_claim_is_not_reserved_has_no_part_in_it() -> None:
-    stranger = PodRef("others", "victim", "99999999-1111-4222-8333-444455556666")
-
-    found = read(claim(result("nic", "vf-0"), owner=stranger))
-    assert (found.only_pod, found.pods) == ("", (POD,))
-    assert read(claim(result("nic", "vf-0"), owner=stranger, extended=True)).only_pod == ""
-
-
-def test_a_claim_that_something_else_owns_belongs_to_no_pod() -> None:
-    document = claim(result("nic", "vf-0"), owner=PodRef("team", "job", "u"))
-    document["metadata"]["ownerReferences"][0]["kind"] = "Job"
-
-    assert read(document).only_pod == ""
+    assert (found.only_pod, found.pods, found.is_extended) == (only_pod, (POD,), is_extended)
 
 
 SELECTED = {"selectors": [{"cel": {"expression": "true"}}]}

@@ -671,10 +671,6 @@ def test_a_port_that_fails_changes_its_own_slice_alone() -> None:
     assert names(before) == names(after)
 
 
-def test_no_devices_need_no_slice() -> None:
-    assert slices_of((), DRIVER, NODE) == ()
-
-
 def test_names_that_would_be_too_long_are_digests_that_keep_the_order() -> None:
     driver, node_name = "d" * 63, ".".join(["n" * 60] * 4)
     found = [object_name(index, driver, node_name) for index in (0, 1, 15, 16, 255)]

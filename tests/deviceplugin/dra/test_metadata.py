@@ -19,7 +19,6 @@ from tests.deviceplugin.dra.claim_documents import DRIVER, NODE, POD, REF, claim
 from tests.deviceplugin.dra.preparing import LATE, VF, Desk
 
 WELL_KNOWN = "/var/run/kubernetes.io/dra-device-attributes"
-TEMPLATE = {"resource.kubernetes.io/pod-claim-name": "rails"}
 
 
 def desk_of(folder: Path, *resources: Resource, metadata: bool = True) -> Desk:
@@ -88,19 +87,18 @@ def test_each_request_has_a_file_that_says_what_the_slice_does(desk: Desk) -> No
     assert told(desk, "other")["requests"][0]["name"] == "other/near"
 
 
-def test_a_claim_of_a_template_is_found_by_the_name_that_its_pod_has_for_it(desk: Desk) -> None:
-    prepare(desk, result("nic", names(desk)[0]), annotations=TEMPLATE, owner=POD)
-
-    assert list(mounts(desk)) == [f"{WELL_KNOWN}/resourceclaimtemplates/rails/nic/{DRIVER}-metadata.json"]
-    assert told(desk, "nic")["podClaimName"] == "rails"
-
-
-def test_users_do_not_lead_the_mount_elsewhere_by_an_annotation(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    ("name", "where"), [("rails", "claimtemplates/rails"), ("../../../../etc", "claims/two-rails")]
+)
+def test_a_claim_of_a_template_is_found_by_its_pods_name_for_it_if_that_leads_nowhere_else(
+    desk: Desk, name: str, where: str
+) -> None:
     """Who may annotate a claim chooses no paths in others' containers."""
-    outside = {"resource.kubernetes.io/pod-claim-name": "../../../../etc"}
-    prepare(desk, result("nic", names(desk)[0]), annotations=outside, owner=POD)
+    annotations = {"resource.kubernetes.io/pod-claim-name": name}
+    prepare(desk, result("nic", names(desk)[0]), annotations=annotations, owner=POD)
 
-    assert list(mounts(desk)) == [f"{WELL_KNOWN}/resourceclaims/two-rails/nic/{DRIVER}-metadata.json"]
+    assert list(mounts(desk)) == [f"{WELL_KNOWN}/resource{where}/nic/{DRIVER}-metadata.json"]
+    assert told(desk, "nic").get("podClaimName") == ("rails" if name == "rails" else None)
 
 
 def test_of_a_device_that_was_chosen_late_it_says_what_this_one_is(tmp_path: Path) -> None:

@@ -156,18 +156,6 @@ def test_what_the_cluster_drops_changes_the_slices_alone() -> None:
     asyncio.run(work())
 
 
-def test_a_switch_that_speaks_is_told_of() -> None:
-    async def work() -> None:
-        world = World(Latest(Config(resources=(HCA,))))
-        world.show(node(rails=1))
-        async with following(world) as offering:
-            await until(lambda: offering.slices.value)
-            world.leaves.set({PF: Neighbour("aa:bb", "Ethernet1/7", "leaf-3")})
-            await until(lambda: value(offering.catalog.value[0], "leaf") == "leaf-3")
-
-    asyncio.run(work())
-
-
 def test_an_adapter_that_falls_off_the_bus_moves_no_other_device_while_it_is_missed() -> None:
     async def work() -> None:
         resources = (late(VF),)

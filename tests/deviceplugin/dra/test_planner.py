@@ -97,17 +97,13 @@ def test_eight_of_each_find_each_other_without_any_constraint(tmp_path: Path) ->
     assert len(near) == 8
 
 
-def test_a_gpu_of_another_driver_in_the_same_claim_is_found_by_its_uuid(desk: Desk) -> None:
-    desk.others.of_drivers[NVIDIA] = nvidia(**{"gpu-2": gpu_uuid(2), "gpu-0": gpu_uuid(0)})
+@pytest.mark.parametrize("attribute", ["uuid", "resource.kubernetes.io/pciBusID"])
+def test_a_gpu_of_another_driver_in_the_same_claim_is_found_by_uuid_or_address(desk: Desk, attribute: str) -> None:
+    gpus = {f"gpu-{n}": desk.offer.snapshot.gpus[n] for n in (2, 0)}
+    named = {name: gpu.uuid if attribute == "uuid" else gpu.pci_address for name, gpu in gpus.items()}
+    desk.others.of_drivers[NVIDIA] = nvidia(attribute, **named)
 
     assert prepare(desk, gpu_of_driver("gpu-2"), result("nic", "slots-0")) == [2]
-
-
-def test_a_gpu_of_another_driver_is_found_by_its_pci_address(desk: Desk) -> None:
-    address = desk.offer.snapshot.gpus[1].pci_address
-    desk.others.of_drivers[NVIDIA] = nvidia("resource.kubernetes.io/pciBusID", **{"gpu-1": address})
-
-    assert prepare(desk, gpu_of_driver("gpu-1"), result("nic", "slots-0")) == [1]
 
 
 def test_the_pods_other_claims_are_read_only_if_no_gpu_was_found(desk: Desk) -> None:
@@ -147,13 +143,6 @@ def test_a_place_that_is_used_up_is_left_only_by_requests_that_do_not_select(des
     with pytest.raises(NotYet, match="where the scheduler has chosen, and 0 of 4 there and 12 of 16 on"):
         prepare(desk, result("nic", "slots-1"), devices=WITH_SELECTOR)
     assert prepare(desk, result("nic", "slots-1")) != [1]
-
-
-def test_a_claim_gets_a_device_for_each_result_and_none_twice(desk: Desk) -> None:
-    prepare(desk, *(result("nic", f"slots-{n}") for n in range(4)))
-    (row,) = desk.ledger.claims()
-
-    assert len({found.device for found in row.devices}) == 4
 
 
 def test_what_was_chosen_before_a_crash_stays_chosen(desk: Desk) -> None:

@@ -11,35 +11,6 @@ from hypothesis import strategies as st
 from deviceplugin.dra.pods import claim_names, container_names, container_of, named_gpus, names_all_of
 from tests.deviceplugin.dra.test_allocation import JSON
 
-POD = {
-    "spec": {
-        "resourceClaims": [
-            {"name": "own", "resourceClaimName": "shared"},
-            {"name": "made", "resourceClaimTemplateName": "template"},
-            {"name": "not yet", "resourceClaimTemplateName": "template"},
-        ],
-        "initContainers": [{"name": "init"}],
-        "containers": [
-            {"name": "whole", "resources": {"claims": [{"name": "own"}, {"name": "made"}]}},
-            {"name": "part", "resources": {"claims": [{"name": "made", "request": "nic-0"}]}},
-        ],
-    },
-    "status": {"resourceClaimStatuses": [{"name": "made", "resourceClaimName": "pod-made-x7k2p"}]},
-}
-
-
-def test_a_pods_claims_are_known_by_the_names_of_their_objects() -> None:
-    assert claim_names(POD) == {"own": "shared", "made": "pod-made-x7k2p"}
-
-
-def test_a_claim_of_which_a_container_names_a_request_is_not_named_as_a_whole() -> None:
-    assert names_all_of(POD, "shared")
-    assert not names_all_of(POD, "pod-made-x7k2p")
-
-
-def test_init_container_names_count_first() -> None:
-    assert container_names(POD) == ("init", "whole", "part")
-
 
 @pytest.mark.parametrize(
     ("request_name", "number"),

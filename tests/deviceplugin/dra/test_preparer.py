@@ -406,8 +406,9 @@ def test_claims_side_by_side_never_get_one_device(tmp_path: Path) -> None:
         assert len(desk.ledger.claimed_devices()) == 16
 
 
-def test_an_unprepared_claim_leaves_nothing(desk: Desk) -> None:
+def test_an_unprepared_claim_leaves_nothing_and_needs_no_api_server(desk: Desk) -> None:
     prepared(desk)
+    desk.others.is_away = True
     desk.preparer.unprepare(REF)
 
     assert (desk.ledger.claims(), files(desk)) == ((), [])
@@ -420,14 +421,6 @@ def test_a_claim_that_nobody_knows_is_unprepared_and_a_stray_spec_goes(desk: Des
     desk.preparer.unprepare(OTHER)
 
     assert files(desk) == []
-
-
-def test_unprepare_needs_nobody(desk: Desk) -> None:
-    prepared(desk)
-    desk.others.is_away = True
-    desk.preparer.unprepare(REF)
-
-    assert desk.ledger.claims() == ()
 
 
 def test_a_device_in_a_living_sandbox_keeps_its_claim(desk: Desk) -> None:
@@ -614,15 +607,6 @@ def test_an_api_server_that_does_not_answer_is_asked_once_for_all_of_them(busy_d
 
     assert not users.passes(WANTED, busy_desk.ledger.claimed_devices())
     assert len(reader.asked) == 1
-
-
-def test_devices_of_pods_that_live_stay_where_they_are(busy_desk: Desk) -> None:
-    reader, users = asking(busy_desk)
-
-    assert not users.passes(WANTED, busy_desk.ledger.claimed_devices())
-    assert sorted(reader.asked) == [f"claim-{n}" for n in range(8)]
-    reader.answers = {**busy_desk.others.claims, "claim-5": None}
-    assert users.passes(WANTED, busy_desk.ledger.claimed_devices())
 
 
 def test_the_books_know_of_a_claim_that_nobody_may_use_any_more_should_kubelet_have_forgotten_it(

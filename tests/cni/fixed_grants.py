@@ -1,4 +1,4 @@
-"""Grants that a test tells."""
+"""Grants that a test fixes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cni.grants import ANYTHING_GOES, GrantedDevice, Grants
 
 
 @dataclass
-class ToldGrants(Grants):
+class FixedGrants(Grants):
     """Every pod has the same, unless something answers for each."""
 
     given: Sequence[GrantedDevice] = ()
