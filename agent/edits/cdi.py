@@ -71,6 +71,32 @@ _WRITING = threading.Lock()
 """Held while a file is being put in place: what is half written is not a killed process's then."""
 
 
+def write_whole(file: Path, text: str, mode: int, *, parents: bool = True) -> None:
+    """Put a file in its place whole, with its folder. Raises OSError.
+
+    With few system calls: kubelet may wait for many files.
+    """
+    path, fresh = str(file), str(file.with_name(f".{file.name}.{os.getpid()}"))  # whose suffix no runtime reads
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        descriptor = os.open(fresh, flags, mode)
+    except FileNotFoundError:
+        file.parent.mkdir(mode=0o755, parents=parents, exist_ok=True)
+        descriptor = os.open(fresh, flags, mode)
+    except FileExistsError:  # of a process that was killed, and had this one's number
+        os.unlink(fresh)
+        descriptor = os.open(fresh, flags, mode)
+    try:
+        with open(descriptor, "wb", buffering=0) as opened:
+            data = text.encode()
+            if opened.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.rename(fresh, path)
+    except OSError:
+        os.unlink(fresh)
+        raise
+
+
 class SpecFiles:
     """Our files of one sort, whose names begin and end alike. A runtime takes `nodefabric-<name>.json` for a spec."""
 
@@ -92,30 +118,14 @@ class SpecFiles:
     def write(self, name: str, text: str) -> None:
         """Write a spec, in place of an earlier one. Raises Unavailable."""
         file = self.path(name)
-        fresh = f"{self.folder}/.{file.name}.{os.getpid()}"  # whose suffix no runtime reads
         try:
             with _WRITING:
-                with open(self._created(fresh), "wb", buffering=0) as opened:
-                    data = text.encode()
-                    if opened.write(data) != len(data):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.rename(fresh, file)
+                write_whole(file, text, self._mode)
         except OSError as error:
             raise Unavailable(
                 f"the CDI spec {file} cannot be written ({error.strerror}): without it the runtime creates no"
                 f" container for {self._whose}; mount the folder read-write into the agent (cdiDir)"
             ) from error
-
-    def _created(self, fresh: str) -> int:
-        """Create a file, mostly with one system call: kubelet may wait for many."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            return os.open(fresh, flags, self._mode)
-        except FileNotFoundError:
-            self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        except FileExistsError:  # of a process that was killed, and had this one's number
-            os.unlink(fresh)
-        return os.open(fresh, flags, self._mode)
 
     def remove(self, name: str) -> None:
         """Remove a spec. One that is not there is removed already. Raises Unavailable."""

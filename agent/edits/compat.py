@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agent.config import Resource, Select, SharedPool, SriovPool
-from agent.edits.cdi import OWN_PREFIX, SPEC_VERSION, ContainerEdits, DeviceNode
+from agent.edits.cdi import OWN_PREFIX, SPEC_VERSION, ContainerEdits, DeviceNode, write_whole
 from agent.errors import UnitUnhealthy
 from agent.model.device import PciDevice, RdmaDevice, Snapshot
 from agent.offer.offer import Unit
@@ -262,10 +261,7 @@ class PoolSpecs:
                 return
         except (OSError, UnicodeDecodeError):
             pass
-        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")  # whose suffix no runtime reads
-        fresh.write_text(text)
-        fresh.rename(path)
+        write_whole(path, text, 0o644)
 
 
 def _stamp(path: Path) -> Stamp | None:

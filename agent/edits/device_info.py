@@ -16,7 +16,6 @@ starting.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.edits.cdi import write_whole
 from agent.model.device import PciDevice, Snapshot
 
 FOLDER = Path("/var/run/k8s.cni.cncf.io/devinfo")
@@ -178,29 +178,7 @@ def _dashed(resource_name: str) -> str:
 
 
 def _write(file: Path, document: Mapping[str, Any], *, parents: bool = True) -> None:
-    """Put a file in its place whole. With few system calls: a container with eight VFs waits for eight files."""
-    path, fresh = str(file), str(file.with_name(f".{file.name}.{os.getpid()}"))
     try:
-        try:
-            descriptor = _create(fresh)
-        except FileNotFoundError:
-            file.parent.mkdir(mode=0o755, parents=parents, exist_ok=True)
-            descriptor = _create(fresh)
-        except FileExistsError:  # of a process that was killed, and had this one's number
-            os.unlink(fresh)
-            descriptor = _create(fresh)
-        try:
-            with open(descriptor, "wb", buffering=0) as opened:
-                data = json.dumps(document).encode()
-                if opened.write(data) != len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.rename(fresh, path)
-        except OSError:
-            os.unlink(fresh)
-            raise
+        write_whole(file, json.dumps(document), MODE, parents=parents)
     except OSError as error:
-        log.warning("the device-info file %s is not written: %s", path, error.strerror)
-
-
-def _create(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+        log.warning("the device-info file %s is not written: %s", file, error.strerror)
