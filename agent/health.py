@@ -14,9 +14,18 @@ from functools import partial
 
 from agent.config import HealthSettings
 from agent.model.device import Gpu
-from agent.model.gpu_health import NO_TROUBLES, GpuEvent, judge_gpu, next_recovery
+from agent.model.device_health import (
+    NO_TROUBLES,
+    Course,
+    GpuEvent,
+    HealthPolicy,
+    Patience,
+    begun,
+    judge_gpu,
+    next_recovery,
+    step,
+)
 from agent.model.health import Health, Reason
-from agent.model.health_policy import Course, HealthPolicy, Patience, begun, step
 
 
 class HealthBook:

@@ -23,8 +23,7 @@ from agent.errors import ConfigError, HardwareError
 from agent.hardware import recorded
 from agent.hardware.adapter_ids import read_adapter_id
 from agent.hardware.sysfs.pci import PCI_DEVICES
-from agent.model.data_direct import is_data_direct
-from agent.model.device import NO_NUMA_NODE, is_pci_address
+from agent.model.device import NO_NUMA_NODE, is_data_direct, is_pci_address
 from hack.node_tree import Ids, NodeTree, guid, mac
 
 LEFT_OUT = "VFs; the state of links, MAC addresses, GUIDs and numbers of device files are made up"

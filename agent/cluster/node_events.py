@@ -21,8 +21,7 @@ from agent.cluster.apiserver import ApiServer, on_own_thread
 from agent.config.files import WAITS
 from agent.errors import Refused, Unavailable
 from agent.model.health import text_of
-from agent.model.listed import some
-from agent.model.printable import one_line
+from agent.model.printable import one_line, some
 from agent.offer.offer import HealthChange, Offer, Units, health_changes
 from agent.process.conditions import Conditions
 from agent.state import Latest

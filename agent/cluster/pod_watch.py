@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.cluster.apiserver import POD, ApiServer
 from agent.cluster.object_watch import ObjectWatch, Timing, Watched
-from agent.model.quantity import is_memory, parse_exact
+from agent.model.printable import is_memory, parse_exact
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from agent.cluster.slice_plan import Batch, Change, Document, Plan, StoredSlice,
 from agent.cluster.topology.publisher import Pace
 from agent.errors import AgentError, Refused, Unavailable
 from agent.model.fields import at
-from agent.model.quantity import parse_exact
+from agent.model.printable import parse_exact
 from agent.report.report import Report
 from agent.state import Latest, first
 

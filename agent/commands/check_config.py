@@ -137,7 +137,7 @@ def _called(name: str, snapshot: Snapshot) -> list[str]:
 
 
 def _lines(source: str, document: dict[str, Any], found: Account, snapshot: Snapshot) -> list[str]:
-    from agent.model.listed import grouped, some
+    from agent.model.printable import grouped, some
 
     lines = [f"{source} is sound" if document["sound"] else f"{source} is wrong:"]
     lines += [f"  {problem}" for problem in document["problems"]]
@@ -180,7 +180,7 @@ def _number(things: Sequence[str], what: str) -> str:
 
 
 def _short(devices: Sequence[str], snapshot: Snapshot) -> str:
-    from agent.model.listed import grouped
+    from agent.model.printable import grouped
 
     return grouped(devices, snapshot, SHOWN_DEVICES) or "nothing"
 

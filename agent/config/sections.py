@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.config import declare
 from agent.model.device import is_pci_address
-from agent.model.gpu_health import EVERY_XID, QUIET_SECONDS, GpuPolicy
+from agent.model.device_health import EVERY_XID, QUIET_SECONDS, GpuPolicy
 from agent.model.health import Reason
 from agent.model.pf_selector import word
 

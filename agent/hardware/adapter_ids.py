@@ -1,4 +1,4 @@
-"""Which adapter a PCI function belongs to, on hosts that have Data Direct functions: see `agent.model.data_direct`.
+"""Which adapter a PCI function belongs to, on hosts that have Data Direct functions: see `agent.model.device`.
 
 Vital product data answers slowly, and on a broken card maybe never. So each function is read on a thread of its own,
 once for as long as it stays on the bus; again some times if that failed, as it does while firmware resets. Nobody waits
@@ -27,8 +27,7 @@ from typing import Any
 from agent.errors import HardwareError
 from agent.hardware.sysfs.pci import PCI_DEVICES
 from agent.model.change import Change, OnEvent
-from agent.model.data_direct import is_data_direct, may_have_adapter_id
-from agent.model.device import PciDevice, Problem, Snapshot
+from agent.model.device import PciDevice, Problem, Snapshot, is_data_direct, may_have_adapter_id
 
 _READ_ONLY = 0x90
 _LARGE = 0x80

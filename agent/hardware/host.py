@@ -17,7 +17,7 @@ from agent.model.allocation import VfSettings
 from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
 from agent.model.device import Snapshot
-from agent.model.gpu_health import GpuEvent
+from agent.model.device_health import GpuEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
 from agent.model.default_routes import DefaultRoute
 from agent.model.device import Gpu, Problem, Snapshot
-from agent.model.gpu_health import GpuEvent
+from agent.model.device_health import GpuEvent
 
 GPU_DRIVER = "nvidia"
 _DISPLAY = 0x03

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from agent.model.quantity import parse_exact, parse_milli, parse_quantity
+from agent.model.printable import parse_exact, parse_milli, parse_quantity
 
 MAX_BYTES = 1 << 20
 MAX_DROP_INS = 100

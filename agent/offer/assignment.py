@@ -16,7 +16,7 @@ from agent.config.contradictions import selectors_of
 from agent.config.resources import NETWORK_KINDS
 from agent.errors import ConfigError
 from agent.model.device import Snapshot
-from agent.model.listed import grouped
+from agent.model.printable import grouped
 from agent.offer.selectors import NO_NAMES, Candidate, choosing, offered_candidates
 
 EXCLUSIVE_KINDS = frozenset({"vf", "nic", "gpu", "accelerator"})

@@ -13,7 +13,7 @@ from agent.config.contradictions import selectors_of
 from agent.config.networks import Network
 from agent.config.template import Place, filled, problems, templates_in, words_of
 from agent.model.device import PciDevice, Snapshot, is_pci_address
-from agent.model.listed import adapter_name, some
+from agent.model.printable import adapter_name, some
 from agent.model.vf_identity import RailKey
 from agent.offer.assignment import Assignment, Overlap, assign, errors
 from agent.offer.left_out import LeftOut, left_out, left_out_by

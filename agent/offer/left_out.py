@@ -13,7 +13,7 @@ from agent.config import Resource, Select, SriovPool
 from agent.config.contradictions import selectors_of
 from agent.model.device import Gpu, PciDevice, Snapshot, is_accelerator
 from agent.model.health import Health
-from agent.model.listed import adapter_name, grouped, numbered, some
+from agent.model.printable import adapter_name, grouped, numbered, some
 from agent.offer.offer import Offer
 from agent.offer.selectors import (
     ACCELERATOR_CLASS,

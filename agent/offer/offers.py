@@ -12,8 +12,8 @@ from agent.health import HealthBook
 from agent.ledger import Ledger
 from agent.model.allocation import Grant
 from agent.model.device import Snapshot, is_pci_address
+from agent.model.device_health import judge_missing
 from agent.model.health import Health, Reason, unhealthy
-from agent.model.nic_health import judge_missing
 from agent.model.unit_id import UnitId
 from agent.model.vf_identity import Rail
 from agent.offer.assignment import EXCLUSIVE_KINDS, NOBODY, Assignment, assign

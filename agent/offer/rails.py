@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
-from agent.model.data_direct import VENDOR
-from agent.model.device import PciDevice, Snapshot, is_accelerator
+from agent.model.device import VENDOR, PciDevice, Snapshot, is_accelerator
 from agent.model.vf_identity import Rail, RailKey, identities
 from agent.placement import Distances
 

@@ -20,9 +20,8 @@ from types import MappingProxyType
 
 from agent.config import Resource, SharedPool
 from agent.model.device import NO_NUMA_NODE, RdmaDevice, Snapshot
+from agent.model.device_health import PLAIN_POLICY, HealthPolicy, judge_nic
 from agent.model.health import HEALTHY, Health, Reason, unhealthy
-from agent.model.health_policy import PLAIN_POLICY, HealthPolicy
-from agent.model.nic_health import judge_nic
 from agent.model.unit_id import UnitId, adapter_id, share_id, slot_id
 from agent.model.vf_identity import Rail
 from agent.offer.assignment import Assignment, Taken, assign

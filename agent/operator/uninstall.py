@@ -22,7 +22,7 @@ from agent.edits import device_info
 from agent.errors import InstallFailed, InUse, LedgerError, Unavailable
 from agent.kubelet import checkpoint
 from agent.ledger.database import LOCK, NEXT_LOCK, is_locked, read_books
-from agent.model.listed import some
+from agent.model.printable import some
 from cni import spool
 from cni.install import chain
 from cni.install import installation as install

@@ -14,7 +14,7 @@ from typing import Any
 from agent.errors import ClaimInvalid, RequestInvalid
 from agent.model.allocation import ClaimRef, PodRef
 from agent.model.fields import Fields, is_list, is_object, shown
-from agent.model.quantity import parse_quantity
+from agent.model.printable import parse_quantity
 
 EXTENDED = "resource.kubernetes.io/extended-resource-claim"
 """Annotation of a claim that the scheduler made for a pod's extended resources."""

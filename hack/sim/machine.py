@@ -24,7 +24,7 @@ from agent.model.allocation import VfSettings
 from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
 from agent.model.device import Gpu, Netdev, PciDevice, Snapshot
-from agent.model.gpu_health import GpuEvent
+from agent.model.device_health import GpuEvent
 from hack.sim import fabric, uevents
 from hack.sim.fabric import Fabric
 from hack.sim.rdma import SimulatedRdma

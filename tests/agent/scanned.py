@@ -14,7 +14,7 @@ from agent.model.allocation import NetnsId
 from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
 from agent.model.device import Snapshot
-from agent.model.gpu_health import GpuEvent
+from agent.model.device_health import GpuEvent
 
 DEADLINE = 30.0
 

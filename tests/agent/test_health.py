@@ -3,7 +3,7 @@ from __future__ import annotations
 from agent.config import HealthSettings
 from agent.health import HealthBook
 from agent.model.device import Gpu
-from agent.model.gpu_health import GpuEvent
+from agent.model.device_health import GpuEvent
 from agent.model.health import HEALTHY, Reason, unhealthy
 
 PF, GPU = "0000:3b:00.0", "GPU-1"

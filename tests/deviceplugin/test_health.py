@@ -9,7 +9,7 @@ from pathlib import Path
 from agent.config import HealthSettings, Resource, Select
 from agent.health import HealthBook
 from agent.model.device import Snapshot
-from agent.model.gpu_health import GpuEvent
+from agent.model.device_health import GpuEvent
 from agent.model.health import Reason
 from hack.sim.pods import Container
 from tests.awaiting import until

@@ -13,7 +13,7 @@ import pytest
 from agent.config import HealthSettings, RailNic, Resource, Select, parse_pf
 from agent.health import HealthBook
 from agent.model.allocation import Binding, PodRef
-from agent.model.health_policy import HealthPolicy
+from agent.model.device_health import HealthPolicy
 from hack.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, node, without

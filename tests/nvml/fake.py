@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.model.device import Gpu
-from agent.model.gpu_health import NO_INSTANCE
+from agent.model.device_health import NO_INSTANCE
 
 HERE = Path(__file__).parent
 SUCCESS, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, VERSION_MISMATCH, UNKNOWN = 0, 9, 15, 16, 18, 999

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
-from agent.model.quantity import parse_exact
+from agent.model.printable import parse_exact
 from tests.standins.selectable import Document, holds, qualified, tolerated
 
 LIMIT_SECONDS = 10.0

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from agent.cluster.topology.state import MemoryBlock, NodeState
 from agent.model.device import NumaNode
-from agent.model.quantity import milli_text, page_size_name
+from agent.model.printable import milli_text, page_size_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from agent.cluster.topology.state import NodeState
 from agent.cluster.topology.view import View
 from agent.config.topology import Fingerprint
 from agent.model.device import NumaNode
-from agent.model.quantity import is_memory
+from agent.model.printable import is_memory
 
 PREFIX = "pfp0v001"
 METHOD_ALL = "all"

@@ -27,7 +27,7 @@ from agent.cluster.topology.view import View
 from agent.errors import AgentError
 from agent.hardware.sysfs.numa import read_cpu_places
 from agent.model.device import CpuPlace, cpu_list
-from agent.model.quantity import milli_text
+from agent.model.printable import milli_text
 
 log = logging.getLogger(__name__)
 

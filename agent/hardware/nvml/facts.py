@@ -187,7 +187,7 @@ def fabric_clique(handle: Handle) -> str:
 
 
 def condition(handle: Handle, is_cut: bool, before: Collection[str] = ()) -> Condition:
-    """Read what ails a GPU now, which is cut into slices or not. The words are those of `agent.model.gpu_health`.
+    """Read what ails a GPU now, which is cut into slices or not. The words are those of `agent.model.device_health`.
 
     `before` is what the last reading showed and no reset has ended since.
     """

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from agent.hardware.nvml.library import Nvml, Reading, is_installed
 from agent.model.change import GPUS, OnEvent
 from agent.model.device import Gpu, Problem
-from agent.model.gpu_health import GpuEvent, slice_of
+from agent.model.device_health import GpuEvent, slice_of
 
 if TYPE_CHECKING:
     import pynvml

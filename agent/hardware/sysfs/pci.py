@@ -15,8 +15,15 @@ from agent.errors import HardwareError
 from agent.hardware.sysfs.netdev import read_netdev
 from agent.hardware.sysfs.rdma import CharDevices, absent_rdma_device, read_rdma_device
 from agent.hardware.sysfs.read import Attributes, shown
-from agent.model.data_direct import is_data_direct
-from agent.model.device import NO_NUMA_NODE, PciDevice, VdpaDevice, drives_for_programs, is_pci_address, is_vfio
+from agent.model.device import (
+    NO_NUMA_NODE,
+    PciDevice,
+    VdpaDevice,
+    drives_for_programs,
+    is_data_direct,
+    is_pci_address,
+    is_vfio,
+)
 
 PCI_DEVICES = "/sys/bus/pci/devices"
 NET = "/sys/class/net"

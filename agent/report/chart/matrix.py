@@ -8,8 +8,7 @@ from typing import Any
 
 from agent.model.cloud_topology import is_virtual
 from agent.model.device import NO_NUMA_NODE, Gpu, PciDevice, Snapshot
-from agent.model.listed import some
-from agent.model.printable import joined
+from agent.model.printable import joined, some
 from agent.model.topology import Locality, locality, standing
 from agent.placement import Distances
 from agent.report.chart.tree import cpu_list, is_nic

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from agent.config import Config
 from agent.model.device import PciDevice, is_accelerator, is_vfio
-from agent.model.listed import grouped, some
+from agent.model.printable import grouped, some
 from agent.offer.explanation import cautions, strangers, template_problems
 from agent.offer.left_out import Why, left_out
 from agent.offer.offer import Offer

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from agent.config import Config, Resource
-from agent.model.listed import some
+from agent.model.printable import some
 from agent.report.doctor.facts import UNLIMITED, ClaimFacts, ContainerRuntime, DeviceClass, Facts
 from agent.report.doctor.results import Result, Severity
 

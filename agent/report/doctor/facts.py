@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.config import Config
-from agent.model.data_direct import is_data_direct
-from agent.model.device import PciDevice, Snapshot
+from agent.model.device import PciDevice, Snapshot, is_data_direct
 from agent.model.vf_identity import Rail
 from agent.report.dra import DriverState
 

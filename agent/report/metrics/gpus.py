@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from agent.health import HealthBook
 from agent.model.device import Snapshot
-from agent.model.gpu_health import UNKNOWN_XID, XID_REASONS, XIDS, GpuEvent
+from agent.model.device_health import UNKNOWN_XID, XID_REASONS, XIDS, GpuEvent
 from agent.report.events import Events
 
 SAME_SECONDS = 60.0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.model.data_direct import pair_functions
-from agent.model.device import Gpu, NumaNode, PciDevice, Snapshot
+from agent.model.device import Gpu, NumaNode, PciDevice, Snapshot, pair_functions
 from agent.model.topology import Locality
 from agent.placement import Distances
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from agent.model.gpu_health import NOTED, WITHHOLDING, XID_REASONS, XIDS, XidClass
+from agent.model.device_health import NOTED, WITHHOLDING, XID_REASONS, XIDS, XidClass
 from agent.offer.gpu_units import MISFIT
 
 TEXT = (Path(__file__).parents[3] / "docs/gpu.md").read_text()

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from agent.model.device import LinkLayer, Netdev, PciDevice, RdmaDevice, RdmaPort, Snapshot
+from agent.model.device_health import HealthPolicy, judge_link, judge_missing, judge_nic
 from agent.model.health import HEALTHY, Health, Reason, Tempo, tempo_of, text_of
-from agent.model.health_policy import HealthPolicy
-from agent.model.nic_health import judge_link, judge_missing, judge_nic
 
 PF, VF = "0000:3b:00.0", "0000:3b:00.1"
 

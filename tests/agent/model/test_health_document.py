@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from agent.config import HealthSettings
-from agent.model.gpu_health import WITHHOLDING, XID_REASONS
+from agent.model.device_health import WITHHOLDING, XID_REASONS
 from agent.model.health import Reason, Tempo
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/health.md").read_text()

@@ -15,7 +15,7 @@ from agent.model.allocation import Attachment, AttachmentState, NetnsId, Owner, 
 from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
 from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
-from agent.model.gpu_health import GpuEvent
+from agent.model.device_health import GpuEvent
 from cni import netconf
 from cni.modes import vf
 from cni.modes.mode import Target

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from agent.model.quantity import parse_exact
+from agent.model.printable import parse_exact
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {"object": dict, "array": list, "string": str, "integer": int}
 _ENVELOPE = frozenset({"apiVersion", "kind", "metadata"})

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from agent.model.quantity import parse_exact
+from agent.model.printable import parse_exact
 from tests.standins.dra.gates import LIST_KEYS
 from tests.standins.dra.problems import Problems
 

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from agent.config import HealthSettings
 from agent.health import HealthBook
 from agent.model.device import Gpu
-from agent.model.gpu_health import GpuEvent
+from agent.model.device_health import GpuEvent
 from agent.model.health import unhealthy
 from agent.report.events import Events
 from agent.report.metrics.gpus import GpuErrors

@@ -1,26 +1,180 @@
-"""What GPU errors mean: which of them make a GPU unusable, for how long, and what ends that.
+"""How facts about devices become health: what counts of them, and for how long it must last. Pure; time is passed in.
 
-Pure. Two sources say something about a GPU. A reading shows its state (`Gpu.ailments`), and is right
-again with the next reading. The driver's events (XIDs) say that something happened; they have no end
-of their own, so this module says when one no longer counts: a fatal one when the GPU has come back
-from a reset, a transient one also after some quiet time.
+A flap is not an outage. Reasons that come and go by nature (`Tempo.SETTLED`) count when they have lasted for
+`down_seconds`, and are over when the device has been well for `up_seconds` on end. A fault that comes again before
+that goes on counting from where it first began, so a link that flaps without end is an outage.
+All other reasons count at once, both ways.
 
-An error says nothing about other GPUs, and one whose GPU cannot be told says nothing about any.
-
-The classes follow NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors): what it answers with
-"restart the application" or "ignore" leaves the GPU healthy. The device plugin of NVIDIA takes every
-XID but six for fatal and for ever, which takes good GPUs away (k8s-device-plugin issues 189, 415, 426).
+Two sources say something about a GPU. A reading shows its state (`Gpu.ailments`), and is right again with the next
+reading. The driver's events (XIDs) say that something happened; they have no end of their own: a fatal one no longer
+counts when the GPU has come back from a reset, a transient one also after some quiet time. An error says nothing about
+other GPUs, and one whose GPU is not known says nothing about any. The classes follow NVIDIA's XID catalog
+(docs.nvidia.com/deploy/xid-errors): what it answers with "restart the application" or "ignore" leaves the GPU healthy.
+NVIDIA's device plugin takes every XID but six for fatal and for ever, which takes good GPUs away (k8s-device-plugin
+issues 189, 415, 426).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
-from agent.model.device import Gpu
-from agent.model.health import HEALTHY, Health, unhealthy
+from agent.model.device import Gpu, LinkLayer, PciDevice, Snapshot
+from agent.model.health import HEALTHY, Health, Reason, Tempo, tempo_of, unhealthy
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long things must last, in seconds."""
+
+    down_seconds: float = 0.0
+    up_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What is known of one device's health over time."""
+
+    shown: Health
+    """What counts."""
+    raw: Health
+    """What was true at the last look."""
+    raw_since: float
+    """When `raw` became healthy or unhealthy."""
+    failing_since: float | None = None
+    """When the fault began that does not count yet. Short good times within do not end it."""
+
+    def due(self, patience: Patience) -> float | None:
+        """Tell when time alone changes what counts; None if it does not."""
+        if self.raw.healthy == self.shown.healthy:
+            return None
+        if self.raw.healthy:
+            return self.raw_since + patience.up_seconds
+        return (self.raw_since if self.failing_since is None else self.failing_since) + patience.down_seconds
+
+
+def begun(raw: Health, now: float) -> Course:
+    """Start with a device that was never seen before: what is true counts."""
+    return Course(raw, raw, now)
+
+
+def step(course: Course, raw: Health, now: float, patience: Patience) -> Course:
+    """Take a look into account."""
+    if raw.healthy != course.raw.healthy:
+        if course.raw.healthy and now >= course.raw_since + patience.up_seconds:
+            course = replace(course, failing_since=None)  # well for so long, though nobody looked meanwhile
+        course = replace(course, raw_since=now)
+    course = replace(course, raw=raw)
+    return _failing(course, now, patience) if not raw.healthy else _well(course, now, patience)
+
+
+def _failing(course: Course, now: float, patience: Patience) -> Course:
+    if not course.shown.healthy or tempo_of(course.raw.reason) is Tempo.AT_ONCE:
+        return replace(course, shown=course.raw, failing_since=None)
+    since = course.raw_since if course.failing_since is None else course.failing_since
+    if now >= since + patience.down_seconds:
+        return replace(course, shown=course.raw, failing_since=None)
+    return replace(course, failing_since=since)
+
+
+def _well(course: Course, now: float, patience: Patience) -> Course:
+    lasted = now >= course.raw_since + patience.up_seconds
+    if course.shown.healthy:
+        return replace(course, failing_since=None) if lasted else course
+    if lasted or tempo_of(course.shown.reason) is Tempo.AT_ONCE:
+        return replace(course, shown=HEALTHY, failing_since=None)
+    return course
+
+
+def as_it_is(subject: str, raw: Health) -> Health:
+    """Let what is true now count at once."""
+    return raw
+
+
+def as_it_reads(gpu: Gpu, mig_uuid: str) -> Health:
+    """Judge a GPU by its last reading, and by no event."""
+    return judge_gpu(gpu, mig_uuid=mig_uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthPolicy:
+    """How facts become health. The defaults take them as they are."""
+
+    lasting: Callable[[str, Health], Health] = as_it_is
+    """Subject (a PCI address, with a word behind it for one of several views) and what is true of it → what counts."""
+    gpu: Callable[[Gpu, str], Health] = as_it_reads
+    """A GPU and the UUID of its MIG slice, empty for all of it → its health."""
+    follow_link: bool = True
+    """VFs are unhealthy while their PF has no link."""
+
+
+PLAIN_POLICY = HealthPolicy()
+
+
+def judge_nic(
+    device: PciDevice, snapshot: Snapshot, *, quarantined: str | None, policy: HealthPolicy = PLAIN_POLICY
+) -> Health:
+    """Judge a PF, VF or HCA that is present in the snapshot.
+
+    Its own state comes first, then that of its PF, then the link.
+    """
+    if quarantined is not None:
+        return unhealthy(Reason.QUARANTINED)
+    if device.driver is None:
+        return unhealthy(Reason.NO_DRIVER)
+    if device.is_for_vfio and device.iommu_group is None:
+        return unhealthy(Reason.NO_IOMMU_GROUP)
+    if not device.is_vf:
+        return policy.lasting(device.address, judge_link(device, for_vfs=False))
+    pf = snapshot.parent(device)
+    if pf is None or pf.driver is None:
+        return unhealthy(Reason.PARENT_DOWN)
+    if not policy.follow_link:
+        return HEALTHY
+    return policy.lasting(f"{pf.address} uplink", judge_link(pf, for_vfs=True))
+
+
+def judge_link(uplink: PciDevice, *, for_vfs: bool) -> Health:
+    """Judge the link of a function, for itself or for its VFs.
+
+    A link that nobody brought up (administratively down) tells nothing about the cable and is not
+    held against the device. Where there are RDMA ports they decide: one ACTIVE port is enough, as on
+    a dual-port HCA with one cable, whatever an interface on top says (IPoIB has no carrier until it
+    has joined its multicast group).
+    """
+    ports = [p for r in uplink.rdma_devices for p in r.ports]
+    if any(p.state.startswith("ACTIVE") for p in ports):
+        return HEALTHY
+    # A RoCE port is also DOWN while nobody brought its interface up; an InfiniBand port is only
+    # DOWN without a link, so that one counts against the VFs too.
+    if ports and (not for_vfs or all(p.link_layer is LinkLayer.INFINIBAND for p in ports)):
+        return unhealthy(Reason.PORT_DOWN)
+    carriers = [n.carrier for n in uplink.netdevs if not n.is_representor and n.carrier is not None]
+    if carriers and not any(carriers):
+        return unhealthy(Reason.LINK_DOWN)
+    return HEALTHY
+
+
+def judge_missing(
+    device: str, rdma_devices: Collection[str], drivers: Collection[str], snapshot: Snapshot
+) -> Health | None:
+    """Say why a device that was offered is no longer among those that its resource selects.
+
+    `rdma_devices` are those that its unit cannot do without, `drivers` those that the resource
+    selects, none for any. None: it left for another reason, such as an interface that was renamed.
+    """
+    found = snapshot.by_address.get(device)
+    if found is None:
+        return None if device in snapshot.gpu_by_uuid else unhealthy(Reason.DEVICE_GONE)
+    if found.driver is None:
+        return unhealthy(Reason.NO_DRIVER)
+    if drivers and found.driver not in drivers:
+        return unhealthy(Reason.WRONG_DRIVER)
+    if not {r.name for r in found.rdma_devices if not r.absent}.issuperset(rdma_devices):
+        return unhealthy(Reason.NO_RDMA_DEVICE)
+    return None
 
 
 class XidClass(Enum):
