@@ -235,7 +235,7 @@ class FactsWriter:
         self._files.remove(container_id)
         with self._writing:
             if not any(row.owner.pod.names == pod.names for row in self._living()):  # else in another sandbox by now
-                self._units.tell({unit: {} for unit, spec in self._specs_of(pod).items() if spec.told})
+                self._units.add_facts({unit: {} for unit, spec in self._specs_of(pod).items() if spec.told})
 
     def rewrite(self) -> Sequence[str]:
         """Write the files that are missing, remove those of nobody, and list the sandboxes. Raises Unavailable."""
@@ -330,7 +330,7 @@ class FactsWriter:
         self._bound.tell(container_id, {b.unit_id: facts.of(b.edits).applied_to(b.edits) for b in bindings})
         specs = {unit: spec for unit, spec in self._specs_of(pod).items() if wants_facts(spec.edits)}
         said = {unit: facts.of(spec.edits).edits for unit, spec in specs.items()}
-        self._units.tell({unit: edits for unit, edits in said.items() if edits != specs[unit].told})
+        self._units.add_facts({unit: edits for unit, edits in said.items() if edits != specs[unit].told})
         for claim in self._claims_of(container_id):
             self._write_claim(claim, container_id, facts)
 

@@ -65,7 +65,7 @@ class UnitSpecs:
             self._ledger.grant(resource_name, units, specs)
             self._write_all(specs)
 
-    def tell(self, told: Mapping[str, Mapping[str, Any]]) -> None:
+    def add_facts(self, told: Mapping[str, Mapping[str, Any]]) -> None:
         """Put containerEdits beside those of granted units' devices, in place of what was told before.
 
         `told` maps unit IDs to them, as CDI has them (env, mounts …); what the device's own edits say may stand among

@@ -12,14 +12,14 @@ from typing import Any, cast
 
 import pytest
 
-from agent.config import Config, RailNic, Resource
+from agent.config import Config, RailNic, Resource, SharedPool
 from agent.config.networks import network_of_keys
 from agent.edits.unit_specs import UnitSpecs
 from agent.errors import RequestInvalid, Unavailable, UnknownUnit
 from agent.hardware.host import Host
 from agent.kubelet.podresources import MAX_ASKING, ContainerDevices, DeviceAssignment, PodDevices, PodResources
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef, Undo, UnitSpec
+from agent.model.allocation import Binding, PodRef, Undo, UnitSpec
 from agent.model.device import PciDevice, Snapshot
 from agent.model.health import HEALTHY
 from agent.offer.offer import Offer, Unit
@@ -28,13 +28,13 @@ from agent.offer.units import plain_offer
 from agent.placement import Distances
 from agent.state import Latest
 from cni.add_facts import FactsWriter
-from cni.grants import GrantedDevice
+from cni.grants import GrantedDevice, Holding
 from cni.node import Node
 from tests.agent.books import open_books, owner
 from tests.awaiting import until
 from tests.cni.granting import granted_of
 from tests.cni.networks import network
-from tests.deviceplugin.machines import node, pci, without
+from tests.deviceplugin.machines import node, pci, rdma, without
 
 POD = PodRef("default", "p", "uid-p")
 VF, OTHER, SLOT = "0000:12:00.1", "0000:12:00.2", "slot-rdma:vf-0-0"
@@ -46,16 +46,18 @@ NODE = (PciDevice(ACCELERATOR, (), 0x120000, 0x8086, 0, None, 0, None),)
 
 
 class Kubelet(PodResources):
-    """Knows one pod."""
+    """Knows one pod, with one container."""
 
-    def __init__(self, *units: str) -> None:
+    def __init__(self, *units: str, name: str = "rdma/vf", **others: tuple[str, ...]) -> None:
+        """`units` are of the resource `name`; `others` are those of further resources below rdma/."""
         super().__init__(Path("/nowhere"))
-        self.units = units
+        self.held = {name: units, **{f"rdma/{other}": found for other, found in others.items()}}
         self.asked = 0
 
     async def get(self, pod: PodRef) -> PodDevices | None:
         self.asked += 1
-        return PodDevices(pod, (ContainerDevices("main", (DeviceAssignment("rdma/vf", self.units),)),))
+        held = tuple(DeviceAssignment(name, units) for name, units in self.held.items())
+        return PodDevices(pod, (ContainerDevices("main", held),)) if pod == POD else None
 
 
 def told(folder: Path, kubelet: Kubelet, binding: str, **granted: str) -> tuple[GrantedDevice, ...]:
@@ -120,12 +122,7 @@ def test_a_whole_adapter_joins_a_network_as_such(tmp_path: Path, kind: str, netc
 def test_a_device_whose_resource_is_gone_is_missed_by_the_pod_that_has_it(
     tmp_path: Path, resource_name: str, unit: str, device: str, holder: PodRef | None
 ) -> None:
-    class Former(Kubelet):
-        async def get(self, pod: PodRef) -> PodDevices | None:
-            self.asked += 1
-            return PodDevices(pod, (ContainerDevices("main", (DeviceAssignment(resource_name, (unit,)),)),))
-
-    kubelet = Former()
+    kubelet = Kubelet(unit, name=resource_name)
 
     async def work(books: Ledger) -> tuple[GrantedDevice, ...]:
         config = Config(resources=(Resource("rdma/new", "vf"),))
@@ -247,13 +244,11 @@ def test_a_pod_gets_an_interface_for_each_nic_of_its_rail_and_all_stand_on_one(t
     named = network_of_keys({"name": "rails", "ifName": "rail{rail}"})
     config = Config(resources=(resource,), networks=(named,))
 
-    class One(Kubelet):
-        async def get(self, pod: PodRef) -> PodDevices | None:
-            return PodDevices(pod, (ContainerDevices("main", (DeviceAssignment("rdma/rail", (rail,)),)),))
-
     async def work(books: Ledger) -> None:
         loop = asyncio.get_running_loop()
-        found = granted_of(config, books, One(), loop, devices=snapshot.devices, noted=(POD.uid,))
+        found = granted_of(
+            config, books, Kubelet(rail, name="rdma/rail"), loop, devices=snapshot.devices, noted=(POD.uid,)
+        )
         offer = Offer(snapshot, {"rdma/rail": ()}, rails=rails_of(snapshot, Distances(snapshot)))
         found._offer.set(offer)
         given = await asyncio.to_thread(found.devices, POD)
@@ -320,3 +315,56 @@ def test_only_the_files_of_the_nic_that_has_others_change_in_the_spec(tmp_path: 
             expected = [first, "/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs9"]
             assert [node["path"] for node in said] == expected
         assert "uverbs8" in (tmp_path / f"cdi/nodefabric-unit-{RAIL}.json").read_text()
+
+
+MOVED, NEW, BOUND, FOREIGN = (f"0000:12:00.{n}" for n in range(2, 6))
+PF, POOL, RAIL_NIC = "0000:13:00.0", "0000:14:00.0", "0000:15:00.0"
+SHARE, LATE, STRANGE = "hca-0c42a10300651234-7", "slot-rdma:late-0-0", "slot-rdma:late-0-1"
+RESOURCES = (
+    Resource("rdma/vf", "vf"),
+    Resource("rdma/late", "vf", binding="late"),
+    Resource("rdma/hca", "hca"),
+    Resource("rdma/rail", "rail", nic=RailNic("hca")),
+    Resource("rdma/pool", "hca", compat=SharedPool(10)),
+)
+OFFERED = (
+    Unit(VF, "rdma/vf", "vf", VF, HEALTHY, 0),
+    Unit(NEW, "rdma/vf", "vf", NEW, HEALTHY, 0),
+    Unit(SHARE, "rdma/hca", "hca", PF, HEALTHY, 0),
+    Unit("rail-GPU-1", "rdma/rail", "rail", RAIL_NIC, HEALTHY, 0),
+    Unit("3", "rdma/pool", "hca", "", HEALTHY, 0, rdma_devices=("mlx5_4",)),
+)
+OF_POOL = PciDevice(POOL, (), 0x020000, 0x15B3, 0, None, 0, None, rdma_devices=(rdma(4, "0c42:a103:0065:0004"),))
+
+
+STRANGER = PodRef("default", "other", "uid-o")
+
+
+def bound(slot: str, device: str, pod: PodRef) -> Binding:
+    return Binding(slot, "rdma/late", "vf", device, "one", "c1", "eth0", pod, {})
+
+
+def holding(folder: Path, pod: PodRef) -> Holding | None:
+    async def ask(books: Ledger) -> Holding | None:
+        config, loop = Config(resources=RESOURCES), asyncio.get_running_loop()
+        kubelet = Kubelet(
+            *(VF, MOVED, NEW), late=(LATE, STRANGE), hca=(SHARE,), rail=("rail-GPU-1",), pool=("3",), foreign=(FOREIGN,)
+        )
+        granted = granted_of(config, books, kubelet, loop, *OFFERED, devices=(OF_POOL,))
+        return await asyncio.to_thread(granted.holding, pod)
+
+    with open_books(folder) as books:
+        books.grant("rdma/vf", {VF: VF, MOVED: "0000:99:00.1"})
+        books.grant("rdma/late", {LATE: "", STRANGE: ""})
+        books.bind_slots([bound(LATE, BOUND, POD), bound(STRANGE, "0000:12:01.0", STRANGER)])
+        return asyncio.run(ask(books))
+
+
+def test_units_of_all_kinds_stand_for_their_devices(tmp_path: Path) -> None:
+    assert holding(tmp_path, POD) == Holding(
+        whole=frozenset({VF, "0000:99:00.1", NEW, BOUND, FOREIGN}), shared=frozenset({PF, RAIL_NIC, POOL})
+    )
+
+
+def test_a_pod_that_kubelet_does_not_know_holds_nothing_that_is_known(tmp_path: Path) -> None:
+    assert holding(tmp_path, STRANGER) is None

@@ -165,7 +165,9 @@ def test_the_spec_goes_with_the_grant_but_not_before_the_books_agree_with_kubele
 def test_what_is_told_at_add_stands_beside_the_device_until_that_has_other_files(rig: Rig) -> None:
     rig.grant(node(), HCA, SHARE)
     mount = {"hostPath": "/run/x", "containerPath": "/run/y", "options": ["ro", "bind"]}
-    rig.specs.tell({SHARE: {"env": ["NCCL_IB_HCA==mlx5_9", "NCCL_IB_GID_INDEX=3"], "mounts": [mount]}, "strange": {}})
+    rig.specs.add_facts(
+        {SHARE: {"env": ["NCCL_IB_HCA==mlx5_9", "NCCL_IB_GID_INDEX=3"], "mounts": [mount]}, "strange": {}}
+    )
     said = rig.said(SHARE)
     assert said["env"] == ["NCCL_IB_HCA==mlx5_9", "NCCL_IB_GID_INDEX=3"]
     assert said["mounts"] == [mount]
@@ -179,7 +181,7 @@ def test_what_is_told_at_add_stands_beside_the_device_until_that_has_other_files
 
 def test_a_unit_that_is_granted_anew_begins_without_what_was_told(rig: Rig) -> None:
     rig.grant(node(), HCA, SHARE)
-    rig.specs.tell({SHARE: {"env": ["NCCL_IB_GID_INDEX=3"]}})
+    rig.specs.add_facts({SHARE: {"env": ["NCCL_IB_GID_INDEX=3"]}})
     rig.grant(node(), HCA, SHARE)
     assert rig.said(SHARE)["env"] == ["NCCL_IB_HCA==mlx5_1"]
 
