@@ -84,7 +84,7 @@ STRANGER = PodRef("others", "victim", "99999999-1111-4222-8333-444455556666")
 
 @pytest.mark.parametrize(
     ("owner", "kind", "only_pod"),
-    [(POD, "Pod", POD.uid), (STRANGER, "Pod", ""), (PodRef("team", "job", "u"), "Job", "")],
+    [(POD, "Pod", POD.uid), (STRANGER, "Pod", ""), (POD, "Job", "")],
 )
 @pytest.mark.parametrize("is_extended", [False, True])
 def test_a_claim_is_one_pods_alone_if_that_pod_owns_it_and_it_is_reserved_for_it(
