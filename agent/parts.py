@@ -18,10 +18,9 @@ from agent.offer.offer import Offer
 from agent.process.conditions import NO_ADD_NEEDS
 from agent.reconcile import Reconciler
 from agent.reconcile.claims import Claims
-from agent.reconcile.owners import Owners
-from agent.reconcile.slots import Bindings
-from agent.reconcile.surroundings import Surroundings
-from agent.reconcile.units import Units
+from agent.reconcile.grants import Owners
+from agent.reconcile.reconciler import NodeOutside
+from agent.reconcile.units import Bindings, Units
 from agent.report.report import Report
 from agent.state import Latest
 from cni import holders
@@ -32,7 +31,7 @@ from cni.node import Node
 from cni.server import CniServer
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
-from cni.slots.keeping import KeptSpecs
+from cni.slots.spec_watch import SpecWatch
 from cni.spool import Spool
 from deviceplugin.allocation import Allocator
 from deviceplugin.informed import InformingBook, SlotBook
@@ -92,10 +91,10 @@ class Parts:
 
         # what heals
         replay = partial(Spool(at_start.spool_dir).replay, self.server.answer)
-        outside = Surroundings(held, offer, self.runtime, replay, ledger, report)
+        outside = NodeOutside(held, offer, self.runtime, replay, ledger, report)
         healer = Claims(ledger, claim_specs, node.scans, outside, self.claim_reader)
         units = Units(config, ledger, self.unit_specs, by_cdi, outside, self.settled)
-        self.specs = KeptSpecs(at_start.cdi_dir, (bound, healer, units, facts), self.plugins, report)
+        self.specs = SpecWatch(at_start.cdi_dir, (bound, healer, units, facts), self.plugins, report)
         others = (Bindings(ledger, bound, node.scans, outside), healer, units)
         self.reconciler = Reconciler(ledger, self.attachments, node.scans, outside, self.settled, others)
         self.owners = Owners(ledger, self.holders, outside)

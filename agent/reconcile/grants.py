@@ -2,18 +2,111 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from agent.errors import AgentError, ClaimConflict
 from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
 from agent.model.allocation import Devices, Grant, PodRef, all_of
 from agent.model.unit_id import UnitId
-from agent.reconcile.ended import Ended, EndedPods
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
+from cni.holders import Holders
+
+ENDED_PAUSES = (0.3, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds until kubelet is asked about a pod, and again, and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A pod of which a sandbox's network was taken down."""
+
+    pod: PodRef
+    at: float
+    """When its DEL came, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    ended: Ended
+    looks: int
+    due: float
+    """By a clock that nobody sets."""
+
+
+class EndedPods:
+    """Pods whose network was taken down, and when to ask kubelet whether it lists them still.
+
+    kubelet counts a pod for a moment after its DEL, until its end has reached the API server, and tells nobody when
+    that is over. So it is asked some times, later and later; after that the usual look finds out. Any thread may note
+    pods; the rest is for the reconciler.
+    """
+
+    def __init__(
+        self, ledger: Ledger, clock: Callable[[], float], uptime: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`clock` tells the time as the books have it."""
+        self._ledger = ledger
+        self._clock = clock
+        self._uptime = uptime
+        self._guard = threading.Lock()
+        self._waiting: dict[PodRef, _Waiting] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._noted = asyncio.Event()
+
+    def note(self, pod: PodRef, spooled_at: float | None = None) -> None:
+        """Note that a DEL has come for a pod, now or when it was put on disk. Does not block."""
+        ended = Ended(pod, self._clock() if spooled_at is None else spooled_at)
+        with self._guard:
+            self._waiting[pod] = _Waiting(ended, 0, self._uptime() + ENDED_PAUSES[0])
+            loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._noted.set)
+
+    def pods(self) -> tuple[Ended, ...]:
+        """List the pods that kubelet may have stopped to list."""
+        with self._guard:
+            return tuple(waiting.ended for waiting in self._waiting.values())
+
+    async def due(self) -> None:
+        """Return when kubelet is to be asked."""
+        with self._guard:
+            self._loop = asyncio.get_running_loop()
+        while True:
+            self._noted.clear()
+            with self._guard:
+                first = min((waiting.due for waiting in self._waiting.values()), default=None)
+            seconds = None if first is None else first - self._uptime()
+            if seconds is not None and seconds <= 0:
+                return
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._noted.wait()
+            except TimeoutError:
+                continue
+
+    def looked(self) -> None:
+        """Take note that kubelet was asked. Who holds nothing, or was asked about often enough, is forgotten."""
+        grants, now = self._ledger.grants(), self._uptime()
+        holders = {(grant.pod.namespace, grant.pod.name) for grant in grants if grant.pod is not None}
+        any_unknown = any(grant.pod is None for grant in grants)
+        with self._guard:
+            for pod, waiting in tuple(self._waiting.items()):
+                if waiting.due > now:
+                    continue
+                looks = waiting.looks + 1
+                if looks == len(ENDED_PAUSES) or not (any_unknown or (pod.namespace, pod.name) in holders):
+                    del self._waiting[pod]
+                else:
+                    self._waiting[pod] = replace(waiting, looks=looks, due=now + ENDED_PAUSES[looks])
+
 
 UNCLAIMED_SECONDS = 60.0
 """How old a grant must be before its absence from PodResources means that no pod has it."""
@@ -233,3 +326,61 @@ def _is_of(grant: Grant, ended: Ended, asked_at: float) -> bool:
 def _differs(known: PodRef, claimed: PodRef) -> bool:
     """PodResources knows no UID, so only names can be compared."""
     return (known.namespace, known.name) != (claimed.namespace, claimed.name)
+
+
+OWNER_PAUSES = (0.1, 0.3, 1.0)
+"""Seconds before each time that kubelet is asked, which answers from memory."""
+
+
+class Owners:
+    """Names the pods of grants while there are some that nobody is known to have. `run` until cancelled."""
+
+    def __init__(
+        self, ledger: Ledger, holders: Holders, outside: Outside, pauses: Sequence[float] = OWNER_PAUSES
+    ) -> None:
+        self._ledger = ledger
+        self._holders = holders
+        self._outside = outside
+        self._pauses = pauses
+
+    async def run(self) -> None:
+        """Ask kubelet after each change of the books, a few times, for as long as a grant's pod is unknown."""
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def note() -> None:
+            if self._holders.has_unknown:
+                with contextlib.suppress(RuntimeError):  # the ledger may outlive the loop
+                    loop.call_soon_threadsafe(changed.set)
+
+        self._ledger.subscribe(note)
+        note()
+        while True:
+            await changed.wait()
+            changed.clear()
+            for pause in self._pauses:
+                await asyncio.sleep(pause)
+                if not self._holders.has_unknown:
+                    break
+                asked_at = self._outside.now()
+                try:
+                    await asyncio.to_thread(self._bind, await self._outside.held_units(), asked_at)
+                except AgentError as error:
+                    log.debug("the pods of new grants are not known yet: %s", error)
+
+    def _bind(self, held_units: Sequence[HeldUnit], asked_at: float) -> None:
+        """Name the pods that hold granted units. What else there is to settle is left to the reconciler."""
+        units: dict[PodRef, list[str]] = {}
+        for action in decide(
+            self._ledger.grants(),
+            held_units,
+            offered=None,
+            attached=(),
+            moved={},
+            asked_at=asked_at,
+            unclaimed_before=-math.inf,
+        ):
+            if isinstance(action, Bind):
+                units.setdefault(action.held.pod, []).append(action.held.unit_id)
+        for pod, unit_ids in units.items():
+            self._ledger.bind(unit_ids, pod)
+            self._outside.count("grant-bind", "claimed")

@@ -12,8 +12,7 @@ from agent.model.allocation import PodRef, all_of
 from agent.model.device import PciDevice, Snapshot
 from agent.model.vf_identity import KnownDevice, identities, is_strange, may_be_strange, moved, usual_name
 from agent.reconcile.grants import Moved
-from agent.reconcile.inherited import ReplacedPlugins
-from agent.reconcile.rows import SEARCH, Rows
+from agent.reconcile.rows import SEARCH, ReplacedPlugins, Rows
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
 from cni.attachment import Attachments

@@ -10,16 +10,19 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from agent.config import Config, Resource
 from agent.config.networks import Network
+from agent.edits.build import edits_by_device, pcidevice_name, variables_of_container
 from agent.errors import DeviceBusy, UnitUnhealthy, UnknownUnit
 from agent.kubelet import checkpoint
 from agent.kubelet.checkpoint import Held
 from agent.kubelet.podresources import PodDevices
 from agent.ledger import Ledger
 from agent.model.allocation import Binding, PodRef
+from agent.model.device import Snapshot
 from agent.model.unit_id import UnitId
 from agent.offer.offer import Offer, Unit
 from agent.placement import Distances, for_pairs
@@ -27,11 +30,65 @@ from agent.state import Latest
 from cni.call import Call
 from cni.conflicts import pf_in_pod
 from cni.grants import GrantedDevice, Grants
-from cni.slots import edits
 from cni.slots.bound import BoundSlots
 from cni.slots.choice import Choice, choose
-from cni.slots.edits import Given
 from cni.slots.wishes import Wish, wishes
+
+Find = Callable[[str, str], Unit | None]
+"""Finds a unit by the names of its resource and its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What one slot brings."""
+
+    wish: Wish
+    slot: str
+    device: str
+    edits: Mapping[str, Any]
+
+
+def _edits_of_pod(
+    chosen: Sequence[Choice],
+    containers: Sequence[Held],
+    resources: Sequence[Resource],
+    units: Mapping[str, Unit],
+    snapshot: Snapshot,
+    find: Find,
+) -> tuple[Given, ...]:
+    """Work out what each slot of a pod brings.
+
+    `units` are the chosen devices by address. Raises UnitUnhealthy for a device that lacks what a container needs.
+    """
+    by_name = {resource.name: resource for resource in resources}
+    found: list[Given] = []
+    for choice in chosen:
+        wish, resource = choice.wish, by_name[choice.wish.resource_name]
+        held = [
+            (by_name[other.wish.resource_name], [units[device] for device in other.devices])
+            for other in chosen
+            if other.wish.container == wish.container
+        ]
+        held += _early(wish.container, containers, resources, find)
+        variables = variables_of_container(held, snapshot)
+        if (
+            resource.kind == "hca"
+        ):  # which of several is whose must be told, also to who finds the spec without the books
+            variables = ((pcidevice_name(resource.name), ",".join(choice.devices)), *variables)
+        edits = edits_by_device(resource, [units[device] for device in choice.devices], snapshot, variables)
+        found += (Given(wish, slot, device, edits[device]) for slot, device in choice.pairs)
+    return tuple(found)
+
+
+def _early(
+    container: str, containers: Sequence[Held], resources: Sequence[Resource], find: Find
+) -> list[tuple[Resource, list[Unit]]]:
+    """List what a container has of early-bound resources with helper variables: they name these devices, too."""
+    ids = next((held.units for held in containers if held.container == container), {})
+    early = [resource for resource in resources if resource.binding == "early" and resource.environment]
+    units = [(resource, [find(resource.name, i) for i in ids.get(resource.name, ())]) for resource in early]
+    return [(resource, [unit for unit in mine if unit is not None]) for resource, mine in units]
+
 
 BUSY_SECONDS = 5.0
 """How long ADD waits for devices on their way back."""
@@ -159,7 +216,7 @@ class Binder:
             chosen += found
         units = {unit.device: unit for choice in chosen for unit in offer.pools[choice.wish.resource_name]}
         try:
-            given = edits.of_pod(chosen, containers, resources, units, offer.snapshot, offer.find)
+            given = _edits_of_pod(chosen, containers, resources, units, offer.snapshot, offer.find)
         except UnitUnhealthy as error:
             raise DeviceBusy(str(error)) from error
         self._write(call, given, late)

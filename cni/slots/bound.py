@@ -1,5 +1,10 @@
 """Bindings and their CDI specs, kept together: made, let go, mended, and rebuilt where the books have lost them.
 
+Lost ones are rebuilt from what specs, kubelet and runtime say. A spec names the devices of a container, and kubelet who
+has the slot: PodResources app containers, its checkpoint (by pod UID) init containers, too. A slot's own device is the
+one whose files its spec names; one without files (a VF that is only an interface) is any of its container's: these are
+let go together.
+
 The books come first: a binding without its spec is completed by the reconciler, and a spec without a binding is one
 that the books have lost, or nobody's. In between the runtime knows no such device, and creates no container.
 """
@@ -8,21 +13,144 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from agent.config import Config
-from agent.edits.cdi import SlotSpecs
+from agent.edits.cdi import SlotSpec, SlotSpecs
+from agent.edits.unit_specs import files_of
 from agent.errors import Unavailable
 from agent.kubelet import checkpoint
+from agent.kubelet.checkpoint import Entry
+from agent.kubelet.cri import Sandbox
 from agent.ledger import Ledger
-from agent.model.allocation import Binding
-from agent.model.device import Snapshot
+from agent.model.allocation import Binding, PodRef
+from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
 from agent.model.unit_id import UnitId
-from agent.reconcile.slots import Known
+from agent.reconcile.units import SlotView
 from agent.state import Latest
-from cni.slots import lost
+
+PCIDEVICE = "PCIDEVICE_"
+NOBODY = PodRef("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has a slot. Empty where that cannot be told now."""
+
+    pod: PodRef = NOBODY
+    container: str = ""
+    resource_name: str = ""
+    sandbox: str = ""
+    """As its runtime calls it; empty if the runtime cannot be asked."""
+
+
+def slot_holders(slots: Collection[str], known: SlotView, noted: Sequence[Entry] | None) -> Mapping[str, Holder]:
+    """Tell who has each slot; one that is missing from the answer is nobody's, for certain.
+
+    `noted` is kubelet's checkpoint, None if it cannot be read. Without a sandbox a pod has no container, whatever
+    kubelet counts to it.
+    """
+    held_units = {held.unit_id: held for held in known.held_units or ()}
+    entries = {unit: entry for entry in noted or () for unit in entry.unit_ids}
+    found: dict[str, Holder] = {}
+    for slot in slots:
+        held, entry = held_units.get(slot), entries.get(slot)
+        if held is not None:
+            pod, container, resource_name = held.pod, held.container, held.resource_name
+            mine = [s for s in known.sandboxes or () if (s.pod.namespace, s.pod.name) == (pod.namespace, pod.name)]
+        elif entry is not None:
+            pod, container, resource_name = PodRef("", "", entry.pod_uid), entry.container, entry.resource_name
+            mine = [s for s in known.sandboxes or () if s.pod.uid == entry.pod_uid]
+        else:
+            # A kubelet that has started anew while the API server is away lists no pods, though they run.
+            if known.held_units is None or (noted is None and not known.pods):
+                found[slot] = Holder()
+            continue
+        if known.sandboxes is None:
+            found[slot] = Holder(pod if pod.name else NOBODY, container, resource_name)
+        elif mine:
+            sandbox = _running_first(mine)
+            found[slot] = Holder(sandbox.pod, container, resource_name, sandbox.sandbox_id)
+    return found
+
+
+def slot_devices(
+    specs: Mapping[str, SlotSpec], snapshot: Snapshot, taken: Collection[str], attached: Collection[str]
+) -> Mapping[str, str]:
+    """Find the device of each slot: slot → PCI address. A slot is missing if nothing is left for it.
+
+    `taken` are devices of other slots, `attached` those in pods.
+    """
+    groups: dict[str, list[str]] = {}
+    for slot, spec in specs.items():
+        groups.setdefault(_variable(spec), []).append(slot)
+    found: dict[str, str] = {}
+    for variable, slots in groups.items():
+        told = [a for a in variable.partition("=")[2].split(",") if is_pci_address(a)]
+
+        def likeness(pair: tuple[str, str], told: Sequence[str] = told) -> tuple[object, ...]:
+            slot, device = pair
+            has_its_files = bool(_files(specs[slot]) & frozenset(_files_of(snapshot, device)))
+            pci = snapshot.by_address.get(device)
+            is_near = UnitId.parse(slot).numa_node == (pci.numa_node if pci is not None else NO_NUMA_NODE)
+            return not has_its_files, device not in attached, not is_near, told.index(device)
+
+        left = [device for device in told if device not in taken and device not in found.values()]
+        for slot, device in sorted(product(sorted(slots), left), key=likeness):
+            if slot not in found and device not in found.values():
+                found[slot] = device
+    return found
+
+
+def bare_binding(slot: str, device: str, spec: SlotSpec) -> Binding:
+    """Make the binding that a spec tells of, without its holder."""
+    return Binding(slot, "", spec.kind, device, "", "", "", NOBODY, spec.edits)
+
+
+def with_holder(binding: Binding, holder: Holder, resource_name: str) -> Binding:
+    """Put what is known of a slot's holder into its binding; what is not stays as it is.
+
+    `resource_name` is what the slot's name says, for want of a better witness.
+    """
+    return replace(
+        binding,
+        resource_name=holder.resource_name or binding.resource_name or resource_name,
+        container=holder.container or binding.container,
+        container_id=holder.sandbox,
+        pod=holder.pod if holder.pod.name else binding.pod,
+    )
+
+
+def _running_first(sandboxes: Sequence[Sandbox]) -> Sandbox:
+    """Pick one of a pod's sandboxes: the running one, if there is one."""
+    return max(sandboxes, key=lambda sandbox: sandbox.ready)
+
+
+def _variable(spec: SlotSpec) -> str:
+    """Return the variable that lists the addresses of the container's devices, with its name."""
+    env = spec.edits.get("env")
+    texts = (text for text in env if isinstance(text, str)) if isinstance(env, list) else iter(())
+    return next((text for text in texts if text.startswith(PCIDEVICE) and is_pci_address(_first(text))), "")
+
+
+def _first(variable: str) -> str:
+    return variable.partition("=")[2].partition(",")[0]
+
+
+def _files(spec: SlotSpec) -> frozenset[str]:
+    nodes = spec.edits.get("deviceNodes")
+    listed = (node for node in nodes if isinstance(node, dict)) if isinstance(nodes, list) else iter(())
+    return frozenset(str(node.get("hostPath") or node.get("path")) for node in listed)
+
+
+def _files_of(snapshot: Snapshot, device: str) -> Iterator[str]:
+    """List the files that are one device's alone."""
+    pci = snapshot.by_address.get(device)
+    return files_of(pci) if pci is not None else iter(())
+
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +219,7 @@ class BoundSlots:
             return (self._config.value.kubelet_dir / checkpoint.FILE).exists()
         return any(binding.unit_id in entry.unit_ids and binding.pod.uid in ("", entry.pod_uid) for entry in noted)
 
-    def mend(self, known: Known, snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
+    def mend(self, known: SlotView, snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
         """Write the specs that are missing or say something else, and settle those that no binding stands behind.
 
         Such a spec was written before the books were lost. Its container has the device files still, and may start
@@ -122,19 +250,19 @@ class BoundSlots:
         return [binding.unit_id for binding in missing]
 
     def _settle(
-        self, unsure: Collection[str], bound: Mapping[str, Binding], known: Known, snapshot: Snapshot
+        self, unsure: Collection[str], bound: Mapping[str, Binding], known: SlotView, snapshot: Snapshot
     ) -> list[tuple[str, str]]:
         """Find out who has some slots, and go by it. The caller holds the guard."""
         done = []
-        holders = lost.holders(unsure, known, checkpoint.entries(self._config.value.kubelet_dir))
+        holders = slot_holders(unsure, known, checkpoint.entries(self._config.value.kubelet_dir))
         strays = holders.keys() - bound.keys()
         specs = {slot: spec for slot in sorted(strays) if (spec := self._specs.read(slot)) is not None}
         taken = {binding.device for binding in bound.values()}
-        found = lost.devices(specs, snapshot, taken, {row.device for row in known.attachments})
+        found = slot_devices(specs, snapshot, taken, {row.device for row in known.attachments})
         self._tell_of_unknown(strays - found.keys())
         before = {slot: binding for slot, binding in bound.items() if slot in holders}
-        before |= {slot: lost.bare(slot, device, specs[slot]) for slot, device in found.items()}
-        now = {slot: lost.held(binding, holders[slot], self._resource_of(slot)) for slot, binding in before.items()}
+        before |= {slot: bare_binding(slot, device, specs[slot]) for slot, device in found.items()}
+        now = {slot: with_holder(binding, holders[slot], self._resource_of(slot)) for slot, binding in before.items()}
         made = [binding for slot, binding in sorted(now.items()) if bound.get(slot) != binding]
         if made:
             self._ledger.bind_slots(made)

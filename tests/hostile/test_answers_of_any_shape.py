@@ -26,7 +26,7 @@ from agent.model.allocation import ClaimRef, PodRef
 from agent.model.device import Snapshot
 from agent.process.conditions import NO_POD_NEEDS, Conditions
 from agent.reconcile.claims import NEW_SECONDS, Claims
-from agent.reconcile.surroundings import Surroundings
+from agent.reconcile.reconciler import NodeOutside
 from agent.reconcile.view import Outside, View
 from agent.report.events import Events
 from agent.report.metrics import Metrics
@@ -184,7 +184,7 @@ def test_a_failing_healer_is_a_condition_and_a_number_and_pods_are_served() -> N
     metrics, conditions = Metrics(CollectorRegistry()), Conditions()
     report = Report(metrics, conditions, Events(), HealthBook(HealthSettings()))
     nobody = cast(Any, None)
-    told = Surroundings(nobody, nobody, None, int, nobody, report)
+    told = NodeOutside(nobody, nobody, None, int, nobody, report)
     told.heal_failed("slots")
     told.failing("slots: stuck")
     assert conditions.found["healing"] == "slots: stuck"

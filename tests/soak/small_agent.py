@@ -26,7 +26,7 @@ from agent.hardware.machine import Machine
 from agent.ledger import Ledger
 from agent.model.allocation import LONGEST_PAUSE_SECONDS, PodRef, VfSettings
 from agent.reconcile import HeldUnit, Reconciler
-from agent.reconcile.slots import Bindings
+from agent.reconcile.units import Bindings
 from agent.state import Latest
 from cni import holders, spool
 from cni.attachment import Attachments, Settings

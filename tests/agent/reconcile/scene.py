@@ -13,7 +13,7 @@ from agent.model.allocation import Devices, PodRef
 from agent.model.device import Snapshot
 from agent.model.vf_identity import KnownDevice
 from agent.reconcile import HeldUnit, Outside, Reconciler
-from agent.reconcile.slots import Bindings, Slots
+from agent.reconcile.units import Bindings, Slots
 from agent.reconcile.view import Healer
 from agent.state import Latest
 from cni.attachment import Attachments

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.model.allocation import PodRef
 from agent.reconcile import HeldUnit
-from agent.reconcile.ended import PAUSES, EndedPods
+from agent.reconcile.grants import ENDED_PAUSES, EndedPods
 from tests.agent.books import POD, VF, open_books
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.awaiting import until
@@ -89,10 +89,10 @@ def test_pods_are_asked_about_a_few_times_and_those_without_grants_once(tmp_path
         ended.note(PodRef("default", "spooled"), 900.0)
         assert [one.at for one in ended.pods()] == [1000.0, 1000.0, 900.0]
         left = []
-        for pause in PAUSES:
+        for pause in ENDED_PAUSES:
             ended.looked()  # too early
             now += pause
             asyncio.run(asyncio.wait_for(ended.due(), 10))
             ended.looked()
             left.append([one.pod for one in ended.pods()])
-        assert left == [[POD]] * (len(PAUSES) - 1) + [[]]
+        assert left == [[POD]] * (len(ENDED_PAUSES) - 1) + [[]]

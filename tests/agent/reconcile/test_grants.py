@@ -12,8 +12,7 @@ from hypothesis import strategies as some
 
 from agent.model.allocation import Grant, PodRef, UnitSpec, all_of
 from agent.reconcile import HeldUnit
-from agent.reconcile.ended import Ended
-from agent.reconcile.grants import Action, Bind, Move, Release, TakeOver, decide
+from agent.reconcile.grants import Action, Bind, Ended, Move, Release, TakeOver, decide
 
 A, B, C = "0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.4"
 POD, NEXT = PodRef("default", "a", "uid"), PodRef("default", "b")

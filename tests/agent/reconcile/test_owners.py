@@ -13,7 +13,7 @@ from agent.errors import Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.reconcile import HeldUnit
-from agent.reconcile.owners import PAUSES, Owners
+from agent.reconcile.grants import OWNER_PAUSES, Owners
 from cni.holders import Holders
 from tests.agent.books import VF, open_books
 from tests.agent.reconcile.told_outside import ToldOutside
@@ -70,12 +70,12 @@ def test_a_grants_pod_is_named_when_kubelet_tells_it(tmp_path: Path) -> None:
 def test_kubelet_is_asked_a_few_times_and_no_grant_ends_by_that(tmp_path: Path) -> None:
     with open_books(tmp_path, clock=lambda: 1.0) as books:
         books.grant("rdma/vf", {VF: VF})
-        assert follow(books, [()], len(PAUSES)) == (len(PAUSES), [])
+        assert follow(books, [()], len(OWNER_PAUSES)) == (len(OWNER_PAUSES), [])
         assert [grant.pod for grant in books.grants()] == [None]
 
 
 def test_what_was_granted_after_kubelet_was_asked_is_nobodys_yet(tmp_path: Path) -> None:
     with open_books(tmp_path, clock=lambda: math.inf) as books:
         books.grant("rdma/vf", {VF: VF})
-        follow(books, [[HeldUnit(WEB, "rdma/vf", VF)]], len(PAUSES))
+        follow(books, [[HeldUnit(WEB, "rdma/vf", VF)]], len(OWNER_PAUSES))
         assert [grant.pod for grant in books.grants()] == [None]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agent.kubelet.cri import Sandbox
 from agent.model.allocation import Binding, PodRef
-from agent.reconcile.slots import SANDBOX_SECONDS, Known, is_over
+from agent.reconcile.units import SANDBOX_SECONDS, SlotView, is_over
 from tests.agent.books import POD, VF, attach, open_books, owner
 
 BINDING = Binding("slot-rdma:vf-0-0", "rdma/vf", "vf", VF, "worker", "c1", "net1", POD, {}, "boot", since=10.0)
@@ -17,9 +17,9 @@ NAMES = {(POD.namespace, POD.name)}
 
 def known(
     pods: set[tuple[str, str]] | None = None, sandboxes: set[str] | None = None, asked_at: float = LATER
-) -> Known:
+) -> SlotView:
     running = None if sandboxes is None else [Sandbox(sandbox, POD, ready=True) for sandbox in sandboxes]
-    return Known(asked_at, (), pods, running)
+    return SlotView(asked_at, (), pods, running)
 
 
 def test_a_binding_ends_with_its_pod_as_kubelet_tells() -> None:
@@ -59,9 +59,9 @@ def test_what_was_bound_since_they_were_asked_stays() -> None:
 def test_a_binding_lives_as_long_as_its_attachment(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         row = attach(books, VF, owner("c1"))
-        assert not is_over(BINDING, Known(LATER, (row,), set(), ()))
+        assert not is_over(BINDING, SlotView(LATER, (row,), set(), ()))
         other = attach(books, "0000:3b:00.3", owner("c1"))
-        assert is_over(BINDING, Known(LATER, (other,), set(), ()))
+        assert is_over(BINDING, SlotView(LATER, (other,), set(), ()))
 
 
 def test_a_binding_whose_sandbox_is_not_known_ends_with_its_pod() -> None:

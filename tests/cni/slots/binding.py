@@ -20,7 +20,7 @@ from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.reconcile import HeldUnit
-from agent.reconcile.slots import Known
+from agent.reconcile.units import SlotView
 from cni import netconf
 from cni.call import Call
 from cni.grants import Grants
@@ -78,12 +78,12 @@ class Rig:
             config, self.ledger, self.bound, Live(lambda: self.stock), _Grants(self), busy_seconds=busy_seconds
         )
 
-    def mend(self, known: Known) -> tuple[tuple[str, str], ...]:
+    def mend(self, known: SlotView) -> tuple[tuple[str, str], ...]:
         """Have a new agent on these books look after bindings and specs."""
         self.make()
         return self.bound.mend(known, self.stock.snapshot)
 
-    def known(self, sandboxes: Sequence[Sandbox] | None = None) -> Known:
+    def known(self, sandboxes: Sequence[Sandbox] | None = None) -> SlotView:
         """What kubelet says of all pods by now, and the runtime of its sandboxes."""
         held_units = [
             HeldUnit(PodRef(pod.namespace, pod.name), devices.resource_name, unit, container.name)
@@ -93,7 +93,7 @@ class Rig:
             for unit in devices.device_ids
         ]
         pods = {(pod.namespace, pod.name) for pod in self.pods} | {("kube-system", "nodefabric")}
-        return Known(time.time(), self.ledger.attachments(), pods, sandboxes, held_units)
+        return SlotView(time.time(), self.ledger.attachments(), pods, sandboxes, held_units)
 
     def grant(self, pod: PodRef, *slots: str, gpus: tuple[str, ...] = (), container: str = "worker") -> None:
         """Have kubelet give a container of a pod these."""

@@ -11,7 +11,7 @@ import pytest
 from agent.errors import Unavailable, UnknownUnit
 from agent.kubelet.checkpoint import FILE
 from agent.model.allocation import Binding
-from agent.reconcile.slots import Known
+from agent.reconcile.units import SlotView
 from tests import descriptors
 from tests.agent.reconcile.scene import Scene
 from tests.cni.slots.binding import LATE, OTHER, POD, RESOURCES, Rig, call, slot
@@ -24,7 +24,7 @@ def test_specs_are_made_to_fit_the_books(rig: Rig) -> None:
     rig.specs.remove(slot(0))
     rig.specs.write("vf", slot(1), {"env": ["STALE=1"]})
     rig.specs.write("vf", slot(2), {"env": ["NOBODYS=1"]})
-    silent = Known(time.time(), (), None, None)
+    silent = SlotView(time.time(), (), None, None)
     assert set(rig.mend(silent)) == {("spec-write", slot(0)), ("spec-write", slot(1))}
     assert [rig.spec(slot(n)) for n in range(2)] == written
     assert rig.mend(rig.known()) == (("spec-remove", slot(2)),)

@@ -10,8 +10,8 @@ from agent.kubelet.cri import Sandbox
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
 from agent.reconcile import HeldUnit
-from agent.reconcile.slots import Known
-from cni.slots.lost import Holder, devices, holders
+from agent.reconcile.units import SlotView
+from cni.slots.bound import Holder, slot_devices, slot_holders
 from tests.cni.slots.binding import slot, snapshot_with_rdma
 from tests.deviceplugin.machines import node
 
@@ -30,8 +30,8 @@ def who(
     pods: Sequence[tuple[str, str]] = (("kube-system", "nodefabric"),),
 ) -> Holder | None:
     """Ask for the first slot's holder; None if it is nobody's."""
-    known = Known(20.0, (), None if held_units is None else set(pods), sandboxes, held_units)
-    return holders([slot(0)], known, noted).get(slot(0))
+    known = SlotView(20.0, (), None if held_units is None else set(pods), sandboxes, held_units)
+    return slot_holders([slot(0)], known, noted).get(slot(0))
 
 
 def test_a_slot_is_the_pods_that_kubelet_counts_it_to_and_the_runtime_runs() -> None:
@@ -85,9 +85,9 @@ def test_a_slots_device_is_the_one_whose_files_its_spec_names() -> None:
         slot(1): spec(told, "/dev/infiniband/uverbs10"),
         slot(2): spec(told, "/dev/infiniband/uverbs11"),
     }
-    assert devices(specs, snapshot, (), ()) == {slot(0): c, slot(1): a, slot(2): b}
+    assert slot_devices(specs, snapshot, (), ()) == {slot(0): c, slot(1): a, slot(2): b}
     one = {slot(0): specs[slot(0)]}
-    assert devices(one, snapshot, (), [a]) == {slot(0): c}
+    assert slot_devices(one, snapshot, (), [a]) == {slot(0): c}
 
 
 def test_without_files_a_slot_has_a_device_that_is_in_a_pod_then_one_of_its_own_numa_node() -> None:
@@ -95,23 +95,23 @@ def test_without_files_a_slot_has_a_device_that_is_in_a_pod_then_one_of_its_own_
     a, _, b, _ = vfs_of(snapshot)
     far = "slot-rdma:vf-1-0"
     bare = SlotSpec("vf", {"env": [f"PCIDEVICE_RDMA_VF={a},{b}"]})
-    assert devices({slot(0): bare, far: bare}, snapshot, (), ()) == {slot(0): a, far: b}
-    assert devices({far: bare}, snapshot, (), [a]) == {far: a}  # the other one has left already
-    assert devices({far: bare}, snapshot, [a], ()) == {far: b}
+    assert slot_devices({slot(0): bare, far: bare}, snapshot, (), ()) == {slot(0): a, far: b}
+    assert slot_devices({far: bare}, snapshot, (), [a]) == {far: a}  # the other one has left already
+    assert slot_devices({far: bare}, snapshot, [a], ()) == {far: b}
 
 
 def test_a_device_is_no_two_slots() -> None:
     snapshot = snapshot_with_rdma()
     a, *_ = vfs_of(snapshot)
     two = {slot(0): spec([a]), slot(1): spec([a])}
-    assert devices(two, snapshot, (), ()) == {slot(0): a}
-    assert devices(two, snapshot, [a], ()) == {}
+    assert slot_devices(two, snapshot, (), ()) == {slot(0): a}
+    assert slot_devices(two, snapshot, [a], ()) == {}
     pods = {slot(0): spec([a]), slot(1): SlotSpec("vf", {"env": [f"PCIDEVICE_RDMA_VIP={a}"]})}
-    assert len(devices(pods, snapshot, (), ())) == 1
+    assert len(slot_devices(pods, snapshot, (), ())) == 1
 
 
 def test_a_device_that_has_left_the_node_is_still_the_slots() -> None:
-    assert devices({slot(0): spec(["0000:99:00.1"])}, Snapshot(), (), ()) == {slot(0): "0000:99:00.1"}
+    assert slot_devices({slot(0): spec(["0000:99:00.1"])}, Snapshot(), (), ()) == {slot(0): "0000:99:00.1"}
 
 
 def test_a_spec_that_names_no_device_gives_none() -> None:
@@ -121,4 +121,4 @@ def test_a_spec_that_names_no_device_gives_none() -> None:
         {"env": [7, "PCIDEVICE_RDMA_VF=none"], "deviceNodes": [None]},
         {"env": ["PCIDEVICE_RDMA_VF="]},
     ):
-        assert devices({slot(0): SlotSpec("vf", edits)}, Snapshot(), (), ()) == {}
+        assert slot_devices({slot(0): SlotSpec("vf", edits)}, Snapshot(), (), ()) == {}

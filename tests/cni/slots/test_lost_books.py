@@ -16,7 +16,7 @@ from agent.kubelet.cri import Sandbox
 from agent.ledger import Ledger
 from agent.offer.assignment import assign
 from agent.offer.units import Holdings, Inputs, make_offer
-from agent.reconcile.slots import is_over
+from agent.reconcile.units import is_over
 from tests.agent.books import open_books
 from tests.cni.slots.binding import OTHER, POD, RESOURCES, Rig, call, slot, snapshot_with_rdma, stock_of
 

@@ -33,7 +33,7 @@ class Specs(Protocol):
         """Write those that are missing or say something else, and list them. Raises Unavailable and LedgerError."""
 
 
-class KeptSpecs:
+class SpecWatch:
     """Watches the folder of CDI specs. `run` until cancelled.
 
     The reconciler and the device plugins look at specs, too, in their own time: until one is back no container that

@@ -27,7 +27,7 @@ from agent.state import Latest
 from cni.held import ClaimReader
 from cni.install.folder import LIMITS, FolderChanges
 from cni.slots.bound import BoundSlots
-from cni.slots.keeping import KeptSpecs
+from cni.slots.spec_watch import SpecWatch
 from tests import descriptors
 from tests.agent.books import open_books
 from tests.agent.claimed import prepare
@@ -52,7 +52,7 @@ class Lists:
 class Keeping:
     """The specs of one binding in a folder."""
 
-    def __init__(self, specs: KeptSpecs, lists: Lists, report: Report) -> None:
+    def __init__(self, specs: SpecWatch, lists: Lists, report: Report) -> None:
         self.specs = specs
         self.lists = lists
         self.report = report
@@ -70,7 +70,7 @@ async def keeping(books_in: Path, folder: Path) -> AsyncIterator[Keeping]:
         prepare(books)
         report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthBook(HealthSettings()))
         bound, lists = BoundSlots(Latest(Config(kubelet_dir=books_in)), books, SlotSpecs(folder)), Lists()
-        kept = KeptSpecs(folder, (bound, healer_of(books, folder)), lists, report)
+        kept = SpecWatch(folder, (bound, healer_of(books, folder)), lists, report)
         running = asyncio.create_task(kept.run())
         try:
             yield Keeping(kept, lists, report)
