@@ -23,7 +23,7 @@ from agent.reconcile.reconciler import NodeOutside
 from agent.reconcile.units import Bindings, Units
 from agent.report.report import Report
 from agent.state import Latest
-from cni import holders
+from cni import pods_file
 from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments, Settings
 from cni.held import ClaimReader, HeldDevices, PodClaims, Sources
@@ -49,7 +49,9 @@ class Parts:
         at_start, host, ledger = config.value, node.host, node.ledger
         self.settled = Latest(False)
         """Whether the grants have agreed with kubelet's word once since the start."""
-        self.holders = holders.Holders(holders.path_of(at_start.cni_socket), holders.kernel_boot_id(), ledger, config)
+        self.holders = pods_file.PodsFile(
+            pods_file.path_of(at_start.cni_socket), pods_file.kernel_boot_id(), ledger, config
+        )
         self.settled.subscribe(self.holders.complete)
         bound = BoundSlots(config, ledger, cdi.SlotSpecs(at_start.cdi_dir))
         self.unit_specs = UnitSpecs(ledger, at_start.cdi_dir, self.settled)

@@ -13,7 +13,7 @@ from cni import check
 from cni.attach import BUSY_SECONDS, MAX_ADDING, Attacher
 from cni.call import Call, NoSlots, Slots
 from cni.detach import Detacher
-from cni.finding import NETNS_FOLDERS, Finder
+from cni.found_vfs import NETNS_FOLDERS, Finder
 from cni.grants import NO_GRANTS, Grants
 from cni.heal import HEAL_SECONDS, Healer, PodKnown, Wish, nobody_to_ask, release
 from cni.ipam.leases import LeaseBook

@@ -21,7 +21,7 @@ from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState
 from cni.detach import Detacher
-from cni.finding import NOBODY, UNKNOWN
+from cni.found_vfs import NOBODY, UNKNOWN
 from cni.modes.choice import mode_of
 from cni.node import Node
 

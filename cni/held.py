@@ -27,8 +27,8 @@ from agent.offer.selectors import may_be_nic
 from agent.offer.units import plain_offer
 from agent.state import Latest
 from cni.grants import GrantedDevice, Grants, Holding
-from cni.holders import Holders
 from cni.node import Node
+from cni.pods_file import PodsFile
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class HeldDevices(Grants):
         node: Node,
         kubelet: KubeletAsker,
         offer: Latest[Offer],
-        holders: Holders,
+        holders: PodsFile,
         sources: Sources,
     ) -> None:
         """`offer` is what kubelet is offered.

@@ -18,7 +18,7 @@ from agent.model.allocation import Devices, Grant, PodRef, all_of
 from agent.model.unit_id import UnitId
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
-from cni.holders import Holders
+from cni.pods_file import PodsFile
 
 ENDED_PAUSES = (0.3, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds until kubelet is asked about a pod, and again, and again."""
@@ -336,7 +336,7 @@ class Owners:
     """Names the pods of grants while there are some that nobody is known to have. `run` until cancelled."""
 
     def __init__(
-        self, ledger: Ledger, holders: Holders, outside: Outside, pauses: Sequence[float] = OWNER_PAUSES
+        self, ledger: Ledger, holders: PodsFile, outside: Outside, pauses: Sequence[float] = OWNER_PAUSES
     ) -> None:
         self._ledger = ledger
         self._holders = holders

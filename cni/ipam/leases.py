@@ -30,7 +30,7 @@ from agent.errors import AgentError, DeviceBusy, IpamFailed
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, OwedLease
 from cni.call import Call, counted, counted_of, ipam_call, joined, leasing_networks, request_of
-from cni.finding import UNKNOWN
+from cni.found_vfs import UNKNOWN
 from cni.ipam import plugins as ipam
 from cni.ipam.plugins import IpamCall
 from cni.ipam.processes import Orphans

@@ -22,7 +22,7 @@ from agent.model.allocation import Owner, Undo, VfSettings
 from agent.model.device import Snapshot
 from cni.call import Call, request_of
 from cni.detach import NOWHERE
-from cni.finding import NETNS_FOLDERS
+from cni.found_vfs import NETNS_FOLDERS
 from cni.migrate import adopted, sriov_state
 from cni.migrate.files import Unreadable, files_in
 from cni.migrate.sriov_state import Record

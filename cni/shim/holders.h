@@ -1,7 +1,7 @@
 /* Whether something may come into a pod's network, as far as that is told without the agent.
  *
  * The agent keeps it on file beside its socket, and brings the file up to date before it answers whatever changes it:
- * cni/holders.py says what is in it. So the file is right also while the agent hangs, starts or is away. One that is
+ * cni/pods_file.py says what is in it. So the file is right also while the agent hangs, starts or is away. One that is
  * missing, of another boot or not whole tells nothing. */
 #ifndef NODEFABRIC_HOLDERS_H
 #define NODEFABRIC_HOLDERS_H

@@ -23,8 +23,8 @@ from agent.state import Latest
 from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments, Settings
 from cni.held import ClaimReader, HeldDevices, PodClaims, Sources
-from cni.holders import Holders
 from cni.node import Node
+from cni.pods_file import PodsFile
 from cni.slots.bound import BoundSlots
 from hack.sim.machine import SimulatedMachine
 from tests.cni.networks import PREVIOUS, network
@@ -94,7 +94,7 @@ class Scene:
         bound = BoundSlots(self.config, rig.ledger, SlotSpecs(rig.folder / "cdi"))
         units = UnitSpecs(rig.ledger, rig.folder / "cdi", Latest(True))
         facts = FactsWriter(node, bound, self.specs, units, files)
-        holders = cast(Holders, SimpleNamespace(noted=(), is_settled=True))
+        holders = cast(PodsFile, SimpleNamespace(noted=(), is_settled=True))
         self.granted = HeldDevices(self.config, node, kubelet, offer, holders, Sources(self.claims, facts=facts))
         rig.attachments.close()
         settings = Settings(0.3, foreign_state=rig.folder / "var/lib/cni", foreign_run=rig.folder / "var/run/cni")

@@ -15,8 +15,8 @@ from agent.model.device import PciDevice, Snapshot
 from agent.offer.offer import Offer, Unit
 from agent.state import Latest
 from cni.held import HeldDevices, PodClaims, Sources
-from cni.holders import Holders
 from cni.node import Node
+from cni.pods_file import PodsFile
 
 
 def granted_of(
@@ -32,7 +32,7 @@ def granted_of(
     snapshot = Snapshot(devices=devices)
     names = dict.fromkeys(unit.resource_name for unit in units)
     offer = Offer(snapshot, {name: tuple(u for u in units if u.resource_name == name) for name in names})
-    holders = cast(Holders, SimpleNamespace(noted=noted, is_settled=True, look=int))
+    holders = cast(PodsFile, SimpleNamespace(noted=noted, is_settled=True, look=int))
     node = Node(cast(Host, None), books, Latest(snapshot))
     cell, asker = Latest(config), KubeletAsker(kubelet, loop)
     claims = PodClaims(cell, node, asker, Latest(None))

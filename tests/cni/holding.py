@@ -11,8 +11,8 @@ from agent.config import Config, Resource
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.state import Latest
-from cni import holders
-from cni.holders import Holders
+from cni import pods_file
+from cni.pods_file import PodsFile
 from tests.agent.books import open_books
 
 BOOT = "6b3c2f1e-0000-4000-8000-000000000001"
@@ -34,9 +34,9 @@ def path(short_folder: Path) -> Path:
     return short_folder / "run/cni.sock.pods"
 
 
-def open_holders(path: Path, books: Ledger, *, config: Latest[Config] | None = None, is_new: bool = False) -> Holders:
+def open_holders(path: Path, books: Ledger, *, config: Latest[Config] | None = None, is_new: bool = False) -> PodsFile:
     """Open the file of a ledger that agrees with kubelet."""
-    made = Holders(path, BOOT, books, config or Latest(Config(resources=RESOURCES, kubelet_dir=path.parent.parent)))
+    made = PodsFile(path, BOOT, books, config or Latest(Config(resources=RESOURCES, kubelet_dir=path.parent.parent)))
     made.look()
     if not is_new:
         made.complete()
@@ -46,7 +46,7 @@ def open_holders(path: Path, books: Ledger, *, config: Latest[Config] | None = N
 def named(path: Path) -> list[str]:
     """List what the file says of pods; it must be whole."""
     content = path.read_bytes()
-    assert holders.is_of_boot(content, BOOT)
+    assert pods_file.is_of_boot(content, BOOT)
     assert path.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in path.parent.iterdir()] == [path.name]
     first, second, unknown, *names, last = content.decode().splitlines()

@@ -28,7 +28,7 @@ from agent.model.allocation import AttachmentState, Claim, ClaimDevice, ClaimSta
 from agent.reconcile import Reconciler
 from agent.reconcile.claims import Claims
 from agent.state import Latest
-from cni.finding import Finder
+from cni.found_vfs import Finder
 from cni.held import ClaimReader
 from cni.node import Node
 from cni.targets import names_of

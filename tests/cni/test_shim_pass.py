@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cni import holders, protocol
+from cni import pods_file, protocol
 from tests.cni.relay import OWN_NETNS, Agent, Relay, serve
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -34,9 +34,9 @@ def chained(previous: Mapping[str, Any] | None = PREVIOUS, **more: Any) -> bytes
 
 def note(relay: Relay, *names: str | None, boot_id: str = BOOT_ID, content: bytes | None = None) -> Path:
     """Put the agent's file there."""
-    path = relay.socket.with_name(f"{relay.socket.name}{holders.SUFFIX}")
+    path = relay.socket.with_name(f"{relay.socket.name}{pods_file.SUFFIX}")
     path.touch(0o600)
-    path.write_bytes(holders.content_of(boot_id, names) if content is None else content)
+    path.write_bytes(pods_file.content_of(boot_id, names) if content is None else content)
     return path
 
 
@@ -106,7 +106,7 @@ def test_without_the_file_all_is_as_if_nobody_were_told_apart(relay: Relay) -> N
     assert len(relay.spooled()) == 1
 
 
-GOOD = holders.content_of(BOOT_ID, ["default/trainer"])
+GOOD = pods_file.content_of(BOOT_ID, ["default/trainer"])
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_a_file_that_is_not_whole_or_not_of_this_boot_tells_nothing(relay: Relay
 
 def test_a_file_as_large_as_it_may_be_is_read_and_one_that_would_be_larger_names_nobody(relay: Relay) -> None:
     def content(count: int) -> bytes:
-        return holders.content_of(BOOT_ID, [f"namespace-{n:05}/{'x' * 63}" for n in range(count)])
+        return pods_file.content_of(BOOT_ID, [f"namespace-{n:05}/{'x' * 63}" for n in range(count)])
 
-    count = (holders.MAX_BYTES - len(content(0))) // 80
-    assert holders.MAX_BYTES - 80 < len(content(count)) <= holders.MAX_BYTES
+    count = (pods_file.MAX_BYTES - len(content(0))) // 80
+    assert pods_file.MAX_BYTES - 80 < len(content(count)) <= pods_file.MAX_BYTES
     note(relay, content=content(count))
     assert not is_asked(relay, "ADD", chained())
     assert is_asked(

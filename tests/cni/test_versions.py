@@ -6,8 +6,8 @@ from pathlib import Path
 
 from agent.config import Config
 from agent.state import Latest
-from cni import holders, spool
-from cni.holders import Holders
+from cni import pods_file, spool
+from cni.pods_file import PodsFile
 from cni.protocol import Answer, Request
 from tests import versions
 from tests.agent.books import open_books
@@ -33,10 +33,10 @@ def test_dels_that_an_earlier_relay_kept_are_carried_out(tmp_path: Path) -> None
 
 def test_an_earlier_versions_file_of_pods_holds_on_in_the_same_boot(tmp_path: Path) -> None:
     versions.unpack(versions.WITH_PODS, tmp_path)
-    file = holders.path_of(tmp_path / "cni.sock")
+    file = pods_file.path_of(tmp_path / "cni.sock")
     assert file.read_text().splitlines()[3:] == ["default/trainer", "default/worker", "end"]
     with open_books(tmp_path, "boot-1") as books:
-        kept = Holders(file, "kernel-boot-1", books, Latest(Config(kubelet_dir=tmp_path)))
+        kept = PodsFile(file, "kernel-boot-1", books, Latest(Config(kubelet_dir=tmp_path)))
         kept.look()
         assert file.read_text().splitlines()[3:] == ["default/trainer", "default/worker", "end"]
         (row,) = books.attachments()
@@ -47,7 +47,7 @@ def test_an_earlier_versions_file_of_pods_holds_on_in_the_same_boot(tmp_path: Pa
 
 def test_an_earlier_versions_file_of_pods_goes_after_a_reboot(tmp_path: Path) -> None:
     versions.unpack(versions.WITH_PODS, tmp_path)
-    file = holders.path_of(tmp_path / "cni.sock")
+    file = pods_file.path_of(tmp_path / "cni.sock")
     with open_books(tmp_path, "boot-2") as books:
-        Holders(file, "kernel-boot-2", books, Latest(Config(kubelet_dir=tmp_path))).look()
+        PodsFile(file, "kernel-boot-2", books, Latest(Config(kubelet_dir=tmp_path))).look()
         assert not file.exists()

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cni.holders import path_of
+from cni.pods_file import path_of
 from hack.sim.machine import SimulatedMachine
 from tests import sandbox
 from tests.cni import tiny_node

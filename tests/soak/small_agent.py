@@ -28,7 +28,7 @@ from agent.model.allocation import LONGEST_PAUSE_SECONDS, PodRef, VfSettings
 from agent.reconcile import HeldUnit, Reconciler
 from agent.reconcile.units import Bindings
 from agent.state import Latest
-from cni import holders, spool
+from cni import pods_file, spool
 from cni.attachment import Attachments, Settings
 from cni.grants import GrantedDevice
 from cni.ipam.leases import LeaseBook
@@ -96,9 +96,9 @@ class SmallAgent:
         host = self._host = _open_host(options)
         self._snapshot = Latest(host.scan())
         self.ledger = Ledger.open(self.folder / "state/ledger.db", self._snapshot.value.boot_id)
-        self.holders = holders.Holders(
-            holders.path_of(self.folder / SOCKET),
-            holders.kernel_boot_id(),
+        self.holders = pods_file.PodsFile(
+            pods_file.path_of(self.folder / SOCKET),
+            pods_file.kernel_boot_id(),
             self.ledger,
             Latest(Config(resources=(Resource(RESOURCE, "vf"), slots.LATE), kubelet_dir=self.folder)),
         )

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from cni.holders import path_of
+from cni.pods_file import path_of
 from hack.sim.runtime import make_netns, remove_netns
 from hack.sim.stage import Stage, wait
 from measure.figures import Figures, quantile, spread

@@ -14,7 +14,7 @@ from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.reconcile import HeldUnit
 from agent.reconcile.grants import OWNER_PAUSES, Owners
-from cni.holders import Holders
+from cni.pods_file import PodsFile
 from tests.agent.books import VF, open_books
 from tests.agent.reconcile.told_outside import ToldOutside
 from tests.awaiting import until
@@ -47,7 +47,7 @@ def follow(books: Ledger, told: Sequence[Sequence[HeldUnit] | None], enough: int
             return found
 
         outside = ToldOutside(dict, held_units=held_units)
-        following = asyncio.create_task(Owners(books, cast(Holders, Unknown()), outside, pauses=(0.0, 0.0, 0.0)).run())
+        following = asyncio.create_task(Owners(books, cast(PodsFile, Unknown()), outside, pauses=(0.0, 0.0, 0.0)).run())
         await until(lambda: asked >= enough)
         for _ in range(20):
             await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ import pytest
 
 from agent.errors import AttachmentError, IpamFailed
 from agent.model.allocation import Attachment
-from cni.finding import Finder
+from cni.found_vfs import Finder
 from cni.grants import GrantedDevice
 from cni.ipam.leases import ADD_TURN_SECONDS, FORGET_SECONDS, MAX_OWED, LeaseBook
 from cni.ipam.plugins import ADD_SECONDS

@@ -138,7 +138,7 @@ def is_of_boot(content: bytes | None, boot_id: str) -> bool:
     return any(content.startswith(f"{head}\nboot {boot_id}\nunknown ".encode()) for head in (_HEAD, *_EARLIER))
 
 
-class Holders:
+class PodsFile:
     """Keeps the file of one ledger true. Methods may be called on any thread."""
 
     def __init__(

@@ -17,7 +17,7 @@ from agent.kubelet import checkpoint
 from agent.ledger import Ledger
 from agent.model.allocation import Binding, Grant, PodRef
 from agent.state import Latest
-from cni.holders import content_of, may_join, name_of
+from cni.pods_file import content_of, may_join, name_of
 from tests.agent.books import attach, open_books, owner
 from tests.cni.holding import BOOT, GPUS, HCA, OTHER, RESOURCES, SHARES, TRAINER, VF, VFS, WEB, named, open_holders
 from tests.cni.holding import books as books  # the fixture

@@ -16,7 +16,7 @@ from agent.hardware import netns as namespaces
 from agent.hardware.sysfs import trunk
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
 from agent.model.vf_identity import KnownDevice
-from cni.finding import UNKNOWN, Finder
+from cni.found_vfs import UNKNOWN, Finder
 from cni.heal import Wish
 from cni.node import Node
 from tests.agent.claimed import claimed_vf, prepare
