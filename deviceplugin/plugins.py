@@ -33,7 +33,7 @@ from agent.offer.selectors import asks_for_names
 from agent.state import Latest, first
 from deviceplugin.allocation import Allocator
 from deviceplugin.informed import InformingBook
-from deviceplugin.registration import DEFAULT_PACE, SOCKET_PATTERN, Pace, RegistrationStatus, ResourceServer
+from deviceplugin.registration import DEFAULT_TIMES, SOCKET_PATTERN, RegistrationStatus, ResourceServer, Times
 from deviceplugin.server import Observe, Units, post, unobserved
 
 SETTLE_SECONDS = 0.05
@@ -87,7 +87,7 @@ class DevicePlugins:
         allocator: Allocator,
         informing: InformingBook | None = None,
         observe: Observe = unobserved,
-        pace: Pace = DEFAULT_PACE,
+        times: Times = DEFAULT_TIMES,
     ) -> None:
         """Serve what `allocator` grants; its offer gets each new one. `informing` is None to tell Multus nothing."""
         self.folder = config.value.kubelet_dir / "device-plugins"
@@ -107,7 +107,7 @@ class DevicePlugins:
         self._gpu_files = ground.gpu_files
         self._files_seconds = ground.files_seconds
         self._observe = observe
-        self._pace = pace
+        self._times = times
         self._servers: dict[str, ResourceServer] = {}
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._units: dict[str, Units] = {}
@@ -203,7 +203,7 @@ class DevicePlugins:
             if resource.name not in self._servers:
                 units = self._units[resource.name] = Units(())
                 self._servers[resource.name] = ResourceServer(
-                    resource.name, self.folder, units, self.allocator, self._observe, self._pace
+                    resource.name, self.folder, units, self.allocator, self._observe, self._times
                 )
         if self._informing is not None:
             self._informing.go_by(self._served)

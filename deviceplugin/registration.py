@@ -27,6 +27,7 @@ import grpc
 import grpc.aio
 
 from agent.errors import Unavailable
+from agent.process.backoff import Backoff
 from deviceplugin.allocation import Allocator
 from deviceplugin.server import Observe, ResourceService, Units
 from deviceplugin.sockets import CHANNEL_OPTIONS, identity, serve
@@ -34,6 +35,7 @@ from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 
 API_VERSION = "v1beta1"
 SOCKET_PATTERN = "nodefabric-*.sock"
+RETRY = Backoff(first=0.2, longest=10.0)
 STABLE_SECONDS = 10.0
 """A stream that lived this long ends the counting of failures."""
 
@@ -41,20 +43,19 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Times:
     """How long to wait for what, in seconds."""
 
     poll: float = 0.3
     """Between two looks at the socket files."""
-    first_retry: float = 0.2
-    last_retry: float = 10.0
+    retry: Backoff = RETRY
     register: float = 12.0
     """kubelet dials back for up to 10 s inside Register."""
     stream: float = 10.0
     """For kubelet to open its stream after Register."""
 
 
-DEFAULT_PACE = Pace()
+DEFAULT_TIMES = Times()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class ResourceServer:
         units: Units,
         allocator: Allocator,
         observe: Observe,
-        pace: Pace = DEFAULT_PACE,
+        times: Times = DEFAULT_TIMES,
     ) -> None:
         self.resource_name = resource_name
         self.kubelet_socket = folder / "kubelet.sock"
@@ -85,7 +86,7 @@ class ResourceServer:
         self._units = units
         self._allocator = allocator
         self._observe = observe
-        self._pace = pace
+        self._times = times
         self._closing = asyncio.Event()
         self._service: ResourceService | None = None
         self._socket: Path | None = None
@@ -109,7 +110,7 @@ class ResourceServer:
 
     async def run(self) -> None:
         """Serve and stay registered until closed. No trouble with kubelet or its folder ends it."""
-        retry = self._pace.first_retry
+        failures = 0
         while not self._closing.is_set():
             began = asyncio.get_running_loop().time()
             try:
@@ -117,9 +118,9 @@ class ResourceServer:
             except Unavailable as error:
                 self._note(str(error))
             if asyncio.get_running_loop().time() - began > STABLE_SECONDS:
-                retry = self._pace.first_retry
-            await self._pause(retry)
-            retry = min(retry * 2, self._pace.last_retry)
+                failures = 0
+            failures += 1
+            await self._pause(self._times.retry.after(failures))
 
     async def _serve_once(self) -> None:
         """Listen, register, and stay until something asks for a new beginning."""
@@ -131,7 +132,7 @@ class ResourceServer:
                 kubelet = identity(self.kubelet_socket)
                 if kubelet is None:
                     self._note(f"{self.kubelet_socket} is missing: waiting for kubelet")
-                    await self._pause(self._pace.poll)
+                    await self._pause(self._times.poll)
                     continue
                 await self._register(socket.name)
                 why = await self._stay(service, socket, kubelet)
@@ -157,7 +158,7 @@ class ResourceServer:
         )
         async with grpc.aio.insecure_channel(f"unix:{self.kubelet_socket}", options=CHANNEL_OPTIONS) as channel:
             call = asyncio.ensure_future(
-                api_pb2_grpc.RegistrationStub(channel).Register(request, timeout=self._pace.register)
+                api_pb2_grpc.RegistrationStub(channel).Register(request, timeout=self._times.register)
             )
             closing = asyncio.ensure_future(self._closing.wait())
             try:
@@ -175,7 +176,7 @@ class ResourceServer:
 
     async def _stay(self, service: ResourceService, socket: Path, kubelet: tuple[int, int, int]) -> str:
         """Wait until this registration is over, and say why; empty when we are closing."""
-        patience = asyncio.get_running_loop().time() + self._pace.stream
+        patience = asyncio.get_running_loop().time() + self._times.stream
         while not self._closing.is_set():
             service.stream_changed.clear()
             if service.streams.open:
@@ -185,12 +186,12 @@ class ResourceServer:
             elif service.streams.opened:
                 return "kubelet ended its stream: registering again"
             elif asyncio.get_running_loop().time() > patience:
-                return f"kubelet opened no stream within {self._pace.stream:g} s: registering again"
+                return f"kubelet opened no stream within {self._times.stream:g} s: registering again"
             if identity(self.kubelet_socket) not in (kubelet, None):
                 return "kubelet has started anew: registering again"
             if identity(socket) is None:
                 return f"{socket} was removed: listening and registering again"
-            await _wait(service.stream_changed, self._pace.poll)
+            await _wait(service.stream_changed, self._times.poll)
         return ""
 
     async def _pause(self, seconds: float) -> None:
@@ -198,7 +199,7 @@ class ResourceServer:
         before = identity(self.kubelet_socket)
         until = asyncio.get_running_loop().time() + seconds
         while (left := until - asyncio.get_running_loop().time()) > 0 and not self._closing.is_set():
-            await _wait(self._closing, min(left, self._pace.poll))
+            await _wait(self._closing, min(left, self._times.poll))
             if identity(self.kubelet_socket) != before:
                 return
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Times:
     """When kubelet is asked."""
 
     settle: float = 1.0
@@ -38,7 +38,7 @@ class Pace:
     """So old an answer may become: what other plugins give out, and take back, changes none of our books."""
 
 
-DEFAULT_PACE = Pace()
+DEFAULT_TIMES = Times()
 
 
 class Usage:
@@ -50,13 +50,13 @@ class Usage:
         allocator: Allocator,
         snapshot: Latest[Snapshot],
         ledger: Ledger,
-        pace: Pace = DEFAULT_PACE,
+        times: Times = DEFAULT_TIMES,
     ) -> None:
         self._kubelet = kubelet
         self._allocator = allocator
         self._snapshot = snapshot
         self._ledger = ledger
-        self._pace = pace
+        self._times = times
         self._changed = asyncio.Event()
         self._wanted = -math.inf
         """An answer that is older is no good any more, by kubelet's clock."""
@@ -95,11 +95,11 @@ class Usage:
                     await self._kubelet.listing(self._wanted)
             except Unavailable as error:
                 log.debug("what pods hold stays as it was known: %s", error)
-            await asyncio.sleep(self._pace.pause)
+            await asyncio.sleep(self._times.pause)
             try:
-                async with asyncio.timeout(self._pace.look):
+                async with asyncio.timeout(self._times.look):
                     await self._changed.wait()
             except TimeoutError:
-                self._wanted = self._kubelet.clock() - self._pace.look
+                self._wanted = self._kubelet.clock() - self._times.look
             else:
-                await asyncio.sleep(self._pace.settle)
+                await asyncio.sleep(self._times.settle)

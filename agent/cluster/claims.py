@@ -14,15 +14,16 @@ from http import HTTPStatus
 from typing import Any
 
 from agent.cluster.apiserver import CLAIM, ApiServer, on_own_thread
-from agent.cluster.topology.publisher import Pace
 from agent.config import Config
 from agent.errors import AgentError, Conflicted, Refused, Unavailable
 from agent.model.allocation import ClaimRef, NetworkData
 from agent.model.fields import at, objects_at
+from agent.process.backoff import Backoff
 from agent.report.report import Report
 from agent.state import Latest, first
 
 COALESCE_SECONDS = 0.2
+RETRY = Backoff(first=1.0, longest=300.0, jitter=0.1)
 CONDITION = "claim-status"
 
 log = logging.getLogger(__name__)
@@ -112,13 +113,21 @@ class ClaimStatusWriter:
     `attached` and `forget` may be called from any thread, and wait for nothing.
     """
 
-    def __init__(self, api: ApiServer, config: Latest[Config], report: Report, pace: Pace | None = None) -> None:
-        """`pace`: how long to wait for what comes together, and after failures."""
+    def __init__(
+        self,
+        api: ApiServer,
+        config: Latest[Config],
+        report: Report,
+        coalesce: float = COALESCE_SECONDS,
+        retry: Backoff = RETRY,
+    ) -> None:
+        """`coalesce`: how many seconds to wait for what comes together."""
         self._api = api
         self._config = config
         self._metrics = report.metrics
         self._conditions = report.conditions
-        self._pace = pace or Pace(coalesce=COALESCE_SECONDS)
+        self._coalesce = coalesce
+        self._retry = retry
         self._chance = random.SystemRandom().random  # the module's own generator is every thread's
         self._guard = threading.Lock()
         self._claims: dict[str, _Told] = {}
@@ -134,7 +143,7 @@ class ClaimStatusWriter:
             if tuple(told.devices.values()) == told.written:
                 return
             if told.due is None:
-                told.due = time.monotonic() + self._pace.coalesce
+                told.due = time.monotonic() + self._coalesce
         self._news.set(object())
 
     def forget(self, claim_uid: str) -> None:
@@ -238,7 +247,7 @@ class ClaimStatusWriter:
             self.forget(told.ref.uid)
             return
         told.failures += 1
-        pause = self._pace.retry(told.failures, None)
+        pause = self._retry.after(told.failures, chance=self._chance())
         if not isinstance(error, Conflicted):  # of the next version it may be accepted
             if str(error) != told.said:
                 told.said = str(error)
@@ -246,9 +255,9 @@ class ClaimStatusWriter:
                 log.warning("the status of claim %s is not written: %s", told.ref, error, extra=extra)
                 self._show()
             if _is_of_allocation(error):
-                pause = self._pace.retry_cap  # neither time nor other devices make that better
+                pause = self._retry.longest  # neither time nor other devices make that better
         with self._guard:
-            told.due = now + self._pace.varied(pause, self._chance())
+            told.due = now + pause
 
     def _unavailable(self, error: AgentError, now: float) -> None:
         """Try all claims again later: none of them would be answered now."""
@@ -258,7 +267,7 @@ class ClaimStatusWriter:
                 told.failures += 1
             failures = max((told.failures for told in waiting), default=1)
             asked = error.retry_after if isinstance(error, Unavailable) else None
-            until = now + self._pace.varied(self._pace.retry(failures, asked), self._chance())
+            until = now + self._retry.after(failures, asked, self._chance())
             for told in waiting:
                 told.due = max(told.due or 0.0, until)
         log.info("claims are told of their devices later: %s", error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 import time
 from collections import OrderedDict
@@ -23,6 +24,7 @@ from agent.errors import Refused, Unavailable
 from agent.model.health import text_of
 from agent.model.printable import one_line, some
 from agent.offer.offer import HealthChange, Offer, Units, health_changes
+from agent.process.backoff import Backoff
 from agent.process.conditions import Conditions
 from agent.state import Latest
 
@@ -32,12 +34,13 @@ MOST_WAITING = 50
 MOST_MESSAGE = 1024
 """The API server refuses longer messages."""
 MOST_NAMED = 3
+RETRY = Backoff(first=1.0, longest=30.0, jitter=0.1)
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Times:
     """Times in seconds."""
 
     look: float = 0.5
@@ -46,8 +49,7 @@ class Pace:
     """After so long one more event may be sent."""
     burst: int = 10
     """So many may be sent at once, after a quiet time."""
-    retry: float = 30.0
-    """Between attempts while the API server does not answer."""
+    retry: Backoff = RETRY
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Saying:
     warning: bool
 
 
-DEFAULT_PACE = Pace()
+DEFAULT_TIMES = Times()
 
 
 def of_health(change: HealthChange) -> Saying:
@@ -99,18 +101,20 @@ class NodeEvents:
         node_name: str,
         offer: Latest[Offer],
         conditions: Conditions,
-        pace: Pace = DEFAULT_PACE,
+        times: Times = DEFAULT_TIMES,
     ) -> None:
         self._api = api
         self._node_name = node_name
         self._offer = offer
         self._conditions = conditions
-        self._pace = pace
+        self._times = times
         self._waiting: OrderedDict[Saying, tuple[int, float, float]] = OrderedDict()
         """What is to be said → how often it happened, first and last time (since the epoch)."""
-        self._tokens = float(pace.burst)
+        self._tokens = float(times.burst)
         self._refilled = time.monotonic()
         self._not_before = time.monotonic()
+        self._failures = 0
+        self._chance = random.SystemRandom().random  # the module's own generator is every thread's
         self._dropped = 0
 
     async def run(self) -> None:
@@ -129,7 +133,7 @@ class NodeEvents:
                     self.note(saying(now))
                     known[name] = now
             await self._send()
-            await asyncio.sleep(self._pace.look)
+            await asyncio.sleep(self._times.look)
 
     def note(self, saying: Saying) -> None:
         """Put something on the list. The oldest give way when it is full."""
@@ -142,7 +146,7 @@ class NodeEvents:
 
     async def _send(self) -> None:
         now = time.monotonic()
-        self._tokens = min(self._tokens + (now - self._refilled) / self._pace.refill, float(self._pace.burst))
+        self._tokens = min(self._tokens + (now - self._refilled) / self._times.refill, float(self._times.burst))
         self._refilled = now
         while self._waiting and self._tokens >= 1 and time.monotonic() >= self._not_before:
             saying, (count, first, last) = next(iter(self._waiting.items()))
@@ -153,8 +157,11 @@ class NodeEvents:
                 log.warning("the API server does not take events, %r is lost: %s", saying.message, error)
             except Unavailable as error:
                 log.info("events wait for the API server: %s", error)
-                self._not_before = time.monotonic() + (error.retry_after or self._pace.retry)
+                self._failures += 1
+                pause = self._times.retry.after(self._failures, error.retry_after, self._chance())
+                self._not_before = time.monotonic() + pause
                 return
+            self._failures = 0
             self._tokens -= 1
             del self._waiting[saying]
             if self._dropped:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,14 @@ from agent.cluster.apiserver import DAEMONSET, NODE, ApiServer, on_own_thread
 from agent.config import Restart
 from agent.errors import ConfigError, Conflicted, Refused, Unavailable
 from agent.model.fields import at, objects_at
+from agent.process.backoff import Backoff
 
 KEY = "nodefabric.io/agent-not-ready"
 DAEMON_SET = "NODEFABRIC_DAEMONSET"
 """Variable that names the DaemonSet of the agent, as namespace/name. Agents that take no taint away have none."""
 TAINT: Mapping[str, str] = {"key": KEY, "effect": "NoSchedule"}
+RETRY = Backoff(first=1.0, longest=5.0, jitter=0.1)
+REFUSED = Backoff(first=5.0, longest=60.0, jitter=0.1)
 MOST_TRIES = 5
 """Somebody else may change the Node between a look at it and the change, though hardly so often."""
 
@@ -33,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Times:
     """Times in seconds."""
 
     put: float = 2.0
@@ -41,13 +45,13 @@ class Pace:
     longest: float = 60.0
     """After so long the taint goes though kubelet has no lists: the Node's status has told so for long, and pods that
     need nothing of ours must not wait for us."""
-    retry: float = 5.0
+    retry: Backoff = RETRY
     """Between attempts to take it away while the API server does not answer."""
-    refused: float = 60.0
+    refused: Backoff = REFUSED
     """Between attempts while it says no: rights may come later, and a server that starts knows none yet."""
 
 
-DEFAULT_PACE = Pace()
+DEFAULT_TIMES = Times()
 
 
 class NodeTaint:
@@ -58,14 +62,14 @@ class NodeTaint:
         open_api: Callable[[], ApiServer],
         node_name: str,
         daemon_set: str | None = None,
-        pace: Pace = DEFAULT_PACE,
+        times: Times = DEFAULT_TIMES,
     ) -> None:
         """`open_api` raises ConfigError where there is no account; its client is used by nobody else, so that no other
         request holds this up. `daemon_set` (namespace/name) is what starts the agent anew after its end."""
         self._open_api = open_api
         self._node_name = node_name
         self._daemon_set = daemon_set
-        self._pace = pace
+        self._times = times
         self._api: ApiServer | None = None
         self._changing = threading.Lock()
         self._is_leaving = False
@@ -77,12 +81,12 @@ class NodeTaint:
     def leave_seconds(self) -> float:
         """How many seconds `leave` takes at most."""
         is_put = self.settings.taint and self.registered.is_set()
-        return self._pace.put + self.settings.wait_seconds if is_put else 0.0
+        return self._times.put + self.settings.wait_seconds if is_put else 0.0
 
     async def lift(self) -> None:
         """Take the taint away once kubelet has the lists, and after a while before that. Whoever put it."""
         try:
-            async with asyncio.timeout(self._pace.longest):
+            async with asyncio.timeout(self._times.longest):
                 await self.registered.wait()
         except TimeoutError:
             await self._lift()
@@ -90,9 +94,9 @@ class NodeTaint:
         await self._lift()
 
     async def _lift(self) -> None:
-        said = ""
+        said, failures = "", 0
         while True:
-            pause = self._pace.retry
+            failures, retry = failures + 1, self._times.retry
             try:
                 if await on_own_thread(partial(self._change, tainted=False)):
                     why = (
@@ -106,10 +110,10 @@ class NodeTaint:
             except Refused as error:
                 if str(error) != said:
                     log.warning("a taint %s stays on the Node for now, if there is one: %s", KEY, error)
-                said, pause = str(error), self._pace.refused
+                said, retry = str(error), self._times.refused
             except Unavailable as error:
                 log.warning("the taint %s is on the Node still, if there is one: %s", KEY, error)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(retry.after(failures, chance=random.SystemRandom().random()))
 
     async def leave(self) -> None:
         """Taint the Node if that is wanted, and wait for pods that were placed on it before.
@@ -123,10 +127,10 @@ class NodeTaint:
     async def _put(self) -> bool:
         self._is_leaving = True
         try:
-            async with asyncio.timeout(self._pace.put):
+            async with asyncio.timeout(self._times.put):
                 return await on_own_thread(self._taint)
         except TimeoutError:
-            log.warning("the Node gets no taint: the API server does not answer within %g s", self._pace.put)
+            log.warning("the Node gets no taint: the API server does not answer within %g s", self._times.put)
         except (ConfigError, Unavailable) as error:
             log.warning("the Node gets no taint: %s", error)
         return False

@@ -15,17 +15,17 @@ from typing import Any, Generic, TypeVar
 
 from agent.cluster.apiserver import ApiServer, ObjectKind
 from agent.errors import AgentError, Refused, Unavailable
+from agent.process.backoff import Backoff
 
 SHORTEST_WATCH_SECONDS = 300
 LONGEST_WATCH_SECONDS = 600
 """The server is told to end a watch at a random moment between these, so that a cluster's watches do not all end at
 once; the same as client-go's reflectors do."""
-FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 300.0
+RETRY = Backoff(first=1.0, longest=300.0, jitter=0.5)
 SHORT_SECONDS = 5.0
-LONGEST_REST_SECONDS = 60.0
-"""A watch that ends within the first is begun again after a rest that doubles up to the second: a server, or what
-stands before it, that ends each at once must not be asked without end."""
+REST = Backoff(first=1.0, longest=60.0, jitter=1.0)
+"""A watch that ends within so short a time is begun again after such a rest: a server, or what stands before it, that
+ends each at once must not be asked without end."""
 GONE = 410
 T = TypeVar("T")
 _Key = tuple[str, str, str]
@@ -44,8 +44,7 @@ class Watched(Generic[T]):
     read: Callable[[dict[str, Any]], T]
     words: str
     """What they are, for people."""
-    longest_pause: float = LONGEST_PAUSE_SECONDS
-    """Between attempts while the server fails."""
+    retry: Backoff = RETRY
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +127,7 @@ class ObjectWatch(Generic[T]):
 
     def _rest(self, lasted: float) -> None:
         self._short = self._short + 1 if lasted < SHORT_SECONDS else 0
-        rest = min(LONGEST_REST_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(max(self._short - 1, 0), 30))
-        self._pause(self._chance() * rest)
+        self._pause(REST.after(max(1, self._short), chance=self._chance()))
 
     def _list(self) -> None:
         version, found = self._api.list_of(self._watched.kind, self._watched.fields, self._keyed)
@@ -187,8 +185,5 @@ class ObjectWatch(Generic[T]):
             log.warning("%s", text, extra={"reason": error.reason})
         self.problem = text
         self._changed()
-        longest = self._watched.longest_pause
-        pause = min(longest, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 30))
-        if isinstance(error, Unavailable) and error.retry_after is not None:
-            pause = max(pause, min(error.retry_after, longest))
-        self._pause(pause * (0.5 + self._chance() / 2))
+        asked = error.retry_after if isinstance(error, Unavailable) else None
+        self._pause(self._watched.retry.after(self._failures, asked, self._chance()))

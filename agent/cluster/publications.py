@@ -19,7 +19,7 @@ from agent.cluster.topology.nfd import Features
 from agent.cluster.topology.node_object import NodeLabels, NodeObject
 from agent.cluster.topology.noderesourcetopology import NodeResourceTopology
 from agent.cluster.topology.numatopology import Numatopology
-from agent.cluster.topology.publisher import FACTS_SECONDS, Pace, Problems, Publication, Publisher
+from agent.cluster.topology.publisher import FACTS_SECONDS, Problems, Publication, Publisher, Times
 from agent.cluster.topology.view import Node, View
 from agent.config import Config, Topology
 from agent.process.conditions import Conditions
@@ -64,15 +64,15 @@ class Publications:
         self._publishers = [self._publisher(one, api, metrics) for one in objects] if api is not None else []
 
     def _publisher(self, publication: Publication, api: ApiServer, metrics: Metrics) -> Publisher:
-        pace = Pace(
+        times = Times(
             coalesce=self._config.coalesce_seconds,
             heartbeat=self._config.heartbeat_seconds,
             start_spread=self._config.start_spread_seconds,
             settle=self._config.settle_seconds if publication.settles else 0.0,
         )
         if publication.is_of_facts:
-            pace = replace(pace, refresh=FACTS_SECONDS)
-        publisher = Publisher(publication, api, metrics, pace, self._problems)
+            times = replace(times, refresh=FACTS_SECONDS)
+        publisher = Publisher(publication, api, metrics, times, self._problems)
         (self._view.facts if publication.is_of_facts else self._view.usage).subscribe(publisher.changed)
         return publisher
 

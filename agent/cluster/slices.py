@@ -13,24 +13,26 @@ import logging
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from agent.cluster import slice_plan
 from agent.cluster.apiserver import NODE, SLICE, ApiServer, on_own_thread
+from agent.cluster.object_watch import RETRY as RELIST
 from agent.cluster.object_watch import ObjectWatch, Watched
 from agent.cluster.slice_plan import Batch, Change, Document, Plan, StoredSlice, Wanted
-from agent.cluster.topology.publisher import Pace
 from agent.errors import AgentError, Refused, Unavailable
 from agent.model.fields import at
 from agent.model.printable import parse_exact
+from agent.process.backoff import Backoff
 from agent.report.report import Report
 from agent.state import Latest, first
 
 PUBLISHING, FEATURES = "slices", "dra-features"
 """Conditions: what keeps slices from being written; what the cluster drops of them."""
+RETRY = Backoff(first=1.0, longest=30.0, jitter=0.1)
 _NO_VALUE = "exactly one value must be specified"
 """What the server says of an attribute of which nothing is left (`validateDeviceAttribute`)."""
 _FOLLOWS: Mapping[str, str] = {
@@ -69,7 +71,7 @@ class SliceCells:
 
 
 @dataclass(frozen=True, slots=True)
-class SlicePace:
+class SliceTimes:
     """When to write. All in seconds."""
 
     fault: float = 0.5
@@ -82,10 +84,10 @@ class SlicePace:
     """So long the Node may say that a device plugin offers a resource which is now ours alone to offer."""
     look: float = 1.0
     """How often it is looked at meanwhile."""
-    failing: Pace = field(default_factory=partial(Pace, retry_cap=30.0))
+    retry: Backoff = RETRY
 
 
-DEFAULT_PACE = SlicePace()
+DEFAULT_TIMES = SliceTimes()
 
 
 class SlicePublisher:
@@ -97,7 +99,7 @@ class SlicePublisher:
         pool: Pool,
         cells: SliceCells,
         report: Report,
-        pace: SlicePace = DEFAULT_PACE,
+        times: SliceTimes = DEFAULT_TIMES,
     ) -> None:
         self._api = api
         self._pool = pool
@@ -105,7 +107,7 @@ class SlicePublisher:
         self._report = report
         self._conditions = report.conditions
         self._metrics = report.metrics
-        self._pace = pace
+        self._waits = times
         self._chance = random.SystemRandom().random  # the module's own generator is every thread's
         self._news: Latest[object] = Latest(object())
         """Another object whenever the watch has news."""
@@ -132,8 +134,8 @@ class SlicePublisher:
         """Until when nothing is tried, after a failure."""
 
     def _new_watch(self) -> ObjectWatch[StoredSlice]:
-        longest = self._pace.failing.retry_cap
-        watched = Watched(SLICE, self._pool.fields, slice_plan.stored_of, "the node's ResourceSlices", longest)
+        words, retry = "the node's ResourceSlices", self._waits.retry
+        watched = Watched(SLICE, self._pool.fields, slice_plan.stored_of, words, replace(RELIST, longest=retry.longest))
         return ObjectWatch(self._api, watched, self._heard)
 
     def _heard(self) -> None:
@@ -177,11 +179,11 @@ class SlicePublisher:
                 self._went_well()
                 return None
             if self._due is None:
-                self._due = now + self._pace.heal
+                self._due = now + self._waits.heal
             if now < self._due:
                 return self._due
             if not await self._is_released(now, stored):
-                return now + self._pace.look
+                return now + self._waits.look
             heals = self._settled is self._documents
             await self._carry_out(stored)
             if heals and self._cells.slices.value is self._documents:
@@ -206,12 +208,12 @@ class SlicePublisher:
         if before is None or not documents:
             self._due = now
             return
-        pace, kind = self._pace, slice_plan.change(before, documents)
+        times, kind = self._waits, slice_plan.change(before, documents)
         if kind is Change.NOTHING:
             return
-        wait = pace.structure if kind is Change.STRUCTURE else pace.fault
+        wait = times.structure if kind is Change.STRUCTURE else times.fault
         if kind is Change.LINK:
-            wait += pace.link_jitter * self._chance()
+            wait += times.link_jitter * self._chance()
         self._due = min(self._due or now + wait, now + wait)
 
     def _stored(self) -> dict[str, StoredSlice] | None:
@@ -251,7 +253,7 @@ class SlicePublisher:
             amounts = at(node, "status.allocatable", dict, {})
             held = sorted(name for name in news if _is_some(amounts.get(name)))
             if held:
-                self._released_by = self._released_by or now + self._pace.released
+                self._released_by = self._released_by or now + self._waits.released
                 if now < self._released_by:
                     return False
                 log.warning(
@@ -315,7 +317,7 @@ class SlicePublisher:
         self._conditions.set(FEATURES, text)
         documents = self._cells.slices.value
         self._cells.dropped.set(dropped)
-        await first(self._cells.slices.other_than(documents), seconds=self._pace.structure)
+        await first(self._cells.slices.other_than(documents), seconds=self._waits.structure)
         self._documents = None  # the next ones are not waited with
 
     # ------------------------------------------------------------------ outcome
@@ -323,8 +325,7 @@ class SlicePublisher:
     def _failed(self, error: AgentError, now: float) -> float:
         self._failures += 1
         asked = error.retry_after if isinstance(error, Unavailable) else None
-        pace = self._pace.failing
-        self._refused = now + pace.varied(pace.retry(self._failures, asked), self._chance())
+        self._refused = now + self._waits.retry.after(self._failures, asked, self._chance())
         self._conditions.set(PUBLISHING, f"the node's devices cannot be published: {error}")
         return self._refused
 

@@ -128,13 +128,13 @@ def open_host(options: argparse.Namespace, *, for_one_look: bool = False) -> Hos
     if options.open_host is not None:
         return cast("Host", options.open_host())
     from agent.hardware.machine import Machine
-    from agent.hardware.nvml.monitor import DEFAULT_PACE, Pace
+    from agent.hardware.nvml.monitor import DEFAULT_TIMES, Times
 
     if not (options.root / "sys").is_dir():
         raise ConfigError(str(options.root), ["has no folder sys: name one that holds sys, proc and dev with --root"])
     api_server = _address(os.environ.get("KUBERNETES_SERVICE_HOST", ""))
-    pace = Pace(first=GPU_SECONDS, overdue=GPU_SECONDS) if for_one_look else DEFAULT_PACE
-    return Machine.open(options.root, api_server=api_server, gpu_pace=pace)
+    times = Times(first=GPU_SECONDS, overdue=GPU_SECONDS) if for_one_look else DEFAULT_TIMES
+    return Machine.open(options.root, api_server=api_server, gpu_times=times)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from agent.hardware.netlink.default_routes import Ways, read_ways
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.nvml.library import Reading
-from agent.hardware.nvml.monitor import DEFAULT_PACE, GpuMonitor, GpuWatch, Pace
+from agent.hardware.nvml.monitor import DEFAULT_TIMES, GpuMonitor, GpuWatch, Times
 from agent.hardware.rdma import RdmaNetlink
 from agent.hardware.sysfs import counters, pci
 from agent.hardware.sysfs import scan as sysfs
@@ -55,9 +55,9 @@ class Machine:
     """The kernel's last answer about the ways out, alone in its list."""
 
     @classmethod
-    def open(cls, root: Path = Path("/"), api_server: str | None = None, gpu_pace: Pace = DEFAULT_PACE) -> Machine:
+    def open(cls, root: Path = Path("/"), api_server: str | None = None, gpu_times: Times = DEFAULT_TIMES) -> Machine:
         """Open the machine whose /sys, /proc and /dev are found under `root`."""
-        return cls(root, Netlink(), PfNetlink(root=root), GpuMonitor(gpu_pace), RdmaNetlink(), api_server)
+        return cls(root, Netlink(), PfNetlink(root=root), GpuMonitor(gpu_times), RdmaNetlink(), api_server)
 
     def scan(self) -> Snapshot:
         """Read the hardware."""

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Times:
     """Times in seconds."""
 
     look: float = 0.02
@@ -41,7 +41,7 @@ class Pace:
     """Between two looks after that, or while the folder cannot be used."""
 
 
-DEFAULT_PACE = Pace()
+DEFAULT_TIMES = Times()
 
 
 async def claim_books(
@@ -49,7 +49,7 @@ async def claim_books(
     conditions: Conditions,
     stop: asyncio.Event,
     prepare: Callable[[], Awaitable[object]],
-    pace: Pace = DEFAULT_PACE,
+    times: Times = DEFAULT_TIMES,
 ) -> contextlib.ExitStack | None:
     """Make the books this process's alone, however long that takes. None if asked to stop meanwhile.
 
@@ -61,7 +61,7 @@ async def claim_books(
     is_next = False
     with contextlib.ExitStack() as mine, contextlib.ExitStack() as turn:
         while not stop.is_set():
-            pause = pace.retry
+            pause = times.retry
             try:
                 mine.callback(os.close, await asyncio.to_thread(lock_folder, folder, holder))
             except LedgerInUse as error:
@@ -72,12 +72,12 @@ async def claim_books(
                     other = lock_holder(folder) or "another agent"
                     conditions.stand_by(f"{other} serves this node; this agent takes over when that ends")
                 is_next = is_next or _is_next(folder, turn)
-                if loop.time() - since < pace.patience:
-                    pause = pace.look
+                if loop.time() - since < times.patience:
+                    pause = times.look
                 else:
                     conditions.set(
                         "ledger",
-                        f"{error}, and this one has waited for {pace.patience / 60:.0f} minutes: delete the other"
+                        f"{error}, and this one has waited for {times.patience / 60:.0f} minutes: delete the other"
                         " agent's pod if this one is to follow it, or this DaemonSet if there is one too many",
                     )
             except LedgerError as error:

@@ -277,7 +277,7 @@ class Reconciler:
                 await self.look_around()
                 await asyncio.to_thread(self._heal_round)
             self._rounded_at = time.monotonic()
-            due = [seconds, self._rows.backoff.next_due(), None if self._probe_at else REPAIR_SECONDS]
+            due = [seconds, self._rows.retries.next_due(), None if self._probe_at else REPAIR_SECONDS]
             if self.grants.is_too_early:
                 due.append(UNSETTLED_SECONDS)
             if not self.view.is_whole:

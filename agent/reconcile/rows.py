@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from agent.errors import AgentError
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
+from agent.process.backoff import Backoff, Retries
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
 from cni.attachment import Attachments
 
-FIRST_SECONDS = 2.0
-LONGEST_SECONDS = 600.0
+BACKOFF = Backoff(first=2.0, longest=600.0)
 SEARCH = "search"
 """Name of the search for VFs among what is left alone for a while. No device is called so."""
 
@@ -26,7 +25,7 @@ class Rows:
     name = "rows"
 
     def __init__(self, ledger: Ledger, attachments: Attachments, outside: Outside) -> None:
-        self.backoff = Backoff(outside.now)
+        self.retries = Retries(BACKOFF, outside.now)
         self._ledger = ledger
         self._attachments = attachments
         self._outside = outside
@@ -34,9 +33,9 @@ class Rows:
     def heal(self, view: View) -> None:
         """Look at every row that is due."""
         rows = self._ledger.attachments()
-        self.backoff.keep_only({row.device for row in rows} | {SEARCH})
+        self.retries.keep_only({row.device for row in rows} | {SEARCH})
         for row in rows:
-            if self.backoff.is_due(row.device):
+            if self.retries.is_due(row.device):
                 self.heal_one(row.device, view)
 
     def heal_one(self, device: str, view: View) -> None:
@@ -46,49 +45,11 @@ class Rows:
         except (AgentError, OSError) as error:
             log.error("%s cannot be healed yet: %s", device, error)
             self._outside.count("detach-failed", error.reason if isinstance(error, AgentError) else "OSError")
-            self.backoff.failed(device)
+            self.retries.failed(device)
         else:
-            self.backoff.succeeded(device)
+            self.retries.succeeded(device)
             if reason is not None:
                 self._outside.count("detach", reason)
-
-
-class Backoff:
-    """Waiting times by name, doubled at each failure. Forgets what succeeds.
-
-    The clock may be set back: nothing is left alone for longer than the longest time for that.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._failures: dict[str, tuple[int, float]] = {}
-        """Name → how often it failed, and when it is due again."""
-
-    def is_due(self, name: str) -> bool:
-        """Tell whether it may be tried now."""
-        return self._left(self._failures.get(name, (0, 0.0))[1]) == 0
-
-    def failed(self, name: str) -> None:
-        """Leave it alone for longer than the last time."""
-        count = self._failures.get(name, (0, 0.0))[0]
-        self._failures[name] = count + 1, self._clock() + min(FIRST_SECONDS * 2 ** min(count, 30), LONGEST_SECONDS)
-
-    def succeeded(self, name: str) -> None:
-        """Forget that it ever failed."""
-        self._failures.pop(name, None)
-
-    def keep_only(self, names: set[str]) -> None:
-        """Forget what does not exist any more."""
-        for name in self._failures.keys() - names:
-            del self._failures[name]
-
-    def next_due(self) -> float | None:
-        """Return in how many seconds something is due; None if nothing has failed."""
-        return min((self._left(due) for _, due in self._failures.values()), default=None)
-
-    def _left(self, due: float) -> float:
-        seconds = due - self._clock()
-        return seconds if 0 < seconds <= LONGEST_SECONDS else 0.0
 
 
 class ReplacedPlugins:

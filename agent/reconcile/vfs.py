@@ -70,7 +70,7 @@ class Vfs:
             found = found.of(set(self._outside.our_vfs()))
         by_device = {k.device: k for k in known}
         for device in found.strange:
-            if self._rows.backoff.is_due(device):
+            if self._rows.retries.is_due(device):
                 self._put_back(device, by_device.get(device), view)
         self._look_for(found.missing, view)
         # What the last boot's VFs were is needed until the grants have followed them.
@@ -93,8 +93,8 @@ class Vfs:
         """Search namespaces for VFs; for the same ones less and less often, since it opens each of them."""
         if missing != self._missing:
             self._missing = missing
-            self._rows.backoff.succeeded(SEARCH)
-        if not missing or not self._rows.backoff.is_due(SEARCH):
+            self._rows.retries.succeeded(SEARCH)
+        if not missing or not self._rows.retries.is_due(SEARCH):
             return
         self._replaced.adopt()  # a replaced plugin that still has its name knows more of them than the search finds out
         units, bindings = self._outside.devices_of_units() or {}, self._ledger.bindings()
@@ -114,7 +114,7 @@ class Vfs:
             resources |= {device.device: device.resource_name for device in alone}
         for _ in self._attachments.finder.in_namespaces(missing, pods, containers, resources):
             self._outside.count("adopt", "found-in-pod")
-        self._rows.backoff.failed(SEARCH)
+        self._rows.retries.failed(SEARCH)
 
 
 @dataclass(frozen=True, slots=True)

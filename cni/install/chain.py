@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.errors import InstallFailed
+from agent.process.backoff import Backoff
 from cni.install import conflist
 from cni.install.conflist import ConflistInvalid, Plan
 from cni.install.folder import Entry, Folder, Step, locked, unobserved
@@ -25,8 +26,7 @@ MAX_BYTES = 1 << 20
 MAX_REMEMBERED_BYTES = 16 << 20
 REMEDY = "mount the runtime's network configuration there, writable"
 POLL_SECONDS = 10.0
-FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 300.0
+PAUSES = Backoff(first=1.0, longest=300.0)
 PEACE_SECONDS = 600.0
 """After so long a time without a loss, the next one counts as the first again."""
 
@@ -150,9 +150,7 @@ class Patience:
         """Count one loss, and return for how many seconds to wait."""
         self.losses = self.losses + 1 if now - self.last < PEACE_SECONDS else 1
         self.last = now
-        if self.losses == 1:
-            return 0.0
-        return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self.losses - 2, 20))
+        return PAUSES.after(self.losses - 1)
 
 
 class Keeper:

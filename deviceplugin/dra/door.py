@@ -21,6 +21,7 @@ from pathlib import Path
 import grpc.aio
 
 from agent.errors import Unavailable
+from agent.process.backoff import Backoff
 from agent.state import Latest, first
 from deviceplugin.dra.health import Catalog, HealthService
 from deviceplugin.dra.registrar import Registrar, Standing
@@ -38,6 +39,7 @@ SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MOST_REQUEST),
     ("grpc.max_send_message_length", MOST_ANSWER),
 )
+RETRY = Backoff(first=0.2, longest=10.0)
 STABLE_SECONDS = 10.0
 """Serving for so long ends the counting of failures."""
 
@@ -69,33 +71,32 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Times:
     """How long to wait for what, in seconds."""
 
     poll: float = 0.3
     """Between two looks at the socket files."""
-    first_retry: float = 0.2
-    last_retry: float = 10.0
+    retry: Backoff = RETRY
     last_words: float = 0.4
     """For kubelet to take the end of the health stream."""
     grace: float = 0.4
     """For calls that are under way at the end, of which one takes some ten milliseconds unless it waits for others."""
 
 
-DEFAULT_PACE = Pace()
+DEFAULT_TIMES = Times()
 
 
 class Door:
     """The driver's server and its standing with kubelet. `run` until `close`."""
 
     def __init__(
-        self, driver: Driver, claims: Claims, catalog: Catalog, observe: Observe, pace: Pace = DEFAULT_PACE
+        self, driver: Driver, claims: Claims, catalog: Catalog, observe: Observe, times: Times = DEFAULT_TIMES
     ) -> None:
         self.standing: Latest[Standing] = Latest(_NOT_SERVED)
         self._driver = driver
         self._calls = ClaimService(driver.name, claims, observe)
         self._catalog = catalog
-        self._pace = pace
+        self._times = times
         self._closing = asyncio.Event()
 
     async def begun(self) -> None:
@@ -118,7 +119,7 @@ class Door:
 
     async def run(self) -> None:
         """Serve and be found by kubelet until closed. No trouble with its folders ends it."""
-        retry = self._pace.first_retry
+        failures = 0
         while not self._closing.is_set():
             began = asyncio.get_running_loop().time()
             try:
@@ -126,9 +127,9 @@ class Door:
             except Unavailable as error:
                 self._note(str(error))
             if asyncio.get_running_loop().time() - began > STABLE_SECONDS:
-                retry = self._pace.first_retry
-            await first(self._closing.wait(), seconds=retry)
-            retry = min(retry * 2, self._pace.last_retry)
+                failures = 0
+            failures += 1
+            await first(self._closing.wait(), seconds=self._times.retry.after(failures))
 
     async def _serve_once(self) -> None:
         """Serve, be found, and stay until a socket is gone or we close."""
@@ -139,14 +140,14 @@ class Door:
         health = HealthService(self._driver.pool, self._catalog)
         async with AsyncExitStack() as opened:
             server = await serve(socket, partial(_add, self._calls, health), SERVER_OPTIONS)
-            opened.push_async_callback(_stop, server, socket, self._pace.grace)
+            opened.push_async_callback(_stop, server, socket, self._times.grace)
             registrar = Registrar(self._driver.name, str(socket), self.standing)
             self.standing.set(Standing(False, f"kubelet has not found the driver in {self._driver.registry} yet"))
             found_by = await serve(
                 registration, partial(api_pb2_grpc.add_RegistrationServicer_to_server, registrar), SERVER_OPTIONS
             )
             opened.push_async_callback(_stop, found_by, registration, 0.0)
-            opened.push_async_callback(health.end, self._pace.last_words)
+            opened.push_async_callback(health.end, self._times.last_words)
             self._note(await self._stay(socket, registration))
 
     async def _stay(self, *sockets: Path) -> str:
@@ -156,7 +157,7 @@ class Door:
             gone = next((socket for socket in sockets if identity(socket) != made[socket]), None)
             if gone is not None:
                 return f"{gone} was removed: serving anew"
-            await first(self._closing.wait(), seconds=self._pace.poll)
+            await first(self._closing.wait(), seconds=self._times.poll)
         return "the agent is stopping"
 
     def _prepare_folders(self) -> None:

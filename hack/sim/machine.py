@@ -17,7 +17,7 @@ from agent.hardware.host import Link, RdmaLink, Watch
 from agent.hardware.machine import passing_on, with_newest_gpus
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.rtnetlink import IFLA_IFALIAS
-from agent.hardware.nvml.monitor import GpuMonitor, GpuWatch, Pace
+from agent.hardware.nvml.monitor import GpuMonitor, GpuWatch, Times
 from agent.hardware.sysfs import counters
 from agent.hardware.sysfs import scan as sysfs
 from agent.model.allocation import VfSettings
@@ -134,7 +134,7 @@ class SimulatedMachine:
         settings = RecordedVfControl(folder / "vf-settings.json")
         rdma = SimulatedRdma(folder, root, built.cut if built is not None else None)
         live = folder / "gpus.live"
-        monitor = GpuMonitor(Pace(**json.loads(live.read_text() or "{}"))) if live.exists() else None
+        monitor = GpuMonitor(Times(**json.loads(live.read_text() or "{}"))) if live.exists() else None
         return cls(root, Netlink(fabric.device_of), settings, gpus, monitor, built, rdma)
 
     def scan(self) -> Snapshot:

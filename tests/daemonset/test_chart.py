@@ -14,7 +14,7 @@ import yaml
 
 from agent import config
 from agent.cluster.apiserver import SERVICE_ACCOUNT
-from agent.cluster.node_taint import DAEMON_SET, DEFAULT_PACE, KEY
+from agent.cluster.node_taint import DAEMON_SET, DEFAULT_TIMES, KEY
 from agent.commands.run import STOP_SECONDS
 from agent.config.networks import REPLACED
 from agent.config.sections import MAX_WAIT_SECONDS
@@ -241,7 +241,7 @@ def test_an_agent_can_start_on_a_node_that_the_one_before_has_tainted(
     agent = container(spec, "agent")
     assert str(SERVICE_ACCOUNT) in [mount["mountPath"] for mount in agent["volumeMounts"]]
     assert {"name": DAEMON_SET, "value": "nodefabric/nodefabric"} in agent["env"]
-    longest = DEFAULT_PACE.put + MAX_WAIT_SECONDS + STOP_SECONDS
+    longest = DEFAULT_TIMES.put + MAX_WAIT_SECONDS + STOP_SECONDS
     assert longest < spec["terminationGracePeriodSeconds"]
 
 

@@ -17,11 +17,12 @@ from agent.health import HealthBook
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer
+from agent.process.backoff import Backoff
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
 from deviceplugin.informed import InformingBook
 from deviceplugin.plugins import DevicePlugins, Ground
-from deviceplugin.registration import Pace
+from deviceplugin.registration import Times
 from deviceplugin.server import Observe, unobserved
 from hack.sim.kubelet import Kubelet
 from hack.sim.plugins import Call
@@ -36,7 +37,7 @@ RESOURCES = (
     Resource("nvidia.com/gpu", "gpu"),
 )
 VF_ONLY = (Resource("rdma/vf", "vf"),)
-QUICK = Pace(poll=0.02, first_retry=0.02, last_retry=0.2, register=20.0, stream=20.0)
+QUICK = Times(poll=0.02, retry=Backoff(0.02, 0.2), register=20.0, stream=20.0)
 """Kubelet has its time on a busy machine: tests count registrations."""
 
 

@@ -98,7 +98,7 @@ def test_a_missing_kubelet_folder_is_waited_for_and_named(short_folder: Path, ca
     async def work() -> None:
         async with early(short_folder, short_folder / "kubelet") as (plugins, start_kubelet):
             await until(lambda: said in problem_of(plugins))
-            await asyncio.sleep(2 * QUICK.last_retry)
+            await asyncio.sleep(2 * QUICK.retry.longest)
             await start_kubelet()
             await until(lambda: plugins.ready)
 

@@ -113,7 +113,7 @@ def test_where_that_is_refused_too_it_is_shown_once_and_tried_rarely(
             writing.writer.forget(ref.uid)
         assert "claim-status" not in writing.conditions.found
 
-    Writing(server, api, pace=replace(QUICK, retry_cap=600.0)).play(scenario)
+    Writing(server, api, retry=replace(QUICK, longest=600.0)).play(scenario)
     said = [record for record in caplog.records if record.name == "agent.cluster.claims"]
     assert len(said) == 2, "once for each claim"
 

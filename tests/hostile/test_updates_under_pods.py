@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent.ledger.database import lock_folder
 from agent.process.conditions import NO_POD_NEEDS, Conditions
-from agent.process.standby import Pace, claim_books, has_successor
+from agent.process.standby import Times, claim_books, has_successor
 from hack.sim.stage import Stage
 from tests.awaiting import until
 from tests.e2e.conftest import stage
@@ -103,8 +103,8 @@ def test_who_never_gets_the_books_is_not_ready_for_ever(tmp_path: Path) -> None:
         async def prepare() -> None:
             prepared.set()
 
-        pace = Pace(look=0.01, patience=0.5, retry=0.01)
-        waiting = asyncio.create_task(claim_books(tmp_path, conditions, stop, prepare, pace))
+        times = Times(look=0.01, patience=0.5, retry=0.01)
+        waiting = asyncio.create_task(claim_books(tmp_path, conditions, stop, prepare, times))
         await until(lambda: conditions.stands_by)
         assert prepared.is_set()
         assert conditions.first(besides=NO_POD_NEEDS) is None

@@ -119,11 +119,11 @@ def _nvml() -> Callable[[str, dict[str, Any]], Any]:
 
 
 def _monitor(say: Callable[[str, Any], None], mode: str) -> Callable[[str, dict[str, Any]], Any]:
-    from agent.hardware.nvml.monitor import GpuMonitor, Pace
+    from agent.hardware.nvml.monitor import GpuMonitor, Times
 
     first, overdue = {"impatient": (DEADLINE, 0.3), "hasty": (0.1, 0.3)}.get(mode, (DEADLINE, DEADLINE))
     slow = 3600.0 if mode == "patient" else 0.2
-    monitor = GpuMonitor(Pace(apart=0.05, quick=0.05, slow=slow, first=first, overdue=overdue, absent=0.0))
+    monitor = GpuMonitor(Times(apart=0.05, quick=0.05, slow=slow, first=first, overdue=overdue, absent=0.0))
     monitor.follow(
         on_change=lambda what, change: say("changed", what),
         on_event=lambda event: say("event", asdict(event)),

@@ -34,12 +34,15 @@ from typing import Any
 
 from agent.cluster.apiserver import FIELD_MANAGER, ApiServer, ObjectKind, on_own_thread
 from agent.errors import AgentError, Conflicted, Refused, Unavailable
+from agent.process.backoff import Backoff
 from agent.process.conditions import Conditions
 from agent.report.metrics import Metrics
 
 UNCHANGED_SINCE = "nodefabric.io/unchanged-since"
 """The annotation of an object that has settled."""
 _OF_SERVER = frozenset({"apiVersion", "kind", "metadata", "status"})
+
+RETRY = Backoff(first=1.0, longest=300.0, jitter=0.1)
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +96,7 @@ class Problems:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Times:
     """When to look and write. All in seconds."""
 
     coalesce: float = 2.0
@@ -105,19 +108,7 @@ class Pace:
     start_spread: float = 60.0
     settle: float = 0.0
     """One more write comes this long after the last; 0: none."""
-    retry_first: float = 1.0
-    retry_cap: float = 300.0
-    jitter: float = 0.1
-    """Share of a pause by which it is varied, so that nodes do not move in step."""
-
-    def retry(self, failures: int, asked: float | None) -> float:
-        """Return the pause after so many failures in a row; the server may ask for a longer one."""
-        pause = min(self.retry_cap, self.retry_first * 2.0 ** min(failures - 1, 30))
-        return max(pause, min(asked or 0.0, self.retry_cap))
-
-    def varied(self, pause: float, chance: float) -> float:
-        """Vary a pause; `chance` is from 0 to 1."""
-        return pause * (1 + self.jitter * (2 * chance - 1))
+    retry: Backoff = RETRY
 
 
 class Publisher:
@@ -128,7 +119,7 @@ class Publisher:
         publication: Publication,
         api: ApiServer,
         metrics: Metrics,
-        pace: Pace,
+        times: Times,
         problems: Problems,
         chance: Callable[[], float] | None = None,
     ) -> None:
@@ -137,7 +128,7 @@ class Publisher:
         self._kind = publication.kind
         self._api = api
         self._metrics = metrics
-        self._pace = pace
+        self._times = times
         self._problems = problems
         self._chance = chance or random.SystemRandom().random  # the module's own generator is every thread's
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -189,19 +180,19 @@ class Publisher:
     async def step(self, now: float) -> float:
         """Do what is due at this moment, and return when something is due next, unless `changed` is called before."""
         if self._look_at is None:
-            self._look_at = now + self._pace.start_spread * self._chance()
+            self._look_at = now + self._times.start_spread * self._chance()
         elif self._nudge.is_set() and self._looked and not self._failures:
-            self._look_at = min(self._look_at, now + (self._pace.coalesce if self._accepted is not None else 0.0))
+            self._look_at = min(self._look_at, now + (self._times.coalesce if self._accepted is not None else 0.0))
         self._nudge.clear()
         if now < self._look_at:
             return self._look_at
         self._looked = True
-        self._look_at = now + self._pace.refresh
-        longest = self._pace.refresh if self._publication.is_local else self._pace.retry_cap
+        self._look_at = now + self._times.refresh
+        longest = self._times.refresh if self._publication.is_local else self._times.retry.longest
         document = None
         try:
             document = await self._publication.content()
-            longest = self._pace.retry_cap
+            longest = self._times.retry.longest
             if document is not None:
                 await self._publish(document, now)
         except AgentError as error:
@@ -224,10 +215,10 @@ class Publisher:
             settles = UNCHANGED_SINCE in left["metadata"].get("annotations", {})
         else:
             await self._apply(annotated(document, UNCHANGED_SINCE, self._changed_at) if settles else document)
-        if settles or not self._pace.settle:
+        if settles or not self._times.settle:
             self._settle_at = None
         else:
-            self._settle_at = now + self._pace.settle
+            self._settle_at = now + self._times.settle
             self._changed_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         self._accepted = content
         self._check_at = self._next_check(now)
@@ -298,14 +289,14 @@ class Publisher:
         return f"{text}: these are left as they are; name other keys, or take them off the node"
 
     def _next_check(self, now: float) -> float:
-        return now + self._pace.varied(self._pace.heartbeat, self._chance())
+        return now + self._times.heartbeat * (1 + self._times.retry.jitter * (2 * self._chance() - 1))
 
     def _failed(self, error: AgentError, now: float, longest: float) -> None:
         self._failures += 1
         asked = error.retry_after if isinstance(error, Unavailable) else None
-        pause = self._pace.varied(min(self._pace.retry(self._failures, asked), longest), self._chance())
+        pause = min(self._times.retry.after(self._failures, asked, self._chance()), longest)
         if self._publication.yields(error):
-            pause = min(pause, self._pace.coalesce)
+            pause = min(pause, self._times.coalesce)
         self._look_at = now + pause
         self._say(f"{self._kind.kind} cannot be published: {error}")
 

@@ -38,7 +38,7 @@ END_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Times:
     """Seconds between and for readings."""
 
     quick: float = 5.0
@@ -59,7 +59,7 @@ class Pace:
     """Between looks for the library, on a node without."""
 
 
-DEFAULT_PACE = Pace()
+DEFAULT_TIMES = Times()
 
 
 class Reader(Protocol):
@@ -97,12 +97,12 @@ class GpuMonitor:
 
     def __init__(
         self,
-        pace: Pace = DEFAULT_PACE,
+        times: Times = DEFAULT_TIMES,
         clock: Callable[[], float] = time.monotonic,
         reader: Reader | None = None,
         is_installed: Callable[[], bool] = is_installed,
     ) -> None:
-        self._pace = pace
+        self._times = times
         self._clock = clock
         self._nvml: Reader = reader or Nvml()
         self._is_installed = is_installed
@@ -141,7 +141,7 @@ class GpuMonitor:
         if not self._started():
             return Reading(unavailable="the NVIDIA driver's library is not on this node")
         if not self._waited:
-            self._read_once.wait(self._pace.first)
+            self._read_once.wait(self._times.first)
             self._waited = True
         reading = self._reading
         if self._is_paused() or self._is_overdue():
@@ -178,7 +178,7 @@ class GpuMonitor:
             if action == "bind":
                 self._bound.add(address)
             self._slow_asked = True
-            self._eager_until = self._clock() + self._pace.slow
+            self._eager_until = self._clock() + self._times.slow
         self._asked.set()
 
     def expect(self, addresses: Collection[str]) -> None:
@@ -203,8 +203,8 @@ class GpuMonitor:
         if not self._threads or not seconds:
             return True
         with self._turn:
-            let_go = self._turn.wait_for(self._is_closed, self._pace.let_go)
-        return let_go and self._let_go.wait(self._pace.let_go)
+            let_go = self._turn.wait_for(self._is_closed, self._times.let_go)
+        return let_go and self._let_go.wait(self._times.let_go)
 
     def disturbed(self) -> None:
         """Read the GPUs soon."""
@@ -248,7 +248,7 @@ class GpuMonitor:
             if self._threads or self._ending.is_set():
                 return bool(self._threads)
             now = self._clock()
-            if self._looked_at is not None and now - self._looked_at < self._pace.absent:
+            if self._looked_at is not None and now - self._looked_at < self._times.absent:
                 return False
             self._looked_at = now
             if not self._is_installed():
@@ -282,12 +282,12 @@ class GpuMonitor:
                 continue
             if not self._nvml.session:
                 # Opened while in use for events, the library would show the GPUs of before. Those may hang, though.
-                self._let_go.wait(self._pace.let_go)
+                self._let_go.wait(self._times.let_go)
             self._began = self._clock()
             reading = self._read(slow, bound, expected)
             self._began = None
             if slow:
-                slow_at = self._clock() + self._pace.slow
+                slow_at = self._clock() + self._times.slow
             before, self._reading = self._reading, reading
             self._read_once.set()
             with self._turn:
@@ -297,13 +297,13 @@ class GpuMonitor:
             paused = False
             ended = self._clock()
             if self._asked.wait(self._pause(reading)):
-                self._ending.wait(max(self._pace.settle, ended + self._pace.apart - self._clock()))
+                self._ending.wait(max(self._times.settle, ended + self._times.apart - self._clock()))
         self._nvml.close()
 
     def _look_for_hangs(self) -> None:
         """Say once when a reading hangs, and when it no longer does: neither thread that calls the driver could."""
         said = False
-        while not self._ending.wait(self._pace.overdue / 5):
+        while not self._ending.wait(self._times.overdue / 5):
             hung = self._is_overdue()
             if hung != said:
                 said = hung
@@ -315,9 +315,9 @@ class GpuMonitor:
         """Tell how long to wait for the next reading, unless somebody asks for one."""
         if reading.unavailable:
             # A driver that was loaded just now takes its time.
-            return self._pace.quick if self._clock() < self._eager_until else self._pace.slow
+            return self._times.quick if self._clock() < self._eager_until else self._times.slow
         # Without a session, because a GPU failed, the errors of the others are not heard.
-        return self._pace.quick if self._nvml.session else self._pace.settle
+        return self._times.quick if self._nvml.session else self._times.settle
 
     def _read(self, slow: bool, bound: tuple[str, ...], expected: Collection[str]) -> Reading:
         try:
@@ -335,7 +335,7 @@ class GpuMonitor:
                 follow(self, self._tell, self._ending)
             except Exception:
                 log.exception("errors of GPUs are watched anew")
-                self._ending.wait(self._pace.quick)
+                self._ending.wait(self._times.quick)
 
     def _tell(self, event: GpuEvent) -> None:
         listener = self._on_event
@@ -358,7 +358,7 @@ class GpuMonitor:
 
     def _is_overdue(self) -> bool:
         began = self._began
-        return began is not None and self._clock() - began > self._pace.overdue
+        return began is not None and self._clock() - began > self._times.overdue
 
 
 def follow(monitor: GpuMonitor, tell: Callable[[GpuEvent], None], ending: threading.Event) -> None:

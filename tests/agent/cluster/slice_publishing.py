@@ -12,10 +12,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.slices import Pool, SliceCells, SlicePace, SlicePublisher
-from agent.cluster.topology.publisher import Pace
+from agent.cluster.slices import Pool, SliceCells, SlicePublisher, SliceTimes
 from agent.config import HealthSettings
 from agent.health import HealthBook
+from agent.process.backoff import Backoff
 from agent.process.conditions import Conditions
 from agent.report.events import Events
 from agent.report.metrics import Metrics
@@ -26,14 +26,14 @@ from tests.standins.apiserver import ApiServerStandIn
 from tests.standins.kinds import SLICE, Target
 
 OURS = Pool("nodefabric.io", "n")
-QUICK = SlicePace(
+QUICK = SliceTimes(
     fault=0.02,
     structure=0.1,
     link_jitter=0.0,
     heal=0.1,
     released=0.6,
     look=0.05,
-    failing=Pace(retry_first=0.05, retry_cap=0.1),
+    retry=Backoff(0.05, 0.1),
 )
 QUIET_SECONDS = 0.4
 
@@ -48,7 +48,7 @@ def server() -> Iterator[ApiServerStandIn]:
 class Rig:
     """A publisher with its cells, and what is at the server."""
 
-    def __init__(self, server: ApiServerStandIn, folder: Path, pace: SlicePace = QUICK) -> None:
+    def __init__(self, server: ApiServerStandIn, folder: Path, times: SliceTimes = QUICK) -> None:
         self.server = server
         (folder / "kubeconfig").write_text(server.kubeconfig())
         self.api = ApiServer.from_kubeconfig(folder / "kubeconfig")
@@ -59,7 +59,7 @@ class Rig:
         cells = SliceCells(self.slices, self.dropped, self.published)
         self.events = Events()
         report = Report(Metrics(CollectorRegistry()), self.conditions, self.events, HealthBook(HealthSettings()))
-        self.publisher = SlicePublisher(self.api, OURS, cells, report, pace)
+        self.publisher = SlicePublisher(self.api, OURS, cells, report, times)
 
     @asynccontextmanager
     async def running(self) -> Any:

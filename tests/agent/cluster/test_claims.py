@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.claims import AttachedDevice, ClaimReader, ClaimStatusWriter
-from agent.cluster.topology.publisher import Pace
 from agent.config import Config, Dra, HealthSettings
 from agent.errors import Refused, Unavailable
 from agent.health import HealthBook
 from agent.model.allocation import ClaimRef
+from agent.process.backoff import Backoff
 from agent.process.conditions import Conditions
 from agent.report.events import Events
 from agent.report.metrics import Metrics
@@ -96,19 +96,27 @@ ATTACHED = AttachedDevice(
     rdma_device="mlx5_3",
     network="rails",
 )
-QUICK = Pace(coalesce=0.05, retry_first=0.05, retry_cap=0.1)
+QUICK = Backoff(0.05, 0.1)
 QUIET_SECONDS = 0.3
 
 
 class Writing:
     """A writer, and what it has written."""
 
-    def __init__(self, server: ApiServerStandIn, api: ApiServer, *, status: bool = True, pace: Pace = QUICK) -> None:
+    def __init__(
+        self,
+        server: ApiServerStandIn,
+        api: ApiServer,
+        *,
+        status: bool = True,
+        coalesce: float = 0.05,
+        retry: Backoff = QUICK,
+    ) -> None:
         self.server = server
         self.config = Latest(Config(dra=Dra(status=status)))
         self.metrics, self.conditions = Metrics(CollectorRegistry()), Conditions()
         report = Report(self.metrics, self.conditions, Events(), HealthBook(HealthSettings()))
-        self.writer = ClaimStatusWriter(api, self.config, report, pace)
+        self.writer = ClaimStatusWriter(api, self.config, report, coalesce, retry)
 
     @property
     def writes(self) -> int:
@@ -188,7 +196,7 @@ def test_devices_of_a_claim_that_come_together_are_one_write(server: ApiServerSt
         await writing.quiet()
         assert writing.writes == 1
 
-    Writing(server, api, pace=replace(QUICK, coalesce=0.5)).play(scenario)
+    Writing(server, api, coalesce=0.5).play(scenario)
 
 
 def test_a_device_that_comes_later_leaves_the_first_where_it_is(server: ApiServerStandIn, api: ApiServer) -> None:

@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.node_events import MOST_MESSAGE, NodeEvents, Pace, Saying, of_config, of_health
+from agent.cluster.node_events import MOST_MESSAGE, NodeEvents, Saying, Times, of_config, of_health
 from agent.config.files import WAITS
 from agent.model.health import HEALTHY, Health, Reason, unhealthy
 from agent.offer.offer import Offer, Unit, Units, health_changes
+from agent.process.backoff import Backoff
 from agent.process.conditions import Conditions
 from agent.state import Latest
 from tests.awaiting import until
 from tests.standins.apiserver import ApiServerStandIn, Fault
 
 DEADLINE = 30.0
-QUICK = Pace(look=0.01, retry=0.05)
+QUICK = Times(look=0.01, retry=Backoff(0.05, 0.05))
 
 
 def offered(unit_id: str, health: Health = HEALTHY, device: str = "") -> Unit:
@@ -100,8 +101,8 @@ class Node:
     def have(self, units: Units) -> None:
         self.offer.set(Offer(units={name: tuple(found) for name, found in units.items()}))
 
-    def events(self, api: ApiServer, pace: Pace = QUICK) -> NodeEvents:
-        return NodeEvents(api, "worker-1", self.offer, self.conditions, pace)
+    def events(self, api: ApiServer, times: Times = QUICK) -> NodeEvents:
+        return NodeEvents(api, "worker-1", self.offer, self.conditions, times)
 
 
 async def ended(task: asyncio.Task[None]) -> None:
@@ -163,7 +164,7 @@ def test_what_could_not_be_sent_is_sent_later_and_counted(server: ApiServerStand
 def test_a_flood_is_held_back(server: ApiServerStandIn, api: ApiServer) -> None:
     async def work() -> None:
         node = Node()
-        events = node.events(api, Pace(look=0.01, refill=3600, burst=3))
+        events = node.events(api, Times(look=0.01, refill=3600, burst=3))
         for number in range(200):
             events.note(Saying("LinkDown", f"number {number}", True))
         task = asyncio.create_task(events.run())

@@ -15,20 +15,21 @@ from agent.cluster.node_taint import (
     DAEMON_SET,
     KEY,
     NodeTaint,
-    Pace,
+    Times,
     why_nobody_follows,
     with_taint,
     without_taint,
 )
 from agent.config import Restart
 from agent.errors import ConfigError
+from agent.process.backoff import Backoff
 from tests.awaiting import until
 from tests.standins.apiserver import ApiServerStandIn, Fault
 
 NODE = "worker-1"
 MINE = {"key": KEY, "effect": "NoSchedule"}
 OTHER = {"key": "example.com/maintenance", "effect": "PreferNoSchedule", "value": "disk"}
-QUICK = Pace(put=1.0, longest=0.2, retry=0.05, refused=0.05)
+QUICK = Times(put=1.0, longest=0.2, retry=Backoff(0.05, 0.05), refused=Backoff(0.05, 0.05))
 ON = Restart(taint=True, wait_seconds=0.1)
 
 
@@ -154,7 +155,7 @@ def test_an_api_server_that_is_away_holds_up_the_end_for_a_bounded_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server.state.set_fault(fault)
-    asyncio.run(registered(NodeTaint(open_api, NODE, pace=QUICK), Restart(taint=True, wait_seconds=30)).leave())
+    asyncio.run(registered(NodeTaint(open_api, NODE, times=QUICK), Restart(taint=True, wait_seconds=30)).leave())
     assert "the Node gets no taint: " in caplog.text
     assert taints(server) == []
 
@@ -178,7 +179,7 @@ def test_an_api_server_that_is_away_at_the_start_is_asked_again(
     server.state.set_fault(Fault(status=503))
 
     async def scenario() -> None:
-        lifting = asyncio.create_task(registered(NodeTaint(open_api, NODE, pace=QUICK)).lift())
+        lifting = asyncio.create_task(registered(NodeTaint(open_api, NODE, times=QUICK)).lift())
         await until(lambda: server.state.counts.failures >= 2)
         server.state.set_fault(None)
         await lifting
@@ -195,7 +196,7 @@ def test_who_may_not_change_the_node_says_so_once_and_tries_again(
     server.state.set_fault(Fault(status=403))
 
     async def scenario() -> None:
-        lifting = asyncio.create_task(registered(NodeTaint(open_api, NODE, pace=QUICK)).lift())
+        lifting = asyncio.create_task(registered(NodeTaint(open_api, NODE, times=QUICK)).lift())
         await until(lambda: server.state.counts.failures >= 3)
         server.state.set_fault(None)
         await lifting
@@ -215,7 +216,7 @@ def test_a_node_whose_agent_cannot_register_gets_its_pods_back(
     set_taints(server, MINE)
 
     async def scenario() -> None:
-        taint = NodeTaint(open_api, NODE, pace=QUICK)
+        taint = NodeTaint(open_api, NODE, times=QUICK)
         lifting = asyncio.create_task(taint.lift())
         await until(lambda: not taints(server))
         set_taints(server, MINE)
@@ -281,7 +282,7 @@ def test_an_older_taint_that_could_not_be_taken_away_yet_stays_for_the_end(
     server.state.set_fault(Fault(status=503))
 
     async def scenario() -> None:
-        taint = registered(NodeTaint(open_api, NODE, pace=QUICK), Restart(taint=True, wait_seconds=0.5))
+        taint = registered(NodeTaint(open_api, NODE, times=QUICK), Restart(taint=True, wait_seconds=0.5))
         lifting = asyncio.create_task(taint.lift())
         await until(lambda: server.state.counts.failures >= 1)
         leaving = asyncio.create_task(taint.leave())

@@ -16,9 +16,10 @@ import grpc.aio
 from agent.model.allocation import ClaimRef
 from agent.model.health import HEALTHY, Health, unhealthy
 from agent.offer.offer import Unit
+from agent.process.backoff import Backoff
 from agent.state import Latest
 from deviceplugin.dra.devices import DraDevice
-from deviceplugin.dra.door import Door, Driver, Pace
+from deviceplugin.dra.door import Door, Driver, Times
 from deviceplugin.dra.health import Catalog
 from deviceplugin.dra.server import PreparedDevice
 from deviceplugin.server import Observe, unobserved
@@ -26,7 +27,7 @@ from tests.awaiting import until
 
 DRIVER = "nodefabric.io"
 POOL = "node-1"
-QUICK = Pace(poll=0.02, first_retry=0.02, last_retry=0.1, last_words=10.0, grace=0.2)
+QUICK = Times(poll=0.02, retry=Backoff(0.02, 0.1), last_words=10.0, grace=0.2)
 
 
 def device(name: str, *health: Health) -> DraDevice:

@@ -14,7 +14,7 @@ from typing import Any
 from agent.errors import AgentError, Unavailable
 from agent.model.allocation import ClaimRef
 from agent.state import Latest
-from deviceplugin.dra.door import DEFAULT_PACE, Door, Driver, Pace
+from deviceplugin.dra.door import DEFAULT_TIMES, Door, Driver, Times
 from deviceplugin.dra.server import PreparedDevice
 from deviceplugin.server import unobserved
 
@@ -62,9 +62,9 @@ class DummyClaims:
         )
 
 
-def dummy_door(claims: DummyClaims, driver: str, node: str, kubelet_dir: Path, pace: Pace = DEFAULT_PACE) -> Door:
+def dummy_door(claims: DummyClaims, driver: str, node: str, kubelet_dir: Path, times: Times = DEFAULT_TIMES) -> Door:
     """Make the door through which kubelet finds a dummy driver."""
-    return Door(Driver(driver, node, kubelet_dir), claims, Latest(()), unobserved, pace)
+    return Door(Driver(driver, node, kubelet_dir), claims, Latest(()), unobserved, times)
 
 
 def _results(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.dra.door import Door, Pace
+from agent.process.backoff import Backoff
+from deviceplugin.dra.door import Door, Times
 from hack.sim.dra.behaviour import Behaviour
 from hack.sim.dra.cluster import ClusterFailed
 from hack.sim.dra.drivers import DraCall
@@ -28,7 +29,7 @@ NODE = "node-1"
 NIC_DRIVER = "nodefabric.io"
 GPU_DRIVER = "gpu.nvidia.com"
 QUICK = replace(Behaviour().times(0.02), retry=(0.1, 0.2), call=45.0, reconcile=3600.0, wipe=3600.0)
-PACE = Pace(poll=0.02, first_retry=0.02, last_retry=0.1, last_words=0.2, grace=0.1)
+TIMES = Times(poll=0.02, retry=Backoff(0.02, 0.1), last_words=0.2, grace=0.1)
 
 
 class MemoryCluster:
@@ -106,7 +107,7 @@ class Node:
     async def serve(self, driver: str) -> DummyClaims:
         """Serve a driver, and wait until it is registered."""
         claims = self.drivers.setdefault(driver, DummyClaims(driver, self.cluster.claim))
-        door = self.doors[driver] = dummy_door(claims, driver, NODE, self.folder, PACE)
+        door = self.doors[driver] = dummy_door(claims, driver, NODE, self.folder, TIMES)
         self._running[driver] = asyncio.ensure_future(door.run())
         await until(lambda: door.registered)
         return claims

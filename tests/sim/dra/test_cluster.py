@@ -16,7 +16,7 @@ from hack.sim.dra.cluster import ClusterFailed, HttpCluster
 from tests import waiting
 from tests.awaiting import until
 from tests.sim.dra.dummy import DummyClaims, dummy_door
-from tests.sim.dra.rig import NIC_DRIVER, PACE
+from tests.sim.dra.rig import NIC_DRIVER, TIMES
 from tests.standins.apiserver import ApiServerStandIn
 from tests.standins.dra_documents import CLAIMS, SLICES, allocated, claim, resource_slice
 from tests.standins.test_apiserver import call
@@ -109,7 +109,7 @@ def test_as_a_process_it_runs_a_pod_with_a_claim_and_reads_its_checkpoint_back(
     async def work() -> None:
         await until(lambda: (short_folder / "plugins_registry").is_dir())
         claims = DummyClaims(NIC_DRIVER, HttpCluster(url(server), "n").claim)
-        door = dummy_door(claims, NIC_DRIVER, "n", short_folder, PACE)
+        door = dummy_door(claims, NIC_DRIVER, "n", short_folder, TIMES)
         running = asyncio.ensure_future(door.run())
         await until(lambda: door.registered)
         (manifests / "p.json").write_text(json.dumps(pod))

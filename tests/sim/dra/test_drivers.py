@@ -27,7 +27,7 @@ from proto.podresources.v1 import api_pb2 as podresources_pb2
 from proto.podresources.v1 import api_pb2_grpc as podresources_grpc
 from tests.awaiting import until
 from tests.sim.dra.dummy import DummyClaims
-from tests.sim.dra.rig import NIC_DRIVER, NODE, PACE, QUICK, Node, node, pod
+from tests.sim.dra.rig import NIC_DRIVER, NODE, QUICK, TIMES, Node, node, pod
 
 NIC = ("nic", NIC_DRIVER, "vf-1")
 
@@ -119,7 +119,7 @@ def test_the_newest_instance_that_is_connected_is_asked() -> None:
             assert first is not None
             newer = DummyClaims(NIC_DRIVER, n.cluster.claim)
             # A second process of the driver would not remove the first one's sockets while that serves.
-            other = Door(Driver(NIC_DRIVER, NODE, n.folder), newer, Latest(()), unobserved, PACE)
+            other = Door(Driver(NIC_DRIVER, NODE, n.folder), newer, Latest(()), unobserved, TIMES)
             other._prepare_folders = lambda: None  # type: ignore[method-assign]
             running = asyncio.ensure_future(other.run())
             await until(lambda: other.registered)
@@ -262,7 +262,7 @@ def test_a_pods_status_follows_the_health_of_its_devices_until_the_stream_ends_u
         async with node() as n:
             catalog = Latest((vf(True),))
             claims = DummyClaims(NIC_DRIVER, n.cluster.claim)
-            door = Door(Driver(NIC_DRIVER, NODE, n.folder), claims, catalog, unobserved, PACE)  # type: ignore[arg-type]
+            door = Door(Driver(NIC_DRIVER, NODE, n.folder), claims, catalog, unobserved, TIMES)  # type: ignore[arg-type]
             running = asyncio.ensure_future(door.run())
             await until(lambda: door.registered)
             uid = n.cluster.allocate("claim", NIC, users=["uid-of-p"])

@@ -9,13 +9,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import TOPOLOGY, ApiServer, ObjectKind
-from agent.cluster.topology.publisher import Pace, Problems, Publication, Publisher
+from agent.cluster.topology.publisher import Problems, Publication, Publisher, Times
 from agent.errors import Conflicted, Unavailable
+from agent.process.backoff import Backoff
 from agent.process.conditions import Conditions
 from agent.report.metrics import Metrics
 
-QUICK = Pace(coalesce=0.02, heartbeat=60, refresh=60, start_spread=0, retry_first=0.01, retry_cap=0.05)
-SLOW = Pace(coalesce=2, heartbeat=600, refresh=10, start_spread=30, retry_first=1, retry_cap=300, jitter=0)
+QUICK = Times(coalesce=0.02, heartbeat=60, refresh=60, start_spread=0, retry=Backoff(0.01, 0.05))
+SLOW = Times(coalesce=2, heartbeat=600, refresh=10, start_spread=30, retry=Backoff(1, 300))
 DOCUMENT = {
     "apiVersion": "topology.node.k8s.io/v1alpha2",
     "kind": "NodeResourceTopology",
@@ -90,14 +91,14 @@ class Node(Publication):
 class Rig:
     """A publisher with all around it."""
 
-    def __init__(self, api: ApiServer, node: Node, pace: Pace = QUICK) -> None:
+    def __init__(self, api: ApiServer, node: Node, times: Times = QUICK) -> None:
         self.registry = CollectorRegistry()
         self.complaints: list[str | None] = []
         self.publisher = Publisher(
             node,
             api,
             Metrics(self.registry),
-            pace,
+            times,
             Problems(Conditions(self._note)),
             chance=lambda: 0.5,
         )

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.cluster.apiserver import ObjectKind
-from agent.cluster.topology.publisher import UNCHANGED_SINCE, Pace
+from agent.cluster.topology.publisher import UNCHANGED_SINCE, Times
 from agent.errors import Unavailable
 from tests.agent.cluster.topology.published import CHANGED, DOCUMENT, SLOW, FakeApi, Node, Rig
 from tests.awaiting import until
@@ -243,10 +243,10 @@ STEPS = st.lists(
 @settings(max_examples=50, deadline=None)
 @given(STEPS, st.sampled_from([SLOW, SETTLING]))
 def test_whatever_happens_the_server_ends_up_with_what_the_node_says(
-    steps: list[tuple[float, str]], pace: Pace
+    steps: list[tuple[float, str]], times: Times
 ) -> None:
     api, node = Timed(), Node()
-    rig = Rig(api, node, pace)
+    rig = Rig(api, node, times)
     version = 0
 
     async def pass_on(until: float) -> None:
@@ -268,14 +268,14 @@ def test_whatever_happens_the_server_ends_up_with_what_the_node_says(
                 api.stored = None
             else:
                 api.failing = Unavailable("500") if what == "fail" else None if what == "heal" else api.failing
-        await pass_on(api.now + SLOW.retry_cap + SLOW.heartbeat + SLOW.refresh)
+        await pass_on(api.now + SLOW.retry.longest + SLOW.heartbeat + SLOW.refresh)
 
     asyncio.run(scenario())
     assert api.stored is not None
     assert node.document is not None
-    assert settled(api.stored) == bool(pace.settle)
+    assert settled(api.stored) == bool(times.settle)
     assert {**api.stored, "metadata": node.document["metadata"]} == node.document
     assert rig.publisher.problem is None
     changes, tampered = version, sum(what == "tamper" for _, what in steps)
-    assert len(api.applied) <= (1 + changes + tampered) * (2 if pace.settle else 1)
+    assert len(api.applied) <= (1 + changes + tampered) * (2 if times.settle else 1)
     assert all(later - earlier >= SLOW.coalesce for earlier, later in pairwise(api.moments))

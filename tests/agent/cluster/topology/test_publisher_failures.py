@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from agent.cluster.apiserver import NODE
-from agent.cluster.topology.publisher import Pace
 from agent.errors import AgentError, LedgerError, Refused, Unavailable
 from tests.agent.cluster.topology.published import CHANGED, DOCUMENT, SLOW, FakeApi, Node, Rig
 from tests.awaiting import until
@@ -148,11 +147,3 @@ def test_a_node_that_could_not_be_asked_for_long_is_published_soon_after_it_answ
     node.failing = None
     rig.pass_time(moments[-1] + SLOW.refresh, 640)
     assert api.applied == [DOCUMENT, CHANGED]
-
-
-def test_pauses_grow_to_the_cap_and_a_server_may_ask_for_more() -> None:
-    pace = Pace(retry_first=1, retry_cap=300)
-    assert [pace.retry(n, None) for n in (1, 2, 3, 9, 10, 1000)] == [1, 2, 4, 256, 300, 300]
-    assert pace.retry(1, 30) == 30
-    assert pace.retry(1, 1e9) == 300
-    assert [pace.varied(100, chance) for chance in (0, 0.5, 1)] == pytest.approx([90, 100, 110])

@@ -13,7 +13,7 @@ import pytest
 
 from agent.hardware.machine import with_newest_gpus
 from agent.hardware.nvml.library import Reading
-from agent.hardware.nvml.monitor import GpuMonitor, Pace
+from agent.hardware.nvml.monitor import GpuMonitor, Times
 from agent.model.change import GPUS, Change
 from agent.model.device import Gpu
 from agent.model.device_health import NO_INSTANCE
@@ -287,7 +287,7 @@ class Attentive(Surprising):
 
 def test_a_scan_tells_where_the_kernel_has_gpus_with_their_driver() -> None:
     reader, snapshot = Attentive(), change(node(rails=3), "0000:24:00.0", driver="vfio-pci")
-    monitor = GpuMonitor(Pace(first=10), reader=reader, is_installed=lambda: True)
+    monitor = GpuMonitor(Times(first=10), reader=reader, is_installed=lambda: True)
     try:
         with_newest_gpus(snapshot, monitor)
         assert reader.expected == {"0000:14:00.0", "0000:34:00.0"}
@@ -297,7 +297,7 @@ def test_a_scan_tells_where_the_kernel_has_gpus_with_their_driver() -> None:
 
 def test_an_error_that_nobody_foresaw_ends_nothing() -> None:
     reader = Surprising()
-    monitor = GpuMonitor(Pace(quick=3600, apart=0.01, first=10), reader=reader, is_installed=lambda: True)
+    monitor = GpuMonitor(Times(quick=3600, apart=0.01, first=10), reader=reader, is_installed=lambda: True)
     changes = queue.Queue[str]()
 
     def note(what: str, change: Change) -> None:
